@@ -1,0 +1,47 @@
+# `make` prints the targets.  `make demo` and `make test` do all their set-up on a fresh machine, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+
+help: ## print this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+setup: $(STAMP) ## make .venv and install the project into it
+
+demo: $(STAMP) ## export a T5 encoder in fp32, bf16 and fp16, verify, and run prompts without torch
+	$(BIN)/python examples/demo.py
+
+format: $(STAMP) ## rewrite the sources in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(STAMP) ## check format and lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(STAMP) ## check types
+	$(BIN)/mypy
+
+unit: $(STAMP) ## run the tests alone
+	$(BIN)/python -m pytest
+
+test: lint types unit ## format, lint, types, tests: what CI runs
+
+test-slow: $(STAMP) ## run the slow tests too
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+golden: $(STAMP) ## rewrite the golden IR diffs; read `git diff tests/golden` before committing
+	GOLDEN=accept $(BIN)/python -m pytest tests -q -k golden
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) demo build dist *.egg-info
+
+.PHONY: help setup demo format lint types unit test test-slow golden clean

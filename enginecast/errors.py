@@ -1,0 +1,81 @@
+"""Every error a user can meet.
+
+    EnginecastError                exit code
+    ├── UsageError                 2   an option or argument that does not fit
+    ├── SourceError                2   the model: folder, config, weights, factory
+    ├── CaptureError               2   torch.export refused the model
+    ├── SpecError                  2   the text of a pipeline
+    ├── PassError                  2   a pass that cannot run on this program
+    ├── LoweringError              2   the target cannot express this program
+    ├── BundleError                2   a bundle on disk: missing, damaged, in the way
+    ├── InputError                 2   what was fed to an engine
+    ├── VerificationError          1   the result does not agree with eager
+    └── MissingError               3   a package, GPU or provider this machine lacks
+
+A message names the file or field, what was expected and what was got; `hint` says what to do next.
+"""
+
+from typing import ClassVar
+
+
+class EnginecastError(Exception):
+    """Base of all errors of this package.
+
+    Args:
+        message: what is wrong: the file or field, what was expected, what was got.
+        hint: what to do about it, as one sentence; may be empty.
+    """
+
+    exit_code: ClassVar[int] = 2
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
+
+
+class UsageError(EnginecastError):
+    """An option or argument that does not fit."""
+
+
+class SourceError(EnginecastError):
+    """The model could not be read: folder, config, weights, factory."""
+
+
+class CaptureError(EnginecastError):
+    """torch.export refused the model."""
+
+
+class SpecError(EnginecastError):
+    """The text of a pipeline is wrong; the message points at the place."""
+
+
+class PassError(EnginecastError):
+    """A pass cannot run on this program, or broke it."""
+
+
+class LoweringError(EnginecastError):
+    """The target cannot express this program."""
+
+
+class BundleError(EnginecastError):
+    """A bundle on disk is missing, damaged, or in the way."""
+
+
+class InputError(EnginecastError):
+    """What was fed to an engine does not fit its signature."""
+
+
+class VerificationError(EnginecastError):
+    """The result does not agree with eager; nothing was published."""
+
+    exit_code = 1
+
+
+class MissingError(EnginecastError):
+    """A package, GPU or provider that this machine lacks."""
+
+    exit_code = 3

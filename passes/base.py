@@ -1,0 +1,85 @@
+"""What a pass is, and what it reports."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from torch import Tensor
+from torch.export import ExportedProgram
+
+Promise = Literal["exact", "reordered", "precision"]
+"""What a pass promises: `exact` outputs are bit-equal; `reordered` keeps every fp32 step but may move roundings;
+`precision` changes the compute dtype, so the error of eager in that dtype is the measure."""
+
+
+@dataclass(frozen=True, order=True)
+class SiteKey:
+    """Names a site from run to run, which FX node names do not.
+
+    Args:
+        module: dotted module path, e.g. "encoder.block.3.layer.1".
+        source: "file.py:line" of the user's model code.
+        ordinal: counts the sites of one pass that share module and source.
+    """
+
+    module: str
+    source: str
+    ordinal: int
+
+    def __str__(self) -> str:
+        return f"{self.module or '<root>'} {self.source} #{self.ordinal}"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place a pass looked at: rewritten, or left alone for a reason."""
+
+    node: str
+    """FX node name."""
+    module: str
+    """Dotted module path, e.g. encoder.block.3.layer.1.DenseReluDense.wo."""
+    source: str
+    """file:line of the user's model code."""
+    reason: str = ""
+    """Why the site was left alone; empty when it was rewritten."""
+    note: str = ""
+    """What a reader should know of the rewrite, such as a rounding that moved."""
+    ordinal: int = 0
+    """Counts the sites of one pass that share module and source; the runner fills it in."""
+
+    @property
+    def rewritten(self) -> bool:
+        return not self.reason
+
+    @property
+    def key(self) -> SiteKey:
+        return SiteKey(self.module, self.source, self.ordinal)
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """What a pass may know besides the program."""
+
+    calibration: Sequence[Mapping[str, Tensor]] = ()
+    """Real inputs (prompts, images) by input name; used by range and sensitivity analysis."""
+    skip: frozenset[SiteKey] = field(default_factory=frozenset)
+    """Sites that this pass must leave alone (bisect, dropping a guilty site)."""
+
+
+@dataclass(frozen=True)
+class Pass(ABC):
+    """One rewrite of a program.  Its dataclass fields are its options in a pipeline spec."""
+
+    name: ClassVar[str]
+    """Spelling in a spec: "fuse-rms-norm"."""
+    after: ClassVar[frozenset[str]] = frozenset()
+    """Passes that must come earlier, when present; checked when a pipeline is built."""
+    promise: ClassVar[Promise] = "exact"
+
+    def requires(self, program: ExportedProgram) -> None:  # noqa: B027 - optional hook
+        """Raise PassError when the pass does not apply to this program at all."""
+
+    @abstractmethod
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        """Edit the program in place; return every site looked at, rewritten or left alone."""
