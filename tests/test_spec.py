@@ -1,0 +1,169 @@
+"""The grammar of a pipeline: round trips, and errors that point."""
+
+import random
+
+import pytest
+
+from enginecast.errors import SpecError
+from enginecast.passes.spec import PassSpec, Place, Value, parse, parse_located, render
+
+FULL = 'unify-dtype{to=bf16 keep=lm_head,".*wo$"},fuse-rms-norm'
+
+
+def test_parse_reads_names_options_and_lists() -> None:
+    assert parse(FULL) == (
+        PassSpec("unify-dtype", (("to", ("bf16",)), ("keep", ("lm_head", ".*wo$")))),
+        PassSpec("fuse-rms-norm"),
+    )
+
+
+def test_canonical_text_round_trips() -> None:
+    assert render(parse(FULL)) == FULL
+    assert str(parse(FULL)[1]) == "fuse-rms-norm"
+
+
+def test_blank_text_is_the_empty_pipeline() -> None:
+    assert parse("") == parse(" \n") == ()
+    assert render(()) == ""
+
+
+def test_blanks_and_line_breaks_are_free_between_tokens() -> None:
+    assert render(parse(" a { x = 1 ,2\n y=b } ,\n c ")) == "a{x=1,2 y=b},c"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", True),
+        ("false", False),
+        ("12", 12),
+        ("-3", -3),
+        ("1e-6", 1e-6),
+        (".5", 0.5),
+        ("2.", 2.0),
+        ("-1.5E+3", -1500.0),
+        ("True", "True"),
+        ("nan", "nan"),
+        ("encoder.block.0", "encoder.block.0"),
+        ('"true"', "true"),
+        ('"12"', "12"),
+        ('""', ""),
+        (r'"a\"b\\c\nd\te"', 'a"b\\c\nd\te'),
+        (r'"\\.wo$"', r"\.wo$"),
+        ('"Größe, {x}=1"', "Größe, {x}=1"),
+    ],
+)
+def test_values(text: str, value: Value) -> None:
+    found = parse(f"p{{k={text}}}")[0].options[0][1][0]
+    assert (type(found), found) == (type(value), value)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("bf16", "bf16"),
+        ("8bit", '"8bit"'),
+        ("a b", '"a b"'),
+        ("false", '"false"'),
+        ("-x", '"-x"'),
+        (True, "true"),
+        (1.0, "1.0"),
+    ],
+)
+def test_strings_are_quoted_only_when_needed(value: Value, text: str) -> None:
+    assert str(PassSpec("p", (("k", (value,)),))) == f"p{{k={text}}}"
+
+
+def test_random_specs_round_trip_in_both_directions() -> None:
+    alphabet = 'aZ_9.-+ "\\\n\t\r,{}=eE\u00e9\u2028\x00'
+
+    def value() -> Value:
+        kinds: list[Value] = [
+            "".join(random.choices(alphabet, k=random.randrange(6))),
+            random.choice(["true", "1", "-0", "1e5", "inf", "."]),
+            random.choice([True, False]),
+            random.randrange(-(10**12), 10**12),
+            random.choice([1, -1]) * random.random() * 10.0 ** random.randrange(-300, 300),
+        ]
+        return random.choice(kinds)
+
+    for _ in range(2000):
+        spec = PassSpec(
+            random.choice(["a", "fuse-x", "Z_.9"]),
+            tuple(
+                (key, tuple(value() for _ in range(random.randrange(1, 4))))
+                for key in random.sample(["k", "to", "skip_modules_pattern"], random.randrange(4))
+            ),
+        )
+        text = render([spec, spec])
+        again = parse(text)
+        assert again == (spec, spec)
+        assert [list(map(type, values)) for _, values in again[0].options] == [
+            list(map(type, values)) for _, values in spec.options
+        ]
+        assert render(again) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "position"),
+    [
+        ("drop-noop-cast{x=}", "expected a value", 17),
+        ("a,", "expected the name of a pass", 2),
+        ("a b", "expected ',' or the end", 2),
+        ("8a", "expected the name of a pass", 0),
+        ("a{x", "expected '=' after option 'x'", 3),
+        ("a{}", "expected an option", 2),
+        ("a{x=1", "expected an option or '}'", 5),
+        ("a{x=1 x=2}", "option 'x' is given twice", 6),
+        ("a{x=1,}", "expected a value", 6),
+        ("a{x=8bit}", "expected a value", 4),
+        ("a{x=1e999}", "expected a value", 4),
+        ('a{x="b}', "expected the closing quote", 4),
+        (r'a{x=".*\.wo"}', r"unknown escape \.", 7),
+        ("a}", "expected ',' or the end", 1),
+    ],
+)
+def test_errors_point_at_the_place(text: str, message: str, position: int) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(text)
+    first, shown, caret = caught.value.message.split("\n")
+    assert message in first
+    assert shown == f"  {text}"
+    assert caret.index("^") == position + 2
+
+
+def test_error_in_a_text_of_several_lines_shows_the_one_line() -> None:
+    with pytest.raises(SpecError, match=r"\n  b\{x=\},\n      \^$"):
+        parse("a,\nb{x=},\nc")
+
+
+def test_unknown_escape_says_how_to_write_a_backslash() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(r'a{x="\d"}')
+    assert caught.value.hint == r"Write \\ for a backslash."
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("a b", ()),
+        ("a", (("k=", (1,)),)),
+        ("a", (("k", ()),)),
+        ("a", (("k", (1,)), ("k", (2,)))),
+        ("a", (("k", (float("inf"),)),)),
+        ("a", (("k", (10**40,)),)),
+    ],
+)
+def test_a_spec_without_a_text_cannot_be_made(
+    name: str, options: tuple[tuple[str, tuple[Value, ...]], ...]
+) -> None:
+    with pytest.raises(SpecError):
+        PassSpec(name, options)
+
+
+def test_located_knows_where_everything_stands() -> None:
+    text = "a, b{ x=1, 2 }"
+    located = parse_located(text)[1]
+    assert located.place == Place(text, 3)
+    assert located.keys == {"x": Place(text, 6)}
+    assert [place.position for place in located.values["x"]] == [8, 11]
