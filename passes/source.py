@@ -1,0 +1,34 @@
+"""Where a node comes from: the module that made it and the line of the user's model code."""
+
+import re
+from pathlib import PurePath
+
+from torch.fx import Node
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+# torch's own frames: as installed, as torch names its own insertions ("torch/fx/passes/..."), and
+# generated code ("<eval_with_key>.12"), whose numbers change from run to run.
+_NOT_USER_CODE = re.compile(r"(^|(site|dist)-packages[/\\])torch[/\\]|^<")
+_SYNTHETIC = "_empty_nn_module_stack_from_metadata_hook"
+
+
+def module_path(node: Node) -> str:
+    """Dotted path of the innermost module that made the node; "" for the root and for no module.
+
+    Nodes that torch.export adds itself carry a module stack with a made-up name: no module.
+    """
+    stack = node.meta.get("nn_module_stack") or {}
+    path = str(list(stack.values())[-1][0]) if stack else ""
+    # Older captures name modules by the Python expression that reaches them.
+    path = path.removeprefix("L['self']").removeprefix("L__self__").removeprefix(".")
+    return "" if path == _SYNTHETIC else path
+
+
+def source_line(node: Node) -> str:
+    """`modeling_t5.py:66`, the innermost frame outside torch itself; "" when there is none."""
+    frames = [
+        frame
+        for frame in _FRAME.finditer(node.meta.get("stack_trace") or "")
+        if not _NOT_USER_CODE.search(frame["file"])
+    ]
+    return f"{PurePath(frames[-1]['file']).name}:{frames[-1]['line']}" if frames else ""

@@ -1,0 +1,36 @@
+"""Every test starts from a seed of its own and leaves torch's global switches as it found them."""
+
+import contextlib
+import os
+import random
+import sys
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+# Tests never reach for the hub, wherever they run.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def seeded(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Seed from the test's name, so that a test does not depend on which ran before it."""
+    seed = zlib.crc32(request.node.name.encode())
+    random.seed(seed)
+    np.random.seed(seed)
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    torch.manual_seed(seed)
+    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
+    yield
+    torch.set_default_dtype(dtype)
+    torch.set_grad_enabled(grad)
+    if "torch._dynamo" in sys.modules:
+        # What one test compiled must not count against the recompile limit of the next; a failure
+        # to tidy up says nothing about the test.
+        with contextlib.suppress(Exception):
+            sys.modules["torch._dynamo"].reset()

@@ -1,0 +1,256 @@
+"""Pipelines: their order, the checks after every pass, sites, errors that name the pass."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from enginecast.errors import PassError, SpecError, VerificationError
+from enginecast.passes import pipeline
+from enginecast.passes.base import Pass, PassContext, Site, SiteKey
+from enginecast.passes.pipeline import PassRun, build, run_pipeline
+from enginecast.passes.sites import SKIPPED, SiteLog
+
+aten = torch.ops.aten
+
+
+class Half(nn.Module):
+    """Two casts on one line, so that two sites share module and source."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu().float().relu().float()
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = Half()
+        self.right = Half()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.right(self.left(x))
+        return out
+
+
+@dataclass(frozen=True)
+class DropCast(Pass):
+    """Drop casts to fp32, the last of which is the program's output."""
+
+    name: ClassVar[str] = "drop-cast"
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        log = SiteLog(context)
+        for node in list(program.graph.nodes):
+            if node.target is not aten.to.dtype or log.skipped(node):
+                continue
+            for user in list(node.users):
+                if user.target is aten._assert_tensor_metadata.default:
+                    program.graph.erase_node(user)
+            node.replace_all_uses_with(node.args[0])
+            program.graph.erase_node(node)
+            log.done(node, "nothing changes")
+        return log.sites
+
+
+@dataclass(frozen=True)
+class Late(Pass):
+    """Goes after drop-cast; does nothing, and reports sites without a log."""
+
+    name: ClassVar[str] = "late"
+    after: ClassVar[frozenset[str]] = frozenset({"drop-cast"})
+    size: int = 0
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        return [Site("a", "m", "f.py:1"), Site("b", "m", "f.py:1"), Site("c", "m", "f.py:2", "no")]
+
+
+@dataclass(frozen=True)
+class Tangle(Pass):
+    """Leaves a graph in which a node is used before it is made."""
+
+    name: ClassVar[str] = "tangle"
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        relus = [node for node in program.graph.nodes if node.target is aten.relu.default]
+        relus[0].args = (relus[1],)
+        return []
+
+
+@dataclass(frozen=True)
+class Decline(Pass):
+    """Does not apply to any program."""
+
+    name: ClassVar[str] = "decline"
+
+    def requires(self, program: ExportedProgram) -> None:
+        raise PassError("the program has no convolution", hint="Leave the pass out.")
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        raise AssertionError("ran although it does not apply")
+
+
+@dataclass(frozen=True)
+class Crash(Pass):
+    """Has a bug."""
+
+    name: ClassVar[str] = "crash"
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        sites: dict[str, Site] = {}
+        return [sites["missing"]]
+
+
+CLASSES: dict[str, type[Pass]] = {cls.name: cls for cls in (DropCast, Late, Tangle, Decline, Crash)}
+
+
+@pytest.fixture
+def local_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `build` find the passes of this file and no others."""
+
+    def find(name: str) -> type[Pass]:
+        if name not in CLASSES:
+            raise SpecError(f"unknown pass '{name}'", hint="Known: those here.")
+        return CLASSES[name]
+
+    monkeypatch.setattr(pipeline, "pass_class", find)
+
+
+@pytest.fixture
+def program() -> ExportedProgram:
+    return torch.export.export(Pair().eval(), (torch.randn(2, 3),))
+
+
+def casts(program: ExportedProgram) -> int:
+    return sum(node.target is aten.to.dtype for node in program.graph.nodes)
+
+
+@pytest.mark.usefixtures("local_passes")
+def test_build_makes_passes_in_order() -> None:
+    assert build("drop-cast,late{size=3},drop-cast") == (DropCast(), Late(size=3), DropCast())
+    assert build("") == ()
+    assert build("late") == (Late(),)
+
+
+@pytest.mark.usefixtures("local_passes")
+def test_wrong_order_is_refused_and_names_both() -> None:
+    with pytest.raises(SpecError) as caught:
+        build("late{size=1},drop-cast")
+    first, _, caret = caught.value.message.split("\n")
+    assert first == "pass 'late' must come after 'drop-cast'"
+    assert caret == "  ^"
+    assert "drop-cast" in caught.value.hint
+
+
+@pytest.mark.usefixtures("local_passes")
+def test_unknown_pass_is_pointed_at_and_keeps_the_hint() -> None:
+    with pytest.raises(SpecError) as caught:
+        build("late,nope")
+    assert caught.value.message == "unknown pass 'nope'\n  late,nope\n       ^"
+    assert caught.value.hint == "Known: those here."
+
+
+def test_output_that_a_pass_renames_is_renamed_in_the_signature(program: ExportedProgram) -> None:
+    x = torch.randn(2, 3)
+    expected = program.module()(x)
+    (run,) = run_pipeline([DropCast()], program, PassContext())
+    assert casts(program) == 0
+    assert run.rewritten == 4
+    assert run.seconds > 0
+    assert program.graph_signature.user_outputs == ("relu_3",)
+    assert torch.equal(program.module()(x), expected)
+
+
+def test_sites_are_numbered_by_module_and_source(program: ExportedProgram) -> None:
+    (run,) = run_pipeline([DropCast()], program, PassContext())
+    assert [(site.module, site.ordinal) for site in run.sites] == [
+        ("left", 0),
+        ("left", 1),
+        ("right", 0),
+        ("right", 1),
+    ]
+    assert {site.source.partition(":")[0] for site in run.sites} == {"test_pipeline.py"}
+    assert {site.note for site in run.sites} == {"nothing changes"}
+
+
+def test_runner_numbers_sites_of_passes_that_do_not(program: ExportedProgram) -> None:
+    (run,) = run_pipeline([Late()], program, PassContext())
+    assert [site.ordinal for site in run.sites] == [0, 1, 0]
+    assert run.rewritten == 2
+
+
+def test_skip_set_of_an_earlier_run_hits_the_same_sites() -> None:
+    def once(skip: frozenset[SiteKey]) -> tuple[int, tuple[Site, ...]]:
+        program = torch.export.export(Pair().eval(), (torch.randn(2, 3),))
+        (run,) = run_pipeline([DropCast()], program, PassContext(skip=skip))
+        return casts(program), run.sites
+
+    _, first = once(frozenset())
+    left, second = once(frozenset({first[1].key, first[2].key}))
+    assert left == 2
+    assert [site.key for site in second] == [site.key for site in first]
+    assert [site.reason for site in second] == ["", SKIPPED, SKIPPED, ""]
+
+
+def test_site_looked_at_without_a_verdict_is_an_error(program: ExportedProgram) -> None:
+    log = SiteLog(PassContext())
+    node = next(iter(program.graph.nodes))
+    assert not log.skipped(node)
+    with pytest.raises(PassError, match="neither done nor refused"):
+        _ = log.sites
+    log.refused(node, "it is an input")
+    assert log.sites == [Site("x", "", "", "it is an input")]
+    log.done(node)
+    assert [site.rewritten for site in log.sites] == [True]
+    with pytest.raises(PassError, match="without a reason"):
+        log.refused(node, "")
+
+
+def test_program_that_does_not_lint_names_the_pass(program: ExportedProgram) -> None:
+    with pytest.raises(PassError) as caught:
+        run_pipeline([DropCast(), Late(), Tangle()], program, PassContext())
+    assert caught.value.message.startswith("pass 'tangle' (after drop-cast, late): ")
+    assert "before it" in caught.value.message
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_bug_in_a_pass_names_the_pass_and_its_error(program: ExportedProgram) -> None:
+    with pytest.raises(PassError, match=r"^pass 'crash': KeyError: 'missing'$") as caught:
+        run_pipeline([Crash()], program, PassContext())
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_refusal_of_a_pass_keeps_its_hint(program: ExportedProgram) -> None:
+    with pytest.raises(PassError) as caught:
+        run_pipeline([Late(), Decline()], program, PassContext())
+    assert caught.value.message == "pass 'decline' (after late): the program has no convolution"
+    assert caught.value.hint == "Leave the pass out."
+
+
+def test_observers_see_every_pass_in_order(program: ExportedProgram) -> None:
+    seen: list[tuple[str, int, int]] = []
+
+    def observe(pass_: Pass, after: ExportedProgram, run: PassRun) -> None:
+        seen.append((pass_.name, casts(after), run.rewritten))
+
+    runs = run_pipeline([Late(), DropCast()], program, PassContext(), [observe])
+    assert seen == [("late", 4, 2), ("drop-cast", 0, 4)]
+    assert [run.pass_ for run in runs] == [Late(), DropCast()]
+
+
+def test_error_of_an_observer_keeps_its_type_and_names_the_pass(program: ExportedProgram) -> None:
+    def observe(pass_: Pass, after: ExportedProgram, run: PassRun) -> None:
+        raise VerificationError("output y is off")
+
+    with pytest.raises(VerificationError) as caught:
+        run_pipeline([Late(), DropCast()], program, PassContext(), [observe])
+    assert caught.value.message == "looking at the program after pass 'late': output y is off"
+    assert caught.value.exit_code == 1
+
+
+def test_hook_is_gone_after_a_failure(program: ExportedProgram) -> None:
+    with pytest.raises(PassError):
+        run_pipeline([Crash()], program, PassContext())
+    assert program.graph_module._replace_hooks == []
