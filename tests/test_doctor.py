@@ -1,0 +1,105 @@
+"""What `enginecast doctor` finds, on machines that are not this one."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from enginecast import doctor
+from enginecast.doctor import Gpu, Package, cpu_features, examine, find_problems, show
+
+TORCH = Package("torch", ">=2.11", "2.13.0+cu128")
+ORT = Package("onnxruntime", ">=1.28", "1.31.1")
+ORT_GPU = Package("onnxruntime-gpu", ">=1.28", "1.31.1", "cuda")
+NO_ORT = Package("onnxruntime", ">=1.28", None)
+NO_ORT_GPU = Package("onnxruntime-gpu", ">=1.28", None, "cuda")
+H100 = Gpu("NVIDIA H100", "sm90", 80 * 2**30)
+CPU = ("CPUExecutionProvider",)
+CUDA = ("CUDAExecutionProvider", "CPUExecutionProvider")
+
+
+def problems(
+    *packages: Package,
+    providers: tuple[str, ...] = CPU,
+    cuda: str | None = "12.8",
+    gpus: tuple[Gpu, ...] = (),
+    driver: bool = False,
+) -> list[tuple[str, str]]:
+    found = find_problems(packages, providers, cuda, gpus, driver=driver)
+    return [(problem.what, problem.repair) for problem in found]
+
+
+def test_nothing_is_wrong_with_what_fits() -> None:
+    assert problems(TORCH, ORT, NO_ORT_GPU) == []
+    assert problems(TORCH, NO_ORT, ORT_GPU, providers=CUDA, gpus=(H100,), driver=True) == []
+
+
+def test_both_builds_of_onnxruntime_are_a_problem() -> None:
+    ((what, repair),) = problems(TORCH, ORT, ORT_GPU)
+    assert "both installed" in what
+    assert repair == (
+        "pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'onnxruntime>=1.28'"
+    )
+    ((_, repair),) = problems(TORCH, ORT, ORT_GPU, providers=CUDA, gpus=(H100,))
+    assert repair.endswith("pip install 'onnxruntime-gpu>=1.28'")
+
+
+def test_gpu_without_a_provider() -> None:
+    ((what, repair),) = problems(TORCH, ORT, NO_ORT_GPU, gpus=(H100,))
+    assert "CPU only" in what
+    assert repair == "pip uninstall -y onnxruntime && pip install 'onnxruntime-gpu>=1.28'"
+
+
+def test_driver_with_a_cpu_torch() -> None:
+    ((what, repair),) = problems(TORCH, ORT, cuda=None, driver=True)
+    assert "CPU build" in what
+    assert repair == "pip install --force-reinstall 'torch>=2.11'"
+
+
+@pytest.mark.parametrize(
+    ("version", "fits"),
+    [(None, False), ("2.10.1", False), ("2.9", False), ("2.11.0", True), ("2.100+cpu", True)],
+)
+def test_required_package_that_is_missing_or_old(version: str | None, fits: bool) -> None:
+    package = Package("torch", ">=2.11", version)
+    assert package.fits == fits
+    found = problems(package)
+    assert found == [] if fits else found[0][1] == "pip install 'torch>=2.11'"
+    assert problems(Package("ray", ">=2.50", None, "ray")) == []
+
+
+def test_cpu_features(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    assert cpu_features(cpuinfo) == {}
+    cpuinfo.write_text("Features\t: asimd bf16\n")
+    assert cpu_features(cpuinfo) == {}
+    cpuinfo.write_text("model name\t: x\nflags\t\t: fma avx2 avx512f avx_vnni amx_int8\n")
+    assert {name for name, present in cpu_features(cpuinfo).items() if present} == {
+        "avx2",
+        "avx512",
+        "vnni",
+        "amx_int8",
+    }
+
+
+def test_this_machine_is_examined_and_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"ray": None, "torch": "2.1.0"}
+    original = doctor._installed
+    monkeypatch.setattr(doctor, "_installed", lambda name: installed.get(name, original(name)))
+    report = examine()
+    assert "CPUExecutionProvider" in report.providers
+    data = json.loads(json.dumps(report.to_json()))
+    found = {package["name"]: package for package in data["packages"]}
+    assert found["numpy"]["repair"] == ""
+    assert found["ray"]["extra"] == "ray"
+    assert "pytest" not in found
+    assert [problem["repair"] for problem in data["problems"] if "torch 2.1.0" in problem["what"]]
+
+    out = io.StringIO()
+    show(report, Console(file=out, width=60))
+    text = out.getvalue()
+    assert "to add 'ray': pip install 'ray>=" in text
+    assert "problem: torch 2.1.0, >=2.11 is needed\n  pip install 'torch>=2.11'\n" in text
+    assert "no problems" not in text
