@@ -1,0 +1,178 @@
+"""What the `manifest.json` of a bundle may say.  `manifest_json` writes and reads it."""
+
+import re
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+MANIFEST_NAME = "manifest.json"
+SCHEMA_VERSION = 1
+MAX_MANIFEST_BYTES = 4 << 20
+"""A large model has some thousand sites of about 300 bytes; more than this is no manifest."""
+
+DType = Literal[
+    "bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"
+]
+InputKind = Literal[
+    "token_ids", "attention_mask", "token_type_ids", "position_ids", "image", "tensor"
+]
+Outcome = Literal["verified", "verified-by-emulation", "rejected"]
+Count = Annotated[int, Meta(ge=0)]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
+
+
+class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every object in a manifest."""
+
+
+class Input(Record, frozen=True, kw_only=True):
+    """An input of the engines.  A dimension is a number, or the name of a symbol."""
+
+    name: str
+    kind: InputKind
+    dtype: DType
+    shape: tuple[int | str, ...]
+    minimum: float | None = None
+    """Smallest value allowed (a token id, say); None: any."""
+    maximum: float | None = None
+
+
+class Output(Record, frozen=True, kw_only=True):
+    """An output of the engines."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int | str, ...]
+
+
+class Model(Record, frozen=True, kw_only=True):
+    """Which model the bundle was made from."""
+
+    name: str
+    fingerprint: dict[str, str]
+
+
+class Site(Record, frozen=True, kw_only=True):
+    """A place a pass looked at; an empty reason means that it was rewritten."""
+
+    module: str
+    source: str
+    ordinal: Count
+    reason: str = ""
+    note: str = ""
+
+
+class PassRecord(Record, frozen=True, kw_only=True):
+    """A pass of the pipeline and what it did."""
+
+    name: str
+    spec: str
+    rewritten: Count
+    sites: tuple[Site, ...] = ()
+
+
+class Fusion(Record, frozen=True, kw_only=True):
+    """How many fused operators were expected, and how many there are at each stage."""
+
+    kind: str
+    expected: Count
+    program: Count
+    engine: Count
+    runtime: Count | None = None
+    """Count in the graph as the runtime optimised it; None: not looked at."""
+    missing: tuple[str, ...] = ()
+
+
+class Text(Record, frozen=True, kw_only=True):
+    """How prompts become token ids."""
+
+    padding_id: Count
+    max_length: Annotated[int, Meta(ge=1)]
+    padding_side: Literal["right", "left"] = "right"
+
+
+class Where(Record, frozen=True, kw_only=True):
+    """On what a verdict was reached."""
+
+    provider: str
+    device: str
+    versions: dict[str, str]
+
+
+class OutputVerdict(Record, frozen=True, kw_only=True):
+    """How one output agrees with eager.
+
+    None: not finite or not defined, such as the SQNR of equal tensors.
+    """
+
+    name: str
+    error: float | None
+    floor: float | None
+    ratio: float | None
+    limit: float | None
+    cosine: float | None = None
+    sqnr_db: float | None = None
+    max_abs: float | None = None
+    pad_error: float | None = None
+
+
+class Verdict(Record, frozen=True, kw_only=True):
+    """Whether an engine agrees with eager, and how that was found out."""
+
+    outcome: Outcome
+    engine: Literal["ran", "not run on target"]
+    where: Where
+    outputs: tuple[OutputVerdict, ...] = ()
+    cases: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+class EngineRecord(Record, frozen=True, kw_only=True):
+    """One engine of a bundle."""
+
+    target: str
+    file: str
+    precision: str
+    verdict: Verdict
+    weights: str | None = None
+    opset: Count | None = None
+    domains: dict[str, int] = {}
+    minimum_runtime: str = ""
+    """Such as "onnxruntime>=1.28"; empty: any."""
+    providers: tuple[str, ...] = ()
+    arch: str | None = None
+
+
+class FileRecord(Record, frozen=True, kw_only=True):
+    """A file of the bundle, as it was when published."""
+
+    name: str
+    size: Count
+    sha256: Digest
+
+
+class Manifest(Record, frozen=True, kw_only=True):
+    """All that a bundle says about itself."""
+
+    schema_version: int = SCHEMA_VERSION
+    enginecast: str
+    model: Model
+    inputs: tuple[Input, ...]
+    symbols: dict[str, tuple[int, int]]
+    """Least and greatest size of each symbolic dimension."""
+    outputs: tuple[Output, ...]
+    pipeline: str
+    precision: str
+    passes: tuple[PassRecord, ...] = ()
+    fusion: tuple[Fusion, ...] = ()
+    text: Text | None = None
+    engines: tuple[EngineRecord, ...]
+    files: tuple[FileRecord, ...] = ()
+    """Every file of the bundle but the manifest."""
+
+
+def is_file_name(name: str) -> bool:
+    """Whether `name` may be a file of a bundle: no separators, no leading dot, plain ASCII."""
+    return _FILE_NAME.fullmatch(name) is not None

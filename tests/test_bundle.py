@@ -1,0 +1,122 @@
+"""Opening a bundle: every kind of damage is named."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import bundles
+import pytest
+
+from enginecast.errors import BundleError
+from enginecast.runtime.bundle import digest, open_bundle
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return bundles.make_bundle(tmp_path / "out")
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def link(path: Path) -> None:
+    moved = path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to(moved)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGE = {
+    "missing": (Path.unlink, r"engine\.onnx is missing"),
+    "longer": (lambda path: path.write_bytes(path.read_bytes() + b"x"), r"engine\.onnx has \d+ b"),
+    "empty": (lambda path: path.write_bytes(b""), r"engine\.onnx has 0 bytes, expected \d+"),
+    "flipped": (flip, r"engine\.onnx has sha256 [0-9a-f]{64}, expected [0-9a-f]{64}"),
+    "link": (link, r"engine\.onnx is a symbolic link"),
+    "pipe": (pipe, r"engine\.onnx is a special file"),
+    "folder": (folder, r"engine\.onnx is a folder"),
+    "renamed": (lambda path: path.rename(path.with_name("e.onnx")), r"'e\.onnx' is not listed"),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_damage_is_named(root: Path, damage: Callable[[Path], object], message: str) -> None:
+    damage(root / "engine.onnx")
+    with pytest.raises(BundleError, match=message):
+        open_bundle(root)
+
+
+def test_every_fault_is_named_at_once(root: Path) -> None:
+    (root / "engine.onnx").unlink()
+    (root / "weights.safetensors").write_bytes(b"")
+    (root / "extra\n").touch()
+    with pytest.raises(BundleError) as caught:
+        open_bundle(root)
+    for part in ("engine.onnx is missing", "weights.safetensors has 0 bytes", r"'extra\n'"):
+        assert part in caught.value.message
+
+
+def test_every_byte_of_every_file_is_covered(root: Path) -> None:
+    for path in sorted(set(root.iterdir()) - {root / "manifest.json"}):
+        original = path.read_bytes()
+        for position in range(0, len(original), max(1, len(original) // 20)):
+            data = bytearray(original)
+            data[position] ^= 0x10
+            path.write_bytes(data)
+            with pytest.raises(BundleError, match=path.name):
+                open_bundle(root)
+        path.write_bytes(original)
+    open_bundle(root)
+
+
+def test_size_check_leaves_digests_out(root: Path) -> None:
+    flip(root / "engine.onnx")
+    open_bundle(root, check="size")
+    (root / "engine.onnx").write_bytes(b"")
+    with pytest.raises(BundleError, match="has 0 bytes"):
+        open_bundle(root, check="size")
+
+
+def test_the_folder_itself_may_be_a_link(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(root)
+    assert open_bundle(tmp_path / "link").root == root
+
+
+def test_no_folder_and_no_manifest(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="does not exist"):
+        open_bundle(tmp_path / "nothing")
+    with pytest.raises(BundleError, match="is not a folder"):
+        open_bundle(root / "engine.onnx")
+    (root / "manifest.json").unlink()
+    with pytest.raises(BundleError, match=r"there is no plain file manifest\.json"):
+        open_bundle(root)
+
+
+@pytest.mark.parametrize("kind", [link, pipe, folder])
+def test_the_manifest_is_a_plain_file(root: Path, kind: Callable[[Path], None]) -> None:
+    kind(root / "manifest.json")
+    with pytest.raises(BundleError, match=r"no plain file manifest\.json"):
+        open_bundle(root)
+
+
+def test_path_hands_out_listed_files_only(root: Path) -> None:
+    bundle = open_bundle(root)
+    assert bundle.path("engine.onnx") == root / "engine.onnx"
+    with pytest.raises(BundleError, match=r"holds no \.\./secret"):
+        bundle.path("../secret")
+
+
+def test_digest(tmp_path: Path) -> None:
+    (tmp_path / "abc").write_bytes(b"abc")  # FIPS 180-2, appendix B.1
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert digest(tmp_path / "abc") == expected

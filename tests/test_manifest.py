@@ -1,0 +1,173 @@
+"""manifest.json: the same bytes for the same content, and strict reading."""
+
+import json
+from typing import Any
+
+import bundles
+import msgspec
+import pytest
+
+from enginecast.errors import BundleError
+from enginecast.runtime.manifest import (
+    MAX_MANIFEST_BYTES,
+    EngineRecord,
+    FileRecord,
+    Fusion,
+    Manifest,
+    OutputVerdict,
+    PassRecord,
+    Site,
+    is_file_name,
+)
+from enginecast.runtime.manifest_json import decode, encode
+
+FILES = tuple(
+    FileRecord(name=name, size=3, sha256="0" * 64)
+    for name in ("engine.onnx", "weights.safetensors", "tokenizer.json")
+)
+
+
+def full() -> Manifest:
+    """A manifest with something in every field."""
+    judged = OutputVerdict(name="hidden", error=1e-7, floor=2e-7, ratio=0.5, limit=4.0)
+    outcome = msgspec.structs.replace(
+        bundles.verdict(), outputs=(judged,), cases=("one",), reasons=("agrees",)
+    )
+    return bundles.manifest(
+        passes=(
+            PassRecord(
+                name="unify-dtype",
+                spec="unify-dtype{to=fp16}",
+                rewritten=1,
+                sites=(Site(module="a.b", source="model.py:3", ordinal=0, note="moved"),),
+            ),
+        ),
+        fusion=(Fusion(kind="rms-norm", expected=2, program=2, engine=1, missing=("b",)),),
+        engines=(bundles.engine(verdict=outcome, domains={"com.microsoft": 1}),),
+        files=FILES,
+    )
+
+
+def edited(**changes: Any) -> bytes:
+    return json.dumps(json.loads(encode(full())) | changes).encode()
+
+
+def test_round_trip_keeps_everything() -> None:
+    assert decode(encode(full())) == full()
+
+
+def test_same_content_is_same_bytes_whatever_the_order_of_keys() -> None:
+    turned = msgspec.structs.replace(full(), symbols=dict(reversed(full().symbols.items())))
+    assert list(turned.symbols) != list(full().symbols)
+    assert encode(turned) == encode(full())
+
+
+def test_newer_schema_is_refused_with_both_versions() -> None:
+    data = edited(schema_version=3, field_of_the_future=1)
+    with pytest.raises(BundleError, match="bundle schema 3, this build reads 1") as caught:
+        decode(data)
+    assert caught.value.hint == "Upgrade enginecast."
+
+
+@pytest.mark.parametrize("version", [0, -1])
+def test_older_schema_is_refused(version: int) -> None:
+    with pytest.raises(BundleError, match=f"bundle schema {version}") as caught:
+        decode(edited(schema_version=version))
+    assert "Export" in caught.value.hint
+
+
+@pytest.mark.parametrize("version", [True, "1", 1.0, None])
+def test_schema_version_is_a_number(version: object) -> None:
+    with pytest.raises(BundleError, match=r"manifest.json: \$.schema_version"):
+        decode(edited(schema_version=version))
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"surprise": 1}, "unknown field `surprise`"),
+        ({"inputs": 3}, r"\$\.inputs"),
+        ({"precision": True}, r"\$\.precision"),
+        ({"symbols": {"batch": [1]}}, r"\$\.symbols"),
+        ({"symbols": {"batch": [4, 1], "sequence": [2, 6]}}, r"\$\.symbols\.batch"),
+        ({"symbols": {"batch": [1, 4]}}, r"\$\.inputs\[0\]\.shape\[1\].*'sequence'"),
+        ({"files": [{"name": "a", "size": -1, "sha256": "0" * 64}]}, r"\$\.files\[0\]\.size"),
+        ({"files": [{"name": "a", "size": True, "sha256": "0" * 64}]}, r"\$\.files\[0\]\.size"),
+        ({"files": [{"name": "a", "size": 1, "sha256": "0" * 63}]}, r"\$\.files\[0\]\.sha256"),
+        ({"files": [{"name": "a", "size": 1, "sha256": "0" * 64}]}, r"\$\.engines\[0\]\.file"),
+    ],
+)
+def test_faults_name_the_json_path(changes: dict[str, Any], path: str) -> None:
+    with pytest.raises(BundleError, match=f"manifest.json: .*{path}"):
+        decode(edited(**changes))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..", ".hidden", "a/b", "/etc/passwd", "a\\b", "C:\\x", "", "a\0b", "a\n", "é", "x" * 256],
+)
+def test_file_names_stay_inside_the_folder(name: str) -> None:
+    assert not is_file_name(name)
+    record = {"name": name, "size": 1, "sha256": "0" * 64}
+    with pytest.raises(BundleError, match=r"\$\.files\[0\]\.name") as caught:
+        decode(edited(files=[record]))
+    assert repr(name) in caught.value.message
+
+
+@pytest.mark.parametrize("other", ["engine.onnx", "ENGINE.onnx", "Manifest.json"])
+def test_file_names_are_listed_once_on_any_file_system(other: str) -> None:
+    double = FileRecord(name=other, size=1, sha256="0" * 64)
+    for files in ((*FILES, double), (double, *FILES)):
+        with pytest.raises(BundleError, match=r"\$\.files\[\d\]\.name: .* listed twice"):
+            encode(msgspec.structs.replace(full(), files=files))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"{",
+        b"\xff\xfe{\x00}\x00",
+        b"\xef\xbb\xbf" + edited(),
+        edited()[:-10],
+        edited() + b"{}",
+        b"[" * 200_000,
+        b'{"schema_version": 1' + b"0" * 5000 + b"}",
+        edited().replace(b'"size": 3', b'"size": 1e999'),
+        edited().replace(b'"size": 3', b'"size": NaN'),
+        edited().replace(b'"tiny"', b'"\\ud800"'),
+    ],
+    ids=lambda data: repr(data[:12]),
+)
+def test_what_is_not_a_manifest_is_a_bundle_error(data: bytes) -> None:
+    with pytest.raises(BundleError, match=r"manifest\.json"):
+        decode(data)
+
+
+def test_repeated_keys_are_refused() -> None:
+    data = edited().replace(b'"precision": "fp32"', b'"precision": "fp16", "precision": "fp32"', 1)
+    with pytest.raises(BundleError, match="'precision' appears twice"):
+        decode(data)
+
+
+def test_size_is_capped() -> None:
+    data = edited() + b" " * MAX_MANIFEST_BYTES
+    with pytest.raises(BundleError, match=f"at most {MAX_MANIFEST_BYTES} bytes, got {len(data)}"):
+        decode(data)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_json_lacks_are_not_written(value: float) -> None:
+    judged = OutputVerdict(name="y", error=value, floor=0.0, ratio=1.0, limit=1.0)
+    outcome = msgspec.structs.replace(bundles.verdict(), outputs=(judged,))
+    record: EngineRecord = bundles.engine(verdict=outcome)
+    with pytest.raises(BundleError, match=r"\$\.engines\[0\]\.verdict\.outputs\[0\]\.error"):
+        encode(bundles.manifest(engines=(record,)))
+
+
+def test_names_of_inputs_differ() -> None:
+    inputs = bundles.manifest().inputs
+    with pytest.raises(BundleError, match=r"\$\.inputs\[2\]\.name: 'input_ids' is listed twice"):
+        encode(bundles.manifest(inputs=(*inputs, inputs[0])))
