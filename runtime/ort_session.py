@@ -1,0 +1,158 @@
+"""Running an engine with ONNX Runtime."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+from onnxruntime import OrtValue
+
+from enginecast.errors import BundleError, InputError, MissingError
+from enginecast.runtime.arrays import Array, from_ort, to_ort
+from enginecast.runtime.bundle import Bundle
+from enginecast.runtime.manifest import EngineRecord, Input, Output
+
+CPU_PROVIDER = "CPUExecutionProvider"
+CUDA_PROVIDER = "CUDAExecutionProvider"
+
+_FATAL = 4  # the log level above error: ONNX Runtime raises its errors as well as printing them
+_TYPES = {"float32": "float", "float64": "double"}  # other names are those of numpy
+_DEVICES = {CUDA_PROVIDER: "cuda", "TensorrtExecutionProvider": "cuda"}
+
+
+class OrtSession:
+    """One ONNX Runtime session.  Every run has its own binding, so that threads do not meet."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, provider: str, file: str) -> None:
+        self._session = session
+        self._provider = provider
+        self._file = file
+
+    @property
+    def provider(self) -> str:
+        return self._provider
+
+    def run(self, arrays: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, OrtValue]:
+        """Run once; the values stay on the provider's device."""
+        binding = self._session.io_binding()
+        try:
+            for name, array in arrays.items():
+                binding.bind_ortvalue_input(name, to_ort(array))
+            for name in outputs:
+                binding.bind_output(name, _DEVICES.get(self._provider, "cpu"))
+            self._session.run_with_iobinding(binding)
+        except Exception as error:  # ONNX Runtime's errors have no common base of their own
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+            raise InputError(f"{self._file}: failed on {shapes}: {error}") from error
+        return dict(zip(outputs, binding.get_outputs(), strict=True))
+
+    def to_host(self, value: OrtValue) -> Array:
+        if value.device_name() == "cpu":
+            return from_ort(value)
+        host = OrtValue.ortvalue_from_shape_and_type(value.shape(), value.element_type())
+        onnxruntime.copy_tensors([value], [host])
+        return from_ort(host)
+
+
+def open_session(
+    bundle: Bundle, record: EngineRecord, providers: Sequence[str], threads: int | None
+) -> OrtSession:
+    """Open an engine of a bundle.
+
+    Args:
+        bundle: a bundle whose digests were checked.
+        record: the engine, of target "onnxruntime".
+        providers: execution providers, the wanted one first.
+        threads: threads within one operator; None: as many as there are cores.
+
+    Raises:
+        MissingError: this machine or this ONNX Runtime cannot run the engine.
+        BundleError: ONNX Runtime refuses the file.
+    """
+    require_runtime(record.minimum_runtime)
+    _require_providers(providers)
+    if record.precision == "bf16" and providers[0] == CPU_PROVIDER:
+        raise MissingError(
+            f"{record.file}: a bf16 engine, and ONNX Runtime's {CPU_PROVIDER} has no bf16 kernels",
+            hint="Run it on CUDA (device='cuda'), or export with --precision fp32 or fp16.",
+        )
+    session = create_session(bundle.path(record.file), providers, threads)
+    _require_signature(record.file, "inputs", bundle.manifest.inputs, session.get_inputs())
+    _require_signature(record.file, "outputs", bundle.manifest.outputs, session.get_outputs())
+    return OrtSession(session, providers[0], record.file)
+
+
+def create_session(
+    path: Path,
+    providers: Sequence[str],
+    threads: int | None = None,
+    options: onnxruntime.SessionOptions | None = None,
+) -> onnxruntime.InferenceSession:
+    """Make a session and see that it runs where it was asked to.
+
+    ONNX Runtime falls back to the CPU when a provider fails to start
+    (microsoft/onnxruntime#23372), so what the session says of itself is compared with what was
+    asked for.
+
+    Raises:
+        MissingError: a provider did not start, or has no kernel for an operator.
+        BundleError: ONNX Runtime refuses the file.
+    """
+    options = options or onnxruntime.SessionOptions()
+    options.log_severity_level = _FATAL
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=list(providers))
+    except Exception as error:  # ONNX Runtime's errors have no common base of their own
+        if "NOT_IMPLEMENTED" in str(error):
+            raise MissingError(f"{path.name}: {providers[0]} cannot run it: {error}") from error
+        raise BundleError(f"{path.name}: ONNX Runtime refuses it: {error}") from error
+    actual = session.get_providers()[0]
+    if actual != providers[0]:
+        raise MissingError(
+            f"{providers[0]}: asked for, but ONNX Runtime fell back to {actual}",
+            hint="See `enginecast doctor`: often the CUDA or cuDNN libraries were not found.",
+        )
+    return session
+
+
+def require_runtime(minimum: str) -> None:
+    """Refuse an ONNX Runtime older than a `minimum_runtime`, such as "onnxruntime>=1.28".
+
+    Raises:
+        MissingError: with both versions, and how to upgrade.
+    """
+    needed = minimum.partition(">=")[2]
+    if needed and _version(onnxruntime.__version__) < _version(needed):
+        raise MissingError(
+            f"expected {minimum}, got onnxruntime {onnxruntime.__version__}",
+            hint=f"pip install --upgrade '{minimum}'",
+        )
+
+
+def _require_signature(
+    file: str, field: str, declared: Sequence[Input | Output], actual: Sequence[Any]
+) -> None:
+    """Refuse an engine file that takes or gives something else than the manifest says."""
+    expected = {tensor.name: _TYPES.get(tensor.dtype, tensor.dtype) for tensor in declared}
+    got = {node.name: node.type.removeprefix("tensor(").removesuffix(")") for node in actual}
+    if expected != got:
+        raise BundleError(f"{file}: {field}: the manifest says {expected}, the file has {got}")
+
+
+def _require_providers(providers: Sequence[str]) -> None:
+    available = onnxruntime.get_available_providers()
+    for provider in providers:
+        if provider not in available:
+            raise MissingError(
+                f"{provider}: not in this ONNX Runtime, which has {', '.join(available)}",
+                hint="pip install 'enginecast[cuda]' brings the CUDA and TensorRT providers.",
+            )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """The leading numbers of a version: "1.32.0.dev3" is (1, 32, 0)."""
+    match = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()

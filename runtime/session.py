@@ -1,0 +1,154 @@
+"""An engine, ready to run: the same face whatever runs it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from enginecast.errors import InputError, UsageError, VerificationError
+from enginecast.runtime.arrays import Array
+from enginecast.runtime.bundle import Bundle
+from enginecast.runtime.manifest import EngineRecord, Input, Manifest, Output, Verdict
+from enginecast.runtime.validate import check_inputs
+
+
+class Session(Protocol):
+    """What runs an engine file.  Safe to call from several threads at once."""
+
+    @property
+    def provider(self) -> str: ...
+
+    def run(self, arrays: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Any]:
+        """Run on checked arrays; return values that speak DLPack, where the provider left them."""
+        ...
+
+    def to_host(self, value: Any) -> Array:
+        """View one of `run`'s values as an array in CPU memory."""
+        ...
+
+
+class Engine:
+    """An engine of a bundle, loaded.  Use it as a context manager, or call `close`.
+
+    `run` may be called from several threads at once.
+    """
+
+    def __init__(self, bundle: Bundle, record: EngineRecord, session: Session) -> None:
+        self._bundle = bundle
+        self._record = record
+        self._provider = session.provider
+        self._session: Session | None = session
+
+    @property
+    def folder(self) -> Path:
+        """The bundle's folder."""
+        return self._bundle.root
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._bundle.manifest
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        return self.manifest.inputs
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        return self.manifest.outputs
+
+    @property
+    def record(self) -> EngineRecord:
+        """What the manifest says of this engine."""
+        return self._record
+
+    @property
+    def verdict(self) -> Verdict:
+        return self._record.verdict
+
+    @property
+    def provider(self) -> str:
+        """What runs the engine, such as "CPUExecutionProvider"."""
+        return self._provider
+
+    def run(
+        self,
+        feeds: Mapping[str, Any],
+        *,
+        outputs: Sequence[str] | None = None,
+        as_dlpack: bool = False,
+        check_finite: bool = True,
+    ) -> dict[str, Any]:
+        """Run the engine.
+
+        Args:
+            feeds: for each input a numpy array, or a CPU tensor with `__dlpack__`, in the
+                declared dtype.
+            outputs: the outputs wanted; None: all.
+            as_dlpack: return objects with `__dlpack__` instead of arrays, on the engine's device
+                and without a copy, for `torch.from_dlpack`.  (ONNX Runtime hands out bool as
+                uint8 this way.)
+            check_finite: refuse NaN and infinities in the outputs.
+
+        Returns:
+            The outputs by name: numpy arrays, bfloat16 as `ml_dtypes.bfloat16`.
+
+        Raises:
+            InputError: the feeds do not fit the declared inputs, or there is no such output.
+            VerificationError: an output is not finite.
+            UsageError: the engine is closed.
+        """
+        session = self._session  # a local name: `close` from another thread lets this run finish
+        if session is None:
+            raise UsageError(f"{self.folder}: the engine is closed", hint="Load it again.")
+        wanted = self._wanted(outputs)
+        values = session.run(check_inputs(self.inputs, self.manifest.symbols, feeds), wanted)
+        if as_dlpack and not check_finite:
+            return values
+        arrays = {name: session.to_host(value) for name, value in values.items()}
+        if check_finite:
+            for name, array in arrays.items():
+                _require_finite(name, array)
+        return values if as_dlpack else arrays
+
+    def close(self) -> None:
+        """Give the engine's memory back, once the runs under way are done; twice does no harm."""
+        self._session = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _wanted(self, outputs: Sequence[str] | None) -> list[str]:
+        names = [output.name for output in self.outputs]
+        if outputs is None:
+            return names
+        for name in outputs:
+            if name not in names:
+                raise InputError(f"outputs: {name!r} is unknown; expected {', '.join(names)}")
+        if not outputs:
+            raise InputError(f"outputs: expected some of {', '.join(names)}, got none")
+        return list(dict.fromkeys(outputs))
+
+
+def _require_finite(name: str, array: Array) -> None:
+    if array.dtype.kind in "biu":
+        return
+    finite = np.isfinite(array)
+    if finite.all():
+        return
+    index = tuple(int(i) for i in np.unravel_index(int((~finite).argmax()), array.shape))
+    count = int(array.size - np.count_nonzero(finite))
+    raise VerificationError(
+        f"output {name!r}: expected finite values, got {count} of {array.size} that are not, "
+        f"the first {array[index]} at {list(index)}",
+        hint="The engine overflows on this input; an engine of higher precision may not.",
+    )

@@ -1,0 +1,133 @@
+"""Checking what is fed to an engine, before the engine sees it.
+
+ONNX Runtime takes much without a word (tried, 1.31): ids below zero wrap around, NaN passes
+through, a batch of 2 beside a batch of 1 broadcasts, big-endian bytes are read as little-endian.
+And its own refusals name neither the input nor what it expected.  Nothing is cast here: a caller
+who gets a silent cast does not learn of the precision that was lost.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from enginecast.errors import InputError
+from enginecast.runtime.arrays import Array, to_array
+from enginecast.runtime.manifest import Input
+
+Ranges = Mapping[str, tuple[int, int]]
+
+
+def check_inputs(
+    inputs: Sequence[Input], symbols: Ranges, feeds: Mapping[str, Any]
+) -> dict[str, Array]:
+    """Check feeds against the declared inputs.
+
+    Args:
+        inputs: what the engine declares.
+        symbols: least and greatest size of each symbolic dimension.
+        feeds: numpy arrays, or CPU tensors that have `__dlpack__` (torch, jax), by input name.
+
+    Returns:
+        The feeds as numpy arrays that share their memory, in the declared order.
+
+    Raises:
+        InputError: names the input, what was expected, and what was got.
+    """
+    _check_names([spec.name for spec in inputs], list(feeds))
+    arrays = {spec.name: _array(spec.name, feeds[spec.name]) for spec in inputs}
+    sizes: dict[str, tuple[int, str]] = {}
+    for spec in inputs:
+        array = arrays[spec.name]
+        _check_layout(spec, array)
+        _check_shape(spec, array.shape, symbols, sizes)
+        _check_values(spec, array)
+    return arrays
+
+
+def _check_names(expected: list[str], got: list[str]) -> None:
+    problems = [f"{name!r} is missing" for name in expected if name not in got]
+    problems += [f"{name!r} is unknown" for name in got if name not in expected]
+    if problems:
+        raise InputError(f"inputs: {', '.join(problems)}; expected {', '.join(expected)}")
+
+
+def _array(name: str, value: Any) -> Array:
+    try:
+        return to_array(value)
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
+        raise InputError(
+            f"input {name!r}: expected a numpy array or a CPU tensor with __dlpack__, got {error}",
+            hint="Pass numpy arrays or detached CPU tensors.",
+        ) from error
+
+
+def _check_layout(spec: Input, array: Array) -> None:
+    if array.dtype.name != spec.dtype:
+        raise InputError(
+            f"input {spec.name!r}: expected dtype {spec.dtype}, got {array.dtype.name}",
+            hint="Cast it yourself: the engine does not cast silently.",
+        )
+    if not array.dtype.isnative:
+        raise InputError(
+            f"input {spec.name!r}: expected this machine's byte order, got {array.dtype.str}",
+            hint="Use array.astype(array.dtype.newbyteorder('=')).",
+        )
+    if not array.flags.c_contiguous:
+        raise InputError(
+            f"input {spec.name!r}: expected a contiguous array, got strides {array.strides}",
+            hint="Use numpy.ascontiguousarray, or .contiguous() on a tensor.",
+        )
+
+
+def _check_shape(
+    spec: Input, shape: tuple[int, ...], symbols: Ranges, sizes: dict[str, tuple[int, str]]
+) -> None:
+    """Check a shape; `sizes` collects what each symbol was, and in which input it was so."""
+    if len(shape) != len(spec.shape):
+        raise InputError(f"input {spec.name!r}: expected shape {_show(spec)}, got {list(shape)}")
+    for axis, (declared, size) in enumerate(zip(spec.shape, shape, strict=True)):
+        where = f"input {spec.name!r}: dimension {axis} of {_show(spec)}"
+        if isinstance(declared, int):
+            if size != declared:
+                raise InputError(f"{where}: expected {declared}, got {size}")
+            continue
+        least, greatest = symbols[declared]
+        if not least <= size <= greatest:
+            raise InputError(f"{where}: expected {declared} in {least}..{greatest}, got {size}")
+        first, owner = sizes.setdefault(declared, (size, spec.name))
+        if size != first:
+            raise InputError(f"{where}: expected {declared} = {first} as in {owner!r}, got {size}")
+
+
+def _check_values(spec: Input, array: Array) -> None:
+    if array.size == 0 or array.dtype == np.bool_:
+        return
+    if spec.dtype.endswith(("float16", "float32", "float64")):
+        finite = np.isfinite(array)
+        if not finite.all():
+            index = _first(~finite)
+            raise InputError(
+                f"input {spec.name!r}: expected finite values, got {array[index]} at {list(index)}"
+            )
+    if spec.minimum is not None and array.min() < spec.minimum:
+        _refuse_range(spec, array, _first(array < spec.minimum))
+    if spec.maximum is not None and array.max() > spec.maximum:
+        _refuse_range(spec, array, _first(array > spec.maximum))
+
+
+def _refuse_range(spec: Input, array: Array, index: tuple[int, ...]) -> None:
+    least = "" if spec.minimum is None else f"{spec.minimum:.16g}"
+    greatest = "" if spec.maximum is None else f"{spec.maximum:.16g}"
+    raise InputError(
+        f"input {spec.name!r}: expected values in {least}..{greatest}, "
+        f"got {array[index]} at {list(index)}"
+    )
+
+
+def _first(mask: Array) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(int(mask.argmax()), mask.shape))
+
+
+def _show(spec: Input) -> str:
+    return f"[{', '.join(str(size) for size in spec.shape)}]"
