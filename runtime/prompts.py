@@ -1,0 +1,160 @@
+"""Prompts to token ids, with the `tokenizers` library alone: transformers would import torch."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from enginecast.errors import BundleError, InputError
+from enginecast.runtime.arrays import Array
+from enginecast.runtime.manifest import Input, Manifest, Text
+
+TOKENIZER_NAME = "tokenizer.json"
+_TEXT_KINDS = ("token_ids", "attention_mask", "token_type_ids")
+
+
+@dataclass(frozen=True)
+class PromptBatches:
+    """Prompts as feeds for an engine.
+
+    Args:
+        batches: feeds in the order of the prompts; each is padded to its own longest prompt.
+        lengths: tokens of each prompt, before padding.
+        truncated: how many prompts were cut to the longest the model takes.
+    """
+
+    batches: tuple[dict[str, Array], ...]
+    lengths: tuple[int, ...]
+    truncated: int
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """Batch and sequence sizes that the token ids' shape allows."""
+
+    batch: tuple[int, int]
+    sequence: tuple[int, int]
+
+
+def read_prompts(path: str | os.PathLike[str]) -> list[str]:
+    """Read prompts from a text file: UTF-8, one a line, an empty line is the empty prompt.
+
+    Raises:
+        InputError: names the file, and the line that is not UTF-8.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    if not data:
+        raise InputError(f"{path}: expected one prompt a line, got an empty file")
+    lines = data.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n")
+    prompts = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            prompts.append(line.removesuffix(b"\r").decode())
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}:{number}: expected UTF-8: {error}") from error
+    return prompts
+
+
+def encode_prompts(folder: Path, manifest: Manifest, prompts: Sequence[str]) -> PromptBatches:
+    """Make the feeds of an engine from prompts.
+
+    Args:
+        folder: the bundle's folder, which holds `tokenizer.json`.
+        manifest: its manifest; `text` has the padding id and the longest prompt.
+        prompts: any number; more than the largest batch become several batches.
+
+    Returns:
+        int64 arrays [batch, sequence] for those of token ids, attention mask and token types
+        that the engine takes.
+
+    Raises:
+        InputError: the engine takes other inputs than text, or not this many prompts.
+        BundleError: the tokenizer is missing or damaged.
+    """
+    if not prompts:
+        raise InputError("prompts: expected at least one, got none")
+    text = manifest.text
+    if text is None:
+        raise InputError(
+            f"{folder}: expected a bundle of a text model, but it has no tokenizer",
+            hint="Feed tensors instead: --inputs FILE.safetensors.",
+        )
+    limits = _limits(manifest)
+    longest = min(text.max_length, limits.sequence[1])
+    encodings = _tokenizer(folder, longest).encode_batch(list(prompts))
+    batches = [
+        _feeds(manifest.inputs, text, chunk, limits.sequence)
+        for chunk in _split(encodings, limits.batch)
+    ]
+    return PromptBatches(
+        batches=tuple(batches),
+        lengths=tuple(len(encoding.ids) for encoding in encodings),
+        truncated=sum(bool(encoding.overflowing) for encoding in encodings),
+    )
+
+
+def _limits(manifest: Manifest) -> _Limits:
+    for spec in manifest.inputs:
+        if spec.kind not in _TEXT_KINDS or spec.dtype != "int64" or len(spec.shape) != 2:
+            raise InputError(
+                f"input {spec.name!r}: expected int64 token ids, mask or types [batch, sequence], "
+                f"got {spec.kind} {spec.dtype} {list(spec.shape)}",
+                hint="Feed tensors instead: --inputs FILE.safetensors.",
+            )
+    ids = next((spec for spec in manifest.inputs if spec.kind == "token_ids"), None)
+    if ids is None:
+        raise InputError("prompts: expected an engine that takes token ids, got none among inputs")
+    batch, sequence = (
+        manifest.symbols[size] if isinstance(size, str) else (size, size) for size in ids.shape
+    )
+    return _Limits(batch, sequence)
+
+
+def _tokenizer(folder: Path, longest: int) -> Tokenizer:
+    path = folder / TOKENIZER_NAME
+    if not path.is_file():
+        raise BundleError(f"{folder}: expected {TOKENIZER_NAME}, but the bundle holds none")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise BundleError(f"{path}: not a tokenizer: {error}") from error
+    tokenizer.no_padding()  # the file may ask for its own padding and truncation
+    tokenizer.enable_truncation(longest)
+    return tokenizer
+
+
+def _split(encodings: list[Encoding], sizes: tuple[int, int]) -> list[list[Encoding]]:
+    """Split evenly (5 for at most 4 into 2 and 3), so that a least batch is rarely missed."""
+    least, greatest = sizes
+    count = -(-len(encodings) // greatest)
+    bounds = [index * len(encodings) // count for index in range(count + 1)]
+    if bounds[1] < least:
+        raise InputError(
+            f"prompts: expected batches of {least}..{greatest}, which {len(encodings)} do not fill",
+            hint="Add prompts, or export with a smaller least batch.",
+        )
+    return [encodings[start:end] for start, end in pairwise(bounds)]
+
+
+def _feeds(
+    inputs: Sequence[Input], text: Text, chunk: list[Encoding], sizes: tuple[int, int]
+) -> dict[str, Array]:
+    width = max(sizes[0], *(len(encoding.ids) for encoding in chunk), 1)
+    rows = {
+        "token_ids": [_pad(encoding.ids, text.padding_id, width, text) for encoding in chunk],
+        "attention_mask": [_pad([1] * len(encoding.ids), 0, width, text) for encoding in chunk],
+        "token_type_ids": [_pad(encoding.type_ids, 0, width, text) for encoding in chunk],
+    }
+    return {spec.name: np.array(rows[spec.kind], dtype=np.int64) for spec in inputs}
+
+
+def _pad(ids: list[int], padding: int, width: int, text: Text) -> list[int]:
+    filling = [padding] * (width - len(ids))
+    return ids + filling if text.padding_side == "right" else filling + ids

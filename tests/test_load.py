@@ -1,0 +1,185 @@
+"""Loading: which engine, on what verdict, and without torch."""
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import bundles
+import numpy as np
+import onnxruntime
+import pytest
+from bundles import CPU
+
+from enginecast.errors import BundleError, MissingError, UsageError
+from enginecast.runtime import ort_session
+from enginecast.runtime.load import EnginecastWarning, load
+
+CUDA = "CUDAExecutionProvider"
+EMULATED = bundles.verdict("verified-by-emulation")
+
+
+def bundle(tmp_path: Path, *engines: Any) -> Path:
+    return bundles.make_bundle(tmp_path / "out", bundles.manifest(engines=engines))
+
+
+def test_a_verified_engine_loads_without_a_word(tmp_path: Path) -> None:
+    root = bundle(tmp_path, bundles.engine())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with load(root) as engine:
+            assert engine.run(bundles.feeds())["hidden"].shape == (2, 3, bundles.WIDTH)
+        load(root, require="verified").close()
+
+
+def test_emulation_is_warned_of_at_the_callers_line(tmp_path: Path) -> None:
+    root = bundle(tmp_path, bundles.engine(verdict=EMULATED))
+    with pytest.warns(EnginecastWarning, match="by emulation and has not run") as caught:
+        load(root)
+    assert caught[0].filename == __file__
+
+
+def test_emulation_is_accepted_or_refused_on_demand(tmp_path: Path) -> None:
+    root = bundle(tmp_path, bundles.engine(verdict=EMULATED))
+    load(root, require="verified-by-emulation").close()
+    with pytest.raises(
+        BundleError, match=r"expected a verified engine, but .* emulation"
+    ) as caught:
+        load(root, require="verified")
+    assert "enginecast verify" in caught.value.hint
+
+
+def test_a_verdict_from_another_provider_is_warned_of_or_refused(tmp_path: Path) -> None:
+    root = bundle(tmp_path, bundles.engine(verdict=bundles.verdict(provider=CUDA)))
+    message = f"verified on {CUDA}, not on {CPU}"
+    for require in (None, "verified-by-emulation"):
+        with pytest.warns(EnginecastWarning, match=message):
+            load(root, require=require)
+    with pytest.raises(BundleError, match=message):
+        load(root, require="verified")
+
+
+def test_the_engine_verified_here_is_chosen(tmp_path: Path) -> None:
+    engines = [
+        bundles.engine(precision="fp16", verdict=EMULATED),
+        bundles.engine(precision="bf16", verdict=bundles.verdict(provider=CUDA)),
+        bundles.engine(precision="int8", verdict=bundles.verdict("rejected")),
+        bundles.engine(target="torchscript", file="engine.onnx"),
+        bundles.engine(precision="fp32"),
+    ]
+    assert load(bundle(tmp_path, *engines)).record.precision == "fp32"
+
+
+def test_the_engine_meant_for_this_provider_is_chosen(tmp_path: Path) -> None:
+    engines = [
+        bundles.engine(precision="bf16", providers=(CUDA,), verdict=EMULATED),
+        bundles.engine(precision="fp16", providers=(CUDA, CPU), verdict=EMULATED),
+    ]
+    engine = load(bundle(tmp_path, *engines), require="verified-by-emulation")
+    assert engine.record.precision == "fp16"
+
+
+@pytest.mark.parametrize("engines", [(), (bundles.engine(verdict=bundles.verdict("rejected")),)])
+def test_a_rejected_engine_does_not_load(tmp_path: Path, engines: tuple[Any, ...]) -> None:
+    root = bundle(tmp_path, *engines)
+    with pytest.raises(BundleError, match="holds no engine that was verified"):
+        load(root, require="verified-by-emulation")
+
+
+@pytest.mark.parametrize("target", ["torchscript", "aotinductor", "tensorrt"])
+def test_engines_that_are_code_need_consent(tmp_path: Path, target: str) -> None:
+    root = bundle(tmp_path, bundles.engine(target=target))
+    with pytest.raises(BundleError, match=f"a {target} engine runs code when") as caught:
+        load(root)
+    assert "--allow-code" in caught.value.hint
+    with pytest.raises(MissingError, match=f"opens onnxruntime engines, got '{target}'"):
+        load(root, allow_code=True)
+
+
+def test_unknown_targets_are_refused(tmp_path: Path) -> None:
+    root = bundle(tmp_path, bundles.engine(target="quantum"))
+    with pytest.raises(MissingError, match="got 'quantum'"):
+        load(root)
+
+
+def test_damage_is_found_before_the_runtime_sees_a_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = bundle(tmp_path, bundles.engine())
+    data = bytearray((root / "weights.safetensors").read_bytes())
+    data[-1] ^= 1
+    (root / "weights.safetensors").write_bytes(data)
+
+    def opened(*_: Any) -> None:
+        pytest.fail("the runtime was called")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ort_session, "open_session", opened)
+        with pytest.raises(BundleError, match=r"weights\.safetensors has sha256"):
+            load(root)
+    load(root, check="size").close()
+
+
+def test_the_number_of_threads_is_passed_on(tmp_path: Path) -> None:
+    root = bundle(tmp_path, bundles.engine())
+    engine = load(root, threads=1)
+    session: Any = engine._session
+    assert session._session.get_session_options().intra_op_num_threads == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "tpu"}, "device: expected cpu or cuda, got 'tpu'"),
+        ({"threads": 0}, "threads: expected at least 1, got 0"),
+        ({"providers": []}, "providers: expected a list"),
+        ({"providers": CPU}, "providers: expected a list"),
+        ({"require": "rejected"}, "require: expected verified or"),
+    ],
+)
+def test_wrong_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load(bundle(tmp_path, bundles.engine()), **options)
+
+
+def test_cuda_is_missing_with_the_command_that_brings_it(tmp_path: Path) -> None:
+    if CUDA in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime has the CUDA provider")
+    with pytest.raises(MissingError, match=f"{CUDA}: not in this ONNX Runtime") as caught:
+        load(bundle(tmp_path, bundles.engine()), device="cuda")
+    assert "enginecast[cuda]" in caught.value.hint
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from enginecast.runtime.files import read_tensors, write_tensors
+from enginecast.runtime.load import load
+from enginecast.runtime.prompts import encode_prompts
+
+folder = Path(sys.argv[1])
+with load(folder / "out") as engine:
+    prompts = encode_prompts(engine.folder, engine.manifest, ["red fox", ""])
+    result = engine.run(prompts.batches[0])
+    write_tensors(folder / "result.safetensors", result)
+    read_tensors(folder / "result.safetensors")
+heavy = [name for name in ("torch", "transformers", "onnx") if name in sys.modules]
+sys.exit(f"imported {heavy}" if heavy else 0)
+"""
+
+
+def test_load_and_run_import_neither_torch_nor_transformers(tmp_path: Path) -> None:
+    bundle(tmp_path, bundles.engine())
+    command = [sys.executable, "-W", "error", "-c", SCRIPT, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "result.safetensors").is_file()
+
+
+def test_an_open_engine_survives_the_bundles_replacement(tmp_path: Path) -> None:
+    root = bundle(tmp_path, bundles.engine())
+    engine = load(root)
+    before = engine.run(bundles.feeds())["hidden"]
+    bundles.make_bundle(root, overwrite=True)
+    np.testing.assert_array_equal(engine.run(bundles.feeds())["hidden"], before)
