@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 Promise = Literal["exact", "reordered", "precision"]
-"""What a pass promises: `exact` outputs are bit-equal; `reordered` keeps every fp32 step but may move roundings;
-`precision` changes the compute dtype, so the error of eager in that dtype is the measure."""
+"""What a pass promises: `exact` outputs are bit-equal; `reordered` keeps every fp32 step but may
+move roundings; `precision` changes the compute dtype, so the error of eager in that dtype is the
+measure."""
 
 
 @dataclass(frozen=True, order=True)

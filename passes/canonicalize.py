@@ -1,0 +1,62 @@
+"""Bring a program to one plain form, so that every later pass has one spelling to match.
+
+    before:  %drop = aten.dropout(%x, 0.1, False)          after:  (gone)
+             %to = aten.to.dtype(%x: f32, f32)                     (gone)
+             %a = aten.arange(%s)  %b = aten.arange(%s)            %a = aten.arange(%s)
+             %m = aten.index(%mask, [%rows, %columns])             %m = aten.unsqueeze(%mask, 1)
+             %n = aten.add_(%fresh, %y)                            %n = aten.add(%fresh, %y)
+
+Exact: every output keeps every bit.  Left alone: a cast that changes the dtype, dropout in training
+mode, an in-place op whose target is still read, anything random.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.export import ExportedProgram
+
+from enginecast.passes.base import Pass, PassContext, Promise, Site
+from enginecast.passes.common_subexpressions import merge_equal
+from enginecast.passes.fold_constants import fold_constants
+from enginecast.passes.graph_edit import drop_unused_weights, erase_dead
+from enginecast.passes.simplify import RULES
+from enginecast.passes.sites import SiteLog
+
+
+@dataclass(frozen=True)
+class Canonicalize(Pass):
+    """Drop what changes nothing, fold constants, merge equal values."""
+
+    name: ClassVar[str] = "canonicalize"
+    # A no-op cast in an fp32 program says where the source wants fp32: unify-dtype must read it
+    # before it goes.
+    after: ClassVar[frozenset[str]] = frozenset({"unify-dtype"})
+    promise: ClassVar[Promise] = "exact"
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        log = SiteLog(context)
+        changed = True
+        while changed:
+            changed = _sweep(program, log)
+        drop_unused_weights(program)
+        return log.sites
+
+
+def _sweep(program: ExportedProgram, log: SiteLog) -> bool:
+    """Apply every rule once over the graph; whether anything changed."""
+    before = len(log.sites)
+    for node in list(program.graph.nodes):
+        if node.op != "call_function":
+            continue
+        for rule in RULES.get(node.target, ()):
+            replacement = rule(program, node)
+            if replacement is None or log.skipped(node):
+                continue
+            log.done(node, rule.__name__.replace("_", " "))
+            node.replace_all_uses_with(replacement)
+            program.graph.erase_node(node)
+            break
+    fold_constants(program, log)
+    merge_equal(program, log)
+    erase_dead(program.graph)
+    return len(log.sites) > before

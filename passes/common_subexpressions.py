@@ -1,0 +1,49 @@
+"""Merge nodes that compute the same value."""
+
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from enginecast.passes.graph_edit import is_mutating, is_pure
+from enginecast.passes.sites import SiteLog
+
+
+def merge_equal(program: ExportedProgram, log: SiteLog) -> None:
+    """Replace each pure node by the first one with the same op and arguments.
+
+    A value that some op still writes into is left alone, and so is everything that may share memory
+    with it.
+    """
+    if any(is_mutating(node) for node in program.graph.nodes):
+        return
+    first: dict[Any, Node] = {}
+    for node in list(program.graph.nodes):
+        if node.op != "call_function" or not is_pure(node) or _is_random(node):
+            continue
+        key = (node.target, _frozen(node.args), _frozen(node.kwargs))
+        if key not in first:
+            first[key] = node
+        elif not log.skipped(node):
+            log.done(node, f"same as {first[key].name}")
+            node.replace_all_uses_with(first[key])
+            program.graph.erase_node(node)
+
+
+def _is_random(node: Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags
+
+
+def _frozen(argument: Any) -> Any:
+    """A hashable form; numbers carry their type, because 1, 1.0 and True are equal but not the same
+    argument.
+    """
+    if isinstance(argument, list | tuple):
+        return (type(argument).__name__, *map(_frozen, argument))
+    if isinstance(argument, dict):
+        return tuple(sorted((k, _frozen(v)) for k, v in argument.items()))
+    if isinstance(argument, Node):
+        return argument
+    return (type(argument).__name__, repr(argument))

@@ -1,0 +1,279 @@
+"""Sort every float value of a program by the precision it needs, from what its source says and what
+it computes.
+
+The program may be captured in fp32 (where the source's upcasts are no-op casts, still in the graph)
+or in a mix. Classes:
+
+* `WEIGHT`: a parameter, or an expression of parameters alone. Has no dtype of its own; it is cast
+  where it is used.
+* `INPUT`: a float input of the user, cast where it is used.
+* `STREAM`: takes the compute dtype.
+* `RAISED`: a stream value that the source raised to fp32. Because an fp32 capture's cast is a no-
+  op, torch.export may show
+  *later* uses of the value through the cast as well (T5's residual add reads it): so each user
+  decides which one it reads.
+* `PRECISE`: stays in fp32: statistics of norms, what follows from a raised value up to where the
+  source casts back.
+* `EXACT`: stays in fp32: computed from integers and buffers alone (positions, rotary angles,
+  masks). No cast of the source
+  lowers it; the stream op that reads it gets it cast.
+* `ISLAND`: EXACT, and ends in integers or booleans only (T5's position buckets): no target dtype
+  may touch it.
+"""
+
+import operator
+from collections.abc import Mapping
+from enum import Enum, auto
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from enginecast.passes.graph_edit import aten, dtype_of, is_float, shape_of, weight_specs
+from enginecast.passes.match import is_call, is_float_cast
+
+
+class Class(Enum):
+    """How much precision a float value needs; see the module's text."""
+
+    WEIGHT = auto()
+    INPUT = auto()
+    STREAM = auto()
+    RAISED = auto()
+    PRECISE = auto()
+    EXACT = auto()
+    ISLAND = auto()
+
+
+KEPT_HIGH = frozenset({Class.PRECISE, Class.EXACT, Class.ISLAND})
+
+ROOTS = frozenset({aten.rsqrt.default, aten.sqrt.default})
+REDUCTIONS = frozenset(
+    {
+        aten.mean.dim,
+        aten.mean.default,
+        aten.sum.dim_IntList,
+        aten.var.correction,
+        aten.var.dim,
+        aten.linalg_vector_norm.default,
+    }
+)
+SQUARES = frozenset({aten.pow.Tensor_Scalar, aten.mul.Tensor, aten.square.default})
+# Ops whose result needs more precision than their input: where the source raises the input, the
+# result stays raised.
+SENSITIVE = frozenset(
+    {
+        *REDUCTIONS,
+        *ROOTS,
+        aten.pow.Tensor_Scalar,
+        aten.square.default,
+        aten.reciprocal.default,
+        aten.exp.default,
+        aten.log.default,
+        aten.softmax.int,
+        aten.log_softmax.int,
+        aten.cumsum.default,
+        aten.layer_norm.default,
+        aten.rms_norm.default,
+        aten.sin.default,
+        aten.cos.default,
+    }
+)
+ELEMENTWISE_PAIR = frozenset(
+    {aten.mul.Tensor, aten.div.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.where.self}
+)
+SHAPE_ONLY = frozenset(
+    {
+        aten.view.default,
+        aten.reshape.default,
+        aten.transpose.int,
+        aten.permute.default,
+        aten.unsqueeze.default,
+        aten.squeeze.dim,
+        aten.expand.default,
+        aten.contiguous.default,
+        aten.slice.Tensor,
+        aten.select.int,
+        aten.clone.default,
+        aten.detach.default,
+        aten.dropout.default,
+        aten.flatten.using_ints,
+        aten.split_with_sizes.default,
+        aten.split.Tensor,
+        aten.chunk.default,
+        aten.unbind.int,
+        operator.getitem,
+    }
+)
+# Weighted sums over many elements: the work that a low compute dtype is for.
+HEAVY = frozenset(
+    {
+        aten.linear.default,
+        aten.matmul.default,
+        aten.bmm.default,
+        aten.mm.default,
+        aten.addmm.default,
+        aten.baddbmm.default,
+        aten.einsum.default,
+        aten.conv1d.default,
+        aten.conv2d.default,
+        aten.conv2d.padding,
+        aten.conv3d.default,
+        aten.conv_transpose1d.default,
+        aten.conv_transpose2d.input,
+        aten.convolution.default,
+        aten.embedding.default,
+        aten.scaled_dot_product_attention.default,
+    }
+)
+
+
+def classify(program: ExportedProgram, kept: frozenset[Node] = frozenset()) -> dict[Node, Class]:
+    """The class of every float-valued node.
+
+    Args:
+        program: on the export IR, source casts still in place.
+        kept: nodes that must compute in fp32 because the user said so.
+    """
+    statistics = _statistics(program)
+    classes: dict[Node, Class] = {}
+    kinds = weight_specs(program)
+    for node in program.graph.nodes:
+        if not is_float(node):
+            continue
+        if node.op == "placeholder":
+            spec = kinds.get(node.name)
+            classes[node] = _placeholder_class(None if spec is None else spec.kind)
+        elif node in kept or node in statistics:
+            classes[node] = Class.PRECISE
+        elif node.op == "call_function":
+            classes[node] = _call_class(node, classes)
+    _mark_islands(program, classes)
+    return classes
+
+
+def _placeholder_class(kind: InputKind | None) -> Class:
+    if kind is None:
+        return Class.INPUT
+    return Class.WEIGHT if kind is InputKind.PARAMETER else Class.EXACT
+
+
+def _call_class(node: Node, classes: Mapping[Node, Class]) -> Class:
+    sources = [s for s in node.all_input_nodes if is_float(s)]
+    found = {classes[s] for s in sources}
+    if not found:
+        return Class.EXACT
+    if is_float_cast(node):
+        return _cast_class(node, classes)
+    if found <= {Class.EXACT}:
+        return Class.EXACT
+    if found <= {Class.WEIGHT, Class.EXACT} and Class.WEIGHT in found and node.target not in HEAVY:
+        return Class.WEIGHT
+    if node.target in HEAVY:
+        return Class.STREAM
+    if node.target in SHAPE_ONLY:
+        return Class.STREAM if Class.INPUT in found else found.pop()
+    if len(sources) == 1:
+        return _unary_class(node, found.pop())
+    return _pair_class(node, sources, classes)
+
+
+def _cast_class(node: Node, classes: Mapping[Node, Class]) -> Class:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    before = classes[source]
+    if is_binding_cast(node):
+        return before
+    raises = dtype_of(node) in (torch.float32, torch.float64)
+    if before in (Class.EXACT, Class.RAISED):
+        return before
+    if before is Class.WEIGHT:
+        return Class.PRECISE if raises else Class.WEIGHT
+    if before is Class.PRECISE:
+        return Class.STREAM
+    return Class.RAISED if raises else Class.STREAM
+
+
+def _unary_class(node: Node, source: Class) -> Class:
+    if source is Class.PRECISE:
+        return Class.PRECISE
+    explicit = torch.float32 in (*node.args[1:], *node.kwargs.values())
+    raised = source is Class.RAISED and node.target in SENSITIVE
+    return Class.PRECISE if explicit or raised else Class.STREAM
+
+
+def _pair_class(node: Node, sources: list[Node], classes: Mapping[Node, Class]) -> Class:
+    """A precise operand wins over a raised one and over a stream that it only scales row by row."""
+    found = {classes[s] for s in sources}
+    if Class.PRECISE not in found or node.target not in ELEMENTWISE_PAIR:
+        return Class.STREAM
+    if Class.WEIGHT in found:
+        return Class.STREAM  # T5 and Llama cast back before they multiply by the weight
+    if all(_is_statistic(s, node) for s in sources if classes[s] is Class.PRECISE):
+        return Class.PRECISE
+    # A residual may be read through a cast of its own norm; adding to it is no fp32 step of the
+    # source.
+    high = found <= {Class.PRECISE, Class.EXACT} or (
+        found <= {Class.PRECISE, Class.EXACT, Class.RAISED} and node.target is not aten.add.Tensor
+    )
+    return Class.PRECISE if high else Class.STREAM
+
+
+def _is_statistic(source: Node, node: Node) -> bool:
+    """One number a row: the last dim is 1 where the result's is not."""
+    shape = shape_of(source)
+    return bool(shape) and shape[-1] == 1 and shape_of(node)[-1] != 1
+
+
+def _statistics(program: ExportedProgram) -> set[Node]:
+    """The chain from a square to a root over a mean: what a norm divides by, whatever the source
+    says of dtypes.
+    """
+    found: set[Node] = set()
+    for node in program.graph.nodes:
+        if not (is_call(node, *ROOTS) and is_float(node)):
+            continue
+        chain = [node]
+        while not is_call(chain[-1], *REDUCTIONS):
+            source = chain[-1].args[0]
+            scalar_only = isinstance(source, Node) and [
+                s for s in chain[-1].all_input_nodes if is_float(s)
+            ] == [source]
+            if not scalar_only or source.op != "call_function" or len(chain) > 6:
+                chain = []
+                break
+            chain.append(source)
+        if chain:
+            found.update(chain)
+            square = chain[-1].args[0]
+            if is_call(square, *SQUARES) and all(u in found for u in square.users):
+                found.add(square)
+    return found
+
+
+def _mark_islands(program: ExportedProgram, classes: dict[Node, Class]) -> None:
+    for node in reversed(list(program.graph.nodes)):
+        if classes.get(node) is not Class.EXACT or node.op != "call_function" or not node.users:
+            continue
+        if all(_ends_in_integers(user, classes) for user in node.users):
+            classes[node] = Class.ISLAND
+
+
+def _ends_in_integers(user: Node, classes: Mapping[Node, Class]) -> bool:
+    if user.op != "call_function":
+        return False
+    return classes.get(user) is Class.ISLAND or not is_float(user)
+
+
+def is_binding_cast(node: Node) -> bool:
+    """The cast that capture puts behind a weight stored in another dtype; it stands in no module of
+    the user's.
+    """
+    source = node.args[0] if node.args else None
+    return (
+        is_call(node, aten.to.dtype)
+        and isinstance(source, Node)
+        and source.op == "placeholder"
+        and not node.meta.get("nn_module_stack")
+    )

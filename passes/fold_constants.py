@@ -1,0 +1,75 @@
+"""Compute once, at compile time, what depends on no input and no weight."""
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from enginecast.passes.graph_edit import add_weight, is_pure, value, weight_specs, weight_tensor
+from enginecast.passes.sites import SiteLog
+
+LARGEST = 4096
+"""Elements of a folded tensor at most: beyond, computing it costs less than carrying it."""
+
+
+def fold_constants(program: ExportedProgram, log: SiteLog) -> None:
+    """Replace maximal constant expressions by lifted constants.
+
+    A constant expression reads nothing but literals and lifted constants.  Parameters and buffers
+    stay as they are: the exporter evaluates their expressions while it writes them.
+    """
+    constants = _constant_expressions(program)
+    for node in list(program.graph.nodes):
+        inside = node in constants and node.op == "call_function"
+        if not inside or all(user in constants for user in node.users):
+            continue
+        if log.skipped(node):
+            continue
+        tensor = _evaluate(program, node)
+        folded = add_weight(program, f"folded.{node.name}", tensor, InputKind.CONSTANT_TENSOR)
+        log.done(node, "fold constants")
+        node.replace_all_uses_with(folded)
+        program.graph.erase_node(node)
+
+
+def _constant_expressions(program: ExportedProgram) -> set[Node]:
+    lifted = {
+        name
+        for name, spec in weight_specs(program).items()
+        if spec.kind is InputKind.CONSTANT_TENSOR
+    }
+    found: set[Node] = set()
+    for node in program.graph.nodes:
+        known = node.name in lifted if node.op == "placeholder" else _foldable(node)
+        if known and found.issuperset(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _foldable(node: Node) -> bool:
+    if node.op != "call_function" or not is_pure(node):
+        return False
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        return False
+    found = value(node)
+    if not isinstance(found, Tensor) or not all(isinstance(size, int) for size in found.shape):
+        return False
+    return found.numel() <= LARGEST
+
+
+def _evaluate(program: ExportedProgram, node: Node) -> Tensor:
+    specs = weight_specs(program)
+
+    def load(source: Node) -> Tensor:
+        if source.op == "placeholder":
+            return weight_tensor(program, specs[source.name])
+        args = torch.fx.map_arg(source.args, load)
+        kwargs = torch.fx.map_arg(source.kwargs, load)
+        assert callable(source.target)
+        with torch.no_grad():
+            result = source.target(*args, **kwargs)
+        assert isinstance(result, Tensor)
+        return result
+
+    return load(node).clone(memory_format=torch.contiguous_format)

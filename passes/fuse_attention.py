@@ -1,0 +1,180 @@
+"""Replace attention by one op that takes whole heads.
+
+    before:  %q4 = aten.transpose(aten.view(%q, [b, s, -1, 64]), 1, 2)
+             ... %k4, %v4 likewise
+             %a = aten.scaled_dot_product_attention(%q4, %k4, %v4, %bias, scale=1.0)
+             %y = aten.reshape(aten.transpose(%a, 1, 2), [b, s, -1])
+    after:   %y = enginecast.attention(%q, %k, %v, %bias, 6, 6, 1.0, False)
+
+Sources: `scaled_dot_product_attention`, and attention spelled out as matmul, scale, additive bias
+and mask (T5 adds both), softmax, dropout, matmul.  Keys and values that were repeated for grouped-
+query attention are read before the repeat. Queries that are heads first for a reason (rotary
+embedding) stay so: the op takes both layouts.
+
+Must not happen: dropout that is active, a softmax over other dims, scores that are masked by a
+select (a row with everything masked would differ), scores that something else reads.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+import enginecast.ops  # noqa: F401 - registers enginecast::attention
+from enginecast.passes.base import Pass, PassContext, Promise, Site
+from enginecast.passes.graph_edit import aten, dtype_of, erase_dead, insert, shape_of
+from enginecast.passes.head_layout import joined_output, split_heads, unrepeated
+from enginecast.passes.match import NoMatch, is_call, torch_name
+from enginecast.passes.sites import SiteLog
+from enginecast.passes.softmax_attention import match_softmax_attention
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A matched attention over heads-first tensors [batch, heads, tokens, size]."""
+
+    query: Node
+    key: Node
+    value: Node
+    bias: tuple[Node, ...]
+    """Additive biases (summed), or one boolean mask."""
+    scale: float
+    causal: bool
+    out: Node
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class FuseAttention(Pass):
+    """Replace attention, called or spelled out, by one op over whole heads."""
+
+    name: ClassVar[str] = "fuse-attention"
+    after: ClassVar[frozenset[str]] = frozenset({"unify-dtype", "canonicalize"})
+    promise: ClassVar[Promise] = "reordered"
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        log = SiteLog(context)
+        for node in list(program.graph.nodes):
+            if not is_attention_core(node) or log.skipped(node):
+                continue
+            try:
+                match = _match(node)
+                _check_dtypes(match)
+            except NoMatch as miss:
+                log.refused(node, miss.reason)
+                continue
+            layout = _fuse(program, match)
+            log.done(node, f"{match.note}; {layout}" if match.note else layout)
+        erase_dead(program.graph)
+        return log.sites
+
+
+def is_attention_core(node: Node) -> bool:
+    """A fused attention call, or a softmax over scores [batch, heads, tokens, key tokens]."""
+    if is_call(node, aten.scaled_dot_product_attention.default):
+        return True
+    return is_call(node, aten.softmax.int) and len(shape_of(node)) == 4
+
+
+def _match(node: Node) -> Attention:
+    if is_call(node, aten.softmax.int):
+        found = match_softmax_attention(node)
+        return Attention(
+            found.query,
+            found.key,
+            found.value,
+            found.bias,
+            found.scale,
+            False,
+            found.out,
+            "softmax attention",
+        )
+    return _match_sdpa(node)
+
+
+def _match_sdpa(node: Node) -> Attention:
+    arguments: dict[str, Any] = dict(
+        zip(
+            ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
+            node.args,
+            strict=False,
+        )
+    )
+    arguments.update(node.kwargs)
+    if arguments.get("dropout_p", 0.0) != 0.0:
+        raise NoMatch(node, f"dropout of {arguments['dropout_p']:g} is active")
+    query = arguments["query"]
+    if len(shape_of(query)) != 4:
+        raise NoMatch(node, f"the query has rank {len(shape_of(query))}, expected 4")
+    mask = arguments.get("attn_mask")
+    scale = arguments.get("scale")
+    return Attention(
+        query,
+        arguments["key"],
+        arguments["value"],
+        (mask,) if mask is not None else (),
+        1 / math.sqrt(shape_of(query)[-1]) if scale is None else float(scale),
+        bool(arguments.get("is_causal", False)),
+        node,
+    )
+
+
+def _check_dtypes(match: Attention) -> None:
+    wanted = dtype_of(match.query)
+    for node in (match.key, match.value, *match.bias):
+        if dtype_of(node) not in (wanted, torch.bool):
+            found, name = torch_name(dtype_of(node)), torch_name(wanted)
+            raise NoMatch(
+                node, f"{node.name} is {found} and the query {name}: run unify-dtype first"
+            )
+    for node in (match.query, match.key, match.value):
+        shape = shape_of(node)
+        if not (isinstance(shape[1], int) and isinstance(shape[3], int)):
+            raise NoMatch(node, f"heads {shape[1]} and head size {shape[3]} have to be fixed")
+
+
+def _fuse(program: ExportedProgram, match: Attention) -> str:
+    """Put the op in; says which layout it took."""
+    graph = program.graph
+    heads = shape_of(match.query)[1]
+    key, value = unrepeated(match.key), unrepeated(match.value)
+    if shape_of(key)[1] != shape_of(value)[1]:
+        key, value = match.key, match.value
+    flat = [split_heads(node) for node in (match.query, key, value)]
+    joined = joined_output(match.out)
+    tokens_first = joined is not None and all(node is not None for node in flat)
+    out = joined if joined is not None and tokens_first else match.out
+    inputs = flat if tokens_first else [match.query, key, value]
+    with graph.inserting_before(out):
+        fused = insert(
+            graph,
+            torch.ops.enginecast.attention.default,
+            (
+                *inputs,
+                _sum(program, match.bias),
+                heads,
+                shape_of(key)[1],
+                match.scale,
+                match.causal,
+            ),
+            like=out,
+        )
+    # The op belongs to the attention, whichever line joins the heads.
+    for place in ("nn_module_stack", "stack_trace"):
+        if place in match.out.meta:
+            fused.meta[place] = match.out.meta[place]
+    out.replace_all_uses_with(fused)
+    return "tokens first" if tokens_first else "heads first"
+
+
+def _sum(program: ExportedProgram, biases: tuple[Node, ...]) -> Node | None:
+    """One bias; two are added once (an encoder's layers share them, so equal sums merge later)."""
+    if not biases:
+        return None
+    total = biases[0]
+    for bias in biases[1:]:
+        total = insert(program.graph, aten.add.Tensor, (total, bias), like=bias)
+    return total

@@ -1,0 +1,280 @@
+"""The few edits every pass needs: insert with meta, erase, add weights, copy without weights."""
+
+import copy
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.fx import Graph, GraphModule, Node
+
+aten = torch.ops.aten
+
+ASSERTS = frozenset({aten._assert_tensor_metadata.default})
+WEIGHT_KINDS = frozenset({InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR})
+
+
+def value(node: Node) -> Any:
+    """The fake value of a node: a FakeTensor, a SymInt, or a tuple of them."""
+    return node.meta.get("val")
+
+
+def dtype_of(node: object) -> torch.dtype | None:
+    """The dtype of a tensor-valued node, or of a tuple's first float; None for anything else."""
+    found = value(node) if isinstance(node, Node) else None
+    if isinstance(found, tuple | list):
+        floats = [f for f in found if isinstance(f, Tensor) and f.is_floating_point()]
+        found = floats[0] if floats else None
+    return found.dtype if isinstance(found, Tensor) else None
+
+
+def is_float(node: object) -> bool:
+    dtype = dtype_of(node)
+    return dtype is not None and dtype.is_floating_point
+
+
+def first_input(node: Node) -> Node:
+    """The first argument of an op whose first argument is a tensor."""
+    source = node.args[0]
+    assert isinstance(source, Node)
+    return source
+
+
+def shape_of(node: Node) -> tuple[Any, ...]:
+    """The symbolic shape of a tensor-valued node."""
+    return tuple(value(node).shape)
+
+
+def same_size(left: Any, right: Any) -> bool:
+    """Whether two sizes are equal for every allowed input, decided without adding a guard."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left == right
+    return str(left) == str(right)
+
+
+def same_shape(left: Iterable[Any], right: Iterable[Any]) -> bool:
+    left, right = tuple(left), tuple(right)
+    return len(left) == len(right) and all(map(same_size, left, right))
+
+
+def weight_specs(program: ExportedProgram) -> dict[str, InputSpec]:
+    """Placeholder name -> input spec, for parameters, buffers and lifted constant tensors."""
+    return {
+        spec.arg.name: spec
+        for spec in program.graph_signature.input_specs
+        if spec.kind in WEIGHT_KINDS
+    }
+
+
+def weight_tensor(program: ExportedProgram, spec: InputSpec) -> Tensor:
+    """The tensor behind a parameter, buffer or constant placeholder."""
+    assert spec.target is not None
+    found = program.state_dict.get(spec.target, program.constants.get(spec.target))
+    assert isinstance(found, Tensor)
+    return found
+
+
+def weight_expressions(program: ExportedProgram) -> set[Node]:
+    """Every node whose value depends on weights and on nothing else, placeholders included."""
+    weights = weight_specs(program)
+    found: set[Node] = set()
+    for node in program.graph.nodes:
+        depends_on_weights = node.all_input_nodes and found.issuperset(node.all_input_nodes)
+        if node.name in weights or (is_pure(node) and depends_on_weights):
+            found.add(node)
+    return found
+
+
+def is_mutating(node: Node) -> bool:
+    """Whether an op writes into one of its arguments."""
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema is not None and schema.is_mutable)
+
+
+def is_pure(node: Node) -> bool:
+    """Whether a node may be dropped when unused, and merged with an equal one."""
+    if node.op != "call_function" or node.target in ASSERTS or is_mutating(node):
+        return False
+    if isinstance(node.target, torch._ops.OpOverload):
+        tags = node.target.tags
+        random = torch.Tag.nondeterministic_seeded in tags and not _without_dropout(node)
+        return not random and not node.is_impure()
+    return node.target is operator.getitem or not node.is_impure()
+
+
+def _without_dropout(node: Node) -> bool:
+    """Whether an op that torch tags as random draws nothing here."""
+    if node.target is aten.dropout.default:
+        return node.args[2:3] == (False,)
+    if node.target is aten.scaled_dot_product_attention.default:
+        rate = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+        return bool(rate == 0.0)
+    return False
+
+
+def fake_mode(program: ExportedProgram) -> Any:
+    """The FakeTensorMode that the program's values live in."""
+    for node in program.graph.nodes:
+        found = value(node)
+        if isinstance(found, torch._subclasses.fake_tensor.FakeTensor):
+            return found.fake_mode
+    raise AssertionError("a program without tensors")
+
+
+def insert(
+    graph: Graph,
+    target: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    like: Node,
+    name: str | None = None,
+) -> Node:
+    """Add a call at the insertion point, with the place in the source of `like` and a computed fake
+    value.
+    """
+    node = graph.create_node("call_function", target, args, kwargs or {}, name=name)
+    for key in ("nn_module_stack", "stack_trace", "torch_fn"):
+        if key in like.meta:
+            node.meta[key] = like.meta[key]
+    node.meta["val"] = evaluate_fake(node)
+    return node
+
+
+def evaluate_fake(node: Node) -> Any:
+    """Compute a node's fake value from the fake values of its arguments."""
+    args = torch.fx.map_arg(node.args, lambda n: n.meta["val"])
+    kwargs = torch.fx.map_arg(node.kwargs, lambda n: n.meta["val"])
+    modes = [
+        found.fake_mode
+        for source in node.all_input_nodes
+        if isinstance(found := value(source), torch._subclasses.fake_tensor.FakeTensor)
+    ]
+    assert callable(node.target)
+    with torch.no_grad():
+        if not modes:
+            return node.target(*args, **kwargs)
+        with modes[0]:
+            return node.target(*args, **kwargs)
+
+
+def erase_dead(graph: Graph, *, keep: frozenset[Node] = frozenset()) -> int:
+    """Erase pure nodes that nothing uses, and the metadata asserts that would keep a dead value
+    alive.
+    """
+    erased = 0
+    for node in reversed(list(graph.nodes)):
+        if node.op != "call_function" or node in keep:
+            continue
+        for user in list(node.users):
+            if user.target in ASSERTS and len(node.users) == 1 and is_pure(node):
+                graph.erase_node(user)
+                erased += 1
+        if not node.users and is_pure(node):
+            graph.erase_node(node)
+            erased += 1
+    return erased
+
+
+def drop_unused_weights(program: ExportedProgram) -> int:
+    """Remove the placeholders of weights that nothing reads, so that dead weights do not travel
+    along.
+    """
+    specs = weight_specs(program)
+    dead = {
+        node.name: node
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in specs and not node.users
+    }
+    for node in dead.values():
+        program.graph.erase_node(node)
+    signature = program.graph_signature
+    signature.input_specs = [s for s in signature.input_specs if s.arg.name not in dead]
+    used = {s.target for s in signature.input_specs}
+    for name in [specs[n].target for n in dead]:
+        if name is not None and name not in used:
+            program.state_dict.pop(name, None)
+            program.constants.pop(name, None)
+    return len(dead)
+
+
+def add_weight(program: ExportedProgram, name: str, tensor: Tensor, kind: InputKind) -> Node:
+    """Add a weight to the program: a placeholder, its input spec, and its tensor.
+
+    Args:
+        name: dotted name, new in the program.
+        tensor: the value; shared, not copied.
+        kind: PARAMETER, BUFFER or CONSTANT_TENSOR.
+    """
+    graph = program.graph
+    first_input = _first_user_input(program)
+    with graph.inserting_before(first_input):
+        node: Node = graph.placeholder("w_" + name.replace(".", "_").lower())
+    node.meta["val"] = fake_mode(program).from_tensor(tensor.detach(), static_shapes=True)
+    persistent = True if kind is InputKind.BUFFER else None
+    spec = InputSpec(kind, TensorArgument(name=node.name), name, persistent)
+    specs = program.graph_signature.input_specs
+    position = [n.name for n in graph.nodes if n.op == "placeholder"].index(node.name)
+    program.graph_signature.input_specs = [*specs[:position], spec, *specs[position:]]
+    if kind is InputKind.CONSTANT_TENSOR:
+        program.constants[name] = tensor
+    else:
+        # ExportedProgram has no public way to add to its state.
+        program._state_dict[name] = tensor
+    return node
+
+
+def hoist_before(node: Node, anchor: Node, weights: set[Node]) -> None:
+    """Move a weight expression before `anchor`; it depends on placeholders only, so it may stand
+    anywhere.
+    """
+    if node.op == "placeholder" or node not in weights or node < anchor:
+        return
+    for source in node.all_input_nodes:
+        hoist_before(source, anchor, weights)
+    anchor.prepend(node)
+
+
+def insert_item(graph: torch.fx.Graph, source: Node, index: int, *, like: Node) -> Node:
+    """The index-th result of an op with several."""
+    node = graph.create_node("call_function", operator.getitem, (source, index))
+    for key in ("nn_module_stack", "stack_trace"):
+        if key in like.meta:
+            node.meta[key] = like.meta[key]
+    node.meta["val"] = value(source)[index]
+    return node
+
+
+def _first_user_input(program: ExportedProgram) -> Node:
+    specs = weight_specs(program)
+    for node in program.graph.nodes:
+        if node.op != "placeholder" or node.name not in specs:
+            assert isinstance(node, Node)
+            return node
+    raise AssertionError("a graph without an output")
+
+
+def structural_copy(program: ExportedProgram) -> ExportedProgram:
+    """Copy graph and signature and share every weight.  (`copy.deepcopy` would copy the weights
+    too.)
+    """
+    graph = Graph()
+    mapping: dict[Node, Node] = {}
+    for node in program.graph.nodes:
+        mapping[node] = graph.node_copy(node, lambda n: mapping[n])
+    module = GraphModule(program.graph_module, graph)
+    module.meta.update(program.graph_module.meta)
+    return ExportedProgram(
+        root=module,
+        graph=graph,
+        graph_signature=copy.deepcopy(program.graph_signature),
+        state_dict=dict(program.state_dict),
+        range_constraints=dict(program.range_constraints),
+        module_call_graph=copy.copy(program.module_call_graph),
+        example_inputs=program.example_inputs,
+        constants=dict(program.constants),
+        verifiers=program.verifiers,
+    )

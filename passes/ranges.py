@@ -1,0 +1,60 @@
+"""What is known of an integer value from how it was made: enough to see that a comparison always
+holds.
+"""
+
+import math
+from typing import Any
+
+from torch.fx import Node
+
+from enginecast.passes.graph_edit import aten
+from enginecast.passes.match import CASTS, is_call
+
+Interval = tuple[float, float]
+
+_SHAPE_ONLY = frozenset(
+    {
+        aten.unsqueeze.default,
+        aten.view.default,
+        aten.reshape.default,
+        aten.expand.default,
+        aten.permute.default,
+        aten.transpose.int,
+    }
+)
+
+
+def interval(node: Any) -> Interval | None:
+    """Bounds of every element of an integer tensor, both inclusive; None when nothing is known."""
+    if isinstance(node, int):
+        return float(node), float(node)
+    if not isinstance(node, Node):
+        return None
+    if is_call(node, aten.arange.default):
+        return 0.0, math.inf
+    if node.target in _SHAPE_ONLY:
+        return interval(node.args[0])
+    if is_call(node, aten.add.Tensor):
+        left, right = interval(node.args[0]), interval(node.args[1])
+        if left is not None and right is not None:
+            return left[0] + right[0], left[1] + right[1]
+    return None
+
+
+def always(node: Node) -> bool | None:
+    """True or False when a boolean node has that value in every element, for every input; None when
+    it depends.
+    """
+    if is_call(node, aten.ge.Scalar):
+        bounds, threshold = interval(node.args[0]), node.args[1]
+        if bounds is not None and isinstance(threshold, int):
+            return True if bounds[0] >= threshold else False if bounds[1] < threshold else None
+    if is_call(node, aten.new_ones.default, aten.ones.default, aten.ones_like.default):
+        return True
+    if node.target in _SHAPE_ONLY or node.target in CASTS:
+        source = node.args[0]
+        return always(source) if isinstance(source, Node) else None
+    if is_call(node, aten.__and__.Tensor, aten.bitwise_and.Tensor):
+        known = [always(a) if isinstance(a, Node) else None for a in node.args[:2]]
+        return True if known == [True, True] else False if False in known else None
+    return None

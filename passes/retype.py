@@ -1,0 +1,202 @@
+"""Walk a graph once: drop the casts of the source, put in those that the precision classes need."""
+
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from enginecast.passes.dtype_classes import KEPT_HIGH, Class, is_binding_cast
+from enginecast.passes.graph_edit import (
+    aten,
+    dtype_of,
+    is_float,
+    value,
+    weight_specs,
+    weight_tensor,
+)
+from enginecast.passes.match import is_float_cast, torch_name
+from enginecast.passes.sites import SiteLog
+
+
+class Retyper:
+    """One rewrite of one program; see `unify_dtype` for what it is for.
+
+    Args:
+        program: edited in place.
+        classes: the class of every float value.
+        to: the compute dtype of stream values.
+        log: gets a site for every border and every cast of the source that changed a dtype.
+    """
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        classes: dict[Node, Class],
+        to: torch.dtype,
+        log: SiteLog,
+    ) -> None:
+        self.program = program
+        self.classes = classes
+        self.low = to
+        self.high = to if to is torch.float64 else torch.float32
+        self.log = log
+        self.casts: dict[tuple[Node, torch.dtype], Node] = {}
+        self.weights = weight_specs(program)
+        # Casts of placeholders stand behind all placeholders, in the order in which they were
+        # needed.
+        self.prologue = _last_placeholder(program.graph)
+
+    def run(self) -> None:
+        for node in list(self.program.graph.nodes):
+            if node.op == "output":
+                self._cast_outputs(node)
+            elif node.op != "call_function":
+                continue
+            elif is_float_cast(node):
+                self._drop_cast(node)
+            else:
+                self._retype(node)
+
+    def compute_dtype(self, node: Node) -> torch.dtype | None:
+        """The dtype that a float op computes in; None where the op takes what it gets."""
+        kind = self.classes.get(node)
+        if kind is Class.ISLAND:
+            return torch.float32
+        if kind is Class.WEIGHT:
+            return torch.float64 if self.low is torch.float64 else torch.float32
+        if kind is None:
+            found = [self.classes[s] for s in node.all_input_nodes if s in self.classes]
+            if not found:
+                return None
+            return self._compare_dtype(found)
+        return self.high if kind in KEPT_HIGH else self.low
+
+    def _compare_dtype(self, found: list[Class]) -> torch.dtype:
+        if all(kind is Class.ISLAND for kind in found):
+            return torch.float32
+        return self.high if any(kind in KEPT_HIGH for kind in found) else self.low
+
+    def _drop_cast(self, node: Node) -> None:
+        """A cast's users read its source and get casts of their own where they need them."""
+        source = node.args[0]
+        assert isinstance(source, Node)
+        if is_binding_cast(node) or dtype_of(source) != dtype_of(node):
+            self.log.done(
+                node, f"dropped {torch_name(dtype_of(source))} -> {torch_name(dtype_of(node))}"
+            )
+        raised_weight = self.classes[node] is Class.PRECISE and self.classes[source] is Class.WEIGHT
+        replacement = self.cast(source, self.high, node) if raised_weight else source
+        for user in list(node.users):
+            user.replace_input_with(node, replacement)
+        self.program.graph.erase_node(node)
+
+    def _retype(self, node: Node) -> None:
+        dtype = self.compute_dtype(node)
+        if dtype is None:
+            return
+        for source in list(node.all_input_nodes):
+            if is_float(source) and dtype_of(source) != dtype:
+                node.replace_input_with(source, self.cast(source, dtype, node))
+        if is_float(node) and self._set_explicit_dtype(node, dtype):
+            node.meta["val"] = retyped(value(node), dtype)
+
+    def _set_explicit_dtype(self, node: Node, dtype: torch.dtype) -> bool:
+        """Rewrite `softmax(x, -1, torch.float32)`, `full(..., dtype=torch.float32)`, `to(ids,
+        torch.float32)`.
+
+        Returns whether the op's result has that dtype now: integers divided give fp32 and cannot be
+        told otherwise.
+        """
+
+        def replace(argument: Any) -> Any:
+            if isinstance(argument, torch.dtype) and argument.is_floating_point:
+                return dtype
+            return argument
+
+        node.args = torch.fx.node.map_aggregate(node.args, replace)
+        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, replace)
+        if any(is_float(s) for s in node.all_input_nodes) or _says_dtype(node):
+            return True
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or all(a.name != "dtype" for a in schema.arguments):
+            return dtype == dtype_of(node)
+        node.kwargs = {**node.kwargs, "dtype": dtype}
+        return True
+
+    def _cast_outputs(self, output: Node) -> None:
+        for source in list(output.all_input_nodes):
+            if is_float(source) and dtype_of(source) != self.low:
+                output.replace_input_with(source, self.cast(source, self.low, source))
+
+    def cast(self, source: Node, dtype: torch.dtype, user: Node) -> Node:
+        """The value of `source` in another dtype: one cast for each value and dtype, right behind
+        the value.
+        """
+        if dtype_of(source) == dtype:
+            return source
+        if (source, dtype) in self.casts:
+            return self.casts[source, dtype]
+        graph = self.program.graph
+        behind = self.prologue if source.op == "placeholder" else source
+        with graph.inserting_after(behind):
+            start = self._finite(source, dtype)
+        with graph.inserting_after(start if start is not source else behind):
+            node: Node = graph.create_node(
+                "call_function",
+                aten.to.dtype,
+                (start, dtype),
+                name=f"{source.name}_{torch_name(dtype)}",
+            )
+        node.meta["val"] = retyped(value(source), dtype)
+        place = source if source.op == "call_function" else None
+        for key in ("nn_module_stack", "stack_trace") if place is not None else ():
+            if key in place.meta:  # type: ignore[union-attr]
+                node.meta[key] = place.meta[key]  # type: ignore[union-attr]
+        self.casts[source, dtype] = node
+        if source.op == "placeholder":
+            self.prologue = node
+        if source.name not in self.weights:
+            kind = self.classes.get(source)
+            border = kind.name.lower() if kind is not None else "value"
+            self.log.done(node, f"border: {border} {source.name} to {torch_name(dtype)}")
+        return node
+
+    def _finite(self, source: Node, dtype: torch.dtype) -> Node:
+        """A lifted constant beyond the target's range (a mask fill kept as a tensor) is clamped
+        before its cast.
+        """
+        spec = self.weights.get(source.name)
+        if spec is None or self.classes.get(source) is Class.WEIGHT:
+            return source
+        tensor = weight_tensor(self.program, spec)
+        finite = tensor[tensor.isfinite()].abs()
+        limit = torch.finfo(dtype).max
+        if finite.numel() == 0 or finite.max().item() <= limit:
+            return source
+        node: Node = self.program.graph.create_node(
+            "call_function", aten.clamp.default, (source, -limit, limit)
+        )
+        node.meta["val"] = value(source)
+        self.log.done(
+            node, f"constant {spec.target} clamped to the finite range of {torch_name(dtype)}"
+        )
+        return node
+
+
+def retyped(found: Any, dtype: torch.dtype) -> Any:
+    """A fake value with another float dtype: no op is run, so nothing is traced again."""
+    if isinstance(found, torch.Tensor) and found.is_floating_point():
+        return found.to(dtype)
+    if isinstance(found, tuple | list):
+        return type(found)(retyped(f, dtype) for f in found)
+    return found
+
+
+def _says_dtype(node: Node) -> bool:
+    return any(isinstance(a, torch.dtype) for a in (*node.args, *node.kwargs.values()))
+
+
+def _last_placeholder(graph: torch.fx.Graph) -> Node:
+    placeholders: list[Node] = [node for node in graph.nodes if node.op == "placeholder"]
+    return placeholders[-1]

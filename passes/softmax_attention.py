@@ -1,0 +1,125 @@
+"""Match attention that is spelled out: matmul, scale, bias and mask, softmax, dropout, matmul."""
+
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from enginecast.passes.graph_edit import aten, shape_of
+from enginecast.passes.match import (
+    NoMatch,
+    behind_casts,
+    is_call,
+    is_float_cast,
+    op_name,
+    operands,
+    scalar_operand,
+    single_user,
+)
+
+INERT_AFTER = (aten.dropout.default, aten.contiguous.default)
+
+
+@dataclass(frozen=True)
+class SoftmaxAttention:
+    """query, key and value heads first; out is their attention, heads first."""
+
+    query: Node
+    key: Node
+    value: Node
+    bias: tuple[Node, ...]
+    scale: float
+    out: Node
+
+
+def match_softmax_attention(softmax: Node) -> SoftmaxAttention:
+    """Match the attention around a softmax over the last dim of [batch, heads, tokens, key tokens].
+
+    Raises:
+        NoMatch: with the reason why it is not one.
+    """
+    if softmax.args[1] not in (-1, 3):
+        raise NoMatch(softmax, f"the softmax is over dim {softmax.args[1]}, expected the last one")
+    out, value = _weighted_sum(softmax)
+    scores = softmax.args[0]
+    assert isinstance(scores, Node)
+    product, scale, biases = _scores(behind_casts(scores))
+    query, transposed = product.args[:2]
+    assert isinstance(query, Node)
+    return SoftmaxAttention(query, _key(transposed), value, biases, scale, out)
+
+
+def _weighted_sum(softmax: Node) -> tuple[Node, Node]:
+    node = single_user(softmax, where="after the softmax")
+    while is_float_cast(node) or is_call(node, *INERT_AFTER):
+        if is_call(node, aten.dropout.default) and node.args[2] is not False:
+            raise NoMatch(node, "dropout of the attention weights is active")
+        node = single_user(node, where="after the softmax")
+    if not is_call(node, aten.matmul.default):
+        raise NoMatch(node, f"{op_name(node)} reads the attention weights, expected matmul")
+    value = node.args[1]
+    assert isinstance(value, Node)
+    if len(shape_of(value)) != 4:
+        raise NoMatch(value, f"the value has rank {len(shape_of(value))}, expected 4")
+    return node, value
+
+
+def _scores(node: Node) -> tuple[Node, float, tuple[Node, ...]]:
+    """The product of query and key, the scale, and what is added to the scaled scores."""
+    biases: list[Node] = []
+    while is_call(node, aten.add.Tensor):
+        scores, bias = _split_bias(node)
+        biases.insert(0, bias)
+        node = behind_casts(scores)
+    scale = 1.0
+    factor = scalar_operand(node, aten.mul.Tensor)
+    divisor = scalar_operand(node, aten.div.Tensor)
+    if factor is not None:
+        node, scale = behind_casts(factor[0]), factor[1]
+    elif divisor is not None and divisor[0] is node.args[0]:
+        node, scale = behind_casts(divisor[0]), 1.0 / divisor[1]
+    if not is_call(node, aten.matmul.default):
+        raise NoMatch(node, f"the scores come from {op_name(node)}, expected matmul")
+    single_user(node, where="as the scores")
+    return node, scale, tuple(biases)
+
+
+def _split_bias(node: Node) -> tuple[Node, Node]:
+    """Which addend holds the scores: the one that a matmul of this attention made."""
+    for scores, bias in operands(node):
+        if isinstance(scores, Node) and isinstance(bias, Node) and _holds_scores(scores):
+            single_user(node, where="between the scores and the softmax")
+            return scores, bias
+    raise NoMatch(node, "neither addend of the scores comes from the product of query and key")
+
+
+def _holds_scores(node: Node) -> bool:
+    node = behind_casts(node)
+    while is_call(node, aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor):
+        source = node.args[0]
+        if not isinstance(source, Node):
+            return False
+        node = behind_casts(source)
+    return is_call(node, aten.matmul.default)
+
+
+def _key(transposed: object) -> Node:
+    if is_call(transposed, aten.transpose.int):
+        dims = sorted(d % 4 for d in transposed.args[1:3])  # type: ignore[attr-defined]
+        if dims == [2, 3]:
+            return transposed.args[0]  # type: ignore[attr-defined, no-any-return]
+    if is_call(transposed, aten.permute.default):
+        permutation = list(transposed.args[1])  # type: ignore[attr-defined]
+        source = transposed.args[0]  # type: ignore[attr-defined]
+        inner = _swapped_heads(source) if permutation == [0, 2, 3, 1] else None
+        if inner is not None:
+            return inner
+    assert isinstance(transposed, Node)
+    raise NoMatch(transposed, f"the key comes from {op_name(transposed)}, expected its transpose")
+
+
+def _swapped_heads(source: Node) -> Node | None:
+    """A key [batch, tokens, heads, size] whose heads-first form some other node holds already."""
+    for user in source.users:
+        if is_call(user, aten.transpose.int) and sorted(user.args[1:3]) == [1, 2]:  # type: ignore[type-var]
+            return user
+    return None

@@ -1,0 +1,137 @@
+"""Give the whole program one compute dtype, with casts only where precision classes meet.
+
+    before (captured from a checkpoint whose `wo` is fp32, the rest fp16):
+        %h: f32 = aten.mul(...)
+        %y: f32 = aten.linear(%h, %wo: f32)
+        %norm: "expected scalar type Float but found Half", or an engine that ONNX Runtime refuses
+        to load
+    after unify-dtype{to=fp16}:
+        %wo_f16: f16 = aten.to.dtype(%wo, f16)
+        %y: f16 = aten.linear(%h: f16, %wo_f16)
+
+Which value takes which dtype is decided in `dtype_classes`.  Every float-to-float cast of the
+source is dropped and the casts that the classes need are put in.  Fill values that the target
+cannot hold (-3.4e38 in fp16 is -inf, and a fully masked row then NaN) become its largest finite
+value.  Integer paths stay as they are.
+
+Must not happen, and is checked at the end: an op that reads two float dtypes.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from enginecast.errors import PassError
+from enginecast.passes.base import Pass, PassContext, Promise, Site
+from enginecast.passes.dtype_classes import Class, classify
+from enginecast.passes.graph_edit import (
+    ASSERTS,
+    dtype_of,
+    erase_dead,
+    is_float,
+)
+from enginecast.passes.match import torch_name
+from enginecast.passes.retype import Retyper
+from enginecast.passes.sites import SiteLog
+from enginecast.passes.source import module_path, source_line
+
+DTYPES: dict[str, torch.dtype] = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
+
+
+@dataclass(frozen=True)
+class UnifyDtype(Pass):
+    """Give every float op one compute dtype."""
+
+    name: ClassVar[str] = "unify-dtype"
+    promise: ClassVar[Promise] = "precision"
+
+    to: Literal["fp16", "bf16", "fp32", "fp64"] = "fp32"
+    """The compute dtype. fp64 makes the reference program that errors are measured from."""
+    keep: tuple[str, ...] = ()
+    """Regular expressions (re.search) on module paths: these modules compute in fp32."""
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        kept = _kept_nodes(program, self.keep)
+        _drop_asserts(program)
+        classes = classify(program, kept)
+        log = SiteLog(context)
+        _clamp_fills(program, classes, DTYPES[self.to], log)
+        Retyper(program, classes, DTYPES[self.to], log).run()
+        erase_dead(program.graph)
+        check_one_dtype_per_op(program)
+        return log.sites
+
+
+def check_one_dtype_per_op(program: ExportedProgram) -> None:
+    """Raise PassError, naming every op that reads floats of two dtypes."""
+    mixed = []
+    for node in program.graph.nodes:
+        if node.op != "call_function":
+            continue
+        found = {dtype_of(s) for s in node.all_input_nodes if is_float(s)}
+        if len(found) > 1:
+            names = " and ".join(sorted(torch_name(d) for d in found if d is not None))
+            place = f"{module_path(node)} {source_line(node)}".strip()
+            mixed.append(f"  {node.name} reads {names} ({place})")
+    if mixed:
+        raise PassError("ops that mix float dtypes are left:\n" + "\n".join(mixed))
+
+
+def _kept_nodes(program: ExportedProgram, patterns: tuple[str, ...]) -> frozenset[Node]:
+    kept: set[Node] = set()
+    for pattern in patterns:
+        try:
+            expression = re.compile(pattern)
+        except re.error as error:
+            raise PassError(f"keep={pattern!r} is not a regular expression: {error}") from error
+        found = [
+            node
+            for node in program.graph.nodes
+            if node.op == "call_function" and expression.search(module_path(node))
+        ]
+        if not found:
+            raise PassError(
+                f"keep={pattern!r} matches no module of the program",
+                hint="Module paths look like encoder.block.0; `enginecast inspect` lists them.",
+            )
+        kept.update(found)
+    return frozenset(kept)
+
+
+def _drop_asserts(program: ExportedProgram) -> None:
+    """Metadata asserts pin the captured dtypes."""
+    for node in list(program.graph.nodes):
+        if node.target in ASSERTS:
+            program.graph.erase_node(node)
+
+
+def _clamp_fills(
+    program: ExportedProgram, classes: dict[Node, Class], to: torch.dtype, log: SiteLog
+) -> None:
+    """Bring literal fill values that the target cannot hold into its finite range."""
+    largest = torch.finfo(to).max
+
+    def clamp(argument: Any) -> Any:
+        if isinstance(argument, float) and largest < abs(argument) < float("inf"):
+            return largest if argument > 0 else -largest
+        return argument
+
+    for node in program.graph.nodes:
+        if node.op != "call_function" or classes.get(node, Class.ISLAND) is Class.ISLAND:
+            continue
+        args = torch.fx.node.map_aggregate(node.args, clamp)
+        kwargs = torch.fx.node.map_aggregate(node.kwargs, clamp)
+        if (args, kwargs) != (node.args, node.kwargs):
+            node.args, node.kwargs = args, kwargs
+            log.done(
+                node, f"fill value clamped to {largest:.5g}, the largest finite {torch_name(to)}"
+            )
