@@ -1,0 +1,152 @@
+"""Take the weight expressions out of a program, to be computed one at a time while they are
+written.
+
+    before:  %wt = aten.t(aten.to.dtype(%p, f16))       after:  %w: f16[64, 128]  (no data)
+             %y = aten.matmul(%x, %wt)                          %y = aten.matmul(%x, %w)
+                                                                HoistedWeight("...q.weight",
+                                                                expression of %p)
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from enginecast.passes.graph_edit import (
+    add_weight,
+    drop_unused_weights,
+    erase_dead,
+    shape_of,
+    value,
+    weight_expressions,
+    weight_specs,
+    weight_tensor,
+)
+
+GROWTH = 4096
+"""Elements that an expression may have beyond its weights: an expand of a table is cheaper to
+compute than to store.
+"""
+
+
+@dataclass(frozen=True)
+class HoistedWeight:
+    """A tensor of the engine: its name and type now, its value when it is written."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    compute: Callable[[], Tensor]
+    """Evaluates the expression; contiguous, on the CPU."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+
+def hoist_weights(program: ExportedProgram) -> list[HoistedWeight]:
+    """Replace every maximal weight expression by a placeholder without data, in place.
+
+    Args:
+        program: a structural copy; its graph and signature change.
+
+    Returns:
+        The weights in graph order, named after the parameters they come from.
+    """
+    specs = weight_specs(program)
+    expressions = {node for node in weight_expressions(program) if _worth_storing(node)}
+    roots = [
+        node
+        for node in program.graph.nodes
+        if node in expressions and any(user not in expressions for user in node.users)
+    ]
+    plans = [(root, _plan(program, root)) for root in roots]
+    hoisted: list[HoistedWeight] = []
+    taken: set[str] = set()
+    for root, compute in plans:
+        name = _unique(_base_name(root, {n: str(s.target) for n, s in specs.items()}), taken)
+        found = value(root)
+        # Stride 0: the shape and dtype of the weight in the memory of one element.
+        empty = nn.Parameter(torch.zeros((), dtype=found.dtype).expand(found.shape), False)
+        node = add_weight(program, f"hoisted.{name}", empty, InputKind.PARAMETER)
+        for user in list(root.users):
+            if user not in expressions:
+                user.replace_input_with(root, node)
+        hoisted.append(HoistedWeight(name, found.dtype, tuple(found.shape), compute))
+    erase_dead(program.graph)
+    drop_unused_weights(program)
+    return hoisted
+
+
+def _worth_storing(node: Node) -> bool:
+    if not isinstance(value(node), Tensor) or not all(isinstance(s, int) for s in shape_of(node)):
+        return False
+    elements: int = value(node).numel()
+    stored: int = sum(value(leaf).numel() for leaf in _leaves(node))
+    return elements <= GROWTH + stored
+
+
+def _leaves(node: Node) -> list[Node]:
+    """The weights that an expression reads, in the order of reading."""
+    if node.op == "placeholder":
+        return [node]
+    found: dict[Node, None] = {}
+    for source in node.all_input_nodes:
+        found.update(dict.fromkeys(_leaves(source)))
+    return list(found)
+
+
+def _plan(program: ExportedProgram, root: Node) -> Callable[[], Tensor]:
+    """A closure over the expression and its mapped weights; the graph may change afterwards."""
+    specs = weight_specs(program)
+    order: list[Node] = []
+
+    def visit(node: Node) -> None:
+        for source in node.all_input_nodes:
+            visit(source)
+        if node not in order:
+            order.append(node)
+
+    visit(root)
+    tensors = {n: weight_tensor(program, specs[n.name]) for n in order if n.op == "placeholder"}
+    calls = [(n, n.target, n.args, n.kwargs) for n in order if n.op == "call_function"]
+
+    def compute() -> Tensor:
+        values: dict[Node, Tensor] = dict(tensors)
+        with torch.no_grad():
+            for node, target, args, kwargs in calls:
+                assert callable(target)
+                values[node] = target(
+                    *torch.fx.map_arg(args, values.__getitem__),
+                    **torch.fx.map_arg(kwargs, values.__getitem__),
+                )
+            return values[root].detach().contiguous()
+
+    return compute
+
+
+def _base_name(root: Node, targets: dict[str, str]) -> str:
+    names = [targets[leaf.name] for leaf in _leaves(root)]
+    if len(names) == 1:
+        return names[0]
+    # q.weight, k.weight, v.weight of one module merge to attention.q+k+v.weight
+    parts = [name.split(".") for name in names]
+    if len({len(p) for p in parts}) == 1 and len({(*p[:-2], p[-1]) for p in parts}) == 1:
+        joined = "+".join(p[-2] for p in parts)
+        return ".".join([*parts[0][:-2], joined, parts[0][-1]])
+    return names[0] + "+"
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """The name, or name.1, name.2 where one weight is stored in several forms."""
+    candidate, count = name, 0
+    while candidate in taken:
+        count += 1
+        candidate = f"{name}.{count}"
+    taken.add(candidate)
+    return candidate

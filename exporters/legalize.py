@@ -1,0 +1,65 @@
+"""Rewrite a program into the forms that ONNX Runtime's ops take; on a copy, right before the
+conversion.
+"""
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from enginecast.passes.graph_edit import aten, insert, same_size, shape_of
+from enginecast.passes.match import is_call
+
+
+def legalize(program: ExportedProgram) -> None:
+    """Apply every rewrite of this file, in place."""
+    for node in list(program.graph.nodes):
+        if is_call(node, aten.linear.default):
+            _linear_to_matmul(program, node)
+        elif is_call(node, torch.ops.enginecast.attention.default):
+            _full_bias(program, node)
+
+
+def _linear_to_matmul(program: ExportedProgram, node: Node) -> None:
+    """The transposed weight is a weight expression, so it is stored transposed and costs nothing at
+    run time.
+    """
+    graph = program.graph
+    source, weight = node.args[:2]
+    bias = node.args[2] if len(node.args) > 2 else None
+    with graph.inserting_before(node):
+        transposed = insert(graph, aten.t.default, (weight,), like=node)
+        result = insert(graph, aten.matmul.default, (source, transposed), like=node)
+        if bias is not None:
+            result = insert(graph, aten.add.Tensor, (result, bias), like=node)
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
+
+
+def _full_bias(program: ExportedProgram, node: Node) -> None:
+    """ONNX Runtime's attention ops want a 4-D bias with full [tokens, key tokens]; anything less is
+    refused at run time.
+    """
+    graph = program.graph
+    query, key, _, bias = node.args[:4]
+    if bias is None:
+        return
+    assert isinstance(query, Node)
+    assert isinstance(key, Node)
+    assert isinstance(bias, Node)
+    token_dim = 1 if len(shape_of(query)) == 3 else 2
+    with graph.inserting_before(node):
+        while len(shape_of(bias)) < 4:
+            bias = insert(graph, aten.unsqueeze.default, (bias, 0), like=node)
+        wanted = (shape_of(query)[token_dim], shape_of(key)[token_dim])
+        if not all(map(same_size, shape_of(bias)[2:], wanted)):
+            rows = _size(program, query, token_dim, node)
+            columns = _size(program, key, token_dim, node)
+            bias = insert(graph, aten.expand.default, (bias, [-1, -1, rows, columns]), like=node)
+    node.update_arg(3, bias)
+
+
+def _size(program: ExportedProgram, source: Node, dim: int, like: Node) -> Node | int:
+    size = shape_of(source)[dim]
+    if isinstance(size, int):
+        return size
+    return insert(program.graph, aten.sym_size.int, (source, dim), like=like)

@@ -1,0 +1,85 @@
+"""Write tensors into one safetensors file, each as it is computed.
+
+`safetensors.torch.save_file` wants every tensor in memory at once; the format does not: the header
+needs names, dtypes and shapes only.  Source: https://github.com/huggingface/safetensors#format
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from enginecast.exporters.hoist_weights import HoistedWeight
+
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_CHUNK = 64 << 20
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a tensor lies in the file: bytes from the start of the file, and their number."""
+
+    offset: int
+    length: int
+
+
+def write_weights(path: Path, weights: Iterable[HoistedWeight]) -> dict[str, Placed]:
+    """Write the weights, largest element size first (so that every tensor is aligned), then by
+    name.
+
+    Args:
+        path: the file to make.
+        weights: computed one at a time, and freed before the next.
+
+    Returns:
+        Where each weight lies, by name.
+    """
+    ordered = sorted(weights, key=lambda w: (-w.dtype.itemsize, w.name))
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for weight in ordered:
+        header[weight.name] = {
+            "dtype": _NAMES[weight.dtype],
+            "shape": list(weight.shape),
+            "data_offsets": [position, position + weight.size],
+        }
+        position += weight.size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    placed: dict[str, Placed] = {}
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for weight in ordered:
+            placed[weight.name] = Placed(file.tell(), weight.size)
+            for part in _bytes(weight):
+                file.write(part)
+    return placed
+
+
+def _bytes(weight: HoistedWeight) -> Iterable[memoryview]:
+    tensor: Tensor = weight.compute()
+    if tuple(tensor.shape) != weight.shape or tensor.dtype != weight.dtype:
+        raise AssertionError(
+            f"{weight.name} was planned as {weight.dtype} {weight.shape}"
+            f" and computed as {tensor.dtype} {tuple(tensor.shape)}"
+        )
+    flat = tensor.reshape(-1).view(torch.uint8)
+    for start in range(0, flat.numel(), _CHUNK):
+        yield flat[start : start + _CHUNK].numpy().data
