@@ -1,0 +1,177 @@
+"""Capture a model as a program: torch.export without weights, then the weights bound to it."""
+
+import io
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind, TensorArgument
+from torch.utils import _pytree as pytree
+
+from enginecast.capture.bind import bind_weights
+from enginecast.capture.empty import capture_mode, fake_weights
+from enginecast.capture.inputs import DimSpec, InputSpec
+from enginecast.capture.mutation import refuse_mutation
+from enginecast.capture.outputs import OutputSpec, name_outputs, named_tensors
+from enginecast.capture.refusal import explain
+from enginecast.capture.shapes import (
+    Range,
+    check_shapes,
+    dynamic_shapes,
+    input_values,
+    output_specs,
+    symbol_names,
+    symbol_range,
+)
+from enginecast.capture.source import Source
+from enginecast.errors import CaptureError, EnginecastError, UsageError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A program with real weights, and what its inputs and outputs are.
+
+    `program.module()(**inputs)` returns the outputs by name.
+    """
+
+    program: ExportedProgram
+    inputs: tuple[InputSpec, ...]
+    """In the order of the program's inputs; dimensions with the ranges that the program kept."""
+    outputs: tuple[OutputSpec, ...]
+    """In the order of the program's outputs."""
+    symbols: dict[str, Range]
+    """Smallest and largest size by dimension name."""
+    notes: tuple[str, ...] = ()
+    """What a user should know, such as a range that the model narrowed."""
+
+
+def capture(
+    source: Source, specs: tuple[InputSpec, ...], example: Mapping[str, Tensor]
+) -> Captured:
+    """Capture `source` in fp32, whatever dtype its weights are stored in.
+
+    The module is traced without weights in memory, so nothing is copied; stored weights are bound
+    as they are, behind binding casts (see `bind`).  A program that was given is taken as it is.
+
+    Args:
+        source: the model.
+        specs: its inputs, in the order that the program takes them.
+        example: one tensor for each, of the example sizes.
+
+    Raises:
+        CaptureError: torch.export refused the model, a dimension cannot vary as asked, or the
+            model writes to its own state.
+        SourceError: the weights do not fit.
+        UsageError: `example` does not fit `specs`.
+    """
+    given = source.given_program()
+    if given is not None:
+        return describe(given)
+    _check_example(specs, example)
+    inputs = {spec.name: example[spec.name] for spec in specs}
+    program = _export(source, specs, inputs)
+    refuse_mutation(program)
+    shapes = check_shapes(program, specs)
+    outputs = output_specs(program, output_names(program), symbol_names(program, specs))
+    bind_weights(program, source.weights())
+    program.validate()
+    return Captured(program, shapes.inputs, outputs, shapes.symbols, shapes.notes)
+
+
+def describe(program: ExportedProgram) -> Captured:
+    """Inputs and outputs of a program that was captured elsewhere.
+
+    Dimensions keep the program's own symbols as names, and inputs are plain tensors: what they mean
+    is not in the program.
+    """
+    inputs = tuple(
+        InputSpec(name, "tensor", value.dtype, tuple(_dim(program, size) for size in value.shape))
+        for name, value in input_values(program).items()
+    )
+    symbols = {
+        dim.name: (dim.minimum, dim.maximum)
+        for spec in inputs
+        for dim in spec.dims
+        if dim.name is not None
+    }
+    return Captured(program, inputs, output_specs(program, output_names(program), {}), symbols)
+
+
+def output_names(program: ExportedProgram) -> tuple[str, ...]:
+    """A name for each tensor that `program` returns, from the structure of its output."""
+    leaves = [
+        torch.empty(0, device="meta") if isinstance(spec.arg, TensorArgument) else None
+        for spec in program.graph_signature.output_specs
+        if spec.kind == OutputKind.USER_OUTPUT
+    ]
+    spec = program.call_spec.out_spec
+    assert spec is not None  # torch.export always records it
+    return tuple(named_tensors(pytree.tree_unflatten(leaves, spec)))
+
+
+def _dim(program: ExportedProgram, size: int | torch.SymInt) -> DimSpec:
+    if isinstance(size, int):
+        return DimSpec.static(size)
+    minimum, maximum = symbol_range(program, size.node.expr)
+    minimum = max(minimum, 1)
+    hint = size.node.hint if size.node.has_hint() else min(max(minimum, 2), maximum)
+    return DimSpec(str(size.node.expr), hint, minimum, maximum)
+
+
+def _export(
+    source: Source, specs: tuple[InputSpec, ...], inputs: dict[str, Tensor]
+) -> ExportedProgram:
+    module = source.empty()
+    mode = capture_mode()
+    fake_weights(module, mode)
+    name_outputs(module, tuple(inputs))
+    fakes = {name: mode.from_tensor(tensor) for name, tensor in inputs.items()}
+    try:
+        # Without no_grad the sdpa decomposition fails on symbolic shapes.
+        with torch.no_grad(), _quiet():
+            program = torch.export.export(
+                module, (), fakes, dynamic_shapes=dynamic_shapes(specs), strict=False
+            )
+    except EnginecastError:
+        raise
+    except Exception as error:  # torch raises many kinds, and the model's own code any
+        refusal = explain(error)
+        raise CaptureError(refusal.message(), hint=refusal.hint) from error
+    program.example_inputs = ((), inputs)
+    return program
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what torch and the model print while it is traced out of the user's terminal.
+
+    torch dumps the partial graph when it refuses; stdout belongs to the results of the command.
+    """
+    printed = io.StringIO()
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with redirect_stdout(printed), redirect_stderr(printed):
+            yield
+    finally:
+        logging.disable(disabled)
+        logger.debug("printed during torch.export:\n%s", printed.getvalue())
+
+
+def _check_example(specs: tuple[InputSpec, ...], example: Mapping[str, Tensor]) -> None:
+    for spec in specs:
+        tensor = example.get(spec.name)
+        if tensor is None:
+            raise UsageError(f"the example lacks the input {spec.name}")
+        sizes = tuple(dim.size for dim in spec.dims)
+        if tuple(tensor.shape) != sizes or tensor.dtype != spec.dtype:
+            raise UsageError(
+                f"the example's {spec.name} is {tensor.dtype} {list(tensor.shape)}, "
+                f"expected {spec.dtype} {list(sizes)}"
+            )

@@ -1,0 +1,127 @@
+"""`package.module:factory`: a function of the user that returns a module, or (module, example)."""
+
+import copy
+import hashlib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from enginecast.capture.empty import empty_copy
+from enginecast.capture.source import Source
+from enginecast.errors import SourceError
+
+RETURNS = "A factory takes no argument and returns a torch.nn.Module, or (module, example_kwargs)."
+
+
+class FactorySource(Source):
+    """A module that the user's own code built."""
+
+    def __init__(self, name: str, module: nn.Module, example: Mapping[str, Tensor]) -> None:
+        self.name = name
+        self._module = module.eval().requires_grad_(False)
+        self._example = dict(example)
+        config = getattr(module, "config", None)
+        self.config = config if isinstance(config, PreTrainedConfig) else None
+
+    def fingerprint(self) -> dict[str, str]:
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.weights().items()):
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
+        return {"factory": self.name, "weights": digest.hexdigest()}
+
+    def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """A copy of the factory's module with floats in `dtype`; weights in `dtype` are shared."""
+        memo: dict[int, Any] = {}
+        for tensor in self._module.parameters():
+            # A parameter of its own over the same storage: `.to` replaces data in place.
+            memo[id(tensor)] = nn.Parameter(tensor.detach(), requires_grad=False)
+        return copy.deepcopy(self._module, memo).to(dtype)
+
+    def empty(self) -> nn.Module:
+        return empty_copy(self._module)
+
+    def weights(self) -> dict[str, Tensor]:
+        return dict(self._module.state_dict())
+
+    @property
+    def forward_arguments(self) -> tuple[str, ...]:
+        return tuple(inspect.signature(self._module.forward).parameters)
+
+    def example(self) -> dict[str, Tensor]:
+        return dict(self._example)
+
+
+def open_factory(text: str) -> FactorySource:
+    """Import and call `package.module:factory`; the current folder is on the import path.
+
+    Raises:
+        SourceError: the import, the attribute or the call failed, or it returned something else.
+    """
+    made = _call(_find(text), text)
+    module, example = made if isinstance(made, tuple) and len(made) == 2 else (made, {})
+    if not isinstance(module, nn.Module):
+        raise SourceError(f"{text} returned {_kind(made)}, expected a module", hint=RETURNS)
+    if not isinstance(example, Mapping) or not all(isinstance(key, str) for key in example):
+        raise SourceError(
+            f"{text} returned {_kind(example)} as its example, expected keyword arguments by name",
+            hint=RETURNS,
+        )
+    for name, value in example.items():
+        if not isinstance(value, Tensor):
+            raise SourceError(
+                f"{text}: the example's {name} is {_kind(value)}, expected a tensor",
+                hint="Bind other arguments inside the module that the factory returns.",
+            )
+    return FactorySource(text, module, example)
+
+
+def _find(text: str) -> Callable[[], Any]:
+    module_name, _, attribute = text.partition(":")
+    with _current_folder_importable():
+        try:
+            module = importlib.import_module(module_name)
+        except Exception as error:  # the user's module may raise anything
+            raise SourceError(
+                f"{text}: importing {module_name!r} failed: {type(error).__name__}: {error}"
+            ) from error
+    factory = getattr(module, attribute, None)
+    if factory is None:
+        raise SourceError(f"{text}: {module_name} has no attribute {attribute!r}")
+    if not callable(factory):
+        raise SourceError(f"{text}: {attribute} is {_kind(factory)}, expected a function")
+    function: Callable[[], Any] = factory
+    return function
+
+
+def _call(factory: Callable[[], Any], text: str) -> Any:
+    with _current_folder_importable():
+        try:
+            return factory()
+        except Exception as error:  # the user's function may raise anything
+            raise SourceError(
+                f"{text} raised {type(error).__name__}: {error}", hint=RETURNS
+            ) from error
+
+
+@contextmanager
+def _current_folder_importable() -> Iterator[None]:
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"

@@ -1,0 +1,193 @@
+"""Hugging Face folders: config.json with safetensors weights, or with seeded random ones."""
+
+import copy
+import hashlib
+import inspect
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+
+from enginecast.capture.apex import refuse_apex, without_apex
+from enginecast.capture.checkpoint import find_weight_files, read_json, read_weights, sha256_of
+from enginecast.capture.empty import buffers_to_meta, parameters_on_meta
+from enginecast.capture.source import Source
+from enginecast.capture.stored_weights import Checkpoint, name_weights
+from enginecast.errors import SourceError, UsageError
+
+TEXT_ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
+"""Who deploys these encoder-decoders wants the text encoder alone."""
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+class HuggingFaceSource(Source):
+    """A folder with config.json and weights, or with config.json and a seed for random weights."""
+
+    def __init__(self, folder: Path, config: PreTrainedConfig, seed: int | None) -> None:
+        self.name = folder.resolve().name
+        self.folder = folder
+        self.config: PreTrainedConfig = config
+        self.seed = seed
+        self.model_class = find_model_class(config, folder)
+        files = (folder / name for name in TOKENIZER_FILES)
+        self.tokenizer_files = tuple(file for file in files if file.is_file())
+
+    def fingerprint(self) -> dict[str, str]:
+        config = read_json(self.folder / "config.json")
+        canonical = json.dumps(config, sort_keys=True).encode()
+        if self.seed is not None:
+            weights = {"random_weights": str(self.seed)}
+        else:
+            weights = {"weights": sha256_of(find_weight_files(self.folder))}
+        return {"config": hashlib.sha256(canonical).hexdigest(), **weights}
+
+    def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        if self.seed is None:
+            self.weights()  # transformers only warns of missing tensors and fills them at random
+            model = self.model_class.from_pretrained(
+                self.folder,
+                config=self._fresh_config(),
+                dtype=dtype,
+                local_files_only=True,
+                use_safetensors=True,
+                **self._options,
+            )
+        else:
+            model = self.model_class.from_pretrained(
+                None,
+                config=self._fresh_config(),
+                state_dict=self.weights(),
+                dtype=dtype,
+                **self._options,
+            )
+        return self._frozen(model)
+
+    def empty(self) -> nn.Module:
+        with parameters_on_meta():
+            model = self._construct()
+        return buffers_to_meta(self._frozen(model))
+
+    def weights(self) -> dict[str, Tensor]:
+        if self.seed is not None:
+            return dict(self._construct(self.seed).state_dict())
+        checkpoint = Checkpoint(
+            origin=str(self.folder),
+            model_class=self.model_class,
+            config=self._fresh_config(),
+            tensors=read_weights(self.folder),
+            options=self._options,
+        )
+        return name_weights(checkpoint, self.empty().state_dict())
+
+    @property
+    def forward_arguments(self) -> tuple[str, ...]:
+        return tuple(inspect.signature(self.model_class.forward).parameters)[1:]
+
+    @cached_property
+    def _options(self) -> dict[str, Any]:
+        has_sdpa = getattr(self.model_class, "_supports_sdpa", False)
+        return {"attn_implementation": "sdpa" if has_sdpa else "eager"}
+
+    def _fresh_config(self) -> PreTrainedConfig:
+        """A copy: transformers writes the dtype and attention of each load into the config."""
+        return copy.deepcopy(self.config)
+
+    def _construct(self, seed: int = 0) -> PreTrainedModel:
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay what they were
+            torch.manual_seed(seed)
+            return self.model_class._from_config(
+                self._fresh_config(), dtype=torch.float32, **self._options
+            )
+
+    def _frozen(self, model: nn.Module) -> nn.Module:
+        model.eval().requires_grad_(False)
+        assert not any(module.training for module in model.modules())
+        refuse_apex(model, self.name)
+        return model
+
+
+def open_folder(folder: Path, random_weights: int | None) -> HuggingFaceSource:
+    """Open a Hugging Face folder.
+
+    Raises:
+        SourceError: config.json or the weights cannot be used.
+        UsageError: a seed for random weights where the folder has weights.
+    """
+    config = read_config(folder)
+    files = find_weight_files(folder)
+    if files and random_weights is not None:
+        raise UsageError(
+            f"--random-weights {random_weights} does not fit {folder}: it has {files[0].name}",
+            hint="Leave the option out, or copy config.json alone into another folder.",
+        )
+    if not files and random_weights is None:
+        raise SourceError(
+            f"{folder} has a config.json and no weights (model.safetensors)",
+            hint="Add the weights, or give --random-weights SEED.",
+        )
+    return HuggingFaceSource(folder, config, random_weights)
+
+
+def read_config(folder: Path) -> PreTrainedConfig:
+    """Read config.json, with caches of the decoder kind switched off.
+
+    Raises:
+        SourceError: it is missing, broken, of an unknown model_type, or wants code of its own.
+    """
+    file = folder / "config.json"
+    raw = read_json(file)
+    if "auto_map" in raw:
+        raise SourceError(
+            f"{file}: auto_map: the model needs code from its own repository, which is not run",
+            hint="Write a factory that builds the model, and give package.module:factory.",
+        )
+    if "quantization_config" in raw:
+        raise SourceError(
+            f"{file}: quantization_config: quantized checkpoints are not read",
+            hint="Give the checkpoint it was quantized from.",
+        )
+    try:
+        with without_apex():
+            config = AutoConfig.from_pretrained(
+                folder, trust_remote_code=False, local_files_only=True
+            )
+    except Exception as error:  # transformers raises what its config classes raise: any kind
+        raise SourceError(f"{file}: {_first_line(error)}") from error
+    for part in (config, config.get_text_config()):
+        if hasattr(part, "use_cache"):
+            part.use_cache = False  # a cache in the output is no tensor and cannot be exported
+    return config
+
+
+def find_model_class(config: PreTrainedConfig, folder: Path) -> type[PreTrainedModel]:
+    """The class to load: the text encoder of T5 kinds, else the one that config.json names.
+
+    Raises:
+        SourceError: transformers has no class for this config.
+    """
+    encoder = TEXT_ENCODERS.get(config.model_type)
+    names = [encoder] if encoder else [*(config.architectures or ())]
+    with without_apex():
+        for name in names:
+            found = getattr(transformers, name, None)
+            if isinstance(found, type) and issubclass(found, PreTrainedModel):
+                return found
+        fallback = AutoModel._model_mapping.get(type(config), None)
+    if fallback is None:
+        raise SourceError(
+            f"{folder / 'config.json'}: transformers {transformers.__version__} has no model "
+            f"class for model_type {config.model_type!r}, architectures {config.architectures}"
+        )
+    chosen: type[PreTrainedModel] = fallback[0] if isinstance(fallback, tuple) else fallback
+    return chosen
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

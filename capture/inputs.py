@@ -1,0 +1,253 @@
+"""Inputs of a model: names, kinds, dtypes, and which dimensions may vary."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from enginecast.capture.source import Source
+from enginecast.errors import UsageError
+
+Kind = Literal["token_ids", "attention_mask", "token_type_ids", "image", "tensor"]
+
+BATCH = "batch"
+SEQUENCE = "sequence"
+LARGEST_BATCH = 64
+SEQUENCE_WITHOUT_LIMIT = 512
+"""Longest sequence where the config gives none, as T5's with its relative positions."""
+
+OFFSET_POSITIONS = frozenset(
+    {"camembert", "data2vec-text", "roberta", "xlm-roberta", "xlm-roberta-xl"}
+)
+"""Kinds whose first position is the padding id plus one, so that the table holds fewer tokens."""
+
+TEXT_INPUTS: dict[str, Kind] = {
+    "input_ids": "token_ids",
+    "attention_mask": "attention_mask",
+    "token_type_ids": "token_type_ids",
+}
+
+
+@dataclass(frozen=True)
+class DimSpec:
+    """One dimension of an input.
+
+    Args:
+        name: symbol shared by all dimensions that must agree; None for a static dimension.
+        size: its size in the example that is traced.
+        minimum: smallest size that the engine takes.
+        maximum: largest size that the engine takes.
+    """
+
+    name: str | None
+    size: int
+    minimum: int
+    maximum: int
+
+    @classmethod
+    def static(cls, size: int) -> "DimSpec":
+        return cls(None, size, size, size)
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input: what its values mean, and its shape."""
+
+    name: str
+    kind: Kind
+    dtype: torch.dtype
+    dims: tuple[DimSpec, ...]
+    low: int | None = None
+    """Smallest value of an integer input."""
+    high: int | None = None
+    """Largest value of an integer input, e.g. the last id of the vocabulary."""
+    padding: int | None = None
+    """Id that fills up a row of token ids."""
+
+
+def derive(source: Source) -> tuple[InputSpec, ...]:
+    """Inputs of a model from its example, or from its config and the arguments of its `forward`.
+
+    Raises:
+        UsageError: an input cannot be derived.
+    """
+    example = source.example()
+    if example:
+        return from_example(example, source.config)
+    if source.config is None:
+        raise UsageError(
+            f"{source.name} comes without example inputs",
+            hint="Return (module, example_kwargs) from the factory, or give "
+            "--inputs FILE.safetensors.",
+        )
+    return from_config(source.config, source.forward_arguments, source.name)
+
+
+def from_config(
+    config: PreTrainedConfig, arguments: tuple[str, ...], name: str = "the model"
+) -> tuple[InputSpec, ...]:
+    """Inputs of a transformers model: token ids with their mask, images, or both.
+
+    Raises:
+        UsageError: `forward` takes neither, or the config lacks what describes them.
+    """
+    specs: list[InputSpec] = []
+    if "input_ids" in arguments:
+        specs += _text_specs(config, arguments, name)
+    if "pixel_values" in arguments:
+        specs.append(_image_spec(config, name))
+    if not specs:
+        raise UsageError(
+            f"the inputs of {name} cannot be derived: forward takes neither input_ids nor "
+            f"pixel_values, but {', '.join(arguments[:4])}",
+            hint="Give example inputs: --inputs FILE.safetensors.",
+        )
+    return with_example_sizes(tuple(specs))
+
+
+def from_example(
+    example: Mapping[str, Tensor], config: PreTrainedConfig | None = None
+) -> tuple[InputSpec, ...]:
+    """Inputs of a model from one example of each.
+
+    Dimension 0 is the batch when all inputs have the same one, of two or more.  Two-dimensional
+    integer `input_ids` and masks are known for what they are: their dimension 1 is the sequence.
+
+    Raises:
+        UsageError: there is no example at all.
+    """
+    if not example:
+        raise UsageError("the example inputs are empty", hint="Give at least one input.")
+    text = {name for name, tensor in example.items() if _is_text(name, tensor)}
+    leading = {tensor.shape[0] if tensor.ndim else 0 for tensor in example.values()}
+    has_batch = len(leading) == 1 and leading.pop() >= (1 if text else 2)
+    lengths = {example[name].shape[1] for name in text}
+    longest = _longest_sequence(config, max(lengths)) if lengths else 1
+    specs = []
+    for name, tensor in example.items():
+        dims = [DimSpec.static(size) for size in tensor.shape]
+        if has_batch:
+            dims[0] = DimSpec(BATCH, tensor.shape[0], 1, max(LARGEST_BATCH, tensor.shape[0]))
+        if name in text and len(lengths) == 1:
+            dims[1] = DimSpec(SEQUENCE, tensor.shape[1], 1, longest)
+        kind = TEXT_INPUTS[name] if name in text else "tensor"
+        low, high = _id_range(kind, tensor, config)
+        padding = _padding(config) if kind == "token_ids" else None
+        specs.append(InputSpec(name, kind, tensor.dtype, tuple(dims), low, high, padding))
+    return with_example_sizes(tuple(specs))
+
+
+def with_example_sizes(specs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
+    """Give all named dimensions pairwise different example sizes of two or more.
+
+    torch.export takes two dimensions of one size for one dimension, and a size of 1 for a constant;
+    so no two names share a size, nor does a name share one with a static dimension.
+    A name whose range leaves only one size becomes static.
+    """
+    taken = {dim.size for spec in specs for dim in spec.dims if dim.name is None}
+    chosen: dict[str, int] = {}
+    for spec in specs:
+        for dim in spec.dims:
+            if dim.name is None or dim.name in chosen or dim.minimum == dim.maximum:
+                continue
+            candidates = [*_candidates(dim, spec.kind), *range(max(dim.minimum, 2), dim.maximum)]
+            free = [size for size in candidates if size not in taken and _allows(dim, size)]
+            chosen[dim.name] = free[0] if free else min(max(dim.minimum, 2), dim.maximum)
+            taken.add(chosen[dim.name])
+    return tuple(
+        replace(spec, dims=tuple(_sized(dim, chosen) for dim in spec.dims)) for spec in specs
+    )
+
+
+def _candidates(dim: DimSpec, kind: Kind) -> list[int]:
+    if kind == "image" and dim.name != BATCH:  # sizes that patches of the same size still divide
+        return [dim.size, dim.size * 3 // 2, dim.size * 2, dim.size * 3]
+    return [dim.size, *range(dim.size + 1, dim.size + 9)]
+
+
+def _allows(dim: DimSpec, size: int) -> bool:
+    return size >= 2 and dim.minimum <= size <= dim.maximum
+
+
+def _sized(dim: DimSpec, chosen: Mapping[str, int]) -> DimSpec:
+    if dim.name is None:
+        return dim
+    if dim.name not in chosen:
+        return DimSpec.static(dim.minimum)
+    return replace(dim, size=chosen[dim.name])
+
+
+def _text_specs(config: PreTrainedConfig, arguments: tuple[str, ...], name: str) -> list[InputSpec]:
+    text = config.get_text_config()
+    vocabulary = getattr(text, "vocab_size", None)
+    if not isinstance(vocabulary, int):
+        raise UsageError(
+            f"input_ids of {name} cannot be derived: its config has no vocab_size",
+            hint="Give example inputs: --inputs FILE.safetensors.",
+        )
+    dims = (
+        DimSpec(BATCH, 3, 1, LARGEST_BATCH),
+        DimSpec(SEQUENCE, 7, 1, _longest_sequence(config, 7)),
+    )
+    ids = InputSpec(
+        "input_ids", "token_ids", torch.int64, dims, 0, vocabulary - 1, _padding(config)
+    )
+    if "attention_mask" not in arguments:
+        return [ids]
+    return [ids, InputSpec("attention_mask", "attention_mask", torch.int64, dims, 0, 1)]
+
+
+def _image_spec(config: PreTrainedConfig, name: str) -> InputSpec:
+    vision = getattr(config, "vision_config", config)
+    size = getattr(vision, "image_size", None)
+    if isinstance(size, Mapping):
+        size = (size.get("height"), size.get("width"))
+    height, width = size if isinstance(size, (list, tuple)) and len(size) == 2 else (size, size)
+    if not isinstance(height, int) or not isinstance(width, int):
+        raise UsageError(
+            f"pixel_values of {name} cannot be derived: its config has no image_size",
+            hint="Give example inputs: --inputs FILE.safetensors.",
+        )
+    channels = getattr(vision, "num_channels", 3)
+    batch = DimSpec(BATCH, 3, 1, LARGEST_BATCH)
+    static = tuple(DimSpec.static(size) for size in (channels, height, width))
+    return InputSpec("pixel_values", "image", torch.float32, (batch, *static))
+
+
+def _longest_sequence(config: PreTrainedConfig | None, example: int) -> int:
+    if config is None:
+        return max(SEQUENCE_WITHOUT_LIMIT, example)
+    text = config.get_text_config()
+    positions = getattr(text, "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
+        return max(SEQUENCE_WITHOUT_LIMIT, example)
+    if config.model_type in OFFSET_POSITIONS:
+        return positions - (_padding(config) or 0) - 1
+    return positions
+
+
+def _padding(config: PreTrainedConfig | None) -> int | None:
+    padding: Any = getattr(config.get_text_config(), "pad_token_id", None) if config else None
+    return padding if isinstance(padding, int) else 0
+
+
+def _is_text(name: str, tensor: Tensor) -> bool:
+    return name in TEXT_INPUTS and tensor.ndim == 2 and not tensor.is_floating_point()
+
+
+def _id_range(
+    kind: Kind, tensor: Tensor, config: PreTrainedConfig | None
+) -> tuple[int | None, int | None]:
+    if kind == "attention_mask":
+        return 0, 1
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        return None, None
+    if tensor.numel() == 0:
+        return 0, 0
+    vocabulary = getattr(config.get_text_config(), "vocab_size", None) if config else None
+    if kind == "token_ids" and isinstance(vocabulary, int):
+        return 0, vocabulary - 1
+    return int(tensor.min()), int(tensor.max())

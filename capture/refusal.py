@@ -1,0 +1,181 @@
+"""Why torch.export refused a model: the line of the user's code, the reason, and what to do.
+
+The facts are those of torch 2.13: a non-strict export names the culprit in the traceback, dynamo
+and constraint violations in the text of the message.
+"""
+
+import linecache
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+Kind = Literal[
+    "data-dependent-branch",
+    "data-dependent-size",
+    "data-leaves-torch",
+    "specialized-dimension",
+    "unsupported-output",
+    "unsupported-python",
+    "operator",
+    "model-error",
+]
+
+REASONS: dict[Kind, tuple[str, str]] = {
+    "data-dependent-branch": (
+        "a Python branch or loop depends on the value of a tensor",
+        "Rewrite it with torch.where or torch.cond, or decide it before the export.",
+    ),
+    "data-dependent-size": (
+        "a size or index depends on the value of a tensor",
+        "Bound it with torch._check, or compute it from shapes.",
+    ),
+    "data-leaves-torch": (
+        "a tensor's values are read by Python (.tolist(), .numpy(), float(x))",
+        "Stay with tensor operations.",
+    ),
+    "specialized-dimension": (
+        "the model's code does not take all sizes of a dimension that was to vary",
+        "Narrow or fix it: --dynamic NAME:DIM=MIN..MAX or --dynamic NAME:DIM=K.",
+    ),
+    "unsupported-output": (
+        "the model returns an object that is no tensor or container of tensors",
+        "Return tensors in tuples, dicts or dataclasses; switch caches off.",
+    ),
+    "unsupported-python": (
+        "the code uses Python that torch.export cannot follow",
+        "Write it with tensor operations, or move it out of forward.",
+    ),
+    "operator": (
+        "an operator refuses the shapes or dtypes of its inputs",
+        "Check the example inputs: --inputs FILE.safetensors.",
+    ),
+    "model-error": (
+        "the model's own code raised an error",
+        "Check the example inputs: --inputs FILE.safetensors.",
+    ),
+}
+
+BY_CLASS: dict[str, Kind] = {
+    "GuardOnDataDependentSymNode": "data-dependent-branch",
+    "UserErrorDynamicControlFlow": "data-dependent-branch",
+    "PendingUnbackedSymbolNotFound": "data-dependent-size",
+    "DynamicOutputShapeException": "data-dependent-size",
+    "DataDependentOutputException": "data-leaves-torch",
+    "ConstraintViolationError": "specialized-dimension",
+    "UnsupportedOperatorException": "operator",
+    "UnsupportedFakeTensorException": "operator",
+    "TorchRuntimeError": "operator",
+    "Unsupported": "unsupported-python",
+}
+
+BY_TEXT: tuple[tuple[str, Kind], ...] = (
+    # Older torch says it so, and people still paste it into reports.
+    ("dynamic control flow is not supported", "data-dependent-branch"),
+    ("Data-dependent branching", "data-dependent-branch"),
+    ("Could not guard on data-dependent expression", "data-dependent-branch"),
+    ("Could not extract specialized integer", "data-dependent-size"),
+    ("Constraints violated", "specialized-dimension"),
+    ("not a known type", "unsupported-output"),
+    ("pytree-able", "unsupported-output"),
+    (".tolist() is not supported", "data-leaves-torch"),
+    (".numpy() is not supported", "data-leaves-torch"),
+    ("Cannot access data pointer", "data-leaves-torch"),
+)
+
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One refusal, fit for a message and for deciding what to try next."""
+
+    kind: Kind
+    file: str
+    """The user's file; empty when torch names none."""
+    line: int
+    code: str
+    """The text of that line."""
+    reason: str
+    hint: str
+    detail: str
+    """First lines of torch's own message."""
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else ""
+
+    def message(self) -> str:
+        """The refusal in words, without the hint."""
+        where = f" at {self.place}\n    {self.code}\n" if self.file else ": "
+        return f"torch.export refused the model{where}{self.reason} ({self.detail})"
+
+
+def explain(error: BaseException) -> Refusal:
+    """Explain an exception that torch.export raised; looks at it and changes nothing."""
+    chain = list(_chain(error))
+    kinds = [kind for kind in map(_kind, chain) if kind is not None]
+    kind: Kind = kinds[0] if kinds else "model-error"
+    file, line = next((place for place in map(_place, chain) if place is not None), ("", 0))
+    reason, hint = REASONS[kind]
+    fixes = re.search(r"Suggested fixes:\s*\n((?:[ \t]+\S.*\n?)+)", str(error))
+    if kind == "specialized-dimension" and fixes:
+        reason = f"{reason}; torch suggests {' '.join(fixes[1].split())}"
+    code = linecache.getline(file, line).strip() if file else ""
+    return Refusal(kind, file, line, code, reason, hint, _detail(error))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, then what it was raised from."""
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _kind(error: BaseException) -> Kind | None:
+    for text, kind in BY_TEXT:
+        if text in str(error):
+            return kind
+    for base in type(error).__mro__:
+        if base.__name__ in BY_CLASS:
+            return BY_CLASS[base.__name__]
+    return None
+
+
+def _place(error: BaseException) -> tuple[str, int] | None:
+    """The innermost line of code that is neither torch's, Python's, nor ours."""
+    frames = [
+        (frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    _, _, quoted = str(error).partition("from user code")
+    quoted_frames = [(match["file"], int(match["line"])) for match in FRAME.finditer(quoted)]
+    for file, line in [*reversed(quoted_frames), *reversed(frames)]:
+        if is_user_code(file):
+            return file, line
+    return None
+
+
+def is_user_code(file: str) -> bool:
+    """Whether a frame's file belongs to a model rather than to torch, Python or this package."""
+    if file.startswith("<"):
+        return False
+    path = str(Path(file).resolve())
+    torch_folder = str(Path(torch.__file__).parent)
+    if path.startswith((torch_folder, str(Path(__file__).resolve().parent))):
+        return False
+    is_installed = "site-packages" in path or "dist-packages" in path
+    return is_installed or not path.startswith(sysconfig.get_paths()["stdlib"])
+
+
+def _detail(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    first = lines[0] if lines else ""
+    return f"{type(error).__name__}: {first[:200]}"

@@ -1,0 +1,100 @@
+"""What a MODEL argument may be: a folder, a config alone, a factory, or a `.pt2` program."""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from transformers import PreTrainedConfig
+
+from enginecast.errors import SourceError, UsageError
+
+
+class Source(ABC):
+    """A model that can be captured, and the true eager model that its engine is compared with."""
+
+    name: str
+    """Short name for reports: the folder's name, or the factory as it was given."""
+    config: PreTrainedConfig | None = None
+    tokenizer_files: tuple[Path, ...] = ()
+    """Files that a bundle needs to tokenize prompts; empty without a tokenizer."""
+
+    @abstractmethod
+    def fingerprint(self) -> dict[str, str]:
+        """What the model is: sha256 by part ("config", "weights"), equal from run to run."""
+
+    @abstractmethod
+    def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """The model as a user gets it in `dtype`: real weights, eval mode, no gradients.
+
+        Raises:
+            SourceError: the weights do not fit the architecture.
+        """
+
+    @abstractmethod
+    def empty(self) -> nn.Module:
+        """A fresh fp32 model whose parameters and persistent buffers are on the meta device.
+
+        Buffers that no checkpoint stores (rotary frequencies, position ids) hold their real values.
+        """
+
+    @abstractmethod
+    def weights(self) -> dict[str, Tensor]:
+        """A tensor for every name in `empty().state_dict()`, in the dtype it is stored in.
+
+        Raises:
+            SourceError: tensors are missing, left over, or have another shape.
+        """
+
+    @property
+    @abstractmethod
+    def forward_arguments(self) -> tuple[str, ...]:
+        """Names of the arguments that the model's `forward` takes."""
+
+    def example(self) -> dict[str, Tensor]:
+        """Example inputs that came with the model, by argument name; mostly none."""
+        return {}
+
+    def given_program(self) -> ExportedProgram | None:
+        """The program, when the model is one already and needs no capture."""
+        return None
+
+
+def open_source(
+    text: str, *, random_weights: int | None = None, allow_code: bool = False
+) -> Source:
+    """Open a MODEL argument.
+
+    Args:
+        text: a Hugging Face folder, `package.module:factory`, or a `.pt2` file.
+        random_weights: seed for random weights; only for a folder that has a config and no weights.
+        allow_code: whether a file may be loaded whose loading can run code.
+
+    Raises:
+        SourceError: the model cannot be read.
+        UsageError: an option does not fit the kind of model.
+    """
+    path = Path(text)
+    if path.is_dir():
+        from enginecast.capture.huggingface import open_folder
+
+        return open_folder(path, random_weights)
+    if random_weights is not None:
+        raise UsageError(
+            f"--random-weights {random_weights} does not fit {text!r}: it is for a folder with a "
+            "config.json and no weights"
+        )
+    if path.suffix == ".pt2":
+        from enginecast.capture.program_file import open_program_file
+
+        return open_program_file(path, allow_code=allow_code)
+    if ":" in text and not path.exists():
+        from enginecast.capture.factory import open_factory
+
+        return open_factory(text)
+    raise SourceError(
+        f"{text!r} is no model: "
+        + ("a file of unknown kind" if path.exists() else "no such file or folder"),
+        hint="Give a Hugging Face folder, package.module:factory, or a .pt2 program.",
+    )
