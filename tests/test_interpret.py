@@ -1,0 +1,181 @@
+"""The interpreter: the program's own results, nothing altered, weights late and values freed
+early."""
+
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from small_programs import NAMES, cases, encoder, program
+from torch import Tensor, nn
+from torch.export import export
+from torch.fx import Node
+
+from enginecast.errors import InputError
+from enginecast.passes.graph_edit import weight_expressions
+from enginecast.verify.boundaries import leaving, range_report, snapshot
+from enginecast.verify.floor import reference_program
+from enginecast.verify.interpret import interpret, schedule, written_placeholders
+
+
+def test_outputs_are_the_programs_own() -> None:
+    exported = program(encoder())
+    for case in cases():
+        wanted = exported.module()(**case.inputs)
+        found = interpret(exported, case.inputs, names=NAMES)
+        assert list(found) == list(NAMES)
+        assert torch.equal(found["hidden"], wanted["hidden"])
+        assert torch.equal(found["pooled"], wanted["pooled"])
+
+
+def test_outputs_get_names_by_order() -> None:
+    assert list(interpret(program(encoder()), cases()[0].inputs)) == ["output_0", "output_1"]
+
+
+def test_a_missing_input_and_a_missing_name_are_named() -> None:
+    exported = program(encoder())
+    with pytest.raises(InputError, match=r"'attention_mask'.* missing"):
+        interpret(exported, {"input_ids": cases()[0].inputs["input_ids"]})
+    with pytest.raises(InputError, match="2 tensor outputs, got 1 names: hidden"):
+        interpret(exported, cases()[0].inputs, names=["hidden"])
+
+
+class Counter(nn.Module):
+    """Writes to a buffer, to a view of an input, and reads a constant and no tensor."""
+
+    steps: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(1))
+
+    def forward(self, x: Tensor, unused: None = None) -> tuple[Tensor, None, Tensor]:
+        self.steps.add_(1)
+        x.reshape(-1).mul_(2.0)
+        return x + torch.tensor(2.0), None, self.steps * 1.0
+
+
+def test_nothing_is_altered() -> None:
+    module = Counter().eval()
+    x = torch.ones(2, 3)
+    exported = export(module, (), {"x": x.clone(), "unused": None})
+    before = str(exported.graph)
+    for _ in range(2):
+        found = interpret(exported, {"x": x})
+        assert torch.equal(found["output_0"], torch.full((2, 3), 4.0))
+        assert found["output_1"].item() == 1.0
+    assert x.sum().item() == 6.0
+    assert exported.state_dict["steps"].item() == 0.0
+    assert str(exported.graph) == before
+    assert {node.name for node in written_placeholders(exported)} == {"b_steps", "x"}
+
+
+def test_weight_expressions_stand_right_before_their_first_use() -> None:
+    reference = reference_program(program(encoder()))
+    weights = weight_expressions(reference)
+    casts = {node for node in weights if node.op == "call_function"}
+    assert casts
+    order = schedule(reference, weights)
+    assert len(order) == len(set(order))
+    for index, node in enumerate(order):
+        if node in casts:
+            following = next(n for n in order[index:] if n not in weights)
+            assert _feeds(node, following)
+
+
+def _feeds(node: Node, reader: Node) -> bool:
+    return any(user is reader or _feeds(user, reader) for user in node.users)
+
+
+def test_few_raised_weights_are_alive_at_once() -> None:
+    reference = reference_program(program(encoder()))
+    seen: list[weakref.ref[Tensor]] = []
+    most = 0
+    linear = torch.ops.aten.linear.default
+
+    def watch(node: Node, tensor: Tensor) -> None:
+        nonlocal most
+        seen.append(weakref.ref(tensor))
+        most = max(most, sum(ref() is not None for ref in seen))
+
+    found = interpret(reference, cases()[0].inputs, names=NAMES, watch=watch)
+    assert found["hidden"].dtype == torch.float64
+    assert len(seen) > 20
+    assert most < 8
+    assert sum(node.target is linear for node in reference.graph.nodes) == 4
+
+
+def test_every_module_has_what_leaves_it() -> None:
+    exported = program(encoder())
+    case = cases()[1]
+    found = snapshot(exported, case.inputs, names=NAMES, mask=case.inputs["attention_mask"])
+    wanted: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[[nn.Module, object, Tensor], None]:
+        def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
+            wanted[name] = output
+
+        return hook
+
+    module = encoder()
+    for name, child in module.named_modules():
+        if name and not isinstance(child, nn.ModuleList):
+            child.register_forward_hook(keep(name))
+    module(**case.inputs)
+    assert set(wanted) <= set(found.boundaries)
+    valid = case.inputs["attention_mask"] != 0
+    for name, tensor in wanted.items():
+        last = found.boundaries[name][-1]
+        assert last.shape == tuple(tensor.shape), name
+        torch.testing.assert_close(last.sample, tensor[valid].reshape(-1), rtol=1e-6, atol=1e-6)
+    assert found.boundaries["blocks.0.norm"][-1].source.startswith("small_programs.py:")
+
+
+def test_digests_tell_one_bit_and_not_the_sign_of_zero() -> None:
+    class Same(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Identity()
+            self.relu = nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.relu(x) * 2.0
+            return result
+
+    exported = export(Same(), (torch.ones(4),), strict=False)
+    one = snapshot(exported, {"x": torch.tensor([0.0, 1.0, 2.0, 3.0])})
+    two = snapshot(exported, {"x": torch.tensor([-0.0, 1.0, 2.0, 3.0])})
+    other = snapshot(
+        exported, {"x": torch.tensor([0.0, 1.0, 2.0, 3.0]).nextafter(torch.tensor(9.0))}
+    )
+    assert one.boundaries["relu"][0].digest == two.boundaries["relu"][0].digest
+    assert one.boundaries["relu"][0].digest != other.boundaries["relu"][0].digest
+
+
+def test_ranges_see_inside_modules_and_leave_out_mask_fills() -> None:
+    class Peak(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 1e5
+            y = y.masked_fill(y < 0, torch.finfo(torch.float32).min).clamp(min=0.0)
+            return y * 1e-5
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.peak = Peak()
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.peak(x) + 1.0
+            return result
+
+    x = torch.tensor([-1.0, 2.0])
+    report = dict(range_report(export(Outer(), (x,)), {"x": x}))
+    assert report["peak"] == pytest.approx(2e5)
+    assert report[""] == pytest.approx(3.0)
+
+
+def test_values_that_stay_inside_are_no_boundaries() -> None:
+    exported = program(encoder())
+    names = {node.name for node in leaving(exported)}
+    gelu = next(n for n in exported.graph.nodes if "gelu" in n.name)
+    assert gelu.name not in names

@@ -1,0 +1,330 @@
+"""Level 1: every promise is measured, and every way of breaking it is seen and located."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from small_programs import NAMES, Encoder, cases, encoder, program
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from enginecast.errors import VerificationError
+from enginecast.passes.base import Pass, PassContext, Promise, Site
+from enginecast.passes.graph_edit import insert
+from enginecast.passes.pipeline import run_pipeline
+from enginecast.passes.source import module_path
+from enginecast.passes.unify_dtype import UnifyDtype
+from enginecast.runtime.manifest import Where
+from enginecast.verify.floor import make_reference
+from enginecast.verify.program import Observer, true_dtype_check
+from enginecast.verify.reference import Reference
+from enginecast.verify.verdict import judge
+
+aten = torch.ops.aten
+Edit = Callable[[ExportedProgram], None]
+MASKED = frozenset({"hidden"})
+WHERE = Where(provider="", device="cpu", versions={})
+
+
+@dataclass(frozen=True)
+class EditPass(Pass):
+    """Does what a test wants, under one promise or another."""
+
+    name: ClassVar[str] = "edit"
+    edit: Edit = lambda program: None
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        self.edit(program)
+        return [Site("node", "", "")]
+
+
+@dataclass(frozen=True)
+class Exact(EditPass):
+    promise: ClassVar[Promise] = "exact"
+
+
+@dataclass(frozen=True)
+class Reordered(EditPass):
+    promise: ClassVar[Promise] = "reordered"
+
+
+def observe(
+    passes: Sequence[Pass], *, module: nn.Module | None = None, **options: Any
+) -> tuple[Observer, ExportedProgram]:
+    exported = program(module or encoder())
+    observer = Observer(
+        exported, cases(), names=NAMES, mask_input="attention_mask", masked=MASKED, **options
+    )
+    run_pipeline(passes, exported, PassContext(), [observer])
+    return observer, exported
+
+
+def find(program: ExportedProgram, target: object, module: str) -> Node:
+    nodes: list[Node] = list(program.graph.nodes)
+    return next(n for n in nodes if n.target is target and module_path(n) == module)
+
+
+def scale_after(node: Node, factor: float) -> None:
+    with node.graph.inserting_after(node):
+        scaled = insert(node.graph, aten.mul.Tensor, (node, factor), like=node)
+    node.replace_all_uses_with(scaled, delete_user_cb=lambda user: user is not scaled)
+
+
+def change_one_bit(program: ExportedProgram) -> None:
+    scale_after(find(program, aten.layer_norm.default, "blocks.1.norm"), 1 + 2.0**-23)
+
+
+def change_epsilon(program: ExportedProgram) -> None:
+    norm = find(program, aten.layer_norm.default, "blocks.0.norm")
+    norm.args = (*norm.args[:4], 1e-3, *norm.args[5:])
+
+
+def perturb_one_weight(program: ExportedProgram) -> None:
+    weight = program.state_dict["blocks.1.second.weight"].detach().clone()
+    weight[3, 5] += 1e-2
+    program.state_dict["blocks.1.second.weight"] = nn.Parameter(weight, requires_grad=False)
+
+
+def drop_the_mask(program: ExportedProgram) -> None:
+    for node in program.graph.nodes:
+        if node.target is aten.unsqueeze.default and node.args[0].name == "attention_mask":
+            with node.graph.inserting_after(node):
+                ones = insert(node.graph, aten.ones_like.default, (node,), like=node)
+            node.replace_all_uses_with(ones, delete_user_cb=lambda user, new=ones: user is not new)
+
+
+def sum_in_another_order(program: ExportedProgram) -> None:
+    """x @ w + b as b + x @ w over reversed channels: the same steps, other roundings."""
+    for node in list(program.graph.nodes):
+        if node.target is aten.linear.default:
+            x, weight, bias = node.args
+            with node.graph.inserting_before(node):
+                left = insert(node.graph, aten.flip.default, (x, [-1]), like=node)
+                right = insert(node.graph, aten.flip.default, (weight, [-1]), like=node)
+                product = insert(node.graph, aten.linear.default, (left, right), like=node)
+                result = insert(node.graph, aten.add.Tensor, (product, bias), like=node)
+            node.replace_all_uses_with(result)
+            node.graph.erase_node(node)
+
+
+def test_an_exact_pass_that_changes_nothing_is_equal_everywhere() -> None:
+    observer, _ = observe([Exact()])
+    check = observer.checks[0]
+    assert (check.failure, check.worst_error, check.moved) == ("", 0.0, ())
+    assert "blocks.1.norm" in check.modules
+    assert check.rewritten == 1
+
+
+def test_an_exact_pass_that_changes_one_bit_fails_where_it_does() -> None:
+    with pytest.raises(VerificationError, match="'edit' promises 'exact'") as caught:
+        observe([Exact(change_one_bit)])
+    assert "at blocks.1.norm (small_programs.py:" in str(caught.value)
+    assert "no longer bit-equal" in str(caught.value)
+
+
+def test_reordered_roundings_pass_and_are_no_exact_pass() -> None:
+    observer, _ = observe([Reordered(sum_in_another_order)])
+    assert observer.checks[0].failure == ""
+    assert 0.0 < observer.checks[0].worst_ratio <= 3.0
+    with pytest.raises(VerificationError, match="bit-equal"):
+        observe([Exact(sum_in_another_order)])
+
+
+@pytest.mark.parametrize(
+    ("edit", "place"),
+    [
+        (change_epsilon, "blocks.0"),
+        (perturb_one_weight, "blocks.1"),
+        (drop_the_mask, "blocks.0"),
+        (lambda p: scale_after(find(p, aten.linear.default, "blocks.1.first"), 1.0001), "blocks.1"),
+    ],
+)
+def test_a_wrong_rewrite_is_found_in_its_module(edit: Edit, place: str) -> None:
+    with pytest.raises(VerificationError, match="'edit' promises 'reordered'") as caught:
+        observe([Reordered(edit)])
+    assert f"at {place}" in str(caught.value)
+    assert "x the floor" in str(caught.value)
+
+
+def test_a_lenient_observer_records_and_blames_only_the_guilty_pass() -> None:
+    passes = [Reordered(), Reordered(change_epsilon), Reordered(), Exact()]
+    observer, _ = observe(passes, strict=False)
+    assert [bool(check.failure) for check in observer.checks] == [False, True, False, False]
+    assert observer.checks[1].seconds >= 0.0
+
+
+def test_a_stream_scaled_by_a_power_of_two_has_moved_and_is_right() -> None:
+    def rescale(program: ExportedProgram) -> None:
+        first = find(program, aten.gelu.default, "blocks.0")
+        norm = find(program, aten.layer_norm.default, "blocks.0.norm")
+        scale_after(first, 0.125)
+        norm.args = (*norm.args[:4], 1e-5 / 64, *norm.args[5:])
+
+    def double_and_halve(program: ExportedProgram) -> None:
+        linear = find(program, aten.linear.default, "blocks.0.first")
+        scale_after(linear, 2.0)
+        doubled = linear.next
+        with doubled.graph.inserting_after(doubled):
+            halved = insert(
+                doubled.graph,
+                aten.mul.Tensor,
+                (doubled, 0.5),
+                like=find(program, aten.gelu.default, "blocks.0"),
+            )
+        doubled.replace_all_uses_with(halved, delete_user_cb=lambda user: user is not halved)
+
+    observer, _ = observe([Exact(double_and_halve)])
+    assert observer.checks[0].moved == ("blocks.0.first",)
+    observer, _ = observe([Reordered(rescale)])
+    assert observer.checks[0].failure == ""
+
+
+def test_the_program_is_not_altered_by_looking() -> None:
+    exported = program(encoder())
+    before = str(exported.graph)
+    Observer(exported, cases(), names=NAMES)
+    assert str(exported.graph) == before
+
+
+def low_reference(dtype: str, *, scale: float = 1.0) -> Reference:
+    def eager(to: torch.dtype) -> Encoder:
+        return encoder(scale=scale).to(to)
+
+    return make_reference(
+        program(encoder(scale=scale)),
+        eager,
+        cases(),
+        dtype=dtype,
+        names=NAMES,
+        mask_input="attention_mask",
+    )
+
+
+def test_the_reference_knows_which_output_follows_the_mask() -> None:
+    reference = low_reference("fp32")
+    assert reference.masked == MASKED
+    assert reference.cases[0].reference["hidden"].dtype == "float64"
+    assert reference.cases[0].outputs["hidden"].dtype == "float32"
+    assert 0 < reference.floor.cases["ragged"]["hidden"].relative < 1e-6
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_a_change_of_precision_is_judged_by_eager(dtype: Any) -> None:
+    reference = low_reference(dtype)
+    observer, exported = observe(
+        [UnifyDtype(to=dtype), Reordered(sum_in_another_order)], floor=reference.floor
+    )
+    assert [check.failure for check in observer.checks] == ["", ""]
+    run = true_dtype_check(
+        exported,
+        cases(),
+        {case.name: case.reference for case in reference.cases},
+        floor=reference.floor,
+        names=NAMES,
+        mask_input="attention_mask",
+        masked=reference.masked,
+    )
+    verdict = judge(
+        run.measured, reference.floor, where=WHERE, engine_ran=False, problems=run.problems
+    )
+    assert verdict.outcome == "verified-by-emulation"
+
+
+def test_a_wrong_pass_in_low_precision_fails() -> None:
+    def negate(program: ExportedProgram) -> None:
+        scale_after(find(program, aten.linear.default, "blocks.1.first"), -1.0)
+
+    floor = low_reference("bf16").floor
+    with pytest.raises(VerificationError, match="'edit' promises 'reordered'"):
+        observe([UnifyDtype(to="bf16"), Reordered(negate)], floor=floor)
+
+
+def test_fp16_that_overflows_is_rejected_with_the_module() -> None:
+    scale = 3e5
+    reference = low_reference("fp16", scale=scale)
+    assert reference.floor.culprit.startswith("values leave fp16's range at blocks.0 (max ")
+    exported = program(encoder(scale=scale))
+    run_pipeline([UnifyDtype(to="fp16")], exported, PassContext())
+    run = true_dtype_check(
+        exported,
+        cases(),
+        {case.name: case.reference for case in reference.cases},
+        floor=reference.floor,
+        names=NAMES,
+        mask_input="attention_mask",
+        masked=reference.masked,
+    )
+    assert "values stop being finite at blocks.0" in run.problems[0]
+    verdict = judge(
+        run.measured, reference.floor, where=WHERE, engine_ran=False, problems=run.problems
+    )
+    assert verdict.outcome == "rejected"
+    with pytest.raises(VerificationError, match=r"at blocks.0.norm .*not finite .values leave"):
+        observe([UnifyDtype(to="fp16")], module=encoder(scale=scale), floor=reference.floor)
+
+
+def test_values_in_pad_rows_do_not_matter() -> None:
+    def spoil_pads(program: ExportedProgram) -> None:
+        output = next(iter(reversed(program.graph.nodes)))
+        hidden = output.args[0][0]
+        mask = next(n for n in program.graph.nodes if n.name == "attention_mask")
+        with program.graph.inserting_before(output):
+            row = insert(program.graph, aten.unsqueeze.default, (mask, -1), like=hidden)
+            pad = insert(program.graph, aten.eq.Scalar, (row, 0), like=hidden)
+            filled = insert(program.graph, aten.masked_fill.Scalar, (hidden, pad, 5.0), like=hidden)
+        output.replace_input_with(hidden, filled)
+
+    observer, exported = observe([Reordered(spoil_pads)], strict=False)
+    assert observer.checks[0].failure == ""
+    reference = low_reference("fp32")
+    run = true_dtype_check(
+        exported,
+        cases(),
+        {case.name: case.reference for case in reference.cases},
+        floor=reference.floor,
+        names=NAMES,
+        mask_input="attention_mask",
+        masked=reference.masked,
+    )
+    verdict = judge(run.measured, reference.floor, where=WHERE, engine_ran=True)
+    assert verdict.outcome == "verified"
+    assert verdict.outputs[0].pad_error is not None
+    assert verdict.outputs[0].pad_error > 0.5
+    assert torch.isfinite(torch.tensor(verdict.outputs[0].pad_error))
+
+
+@pytest.mark.parametrize("edit", [change_epsilon, perturb_one_weight, drop_the_mask])
+def test_the_verdict_finds_the_same_mutations(edit: Edit) -> None:
+    reference = low_reference("fp32")
+    exported = program(encoder())
+    edit(exported)
+    run = true_dtype_check(
+        exported,
+        cases(),
+        {case.name: case.reference for case in reference.cases},
+        floor=reference.floor,
+        names=NAMES,
+        mask_input="attention_mask",
+        masked=reference.masked,
+    )
+    verdict = judge(run.measured, reference.floor, where=WHERE, engine_ran=True)
+    assert verdict.outcome == "rejected"
+    assert "the error eager fp32 itself has" in verdict.reasons[0]
+
+
+def test_eager_that_cannot_run_is_said_so() -> None:
+    class Stubborn(nn.Module):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            raise RuntimeError("not implemented for 'Half'")
+
+    with pytest.raises(VerificationError, match="case 'full': eager fp16 cannot run here"):
+        make_reference(
+            program(encoder()),
+            lambda dtype: Stubborn() if dtype is torch.float16 else encoder().to(dtype),
+            cases(),
+            dtype="fp16",
+            names=NAMES,
+        )

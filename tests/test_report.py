@@ -1,0 +1,169 @@
+"""Reports: tables for people, JSON for programs, one page that loads nothing."""
+
+import io
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from enginecast.runtime.manifest import Fusion, Outcome, OutputVerdict, Verdict, Where
+from enginecast.verify.report import print_report, to_json, write_report
+from enginecast.verify.report_data import PassCheck, Report
+from enginecast.verify.report_page import shade
+
+
+def report(outcome: Outcome = "verified", reasons: tuple[str, ...] = ()) -> Report:
+    return Report(
+        model="t5 <small> & [bold]",
+        target="onnxruntime",
+        precision="bf16",
+        pipeline="canonicalize,unify-dtype{to=bf16}",
+        floor_dtype="bf16",
+        verdict=Verdict(
+            outcome=outcome,
+            engine="ran",
+            where=Where(provider="CUDAExecutionProvider", device="sm90", versions={"torch": "2"}),
+            outputs=(
+                OutputVerdict(
+                    name="last_hidden_state",
+                    error=5.5e-3,
+                    floor=5e-3,
+                    ratio=1.1,
+                    limit=3.0,
+                    cosine=0.99998,
+                    sqnr_db=45.2,
+                    max_abs=0.1,
+                ),
+                OutputVerdict(name="ids", error=None, floor=None, ratio=None, limit=None),
+            ),
+            cases=("long", "empty prompt"),
+            reasons=reasons,
+        ),
+        passes=(
+            PassCheck(
+                name="fuse-rms-norm",
+                promise="reordered",
+                rewritten=9,
+                left_alone=1,
+                seconds=0.2,
+                check_seconds=0.1,
+                worst_place="encoder.block.1",
+                worst_source="modeling_t5.py:66",
+                worst_error=2.5e-7,
+                worst_ratio=1.2,
+                modules={"encoder.block.0": 1e-7, "encoder.block.1": 2.5e-7},
+                moved=("encoder.block.0.layer.0",),
+            ),
+            PassCheck("canonicalize", "exact", 3, 0, 0.1, 0.1, "encoder", "", 0.0, 0.0),
+        ),
+        fusions=(
+            Fusion(
+                kind="rms norm",
+                expected=9,
+                program=8,
+                engine=8,
+                missing=("encoder.block.0: a cast between rsqrt and mul",),
+            ),
+        ),
+        ranges=(("encoder.block.1", 1.4e5), ("", 3.0)),
+        left_out=("largest",),
+        seconds={"capture": 4.6},
+        notes=("a note",),
+    )
+
+
+def printed(shown: Report) -> str:
+    stream = io.StringIO()
+    print_report(shown, Console(file=stream, width=160, no_color=True))
+    return stream.getvalue()
+
+
+def test_the_terminal_shows_verdict_passes_and_fusions() -> None:
+    text = printed(report())
+    assert "verified: 1.1x the error eager bf16 itself has" in text
+    assert "error / eager bf16's" in text
+    line = next(line for line in text.splitlines() if line.startswith("last_hidden_state"))
+    assert line.split() == [
+        "last_hidden_state",
+        "1.1x",
+        "3.0x",
+        "5.50e-03",
+        "0.9999800",
+        "45.2",
+        "-",
+    ]
+    line = next(line for line in text.splitlines() if line.startswith("fuse-rms-norm"))
+    assert "encoder.block.1 modeling_t5.py:66" in line
+    assert "2.50e-07" in line
+    line = next(line for line in text.splitlines() if line.startswith("canonicalize"))
+    assert line.split()[-1] == "equal"
+    assert "a cast between rsqrt and mul" in text
+
+
+def test_a_rejection_prints_every_reason_once() -> None:
+    text = printed(report("rejected", ("first [red] reason", "second reason")))
+    assert "rejected: first [red] reason" in text
+    assert text.count("first [red] reason") == 1
+    assert text.count("second reason") == 1
+
+
+def test_json_holds_everything_and_is_the_same_every_time() -> None:
+    content = json.loads(to_json(report()))
+    assert content["verdict"]["outputs"][0]["ratio"] == 1.1
+    assert content["passes"][0]["modules"]["encoder.block.1"] == 2.5e-7
+    assert content["fusions"][0]["missing"] == ["encoder.block.0: a cast between rsqrt and mul"]
+    assert to_json(report()) == to_json(report())
+
+
+class Page(HTMLParser):
+    """Collects what a page would load, and checks that its tags close."""
+
+    VOID = frozenset({"meta", "br"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+        self.text: list[str] = []
+        self.cells = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.loads += [str(value) for name, value in attrs if name in {"src", "href"}]
+        self.loads += [tag] if tag in {"script", "link", "iframe"} else []
+        self.cells += ("title" in dict(attrs)) and tag == "span"
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.mark.parametrize("outcome", ["verified", "rejected"])
+def test_the_page_is_whole_and_loads_nothing(tmp_path: Path, outcome: Outcome) -> None:
+    as_json, as_html = write_report(tmp_path, report(outcome, ("because <b>",)))
+    assert (as_json.name, as_html.name) == ("report.json", "report.html")
+    source = as_html.read_text(encoding="utf-8")
+    page = Page()
+    page.feed(source)
+    assert page.open == []
+    assert page.loads == []
+    assert "url(" not in source
+    text = " ".join(" ".join(page.text).split())
+    assert "t5 <small> & [bold]" in text
+    assert "because <b>" in text
+    assert "1.1x" in text
+    assert "a cast between rsqrt and mul" in text
+    assert "other values now leave encoder.block.0.layer.0" in text
+    assert page.cells == 2
+    assert ('class="verdict rejected"' in source) == (outcome == "rejected")
+
+
+def test_the_strip_goes_from_pale_to_dark() -> None:
+    assert shade(0.0) == shade(1e-8) == shade(1e-12)
+    assert shade(1.0) == shade(1e30)
+    assert len({shade(10.0**power) for power in range(-8, 1)}) == 9

@@ -1,0 +1,160 @@
+"""Verdicts: judged by the noise floor, with floors that are no measure refused."""
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+import pytest
+
+from enginecast.errors import UsageError
+from enginecast.runtime.manifest import Verdict, Where
+from enginecast.verify.comparison import Comparison, Floor
+from enginecast.verify.metrics import Array, measure
+from enginecast.verify.verdict import judge, times, verdict_line
+
+WHERE = Where(provider="CPUExecutionProvider", device="x86_64", versions={"onnxruntime": "1.31.1"})
+GENERATOR = np.random.default_rng(11)
+REFERENCE = {case: GENERATOR.standard_normal((4, 7, 16)) for case in ("short", "long")}
+NOISE = {case: GENERATOR.standard_normal((4, 7, 16)) for case in REFERENCE}
+
+
+def off_by(error: float, sign: float = 1.0) -> Comparison:
+    """The reference with noise of a relative size."""
+    return {
+        case: {"y": measure(wanted + sign * error * NOISE[case], wanted)}
+        for case, wanted in REFERENCE.items()
+    }
+
+
+def of(outputs: Mapping[str, Array]) -> Comparison:
+    return {case: {"y": measure(outputs[case], wanted)} for case, wanted in REFERENCE.items()}
+
+
+def rejected(verdict: Verdict) -> str:
+    assert verdict.outcome == "rejected"
+    return "\n".join(verdict.reasons)
+
+
+def test_an_engine_as_good_as_eager_is_verified() -> None:
+    floor = Floor("bf16", off_by(5e-3))
+    verdict = judge(off_by(5.5e-3, -1.0), floor, where=WHERE, engine_ran=True)
+    assert (verdict.outcome, verdict.engine, verdict.reasons) == ("verified", "ran", ())
+    assert verdict_line(verdict, "bf16") == "verified: 1.1x the error eager bf16 itself has"
+    assert verdict.cases == ("short", "long")
+    assert verdict.outputs[0].ratio == pytest.approx(1.1, abs=0.05)
+
+
+def test_more_than_the_limit_is_rejected_in_floor_units() -> None:
+    verdict = judge(off_by(2e-2), Floor("bf16", off_by(5e-3)), where=WHERE, engine_ran=True)
+    assert "'y' has 4.0x the error eager bf16 itself has" in rejected(verdict)
+
+
+def test_one_wrong_row_is_rejected_though_the_pooled_error_is_small() -> None:
+    outputs = {case: wanted + 1e-7 * NOISE[case] for case, wanted in REFERENCE.items()}
+    outputs["long"][2, 3] += 4e-6
+    verdict = judge(of(outputs), Floor("fp32", off_by(2e-7)), where=WHERE, engine_ran=True)
+    assert "case 'long': its worst row" in rejected(verdict)
+
+
+def test_a_floor_of_zero_leaves_room_for_rounding_and_for_no_more() -> None:
+    floor = Floor("fp32", off_by(0.0))
+    assert judge(off_by(1e-7), floor, where=WHERE, engine_ran=True).outcome == "verified"
+    assert judge(off_by(1e-6), floor, where=WHERE, engine_ran=True).outcome == "rejected"
+
+
+def test_small_outputs_do_not_pass_by_being_small() -> None:
+    reference = {case: 3e-21 * wanted for case, wanted in REFERENCE.items()}
+    zero = {case: {"y": measure(0 * wanted, wanted)} for case, wanted in reference.items()}
+    near = {
+        case: {"y": measure(wanted + 3e-28 * NOISE[case], wanted)}
+        for case, wanted in reference.items()
+    }
+    verdict = judge(zero, Floor("fp32", near), where=WHERE, engine_ran=True)
+    assert verdict.outcome == "rejected"
+    assert verdict.outputs[0].max_abs is not None
+    assert verdict.outputs[0].max_abs < 1e-19
+
+
+def test_an_fp16_floor_that_lost_range_is_no_tolerance() -> None:
+    culprit = "values leave fp16's range at block.3 (max 1.4e+05 > 65504)"
+    floor = Floor("fp16", off_by(0.047), wider=off_by(8e-3), culprit=culprit)
+    reason = rejected(judge(off_by(1e-3), floor, where=WHERE, engine_ran=True))
+    assert "eager fp16 itself is 47x worse than fp16's precision allows" in reason
+    assert culprit in reason
+
+
+def test_an_fp16_floor_within_its_precision_is_used() -> None:
+    floor = Floor("fp16", off_by(1.2e-3), wider=off_by(8e-3))
+    assert judge(off_by(1e-3), floor, where=WHERE, engine_ran=True).outcome == "verified"
+
+
+def test_values_below_fp16_are_named_as_the_cause() -> None:
+    tiny = {case: 3e-21 * wanted for case, wanted in REFERENCE.items()}
+    lost = {case: {"y": measure(0 * wanted, wanted)} for case, wanted in tiny.items()}
+    kept = {case: {"y": measure(1.004 * wanted, wanted)} for case, wanted in tiny.items()}
+    verdict = judge(lost, Floor("fp16", lost, wider=kept), where=WHERE, engine_ran=True)
+    assert "below fp16's normal range" in rejected(verdict)
+
+
+def test_a_floor_that_is_not_finite_or_useless_rejects() -> None:
+    broken = {case: {"y": measure(np.full_like(w, np.nan), w)} for case, w in REFERENCE.items()}
+    verdict = judge(off_by(1e-3), Floor("bf16", broken), where=WHERE, engine_ran=True)
+    assert "eager bf16 itself gives values that are not finite" in rejected(verdict)
+    verdict = judge(off_by(1e-3), Floor("bf16", off_by(0.4)), where=WHERE, engine_ran=True)
+    assert "off by 4" in rejected(verdict)
+
+
+def test_a_non_finite_output_is_rejected_with_its_place() -> None:
+    outputs = {case: wanted.copy() for case, wanted in REFERENCE.items()}
+    outputs["short"][1, 2, 3] = np.inf
+    verdict = judge(of(outputs), Floor("fp32", off_by(1e-7)), where=WHERE, engine_ran=True)
+    assert "case 'short': 1 values are not finite, first at [1, 2, 3]" in rejected(verdict)
+
+
+def test_a_case_that_was_not_compared_does_not_agree() -> None:
+    measured = dict(off_by(1e-7))
+    del measured["long"]
+    verdict = judge(measured, Floor("fp32", off_by(1e-7)), where=WHERE, engine_ran=True)
+    assert "case 'long': nothing to compare for y" in rejected(verdict)
+
+
+def test_an_all_zero_reference_proves_nothing() -> None:
+    nothing = {"only": {"y": measure(np.zeros((2, 3)), np.zeros((2, 3)))}}
+    verdict = judge(nothing, Floor("fp32", nothing), where=WHERE, engine_ran=True)
+    assert "all zero" in rejected(verdict)
+
+
+def test_emulation_must_pass_too_and_says_so() -> None:
+    floor = Floor("fp16", off_by(1e-3), wider=off_by(8e-3))
+    good = judge(off_by(1e-4), floor, where=WHERE, engine_ran=False, emulated=off_by(1.2e-3))
+    assert (good.outcome, good.engine) == ("verified-by-emulation", "not run on target")
+    assert good.outputs[0].ratio == pytest.approx(1.2, abs=0.05)
+    assert "true fp16 arithmetic" in good.reasons[0]
+    assert "has not run on its target" in verdict_line(good, "fp16")
+    bad = judge(off_by(1e-4), floor, where=WHERE, engine_ran=False, emulated=off_by(0.5))
+    assert "in true fp16 arithmetic: output 'y'" in rejected(bad)
+
+
+def test_problems_found_elsewhere_reject() -> None:
+    floor = Floor("fp32", off_by(1e-7))
+    verdict = judge(off_by(1e-7), floor, where=WHERE, engine_ran=True, problems=["it is blue"])
+    assert verdict_line(verdict, "fp32") == "rejected: it is blue"
+
+
+def test_a_verdict_is_json() -> None:
+    broken = {case: {"y": measure(np.full_like(w, np.nan), w)} for case, w in REFERENCE.items()}
+    verdict = judge(broken, Floor("fp32", off_by(0.0)), where=WHERE, engine_ran=True)
+    assert msgspec.json.decode(msgspec.json.encode(verdict), type=Verdict) == verdict
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    with pytest.raises(UsageError, match="fp8"):
+        Floor("fp8", {})
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0.0x"), (0.042, "0.04x"), (1.14, "1.1x"), (47.2, "47x"), (123456.0, "1.2e+05x")],
+)
+def test_ratios_read_well(value: float, text: str) -> None:
+    assert times(value) == text

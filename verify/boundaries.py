@@ -1,0 +1,160 @@
+"""What leaves each module while a program runs: the values at which two programs of one model can
+be compared."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from enginecast.passes.graph_edit import is_float, value, weight_expressions
+from enginecast.passes.source import module_path, source_line
+from enginecast.verify.interpret import interpret
+
+SAMPLE = 1 << 16
+"""Elements kept of a boundary: enough for an L2 norm, little enough to keep hundreds of boundaries
+in memory."""
+FILL = 1e37
+"""Larger magnitudes are fill values of masks, not activations."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A float tensor that leaves a module."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    digest: bytes
+    """Of all elements; equal for equal values (-0 counts as 0)."""
+    sample: Tensor
+    """Evenly spaced elements of the valid rows, [n], in the tensor's dtype."""
+    max_abs: float
+    """Of the finite elements of the valid rows."""
+    nonfinite: int
+    """Elements of the valid rows that are infinite or NaN."""
+    source: str
+    """file:line of the user's model code."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One run of a program."""
+
+    outputs: Mapping[str, Tensor]
+    boundaries: Mapping[str, tuple[Boundary, ...]]
+    """Module path -> what left it, in order of execution; the last one is the module's result.
+    Modules stand in the order in which they end."""
+
+
+def leaving(program: ExportedProgram) -> dict[Node, tuple[str, ...]]:
+    """For each float value that leaves modules, the paths of those modules, innermost first.
+
+    A value leaves a module when a node outside of the module, or the output, reads it.
+    """
+    weights = weight_expressions(program)
+    found: dict[Node, tuple[str, ...]] = {}
+    for node in program.graph.nodes:
+        if node.op != "call_function" or node in weights or not is_float(node):
+            continue
+        readers = [_path(user) for user in node.users if user.op == "output" or _is_tensor(user)]
+        left = tuple(
+            p for p in _enclosing(module_path(node)) if any(_outside(r, p) for r in readers)
+        )
+        if left:
+            found[node] = left
+    return found
+
+
+def snapshot(
+    program: ExportedProgram,
+    inputs: Mapping[str, Tensor],
+    *,
+    names: tuple[str, ...] | None = None,
+    mask: Tensor | None = None,
+) -> Snapshot:
+    """Run a program once and keep its outputs and what leaves each module.
+
+    Args:
+        inputs: by placeholder name.
+        names: of the outputs.
+        mask: attention mask [B, S]; rows with 0 are left out of samples and ranges.
+    """
+    paths = leaving(program)
+    found: dict[str, list[Boundary]] = {}
+
+    def keep(node: Node, tensor: Tensor) -> None:
+        if node in paths:
+            boundary = _boundary(tensor, source_line(node), mask)
+            for path in paths[node]:
+                found[path] = [*found.pop(path, []), boundary]  # a module stands where it ends
+
+    outputs = interpret(program, inputs, names=names, watch=keep)
+    return Snapshot(outputs, {path: tuple(values) for path, values in found.items()})
+
+
+def range_report(program: ExportedProgram, inputs: Mapping[str, Tensor]) -> list[tuple[str, float]]:
+    """The largest finite magnitude that each module computes, inner values included, in order of
+    execution.
+
+    Args:
+        program: the fp32 program, whose values do not leave their range.
+    """
+    found: dict[str, float] = {}
+
+    def keep(node: Node, tensor: Tensor) -> None:
+        if tensor.is_floating_point() and tensor.numel():
+            sizes = tensor.abs()
+            largest = torch.where(sizes < FILL, sizes, 0.0).max().item()
+            path = module_path(node)
+            found[path] = max(found.get(path, 0.0), largest)
+
+    interpret(program, inputs, watch=keep)
+    return list(found.items())
+
+
+def _boundary(tensor: Tensor, source: str, mask: Tensor | None) -> Boundary:
+    valid = tensor
+    if mask is not None and tensor.shape[: mask.ndim] == mask.shape:
+        valid = tensor[mask != 0]
+    finite = torch.isfinite(valid)
+    flat = valid.reshape(-1)
+    # An odd step visits every channel in turn, whatever power of two the hidden size is.
+    step = max(1, -(-flat.numel() // SAMPLE)) | 1 if flat.numel() > SAMPLE else 1
+    return Boundary(
+        shape=tuple(tensor.shape),
+        dtype=tensor.dtype,
+        digest=_digest(tensor),
+        sample=flat[::step].clone(),
+        max_abs=float(torch.where(finite, valid, 0.0).abs().max()) if flat.numel() else 0.0,
+        nonfinite=int((~finite).sum()),
+        source=source,
+    )
+
+
+def _digest(tensor: Tensor) -> bytes:
+    plain = (tensor + 0.0).contiguous().reshape(-1)  # -0.0 + 0.0 is 0.0
+    data: Any = plain.view(torch.uint8).numpy()
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _enclosing(path: str) -> list[str]:
+    """The module and the modules around it, innermost first, without the root."""
+    parts = path.split(".") if path else []
+    return [".".join(parts[: n + 1]) for n in reversed(range(len(parts)))]
+
+
+def _path(user: Node) -> str:
+    return "" if user.op == "output" else module_path(user)
+
+
+def _is_tensor(user: Node) -> bool:
+    found = value(user)
+    return isinstance(found, Tensor | tuple | list)
+
+
+def _outside(reader: str, path: str) -> bool:
+    return reader != path and not reader.startswith(path + ".")

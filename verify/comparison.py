@@ -1,0 +1,113 @@
+"""Outputs of several cases against a reference, and the noise floor they are judged by."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from enginecast.errors import UsageError
+from enginecast.verify.metrics import Array, Metrics, measure, pool, row_mask
+
+Comparison = Mapping[str, Mapping[str, Metrics]]
+"""Case name -> output name -> metrics."""
+
+UNIT_ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
+"""Largest relative error of rounding one number: half the distance between 1 and the next one (IEEE
+754; bfloat16 keeps 8 significant bits)."""
+
+
+def unit_roundoff(dtype: str) -> float:
+    """The unit roundoff of "fp64", "fp32", "fp16" or "bf16".
+
+    Raises:
+        UsageError: any other name.
+    """
+    if dtype not in UNIT_ROUNDOFF:
+        known = ", ".join(UNIT_ROUNDOFF)
+        raise UsageError(f"no unit roundoff is known for dtype {dtype!r}; known: {known}")
+    return UNIT_ROUNDOFF[dtype]
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The noise floor: what eager itself loses in the target dtype, measured against the fp64
+    reference."""
+
+    dtype: str
+    """One of "fp32", "fp16" and "bf16"."""
+    cases: Comparison
+    wider: Comparison | None = None
+    """For fp16: the same in bf16, which has fp32's range; tells lost precision from lost range."""
+    culprit: str = ""
+    """For fp16: where values leave its range, in words; empty when they do not."""
+
+    def __post_init__(self) -> None:
+        unit_roundoff(self.dtype)
+
+    def only(self, cases: frozenset[str]) -> "Floor":
+        """The floor of some of the cases."""
+        wider = None if self.wider is None else _only(self.wider, cases)
+        return Floor(self.dtype, _only(self.cases, cases), wider, self.culprit)
+
+
+def _only(comparison: Comparison, cases: frozenset[str]) -> Comparison:
+    return {name: found for name, found in comparison.items() if name in cases}
+
+
+def compare(
+    outputs: Mapping[str, Array],
+    reference: Mapping[str, Array],
+    *,
+    attention_mask: Array | None = None,
+    masked: frozenset[str] = frozenset(),
+) -> dict[str, Metrics]:
+    """Measure every output that the reference has and the outputs have.
+
+    Args:
+        outputs: output name -> array, any float dtype.
+        reference: output name -> float64 array of the same shape.
+        attention_mask: of this case, [B, S].
+        masked: outputs whose rows follow the mask (`metrics.masked_outputs`).
+
+    Raises:
+        VerificationError: a shape differs.
+    """
+    return {
+        name: measure(
+            outputs[name],
+            wanted,
+            row_mask(wanted.shape, attention_mask) if name in masked else None,
+        )
+        for name, wanted in reference.items()
+        if name in outputs
+    }
+
+
+def pool_output(comparison: Comparison, output: str) -> Metrics:
+    """One output over all the cases that have it."""
+    return pool(outputs[output] for outputs in comparison.values() if output in outputs)
+
+
+def output_names(comparison: Comparison) -> tuple[str, ...]:
+    """The outputs of all cases, in the order they first appear."""
+    return tuple(dict.fromkeys(name for outputs in comparison.values() for name in outputs))
+
+
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    """Builtin types only, for JSON."""
+    return {
+        case: {name: asdict(metrics) for name, metrics in outputs.items()}
+        for case, outputs in comparison.items()
+    }
+
+
+def from_json(content: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Comparison:
+    """What `to_json` wrote."""
+    return {
+        case: {name: _metrics(fields) for name, fields in outputs.items()}
+        for case, outputs in content.items()
+    }
+
+
+def _metrics(fields: Mapping[str, Any]) -> Metrics:
+    first = fields["first_nonfinite"]
+    return Metrics(**{**fields, "first_nonfinite": None if first is None else tuple(first)})

@@ -1,0 +1,102 @@
+"""Runs a loaded engine over the stored cases and judges it.  Needs neither torch nor the model."""
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+import ml_dtypes
+import numpy as np
+
+from enginecast.errors import VerificationError
+from enginecast.runtime.manifest import Verdict, Where
+from enginecast.runtime.session import Engine
+from enginecast.verify.comparison import Comparison, compare
+from enginecast.verify.metrics import Array, Metrics
+from enginecast.verify.reference import Reference, ReferenceCase
+from enginecast.verify.verdict import LIMIT, judge
+
+_PACKAGES = ("enginecast", "onnxruntime", "onnxruntime-gpu", "numpy")
+
+
+def verify_engine(
+    engine: Engine,
+    reference: Reference,
+    *,
+    emulated: Comparison | None = None,
+    problems: tuple[str, ...] = (),
+    limit: float = LIMIT,
+) -> Verdict:
+    """Run every case of the reference and judge the outputs by its noise floor.
+
+    Args:
+        engine: loaded, on the provider to be judged.
+        reference: of the model the engine was made from.
+        emulated: the program in true dtype arithmetic, where that could be run; must pass too.
+        problems: reasons to reject that were found elsewhere.
+        limit: error over floor that is still accepted.
+
+    Raises:
+        InputError: a stored case does not fit the engine's declared inputs.
+    """
+    measured, found = measure_engine(engine, reference)
+    return judge(
+        measured,
+        reference.floor,
+        where=where_it_ran(engine.provider),
+        engine_ran=runs_natively(reference.floor.dtype, engine.provider),
+        emulated=emulated,
+        problems=(*problems, *found),
+        limit=limit,
+    )
+
+
+def measure_engine(engine: Engine, reference: Reference) -> tuple[Comparison, tuple[str, ...]]:
+    """Run every case; return its metrics, and what made a case impossible to measure.
+
+    Raises:
+        InputError: a stored case does not fit the engine's declared inputs.
+    """
+    measured: dict[str, dict[str, Metrics]] = {}
+    problems: list[str] = []
+    for case in reference.cases:
+        outputs = engine.run(_feeds(engine, case), check_finite=False)
+        try:
+            measured[case.name] = compare(
+                outputs,
+                case.reference,
+                attention_mask=reference.mask_of(case),
+                masked=reference.masked,
+            )
+        except VerificationError as error:
+            problems.append(f"case {case.name!r}: {error.message}")
+    return measured, tuple(problems)
+
+
+def _feeds(engine: Engine, case: ReferenceCase) -> Mapping[str, Array]:
+    """The case's inputs in the dtypes the engine declares: an fp16 engine may want fp16 pixels."""
+    feeds = {}
+    for declared in engine.inputs:
+        array = case.inputs[declared.name]
+        dtype = np.dtype(ml_dtypes.bfloat16 if declared.dtype == "bfloat16" else declared.dtype)
+        feeds[declared.name] = array if array.dtype == dtype else array.astype(dtype)
+    return feeds
+
+
+def runs_natively(dtype: str, provider: str) -> bool:
+    """Whether a provider computes in this dtype.
+
+    ONNX Runtime's CPU provider has no half-precision kernels: it computes fp16 graphs in fp32, so
+    that a run there says nothing about overflow.
+    """
+    return dtype == "fp32" or provider != "CPUExecutionProvider"
+
+
+def where_it_ran(provider: str) -> Where:
+    """This machine, as a verdict records it."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return Where(provider=provider, device=platform.machine(), versions=versions)

@@ -1,0 +1,194 @@
+"""The noise floor: what eager itself loses in the target dtype, against an fp64 reference.
+
+Memory stays small: one eager module exists at a time, and the fp64 reference is the captured
+program interpreted with its weights raised to fp64 one by one, right before they are used.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from enginecast.errors import InputError, VerificationError
+from enginecast.passes.base import PassContext
+from enginecast.passes.graph_edit import structural_copy
+from enginecast.passes.pipeline import run_pipeline
+from enginecast.passes.unify_dtype import DTYPES, UnifyDtype
+from enginecast.runtime.arrays import to_array
+from enginecast.verify.boundaries import range_report
+from enginecast.verify.comparison import Comparison, Floor, compare
+from enginecast.verify.interpret import interpret
+from enginecast.verify.metrics import Array, masked_outputs
+from enginecast.verify.reference import Reference, ReferenceCase
+from enginecast.verify.verdict import floor_failures
+
+Outputs = Mapping[str, Mapping[str, Array]]
+"""Case name -> output name -> array."""
+Eager = Callable[[torch.dtype], nn.Module]
+Forward = Callable[[nn.Module, Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""Runs a module on a case's inputs and names its outputs."""
+
+
+class Case(Protocol):
+    """Inputs under a name."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def inputs(self) -> Mapping[str, Tensor]: ...
+
+
+def reference_program(program: ExportedProgram) -> ExportedProgram:
+    """A copy of the program that computes in fp64; it shares the weights."""
+    copy = structural_copy(program)
+    run_pipeline((UnifyDtype(to="fp64"),), copy, PassContext())
+    return copy
+
+
+def reference_outputs(
+    program: ExportedProgram, cases: Sequence[Case], names: Sequence[str]
+) -> Outputs:
+    """The fp64 outputs of every case.
+
+    Args:
+        program: as captured, before any pass.
+        names: of the tensor outputs, in order.
+    """
+    reference = reference_program(program)
+    return {case.name: _arrays(interpret(reference, case.inputs, names=names)) for case in cases}
+
+
+def forward_by_order(names: Sequence[str]) -> Forward:
+    """Names a module's tensor outputs by their order, which is the order torch.export gives
+    them."""
+
+    def forward(module: nn.Module, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        leaves: list[Any] = pytree.tree_leaves(module(**inputs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if len(tensors) != len(names):
+            raise InputError(
+                f"eager gives {len(tensors)} tensors, expected {len(names)}: {', '.join(names)}"
+            )
+        return dict(zip(names, tensors, strict=True))
+
+    return forward
+
+
+def eager_outputs(eager: Eager, cases: Sequence[Case], *, dtype: str, forward: Forward) -> Outputs:
+    """Run the eager module in one dtype over all cases.
+
+    Args:
+        eager: makes the module in a dtype.
+        dtype: "fp32", "fp16" or "bf16"; float inputs are cast to it.
+
+    Raises:
+        VerificationError: eager cannot run in this dtype.
+    """
+    module = eager(DTYPES[dtype])
+    found = {}
+    for case in cases:
+        inputs = {
+            name: tensor.to(DTYPES[dtype]) if tensor.is_floating_point() else tensor
+            for name, tensor in case.inputs.items()
+        }
+        try:
+            with torch.no_grad():
+                found[case.name] = _arrays(forward(module, inputs))
+        except RuntimeError as error:
+            raise VerificationError(
+                f"case {case.name!r}: eager {dtype} cannot run here: {error}",
+                hint="Without eager in that dtype there is no floor to judge an engine by.",
+            ) from error
+    return found
+
+
+def make_reference(
+    program: ExportedProgram,
+    eager: Eager,
+    cases: Sequence[Case],
+    *,
+    dtype: str,
+    names: Sequence[str],
+    forward: Forward | None = None,
+    mask_input: str | None = None,
+) -> Reference:
+    """Run everything an engine will be judged by: fp64 reference, eager fp32, and eager in the
+    target dtype.
+
+    Args:
+        program: as captured, before any pass.
+        eager: makes the eager module in a dtype.
+        cases: the verification inputs.
+        dtype: that the engine computes in: "fp32", "fp16" or "bf16".
+        names: of the tensor outputs, in order.
+        forward: runs a module and names its outputs; None: `forward_by_order`.
+        mask_input: input that marks valid rows; None: every row counts.
+    """
+    forward = forward or forward_by_order(names)
+    references = reference_outputs(program, cases, names)
+    plain = eager_outputs(eager, cases, dtype="fp32", forward=forward)
+    inputs = {case.name: _arrays(case.inputs) for case in cases}
+    masks = {n: None if mask_input is None else found[mask_input] for n, found in inputs.items()}
+    masked = masked_outputs(
+        ({n: a.shape for n, a in references[case].items()} for case in masks), masks.values()
+    )
+
+    def against(outputs: Outputs) -> Comparison:
+        return {
+            case: compare(found, references[case], attention_mask=masks[case], masked=masked)
+            for case, found in outputs.items()
+        }
+
+    if dtype == "fp32":
+        floor = Floor("fp32", against(plain))
+    else:
+        floor = _low_floor(program, eager, cases, dtype, forward, against)
+    return Reference(
+        cases=tuple(
+            ReferenceCase(c.name, inputs[c.name], plain[c.name], references[c.name]) for c in cases
+        ),
+        floor=floor,
+        mask_input=mask_input,
+        masked=masked,
+    )
+
+
+def _low_floor(
+    program: ExportedProgram,
+    eager: Eager,
+    cases: Sequence[Case],
+    dtype: str,
+    forward: Forward,
+    against: Callable[[Outputs], Comparison],
+) -> Floor:
+    """fp16 is measured beside bf16, which tells lost precision from lost range."""
+    own = against(eager_outputs(eager, cases, dtype=dtype, forward=forward))
+    if dtype != "fp16":
+        return Floor(dtype, own)
+    wider = against(eager_outputs(eager, cases, dtype="bf16", forward=forward))
+    floor = Floor(dtype, own, wider)
+    if not any(floor_failures(floor)):
+        return floor
+    return Floor(dtype, own, wider, range_culprit(program, cases))
+
+
+def range_culprit(program: ExportedProgram, cases: Sequence[Case]) -> str:
+    """Where values first leave fp16's range, in words; empty when they do not.
+
+    Args:
+        program: the fp32 program.
+    """
+    largest = torch.finfo(torch.float16).max
+    for case in cases:
+        for module, size in range_report(program, case.inputs):
+            if size > largest:
+                place = module or "the model itself"
+                return f"values leave fp16's range at {place} (max {size:.3g} > {largest:.0f})"
+    return ""
+
+
+def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+    return {name: to_array(tensor.detach().cpu().contiguous()) for name, tensor in tensors.items()}

@@ -1,0 +1,253 @@
+"""How far an array is from its reference.
+
+Every measure is relative to the size of the reference, so that an output cannot agree by being
+small (the neck of a randomly initialised SAM has values around 3e-21).  Numbers stay finite and go
+into JSON as they are: a relative error is capped at `BEYOND`, an SQNR at `SQNR_CAP` dB, and values
+that are not finite are counted, not averaged.
+"""
+
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginecast.errors import VerificationError
+
+Array = NDArray[np.generic]
+Mask = NDArray[np.bool_]
+
+BEYOND = 1e30
+SQNR_CAP = 400.0
+SMALL_ROW = 0.1
+"""A row shorter than this part of the root mean square row is measured against that part instead of
+itself: dividing by a row of almost nothing would let it decide the verdict, and dropping it would
+hide it."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The distance of one output of one case from its reference, over the rows that count.
+
+    A row is a vector along the last axis; for an output that has exactly the mask's dimensions it
+    is one element.
+    """
+
+    rows: int
+    """Rows judged."""
+    error_norm: float
+    """L2 norm of the difference over the judged rows."""
+    reference_norm: float
+    """L2 norm of the reference over the judged rows."""
+    worst_row: float
+    """Largest relative L2 error of a judged row."""
+    max_abs: float
+    """Largest absolute difference in the judged rows."""
+    cosine: float
+    """Smallest cosine between a judged row and its reference; rows of almost nothing have no
+    direction to compare."""
+    reference_max: float
+    """Largest absolute value of the reference in the judged rows."""
+    nonfinite: int = 0
+    """Elements that are infinite or NaN and should not be, or finite and should not be."""
+    first_nonfinite: tuple[int, ...] | None = None
+    """Index of the first of them."""
+    pad_error: float | None = None
+    """Relative L2 error over the rows that the mask leaves out; None without such rows."""
+    degenerate: str = ""
+    """Why the reference proves little: "all zero" or "constant"; else empty."""
+
+    @property
+    def relative(self) -> float:
+        """Relative L2 error, ||y - r|| / ||r||."""
+        return ratio(self.error_norm, self.reference_norm)
+
+    @property
+    def sqnr_db(self) -> float:
+        """Signal to quantisation noise ratio in dB."""
+        return sqnr_db(self.relative)
+
+
+def ratio(part: float, whole: float) -> float:
+    """part / whole, capped at `BEYOND`; 0/0 is 0."""
+    if part == 0.0:
+        return 0.0
+    return BEYOND if whole == 0.0 else min(part / whole, BEYOND)
+
+
+def sqnr_db(relative: float) -> float:
+    """A relative L2 error in dB, within +-`SQNR_CAP`."""
+    if relative == 0.0:
+        return SQNR_CAP
+    return max(-SQNR_CAP, min(SQNR_CAP, -20.0 * math.log10(relative)))
+
+
+def measure(output: Array, reference: Array, mask: Mask | None = None) -> Metrics:
+    """Compare an output with its reference.
+
+    Args:
+        output: any dtype, ml_dtypes' included.
+        reference: float64 or float32, or integers, of the same shape.
+        mask: which rows count, of the leading dimensions of the output (see `row_mask`); None
+            counts all of them.
+
+    Raises:
+        VerificationError: the shapes differ.
+    """
+    if output.shape != reference.shape:
+        raise VerificationError(
+            f"the output has shape {list(output.shape)}, its reference {list(reference.shape)}"
+        )
+    found, wanted = output.astype(np.float64), reference.astype(np.float64)
+    wrong = _wrongly_nonfinite(found, wanted, mask)
+    usable = np.isfinite(found) & np.isfinite(wanted)
+    judged, pads = _split(np.where(usable, found, 0.0), np.where(usable, wanted, 0.0), mask)
+    first = np.argwhere(wrong)[:1]
+    return replace(
+        _measure_rows(*judged),
+        nonfinite=int(wrong.sum()),
+        first_nonfinite=tuple(int(i) for i in first[0]) if len(first) else None,
+        pad_error=None if pads is None else ratio(_norm(pads[0] - pads[1]), _norm(pads[1])),
+    )
+
+
+def _wrongly_nonfinite(
+    found: NDArray[np.float64], wanted: NDArray[np.float64], mask: Mask | None
+) -> Mask:
+    """Where one side is not finite and the other differs.
+
+    An infinity of the engine counts in a pad row too.  One of the reference alone counts only in a
+    judged row: eager attention over a fully padded row may be NaN where an engine's is finite, and
+    nobody reads it.
+    """
+    same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
+    wrong = ~np.isfinite(found) & ~same
+    unmatched = ~np.isfinite(wanted) & ~same
+    if mask is not None:
+        unmatched &= mask.reshape(mask.shape + (1,) * (found.ndim - mask.ndim))
+    return np.asarray(wrong | unmatched, dtype=np.bool_)
+
+
+Rows = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+def _split(
+    found: NDArray[np.float64], wanted: NDArray[np.float64], mask: Mask | None
+) -> tuple[Rows, Rows | None]:
+    """Judged rows and pad rows of both sides, each [rows, length]."""
+    if mask is None:
+        return (_as_rows(found), _as_rows(wanted)), None
+    if found.ndim == mask.ndim:
+        found, wanted = found[..., None], wanted[..., None]
+    judged = _as_rows(found[mask]), _as_rows(wanted[mask])
+    if mask.all():
+        return judged, None
+    return judged, (_as_rows(found[~mask]), _as_rows(wanted[~mask]))
+
+
+def _as_rows(array: NDArray[np.float64]) -> NDArray[np.float64]:
+    if array.ndim == 0:
+        return array.reshape(1, 1)
+    rows = math.prod(array.shape[:-1])
+    return array.reshape(rows, array.shape[-1])
+
+
+def _measure_rows(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> Metrics:
+    if found.size == 0:
+        return Metrics(0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+    # Dividing by the largest value first keeps the squares of tiny and huge values inside float64.
+    scale = float(np.abs(wanted).max()) or 1.0
+    found, wanted = found / scale, wanted / scale
+    error = found - wanted
+    error_rows, wanted_rows = np.linalg.norm(error, axis=1), np.linalg.norm(wanted, axis=1)
+    least = SMALL_ROW * float(np.sqrt(np.mean(wanted_rows**2)))
+    worst = max(map(ratio, error_rows.tolist(), np.maximum(wanted_rows, least).tolist()))
+    return Metrics(
+        rows=len(found),
+        error_norm=_finite(_norm(error_rows) * scale),
+        reference_norm=_finite(_norm(wanted_rows) * scale),
+        worst_row=worst,
+        max_abs=_finite(float(np.abs(error).max()) * scale),
+        cosine=_least_cosine(found, wanted, wanted_rows >= max(least, 1e-300)),
+        reference_max=scale if wanted.any() else 0.0,
+        degenerate=_degenerate(wanted),
+    )
+
+
+def _least_cosine(found: NDArray[np.float64], wanted: NDArray[np.float64], keep: Mask) -> float:
+    if not keep.any():
+        return 1.0
+    found, wanted = found[keep], wanted[keep]
+    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(wanted, axis=1)
+    dots = np.einsum("ij,ij->i", found, wanted)
+    cosines = np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths > 0)
+    return float(np.clip(cosines, -1.0, 1.0).min())
+
+
+def _degenerate(wanted: NDArray[np.float64]) -> str:
+    if not wanted.any():
+        return "all zero"
+    return "constant" if wanted.size > 1 and bool((wanted == wanted.flat[0]).all()) else ""
+
+
+def _finite(value: float) -> float:
+    return min(value, sys.float_info.max)
+
+
+def _norm(values: NDArray[np.float64]) -> float:
+    return float(np.linalg.norm(values))
+
+
+def pool(cases: Iterable[Metrics]) -> Metrics:
+    """One output over all cases: norms add up, extremes are taken."""
+    found = list(cases)
+    broken = next((m for m in found if m.nonfinite), None)
+    pads = [m.pad_error for m in found if m.pad_error is not None]
+    flags = {m.degenerate for m in found if m.rows}
+    return Metrics(
+        rows=sum(m.rows for m in found),
+        error_norm=_finite(math.hypot(*(m.error_norm for m in found))),
+        reference_norm=_finite(math.hypot(*(m.reference_norm for m in found))),
+        worst_row=max((m.worst_row for m in found), default=0.0),
+        max_abs=max((m.max_abs for m in found), default=0.0),
+        cosine=min((m.cosine for m in found), default=1.0),
+        reference_max=max((m.reference_max for m in found), default=0.0),
+        nonfinite=sum(m.nonfinite for m in found),
+        first_nonfinite=broken.first_nonfinite if broken else None,
+        pad_error=max(pads, default=None),
+        degenerate=flags.pop() if len(flags) == 1 else "",
+    )
+
+
+def row_mask(shape: Sequence[int], attention_mask: Array | None) -> Mask | None:
+    """The rows of an output that count: where its leading dimensions are the mask's, those with
+    mask != 0.
+
+    Args:
+        shape: the output's, e.g. [B, S, ...].
+        attention_mask: e.g. [B, S]; None when the model has none.
+    """
+    if attention_mask is None or tuple(shape[: attention_mask.ndim]) != attention_mask.shape:
+        return None
+    return np.asarray(attention_mask != 0, dtype=np.bool_)
+
+
+def masked_outputs(
+    shapes: Iterable[Mapping[str, Sequence[int]]], masks: Iterable[Array | None]
+) -> frozenset[str]:
+    """Names of the outputs that follow the mask in every case.
+
+    One case is not enough: a pooled output [B, hidden] looks like [B, S] when S happens to be the
+    hidden size.
+
+    Args:
+        shapes: per case, output name -> shape.
+        masks: per case, the attention mask.
+    """
+    follows = [
+        {name for name, shape in outputs.items() if row_mask(shape, mask) is not None}
+        for outputs, mask in zip(shapes, masks, strict=True)
+    ]
+    return frozenset.intersection(*map(frozenset, follows)) if follows else frozenset()

@@ -1,0 +1,163 @@
+"""Level 1: runs the program after every pass and compares it with what it was and with an fp64
+reference."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from enginecast.errors import VerificationError
+from enginecast.passes.base import Pass
+from enginecast.passes.pipeline import PassRun
+from enginecast.verify.boundaries import Snapshot, snapshot
+from enginecast.verify.comparison import Comparison, Floor, compare, output_names, pool_output
+from enginecast.verify.floor import Case, reference_program
+from enginecast.verify.metrics import Array, Metrics
+from enginecast.verify.promise import CaseRuns, Rules, as_array
+from enginecast.verify.report_data import PassCheck
+from enginecast.verify.verdict import LIMIT
+
+
+class Observer:
+    """Compares the program with what it was, after every pass; hand it to `run_pipeline`.
+
+    Two programs are run per case at the start (fp64 reference, captured program) and one after
+    every pass.
+
+    Args:
+        program: as captured, before any pass; not altered.
+        cases: one or two; more make every pass slower and find little more.
+        names: of the outputs.
+        floor: eager in the target dtype over the same cases; judges passes that change precision.
+            Without it those are only checked for values that are not finite.
+        mask_input: input that marks valid rows; None: every row counts.
+        masked: outputs whose rows follow the mask.
+        limit: error over floor that is still accepted.
+        strict: raise at the first broken promise; else only record it in `checks`.
+    """
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        cases: Sequence[Case],
+        *,
+        names: Sequence[str] | None = None,
+        floor: Floor | None = None,
+        mask_input: str | None = None,
+        masked: frozenset[str] = frozenset(),
+        limit: float = LIMIT,
+        strict: bool = True,
+    ) -> None:
+        self._names = None if names is None else tuple(names)
+        self._cases = tuple(cases)
+        self._masks = [mask_of(case, mask_input) for case in self._cases]
+        self._rules = Rules(floor, masked, limit)
+        self._strict = strict
+        self._reference = self._run(reference_program(program))
+        self._before = self._run(program)
+        self.checks: list[PassCheck] = []
+
+    def __call__(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> None:
+        """Check one pass.
+
+        Raises:
+            VerificationError: the pass broke its promise, and the observer is strict.
+        """
+        start = time.perf_counter()
+        after = self._run(program)
+        runs = [
+            CaseRuns(case.name, mask, *snapshots)
+            for case, mask, *snapshots in zip(
+                self._cases, self._masks, self._reference, self._before, after, strict=True
+            )
+        ]
+        self._before = after
+        self.checks.append(self._rules.check(pass_, run, runs, time.perf_counter() - start))
+        failure = self.checks[-1].failure
+        if failure and self._strict:
+            raise VerificationError(
+                failure, hint="`enginecast bisect` narrows it down to one site of the pass."
+            )
+
+    def _run(self, program: ExportedProgram) -> list[Snapshot]:
+        return [
+            snapshot(program, case.inputs, names=self._names, mask=mask)
+            for case, mask in zip(self._cases, self._masks, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class TrueDtypeRun:
+    """The final program run in real fp16 or bf16 storage."""
+
+    measured: Comparison
+    """Hand it to `judge` as `emulated`."""
+    problems: tuple[str, ...]
+    """Where values stop being finite or leave fp16's range, when the outputs are wrong."""
+
+
+def true_dtype_check(
+    program: ExportedProgram,
+    cases: Sequence[Case],
+    references: Mapping[str, Mapping[str, Array]],
+    *,
+    floor: Floor,
+    names: Sequence[str] | None = None,
+    mask_input: str | None = None,
+    masked: frozenset[str] = frozenset(),
+    limit: float = LIMIT,
+) -> TrueDtypeRun:
+    """Run the final program in torch on the CPU, which stores real fp16 and bf16, over all cases.
+
+    Args:
+        program: after all passes.
+        references: case name -> output name -> fp64 array.
+        floor: eager in the same dtype.
+        names: of the outputs.
+        mask_input: input that marks valid rows.
+        masked: outputs whose rows follow the mask.
+        limit: error over floor from which on the cause is looked for.
+    """
+    measured: dict[str, dict[str, Metrics]] = {}
+    problems: list[str] = []
+    for case in cases:
+        mask = mask_of(case, mask_input)
+        run = snapshot(
+            program, case.inputs, names=None if names is None else tuple(names), mask=mask
+        )
+        measured[case.name] = compare(
+            {name: as_array(tensor) for name, tensor in run.outputs.items()},
+            references[case.name],
+            attention_mask=None if mask is None else as_array(mask),
+            masked=masked,
+        )
+        if any(found.nonfinite for found in measured[case.name].values()):
+            problems.append(f"case {case.name!r}: {_first_nonfinite(run)}")
+    if not problems and floor.culprit and _beyond(measured, floor, limit):
+        problems.append(floor.culprit)
+    return TrueDtypeRun(measured, tuple(problems))
+
+
+def mask_of(case: Case, mask_input: str | None) -> Tensor | None:
+    """The attention mask of a case."""
+    return None if mask_input is None else case.inputs[mask_input]
+
+
+def _first_nonfinite(run: Snapshot) -> str:
+    largest = ("", 0.0)
+    for module, boundaries in run.boundaries.items():
+        if boundaries[-1].nonfinite:
+            place = f"{module} {boundaries[-1].source}".strip()
+            before = f" (the largest value before it: {largest[1]:.3g} at {largest[0]})"
+            return f"values stop being finite at {place}{before if largest[0] else ''}"
+        largest = max(largest, (module, boundaries[-1].max_abs), key=lambda item: item[1])
+    return "values stop being finite behind the last module boundary"
+
+
+def _beyond(measured: Comparison, floor: Floor, limit: float) -> bool:
+    return any(
+        pool_output(measured, name).relative > limit * pool_output(floor.cases, name).relative
+        for name in output_names(floor.cases)
+    )

@@ -1,0 +1,277 @@
+"""How each promise of a pass is measured: bit-equal, no worse than before, or no worse than eager
+in the new dtype."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from enginecast.passes.base import Pass, Promise
+from enginecast.passes.pipeline import PassRun
+from enginecast.runtime.arrays import to_array
+from enginecast.verify.boundaries import Boundary, Snapshot
+from enginecast.verify.comparison import UNIT_ROUNDOFF, Floor, pool_output
+from enginecast.verify.metrics import BEYOND, Array, Metrics, measure, pool, ratio, row_mask
+from enginecast.verify.report_data import PassCheck
+from enginecast.verify.verdict import ROUNDING, ROW_LAXITY, least_floor, times
+
+MOVED = 1e-2
+"""A boundary that is off by more, while the outputs are right, is not wrong but moved: its last
+value is another one now (a residual sum that a fused norm took over, a stream that was rescaled by
+a power of two)."""
+MOVED_FLOORS = 10.0
+"""The same in units of the floor, for dtypes whose own error is near `MOVED`."""
+FEW = 64
+"""A boundary with fewer elements gets the laxer limit: its error is too small a sample of the
+noise."""
+
+_ROUNDOFF = {
+    torch.float64: UNIT_ROUNDOFF["fp64"],
+    torch.float32: UNIT_ROUNDOFF["fp32"],
+    torch.float16: UNIT_ROUNDOFF["fp16"],
+    torch.bfloat16: UNIT_ROUNDOFF["bf16"],
+}
+
+
+@dataclass(frozen=True)
+class CaseRuns:
+    """The three runs of one case that a check looks at."""
+
+    case: str
+    mask: Tensor | None
+    reference: Snapshot
+    before: Snapshot
+    after: Snapshot
+
+
+@dataclass(frozen=True)
+class Check:
+    """One place where the program was compared."""
+
+    place: str
+    """Module path, or "output 'NAME'"."""
+    source: str
+    error: float
+    """Relative L2 error against fp64 after the pass; for "exact" the change from before."""
+    floor: float
+    """The measure of it; 0 for "exact"."""
+    problem: str = ""
+    """Why it fails, in words; empty when it does not."""
+
+    @property
+    def ratio(self) -> float:
+        return ratio(self.error, self.floor)
+
+    @property
+    def may_have_moved(self) -> bool:
+        return bool(self.problem) and self.error > max(MOVED, MOVED_FLOORS * self.floor)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Judges the runs before and after one pass.
+
+    Args:
+        floor: eager in the target dtype; None: passes that change precision are only checked for
+            finite values.
+        masked: outputs whose rows follow the mask.
+        limit: error over floor that is still accepted.
+    """
+
+    floor: Floor | None
+    masked: frozenset[str]
+    limit: float
+
+    def check(
+        self, pass_: Pass, run: PassRun, runs: Sequence[CaseRuns], seconds: float
+    ) -> PassCheck:
+        """Compare the program after a pass with the one before it.
+
+        Args:
+            runs: one per case.
+            seconds: that the runs took.
+        """
+        outputs = [self._output(pass_.promise, name, runs) for name in runs[0].after.outputs]
+        inner = list(self._inner(pass_.promise, runs))
+        moved: tuple[str, ...] = ()
+        if not any(check.problem for check in outputs):
+            moved = tuple(check.place for check in inner if check.may_have_moved)
+            inner = [check for check in inner if check.place not in moved]
+        failing = [check for check in (*inner, *outputs) if check.problem]
+        worst = failing[0] if failing else max((*inner, *outputs), key=lambda c: c.ratio)
+        return PassCheck(
+            name=pass_.name,
+            promise=pass_.promise,
+            rewritten=run.rewritten,
+            left_alone=len(run.sites) - run.rewritten,
+            seconds=run.seconds,
+            check_seconds=seconds,
+            worst_place=worst.place,
+            worst_source=worst.source,
+            worst_error=worst.error,
+            worst_ratio=worst.ratio,
+            modules={check.place: check.error for check in inner},
+            moved=moved,
+            failure=_failure(pass_, failing) if failing else "",
+        )
+
+    def _output(self, promise: Promise, name: str, runs: Sequence[CaseRuns]) -> Check:
+        place = f"output {name!r}"
+        after = pool(self._measure(name, run, run.after) for run in runs)
+        if after.nonfinite:
+            return _lost(place, "", after.nonfinite, _first_lost(runs))
+        if promise == "exact":
+            pairs = [(run.before.outputs[name], run.after.outputs[name]) for run in runs]
+            same = all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
+            change = pool(measure(as_array(b), as_array(a)) for a, b in pairs)
+            return _exact(place, "", change.relative, same)
+        if promise == "precision":
+            floor = self._eager_floor(name, runs)
+            return self._judged(place, "", after.relative, floor or BEYOND)
+        before = pool(self._measure(name, run, run.before) for run in runs)
+        least = ROUNDING * _roundoff(runs[0].after.outputs[name].dtype)
+        return self._judged(place, "", after.relative, max(before.relative, least))
+
+    def _measure(self, name: str, run: CaseRuns, found: Snapshot) -> Metrics:
+        wanted = as_array(run.reference.outputs[name])
+        mask = None if run.mask is None or name not in self.masked else as_array(run.mask)
+        return measure(as_array(found.outputs[name]), wanted, row_mask(wanted.shape, mask))
+
+    def _eager_floor(self, name: str, runs: Sequence[CaseRuns]) -> float | None:
+        if self.floor is None:
+            return None
+        own = self.floor.only(frozenset(run.case for run in runs))
+        return max(pool_output(own.cases, name).relative, least_floor(own.dtype))
+
+    def _inner(self, promise: Promise, runs: Sequence[CaseRuns]) -> Iterator[Check]:
+        for module in runs[0].after.boundaries:
+            found = [place for run in runs if (place := _at(module, run)) is not None]
+            if len(found) == len(runs):
+                yield self._boundary(promise, module, found)
+
+    def _boundary(self, promise: Promise, module: str, places: Sequence["_Place"]) -> Check:
+        last = places[0].after
+        lost = sum(place.lost for place in places)
+        if lost:
+            culprit = self.floor.culprit if self.floor is not None else ""
+            detail = culprit or f"the largest finite one is {last.max_abs:.3g}"
+            return _lost(module, last.source, lost, detail)
+        if promise == "exact":
+            change = _mean([place.change for place in places])
+            return _exact(module, last.source, change, all(place.same for place in places))
+        error = _mean([place.error for place in places])
+        before = _mean([place.error_before for place in places])
+        floor = max(before, ROUNDING * _roundoff(last.dtype))
+        if promise == "precision":
+            return Check(module, last.source, error, floor)
+        few = sum(place.after.sample.numel() for place in places) < FEW
+        return self._judged(module, last.source, error, floor, ROW_LAXITY if few else 1.0)
+
+    def _judged(
+        self, place: str, source: str, error: float, floor: float, laxity: float = 1.0
+    ) -> Check:
+        check, limit = Check(place, source, error, floor), self.limit * laxity
+        if check.ratio <= limit:
+            return check
+        problem = (
+            f"the error is {times(check.ratio)} the floor (relative L2 {error:.2g} against fp64, "
+            f"floor {floor:.2g}, limit {times(limit)})"
+        )
+        return replace(check, problem=problem)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One module boundary in one case, before and after."""
+
+    after: Boundary
+    error: float
+    error_before: float
+    change: float
+    same: bool
+    lost: int
+
+
+def _at(module: str, run: CaseRuns) -> _Place | None:
+    """Compare a boundary that all three runs have in one shape.
+
+    A pass may add values that leave a module, so the one after it that fits best is taken.
+    """
+    before = run.before.boundaries.get(module, ())
+    reference = run.reference.boundaries.get(module, ())
+    if not before or not reference or before[-1].shape != reference[-1].shape:
+        return None
+    old, wanted = before[-1], reference[-1]
+    fitting = [b for b in run.after.boundaries.get(module, ()) if b.shape == old.shape]
+    if not fitting:
+        return None
+    after = min(fitting, key=lambda b: (b.digest != old.digest, _distance(b, wanted)))
+    return _Place(
+        after=after,
+        error=_distance(after, wanted),
+        error_before=_distance(old, wanted),
+        change=_distance(after, old),
+        same=after.digest == old.digest and after.dtype == old.dtype,
+        lost=max(0, after.nonfinite - max(old.nonfinite, wanted.nonfinite)),
+    )
+
+
+def as_array(tensor: Tensor) -> Array:
+    """A tensor as a numpy array, bfloat16 included."""
+    return to_array(tensor.detach().cpu().contiguous())
+
+
+def _distance(found: Boundary, wanted: Boundary) -> float:
+    left, right = found.sample.double(), wanted.sample.double()
+    usable = torch.isfinite(left) & torch.isfinite(right)
+    left, right = left[usable], right[usable]
+    return ratio(float((left - right).norm()), float(right.norm()))
+
+
+def _mean(errors: Sequence[float]) -> float:
+    """Root mean square over the cases."""
+    return min(math.hypot(*errors) / math.sqrt(len(errors)), BEYOND)
+
+
+def _exact(place: str, source: str, change: float, same: bool) -> Check:
+    if same:
+        return Check(place, source, 0.0, 0.0)
+    problem = f"the value is no longer bit-equal (relative change {change:.2g})"
+    # A change may sit outside of the sample, or be one of dtype alone.
+    return Check(place, source, max(change, UNIT_ROUNDOFF["fp64"]), 0.0, problem)
+
+
+def _lost(place: str, source: str, count: int, detail: str) -> Check:
+    return Check(place, source, BEYOND, 0.0, f"{count} values are not finite ({detail})")
+
+
+def _first_lost(runs: Sequence[CaseRuns]) -> str:
+    """Where values first stop being finite, in order of execution."""
+    for run in runs:
+        for module in run.after.boundaries:
+            place = _at(module, run)
+            if place is not None and place.lost:
+                return (
+                    f"first at {module} {place.after.source}, "
+                    f"where the largest finite value is {place.after.max_abs:.3g}"
+                )
+    return "at no module boundary before it"
+
+
+def _roundoff(dtype: torch.dtype) -> float:
+    return _ROUNDOFF.get(dtype, 0.0)
+
+
+def _failure(pass_: Pass, failing: Sequence[Check]) -> str:
+    """Names the first place, where the error comes in, and the worst."""
+    first, worst = failing[0], max(failing, key=lambda check: check.ratio)
+    rest = f"; {len(failing) - 1} more places fail" if len(failing) > 1 else ""
+    if worst.ratio > first.ratio:
+        rest += f", the worst is {_name(worst)} with {times(worst.ratio)}"
+    return f"{pass_.name!r} promises {pass_.promise!r}, but at {_name(first)} {first.problem}{rest}"
+
+
+def _name(check: Check) -> str:
+    return f"{check.place} ({check.source})" if check.source else check.place

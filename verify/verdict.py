@@ -1,0 +1,241 @@
+"""Judges an engine: its error may be a few times the error that eager itself has in the same dtype,
+and no more.
+
+The tolerance is the noise floor times a limit, so a verdict reads "1.1x the error eager bf16 itself
+has" and there is no constant to argue about.  Two guards keep that honest.  A floor below the
+rounding of the dtype is lifted to it, so that an eager run without any error does not make every
+error infinite.  A floor far above the dtype's precision is a rejection, not a wide tolerance: a
+tolerance that cannot fail says nothing.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from enginecast.runtime.manifest import Outcome, OutputVerdict, Verdict, Where
+from enginecast.verify.comparison import (
+    Comparison,
+    Floor,
+    output_names,
+    pool_output,
+    unit_roundoff,
+)
+from enginecast.verify.metrics import BEYOND, Metrics, ratio
+
+LIMIT = 3.0
+"""Error over floor, pooled over all cases.  Two correct orders of summation differ by less; a wrong
+epsilon does not."""
+ROW_LAXITY = 2.0
+"""A single worst row may exceed the pooled limit by this factor: extremes scatter more than
+means."""
+ROUNDING = 1.0
+"""The least floor, in unit roundoffs: computing in the dtype and rounding the result to it."""
+CAP = 4.0
+"""How much worse than an eighth of bf16's error eager fp16 may be (its unit roundoff is an eighth
+of bf16's)."""
+FP16_PER_BF16 = 8.0
+LARGEST_FLOOR = 0.25
+"""Past this relative error (12 dB) of eager, three times it would accept almost anything."""
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """One output of one comparison."""
+
+    name: str
+    pooled: Metrics
+    floor: float
+    limit: float
+    failures: tuple[str, ...]
+
+    @property
+    def ratio(self) -> float:
+        return ratio(self.pooled.relative, self.floor)
+
+
+def least_floor(dtype: str) -> float:
+    """The relative error below which a floor is not taken at its word."""
+    return ROUNDING * unit_roundoff(dtype)
+
+
+def judge(
+    measured: Comparison,
+    floor: Floor,
+    *,
+    where: Where,
+    engine_ran: bool,
+    emulated: Comparison | None = None,
+    problems: Sequence[str] = (),
+    limit: float = LIMIT,
+) -> Verdict:
+    """Judge an engine by the noise floor.
+
+    Args:
+        measured: the engine's outputs against the fp64 reference.
+        floor: eager in the engine's dtype against the same reference.
+        where: on what the engine ran.
+        engine_ran: whether that is its target (the CPU provider computes fp16 in fp32: that is
+            not).
+        emulated: the program in true dtype arithmetic against the same reference; must pass too.
+        problems: reasons to reject that were found elsewhere.
+        limit: error over floor that is still accepted, pooled over the cases.
+
+    Returns:
+        A verdict whose reasons say in words why it was rejected, or else what a reader should know.
+    """
+    failures = [*problems, *floor_failures(floor), *_coverage_failures(measured, floor)]
+    judged = [_judge_output(measured, floor, name, limit) for name in output_names(floor.cases)]
+    failures += [reason for output in judged for reason in output.failures]
+    if emulated is not None:
+        shadow = [_judge_output(emulated, floor, name, limit) for name in output_names(floor.cases)]
+        prefix = f"in true {floor.dtype} arithmetic: "
+        failures += [prefix + r for r in _coverage_failures(emulated, floor)]
+        failures += [prefix + reason for output in shadow for reason in output.failures]
+        judged = [max(pair, key=lambda o: o.ratio) for pair in zip(judged, shadow, strict=True)]
+    passed: Outcome = "verified" if engine_ran else "verified-by-emulation"
+    return Verdict(
+        outcome="rejected" if failures else passed,
+        engine="ran" if engine_ran else "not run on target",
+        where=where,
+        outputs=tuple(_output_verdict(output) for output in judged),
+        cases=tuple(measured),
+        reasons=tuple(failures)
+        or tuple(_notes(judged, floor, where, emulated is not None, engine_ran)),
+    )
+
+
+def verdict_line(verdict: Verdict, dtype: str) -> str:
+    """One sentence for people: "verified: 1.1x the error eager bf16 itself has".
+
+    Args:
+        dtype: of the floor that the verdict was reached with.
+    """
+    if verdict.outcome == "rejected":
+        return f"rejected: {verdict.reasons[0]}"
+    worst = max((o.ratio or 0.0 for o in verdict.outputs), default=0.0)
+    text = f"{verdict.outcome}: {times(worst)} the error eager {dtype} itself has"
+    return text if verdict.engine == "ran" else f"{text}; the engine has not run on its target"
+
+
+def times(value: float) -> str:
+    """A ratio as people read it: "0.04x", "1.1x", "47x", "1.2e+05x"."""
+    if value >= 9.95:
+        return f"{value:.0f}x" if value < 1e4 else f"{value:.1e}x"
+    return f"{value:.1f}x" if value >= 0.095 or value == 0.0 else f"{value:.1g}x"
+
+
+def _judge_output(measured: Comparison, floor: Floor, name: str, limit: float) -> _Judged:
+    pooled = pool_output(measured, name)
+    least = least_floor(floor.dtype)
+    used = max(pool_output(floor.cases, name).relative, least)
+    judged = _Judged(name, pooled, used, limit, ())
+    failures: list[str] = []
+    if pooled.nonfinite:
+        failures.append(_nonfinite(name, measured))
+    elif judged.ratio > limit:
+        failures.append(
+            f"output {name!r} has {times(judged.ratio)} the error eager {floor.dtype} itself has "
+            f"(relative L2 {pooled.relative:.2g}, floor {used:.2g}, limit {times(limit)})"
+        )
+    failures += _row_failures(measured, floor, name, used, limit)
+    return _Judged(name, pooled, used, limit, tuple(failures))
+
+
+def _nonfinite(name: str, measured: Comparison) -> str:
+    case, found = next((c, o[name]) for c, o in measured.items() if name in o and o[name].nonfinite)
+    index = list(found.first_nonfinite or ())
+    return (
+        f"output {name!r}, case {case!r}: {found.nonfinite} values are not finite, first at {index}"
+    )
+
+
+def _row_failures(
+    measured: Comparison, floor: Floor, name: str, pooled_floor: float, limit: float
+) -> Iterator[str]:
+    """One wrong row among thousands hardly moves a pooled error."""
+    for case, outputs in measured.items():
+        if name not in outputs or outputs[name].nonfinite or name not in floor.cases.get(case, {}):
+            continue
+        used = max(floor.cases[case][name].worst_row, pooled_floor)
+        found = ratio(outputs[name].worst_row, used)
+        if found > limit * ROW_LAXITY:
+            yield (
+                f"output {name!r}, case {case!r}: its worst row has {times(found)} the error of "
+                f"eager {floor.dtype} (relative {outputs[name].worst_row:.2g}, floor {used:.2g}, "
+                f"limit {times(limit * ROW_LAXITY)})"
+            )
+
+
+def _coverage_failures(measured: Comparison, floor: Floor) -> Iterator[str]:
+    """What was never compared cannot agree."""
+    for case, outputs in floor.cases.items():
+        missing = [name for name in outputs if name not in measured.get(case, {})]
+        if missing:
+            yield f"case {case!r}: nothing to compare for {', '.join(missing)}"
+    pooled = [pool_output(floor.cases, name) for name in output_names(floor.cases)]
+    if not any(m.rows for m in pooled):
+        yield "no row was compared"
+    elif all(m.degenerate == "all zero" for m in pooled if m.rows):
+        yield "every output of the reference is all zero: agreement would prove nothing"
+
+
+def floor_failures(floor: Floor) -> Iterator[str]:
+    """Say why a floor is no measure: a reason to reject, never a wide tolerance."""
+    for name in output_names(floor.cases):
+        pooled = pool_output(floor.cases, name)
+        eager = f"output {name!r}: eager {floor.dtype} itself"
+        if pooled.nonfinite:
+            yield f"{eager} gives values that are not finite{_cause(floor, pooled)}"
+        elif (excess := _excess(floor, name, pooled)) > CAP:
+            allowed = f"{times(excess)} worse than {floor.dtype}'s precision allows"
+            yield f"{eager} is {allowed}{_cause(floor, pooled)}"
+        elif pooled.relative > LARGEST_FLOOR:
+            off = "beyond measure" if pooled.relative >= BEYOND else f"{pooled.relative:.0%}"
+            yield f"{eager} is off by {off}, so that no tolerance derived from it could fail"
+
+
+def _excess(floor: Floor, name: str, pooled: Metrics) -> float:
+    if floor.wider is None:
+        return 0.0
+    wider = pool_output(floor.wider, name).relative / FP16_PER_BF16
+    return ratio(pooled.relative, max(wider, least_floor(floor.dtype)))
+
+
+def _cause(floor: Floor, pooled: Metrics) -> str:
+    if floor.culprit:
+        return f": {floor.culprit}"
+    if floor.dtype == "fp16" and pooled.reference_max < 2.0**-14:
+        largest = f"{pooled.reference_max:.1g}"
+        return f": its values (up to {largest}) are below fp16's normal range (6.1e-5)"
+    return ""
+
+
+def _notes(
+    judged: Sequence[_Judged], floor: Floor, where: Where, emulated: bool, engine_ran: bool
+) -> Iterator[str]:
+    if not engine_ran:
+        ran = f"ran only on {where.provider}" if where.provider else "has not run"
+        true = (
+            f"the program was judged in true {floor.dtype} arithmetic"
+            if emulated
+            else (f"{floor.dtype} was not computed in {floor.dtype} there")
+        )
+        yield f"the engine {ran}, not on its target; {true}"
+    for output in judged:
+        if output.pooled.degenerate:
+            flag = output.pooled.degenerate
+            yield f"output {output.name!r}: the reference is {flag}, which proves little"
+
+
+def _output_verdict(output: _Judged) -> OutputVerdict:
+    pooled = output.pooled
+    return OutputVerdict(
+        name=output.name,
+        error=pooled.relative,
+        floor=output.floor,
+        ratio=output.ratio,
+        limit=output.limit,
+        cosine=pooled.cosine,
+        sqnr_db=pooled.sqnr_db if pooled.error_norm else None,
+        max_abs=pooled.max_abs,
+        pad_error=pooled.pad_error,
+    )
