@@ -56,6 +56,16 @@ def test_one_wrong_row_is_rejected_though_the_pooled_error_is_small() -> None:
     assert "case 'long': its worst row" in rejected(verdict)
 
 
+def test_a_row_of_zeros_is_rejected_whatever_the_floor() -> None:
+    loose = {case: wanted + 1e-2 * NOISE[case] for case, wanted in REFERENCE.items()}
+    loose["short"][0, 0] *= 1.2
+    floor = Floor("bf16", of(loose))
+    outputs = {case: wanted.copy() for case, wanted in REFERENCE.items()}
+    outputs["long"][2, 3] = 0.0
+    verdict = judge(of(outputs), floor, where=WHERE, engine_ran=True)
+    assert "relative 1, floor 0.2, limit 0.9" in rejected(verdict)
+
+
 def test_a_floor_of_zero_leaves_room_for_rounding_and_for_no_more() -> None:
     floor = Floor("fp32", off_by(0.0))
     assert judge(off_by(1e-7), floor, where=WHERE, engine_ran=True).outcome == "verified"
@@ -129,10 +139,21 @@ def test_emulation_must_pass_too_and_says_so() -> None:
     good = judge(off_by(1e-4), floor, where=WHERE, engine_ran=False, emulated=off_by(1.2e-3))
     assert (good.outcome, good.engine) == ("verified-by-emulation", "not run on target")
     assert good.outputs[0].ratio == pytest.approx(1.2, abs=0.05)
-    assert "true fp16 arithmetic" in good.reasons[0]
+    assert good.reasons == (
+        "the engine ran on CPUExecutionProvider, which does not compute in fp16",
+        "the program was judged in true fp16 arithmetic",
+    )
     assert "has not run on its target" in verdict_line(good, "fp16")
+    alone = judge(None, floor, where=WHERE, engine_ran=False, emulated=off_by(1.2e-3))
+    assert alone.outcome == "verified-by-emulation"
+    assert alone.reasons[0] == "the engine has not run"
     bad = judge(off_by(1e-4), floor, where=WHERE, engine_ran=False, emulated=off_by(0.5))
     assert "in true fp16 arithmetic: output 'y'" in rejected(bad)
+
+
+def test_without_any_run_there_is_no_verdict() -> None:
+    verdict = judge(None, Floor("fp32", off_by(1e-7)), where=WHERE, engine_ran=False)
+    assert rejected(verdict) == "neither the engine nor the program was run"
 
 
 def test_problems_found_elsewhere_reject() -> None:

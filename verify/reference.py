@@ -22,6 +22,7 @@ from enginecast.errors import BundleError
 from enginecast.verify.comparison import Floor, from_json, to_json
 from enginecast.verify.metrics import Array
 
+REFERENCE_NAME = "reference.safetensors"
 BUDGET = 32 << 20
 _KEY = "enginecast"
 _DTYPES: dict[str, Any] = {
