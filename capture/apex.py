@@ -1,7 +1,7 @@
 """Keep apex out of the model.
 
-Releases of transformers before huggingface/transformers#45723 (May 2026) replace T5LayerNorm by apex'
-FusedRMSNorm as they import T5, when apex is installed.  torch.export cannot trace that
+Releases of transformers before huggingface/transformers#45723 (May 2026) replace T5LayerNorm by
+FusedRMSNorm of apex as they import T5, when apex is installed.  torch.export cannot trace that
 (pytorch/pytorch#138196), and it needs a GPU.
 """
 

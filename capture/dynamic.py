@@ -54,18 +54,31 @@ def apply_dynamic(
     Raises:
         UsageError: no such input or dimension, or two options that contradict each other.
     """
-    seen: dict[tuple[str, int] | str, DynamicOption] = {}
+    seen: dict[tuple[str, int], DynamicOption] = {}
+    changed = specs
     for option in options:
-        dim = _find(specs, option)
-        key = dim.name or (option.input, option.dim)
-        earlier = seen.setdefault(key, option)
-        if (earlier.minimum, earlier.maximum) != (option.minimum, option.maximum):
-            raise UsageError(
-                f"--dynamic {option.text} contradicts --dynamic {earlier.text}: "
-                f"both set {dim.name or 'the same dimension'}"
-            )
-        specs = tuple(_apply_to(spec, option, dim) for spec in specs)
-    return with_example_sizes(specs)
+        for place in _places(specs, option):
+            earlier = seen.setdefault(place, option)
+            if (earlier.minimum, earlier.maximum) != (option.minimum, option.maximum):
+                raise UsageError(
+                    f"--dynamic {option.text} contradicts --dynamic {earlier.text}: "
+                    "both set the same dimension"
+                )
+            changed = tuple(_apply_at(place, spec, option) for spec in changed)
+    return with_example_sizes(changed)
+
+
+def _places(specs: tuple[InputSpec, ...], option: DynamicOption) -> list[tuple[str, int]]:
+    """Input and index of the dimension that is meant, and of those that share its name."""
+    target = _find(specs, option)
+    if target.name is None:
+        return [(option.input, option.dim)]
+    return [
+        (spec.name, index)
+        for spec in specs
+        for index, dim in enumerate(spec.dims)
+        if dim.name == target.name
+    ]
 
 
 def _find(specs: tuple[InputSpec, ...], option: DynamicOption) -> DimSpec:
@@ -80,14 +93,9 @@ def _find(specs: tuple[InputSpec, ...], option: DynamicOption) -> DimSpec:
     return spec.dims[option.dim]
 
 
-def _apply_to(spec: InputSpec, option: DynamicOption, target: DimSpec) -> InputSpec:
-    def is_meant(index: int, dim: DimSpec) -> bool:
-        if target.name is not None:
-            return dim.name == target.name
-        return spec.name == option.input and index == option.dim
-
+def _apply_at(place: tuple[str, int], spec: InputSpec, option: DynamicOption) -> InputSpec:
     dims = tuple(
-        _changed(spec, index, dim, option) if is_meant(index, dim) else dim
+        _changed(spec, index, dim, option) if (spec.name, index) == place else dim
         for index, dim in enumerate(spec.dims)
     )
     return replace(spec, dims=dims)

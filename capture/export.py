@@ -1,9 +1,6 @@
 """Capture a model as a program: torch.export without weights, then the weights bound to it."""
 
-import io
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +14,7 @@ from enginecast.capture.empty import capture_mode, fake_weights
 from enginecast.capture.inputs import DimSpec, InputSpec
 from enginecast.capture.mutation import refuse_mutation
 from enginecast.capture.outputs import OutputSpec, name_outputs, named_tensors
+from enginecast.capture.quiet import quiet_torch
 from enginecast.capture.refusal import explain
 from enginecast.capture.shapes import (
     Range,
@@ -29,8 +27,6 @@ from enginecast.capture.shapes import (
 )
 from enginecast.capture.source import Source
 from enginecast.errors import CaptureError, EnginecastError, UsageError
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -134,7 +130,7 @@ def _export(
     fakes = {name: mode.from_tensor(tensor) for name, tensor in inputs.items()}
     try:
         # Without no_grad the sdpa decomposition fails on symbolic shapes.
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), quiet_torch():
             program = torch.export.export(
                 module, (), fakes, dynamic_shapes=dynamic_shapes(specs), strict=False
             )
@@ -145,23 +141,6 @@ def _export(
         raise CaptureError(refusal.message(), hint=refusal.hint) from error
     program.example_inputs = ((), inputs)
     return program
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what torch and the model print while it is traced out of the user's terminal.
-
-    torch dumps the partial graph when it refuses; stdout belongs to the results of the command.
-    """
-    printed = io.StringIO()
-    disabled = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with redirect_stdout(printed), redirect_stderr(printed):
-            yield
-    finally:
-        logging.disable(disabled)
-        logger.debug("printed during torch.export:\n%s", printed.getvalue())
 
 
 def _check_example(specs: tuple[InputSpec, ...], example: Mapping[str, Tensor]) -> None:

@@ -54,8 +54,8 @@ class FactorySource(Source):
         return dict(self._module.state_dict())
 
     @property
-    def forward_arguments(self) -> tuple[str, ...]:
-        return tuple(inspect.signature(self._module.forward).parameters)
+    def forward_signature(self) -> inspect.Signature:
+        return inspect.signature(self._module.forward)
 
     def example(self) -> dict[str, Tensor]:
         return dict(self._example)

@@ -16,12 +16,16 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedMode
 from enginecast.capture.apex import refuse_apex, without_apex
 from enginecast.capture.checkpoint import find_weight_files, read_json, read_weights, sha256_of
 from enginecast.capture.empty import buffers_to_meta, parameters_on_meta
+from enginecast.capture.quiet import quiet_transformers
 from enginecast.capture.source import Source
 from enginecast.capture.stored_weights import Checkpoint, name_weights
 from enginecast.errors import SourceError, UsageError
 
 TEXT_ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 """Who deploys these encoder-decoders wants the text encoder alone."""
+
+DROPPED = ("decoder.", "lm_head.")
+"""What a checkpoint of theirs holds besides the encoder."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
@@ -50,20 +54,15 @@ class HuggingFaceSource(Source):
     def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         if self.seed is None:
             self.weights()  # transformers only warns of missing tensors and fills them at random
-            model = self.model_class.from_pretrained(
-                self.folder,
-                config=self._fresh_config(),
-                dtype=dtype,
-                local_files_only=True,
-                use_safetensors=True,
-                **self._options,
-            )
+            origin: dict[str, Any] = {"local_files_only": True, "use_safetensors": True}
         else:
+            origin = {"state_dict": self.weights()}
+        with quiet_transformers():
             model = self.model_class.from_pretrained(
-                None,
+                self.folder if self.seed is None else None,
                 config=self._fresh_config(),
-                state_dict=self.weights(),
                 dtype=dtype,
+                **origin,
                 **self._options,
             )
         return self._frozen(model)
@@ -82,12 +81,15 @@ class HuggingFaceSource(Source):
             config=self._fresh_config(),
             tensors=read_weights(self.folder),
             options=self._options,
+            dropped=DROPPED if self.config.model_type in TEXT_ENCODERS else (),
         )
-        return name_weights(checkpoint, self.empty().state_dict())
+        with quiet_transformers():
+            return name_weights(checkpoint, self.empty().state_dict())
 
     @property
-    def forward_arguments(self) -> tuple[str, ...]:
-        return tuple(inspect.signature(self.model_class.forward).parameters)[1:]
+    def forward_signature(self) -> inspect.Signature:
+        signature = inspect.signature(self.model_class.forward)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
     @cached_property
     def _options(self) -> dict[str, Any]:

@@ -20,7 +20,19 @@ SEQUENCE_WITHOUT_LIMIT = 512
 """Longest sequence where the config gives none, as T5's with its relative positions."""
 
 OFFSET_POSITIONS = frozenset(
-    {"camembert", "data2vec-text", "roberta", "xlm-roberta", "xlm-roberta-xl"}
+    {
+        "camembert",
+        "data2vec-text",
+        "ibert",
+        "longformer",
+        "luke",
+        "mpnet",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    }
 )
 """Kinds whose first position is the padding id plus one, so that the table holds fewer tokens."""
 
@@ -76,14 +88,37 @@ def derive(source: Source) -> tuple[InputSpec, ...]:
     """
     example = source.example()
     if example:
-        return from_example(example, source.config)
+        return check_required(source, from_example(example, source.config))
     if source.config is None:
         raise UsageError(
             f"{source.name} comes without example inputs",
             hint="Return (module, example_kwargs) from the factory, or give "
             "--inputs FILE.safetensors.",
         )
-    return from_config(source.config, source.forward_arguments, source.name)
+    specs = from_config(source.config, source.forward_arguments, source.name)
+    return check_required(source, specs)
+
+
+def check_required(source: Source, specs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
+    """Return `specs` when they cover what the model's `forward` must be given.
+
+    Raises:
+        UsageError: an argument without default has no input, or an input no argument.
+    """
+    names = {spec.name for spec in specs}
+    missing = [name for name in source.required_arguments if name not in names]
+    if missing:
+        raise UsageError(
+            f"the input {missing[0]!r} of {source.name} cannot be derived",
+            hint="Give it with the others: --inputs FILE.safetensors.",
+        )
+    unknown = sorted(names - set(source.forward_arguments))
+    if unknown:
+        raise UsageError(
+            f"{source.name} takes no input {unknown[0]!r}",
+            hint=f"It takes {', '.join(source.forward_arguments)}.",
+        )
+    return specs
 
 
 def from_config(
@@ -115,15 +150,18 @@ def from_example(
 
     Dimension 0 is the batch when all inputs have the same one, of two or more.  Two-dimensional
     integer `input_ids` and masks are known for what they are: their dimension 1 is the sequence.
+    So are four-dimensional `pixel_values`.  With either, a batch of one may grow, too.
 
     Raises:
         UsageError: there is no example at all.
     """
     if not example:
         raise UsageError("the example inputs are empty", hint="Give at least one input.")
-    text = {name for name, tensor in example.items() if _is_text(name, tensor)}
     leading = {tensor.shape[0] if tensor.ndim else 0 for tensor in example.values()}
-    has_batch = len(leading) == 1 and leading.pop() >= (1 if text else 2)
+    kinds = {name: _kind(name, tensor) for name, tensor in example.items()}
+    is_known = set(kinds.values()) != {"tensor"}
+    has_batch = len(leading) == 1 and leading.pop() >= (1 if is_known else 2)
+    text = {name for name, kind in kinds.items() if kind in TEXT_INPUTS.values()}
     lengths = {example[name].shape[1] for name in text}
     longest = _longest_sequence(config, max(lengths)) if lengths else 1
     specs = []
@@ -133,7 +171,7 @@ def from_example(
             dims[0] = DimSpec(BATCH, tensor.shape[0], 1, max(LARGEST_BATCH, tensor.shape[0]))
         if name in text and len(lengths) == 1:
             dims[1] = DimSpec(SEQUENCE, tensor.shape[1], 1, longest)
-        kind = TEXT_INPUTS[name] if name in text else "tensor"
+        kind = kinds[name]
         low, high = _id_range(kind, tensor, config)
         padding = _padding(config) if kind == "token_ids" else None
         specs.append(InputSpec(name, kind, tensor.dtype, tuple(dims), low, high, padding))
@@ -234,8 +272,11 @@ def _padding(config: PreTrainedConfig | None) -> int | None:
     return padding if isinstance(padding, int) else 0
 
 
-def _is_text(name: str, tensor: Tensor) -> bool:
-    return name in TEXT_INPUTS and tensor.ndim == 2 and not tensor.is_floating_point()
+def _kind(name: str, tensor: Tensor) -> Kind:
+    if name in TEXT_INPUTS and tensor.ndim == 2 and not tensor.is_floating_point():
+        return TEXT_INPUTS[name]
+    is_image = name == "pixel_values" and tensor.ndim == 4 and tensor.is_floating_point()
+    return "image" if is_image else "tensor"
 
 
 def _id_range(

@@ -41,8 +41,8 @@ class ProgramSource(Source):
         return dict(self._program.state_dict)
 
     @property
-    def forward_arguments(self) -> tuple[str, ...]:
-        return tuple(inspect.signature(self._program.module().forward).parameters)
+    def forward_signature(self) -> inspect.Signature:
+        return inspect.signature(self._program.module().forward)
 
     def given_program(self) -> ExportedProgram:
         return self._program

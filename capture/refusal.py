@@ -141,8 +141,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _kind(error: BaseException) -> Kind | None:
+    message = str(error).lower()
     for text, kind in BY_TEXT:
-        if text in str(error):
+        if text.lower() in message:
             return kind
     for base in type(error).__mro__:
         if base.__name__ in BY_CLASS:

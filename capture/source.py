@@ -1,5 +1,6 @@
 """What a MODEL argument may be: a folder, a config alone, a factory, or a `.pt2` program."""
 
+import inspect
 from abc import ABC, abstractmethod
 from pathlib import Path
 
@@ -49,8 +50,18 @@ class Source(ABC):
 
     @property
     @abstractmethod
+    def forward_signature(self) -> inspect.Signature:
+        """Signature of the model's `forward`, without self."""
+
+    @property
     def forward_arguments(self) -> tuple[str, ...]:
-        """Names of the arguments that the model's `forward` takes."""
+        """Names of the arguments that `forward` declares, without *args and **kwargs."""
+        return tuple(p.name for p in _named(self.forward_signature))
+
+    @property
+    def required_arguments(self) -> tuple[str, ...]:
+        """Names of the arguments of `forward` that have no default."""
+        return tuple(p.name for p in _named(self.forward_signature) if p.default is p.empty)
 
     def example(self) -> dict[str, Tensor]:
         """Example inputs that came with the model, by argument name; mostly none."""
@@ -59,6 +70,11 @@ class Source(ABC):
     def given_program(self) -> ExportedProgram | None:
         """The program, when the model is one already and needs no capture."""
         return None
+
+
+def _named(signature: inspect.Signature) -> list[inspect.Parameter]:
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p for p in signature.parameters.values() if p.kind not in variadic]
 
 
 def open_source(

@@ -6,7 +6,7 @@ the model is loaded once for each float dtype of the file, and in each load the 
 dtypes are stand-ins without memory, so nothing is converted and mapped tensors stay mapped.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,8 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further keyword arguments of `from_pretrained`."""
+    dropped: tuple[str, ...] = ()
+    """Beginnings of names that the class leaves out on purpose."""
 
 
 def name_weights(checkpoint: Checkpoint, expected: Iterable[str]) -> dict[str, Tensor]:
@@ -123,7 +125,8 @@ def _check_loaded(checkpoint: Checkpoint, info: Mapping[str, Any]) -> None:
             + _some(info["missing_keys"]),
             hint="config.json names another class than the one that was saved, or the file is cut.",
         )
-    extra = _unknown(checkpoint, info["unexpected_keys"])
+    unexpected = info["unexpected_keys"]
+    extra = _unknown(checkpoint, [n for n in unexpected if not n.startswith(checkpoint.dropped)])
     if extra:
         raise SourceError(
             f"{checkpoint.origin}: {checkpoint.model_class.__name__} has no place for "
@@ -134,7 +137,7 @@ def _check_loaded(checkpoint: Checkpoint, info: Mapping[str, Any]) -> None:
         raise SourceError(f"{checkpoint.origin}: {info['error_msgs'][0]}")
 
 
-def _unknown(checkpoint: Checkpoint, unexpected: Iterable[str]) -> list[str]:
+def _unknown(checkpoint: Checkpoint, unexpected: Sequence[str]) -> list[str]:
     """Names left over that no dropped head explains.
 
     A head lies outside the base model's prefix: `cls.` or `lm_head.` beside `bert.`.

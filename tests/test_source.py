@@ -5,13 +5,21 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from models import bert_config, perturb, t5_config, tiny_bert, tiny_llama, tiny_t5
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import BertForMaskedLM, T5ForConditionalGeneration
+from transformers import (
+    BertForMaskedLM,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+    UMT5Config,
+    UMT5ForConditionalGeneration,
+)
 
 from enginecast.capture.apex import refuse_apex
 from enginecast.capture.source import open_source
@@ -85,11 +93,19 @@ def test_eager_is_what_from_pretrained_gives(t5: Path, dtype: torch.dtype, wo: t
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_text_encoder_of_a_whole_t5(tmp_path: Path) -> None:
-    whole = T5ForConditionalGeneration(t5_config())
-    whole.save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    ("config_class", "whole_class", "encoder"),
+    [
+        (T5Config, T5ForConditionalGeneration, "T5EncoderModel"),
+        (UMT5Config, UMT5ForConditionalGeneration, "UMT5EncoderModel"),
+    ],
+)
+def test_text_encoder_of_a_whole_t5(
+    tmp_path: Path, config_class: Any, whole_class: Any, encoder: str
+) -> None:
+    whole_class(config_class(**t5_config().to_diff_dict())).save_pretrained(tmp_path)
     source = open_source(str(tmp_path))
-    assert type(source.eager()).__name__ == "T5EncoderModel"
+    assert type(source.eager()).__name__ == encoder
     assert not any("decoder" in name for name in source.weights())
 
 
@@ -121,7 +137,9 @@ def test_a_head_that_the_class_lacks_is_left_out(tmp_path: Path) -> None:
 
 def test_shards_are_read_through_their_index(folder: Path) -> None:
     whole = open_source(str(folder)).weights()
-    open_source(str(folder)).eager().save_pretrained(folder, max_shard_size="8KB")
+    model = open_source(str(folder)).eager()
+    assert isinstance(model, PreTrainedModel)
+    model.save_pretrained(folder, max_shard_size="8KB")
     (folder / "model.safetensors").unlink()
     weights = open_source(str(folder)).weights()
     assert all(torch.equal(weights[name], tensor) for name, tensor in whole.items())
@@ -129,6 +147,13 @@ def test_shards_are_read_through_their_index(folder: Path) -> None:
     first.unlink()
     with pytest.raises(SourceError, match=f"{first.name} is missing"):
         open_source(str(folder))
+
+
+def test_loading_prints_nothing(t5: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source = open_source(str(t5))
+    source.weights()
+    source.eager(torch.bfloat16)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_fingerprint_follows_config_and_weights(folder: Path) -> None:

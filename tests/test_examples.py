@@ -1,0 +1,207 @@
+"""Inputs derived from configs, examples and files, and the cases of a verdict."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from models import (
+    VOCABULARY,
+    add_tokenizer,
+    bert_config,
+    llama_config,
+    t5_config,
+    tiny_t5,
+    tiny_vit,
+    vit_config,
+)
+from safetensors.torch import save_file
+from torch import nn
+from transformers import RobertaConfig, WhisperConfig
+
+from enginecast.capture.examples import Case, sample, verification_inputs
+from enginecast.capture.factory import FactorySource
+from enginecast.capture.given import read_inputs, read_prompts, tokenize
+from enginecast.capture.inputs import (
+    DimSpec,
+    InputSpec,
+    check_required,
+    derive,
+    from_config,
+    from_example,
+    with_example_sizes,
+)
+from enginecast.capture.source import open_source
+from enginecast.errors import UsageError
+
+TEXT = from_config(t5_config(), ("input_ids", "attention_mask"))
+IMAGE = from_config(vit_config(), ("pixel_values",))
+
+
+def test_text_model_takes_ids_and_a_mask() -> None:
+    ids, mask = TEXT
+    assert (ids.name, ids.kind, ids.low, ids.high) == ("input_ids", "token_ids", 0, VOCABULARY - 1)
+    assert (mask.name, mask.kind, mask.dtype) == ("attention_mask", "attention_mask", torch.int64)
+    assert ids.dims == mask.dims == (DimSpec("batch", 3, 1, 64), DimSpec("sequence", 7, 1, 512))
+
+
+def test_mask_is_left_out_when_forward_has_none() -> None:
+    assert [spec.name for spec in from_config(t5_config(), ("input_ids",))] == ["input_ids"]
+
+
+def test_longest_sequence_comes_from_the_position_table() -> None:
+    assert from_config(bert_config(), ("input_ids",))[0].dims[1].maximum == 64
+    assert from_config(llama_config(), ("input_ids",))[0].dims[1].maximum == 64
+    roberta = RobertaConfig(max_position_embeddings=514, pad_token_id=1)
+    assert from_config(roberta, ("input_ids",))[0].dims[1].maximum == 512
+
+
+def test_image_model_takes_a_dynamic_batch_of_static_images() -> None:
+    (pixels,) = IMAGE
+    assert (pixels.kind, pixels.dtype) == ("image", torch.float32)
+    assert [dim.name for dim in pixels.dims] == ["batch", None, None, None]
+    assert [dim.size for dim in pixels.dims] == [4, 3, 16, 16]  # 3 would be the channels
+
+
+def test_derived_from_a_folder(tmp_path: Path) -> None:
+    text = derive(open_source(str(tiny_t5(tmp_path / "t5"))))
+    assert [spec.name for spec in text] == ["input_ids", "attention_mask"]
+    assert [spec.name for spec in derive(open_source(str(tiny_vit(tmp_path / "vit"))))] == [
+        "pixel_values"
+    ]
+
+
+def test_other_inputs_must_be_given() -> None:
+    with pytest.raises(UsageError, match=r"takes neither .* but input_features") as refused:
+        from_config(WhisperConfig(), ("input_features",), "whisper")
+    assert "--inputs FILE.safetensors" in refused.value.hint
+
+
+def test_example_of_a_factory() -> None:
+    specs = from_example({"x": torch.zeros(4, 6), "steps": torch.tensor([3, 9, 5, 4])})
+    assert [spec.kind for spec in specs] == ["tensor", "tensor"]
+    assert specs[0].dims == (DimSpec("batch", 4, 1, 64), DimSpec.static(6))
+    assert (specs[1].low, specs[1].high) == (3, 9)
+
+
+def test_inputs_without_common_batch_are_static() -> None:
+    specs = from_example({"x": torch.zeros(4, 6), "y": torch.zeros(5)})
+    assert all(dim.name is None for spec in specs for dim in spec.dims)
+    assert from_example({"x": torch.zeros(1, 6)})[0].dims[0] == DimSpec.static(1)
+
+
+def test_known_token_inputs_are_dynamic_even_with_one_row() -> None:
+    example = {"input_ids": torch.tensor([[4, 8]]), "attention_mask": torch.ones(1, 2).long()}
+    ids, mask = from_example(example)
+    assert (ids.kind, mask.kind) == ("token_ids", "attention_mask")
+    assert [dim.name for dim in ids.dims] == ["batch", "sequence"]
+    assert len({dim.size for dim in ids.dims} - {1}) == 2
+    assert (ids.low, ids.high) == (4, 8)
+
+
+def test_images_are_known_even_with_one_row() -> None:
+    (pixels,) = from_example({"pixel_values": torch.zeros(1, 3, 8, 8)})
+    assert pixels.kind == "image"
+    assert pixels.dims == (DimSpec("batch", 2, 1, 64), *map(DimSpec.static, (3, 8, 8)))
+
+
+def test_an_argument_without_input_is_named() -> None:
+    source = FactorySource("my:factory", nn.Bilinear(4, 4, 2), {"input1": torch.zeros(2, 4)})
+    with pytest.raises(UsageError, match="the input 'input2' of my:factory cannot be derived"):
+        derive(source)
+    with pytest.raises(UsageError, match="my:factory comes without example inputs"):
+        derive(FactorySource("my:factory", nn.Linear(4, 4), {}))
+
+
+def test_example_sizes_differ_from_each_other_and_from_static_ones() -> None:
+    dims = (DimSpec("a", 4, 1, 8), DimSpec("b", 4, 1, 8), DimSpec.static(5), DimSpec("c", 3, 3, 3))
+    (spec,) = with_example_sizes((InputSpec("x", "tensor", torch.float32, dims),))
+    assert [dim.size for dim in spec.dims] == [4, 6, 5, 3]
+    assert spec.dims[3].name is None  # a range of one size is static
+
+
+def test_sample_is_seeded_and_in_range() -> None:
+    sizes = {"batch": 5, "sequence": 40}
+    one, again, other = (sample(TEXT, sizes, seed) for seed in (1, 1, 2))
+    assert torch.equal(one["input_ids"], again["input_ids"])
+    assert not torch.equal(one["input_ids"], other["input_ids"])
+    assert one["input_ids"].shape == (5, 40)
+    assert int(one["input_ids"].min()) >= 0
+    assert int(one["input_ids"].max()) < VOCABULARY
+
+
+def test_masks_are_ragged_on_the_right_and_ids_are_padded_there() -> None:
+    inputs = sample(TEXT, {"batch": 3, "sequence": 6}, 0, lengths=(6, 4, 1))
+    assert inputs["attention_mask"].sum(1).tolist() == [6, 4, 1]
+    assert inputs["attention_mask"][1].tolist() == [1, 1, 1, 1, 0, 0]
+    assert inputs["input_ids"][2, 1:].tolist() == [0] * 5
+
+
+def by_name(cases: list[Case]) -> dict[str, dict[str, torch.Tensor]]:
+    return {case.name: case.inputs for case in cases}
+
+
+def test_text_cases_cover_corners_and_leave_out_the_traced_shape() -> None:
+    cases = by_name(verification_inputs(TEXT, 0))
+    assert list(cases) == ["smallest", "odd sizes", "ragged masks", "empty prompt", "long"]
+    shapes = [tuple(inputs["input_ids"].shape) for inputs in cases.values()]
+    assert shapes == [(1, 1), (2, 13), (4, 17), (2, 9), (2, 64)]
+    assert cases["empty prompt"]["attention_mask"].sum(1).tolist() == [9, 1]
+    longer = by_name(verification_inputs(TEXT, 0, longest=100))
+    assert longer["long"]["input_ids"].shape == (2, 100)
+    again = by_name(verification_inputs(TEXT, 0))
+    assert all(torch.equal(cases[n]["input_ids"], again[n]["input_ids"]) for n in cases)
+
+
+def test_image_cases_cover_styles() -> None:
+    cases = by_name(verification_inputs(IMAGE, 0))
+    assert list(cases) == ["smallest", "odd sizes", "several", "constant image", "scaled image"]
+    assert cases["constant image"]["pixel_values"].unique().tolist() == [0.5]
+    assert cases["scaled image"]["pixel_values"].std() > 4
+    assert cases["smallest"]["pixel_values"].shape == (1, 3, 16, 16)
+
+
+def test_cases_stay_inside_the_ranges() -> None:
+    dims = (DimSpec("batch", 3, 2, 3), DimSpec("sequence", 7, 5, 8))
+    specs = (
+        InputSpec("input_ids", "token_ids", torch.int64, dims, 0, 9),
+        InputSpec("attention_mask", "attention_mask", torch.int64, dims, 0, 1),
+    )
+    shapes = [tuple(case.inputs["input_ids"].shape) for case in verification_inputs(specs, 0)]
+    assert shapes == [(2, 5), (2, 8), (3, 8), (2, 8), (2, 8)]
+
+
+def test_static_inputs_are_verified_once() -> None:
+    specs = from_example({"x": torch.zeros(4, 6), "y": torch.zeros(5)})
+    assert len(verification_inputs(specs, 0)) == 1
+
+
+def test_inputs_from_a_file(tmp_path: Path) -> None:
+    source = open_source(str(tiny_t5(tmp_path / "t5")))
+    file = tmp_path / "inputs.safetensors"
+    save_file({"input_ids": torch.ones(2, 4).long(), "pixels": torch.ones(1)}, file)
+    specs = from_example(read_inputs(file), source.config)
+    assert [spec.kind for spec in specs] == ["token_ids", "tensor"]
+    assert specs[0].high == VOCABULARY - 1
+    with pytest.raises(UsageError, match="t5 takes no input 'pixels'"):
+        check_required(source, specs)
+    with pytest.raises(UsageError, match=r"absent\.safetensors cannot be read"):
+        read_inputs(tmp_path / "absent.safetensors")
+    file.write_bytes(b"1234567890")
+    with pytest.raises(UsageError, match=r"inputs\.safetensors cannot be read"):
+        read_inputs(file)
+
+
+def test_prompts_are_padded_on_the_right_and_cut(tmp_path: Path) -> None:
+    folder = add_tokenizer(tiny_t5(tmp_path / "t5"))
+    source = open_source(str(folder))
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a b c\n\nb\n")
+    assert read_prompts(prompts) == ["a b c", "", "b"]
+    inputs = tokenize(read_prompts(prompts), source, TEXT)
+    assert inputs["input_ids"].tolist() == [[2, 3, 4, 1], [1, 0, 0, 0], [3, 1, 0, 0]]
+    assert inputs["attention_mask"].sum(1).tolist() == [4, 1, 2]
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(UsageError, match=r"has no tokenizer\.json"):
+        tokenize(["a"], open_source(str(folder)), TEXT)
+    with pytest.raises(UsageError, match=r"absent\.txt cannot be read"):
+        read_prompts(tmp_path / "absent.txt")

@@ -1,0 +1,175 @@
+"""What a user reads when torch.export refuses a model."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from models import llama_config
+from torch import Tensor, nn
+from transformers import LlamaModel
+
+from enginecast.capture.examples import example_sizes, sample
+from enginecast.capture.export import capture
+from enginecast.capture.factory import FactorySource
+from enginecast.capture.inputs import derive, from_config
+from enginecast.capture.refusal import Kind, Refusal, explain, is_user_code
+from enginecast.capture.source import open_source
+from enginecast.errors import CaptureError
+
+
+class Branch(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:  # culprit
+            return x + 1
+        return x
+
+
+class Helper(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return shifted(x)
+
+
+def shifted(x: Tensor) -> Tensor:
+    while x.norm() > 1:  # culprit
+        x = x / 2
+    return x
+
+
+class Slice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, : int(x.argmax())]  # culprit
+
+
+class Numpy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy()) + 1  # culprit
+
+
+class Raises(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise KeyError("weights")  # culprit
+
+
+class Mismatch(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x  # culprit
+
+
+class ShapeBranch(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.shape[0] > 5 else x
+
+
+class ShapeLoop(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        total = x[0]
+        for row in range(x.shape[0]):
+            total = total + x[row]
+        return total
+
+
+def refused(module: nn.Module) -> CaptureError:
+    source = FactorySource("test:factory", module, {"x": torch.randn(3, 6)})
+    specs = derive(source)
+    with pytest.raises(CaptureError) as caught:
+        capture(source, specs, sample(specs, example_sizes(specs), 0))
+    return caught.value
+
+
+def explained(module: nn.Module) -> Refusal:
+    cause = refused(module).__cause__
+    assert cause is not None
+    return explain(cause)
+
+
+def culprit(code: object) -> int:
+    lines, first = inspect.getsourcelines(code)  # type: ignore[arg-type]
+    return next(first + index for index, line in enumerate(lines) if "# culprit" in line)
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "kind"),
+    [
+        (Branch, Branch, "data-dependent-branch"),
+        (Helper, shifted, "data-dependent-branch"),
+        (Slice, Slice, "data-dependent-size"),
+        (Numpy, Numpy, "data-leaves-torch"),
+        (Raises, Raises, "model-error"),
+        (Mismatch, Mismatch, "model-error"),
+    ],
+)
+def test_the_line_and_the_reason(module: Callable[[], nn.Module], code: object, kind: Kind) -> None:
+    refusal = explained(module())
+    assert refusal.kind == kind
+    assert refusal.place == f"{__file__}:{culprit(code)}"
+    assert refusal.code.endswith("# culprit")
+
+
+@pytest.mark.parametrize(
+    ("module", "suggestion"),
+    [(ShapeBranch, "batch = Dim('batch', max=5)"), (ShapeLoop, "batch = 3")],
+)
+def test_dimensions_that_cannot_vary(module: Callable[[], nn.Module], suggestion: str) -> None:
+    refusal = explained(module())
+    assert refusal.kind == "specialized-dimension"
+    assert refusal.reason.endswith(f"torch suggests {suggestion}")
+    assert "--dynamic NAME:DIM" in refusal.hint
+
+
+def test_the_message_names_place_code_reason_and_way_out() -> None:
+    error = refused(Branch())
+    assert f"test_refusal.py:{culprit(Branch)}\n    if x.sum() > 0:  # culprit" in error.message
+    assert "a Python branch or loop depends on the value of a tensor" in error.message
+    assert "GuardOnDataDependentSymNode" in error.message
+    assert "torch.cond" in error.hint
+
+
+def test_nothing_of_torch_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    refused(Branch())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_helper_inside_transformers_is_named(tmp_path: Path) -> None:
+    config = llama_config()
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    LlamaModel(config).save_pretrained(tmp_path)
+    source = open_source(str(tmp_path))
+    specs = from_config(config, source.forward_arguments)
+    with pytest.raises(CaptureError) as caught:
+        capture(source, specs, sample(specs, example_sizes(specs), 0))
+    assert caught.value.__cause__ is not None
+    refusal = explain(caught.value.__cause__)
+    assert refusal.kind == "data-dependent-branch"
+    assert Path(refusal.file).name == "modeling_rope_utils.py"
+    assert "seq_len > " in refusal.code
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Dynamic control flow is not supported at the moment.", "data-dependent-branch"),
+        ("Data-dependent branching\n  Explanation: ...", "data-dependent-branch"),
+        ("Found DynamicCache in output, which is not a known type", "unsupported-output"),
+        ("Constraints violated (s0)!", "specialized-dimension"),
+    ],
+)
+def test_messages_of_other_releases(text: str, kind: Kind) -> None:
+    assert explain(RuntimeError(text)).kind == kind
+
+
+def test_dynamo_quotes_the_user_code_in_its_message() -> None:
+    with pytest.raises(Exception, match="from user code") as caught:
+        torch.export.export(Branch(), (torch.randn(3, 6),), strict=True)
+    refusal = explain(caught.value)
+    assert (refusal.kind, refusal.line) == ("data-dependent-branch", culprit(Branch))
+
+
+def test_user_code_is_what_is_not_torch_python_or_ours() -> None:
+    assert is_user_code(__file__)
+    assert is_user_code(inspect.getfile(LlamaModel))
+    assert not is_user_code(inspect.getfile(nn.Module))
+    assert not is_user_code(inspect.getfile(inspect))
+    assert not is_user_code(inspect.getfile(capture))
+    assert not is_user_code("<string>")
