@@ -1,6 +1,6 @@
 """Inputs that the user gives: `--inputs FILE.safetensors` and `--prompts FILE.txt`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -27,6 +27,16 @@ def read_inputs(path: Path) -> dict[str, Tensor]:
     if not tensors:
         raise UsageError(f"--inputs {path} holds no tensor")
     return tensors
+
+
+def check_arguments(names: Iterable[str], source: Source, origin: str) -> None:
+    """Raise UsageError when an input is none of the arguments of the model's `forward`."""
+    unknown = sorted(set(names) - set(source.forward_arguments))
+    if unknown:
+        raise UsageError(
+            f"{origin}: {source.name} takes no input {unknown[0]!r}",
+            hint=f"It takes {', '.join(source.forward_arguments)}.",
+        )
 
 
 def read_prompts(path: Path) -> list[str]:

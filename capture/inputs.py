@@ -103,7 +103,7 @@ def check_required(source: Source, specs: tuple[InputSpec, ...]) -> tuple[InputS
     """Return `specs` when they cover what the model's `forward` must be given.
 
     Raises:
-        UsageError: an argument without default has no input, or an input no argument.
+        UsageError: an argument without default has no input.
     """
     names = {spec.name for spec in specs}
     missing = [name for name in source.required_arguments if name not in names]
@@ -111,12 +111,6 @@ def check_required(source: Source, specs: tuple[InputSpec, ...]) -> tuple[InputS
         raise UsageError(
             f"the input {missing[0]!r} of {source.name} cannot be derived",
             hint="Give it with the others: --inputs FILE.safetensors.",
-        )
-    unknown = sorted(names - set(source.forward_arguments))
-    if unknown:
-        raise UsageError(
-            f"{source.name} takes no input {unknown[0]!r}",
-            hint=f"It takes {', '.join(source.forward_arguments)}.",
         )
     return specs
 

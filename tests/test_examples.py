@@ -20,11 +20,10 @@ from transformers import RobertaConfig, WhisperConfig
 
 from enginecast.capture.examples import Case, sample, verification_inputs
 from enginecast.capture.factory import FactorySource
-from enginecast.capture.given import read_inputs, read_prompts, tokenize
+from enginecast.capture.given import check_arguments, read_inputs, read_prompts, tokenize
 from enginecast.capture.inputs import (
     DimSpec,
     InputSpec,
-    check_required,
     derive,
     from_config,
     from_example,
@@ -183,7 +182,7 @@ def test_inputs_from_a_file(tmp_path: Path) -> None:
     assert [spec.kind for spec in specs] == ["token_ids", "tensor"]
     assert specs[0].high == VOCABULARY - 1
     with pytest.raises(UsageError, match="t5 takes no input 'pixels'"):
-        check_required(source, specs)
+        check_arguments(read_inputs(file), source, f"--inputs {file}")
     with pytest.raises(UsageError, match=r"absent\.safetensors cannot be read"):
         read_inputs(tmp_path / "absent.safetensors")
     file.write_bytes(b"1234567890")
