@@ -7,7 +7,8 @@
              %n = aten.add_(%fresh, %y)                            %n = aten.add(%fresh, %y)
 
 Exact: every output keeps every bit.  Left alone: a cast that changes the dtype, dropout in training
-mode, an in-place op whose target is still read, anything random.
+mode, an in-place op whose target is still read, any other op on memory that one writes into,
+anything random.
 """
 
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from enginecast.passes.base import Pass, PassContext, Promise, Site
 from enginecast.passes.common_subexpressions import merge_equal
 from enginecast.passes.fold_constants import fold_constants
 from enginecast.passes.graph_edit import drop_unused_weights, erase_dead
-from enginecast.passes.simplify import RULES
+from enginecast.passes.simplify import OUT_OF_PLACE, RULES
 from enginecast.passes.sites import SiteLog
+from enginecast.passes.written import written_values
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,10 @@ class Canonicalize(Pass):
 def _sweep(program: ExportedProgram, log: SiteLog) -> bool:
     """Apply every rule once over the graph; whether anything changed."""
     before = len(log.sites)
+    written = written_values(program.graph)
     for node in list(program.graph.nodes):
-        if node.op != "call_function":
+        touched = node in written or not written.isdisjoint(node.all_input_nodes)
+        if node.op != "call_function" or (touched and node.target not in OUT_OF_PLACE):
             continue
         for rule in RULES.get(node.target, ()):
             replacement = rule(program, node)

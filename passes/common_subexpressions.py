@@ -6,21 +6,23 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.passes.graph_edit import is_mutating, is_pure
+from enginecast.passes.graph_edit import is_pure
 from enginecast.passes.sites import SiteLog
+from enginecast.passes.written import written_values
 
 
 def merge_equal(program: ExportedProgram, log: SiteLog) -> None:
     """Replace each pure node by the first one with the same op and arguments.
 
-    A value that some op still writes into is left alone, and so is everything that may share memory
-    with it.
+    A value that some op still writes into is left alone, and so are its readers: they may see it
+    before and after the write.
     """
-    if any(is_mutating(node) for node in program.graph.nodes):
-        return
+    written = written_values(program.graph)
     first: dict[Any, Node] = {}
     for node in list(program.graph.nodes):
         if node.op != "call_function" or not is_pure(node) or _is_random(node):
+            continue
+        if node in written or not written.isdisjoint(node.all_input_nodes):
             continue
         key = (node.target, _frozen(node.args), _frozen(node.kwargs))
         if key not in first:

@@ -1,5 +1,7 @@
 """Compute once, at compile time, what depends on no input and no weight."""
 
+import itertools
+
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
@@ -8,6 +10,7 @@ from torch.fx import Node
 
 from enginecast.passes.graph_edit import add_weight, is_pure, value, weight_specs, weight_tensor
 from enginecast.passes.sites import SiteLog
+from enginecast.passes.written import written_values
 
 LARGEST = 4096
 """Elements of a folded tensor at most: beyond, computing it costs less than carrying it."""
@@ -27,7 +30,8 @@ def fold_constants(program: ExportedProgram, log: SiteLog) -> None:
         if log.skipped(node):
             continue
         tensor = _evaluate(program, node)
-        folded = add_weight(program, f"folded.{node.name}", tensor, InputKind.CONSTANT_TENSOR)
+        name = _free_name(program, f"folded.{node.name}")
+        folded = add_weight(program, name, tensor, InputKind.CONSTANT_TENSOR)
         log.done(node, "fold constants")
         node.replace_all_uses_with(folded)
         program.graph.erase_node(node)
@@ -39,8 +43,11 @@ def _constant_expressions(program: ExportedProgram) -> set[Node]:
         for name, spec in weight_specs(program).items()
         if spec.kind is InputKind.CONSTANT_TENSOR
     }
+    written = written_values(program.graph)
     found: set[Node] = set()
     for node in program.graph.nodes:
+        if node in written:
+            continue
         known = node.name in lifted if node.op == "placeholder" else _foldable(node)
         if known and found.issuperset(node.all_input_nodes):
             found.add(node)
@@ -56,6 +63,14 @@ def _foldable(node: Node) -> bool:
     if not isinstance(found, Tensor) or not all(isinstance(size, int) for size in found.shape):
         return False
     return found.numel() <= LARGEST
+
+
+def _free_name(program: ExportedProgram, name: str) -> str:
+    """The name, numbered when an earlier run took it: node names come back in a copied graph."""
+    taken = {spec.target for spec in weight_specs(program).values()}
+    if name not in taken:
+        return name
+    return next(free for number in itertools.count(1) if (free := f"{name}_{number}") not in taken)
 
 
 def _evaluate(program: ExportedProgram, node: Node) -> Tensor:

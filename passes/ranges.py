@@ -34,7 +34,7 @@ def interval(node: Any) -> Interval | None:
         return 0.0, math.inf
     if node.target in _SHAPE_ONLY:
         return interval(node.args[0])
-    if is_call(node, aten.add.Tensor):
+    if is_call(node, aten.add.Tensor) and "alpha" not in node.kwargs:
         left, right = interval(node.args[0]), interval(node.args[1])
         if left is not None and right is not None:
             return left[0] + right[0], left[1] + right[1]

@@ -16,7 +16,6 @@ from enginecast.passes.graph_edit import (
     dtype_of,
     first_input,
     insert,
-    is_mutating,
     same_shape,
     same_size,
     shape_of,
@@ -24,6 +23,7 @@ from enginecast.passes.graph_edit import (
 )
 from enginecast.passes.match import CASTS, is_call
 from enginecast.passes.ranges import always
+from enginecast.passes.written import may_alias
 
 Rule = Callable[[ExportedProgram, Node], Node | None]
 
@@ -54,14 +54,30 @@ def collapse_exact_casts(program: ExportedProgram, node: Node) -> Node | None:
     narrow, wide = dtype_of(origin), dtype_of(middle)
     if narrow is None or wide is None or dtype_of(node) != narrow:
         return None
-    return origin if torch.promote_types(narrow, wide) == wide and wide.is_floating_point else None
+    return origin if _holds_exactly(wide, narrow) else None
+
+
+def _holds_exactly(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether every value of `narrow` is one of the float dtype `wide`."""
+    if not wide.is_floating_point:
+        return False
+    if narrow.is_floating_point:
+        return torch.promote_types(narrow, wide) == wide
+    if narrow == torch.bool:
+        return True
+    # A float counts exactly up to 2 / eps.
+    return not narrow.is_complex and torch.iinfo(narrow).max <= 2 / torch.finfo(wide).eps
 
 
 def drop_contiguous(program: ExportedProgram, node: Node) -> Node | None:
     """Strides are not part of a value; ops that need some copy by themselves."""
-    if any(is_mutating(user) or is_call(user, aten.view.default) for user in node.users):
-        return None
-    return first_input(node)
+    return None if _viewed(node) else first_input(node)
+
+
+def _viewed(node: Node) -> bool:
+    """Whether an op that fails on some strides reads the memory of a value."""
+    strict = (aten.view.default, aten.view.dtype, aten.as_strided.default)
+    return any(is_call(user, *strict) or (may_alias(user) and _viewed(user)) for user in node.users)
 
 
 def drop_noop_view(program: ExportedProgram, node: Node) -> Node | None:
@@ -91,7 +107,7 @@ def drop_true_and(program: ExportedProgram, node: Node) -> Node | None:
     for known, other in (node.args[:2], node.args[1::-1]):
         if not (isinstance(known, Node) and isinstance(other, Node)):
             continue
-        if dtype_of(other) != torch.bool or always(known) is not True:
+        if not dtype_of(other) == dtype_of(node) == torch.bool or always(known) is not True:
             continue
         if same_shape(shape_of(other), shape_of(node)) or _users_broadcast(node, other):
             return other
@@ -160,9 +176,7 @@ def functionalise(program: ExportedProgram, node: Node) -> Node | None:
     out_of_place = OUT_OF_PLACE[node.target]
     source = first_input(node)
     fresh = source.op == "call_function" and list(source.users) == [node]
-    schema = getattr(source.target, "_schema", None)
-    makes_view = schema is None or any(r.alias_info is not None for r in schema.returns)
-    if not fresh or makes_view or dtype_of(source) != dtype_of(node):
+    if not fresh or may_alias(source) or dtype_of(source) != dtype_of(node):
         return None
     with program.graph.inserting_before(node):
         return insert(program.graph, out_of_place, node.args, dict(node.kwargs), like=node)

@@ -1,0 +1,56 @@
+"""Which values an in-place op may write into: rewrites leave them and their readers alone."""
+
+import operator
+from collections.abc import Iterator
+
+import torch
+from torch.fx import Graph, Node
+
+from enginecast.passes.graph_edit import aten, is_mutating
+
+# Return their input itself when they draw nothing, which their schemas do not say.
+_MAY_RETURN_INPUT = frozenset({operator.getitem, aten.dropout.default})
+
+
+def written_values(graph: Graph) -> set[Node]:
+    """Every node that may share memory with an argument that some op writes into."""
+    family: dict[Node, Node] = {}
+    for node in graph.nodes:
+        family[node] = node
+        for source in node.all_input_nodes if may_alias(node) else ():
+            _join(family, source, node)
+    written = {_head(family, target) for node in graph.nodes for target in _targets(node)}
+    return {node for node in family if _head(family, node) in written} if written else set()
+
+
+def may_alias(node: Node) -> bool:
+    """Whether a node's result may share memory with an argument."""
+    if node.op != "call_function":
+        return False
+    if node.target in _MAY_RETURN_INPUT or not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    return any(result.alias_info is not None for result in node.target._schema.returns)
+
+
+def _targets(node: Node) -> Iterator[Node]:
+    """The arguments that a node writes into."""
+    if not is_mutating(node):
+        return
+    assert isinstance(node.target, torch._ops.OpOverload)
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        if isinstance(given, Node):
+            yield given
+
+
+def _head(family: dict[Node, Node], node: Node) -> Node:
+    while family[node] is not node:
+        family[node] = family[family[node]]
+        node = family[node]
+    return node
+
+
+def _join(family: dict[Node, Node], left: Node, right: Node) -> None:
+    family[_head(family, left)] = _head(family, right)

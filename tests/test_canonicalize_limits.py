@@ -1,0 +1,206 @@
+"""canonicalize leaves alone what it would change: casts, writes in place, random values, names."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from programs import (
+    canonical,
+    captured,
+    count,
+    floats,
+    outputs,
+    program_of,
+    rewritten,
+    same_bits,
+    targets,
+)
+from torch import Tensor, nn
+
+from enginecast.passes.base import PassContext
+from enginecast.passes.sites import SKIPPED
+
+aten = torch.ops.aten
+Make = Callable[..., Any]
+
+
+def ones_then_written(x: Tensor) -> Tensor:
+    mask = torch.ones(x.shape[1], dtype=torch.bool)
+    mask[0] = False
+    return mask & (x > 0)
+
+
+def zeros_then_written(x: Tensor) -> Tensor:
+    total = torch.zeros(3)
+    total[0] += x.sum()
+    return total * 2
+
+
+def tensor_then_written(x: Tensor) -> Tensor:
+    total = torch.tensor([1.0])
+    total += x.sum()
+    return total * 2
+
+
+def copy_then_written(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    z = y.to(torch.float32, copy=True)
+    z[0] = 0.0
+    return y, z
+
+
+def read_before_written(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    first = y.half().float() + 1
+    y.add_(1)
+    return first, y.half().float() + 1
+
+
+def mixed_and(x: Tensor) -> Tensor:
+    return torch.ones(x.shape[1], dtype=torch.int64) & (x > 0)
+
+
+def kept_dropout(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    z = nn.functional.dropout(y, 0.5, False)
+    z.add_(1)
+    return y, z
+
+
+# Function, ops that must all be there afterwards.
+KEPT: dict[str, tuple[Make, list[str]]] = {
+    "cast that rounds": (lambda x: x.half().float(), ["to.dtype", "to.dtype"]),
+    "integers through a float": (
+        lambda x: ((x > 0).long() + 16777216).float().long(),
+        ["to.dtype", "to.dtype", "to.dtype"],
+    ),
+    "float zero": (lambda x: x + 0, ["add.Tensor"]),
+    "integer plus float zero": (lambda x: (x > 0).long() + 0.0, ["add.Tensor"]),
+    "contiguous before view": (
+        lambda x: x.transpose(0, 1).contiguous().view(-1),
+        ["contiguous.default"],
+    ),
+    "contiguous before a view of a view": (
+        lambda x: x.transpose(0, 1).contiguous().unsqueeze(0).view(-1),
+        ["contiguous.default"],
+    ),
+    "expand that something else reads": (
+        lambda x: (x[:, :1].expand(x.shape) + x, x[:, :1].expand(x.shape)),
+        ["expand.default"],
+    ),
+    "index of a part": (
+        lambda x: x[torch.arange(x.shape[0])[:, None], torch.arange(x.shape[1]) // 2],
+        ["index.Tensor"],
+    ),
+    "index in another order": (
+        lambda x: x[torch.arange(x.shape[0])[None, :], torch.arange(x.shape[1])[:, None]],
+        ["index.Tensor"],
+    ),
+    "index that starts late": (
+        lambda x: x[torch.arange(x.shape[0])[:, None], torch.arange(-1, x.shape[1] - 1)],
+        ["index.Tensor"],
+    ),
+    "target of in-place read by a view": (
+        lambda x: ((v := (y := x * 2).detach()) * 1, y.add_(1), v * 3),
+        ["add_.Tensor"],
+    ),
+    "in-place on an input": (lambda x: x.add_(1) * 2, ["add_.Tensor"]),
+    "in-place on a view": (lambda x: ((y := x * 2)[0].add_(1), y * 3), ["add_.Tensor"]),
+    "arguments of other types": (lambda x: (x + 1, x + 1.0, x + True), ["add.Tensor"] * 3),
+    "signed zeros": (lambda x: (x * 0.0, x * -0.0), ["mul.Tensor"] * 2),
+    "and that may be false": (
+        lambda x: (torch.arange(x.shape[1]) >= 1) & (x > 0),
+        ["__and__.Tensor"],
+    ),
+    "and with a negative step": (
+        lambda x: (
+            (torch.add(torch.arange(x.shape[1]), torch.arange(x.shape[1]), alpha=-2) >= 0) & (x > 0)
+        ),
+        ["__and__.Tensor"],
+    ),
+    "and of integers": (mixed_and, ["__and__.Tensor"]),
+    "mask that is written": (ones_then_written, ["__and__.Tensor"]),
+    "constant that is written": (zeros_then_written, ["zeros.default"]),
+    "literal that is written": (tensor_then_written, []),
+    "copy that is written": (copy_then_written, []),
+    "value read around a write": (read_before_written, []),
+    "dropout of a value that is written": (kept_dropout, ["add_.Tensor"]),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_rule_leaves_alone_what_it_would_change(case: str) -> None:
+    function, kept = KEPT[case]
+    before = program_of(function, floats(2, 5))
+    after = canonical(before)
+    found = targets(after)
+    for op in set(kept):
+        assert found.count(op) >= kept.count(op), f"{op} is gone: {found}"
+    assert same_bits(before, after, floats(3, 7))
+
+
+@pytest.mark.parametrize("function", [zeros_then_written, tensor_then_written])
+def test_constant_that_is_written_starts_afresh_in_every_call(function: Make) -> None:
+    before = program_of(function, floats(2, 5))
+    run = canonical(before).module()
+    x = floats(3, 7)
+    expected = outputs(before, x)
+    for _ in range(2):
+        assert torch.equal(run(x), expected[0])
+
+
+def test_active_dropout_and_random_values_stay() -> None:
+    class Noise(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            dropped = nn.functional.dropout(x, 0.5, True)
+            return dropped + torch.rand_like(x) + torch.rand_like(x) + torch.rand(3, 4)
+
+    before = captured(Noise(), torch.randn(3, 4))
+    after = canonical(before)
+    assert count(after, "dropout") == 1
+    assert count(after, "rand_like") == 2
+    assert count(after, "rand") == 1
+
+
+def test_skipped_site_stays_and_the_rest_goes() -> None:
+    before = program_of(lambda x: nn.functional.dropout(x.float() * 2, 0.5, False), floats(2, 5))
+    _, sites = rewritten(before, "canonicalize")
+    assert [site.note for site in sites] == ["drop noop cast", "drop inert dropout"]
+    context = PassContext(skip=frozenset({sites[0].key}))
+    after, left = rewritten(before, "canonicalize", context)
+    assert [site.reason for site in left] == [SKIPPED, ""]
+    assert (count(after, "to"), count(after, "dropout")) == (1, 0)
+
+
+def test_skipped_dropout_does_not_hide_the_memory_it_shares() -> None:
+    before = program_of(kept_dropout, floats(2, 5))
+    _, sites = rewritten(before, "canonicalize")
+    context = PassContext(skip=frozenset(site.key for site in sites if "dropout" in site.note))
+    after, _ = rewritten(before, "canonicalize", context)
+    assert same_bits(before, after, floats(3, 7))
+
+
+def test_large_constants_are_not_folded() -> None:
+    before = program_of(lambda x: x + torch.arange(5000).float().sum(), floats(2, 5))
+    after = canonical(before)
+    assert all(tensor.numel() <= 4096 for tensor in after.constants.values())
+    assert same_bits(before, after, floats(3, 7))
+
+
+def test_folded_constants_of_two_runs_do_not_share_a_name() -> None:
+    before = program_of(lambda x: x + torch.full((), 2.5), floats(2, 5))
+    after = canonical(before)
+    (name,) = after.constants
+    again, _ = rewritten(after, "canonicalize")
+    nodes = list(again.graph.nodes)
+    with again.graph.inserting_before(nodes[-1]):
+        total = again.graph.create_node("call_function", aten.full.default, ([], 7.0), name="full")
+        total.meta["val"] = nodes[0].meta["val"]
+        product = again.graph.create_node("call_function", aten.mul.Tensor, (nodes[-2], total))
+        product.meta["val"] = nodes[-2].meta["val"]
+    nodes[-2].replace_all_uses_with(product, delete_user_cb=lambda user: user is not product)
+    again.graph_signature.output_specs[0].arg.name = product.name
+    last, _ = rewritten(again, "canonicalize")
+    assert sorted(float(t) for t in last.constants.values()) == [2.5, 7.0]
+    assert name in last.constants
