@@ -179,3 +179,27 @@ def test_values_that_stay_inside_are_no_boundaries() -> None:
     names = {node.name for node in leaving(exported)}
     gelu = next(n for n in exported.graph.nodes if "gelu" in n.name)
     assert gelu.name not in names
+
+
+def test_a_boundary_counts_what_is_not_finite_and_samples_every_channel() -> None:
+    class Double(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2.0
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.twice = Double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.twice(x) + 1.0
+            return result
+
+    x = torch.arange(1024.0).repeat(256, 1)
+    exported = export(Outer(), (x,))
+    sample = snapshot(exported, {"x": x}).boundaries["twice"][-1].sample
+    assert 32_000 < sample.numel() <= 1 << 16
+    assert sample.unique().numel() == 1024
+    x[3, 5], x[4, 6] = float("nan"), -float("inf")
+    found = snapshot(exported, {"x": x}).boundaries["twice"][-1]
+    assert (found.nonfinite, found.max_abs) == (2, 2046.0)

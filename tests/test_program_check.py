@@ -1,54 +1,38 @@
 """Level 1: every promise is measured, and every way of breaking it is seen and located."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
-from small_programs import NAMES, Encoder, cases, encoder, program
-from torch import Tensor, nn
+from program_edits import (
+    MASKED,
+    WHERE,
+    Edit,
+    Exact,
+    Reordered,
+    change_epsilon,
+    change_one_bit,
+    drop_the_mask,
+    find,
+    low_reference,
+    perturb_one_weight,
+    scale_after,
+    sum_in_another_order,
+)
+from small_programs import NAMES, cases, encoder, program
+from torch import nn
 from torch.export import ExportedProgram
-from torch.fx import Node
 
 from enginecast.errors import VerificationError
-from enginecast.passes.base import Pass, PassContext, Promise, Site
+from enginecast.passes.base import Pass, PassContext
 from enginecast.passes.graph_edit import insert
 from enginecast.passes.pipeline import run_pipeline
-from enginecast.passes.source import module_path
 from enginecast.passes.unify_dtype import UnifyDtype
-from enginecast.runtime.manifest import Where
-from enginecast.verify.floor import make_reference
 from enginecast.verify.program import Observer, true_dtype_check
-from enginecast.verify.reference import Reference
 from enginecast.verify.verdict import judge
 
 aten = torch.ops.aten
-Edit = Callable[[ExportedProgram], None]
-MASKED = frozenset({"hidden"})
-WHERE = Where(provider="", device="cpu", versions={})
-
-
-@dataclass(frozen=True)
-class EditPass(Pass):
-    """Does what a test wants, under one promise or another."""
-
-    name: ClassVar[str] = "edit"
-    edit: Edit = lambda program: None
-
-    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
-        self.edit(program)
-        return [Site("node", "", "")]
-
-
-@dataclass(frozen=True)
-class Exact(EditPass):
-    promise: ClassVar[Promise] = "exact"
-
-
-@dataclass(frozen=True)
-class Reordered(EditPass):
-    promise: ClassVar[Promise] = "reordered"
 
 
 def observe(
@@ -60,54 +44,6 @@ def observe(
     )
     run_pipeline(passes, exported, PassContext(), [observer])
     return observer, exported
-
-
-def find(program: ExportedProgram, target: object, module: str) -> Node:
-    nodes: list[Node] = list(program.graph.nodes)
-    return next(n for n in nodes if n.target is target and module_path(n) == module)
-
-
-def scale_after(node: Node, factor: float) -> None:
-    with node.graph.inserting_after(node):
-        scaled = insert(node.graph, aten.mul.Tensor, (node, factor), like=node)
-    node.replace_all_uses_with(scaled, delete_user_cb=lambda user: user is not scaled)
-
-
-def change_one_bit(program: ExportedProgram) -> None:
-    scale_after(find(program, aten.layer_norm.default, "blocks.1.norm"), 1 + 2.0**-23)
-
-
-def change_epsilon(program: ExportedProgram) -> None:
-    norm = find(program, aten.layer_norm.default, "blocks.0.norm")
-    norm.args = (*norm.args[:4], 1e-3, *norm.args[5:])
-
-
-def perturb_one_weight(program: ExportedProgram) -> None:
-    weight = program.state_dict["blocks.1.second.weight"].detach().clone()
-    weight[3, 5] += 1e-2
-    program.state_dict["blocks.1.second.weight"] = nn.Parameter(weight, requires_grad=False)
-
-
-def drop_the_mask(program: ExportedProgram) -> None:
-    for node in program.graph.nodes:
-        if node.target is aten.unsqueeze.default and node.args[0].name == "attention_mask":
-            with node.graph.inserting_after(node):
-                ones = insert(node.graph, aten.ones_like.default, (node,), like=node)
-            node.replace_all_uses_with(ones, delete_user_cb=lambda user, new=ones: user is not new)
-
-
-def sum_in_another_order(program: ExportedProgram) -> None:
-    """x @ w + b as b + x @ w over reversed channels: the same steps, other roundings."""
-    for node in list(program.graph.nodes):
-        if node.target is aten.linear.default:
-            x, weight, bias = node.args
-            with node.graph.inserting_before(node):
-                left = insert(node.graph, aten.flip.default, (x, [-1]), like=node)
-                right = insert(node.graph, aten.flip.default, (weight, [-1]), like=node)
-                product = insert(node.graph, aten.linear.default, (left, right), like=node)
-                result = insert(node.graph, aten.add.Tensor, (product, bias), like=node)
-            node.replace_all_uses_with(result)
-            node.graph.erase_node(node)
 
 
 def test_an_exact_pass_that_changes_nothing_is_equal_everywhere() -> None:
@@ -187,28 +123,6 @@ def test_the_program_is_not_altered_by_looking() -> None:
     before = str(exported.graph)
     Observer(exported, cases(), names=NAMES)
     assert str(exported.graph) == before
-
-
-def low_reference(dtype: str, *, scale: float = 1.0) -> Reference:
-    def eager(to: torch.dtype) -> Encoder:
-        return encoder(scale=scale).to(to)
-
-    return make_reference(
-        program(encoder(scale=scale)),
-        eager,
-        cases(),
-        dtype=dtype,
-        names=NAMES,
-        mask_input="attention_mask",
-    )
-
-
-def test_the_reference_knows_which_output_follows_the_mask() -> None:
-    reference = low_reference("fp32")
-    assert reference.masked == MASKED
-    assert reference.cases[0].reference["hidden"].dtype == "float64"
-    assert reference.cases[0].outputs["hidden"].dtype == "float32"
-    assert 0 < reference.floor.cases["ragged"]["hidden"].relative < 1e-6
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -294,37 +208,3 @@ def test_values_in_pad_rows_do_not_matter() -> None:
     assert verdict.outputs[0].pad_error is not None
     assert verdict.outputs[0].pad_error > 0.5
     assert torch.isfinite(torch.tensor(verdict.outputs[0].pad_error))
-
-
-@pytest.mark.parametrize("edit", [change_epsilon, perturb_one_weight, drop_the_mask])
-def test_the_verdict_finds_the_same_mutations(edit: Edit) -> None:
-    reference = low_reference("fp32")
-    exported = program(encoder())
-    edit(exported)
-    run = true_dtype_check(
-        exported,
-        cases(),
-        {case.name: case.reference for case in reference.cases},
-        floor=reference.floor,
-        names=NAMES,
-        mask_input="attention_mask",
-        masked=reference.masked,
-    )
-    verdict = judge(run.measured, reference.floor, where=WHERE, engine_ran=True)
-    assert verdict.outcome == "rejected"
-    assert "the error eager fp32 itself has" in verdict.reasons[0]
-
-
-def test_eager_that_cannot_run_is_said_so() -> None:
-    class Stubborn(nn.Module):
-        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-            raise RuntimeError("not implemented for 'Half'")
-
-    with pytest.raises(VerificationError, match="case 'full': eager fp16 cannot run here"):
-        make_reference(
-            program(encoder()),
-            lambda dtype: Stubborn() if dtype is torch.float16 else encoder().to(dtype),
-            cases(),
-            dtype="fp16",
-            names=NAMES,
-        )

@@ -2,6 +2,7 @@
 be compared."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -120,25 +121,36 @@ def _boundary(tensor: Tensor, source: str, mask: Tensor | None) -> Boundary:
     valid = tensor
     if mask is not None and tensor.shape[: mask.ndim] == mask.shape:
         valid = tensor[mask != 0]
-    finite = torch.isfinite(valid)
     flat = valid.reshape(-1)
+    max_abs, nonfinite = _extent(flat)
     # An odd step visits every channel in turn, whatever power of two the hidden size is.
-    step = max(1, -(-flat.numel() // SAMPLE)) | 1 if flat.numel() > SAMPLE else 1
+    step = -(-flat.numel() // SAMPLE) | 1
     return Boundary(
         shape=tuple(tensor.shape),
         dtype=tensor.dtype,
         digest=_digest(tensor),
         sample=flat[::step].clone(),
-        max_abs=float(torch.where(finite, valid, 0.0).abs().max()) if flat.numel() else 0.0,
-        nonfinite=int((~finite).sum()),
+        max_abs=max_abs,
+        nonfinite=nonfinite,
         source=source,
     )
+
+
+def _extent(flat: Tensor) -> tuple[float, int]:
+    """Largest finite magnitude, and how many elements are not finite."""
+    if not flat.numel():
+        return 0.0, 0
+    low, high = (bound.item() for bound in torch.aminmax(flat))  # NaN and infinities come through
+    if math.isfinite(low) and math.isfinite(high):
+        return float(max(-low, high)), 0
+    finite = torch.isfinite(flat)
+    return float(torch.where(finite, flat, 0.0).abs().max()), int((~finite).sum())
 
 
 def _digest(tensor: Tensor) -> bytes:
     plain = (tensor + 0.0).contiguous().reshape(-1)  # -0.0 + 0.0 is 0.0
     data: Any = plain.view(torch.uint8).numpy()
-    return hashlib.blake2b(data, digest_size=16).digest()
+    return hashlib.sha256(data).digest()
 
 
 def _enclosing(path: str) -> list[str]:

@@ -95,7 +95,7 @@ def judge(
         failures += [prefix + reason for reason in _coverage_failures(comparison, floor)]
         failures += [prefix + reason for output in judged for reason in output.failures]
         rounds.append(judged)
-    if not rounds:
+    if not rounds and not failures:
         failures.append("neither the engine nor the program was run")
     worst = [max(outputs, key=lambda o: o.ratio) for outputs in zip(*rounds, strict=True)]
     passed: Outcome = "verified" if engine_ran else "verified-by-emulation"
@@ -229,7 +229,7 @@ def _where_notes(
 ) -> Iterator[str]:
     if engine_ran:
         return
-    if measured is None:
+    if measured is None or not where.provider:
         yield "the engine has not run"
     else:
         yield f"the engine ran on {where.provider}, which does not compute in {dtype}"
