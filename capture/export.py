@@ -11,19 +11,18 @@ from torch.utils import _pytree as pytree
 
 from enginecast.capture.bind import bind_weights
 from enginecast.capture.empty import capture_mode, fake_weights
-from enginecast.capture.inputs import DimSpec, InputSpec
+from enginecast.capture.inputs import InputSpec
 from enginecast.capture.mutation import refuse_mutation
 from enginecast.capture.outputs import OutputSpec, name_outputs, named_tensors
+from enginecast.capture.program_inputs import program_inputs
 from enginecast.capture.quiet import quiet_torch
 from enginecast.capture.refusal import explain
 from enginecast.capture.shapes import (
     Range,
     check_shapes,
     dynamic_shapes,
-    input_values,
     output_specs,
     symbol_names,
-    symbol_range,
 )
 from enginecast.capture.source import Source
 from enginecast.errors import CaptureError, EnginecastError, UsageError
@@ -81,22 +80,20 @@ def capture(
 
 
 def describe(program: ExportedProgram) -> Captured:
-    """Inputs and outputs of a program that was captured elsewhere.
+    """Inputs and outputs of a program that was captured elsewhere (see `program_inputs`).
 
-    Dimensions keep the program's own symbols as names, and inputs are plain tensors: what they mean
-    is not in the program.
+    Raises:
+        CaptureError: a dimension of an input is an expression such as 8*s0.
     """
-    inputs = tuple(
-        InputSpec(name, "tensor", value.dtype, tuple(_dim(program, size) for size in value.shape))
-        for name, value in input_values(program).items()
-    )
+    inputs = program_inputs(program)
     symbols = {
         dim.name: (dim.minimum, dim.maximum)
         for spec in inputs
         for dim in spec.dims
         if dim.name is not None
     }
-    return Captured(program, inputs, output_specs(program, output_names(program), {}), symbols)
+    outputs = output_specs(program, output_names(program), symbol_names(program, inputs))
+    return Captured(program, inputs, outputs, symbols)
 
 
 def output_names(program: ExportedProgram) -> tuple[str, ...]:
@@ -109,15 +106,6 @@ def output_names(program: ExportedProgram) -> tuple[str, ...]:
     spec = program.call_spec.out_spec
     assert spec is not None  # torch.export always records it
     return tuple(named_tensors(pytree.tree_unflatten(leaves, spec)))
-
-
-def _dim(program: ExportedProgram, size: int | torch.SymInt) -> DimSpec:
-    if isinstance(size, int):
-        return DimSpec.static(size)
-    minimum, maximum = symbol_range(program, size.node.expr)
-    minimum = max(minimum, 1)
-    hint = size.node.hint if size.node.has_hint() else min(max(minimum, 2), maximum)
-    return DimSpec(str(size.node.expr), hint, minimum, maximum)
 
 
 def _export(

@@ -152,7 +152,7 @@ def from_example(
     if not example:
         raise UsageError("the example inputs are empty", hint="Give at least one input.")
     leading = {tensor.shape[0] if tensor.ndim else 0 for tensor in example.values()}
-    kinds = {name: _kind(name, tensor) for name, tensor in example.items()}
+    kinds = {name: kind_of(name, tensor) for name, tensor in example.items()}
     is_known = set(kinds.values()) != {"tensor"}
     has_batch = len(leading) == 1 and leading.pop() >= (1 if is_known else 2)
     text = {name for name, kind in kinds.items() if kind in TEXT_INPUTS.values()}
@@ -266,7 +266,8 @@ def _padding(config: PreTrainedConfig | None) -> int | None:
     return padding if isinstance(padding, int) else 0
 
 
-def _kind(name: str, tensor: Tensor) -> Kind:
+def kind_of(name: str, tensor: Tensor) -> Kind:
+    """What an input is, from its name, rank and dtype."""
     if name in TEXT_INPUTS and tensor.ndim == 2 and not tensor.is_floating_point():
         return TEXT_INPUTS[name]
     is_image = name == "pixel_values" and tensor.ndim == 4 and tensor.is_floating_point()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import tiny_bert, tiny_llama, tiny_t5, tiny_vit
+from models import VOCABULARY, tiny_bert, tiny_llama, tiny_t5, tiny_vit
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -159,8 +159,10 @@ def test_a_program_file_is_taken_as_it_is(programs: Programs, tmp_path: Path) ->
     source = open_source(str(tmp_path / "t5.pt2"), allow_code=True)
     result = capture(source, (), {})
     assert [spec.name for spec in result.inputs] == ["input_ids", "attention_mask"]
-    assert sorted(result.symbols.values()) == [(1, 64), (1, 512)]
-    assert result.outputs[0].name == "last_hidden_state"
+    assert [(spec.low, spec.high) for spec in result.inputs] == [(0, VOCABULARY - 1), (0, 1)]
+    assert [spec.kind for spec in result.inputs] == ["token_ids", "attention_mask"]
+    assert result.symbols == {"batch": (1, 64), "sequence": (1, 512)}
+    assert result.outputs == first.outputs
     case = verification_inputs(first.inputs, seed=0)[0]
     expected = first.program.module()(**case.inputs)
     assert torch.equal(
@@ -175,6 +177,15 @@ def test_a_program_with_tuple_outputs_gets_numbered_names() -> None:
 
     program = torch.export.export(Two(), (torch.ones(2, 3),))
     assert [spec.name for spec in describe(program).outputs] == ["output_0", "output_2"]
+
+
+def test_integers_of_a_program_range_as_in_its_example() -> None:
+    class Shift(nn.Module):
+        def forward(self, steps: Tensor) -> Tensor:
+            return steps * 2
+
+    program = torch.export.export(Shift(), (torch.tensor([7, 3]),))
+    assert [(spec.low, spec.high) for spec in describe(program).inputs] == [(3, 7)]
 
 
 @dataclass
