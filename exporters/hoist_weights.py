@@ -38,6 +38,8 @@ class HoistedWeight:
     """A tensor of the engine: its name and type now, its value when it is written."""
 
     name: str
+    placeholder: str
+    """Target of the placeholder that stands for it in the program."""
     dtype: torch.dtype
     shape: tuple[int, ...]
     compute: Callable[[], Tensor]
@@ -73,11 +75,13 @@ def hoist_weights(program: ExportedProgram) -> list[HoistedWeight]:
         found = value(root)
         # Stride 0: the shape and dtype of the weight in the memory of one element.
         empty = nn.Parameter(torch.zeros((), dtype=found.dtype).expand(found.shape), False)
-        node = add_weight(program, f"hoisted.{name}", empty, InputKind.PARAMETER)
+        # A flat target: "a.weight" beside "a.weight.1" would be a parameter inside a parameter.
+        target = f"hoisted_{len(hoisted)}"
+        node = add_weight(program, target, empty, InputKind.PARAMETER)
         for user in list(root.users):
             if user not in expressions:
                 user.replace_input_with(root, node)
-        hoisted.append(HoistedWeight(name, found.dtype, tuple(found.shape), compute))
+        hoisted.append(HoistedWeight(name, target, found.dtype, tuple(found.shape), compute))
     erase_dead(program.graph)
     drop_unused_weights(program)
     return hoisted

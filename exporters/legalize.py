@@ -6,8 +6,11 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from enginecast.passes.base import PassContext
+from enginecast.passes.common_subexpressions import merge_equal
 from enginecast.passes.graph_edit import aten, insert, same_size, shape_of
 from enginecast.passes.match import is_call
+from enginecast.passes.sites import SiteLog
 
 
 def legalize(program: ExportedProgram) -> None:
@@ -17,6 +20,7 @@ def legalize(program: ExportedProgram) -> None:
             _linear_to_matmul(program, node)
         elif is_call(node, torch.ops.enginecast.attention.default):
             _full_bias(program, node)
+    merge_equal(program, SiteLog(PassContext()))
 
 
 def _linear_to_matmul(program: ExportedProgram, node: Node) -> None:

@@ -2,6 +2,7 @@
 external data.
 """
 
+import ast
 import contextlib
 import io
 import logging
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 import torch
+from onnxscript.optimizer import optimize_ir
 from torch.export import ExportedProgram
 
 from enginecast import __version__
@@ -89,7 +91,8 @@ def lower_to_onnx(
     converted = _convert(program, device)
     model = converted.model
     _fill_weights(model, weights, placed, folder)
-    converted.optimize()
+    # Not ONNXProgram.optimize: its rotary fusion breaks on a batch (cos and sin are broadcast).
+    optimize_ir(model)
     _name_values(model, outputs, symbols)
     _plain_metadata(model)
     ir.save(model, folder / GRAPH_FILE)
@@ -153,19 +156,13 @@ def _fill_weights(
     file.
     """
     initializers = model.graph.initializers
-    by_name = {weight.name: weight for weight in weights}
-    for key in list(initializers):
-        name = key.removeprefix("hoisted.")
-        weight = by_name.get(name)
-        if weight is None or key == name:
-            continue
-        found = initializers.pop(key)
-        found.name = name
-        found.const_value = _tensor(weight, placed.get(name), folder)
-        initializers[name] = found
-    missing = [w.name for w in weights if w.name not in initializers]
-    if missing:
-        raise LoweringError(f"torch.onnx lost {len(missing)} weights, first {missing[0]}")
+    for weight in weights:
+        found = initializers.pop(weight.placeholder, None)
+        if found is None:
+            raise LoweringError(f"torch.onnx lost the weight {weight.name}")
+        found.name = weight.name
+        found.const_value = _tensor(weight, placed.get(weight.name), folder)
+        initializers[weight.name] = found
 
 
 def _tensor(weight: HoistedWeight, place: Placed | None, folder: Path) -> ir.TensorProtocol:
@@ -211,11 +208,11 @@ def _plain_metadata(model: ir.Model) -> None:
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
     for node in model.graph:
-        scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes", "")
+        # The scopes of a node, as text: root, modules from the outside in, the node itself.
+        scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
         node.metadata_props.clear()
-        path = scopes.strip("[]'\" ").split("', '")[-2] if "', '" in scopes else ""
-        if path:
-            node.metadata_props["enginecast.module"] = path
+        if len(scopes) > 2 and scopes[-2]:
+            node.metadata_props["enginecast.module"] = scopes[-2]
         for value in node.outputs:
             value.metadata_props.clear()
     for value in (*model.graph.inputs, *model.graph.initializers.values()):

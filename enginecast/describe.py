@@ -1,0 +1,79 @@
+"""What the manifest says of a captured model: inputs, outputs, symbols, text, passes."""
+
+from collections.abc import Sequence
+
+import torch
+from torch.export import ExportedProgram
+
+from enginecast.capture.inputs import InputSpec
+from enginecast.capture.outputs import OutputSpec
+from enginecast.passes.graph_edit import dtype_of
+from enginecast.passes.options import spec_from_pass
+from enginecast.passes.pipeline import PassRun
+from enginecast.prepare import Prepared
+from enginecast.runtime.manifest import Input, Model, Output, PassRecord, Site, Text
+
+
+def dtype_name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def describe_model(prepared: Prepared) -> Model:
+    return Model(name=prepared.source.name, fingerprint=prepared.source.fingerprint())
+
+
+def describe_inputs(specs: Sequence[InputSpec]) -> tuple[Input, ...]:
+    return tuple(
+        Input(
+            name=spec.name,
+            kind=spec.kind,
+            dtype=dtype_name(spec.dtype),  # type: ignore[arg-type]  # checked when it is encoded
+            shape=tuple(dim.name or dim.size for dim in spec.dims),
+            minimum=spec.low,
+            maximum=spec.high,
+        )
+        for spec in specs
+    )
+
+
+def describe_outputs(specs: Sequence[OutputSpec], program: ExportedProgram) -> tuple[Output, ...]:
+    """Names and shapes as captured, dtypes as the passes left them."""
+    nodes = {node.name: node for node in program.graph.nodes}
+    dtypes = [
+        dtype_of(nodes[spec.arg.name])
+        for spec in program.graph_signature.output_specs
+        if spec.arg.name in nodes
+    ]
+    return tuple(
+        Output(name=spec.name, dtype=dtype_name(dtype), shape=tuple(spec.dims))  # type: ignore[arg-type]
+        for spec, dtype in zip(specs, dtypes, strict=True)
+    )
+
+
+def describe_text(prepared: Prepared) -> Text | None:
+    """How prompts become ids; None for a model without tokenizer or token ids."""
+    ids = [spec for spec in prepared.captured.inputs if spec.kind == "token_ids"]
+    if not ids or all(f.name != "tokenizer.json" for f in prepared.source.tokenizer_files):
+        return None
+    return Text(padding_id=ids[0].padding or 0, max_length=ids[0].dims[-1].maximum)
+
+
+def describe_passes(runs: Sequence[PassRun]) -> tuple[PassRecord, ...]:
+    return tuple(
+        PassRecord(
+            name=run.pass_.name,
+            spec=str(spec_from_pass(run.pass_)),
+            rewritten=run.rewritten,
+            sites=tuple(
+                Site(
+                    module=site.module,
+                    source=site.source,
+                    ordinal=site.ordinal,
+                    reason=site.reason,
+                    note=site.note,
+                )
+                for site in run.sites
+            ),
+        )
+        for run in runs
+    )

@@ -1,0 +1,78 @@
+"""The export, as one call."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from enginecast.errors import VerificationError
+from enginecast.job import Export, Job
+from enginecast.passes.pipeline import build
+from enginecast.plan import Plan, make_plan
+from enginecast.prepare import ModelOptions, open_model, prepare
+from enginecast.runtime.bundle import Bundle
+from enginecast.runtime.staging import stage
+from enginecast.steps import Steps
+
+
+def compile(
+    model: str | os.PathLike[str] | nn.Module,
+    output: str | os.PathLike[str],
+    *,
+    example: Mapping[str, Any] | None = None,
+    target: str = "onnxruntime",
+    precision: str | None = None,
+    pipeline: str | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    overwrite: bool = False,
+    options: ModelOptions | None = None,
+    steps: Steps | None = None,
+) -> Bundle:
+    """Export a model and publish the bundle.
+
+    Args:
+        model: a Hugging Face folder, `package.module:factory`, a `.pt2` file, or a module.
+        output: the bundle's folder; it must not exist.
+        example: inputs by name, for a module.
+        target: only "onnxruntime" is built so far.
+        precision: "fp32" (default), "fp16" or "bf16": the preset pipeline and the measure.
+        pipeline: a pipeline spec instead of a preset.
+        device: "cpu" or "cuda": what the engine is for; None: where the precision runs.
+        threads: threads within one operator, when the engine is verified.
+        overwrite: replace a bundle that is there.
+        options: weights, inputs, dynamic dimensions.
+        steps: gets the progress.
+
+    Raises:
+        VerificationError: the result does not agree with eager; nothing was published.
+        EnginecastError: see the tree in `enginecast.errors`.
+    """
+    plan = make_plan(target, precision, pipeline, device)
+    source = model if isinstance(model, nn.Module) else os.fspath(model)
+    done = export(source, output, plan, options, example, threads, overwrite, steps)
+    if done.bundle is None:
+        verdict = done.report.verdict
+        raise VerificationError(
+            f"rejected: {'; '.join(verdict.reasons)}", hint=f"The report is in {done.folder}."
+        )
+    return done.bundle
+
+
+def export(
+    model: str | nn.Module,
+    output: str | os.PathLike[str],
+    plan: Plan,
+    options: ModelOptions | None = None,
+    example: Mapping[str, Any] | None = None,
+    threads: int | None = None,
+    overwrite: bool = False,
+    steps: Steps | None = None,
+) -> Export:
+    """Like `compile`, with the whole outcome, a rejection included, as the result."""
+    options, steps = options or ModelOptions(), steps or Steps()
+    passes = build(plan.pipeline)
+    with stage(output, overwrite=overwrite) as staging:
+        prepared = prepare(open_model(model, options, example), options, steps)
+        return Job(prepared, plan, passes, threads, staging, steps).run()

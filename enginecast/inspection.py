@@ -1,0 +1,153 @@
+"""`enginecast inspect MODEL`: the plan of an export, without building: inputs, dtypes, sites,
+costs.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from enginecast.exporters.fusion_contract import expect_fusions
+from enginecast.passes.base import PassContext, Site
+from enginecast.passes.graph_edit import structural_copy, weight_specs, weight_tensor
+from enginecast.passes.match import torch_name
+from enginecast.passes.pipeline import build, run_pipeline
+from enginecast.plan import Plan
+from enginecast.prepare import Prepared
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Weights of one dtype: how many tensors, how many elements, and of which modules when they are
+    few.
+    """
+
+    dtype: str
+    tensors: int
+    elements: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PassPlan:
+    """What a pass would do."""
+
+    spec: str
+    rewritten: int
+    left_alone: tuple[str, ...]
+    """"module file:line: reason", each."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The plan of an export."""
+
+    model: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    census: tuple[Stored, ...]
+    expected: dict[str, int]
+    """Fusable sites of the captured program by kind."""
+    passes: tuple[PassPlan, ...]
+    precision: str
+    device: str
+    runs_here: bool
+    nodes: tuple[int, int]
+    """Nodes of the program as captured, and after the passes."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def inspect_model(prepared: Prepared, plan: Plan) -> Inspection:
+    """Run the passes of a plan on a copy of the captured program and tell what they would do.
+
+    Raises:
+        PassError, SpecError: the pipeline does not fit.
+    """
+    captured = prepared.captured
+    program = structural_copy(captured.program)
+    runs = run_pipeline(build(plan.pipeline), program, PassContext())
+    return Inspection(
+        model=prepared.source.name,
+        inputs=tuple(
+            f"{spec.name}: {torch_name(spec.dtype)}"
+            f" [{', '.join(_dim(d.name, d.minimum, d.maximum) for d in spec.dims)}]"
+            for spec in captured.inputs
+        ),
+        outputs=tuple(f"{spec.name}: {list(spec.dims)}" for spec in captured.outputs),
+        census=census(captured.program),
+        expected={
+            kind: len(sites) for kind, sites in expect_fusions(captured.program).sites.items()
+        },
+        passes=tuple(
+            PassPlan(run.pass_.name, run.rewritten, _left_alone(run.sites)) for run in runs
+        ),
+        precision=plan.precision,
+        device=plan.device,
+        runs_here=plan.runs_here,
+        nodes=(_calls(captured.program), _calls(program)),
+    )
+
+
+def census(program: ExportedProgram) -> tuple[Stored, ...]:
+    """The program's parameters and buffers by the dtype that they are stored in, largest first."""
+    tensors: dict[str, list[tuple[str, int]]] = {}
+    for spec in weight_specs(program).values():
+        if spec.kind is InputKind.CONSTANT_TENSOR:
+            continue
+        tensor = weight_tensor(program, spec)
+        found = tensors.setdefault(torch_name(tensor.dtype), [])
+        found.append((str(spec.target), tensor.numel()))
+    stored = [
+        Stored(dtype, len(found), sum(n for _, n in found), tuple(name for name, _ in found[:3]))
+        for dtype, found in tensors.items()
+    ]
+    return tuple(sorted(stored, key=lambda s: -s.elements))
+
+
+def print_inspection(found: Inspection, console: Console) -> None:
+    """Show a plan on a terminal."""
+    console.print(f"{found.model}: {found.nodes[0]} nodes captured, {found.nodes[1]} after passes")
+    for name, lines in (("inputs", found.inputs), ("outputs", found.outputs)):
+        for line in lines:
+            console.print(f"  {name[:-1]} {line}", markup=False, highlight=False)
+    console.print(_census_table(found.census))
+    console.print(_passes_table(found.passes))
+    for kind, count in found.expected.items():
+        console.print(f"  {kind}: {count} sites expected", highlight=False)
+    where = "this machine runs it" if found.runs_here else "no provider of this machine runs it"
+    console.print(f"  {found.precision} for {found.device}: {where}", highlight=False)
+
+
+def _census_table(rows: Sequence[Stored]) -> Table:
+    table = Table("stored as", "tensors", "elements", "for example", title="dtype census")
+    for row in rows:
+        table.add_row(row.dtype, str(row.tensors), f"{row.elements:,}", "\n".join(row.examples))
+    return table
+
+
+def _passes_table(rows: Sequence[PassPlan]) -> Table:
+    table = Table("pass", "would rewrite", "would leave alone", title="plan")
+    for row in rows:
+        reasons = Counter(line.split(": ", 1)[-1] for line in row.left_alone)
+        text = "\n".join(f"{count} x {reason}" for reason, count in reasons.items())
+        table.add_row(row.spec, str(row.rewritten), text)
+    return table
+
+
+def _left_alone(sites: Sequence[Site]) -> tuple[str, ...]:
+    return tuple(f"{s.module} {s.source}: {s.reason}" for s in sites if s.reason)
+
+
+def _dim(name: str | None, minimum: int, maximum: int) -> str:
+    return str(maximum) if name is None else f"{name} {minimum}..{maximum}"
+
+
+def _calls(program: ExportedProgram) -> int:
+    return sum(node.op == "call_function" for node in program.graph.nodes)

@@ -1,0 +1,124 @@
+"""What an export is asked for: target, precision, pipeline, device, and what of it this machine can
+run.
+"""
+
+from dataclasses import dataclass, replace
+
+import onnxruntime
+
+from enginecast.errors import MissingError, SpecError, UsageError
+from enginecast.passes.options import spec_from_pass
+from enginecast.passes.pipeline import build
+from enginecast.passes.presets import preset
+from enginecast.passes.spec import render
+from enginecast.passes.unify_dtype import UnifyDtype
+from enginecast.runtime.ort_session import CPU_PROVIDER, CUDA_PROVIDER
+
+FALLBACKS = ("none", "rewrite", "specialise", "torchscript")
+"""How far down the control-flow ladder a capture may go; no rung below torch.export is built."""
+_PROVIDERS = {"cpu": (CPU_PROVIDER,), "cuda": (CUDA_PROVIDER, CPU_PROVIDER)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A decided export."""
+
+    target: str
+    precision: str
+    """What the engine computes in, and eager beside it: fp32, fp16 or bf16."""
+    pipeline: str
+    device: str
+    """What the engine is for."""
+    runs_here: bool
+    """Whether this machine has a provider that runs it."""
+    arch: str | None = None
+    """GPU architecture that the user named, such as sm90; goes into the manifest."""
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        return _PROVIDERS[self.device]
+
+    @property
+    def engine_providers(self) -> tuple[str, ...]:
+        """Providers that the engine is known to suit."""
+        if self.precision == "bf16":
+            return (CUDA_PROVIDER,)
+        return (CUDA_PROVIDER, CPU_PROVIDER) if self.device == "cuda" else (CPU_PROVIDER,)
+
+
+def make_plan(
+    target: str = "onnxruntime",
+    precision: str | None = None,
+    pipeline: str | None = None,
+    device: str | None = None,
+    keep: tuple[str, ...] = (),
+    keep_classes: tuple[str, ...] = (),
+) -> Plan:
+    """Decide an export, or say why it cannot be.
+
+    Args:
+        target: only "onnxruntime" is built so far.
+        precision: None: fp32, or what the pipeline's unify-dtype says.
+        pipeline: None: the precision's preset.
+        device: None: the CPU, or a GPU for a precision that the CPU provider lacks.
+        keep: patterns of modules that stay in fp32: options of the pipeline's unify-dtype.
+        keep_classes: likewise, class names.
+
+    Raises:
+        UsageError: a target, precision or device that does not exist, is not built, or does not
+        fit. SpecError: the pipeline. MissingError: a device that was asked for and is not there.
+    """
+    if device not in (None, "cpu", "cuda"):
+        raise UsageError(f"device {device!r}: expected cpu or cuda")
+    computes = _dtype_of_pipeline(pipeline) if pipeline is not None else None
+    if precision is not None and computes is not None and computes != precision:
+        raise UsageError(
+            f"--precision {precision} does not fit the pipeline, which computes in {computes}",
+            hint="Leave --precision out, or change the pipeline's unify-dtype.",
+        )
+    precision = precision or computes or "fp32"
+    text = preset(precision, target, device=device or "cpu")
+    text = _keeping(pipeline if pipeline is not None else text, keep, keep_classes)
+    if precision == "bf16" and device == "cpu":
+        raise UsageError(
+            "--precision bf16 does not run on --device cpu: ONNX Runtime's CPU provider has no bf16"
+            " kernels",
+            hint="Leave --device out to export for a GPU (judged by emulation here), or use"
+            " --precision fp32 or fp16.",
+        )
+    chosen = device or ("cuda" if precision == "bf16" else "cpu")
+    here = set(_PROVIDERS[chosen][:1]) <= set(onnxruntime.get_available_providers())
+    if device is not None and not here:
+        raise MissingError(
+            f"--device {device}: ONNX Runtime has no {_PROVIDERS[device][0]} here, only"
+            f" {', '.join(onnxruntime.get_available_providers())}",
+            hint="pip install 'enginecast[cuda]' on a machine with a GPU, or leave --device out.",
+        )
+    return Plan(target, precision, text, chosen, here)
+
+
+def _keeping(text: str, keep: tuple[str, ...], keep_classes: tuple[str, ...]) -> str:
+    """The pipeline with --skip-modules-pattern and --skip-modules-classes in its unify-dtype."""
+    if not keep and not keep_classes:
+        return text
+    passes = [
+        replace(p, keep=(*p.keep, *keep), keep_classes=(*p.keep_classes, *keep_classes))
+        if isinstance(p, UnifyDtype)
+        else p
+        for p in build(text)
+    ]
+    if not any(isinstance(p, UnifyDtype) for p in passes):
+        raise UsageError(
+            "--skip-modules-pattern and --skip-modules-classes keep modules in fp32, and nothing"
+            " else is computed in this pipeline",
+            hint="They go with --precision fp16 or bf16.",
+        )
+    return render([spec_from_pass(p) for p in passes])
+
+
+def _dtype_of_pipeline(pipeline: str) -> str:
+    found = [pass_.to for pass_ in build(pipeline) if isinstance(pass_, UnifyDtype)]
+    computes = found[-1] if found else "fp32"
+    if computes == "fp64":
+        raise SpecError("unify-dtype{to=fp64} is for references, not for engines")
+    return computes

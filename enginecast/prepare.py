@@ -1,0 +1,127 @@
+"""From a MODEL argument to a captured program: the start of export, inspect and opt."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from enginecast.capture.dynamic import apply_dynamic, parse_dynamic
+from enginecast.capture.examples import Case, example_sizes, sample, verification_inputs
+from enginecast.capture.export import Captured, capture
+from enginecast.capture.factory import FactorySource
+from enginecast.capture.given import read_inputs, read_prompts, tokenize
+from enginecast.capture.inputs import InputSpec, check_required, derive, from_example
+from enginecast.capture.source import Source, open_source
+from enginecast.errors import UsageError
+from enginecast.steps import Steps
+
+SEED = 0
+"""Of the example and of the verification inputs: equal calls give equal bundles."""
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What a user may say of a model."""
+
+    random_weights: int | None = None
+    """Seed, for a folder that has a config.json and no weights."""
+    allow_code: bool = False
+    inputs: Path | None = None
+    """safetensors with example inputs by name."""
+    prompts: Path | None = None
+    """One prompt a line; they join the verification inputs."""
+    dynamic: Sequence[str] = field(default_factory=tuple)
+    """NAME:DIM=MIN..MAX, each."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model, captured, with the inputs that it will be compared on."""
+
+    source: Source
+    captured: Captured
+    cases: tuple[Case, ...]
+
+    @property
+    def mask_input(self) -> str | None:
+        """The input that marks valid rows."""
+        masks = [spec.name for spec in self.captured.inputs if spec.kind == "attention_mask"]
+        return masks[0] if masks else None
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return tuple(spec.name for spec in self.captured.outputs)
+
+
+def open_model(model: str | nn.Module, options: ModelOptions, example: object = None) -> Source:
+    """Open a MODEL argument, or take a module as it is.
+
+    Raises:
+        SourceError, UsageError: see `open_source`.
+    """
+    if isinstance(model, nn.Module):
+        given = dict(example) if isinstance(example, dict) else {}
+        return FactorySource(type(model).__name__, model, given)
+    return open_source(model, random_weights=options.random_weights, allow_code=options.allow_code)
+
+
+def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
+    """Capture a model and choose its verification inputs.
+
+    Raises:
+        CaptureError: torch.export refused the model.
+        SourceError, UsageError: weights or options do not fit.
+    """
+    given_program = source.given_program()
+    specs, given = ((), {}) if given_program is not None else _inputs(source, options)
+    specs = apply_dynamic(specs, [parse_dynamic(text) for text in options.dynamic])
+    with steps("capture"):
+        captured = capture(source, specs, sample(specs, example_sizes(specs), SEED))
+    for note in captured.notes:
+        steps.say(note)
+    cases = verification_inputs(captured.inputs, SEED)
+    if given:
+        cases = [Case("given inputs", given), *cases]
+    if options.prompts is not None:
+        prompts = tokenize(read_prompts(options.prompts), source, captured.inputs)
+        cases = [Case("given prompts", _filled(prompts, captured.inputs)), *cases]
+    return Prepared(source, captured, tuple(_within(captured.inputs, cases)))
+
+
+def _inputs(
+    source: Source, options: ModelOptions
+) -> tuple[tuple[InputSpec, ...], dict[str, Tensor]]:
+    if options.inputs is None:
+        return derive(source), {}
+    given = read_inputs(options.inputs)
+    given = {name: given[name] for name in sorted(given, key=_position(source))}
+    return check_required(source, from_example(given, source.config)), given
+
+
+def _position(source: Source) -> Callable[[str], int]:
+    """Where an input stands in the model's forward: a safetensors file sorts by name."""
+    order = {name: index for index, name in enumerate(source.forward_arguments)}
+    return lambda name: order.get(name, len(order))
+
+
+def _filled(tensors: dict[str, Tensor], specs: Sequence[InputSpec]) -> dict[str, Tensor]:
+    lacking = [spec.name for spec in specs if spec.name not in tensors]
+    if lacking:
+        raise UsageError(
+            f"--prompts gives no values for {', '.join(lacking)}",
+            hint="Give all inputs as tensors: --inputs FILE.safetensors.",
+        )
+    return tensors
+
+
+def _within(specs: Sequence[InputSpec], cases: Sequence[Case]) -> list[Case]:
+    """Cases cut to the largest batch: a prompt file may be longer than a batch."""
+    limits = {spec.name: spec.dims[0].maximum for spec in specs if spec.dims and spec.dims[0].name}
+    return [
+        replace(
+            case,
+            inputs={n: t[: limits[n]] if n in limits else t for n, t in case.inputs.items()},
+        )
+        for case in cases
+    ]

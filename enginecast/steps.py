@@ -1,0 +1,47 @@
+"""The steps of a command: a spinner on a terminal, a time for each, the lines of the build log."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+logger = logging.getLogger(__name__)
+
+
+class Steps:
+    """Times what happens inside `with steps("capture"):`.
+
+    Args:
+        console: where progress is shown (standard error); None: nowhere.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console
+        self.seconds: dict[str, float] = {}
+        self.lines: list[str] = []
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            if self._console is not None and self._console.is_terminal:
+                with self._console.status(name):
+                    yield
+            else:
+                yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            self.log(f"{name}: {self.seconds[name]:.2f} s")
+
+    def log(self, line: str) -> None:
+        """Add a line to the build log."""
+        self.lines.append(line)
+        logger.info("%s", line)
+
+    def say(self, line: str) -> None:
+        """Add a line to the build log and show it."""
+        self.log(line)
+        if self._console is not None:
+            self._console.print(line, markup=False, highlight=False)

@@ -1,0 +1,144 @@
+"""The fusion contract: how many sites a model should have, and how many are fused at each stage.
+
+A fusion that silently stops matching costs nobody an error and everybody speed; so the sites are
+counted in the captured program, by what they compute, before any pass has looked at it, and again
+after each stage.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from enginecast.passes.base import Site
+from enginecast.passes.fuse_attention import is_attention_core
+from enginecast.passes.fuse_rms_norm import is_statistic
+from enginecast.passes.graph_edit import aten, first_input, same_shape, shape_of
+from enginecast.passes.match import behind_casts, is_call
+from enginecast.passes.source import module_path, source_line
+from enginecast.runtime.manifest import Fusion
+
+RMS_NORM, SKIP_NORM, ATTENTION = "rms-norm", "residual+norm", "attention"
+
+_SKIP_OPS = frozenset({"SkipSimplifiedLayerNormalization"})
+_NORM_OPS = frozenset({"RMSNormalization", "SimplifiedLayerNormalization"}) | _SKIP_OPS
+_ATTENTION_OPS = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention"})
+_OPS = {RMS_NORM: _NORM_OPS, SKIP_NORM: _SKIP_OPS, ATTENTION: _ATTENTION_OPS}
+_PASSES = {
+    RMS_NORM: "fuse-rms-norm",
+    SKIP_NORM: "fuse-skip-norm",
+    ATTENTION: "fuse-attention",
+}
+NO_RESIDUAL = "expected a residual sum"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Sites by kind, each as "module file:line"."""
+
+    sites: Mapping[str, tuple[str, ...]]
+
+
+def expect_fusions(captured: ExportedProgram) -> Expected:
+    """Find the sites of a captured program: means of squares under a root, attentions, norms of
+    residual sums.
+    """
+    norms = [
+        n for n in captured.graph.nodes if is_statistic(n) or is_call(n, aten.rms_norm.default)
+    ]
+    cores = [node for node in captured.graph.nodes if is_attention_core(node)]
+    return Expected(
+        {
+            RMS_NORM: tuple(map(_place, norms)),
+            SKIP_NORM: tuple(_place(node) for node in norms if _reads_residual_sum(node)),
+            ATTENTION: tuple(map(_place, cores)),
+        }
+    )
+
+
+def count_fusions(
+    expected: Expected,
+    program: ExportedProgram,
+    engine_ops: Mapping[str, int],
+    runtime_ops: Iterable[str] | None,
+    sites: Mapping[str, Sequence[Site]],
+) -> tuple[Fusion, ...]:
+    """Compare what was expected with what there is.
+
+    Args:
+        expected: from the captured program.
+        program: after the passes.
+        engine_ops: op counts of the engine's graph, names as "domain::Op".
+        runtime_ops: op types as the runtime executed them; None when it was not run.
+        sites: pass name -> its sites; give the reasons of those that are missing.
+    """
+    executed = None if runtime_ops is None else list(runtime_ops)
+    found = []
+    for kind, places in expected.sites.items():
+        in_program = _in_program(program, kind)
+        in_engine = sum(n for op, n in engine_ops.items() if op.split("::")[-1] in _OPS[kind])
+        in_runtime = None if executed is None else sum(op in _OPS[kind] for op in executed)
+        missing = _missing(kind, len(places), in_program, in_engine, in_runtime, sites)
+        found.append(
+            Fusion(
+                kind=kind,
+                expected=len(places),
+                program=in_program,
+                engine=in_engine,
+                runtime=in_runtime,
+                missing=missing,
+            )
+        )
+    return tuple(fusion for fusion in found if fusion.expected or fusion.program)
+
+
+def _in_program(program: ExportedProgram, kind: str) -> int:
+    targets = {
+        RMS_NORM: (aten.rms_norm.default, torch.ops.enginecast.skip_rms_norm.default),
+        SKIP_NORM: (torch.ops.enginecast.skip_rms_norm.default,),
+        ATTENTION: (torch.ops.enginecast.attention.default,),
+    }[kind]
+    return sum(is_call(node, *targets) for node in program.graph.nodes)
+
+
+def _missing(
+    kind: str,
+    expected: int,
+    in_program: int,
+    in_engine: int,
+    in_runtime: int | None,
+    sites: Mapping[str, Sequence[Site]],
+) -> tuple[str, ...]:
+    reasons = []
+    if in_program < expected:
+        named = [
+            f"{site.module} {site.source}: {site.reason}"
+            for site in sites.get(_PASSES[kind], ())
+            if site.reason and NO_RESIDUAL not in site.reason
+        ]
+        reasons += named or [f"{_PASSES[kind]} is not in the pipeline or did not see the site"]
+    if in_engine < in_program:
+        reasons.append(f"lowering kept {in_engine} of {in_program}")
+    if in_runtime is not None and in_runtime < in_engine:
+        reasons.append(f"the runtime executes {in_runtime} of {in_engine}")
+    return tuple(reasons)
+
+
+def _reads_residual_sum(norm: Node) -> bool:
+    source = first_input(norm)
+    if is_statistic(norm):
+        source = first_input(source)
+    source = behind_casts(source)
+    if not is_call(source, aten.add.Tensor):
+        return False
+    addends = source.args[:2]
+    return all(
+        isinstance(addend, Node) and same_shape(shape_of(addend), shape_of(source))
+        for addend in addends
+    )
+
+
+def _place(node: Node) -> str:
+    return f"{module_path(node)} {source_line(node)}".strip()
