@@ -15,8 +15,10 @@ from enginecast.runtime.manifest import MANIFEST_NAME, Manifest, Verdict
 from enginecast.runtime.manifest_json import encode
 from enginecast.runtime.session import Engine
 from enginecast.runtime.staging import write_file
-from enginecast.verify.engine import verify_engine
+from enginecast.verify.engine import runs_natively, verify_engine
 from enginecast.verify.reference import REFERENCE_NAME, Reference, read_reference
+
+NOT_NATIVE = "true {0} arithmetic was judged when the bundle was made; {1} computes it in fp32"
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ def verify_bundle(
             )
             against = model
         verdict = verify_engine(engine, reference)
+        if not runs_natively(engine.record.precision, engine.provider):
+            notes = (*notes, NOT_NATIVE.format(engine.record.precision, engine.provider))
         completed = _complete(engine, verdict)
     return Check(verdict, reference.floor.dtype, against, completed, notes)
 

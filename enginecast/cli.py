@@ -11,6 +11,23 @@ import typer
 from rich.console import Console
 
 from enginecast import __version__
+from enginecast.cli_options import (
+    AllowCode,
+    AsJson,
+    BundleDir,
+    Device,
+    Dynamic,
+    Inputs,
+    Model,
+    PipelineText,
+    Precision,
+    Prompts,
+    Provider,
+    Quiet,
+    RandomWeights,
+    Threads,
+    Verbose,
+)
 from enginecast.errors import EnginecastError, UsageError
 
 app = typer.Typer(
@@ -21,31 +38,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder, pkg.mod:factory, or .pt2.")]
-BundleDir = Annotated[Path, typer.Argument(metavar="DIR", help="A bundle.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-AllowCode = Annotated[bool, typer.Option(help="Load files whose loading can run code.")]
-RandomWeights = Annotated[
-    int | None, typer.Option(metavar="SEED", help="Random weights for a config without any.")
-]
-Inputs = Annotated[Path | None, typer.Option(metavar="FILE", help="Inputs as safetensors.")]
-Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="One prompt a line.")]
-Dynamic = Annotated[
-    list[str] | None, typer.Option(metavar="NAME:DIM=MIN..MAX", help="Range of a dimension.")
-]
-Precision = Annotated[str | None, typer.Option(help="fp32, fp16 or bf16: a preset pipeline.")]
-PipelineText = Annotated[
-    str | None, typer.Option("--pipeline", metavar="SPEC", help="Passes instead of a preset.")
-]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
-Provider = Annotated[
-    list[str] | None, typer.Option(help="ONNX Runtime execution provider; repeatable.")
-]
-Threads = Annotated[int | None, typer.Option(help="Threads within one operator.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables.")]
-Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Show the log.")]
-
 
 WIDTH_OF_LOGS = 120
 """Columns of tables where nobody has a terminal: module paths should not wrap."""
@@ -70,16 +62,12 @@ def _fail(error: EnginecastError) -> NoReturn:
         console.print(error.hint, markup=False, highlight=False)
     if "--json" in sys.argv:
         kind = type(error).__name__
-        _print_json({"error": kind, "message": error.message, "hint": error.hint})
+        print(json.dumps({"error": kind, "message": error.message, "hint": error.hint}, indent=1))
     sys.exit(error.exit_code)
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     print(f"warning: {message}", file=sys.stderr)
-
-
-def _print_json(content: Any) -> None:
-    print(json.dumps(content, indent=1, sort_keys=True, default=str))
 
 
 def _stderr(quiet: bool = False) -> Console:
@@ -306,6 +294,6 @@ def doctor(as_json: AsJson = False) -> None:
 
     report = examine()
     if as_json:
-        _print_json(report.to_json())
+        print(json.dumps(report.to_json(), indent=1))
     else:
         show(report, Console())

@@ -14,7 +14,7 @@ from enginecast.commands_engine import print_json
 from enginecast.driver import export
 from enginecast.errors import UsageError
 from enginecast.inspection import inspect_model, print_inspection
-from enginecast.job import OBSERVED, Export
+from enginecast.job import Export
 from enginecast.passes.base import PassContext
 from enginecast.passes.graph_edit import structural_copy
 from enginecast.passes.ir_text import diff_ir
@@ -25,6 +25,7 @@ from enginecast.passes.pipeline import PassRun, build, run_pipeline
 from enginecast.passes.registry import known_passes, pass_class
 from enginecast.plan import FALLBACKS, make_plan
 from enginecast.prepare import ModelOptions, open_model, prepare
+from enginecast.rewrite import OBSERVED
 from enginecast.steps import Steps
 from enginecast.verify.program import Observer
 from enginecast.verify.report import print_report

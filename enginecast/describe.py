@@ -5,13 +5,28 @@ from collections.abc import Sequence
 import torch
 from torch.export import ExportedProgram
 
+from enginecast import __version__
 from enginecast.capture.inputs import InputSpec
 from enginecast.capture.outputs import OutputSpec
+from enginecast.exporters.onnx import WEIGHTS_FILE, Lowered
 from enginecast.passes.graph_edit import dtype_of
 from enginecast.passes.options import spec_from_pass
 from enginecast.passes.pipeline import PassRun
+from enginecast.plan import Plan
 from enginecast.prepare import Prepared
-from enginecast.runtime.manifest import Input, Model, Output, PassRecord, Site, Text
+from enginecast.rewrite import Rewritten
+from enginecast.runtime.manifest import (
+    EngineRecord,
+    Fusion,
+    Input,
+    Manifest,
+    Model,
+    Output,
+    PassRecord,
+    Site,
+    Text,
+    Verdict,
+)
 
 
 def dtype_name(dtype: torch.dtype | None) -> str:
@@ -76,4 +91,40 @@ def describe_passes(runs: Sequence[PassRun]) -> tuple[PassRecord, ...]:
             ),
         )
         for run in runs
+    )
+
+
+def describe_manifest(
+    prepared: Prepared,
+    plan: Plan,
+    rewritten: Rewritten,
+    lowered: Lowered,
+    verdict: Verdict,
+    fusions: Sequence[Fusion],
+) -> Manifest:
+    """The manifest of a bundle with one engine; its files are listed when it is published."""
+    engine = EngineRecord(
+        target=plan.target,
+        file=lowered.files[0],
+        weights=WEIGHTS_FILE if WEIGHTS_FILE in lowered.files else None,
+        precision=plan.precision,
+        opset=lowered.opset,
+        domains=dict(lowered.domains),
+        minimum_runtime=lowered.minimum_runtime,
+        providers=plan.engine_providers,
+        arch=plan.arch,
+        verdict=verdict,
+    )
+    return Manifest(
+        enginecast=__version__,
+        model=describe_model(prepared),
+        inputs=describe_inputs(prepared.captured.inputs),
+        symbols=dict(prepared.captured.symbols),
+        outputs=describe_outputs(prepared.captured.outputs, rewritten.program),
+        pipeline=plan.pipeline,
+        precision=plan.precision,
+        passes=describe_passes(rewritten.runs),
+        fusion=tuple(fusions),
+        text=describe_text(prepared),
+        engines=(engine,),
     )

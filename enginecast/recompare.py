@@ -1,5 +1,6 @@
 """The reference of a bundle, made anew from the model."""
 
+from enginecast.capture.outputs import named_tensors
 from enginecast.prepare import ModelOptions, open_model, prepare
 from enginecast.runtime.manifest import Manifest
 from enginecast.steps import Steps
@@ -27,6 +28,7 @@ def reference_of_model(
         prepared.cases,
         dtype=manifest.precision,
         names=prepared.output_names,
+        forward=lambda module, inputs: named_tensors(module(**inputs)),
         mask_input=prepared.mask_input,
     )
     if prepared.source.fingerprint() == manifest.model.fingerprint:

@@ -22,25 +22,64 @@ ENGINE_SIDE = [
     "enginecast.verify.metrics",
     "enginecast.verify.engine",
     "enginecast.verify.verdict",
+    "enginecast.verify.comparison",
+    "enginecast.verify.reference",
     "enginecast.verify.report",
+    "enginecast.verify.report_data",
+    "enginecast.verify.report_page",
 ]
 WORKERS = [f"enginecast.{folder}" for folder in FOLDERS]
+# What an export consists of; the order in which each builds on the ones before.
+STEPS = [
+    "enginecast.steps",
+    "enginecast.plan",
+    "enginecast.prepare",
+    "enginecast.rewrite",
+    "enginecast.trial",
+    "enginecast.describe",
+]
 # The table of docs/design.md.  Everybody may import enginecast.errors and their own folder.
 MAY_IMPORT: dict[str, list[str]] = {
     "enginecast.capture": [],
     "enginecast.passes": ["enginecast.ops"],
-    "enginecast.exporters": [
-        "enginecast.runtime",
-        "enginecast.passes.graph_edit",
-        "enginecast.ops",
-    ],
-    "enginecast.verify": ["enginecast.runtime", "enginecast.passes"],
+    "enginecast.exporters": ["enginecast.runtime", "enginecast.passes", "enginecast.ops"],
+    "enginecast.verify": ["enginecast.runtime", "enginecast.passes", "enginecast.CallableFolder"],
     "enginecast.runtime": [],
     "enginecast.errors": [],
     "enginecast.ops": [],
     "enginecast.doctor": [],
-    "enginecast.driver": WORKERS,
-    "enginecast.cli": ["enginecast.driver", "enginecast.doctor", *WORKERS],
+    "enginecast.steps": [],
+    "enginecast.plan": WORKERS,
+    "enginecast.prepare": ["enginecast.steps", *WORKERS],
+    "enginecast.rewrite": ["enginecast.prepare", "enginecast.steps", *WORKERS],
+    "enginecast.trial": ["enginecast.plan", "enginecast.rewrite", *WORKERS],
+    "enginecast.describe": [
+        "enginecast.plan",
+        "enginecast.prepare",
+        "enginecast.rewrite",
+        *WORKERS,
+    ],
+    "enginecast.job": [*STEPS, *WORKERS],
+    "enginecast.driver": ["enginecast.job", *STEPS, *WORKERS],
+    "enginecast.inspection": [*STEPS, *WORKERS],
+    "enginecast.recompare": [*STEPS, *WORKERS],
+    "enginecast.check": ["enginecast.recompare", *WORKERS],
+    "enginecast.commands_engine": ["enginecast.check", *WORKERS],
+    "enginecast.commands": [
+        "enginecast.commands_engine",
+        "enginecast.driver",
+        "enginecast.inspection",
+        "enginecast.job",
+        *STEPS,
+        *WORKERS,
+    ],
+    "enginecast.cli_options": [],
+    "enginecast.cli": [
+        "enginecast.cli_options",
+        "enginecast.commands",
+        "enginecast.commands_engine",
+        "enginecast.doctor",
+    ],
     "enginecast.__main__": ["enginecast.cli"],
     "enginecast.__init__": ["enginecast.driver", "enginecast.runtime.load"],
 }
@@ -171,15 +210,18 @@ def test_bare_name_is_refused(folder: str) -> None:
     assert f"ImportError: import enginecast.{folder}, not {folder}" in done.stderr
 
 
-def test_no_source_file_is_over_300_lines() -> None:
-    paths = [path for _, path in sources()]
-    for folder in ("tests", "benchmarks", "examples"):
-        paths += (ROOT / folder).rglob("*.py")
-    lengths = {
-        path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
-        for path in paths
+def test_no_source_file_is_over_300_lines_and_no_test_file_over_400() -> None:
+    limits = {path: 300 for _, path in sources()}
+    for folder in ("benchmarks", "examples"):
+        limits |= dict.fromkeys((ROOT / folder).rglob("*.py"), 300)
+    limits |= dict.fromkeys((ROOT / "tests").rglob("*.py"), 400)
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in limits}
+    too_long = {
+        path.relative_to(ROOT).as_posix(): length
+        for path, length in lengths.items()
+        if length > limits[path]
     }
-    assert {path: length for path, length in lengths.items() if length > 300} == {}
+    assert too_long == {}
 
 
 def test_no_file_names_a_folder_of_a_build_machine() -> None:

@@ -1,0 +1,93 @@
+"""The passes of an export, each compared with eager as it runs."""
+
+from dataclasses import dataclass
+
+from torch.export import ExportedProgram
+
+from enginecast.passes.base import Pass, PassContext, Site
+from enginecast.passes.graph_edit import structural_copy
+from enginecast.passes.pipeline import PassRun, run_pipeline
+from enginecast.prepare import Prepared
+from enginecast.steps import Steps
+from enginecast.verify.program import Observer, TrueDtypeRun, true_dtype_check
+from enginecast.verify.reference import Reference
+from enginecast.verify.report_data import PassCheck
+
+OBSERVED = 2
+"""Cases that are run after every pass; more take longer and find little more."""
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A program after its passes, and what was found on the way."""
+
+    program: ExportedProgram
+    runs: tuple[PassRun, ...]
+    checks: tuple[PassCheck, ...]
+    emulated: TrueDtypeRun | None
+    """The program in true fp16 or bf16; None for fp32."""
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Broken promises."""
+        return tuple(check.failure for check in self.checks if check.failure)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Where values leave the low dtype's range."""
+        return self.emulated.problems if self.emulated is not None else ()
+
+    def sites(self) -> dict[str, list[Site]]:
+        """Sites by pass name."""
+        found: dict[str, list[Site]] = {}
+        for run in self.runs:
+            found.setdefault(run.pass_.name, []).extend(run.sites)
+        return found
+
+
+def rewrite(
+    prepared: Prepared, passes: tuple[Pass, ...], reference: Reference, steps: Steps
+) -> Rewritten:
+    """Run the passes on a copy of the captured program.
+
+    A pass that breaks its promise does not stop the others: the report should hold them all.
+    """
+    captured = prepared.captured
+    observed = prepared.cases[:OBSERVED]
+    observer = Observer(
+        captured.program,
+        observed,
+        names=prepared.output_names,
+        floor=reference.floor.only(frozenset(case.name for case in observed)),
+        mask_input=prepared.mask_input,
+        masked=reference.masked,
+        strict=False,
+    )
+    program = structural_copy(captured.program)
+    context = PassContext(calibration=tuple(case.inputs for case in prepared.cases))
+    with steps("passes"):
+        runs = run_pipeline(passes, program, context, (observer,))
+    for run in runs:
+        left = len(run.sites) - run.rewritten
+        steps.log(
+            f"pass {run.pass_.name}: {run.rewritten} rewritten, {left} left alone,"
+            f" {run.seconds:.3f} s"
+        )
+    emulated = None
+    if reference.floor.dtype != "fp32":
+        with steps(f"run the program in {reference.floor.dtype}"):
+            emulated = _emulate(prepared, program, reference)
+    return Rewritten(program, tuple(runs), tuple(observer.checks), emulated)
+
+
+def _emulate(prepared: Prepared, program: ExportedProgram, reference: Reference) -> TrueDtypeRun:
+    """Judge low precision where it is stored as such: the CPU provider computes in fp32."""
+    return true_dtype_check(
+        program,
+        prepared.cases,
+        {case.name: case.reference for case in reference.cases},
+        floor=reference.floor,
+        names=prepared.output_names,
+        mask_input=prepared.mask_input,
+        masked=reference.masked,
+    )
