@@ -19,10 +19,15 @@ from torch.export import ExportedProgram
 from enginecast.passes.base import Pass, PassContext, Promise, Site
 from enginecast.passes.common_subexpressions import merge_equal
 from enginecast.passes.fold_constants import fold_constants
-from enginecast.passes.graph_edit import drop_unused_weights, erase_dead
+from enginecast.passes.graph_edit import aten, drop_unused_weights, erase_dead
 from enginecast.passes.simplify import OUT_OF_PLACE, RULES
 from enginecast.passes.sites import SiteLog
 from enginecast.passes.written import written_values
+
+# What may be rewritten although some op writes into the memory: these share it and copy nothing.
+ON_WRITTEN = frozenset(
+    {aten.dropout.default, aten.detach.default, aten.alias.default, *OUT_OF_PLACE}
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ def _sweep(program: ExportedProgram, log: SiteLog) -> bool:
     written = written_values(program.graph)
     for node in list(program.graph.nodes):
         touched = node in written or not written.isdisjoint(node.all_input_nodes)
-        if node.op != "call_function" or (touched and node.target not in OUT_OF_PLACE):
+        if node.op != "call_function" or (touched and node.target not in ON_WRITTEN):
             continue
         for rule in RULES.get(node.target, ()):
             replacement = rule(program, node)

@@ -21,7 +21,6 @@ or in a mix. Classes:
   may touch it.
 """
 
-import operator
 from collections.abc import Mapping
 from enum import Enum, auto
 
@@ -30,8 +29,27 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from enginecast.passes.graph_edit import aten, dtype_of, is_float, shape_of, weight_specs
+from enginecast.passes.dtype_ops import (
+    ELEMENTWISE_PAIR,
+    HEAVY,
+    JOINS,
+    REDUCTIONS,
+    ROOTS,
+    SENSITIVE,
+    SHAPE_ONLY,
+    SQUARES,
+    TOTALS,
+)
+from enginecast.passes.graph_edit import (
+    aten,
+    dtype_of,
+    first_input,
+    is_float,
+    shape_of,
+    weight_specs,
+)
 from enginecast.passes.match import is_call, is_float_cast
+from enginecast.passes.written import written_families
 
 
 class Class(Enum):
@@ -48,86 +66,6 @@ class Class(Enum):
 
 KEPT_HIGH = frozenset({Class.PRECISE, Class.EXACT, Class.ISLAND})
 
-ROOTS = frozenset({aten.rsqrt.default, aten.sqrt.default})
-REDUCTIONS = frozenset(
-    {
-        aten.mean.dim,
-        aten.mean.default,
-        aten.sum.dim_IntList,
-        aten.var.correction,
-        aten.var.dim,
-        aten.linalg_vector_norm.default,
-    }
-)
-SQUARES = frozenset({aten.pow.Tensor_Scalar, aten.mul.Tensor, aten.square.default})
-# Ops whose result needs more precision than their input: where the source raises the input, the
-# result stays raised.
-SENSITIVE = frozenset(
-    {
-        *REDUCTIONS,
-        *ROOTS,
-        aten.pow.Tensor_Scalar,
-        aten.square.default,
-        aten.reciprocal.default,
-        aten.exp.default,
-        aten.log.default,
-        aten.softmax.int,
-        aten.log_softmax.int,
-        aten.cumsum.default,
-        aten.layer_norm.default,
-        aten.rms_norm.default,
-        aten.sin.default,
-        aten.cos.default,
-    }
-)
-ELEMENTWISE_PAIR = frozenset(
-    {aten.mul.Tensor, aten.div.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.where.self}
-)
-SHAPE_ONLY = frozenset(
-    {
-        aten.view.default,
-        aten.reshape.default,
-        aten.transpose.int,
-        aten.permute.default,
-        aten.unsqueeze.default,
-        aten.squeeze.dim,
-        aten.expand.default,
-        aten.contiguous.default,
-        aten.slice.Tensor,
-        aten.select.int,
-        aten.clone.default,
-        aten.detach.default,
-        aten.dropout.default,
-        aten.flatten.using_ints,
-        aten.split_with_sizes.default,
-        aten.split.Tensor,
-        aten.chunk.default,
-        aten.unbind.int,
-        operator.getitem,
-    }
-)
-# Weighted sums over many elements: the work that a low compute dtype is for.
-HEAVY = frozenset(
-    {
-        aten.linear.default,
-        aten.matmul.default,
-        aten.bmm.default,
-        aten.mm.default,
-        aten.addmm.default,
-        aten.baddbmm.default,
-        aten.einsum.default,
-        aten.conv1d.default,
-        aten.conv2d.default,
-        aten.conv2d.padding,
-        aten.conv3d.default,
-        aten.conv_transpose1d.default,
-        aten.conv_transpose2d.input,
-        aten.convolution.default,
-        aten.embedding.default,
-        aten.scaled_dot_product_attention.default,
-    }
-)
-
 
 def classify(program: ExportedProgram, kept: frozenset[Node] = frozenset()) -> dict[Node, Class]:
     """The class of every float-valued node.
@@ -136,7 +74,30 @@ def classify(program: ExportedProgram, kept: frozenset[Node] = frozenset()) -> d
         program: on the export IR, source casts still in place.
         kept: nodes that must compute in fp32 because the user said so.
     """
-    statistics = _statistics(program)
+    pinned = dict.fromkeys(kept | _statistics(program), Class.PRECISE)
+    families = written_families(program.graph)
+    while True:
+        classes = _sort(program, pinned)
+        clashes = [found for found in families if len({classes.get(n) for n in found}) > 1]
+        shared = {n: k for found in clashes for n, k in _one_class(found, classes).items()}
+        if shared.items() <= pinned.items():
+            break
+        pinned.update(shared)
+    _mark_islands(program, classes)
+    return classes
+
+
+def _one_class(family: set[Node], classes: Mapping[Node, Class]) -> dict[Node, Class]:
+    """What is written into one memory has one dtype: the stream's, if any of it is stream."""
+    floats = [node for node in family if node in classes]
+    found = {classes[node] for node in floats}
+    exact = Class.PRECISE if Class.PRECISE in found else Class.EXACT
+    kind = exact if found <= KEPT_HIGH else Class.STREAM
+    return {node: kind for node in floats if node.op == "call_function"}
+
+
+def _sort(program: ExportedProgram, pinned: Mapping[Node, Class]) -> dict[Node, Class]:
+    """The class of every float value, in graph order; `pinned` overrules."""
     classes: dict[Node, Class] = {}
     kinds = weight_specs(program)
     for node in program.graph.nodes:
@@ -145,11 +106,10 @@ def classify(program: ExportedProgram, kept: frozenset[Node] = frozenset()) -> d
         if node.op == "placeholder":
             spec = kinds.get(node.name)
             classes[node] = _placeholder_class(None if spec is None else spec.kind)
-        elif node in kept or node in statistics:
-            classes[node] = Class.PRECISE
+        elif node in pinned:
+            classes[node] = pinned[node]
         elif node.op == "call_function":
             classes[node] = _call_class(node, classes)
-    _mark_islands(program, classes)
     return classes
 
 
@@ -174,6 +134,8 @@ def _call_class(node: Node, classes: Mapping[Node, Class]) -> Class:
         return Class.STREAM
     if node.target in SHAPE_ONLY:
         return Class.STREAM if Class.INPUT in found else found.pop()
+    if node.target in JOINS and len(found) == 1:
+        return found.pop()
     if len(sources) == 1:
         return _unary_class(node, found.pop())
     return _pair_class(node, sources, classes)
@@ -206,6 +168,8 @@ def _unary_class(node: Node, source: Class) -> Class:
 def _pair_class(node: Node, sources: list[Node], classes: Mapping[Node, Class]) -> Class:
     """A precise operand wins over a raised one and over a stream that it only scales row by row."""
     found = {classes[s] for s in sources}
+    if found == {Class.RAISED, Class.EXACT} and node.target is aten.mul.Tensor:
+        return Class.PRECISE  # rotary angles over raised queries
     if Class.PRECISE not in found or node.target not in ELEMENTWISE_PAIR:
         return Class.STREAM
     if Class.WEIGHT in found:
@@ -222,15 +186,19 @@ def _pair_class(node: Node, sources: list[Node], classes: Mapping[Node, Class]) 
 
 def _is_statistic(source: Node, node: Node) -> bool:
     """One number a row: the last dim is 1 where the result's is not."""
+    while is_call(source, aten.expand.default, aten.expand_as.default):
+        source = first_input(source)
     shape = shape_of(source)
     return bool(shape) and shape[-1] == 1 and shape_of(node)[-1] != 1
 
 
 def _statistics(program: ExportedProgram) -> set[Node]:
-    """The chain from a square to a root over a mean: what a norm divides by, whatever the source
-    says of dtypes.
+    """Totals, and the chain from a square to a root over a mean: what a norm divides by, whatever
+    the source says of dtypes.
     """
-    found: set[Node] = set()
+    found: set[Node] = {
+        n for n in program.graph.nodes if is_call(n, *TOTALS) and is_float(n.args[0])
+    }
     for node in program.graph.nodes:
         if not (is_call(node, *ROOTS) and is_float(node)):
             continue

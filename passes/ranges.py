@@ -7,8 +7,9 @@ from typing import Any
 
 from torch.fx import Node
 
-from enginecast.passes.graph_edit import aten
+from enginecast.passes.graph_edit import aten, is_mutating
 from enginecast.passes.match import CASTS, is_call
+from enginecast.passes.written import may_alias
 
 Interval = tuple[float, float]
 
@@ -50,7 +51,7 @@ def always(node: Node) -> bool | None:
         if bounds is not None and isinstance(threshold, int):
             return True if bounds[0] >= threshold else False if bounds[1] < threshold else None
     if is_call(node, aten.new_ones.default, aten.ones.default, aten.ones_like.default):
-        return True
+        return None if _written(node) else True
     if node.target in _SHAPE_ONLY or node.target in CASTS:
         source = node.args[0]
         return always(source) if isinstance(source, Node) else None
@@ -58,3 +59,8 @@ def always(node: Node) -> bool | None:
         known = [always(a) if isinstance(a, Node) else None for a in node.args[:2]]
         return True if known == [True, True] else False if False in known else None
     return None
+
+
+def _written(node: Node) -> bool:
+    """Whether some op writes into the node's memory."""
+    return any(is_mutating(user) or (may_alias(user) and _written(user)) for user in node.users)

@@ -1,5 +1,6 @@
 """Walk a graph once: drop the casts of the source, put in those that the precision classes need."""
 
+import math
 from typing import Any
 
 import torch
@@ -7,9 +8,11 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.passes.dtype_classes import KEPT_HIGH, Class, is_binding_cast
+from enginecast.passes.dtype_ops import BOUNDED
 from enginecast.passes.graph_edit import (
     aten,
     dtype_of,
+    insert,
     is_float,
     value,
     weight_specs,
@@ -17,6 +20,7 @@ from enginecast.passes.graph_edit import (
 )
 from enginecast.passes.match import is_float_cast, torch_name
 from enginecast.passes.sites import SiteLog
+from enginecast.passes.written import written_values
 
 
 class Retyper:
@@ -46,6 +50,7 @@ class Retyper:
         # Casts of placeholders stand behind all placeholders, in the order in which they were
         # needed.
         self.prologue = _last_placeholder(program.graph)
+        self.written = written_values(program.graph)
 
     def run(self) -> None:
         for node in list(self.program.graph.nodes):
@@ -127,7 +132,7 @@ class Retyper:
     def _cast_outputs(self, output: Node) -> None:
         for source in list(output.all_input_nodes):
             if is_float(source) and dtype_of(source) != self.low:
-                output.replace_input_with(source, self.cast(source, self.low, source))
+                output.replace_input_with(source, self.cast(source, self.low, output))
 
     def cast(self, source: Node, dtype: torch.dtype, user: Node) -> Node:
         """The value of `source` in another dtype: one cast for each value and dtype, right behind
@@ -137,6 +142,8 @@ class Retyper:
             return source
         if (source, dtype) in self.casts:
             return self.casts[source, dtype]
+        if source in self.written:
+            return self._cast_before(user, source, dtype)
         graph = self.program.graph
         behind = self.prologue if source.op == "placeholder" else source
         with graph.inserting_after(behind):
@@ -162,10 +169,20 @@ class Retyper:
             self.log.done(node, f"border: {border} {source.name} to {torch_name(dtype)}")
         return node
 
+    def _cast_before(self, user: Node, source: Node, dtype: torch.dtype) -> Node:
+        """A cast of a value that is written into: each user sees it at another time."""
+        with self.program.graph.inserting_before(user):
+            node = insert(self.program.graph, aten.to.dtype, (source, dtype), like=user)
+        self.log.done(node, f"border: {source.name}, written in place, to {torch_name(dtype)}")
+        return node
+
     def _finite(self, source: Node, dtype: torch.dtype) -> Node:
-        """A lifted constant beyond the target's range (a mask fill kept as a tensor) is clamped
-        before its cast.
+        """What may lie beyond the target's range is clamped before its cast: a lifted constant, and
+        masks made of large literals, `(1 - mask) * -3.4e38`.
         """
+        exact = self.classes.get(source) is Class.EXACT and source.op == "call_function"
+        if exact and _from_large_literal(source, torch.finfo(dtype).max, self.classes):
+            return self._clamp(source, dtype, f"{source.name}, made of large literals,")
         spec = self.weights.get(source.name)
         if spec is None or self.classes.get(source) is Class.WEIGHT:
             return source
@@ -174,13 +191,15 @@ class Retyper:
         limit = torch.finfo(dtype).max
         if finite.numel() == 0 or finite.max().item() <= limit:
             return source
+        return self._clamp(source, dtype, f"constant {spec.target}")
+
+    def _clamp(self, source: Node, dtype: torch.dtype, what: str) -> Node:
+        limit = torch.finfo(dtype).max
         node: Node = self.program.graph.create_node(
             "call_function", aten.clamp.default, (source, -limit, limit)
         )
         node.meta["val"] = value(source)
-        self.log.done(
-            node, f"constant {spec.target} clamped to the finite range of {torch_name(dtype)}"
-        )
+        self.log.done(node, f"{what} clamped to the finite range of {torch_name(dtype)}")
         return node
 
 
@@ -191,6 +210,21 @@ def retyped(found: Any, dtype: torch.dtype) -> Any:
     if isinstance(found, tuple | list):
         return type(found)(retyped(f, dtype) for f in found)
     return found
+
+
+def _from_large_literal(node: Node, limit: float, classes: dict[Node, Class]) -> bool:
+    """Whether a finite literal beyond the limit goes into a value computed from integers."""
+    found, todo = {node}, [node]
+    while todo:
+        here = todo.pop()
+        if here.target in BOUNDED:
+            continue
+        if any(isinstance(a, float) and limit < abs(a) < math.inf for a in here.args):
+            return True
+        sources = {s for s in here.all_input_nodes if classes.get(s) is Class.EXACT} - found
+        found |= sources
+        todo += [s for s in sources if s.op == "call_function"]
+    return False
 
 
 def _says_dtype(node: Node) -> bool:

@@ -24,6 +24,13 @@ def module_path(node: Node) -> str:
     return "" if path == _SYNTHETIC else path
 
 
+def module_classes(node: Node) -> frozenset[str]:
+    """Class names of all modules around the node, e.g. {"T5Stack", "T5Block", "T5LayerFF"}."""
+    stack = node.meta.get("nn_module_stack") or {}
+    found = (kind if isinstance(kind, str) else kind.__qualname__ for _, kind in stack.values())
+    return frozenset(name.rpartition(".")[2] for name in found)
+
+
 def source_line(node: Node) -> str:
     """`modeling_t5.py:66`, the innermost frame outside torch itself; "" when there is none."""
     frames = [

@@ -28,6 +28,7 @@ from torch.fx import Node
 from enginecast.errors import PassError
 from enginecast.passes.base import Pass, PassContext, Promise, Site
 from enginecast.passes.dtype_classes import Class, classify
+from enginecast.passes.dtype_ops import FILLS, LITERALS
 from enginecast.passes.graph_edit import (
     ASSERTS,
     dtype_of,
@@ -37,7 +38,7 @@ from enginecast.passes.graph_edit import (
 from enginecast.passes.match import torch_name
 from enginecast.passes.retype import Retyper
 from enginecast.passes.sites import SiteLog
-from enginecast.passes.source import module_path, source_line
+from enginecast.passes.source import module_classes, module_path, source_line
 
 DTYPES: dict[str, torch.dtype] = {
     "fp16": torch.float16,
@@ -58,11 +59,13 @@ class UnifyDtype(Pass):
     """The compute dtype. fp64 makes the reference program that errors are measured from."""
     keep: tuple[str, ...] = ()
     """Regular expressions (re.search) on module paths: these modules compute in fp32."""
+    keep_classes: tuple[str, ...] = ()
+    """Class names of modules that compute in fp32, e.g. T5LayerFF."""
 
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
-        kept = _kept_nodes(program, self.keep)
+        kept = _kept_by_path(program, self.keep) | _kept_by_class(program, self.keep_classes)
         _drop_asserts(program)
-        classes = classify(program, kept)
+        classes = classify(program, frozenset(kept))
         log = SiteLog(context)
         _clamp_fills(program, classes, DTYPES[self.to], log)
         Retyper(program, classes, DTYPES[self.to], log).run()
@@ -86,25 +89,39 @@ def check_one_dtype_per_op(program: ExportedProgram) -> None:
         raise PassError("ops that mix float dtypes are left:\n" + "\n".join(mixed))
 
 
-def _kept_nodes(program: ExportedProgram, patterns: tuple[str, ...]) -> frozenset[Node]:
+def _kept_by_path(program: ExportedProgram, patterns: tuple[str, ...]) -> set[Node]:
     kept: set[Node] = set()
     for pattern in patterns:
         try:
             expression = re.compile(pattern)
         except re.error as error:
             raise PassError(f"keep={pattern!r} is not a regular expression: {error}") from error
-        found = [
+        found = {
             node
             for node in program.graph.nodes
             if node.op == "call_function" and expression.search(module_path(node))
-        ]
-        if not found:
-            raise PassError(
-                f"keep={pattern!r} matches no module of the program",
-                hint="Module paths look like encoder.block.0; `enginecast inspect` lists them.",
-            )
-        kept.update(found)
-    return frozenset(kept)
+        }
+        _require_found(found, f"keep={pattern!r}")
+        kept |= found
+    return kept
+
+
+def _kept_by_class(program: ExportedProgram, names: tuple[str, ...]) -> set[Node]:
+    kept: set[Node] = set()
+    for name in names:
+        found = {node for node in program.graph.nodes if name in module_classes(node)}
+        _require_found(found, f"keep_classes={name!r}")
+        kept |= found
+    return kept
+
+
+def _require_found(found: set[Node], option: str) -> None:
+    if not found:
+        raise PassError(
+            f"{option} matches no module of the program",
+            hint="Module paths look like encoder.block.0; `enginecast opt MODEL --print-ir` shows"
+            " the lines that each came from.",
+        )
 
 
 def _drop_asserts(program: ExportedProgram) -> None:
@@ -126,8 +143,14 @@ def _clamp_fills(
         return argument
 
     for node in program.graph.nodes:
-        if node.op != "call_function" or classes.get(node, Class.ISLAND) is Class.ISLAND:
+        kind = classes.get(node, Class.ISLAND)
+        # What is computed from integers keeps its literals (a rotary base of 1e6) and is clamped
+        # where it meets the stream; a fill is not computed with.
+        literal = node.target in (FILLS if kind is Class.EXACT else LITERALS)
+        if not literal or kind is Class.ISLAND:
             continue
+        if node.target in FILLS:  # the only numbers among their arguments are fills
+            node.args = torch.fx.node.map_aggregate(node.args, _as_float)
         args = torch.fx.node.map_aggregate(node.args, clamp)
         kwargs = torch.fx.node.map_aggregate(node.kwargs, clamp)
         if (args, kwargs) != (node.args, node.kwargs):
@@ -135,3 +158,7 @@ def _clamp_fills(
             log.done(
                 node, f"fill value clamped to {largest:.5g}, the largest finite {torch_name(to)}"
             )
+
+
+def _as_float(argument: Any) -> Any:
+    return float(argument) if type(argument) is int else argument

@@ -14,13 +14,18 @@ _MAY_RETURN_INPUT = frozenset({operator.getitem, aten.dropout.default})
 
 def written_values(graph: Graph) -> set[Node]:
     """Every node that may share memory with an argument that some op writes into."""
+    return set().union(*written_families(graph))
+
+
+def written_families(graph: Graph) -> list[set[Node]]:
+    """The nodes that may share one memory, for each memory that some op writes into."""
     family: dict[Node, Node] = {}
     for node in graph.nodes:
         family[node] = node
         for source in node.all_input_nodes if may_alias(node) else ():
             _join(family, source, node)
     written = {_head(family, target) for node in graph.nodes for target in _targets(node)}
-    return {node for node in family if _head(family, node) in written} if written else set()
+    return [{n for n in family if _head(family, n) is head} for head in written]
 
 
 def may_alias(node: Node) -> bool:

@@ -4,13 +4,14 @@ import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import models
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 import enginecast.ops  # noqa: F401 - programs with our ops load only after this
 from enginecast.passes.base import PassContext, Site
-from enginecast.passes.graph_edit import structural_copy
+from enginecast.passes.graph_edit import structural_copy, weight_specs, weight_tensor
 from enginecast.passes.ir_text import diff_ir, print_ir
 from enginecast.passes.pipeline import build, run_pipeline
 
@@ -138,3 +139,72 @@ def floats(*shape: int) -> Tensor:
     x = torch.randn(*shape)
     x.view(-1)[:2] = torch.tensor([0.0, -0.0])
     return x
+
+
+class Text(nn.Module):
+    """A text model's last hidden state."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        hidden: Tensor = self.model(ids, mask).last_hidden_state
+        return hidden
+
+
+class Image(nn.Module):
+    """An image model's last hidden state."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        hidden: Tensor = self.model(pixels).last_hidden_state
+        return hidden
+
+
+def seeded(model_class: Callable[..., nn.Module], config: Any) -> nn.Module:
+    """A perturbed model with frozen weights, the same from run to run."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = model_class(config).eval().requires_grad_(False)
+        models.perturb(model)
+    return model
+
+
+def token_ids(batch: int, tokens: int) -> Tensor:
+    """Random ids; 0 and 1 are left out because models treat them in their own ways."""
+    return torch.randint(2, models.VOCABULARY, (batch, tokens))
+
+
+def prompts(batch: int, tokens: int) -> tuple[Tensor, Tensor]:
+    """Ids and a ragged mask, the first row full and the last with one token."""
+    lengths = torch.linspace(tokens, 1, batch).long()
+    return token_ids(batch, tokens), (torch.arange(tokens) < lengths[:, None]).long()
+
+
+class Checked(torch.fx.Interpreter):
+    """Runs a program node by node; fails where a value is not of the dtype that its node says."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        found = super().run_node(n)
+        said = n.meta.get("val")
+        if isinstance(found, Tensor) and isinstance(said, Tensor):
+            assert found.dtype == said.dtype, f"{n.format_node()}: {found.dtype}, not {said.dtype}"
+        self.seen: dict[str, Any]
+        self.__dict__.setdefault("seen", {})[n.name] = found
+        return found
+
+
+def values(program: ExportedProgram, *inputs: Tensor) -> dict[str, Any]:
+    """Every value of a program by node name; dtypes are compared with what the nodes say."""
+    specs = weight_specs(program)
+    given = iter(inputs)
+    names = [node.name for node in program.graph.nodes if node.op == "placeholder"]
+    arguments = [weight_tensor(program, specs[n]) if n in specs else next(given) for n in names]
+    runner = Checked(program.graph_module)
+    with torch.no_grad():
+        runner.run(*arguments)
+    return runner.seen

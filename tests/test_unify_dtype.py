@@ -1,0 +1,273 @@
+"""unify-dtype on real models: one dtype an op, exact positions, errors no larger than eager's."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+
+import golden
+import models
+import pytest
+import torch
+from programs import (
+    LOW,
+    TOKENS,
+    Image,
+    Text,
+    captured,
+    count,
+    ir_diff,
+    notes,
+    outputs,
+    program_of,
+    prompts,
+    relative_error,
+    reloaded,
+    rewritten,
+    same_bits,
+    seeded,
+    token_ids,
+    values,
+)
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from transformers import (
+    BertModel,
+    GemmaConfig,
+    GemmaModel,
+    LlamaModel,
+    T5EncoderModel,
+    ViTModel,
+)
+
+from enginecast.capture.source import open_source
+from enginecast.errors import PassError
+from enginecast.passes.graph_edit import dtype_of, is_float, weight_specs
+from enginecast.passes.ir_text import print_ir
+from enginecast.passes.match import is_float_cast
+from enginecast.passes.source import module_path
+
+GEMMA = GemmaConfig(
+    vocab_size=models.VOCABULARY,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=48,
+    max_position_embeddings=64,
+    head_dim=8,
+)
+MAKE: dict[str, Callable[[], nn.Module]] = {
+    "t5": lambda: Text(seeded(T5EncoderModel, models.t5_config())),
+    "t5 relu": lambda: Text(seeded(T5EncoderModel, models.t5_config(gated=False))),
+    "bert": lambda: Text(seeded(BertModel, models.bert_config())),
+    "llama": lambda: Text(seeded(LlamaModel, models.llama_config())),
+    "gemma": lambda: Text(seeded(GemmaModel, GEMMA)),
+    "vit": lambda: Image(seeded(ViTModel, models.vit_config())),
+}
+
+
+def inputs_of(name: str, batch: int, tokens: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 3, 16, 16),) if name == "vit" else prompts(batch, tokens)
+
+
+def capture_model(name: str, module: nn.Module) -> ExportedProgram:
+    dynamic = {0: TOKENS[0]} if name == "vit" else TOKENS
+    return captured(module, *inputs_of(name, 3, 7), dynamic=dynamic)
+
+
+@pytest.fixture(scope="module")
+def modules() -> dict[str, nn.Module]:
+    return {name: make() for name, make in MAKE.items()}
+
+
+@pytest.fixture(scope="module")
+def programs(modules: dict[str, nn.Module]) -> dict[str, ExportedProgram]:
+    return {name: capture_model(name, module) for name, module in modules.items()}
+
+
+@pytest.mark.parametrize("to", LOW)
+@pytest.mark.parametrize("name", MAKE)
+def test_program_is_no_worse_than_eager_in_that_dtype(
+    modules: dict[str, nn.Module], programs: dict[str, ExportedProgram], name: str, to: str
+) -> None:
+    after, _ = rewritten(programs[name], f"unify-dtype{{to={to}}}")
+    reference, _ = rewritten(programs[name], "unify-dtype{to=fp64}")
+    low = deepcopy(modules[name]).to(LOW[to])
+    errors: dict[str, list[float]] = {"program": [], "eager": []}
+    for shape in ((3, 7), (2, 19)):
+        inputs = inputs_of(name, *shape)
+        wide = [t.double() if t.is_floating_point() else t for t in inputs]
+        (expected,) = outputs(reference, *inputs)
+        with torch.no_grad():
+            eager = low(*(t.to(LOW[to]) if t.is_floating_point() else t for t in wide))
+        (found,) = outputs(after, *inputs)
+        assert found.dtype == LOW[to]
+        assert found.isfinite().all()
+        values(after, *inputs)
+        errors["program"].append(relative_error(found, expected))
+        errors["eager"].append(relative_error(eager, expected))
+    assert max(errors["program"]) <= 1.5 * max(errors["eager"])
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_unified_program_survives_a_file_and_a_second_run(
+    programs: dict[str, ExportedProgram], name: str
+) -> None:
+    after, _ = rewritten(programs[name], "unify-dtype{to=bf16},canonicalize")
+    inputs = inputs_of(name, 2, 5)
+    assert same_bits(reloaded(after), after, *inputs)
+    again, sites = rewritten(after, "canonicalize")
+    assert not sites
+    assert same_bits(again, after, *inputs)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_every_weight_is_cast_once(programs: dict[str, ExportedProgram], name: str) -> None:
+    after, _ = rewritten(programs[name], "unify-dtype{to=fp16}")
+    for node in after.graph.nodes:
+        if node.name in weight_specs(after):
+            casts = [dtype_of(user) for user in node.users if is_float_cast(user)]
+            assert len(casts) == len(set(casts)), f"{node.name} is cast {len(casts)} times"
+    assert count(after, "_assert_tensor_metadata") == 0
+
+
+@pytest.mark.parametrize("to", ["fp16", "bf16", "fp64"])
+def test_t5_position_buckets_are_those_of_fp32(
+    programs: dict[str, ExportedProgram], to: str
+) -> None:
+    after, _ = rewritten(programs["t5"], f"unify-dtype{{to={to}}}")
+    ids = token_ids(1, 32), torch.ones(1, 32, dtype=torch.int64)
+    before, found = values(programs["t5"], *ids), values(after, *ids)
+    embeddings = [node for node in after.graph.nodes if node.name == "embedding_1"]
+    bucket = embeddings[0].args[1].name
+    assert torch.equal(found[bucket], before[bucket])
+    logs = [node for node in after.graph.nodes if str(node.target) == "aten.log.default"]
+    assert [dtype_of(node) for node in logs] == [torch.float32]
+
+
+@pytest.mark.parametrize("to", ["fp16", "bf16"])
+def test_llama_angles_are_fp32_up_to_the_meeting_with_the_stream(
+    programs: dict[str, ExportedProgram], to: str
+) -> None:
+    after, _ = rewritten(programs["llama"], f"unify-dtype{{to={to}}}")
+    inputs = prompts(2, 19)
+    before, found = values(programs["llama"], *inputs), values(after, *inputs)
+    angles = [name for name in found if name.startswith(("cos", "sin")) and name.count("_") == 0]
+    assert sorted(angles) == ["cos", "sin"]
+    for name in angles:
+        assert found[name].dtype == torch.float32
+        assert torch.equal(found[name], before[name])
+        assert found[f"{name}"].abs().max() <= 1
+
+
+def test_gemma_adds_one_to_its_weight_in_fp32(programs: dict[str, ExportedProgram]) -> None:
+    after, _ = rewritten(programs["gemma"], "unify-dtype{to=fp16}")
+    weights = [n for n in after.graph.nodes if "norm_weight" in n.name and n.op == "placeholder"]
+    assert len(weights) == 5
+    for weight in weights:
+        readers = {(str(user.target), dtype_of(user)) for user in weight.users}
+        assert readers == {("aten.add.Tensor", torch.float32)}
+
+
+@pytest.mark.parametrize("to", ["fp16", "bf16"])
+@pytest.mark.parametrize("name", ["t5", "bert", "llama", "gemma"])
+def test_mask_fills_are_finite_and_padded_rows_stay_so(
+    programs: dict[str, ExportedProgram], name: str, to: str
+) -> None:
+    after, _ = rewritten(programs[name], f"unify-dtype{{to={to}}}")
+    ids, mask = prompts(3, 7)
+    mask[1] = 0
+    seen = values(after, ids, mask)
+    for node in after.graph.nodes:
+        if dtype_of(node) == LOW[to]:
+            assert seen[node.name].isfinite().all(), f"{node.name} is not finite"
+
+
+def mixed_folder(folder: Path, *, half: bool = False) -> Path:
+    models.tiny_t5(folder, dtype=torch.float16)
+    if half:
+        T5EncoderModel.from_pretrained(folder).half().save_pretrained(folder)
+    return folder
+
+
+def test_mixed_and_half_files_give_the_same_program(tmp_path: Path) -> None:
+    texts = []
+    for half in (False, True):
+        folder = tmp_path / str(half)
+        folder.mkdir()
+        model = T5EncoderModel.from_pretrained(mixed_folder(folder, half=half), dtype=torch.float32)
+        program = capture_model("t5", Text(model.eval().requires_grad_(False)))
+        bind_stored(program, folder)
+        after, _ = rewritten(program, "unify-dtype{to=fp16},canonicalize")
+        floats = {dtype_of(n) for n in after.graph.nodes if is_float(n) and n.op != "placeholder"}
+        assert floats == {torch.float16, torch.float32}
+        body = [line for line in print_ir(after).splitlines() if "parameter" not in line]
+        texts.append([line for line in body if "wo_weight_f16: " not in line])
+    assert [line.replace("wo_weight_f16", "wo_weight") for line in texts[0]] == texts[1]
+
+
+def bind_stored(program: ExportedProgram, folder: Path) -> None:
+    from enginecast.capture.bind import bind_weights
+
+    stored = open_source(str(folder)).weights()
+    names = {name: name.removeprefix("model.") for name in program.state_dict}
+    bind_weights(program, {name: stored[known] for name, known in names.items()})
+
+
+def test_module_that_is_mixed_itself_ends_in_one_dtype(tmp_path: Path) -> None:
+    model = T5EncoderModel.from_pretrained(mixed_folder(tmp_path)).eval().requires_grad_(False)
+    kinds = {parameter.dtype for parameter in model.parameters()}
+    assert kinds == {torch.float16, torch.float32}
+    before = capture_model("t5", Text(model))
+    after, _ = rewritten(before, "unify-dtype{to=fp16}")
+    linears = [n for n in after.graph.nodes if str(n.target) == "aten.linear.default"]
+    assert {dtype_of(n) for n in linears} == {torch.float16}
+    reference, _ = rewritten(before, "unify-dtype{to=fp64}")
+    inputs = prompts(3, 7)
+    expected = outputs(reference, *inputs)[0]
+    with torch.no_grad():
+        eager = Text(deepcopy(model).half())(*inputs)
+    error = relative_error(outputs(after, *inputs)[0], expected)
+    assert error <= 1.5 * relative_error(eager, expected)
+
+
+def test_kept_module_computes_in_fp32_and_casts_at_its_border(
+    programs: dict[str, ExportedProgram],
+) -> None:
+    after, _ = rewritten(programs["t5"], 'unify-dtype{to=fp16 keep="DenseReluDense[.]wo$"}')
+    linears = [n for n in after.graph.nodes if str(n.target) == "aten.linear.default"]
+    for node in linears:
+        kept = module_path(node).endswith("wo")
+        assert dtype_of(node) == (torch.float32 if kept else torch.float16), module_path(node)
+        if kept:
+            assert is_float_cast(node.args[0])
+            assert not is_float_cast(node.args[1]), "the weight is fp32 already"
+    inputs = prompts(3, 7)
+    values(after, *inputs)
+    plain, _ = rewritten(programs["t5"], "unify-dtype{to=fp16}")
+    reference, _ = rewritten(programs["t5"], "unify-dtype{to=fp64}")
+    expected = outputs(reference, *inputs)[0]
+    kept_error = relative_error(outputs(after, *inputs)[0], expected)
+    assert kept_error <= 1.1 * relative_error(outputs(plain, *inputs)[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [("nowhere", "matches no module"), ('"(wo"', "is not a regular expression")],
+)
+def test_bad_keep_is_refused(
+    programs: dict[str, ExportedProgram], pattern: str, message: str
+) -> None:
+    with pytest.raises(PassError, match=message):
+        rewritten(programs["t5"], f"unify-dtype{{to=fp16 keep={pattern}}}")
+
+
+def test_golden_unify_dtype() -> None:
+    def norm(x: Tensor) -> Tensor:
+        statistic = x.float().pow(2).mean(-1, keepdim=True)
+        return x.masked_fill(x > 0, -3.4e38) * torch.rsqrt(statistic + 1e-6)
+
+    before = program_of(norm, torch.randn(2, 5))
+    after, sites = rewritten(before, "unify-dtype{to=fp16}")
+    assert "fill value clamped to 65504, the largest finite f16" in notes(sites)
+    golden.check("unify_dtype.diff", ir_diff(before, after))
