@@ -226,6 +226,8 @@ def _typed(
         )
     if wanted in (torch.float16, torch.bfloat16) and dtype_of(scaled) == wanted:
         note = "the statistic, in the low dtype before, is fp32 now"
+    elif low is not None and dtype_of(low) != wanted:
+        note = f"the rounding to {torch_name(dtype_of(low))} before the weight product is gone"
     elif low is not None and weight is not None:
         note = f"the rounding to {torch_name(wanted)} before the weight product moved behind it"
     else:

@@ -81,7 +81,7 @@ def scalar_operand(node: Node, target: Callable[..., Any]) -> tuple[Node, float]
     """Split `op(x, 3.0)`, `op(3.0, x)` or `op(x, tensor_constant)` into x and the number; None when
     there is none.
     """
-    if not is_call(node, target) or len(node.args) < 2:
+    if not is_call(node, target) or len(node.args) < 2 or node.kwargs:  # add has a factor alpha
         return None
     for left, right in operands(node):
         if isinstance(left, Node) and isinstance(right, int | float):

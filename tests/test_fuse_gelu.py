@@ -1,0 +1,132 @@
+"""fuse-gelu: the spellings in use, quick-gelu left alone, errors against fp64."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import golden
+import pytest
+import torch
+from programs import (
+    Function,
+    captured,
+    count,
+    ir_diff,
+    notes,
+    outputs,
+    program_of,
+    reasons,
+    relative_error,
+    reloaded,
+    rewritten,
+    same_bits,
+)
+from torch import Tensor
+from transformers.activations import ACT2FN
+
+from enginecast.passes.base import PassContext
+from enginecast.passes.sites import SKIPPED
+
+Make = Callable[[Tensor], Any]
+
+SPELLINGS: dict[str, tuple[Make, str]] = {
+    "gelu_new": (ACT2FN["gelu_new"], "tanh"),
+    "gelu_fast": (ACT2FN["gelu_fast"], "tanh"),
+    "gelu_python": (ACT2FN["gelu_python"], "none"),
+    "erf, halved last": (lambda x: 0.5 * (x * (1.0 + torch.erf(x / math.sqrt(2)))), "none"),
+    "erf, halved first": (lambda x: (0.5 * x) * (torch.erf(x * math.sqrt(0.5)) + 1), "none"),
+    "tanh, weight last": (
+        lambda x: x * (torch.tanh(0.79788 * (x + x**3 * 0.044715)) + 1) * 0.5,
+        "tanh",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_spellings_become_one_gelu(name: str) -> None:
+    function, form = SPELLINGS[name]
+    before = program_of(function, torch.randn(2, 5))
+    after, sites = rewritten(before, "canonicalize,fuse-gelu")
+    assert notes(sites) == [f"gelu({form})"]
+    assert count(after, "gelu") == 1
+    assert count(after, "tanh", "erf", "mul", "pow", "add", "div") == 0
+    x = torch.linspace(-9, 9, 256).reshape(8, 32)
+    expected = torch.nn.functional.gelu(x.double(), approximate=form)
+    assert relative_error(outputs(after, x)[0], expected) < 2e-7
+    assert relative_error(outputs(before, x)[0], expected) < 2e-5  # rounded constants
+    assert same_bits(reloaded(after), after, x)
+
+
+REFUSED: dict[str, tuple[Make, str]] = {
+    "another constant": (
+        lambda x: 0.5 * x * (1 + torch.tanh(0.9 * (x + 0.044715 * x**3))),
+        "mul.Tensor under tanh has 0.9, expected 0.797885",
+    ),
+    "another cube": (
+        lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.05 * x**3))),
+        "mul.Tensor beside x under tanh has 0.05, expected 0.044715",
+    ),
+    "plain tanh": (lambda x: torch.tanh(x) * 2, "placeholder under tanh, expected a product"),
+    "plain erf": (lambda x: torch.erf(x / 2) + 1, "div.Tensor under erf has 2, expected 1.41421"),
+    "reciprocal": (
+        lambda x: 0.5 * x * (1 + torch.erf(math.sqrt(2) / x)),
+        "mul.Tensor under erf has 1.41421, expected 0.707107",
+    ),
+    "product with another value": (
+        lambda x: 0.5 * x.abs() * (1 + torch.erf(x / math.sqrt(2))),
+        "the product is not with half of the value under the core",
+    ),
+    "core read twice": (
+        lambda x: ((t := torch.erf(x / math.sqrt(2))), 0.5 * x * (1 + t)),
+        "erf.default after the core of a gelu has 2 users (add, output)",
+    ),
+    "alpha": (
+        lambda x: 0.5 * x * torch.add(torch.erf(x / math.sqrt(2)), 1, alpha=2),
+        "add.Tensor after the core of a gelu, expected aten.add.Tensor with the number 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_gelu_is_left_alone_with_the_reason(name: str) -> None:
+    function, reason = REFUSED[name]
+    before = program_of(function, torch.randn(2, 5))
+    after, sites = rewritten(before, "fuse-gelu")
+    assert reasons(sites) == [reason]
+    assert count(after, "gelu") == 0
+    assert same_bits(before, after, torch.randn(3, 7))
+
+
+def test_quick_gelu_is_no_site() -> None:
+    before = program_of(ACT2FN["quick_gelu"], torch.randn(2, 5))
+    after, sites = rewritten(before, "fuse-gelu")
+    assert (count(after, "sigmoid"), count(after, "gelu"), sites) == (1, 0, [])
+
+
+def test_inner_value_that_is_read_again_is_kept() -> None:
+    def gelu(x: Tensor) -> tuple[Tensor, Tensor]:
+        half = 0.5 * x
+        return half * (1 + torch.erf(x / math.sqrt(2))), half.sin()
+
+    before = program_of(gelu, torch.randn(2, 5))
+    after, _ = rewritten(before, "fuse-gelu")
+    assert (count(after, "gelu"), count(after, "erf"), count(after, "mul")) == (1, 0, 1)
+    x = torch.randn(3, 7)
+    assert torch.equal(outputs(after, x)[1], outputs(before, x)[1])
+    assert torch.allclose(outputs(after, x)[0], outputs(before, x)[0], atol=1e-6)
+
+
+def test_skipped_site_is_left_alone_and_the_other_is_fused() -> None:
+    gelu = ACT2FN["gelu_new"]
+    before = captured(Function(lambda x: gelu(gelu(x))), torch.randn(2, 5))
+    _, sites = rewritten(before, "fuse-gelu")
+    context = PassContext(skip=frozenset({sites[1].key}))
+    after, left = rewritten(before, "fuse-gelu", context)
+    assert [site.reason for site in left] == ["", SKIPPED]
+    assert (count(after, "gelu"), count(after, "tanh")) == (1, 1)
+
+
+def test_golden_fuse_gelu() -> None:
+    before = program_of(SPELLINGS["erf, halved first"][0], torch.randn(2, 5))
+    after, _ = rewritten(before, "fuse-gelu")
+    golden.check("fuse_gelu.diff", ir_diff(before, after))
