@@ -216,6 +216,9 @@ def _typed(
     stream = behind_casts(measured)
     wanted = dtype_of(out)
     source = stream if dtype_of(stream) == wanted else measured
+    if dtype_of(source) != wanted and dtype_of(measured) == dtype_of(scaled):
+        kept = torch_name(dtype_of(scaled))
+        return RmsNorm(measured, None, epsilon, scaled, f"in {kept}, the weight product outside")
     if dtype_of(source) != wanted:
         source_name, out_name = torch_name(dtype_of(source)), torch_name(wanted)
         raise NoMatch(out, f"the input is {source_name} and the result {out_name}")

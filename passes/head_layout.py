@@ -12,6 +12,7 @@ VIEWS = (
     aten.reshape.default,
     aten._unsafe_view.default,
     aten.flatten.using_ints,
+    aten.unflatten.int,
 )
 COPIES = (aten.contiguous.default, aten.clone.default)
 

@@ -71,20 +71,27 @@ def _scores(node: Node) -> tuple[Node, float, tuple[Node, ...]]:
         biases.insert(0, bias)
         node = behind_casts(scores)
     scale = 1.0
-    factor = scalar_operand(node, aten.mul.Tensor)
-    divisor = scalar_operand(node, aten.div.Tensor)
-    if factor is not None:
-        node, scale = behind_casts(factor[0]), factor[1]
-    elif divisor is not None and divisor[0] is node.args[0]:
-        node, scale = behind_casts(divisor[0]), 1.0 / divisor[1]
+    while (split := _split_factor(node)) is not None:
+        single_user(node, where="as the scores")
+        node, scale = behind_casts(split[0]), scale * split[1]
     if not is_call(node, aten.matmul.default):
         raise NoMatch(node, f"the scores come from {op_name(node)}, expected matmul")
     single_user(node, where="as the scores")
     return node, scale, tuple(biases)
 
 
+def _split_factor(node: Node) -> tuple[Node, float] | None:
+    factor = scalar_operand(node, aten.mul.Tensor)
+    divisor = scalar_operand(node, aten.div.Tensor)
+    if divisor is not None and divisor[0] is node.args[0]:
+        return divisor[0], 1.0 / divisor[1]
+    return factor
+
+
 def _split_bias(node: Node) -> tuple[Node, Node]:
     """Which addend holds the scores: the one that a matmul of this attention made."""
+    if node.kwargs:
+        raise NoMatch(node, "a bias is added with a factor (alpha)")
     for scores, bias in operands(node):
         if isinstance(scores, Node) and isinstance(bias, Node) and _holds_scores(scores):
             single_user(node, where="between the scores and the softmax")

@@ -189,8 +189,12 @@ def test_weight_of_another_dtype_is_refused_before_unify_dtype() -> None:
     before = captured(norm, torch.randn(2, 5, WIDTH), dynamic=TOKENS)
     _, sites = rewritten(before, "canonicalize,fuse-rms-norm")
     assert reasons(sites) == ["the weight is f16 and the product f32: run unify-dtype first"]
-    unified, _ = rewritten(before, "unify-dtype{to=fp16},canonicalize,fuse-rms-norm")
+    # The input of the program stays fp32, and so does the norm that reads it.
+    unified, sites = rewritten(before, "unify-dtype{to=fp16},canonicalize,fuse-rms-norm")
+    assert notes(sites) == ["in f32, the weight product outside"]
     assert count(unified, "rms_norm") == 1
+    plain, _ = rewritten(before, "unify-dtype{to=fp16}")
+    check_against_fp64(plain, unified, sample(torch.float32))
 
 
 def test_rounding_that_the_weight_undid_is_said_to_be_gone() -> None:

@@ -1,0 +1,273 @@
+"""fuse-attention: called and spelled out, grouped queries, masks; left alone with the reason."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import golden
+import models
+import pytest
+import torch
+from programs import (
+    TOKENS,
+    Function,
+    Image,
+    Text,
+    captured,
+    count,
+    ir_diff,
+    notes,
+    outputs,
+    prompts,
+    reasons,
+    relative_error,
+    reloaded,
+    rewritten,
+    same_bits,
+    seeded,
+    values,
+)
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from transformers import BertModel, GemmaConfig, GemmaModel, LlamaModel, T5EncoderModel, ViTModel
+
+from enginecast.passes.base import PassContext
+from enginecast.passes.sites import SKIPPED
+
+HEADS, SIZE = 4, 8
+WIDTH = HEADS * SIZE
+FUSED = "enginecast.attention.default"
+
+
+def with_eager(config: Any) -> Any:
+    config._attn_implementation = "eager"
+    return config
+
+
+def gemma_config() -> GemmaConfig:
+    return GemmaConfig(
+        vocab_size=models.VOCABULARY,
+        hidden_size=WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=HEADS,
+        num_key_value_heads=1,
+        intermediate_size=48,
+        max_position_embeddings=64,
+        head_dim=SIZE,
+    )
+
+
+# Model, what the sites say, key-value heads.
+MAKE: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
+    "t5": (lambda: Text(seeded(T5EncoderModel, models.t5_config())), "tokens first", 4),
+    "t5 eager": (
+        lambda: Text(seeded(T5EncoderModel, with_eager(models.t5_config()))),
+        "softmax attention; tokens first",
+        4,
+    ),
+    "bert": (lambda: Text(seeded(BertModel, models.bert_config())), "tokens first", 4),
+    "bert eager": (
+        lambda: Text(seeded(BertModel, with_eager(models.bert_config()))),
+        "softmax attention; tokens first",
+        4,
+    ),
+    "vit": (lambda: Image(seeded(ViTModel, models.vit_config())), "tokens first", 4),
+    "llama": (lambda: Text(seeded(LlamaModel, models.llama_config())), "heads first", 2),
+    "gemma": (lambda: Text(seeded(GemmaModel, gemma_config())), "heads first", 1),
+}
+
+
+def inputs_of(name: str, batch: int, tokens: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 3, 16, 16),) if name == "vit" else prompts(batch, tokens)
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, ExportedProgram]:
+    return {
+        name: captured(
+            make(), *inputs_of(name, 3, 7), dynamic={0: TOKENS[0]} if name == "vit" else TOKENS
+        )
+        for name, (make, _, _) in MAKE.items()
+    }
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_attention_of_real_models_is_one_op_a_layer(
+    programs: dict[str, ExportedProgram], name: str
+) -> None:
+    _, note, kv_heads = MAKE[name]
+    before = programs[name]
+    after, sites = rewritten(before, "canonicalize,fuse-attention")
+    assert notes(sites) == [note] * 2
+    fused = [n for n in after.graph.nodes if str(n.target) == FUSED]
+    assert [n.args[4:6] for n in fused] == [(HEADS, kv_heads)] * 2
+    assert (
+        count(after, "scaled_dot_product_attention", "softmax", "matmul")
+        <= (name == "llama") * 1 + (name == "gemma") * 1
+    )
+    if kv_heads != HEADS:
+        assert count(after, "expand") < count(before, "expand")
+    reference, _ = rewritten(before, "unify-dtype{to=fp64}")
+    for shape in ((1, 2), (3, 7), (5, 31)):
+        inputs = inputs_of(name, *shape)
+        (expected,), (source,) = outputs(reference, *inputs), outputs(before, *inputs)
+        values(after, *inputs)
+        error = relative_error(outputs(after, *inputs)[0], expected)
+        assert error <= 3 * relative_error(source, expected)
+    inputs = inputs_of(name, 2, 9)
+    assert same_bits(reloaded(after), after, *inputs)
+    again, second = rewritten(after, "canonicalize,fuse-attention")
+    assert not [site for site in second if site.rewritten]
+    assert same_bits(again, after, *inputs)
+
+
+@pytest.mark.parametrize("to", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("name", ["t5", "t5 eager", "bert", "bert eager", "llama"])
+def test_padded_rows_stay_finite(programs: dict[str, ExportedProgram], name: str, to: str) -> None:
+    before, _ = rewritten(programs[name], f"unify-dtype{{to={to}}},canonicalize")
+    after, _ = rewritten(before, "fuse-attention")
+    ids, mask = prompts(3, 7)
+    mask[1] = 0
+    (found,) = outputs(after, ids, mask)
+    (source,) = outputs(before, ids, mask)
+    assert found.isfinite().all() == source.isfinite().all()
+    assert found.isfinite().all()
+    reference, _ = rewritten(programs[name], "unify-dtype{to=fp64}")
+    keep = mask.sum(1) > 0  # a row that sees nothing has no right answer
+    (expected,) = outputs(reference, ids, mask)
+    limit = 3 * relative_error(source[keep], expected[keep])
+    assert relative_error(found[keep], expected[keep]) <= limit
+
+
+def spelled(x: Tensor, *, scale: float = 1 / math.sqrt(SIZE), **options: Any) -> Any:
+    """Attention over x itself, with one part of it changed."""
+    heads = x.unflatten(-1, (HEADS, SIZE)).transpose(1, 2)
+    scores = heads @ heads.transpose(2, 3) * scale
+    scores = options.get("scores", lambda s: s)(scores)
+    weights = torch.softmax(scores, options.get("dim", -1))
+    weights = options.get("weights", lambda w: w)(weights)
+    out = (weights @ heads).transpose(1, 2).reshape(x.shape)
+    return (out, scores * 2) if options.get("again") else out
+
+
+def sdpa(x: Tensor, **options: Any) -> Tensor:
+    heads = x.unflatten(-1, (HEADS, SIZE)).transpose(1, 2)
+    out = nn.functional.scaled_dot_product_attention(heads, heads, heads, **options)
+    return out.transpose(1, 2).reshape(x.shape)
+
+
+def program_of(function: Callable[..., Any], *inputs: Tensor) -> ExportedProgram:
+    inputs = inputs or (torch.randn(2, 5, WIDTH),)
+    return captured(Function(function), *inputs, dynamic=TOKENS)
+
+
+REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "another dim": (
+        lambda x: spelled(x, dim=2),
+        "the softmax is over dim 2, expected the last one",
+    ),
+    "scores read again": (
+        lambda x: spelled(x, again=True),
+        "mul.Tensor as the scores has 2 users (softmax, mul_1)",
+    ),
+    "weights read again": (
+        lambda x: spelled(x, weights=lambda w: w * w),
+        "mul.Tensor reads the attention weights, expected matmul",
+    ),
+    "masked by a select": (
+        lambda x: spelled(x, scores=lambda s: torch.where(s > -9, s, -1e9)),
+        "the scores come from where.ScalarOther, expected matmul",
+    ),
+    "masked by a fill": (
+        lambda x: spelled(x, scores=lambda s: s.masked_fill(s < -9, -1e9)),
+        "the scores come from masked_fill.Scalar, expected matmul",
+    ),
+    "soft cap": (
+        lambda x: spelled(x, scores=lambda s: torch.tanh(s / 50) * 50),
+        "the scores come from tanh.default, expected matmul",
+    ),
+    "doubled bias": (
+        lambda x: spelled(x, scores=lambda s: torch.add(s, x[:, None, :, :1], alpha=2)),
+        "a bias is added with a factor (alpha)",
+    ),
+    "scale on the other side": (
+        lambda x: spelled(x, scale=1.0, scores=lambda s: (s + x[:, None, :, :1]) * 0.5),
+        "the scores come from add.Tensor, expected matmul",
+    ),
+    "dropout of the call": (lambda x: sdpa(x, dropout_p=0.5), "dropout of 0.5 is active"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_attention_is_left_alone_with_the_reason(name: str) -> None:
+    function, reason = REFUSED[name]
+    before = program_of(function)
+    after, sites = rewritten(before, "fuse-attention")
+    assert reasons(sites) == [reason]
+    assert FUSED not in map(str, (n.target for n in after.graph.nodes))
+    if "dropout" not in name:
+        assert same_bits(before, after, torch.randn(3, 7, WIDTH))
+
+
+def test_active_dropout_of_the_weights_is_refused() -> None:
+    before = program_of(lambda x: spelled(x, weights=lambda w: nn.functional.dropout(w, 0.5, True)))
+    _, sites = rewritten(before, "fuse-attention")
+    assert reasons(sites) == ["dropout of the attention weights is active"]
+
+
+def test_bias_of_another_dtype_is_refused_before_unify_dtype() -> None:
+    def attend(x: Tensor, bias: Tensor) -> Any:
+        return spelled(
+            x, scores=lambda s: s.float() + bias[:, None, :, :1], weights=lambda w: w.half()
+        )
+
+    x = torch.randn(2, 5, WIDTH)
+    before = program_of(attend, x.half(), x)
+    _, sites = rewritten(before, "fuse-attention")
+    assert len(reasons(sites)) == 1
+    assert reasons(sites)[0].endswith("is f32 and the query f16: run unify-dtype first")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: sdpa(x, is_causal=True),
+        lambda x: sdpa(x, scale=0.7),
+        lambda x: spelled(x, scores=lambda s: s + x[:, None, :, :1] + x[:, None, :, 1:2]),
+        lambda x: spelled(x, scores=lambda s: x[:, None, :, :1] + s),
+        lambda x: spelled(x, weights=lambda w: nn.functional.dropout(w, 0.5, False)),
+        lambda x: spelled(x, scale=1.0, scores=lambda s: s / 3),
+    ],
+    ids=["causal", "scale", "two biases", "bias on the left", "inert dropout", "divisor"],
+)
+def test_forms_that_fuse(function: Callable[[Tensor], Any]) -> None:
+    before = program_of(function)
+    after, sites = rewritten(before, "canonicalize,fuse-attention")
+    assert len(notes(sites)) == 1
+    assert count(after, "softmax", "scaled_dot_product_attention", "transpose") == 0
+    for shape in ((1, 2, WIDTH), (3, 7, WIDTH)):
+        x = torch.randn(shape)
+        assert torch.allclose(outputs(after, x)[0], outputs(before, x)[0], atol=2e-6)
+
+
+def test_causal_flag_goes_along() -> None:
+    after, _ = rewritten(program_of(lambda x: sdpa(x, is_causal=True)), "fuse-attention")
+    (fused,) = [n for n in after.graph.nodes if str(n.target) == FUSED]
+    assert fused.args[3:] == (None, HEADS, HEADS, pytest.approx(SIZE**-0.5), True)
+
+
+def test_skipped_site_is_left_alone_and_the_other_is_fused(
+    programs: dict[str, ExportedProgram],
+) -> None:
+    before, _ = rewritten(programs["t5"], "canonicalize")
+    _, sites = rewritten(before, "fuse-attention")
+    context = PassContext(skip=frozenset({sites[0].key}))
+    after, left = rewritten(before, "fuse-attention", context)
+    assert [site.reason for site in left] == [SKIPPED, ""]
+    assert count(after, "scaled_dot_product_attention") == 1
+
+
+def test_golden_fuse_attention() -> None:
+    before = program_of(lambda x: sdpa(x, scale=0.5))
+    after, _ = rewritten(before, "fuse-attention")
+    golden.check("fuse_attention.diff", ir_diff(before, after))
