@@ -142,9 +142,7 @@ def _draw(
         return mask.to(spec.dtype)
     if spec.low is not None and spec.high is not None:
         ids = torch.randint(spec.low, spec.high + 1, shape, generator=generator).to(spec.dtype)
-        if spec.kind == "token_ids" and mask is not None and spec.padding is not None:
-            return ids.masked_fill(~mask, spec.padding)
-        return ids
+        return _as_text(ids, spec, mask) if spec.kind == "token_ids" else ids
     if spec.dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
     values = torch.randn(shape, generator=generator)
@@ -153,3 +151,13 @@ def _draw(
     if spec.kind == "image" and style == "scaled":
         values = values * SCALE
     return values.to(spec.dtype)
+
+
+def _as_text(ids: Tensor, spec: InputSpec, mask: Tensor | None) -> Tensor:
+    """Let every row end as texts of this model do, and fill the rest of it up."""
+    if mask is None or ids.ndim != 2:
+        return ids
+    if spec.ending is not None:
+        last = mask.sum(1, keepdim=True) - 1
+        ids = ids.scatter(1, last, spec.ending)
+    return ids if spec.padding is None else ids.masked_fill(~mask, spec.padding)

@@ -78,6 +78,9 @@ class InputSpec:
     """Largest value of an integer input, e.g. the last id of the vocabulary."""
     padding: int | None = None
     """Id that fills up a row of token ids."""
+    ending: int | None = None
+    """Id that every text ends with.  Delimiters are where trained models have their largest values
+    (Sun et al. 2024, https://arxiv.org/abs/2402.17762), so drawn texts end with it, too."""
 
 
 def derive(source: Source) -> tuple[InputSpec, ...]:
@@ -167,8 +170,10 @@ def from_example(
             dims[1] = DimSpec(SEQUENCE, tensor.shape[1], 1, longest)
         kind = kinds[name]
         low, high = _id_range(kind, tensor, config)
-        padding = _padding(config) if kind == "token_ids" else None
-        specs.append(InputSpec(name, kind, tensor.dtype, tuple(dims), low, high, padding))
+        padding, ending = (None, None)
+        if kind == "token_ids":
+            padding, ending = _padding(config), _ending(config)
+        specs.append(InputSpec(name, kind, tensor.dtype, tuple(dims), low, high, padding, ending))
     return with_example_sizes(tuple(specs))
 
 
@@ -225,7 +230,14 @@ def _text_specs(config: PreTrainedConfig, arguments: tuple[str, ...], name: str)
         DimSpec(SEQUENCE, 7, 1, _longest_sequence(config, 7)),
     )
     ids = InputSpec(
-        "input_ids", "token_ids", torch.int64, dims, 0, vocabulary - 1, _padding(config)
+        "input_ids",
+        "token_ids",
+        torch.int64,
+        dims,
+        0,
+        vocabulary - 1,
+        _padding(config),
+        _ending(config),
     )
     if "attention_mask" not in arguments:
         return [ids]
@@ -264,6 +276,14 @@ def _longest_sequence(config: PreTrainedConfig | None, example: int) -> int:
 def _padding(config: PreTrainedConfig | None) -> int | None:
     padding: Any = getattr(config.get_text_config(), "pad_token_id", None) if config else None
     return padding if isinstance(padding, int) else 0
+
+
+def _ending(config: PreTrainedConfig | None) -> int | None:
+    """The end-of-text id, where the config names one that is in the vocabulary."""
+    text = config.get_text_config() if config is not None else None
+    ending: Any = getattr(text, "eos_token_id", None)
+    vocabulary: Any = getattr(text, "vocab_size", 0)
+    return ending if isinstance(ending, int) and 0 <= ending < vocabulary else None
 
 
 def kind_of(name: str, tensor: Tensor) -> Kind:

@@ -204,3 +204,13 @@ def test_prompts_are_padded_on_the_right_and_cut(tmp_path: Path) -> None:
         tokenize(["a"], open_source(str(folder)), TEXT)
     with pytest.raises(UsageError, match=r"absent\.txt cannot be read"):
         read_prompts(tmp_path / "absent.txt")
+
+
+def test_every_text_ends_with_the_models_end_of_text() -> None:
+    config = t5_config()
+    specs = from_config(config, ("input_ids", "attention_mask"))
+    for case in verification_inputs(specs, seed=0):
+        ids, mask = case.inputs["input_ids"], case.inputs["attention_mask"]
+        last = ids.gather(1, mask.sum(1, keepdim=True) - 1)
+        assert last.unique().tolist() == [config.eos_token_id], case.name
+        assert (ids[mask == 0] == config.pad_token_id).all(), case.name

@@ -176,17 +176,17 @@ def _low_floor(
 
 
 def range_culprit(program: ExportedProgram, cases: Sequence[Case]) -> str:
-    """Where values first leave fp16's range, in words; empty when they do not.
+    """Where values that a module hands on first leave fp16's range, in words; empty when none do.
 
     Args:
         program: the fp32 program.
     """
-    largest = torch.finfo(torch.float16).max
+    limit = torch.finfo(torch.float16).max
     for case in cases:
-        for module, size in range_report(program, case.inputs):
-            if size > largest:
+        for module, largest in range_report(program, case.inputs, handed_on=True):
+            if largest > limit:
                 place = module or "the model itself"
-                return f"values leave fp16's range at {place} (max {size:.3g} > {largest:.0f})"
+                return f"values leave fp16's range at {place} (max {largest:.3g} > {limit:.0f})"
     return ""
 
 

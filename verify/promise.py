@@ -62,6 +62,8 @@ class Check:
     """The measure of it; 0 for "exact"."""
     problem: str = ""
     """Why it fails, in words; empty when it does not."""
+    elsewhere: bool = False
+    """The value compared comes from another line than before: no value of that line leaves now."""
 
     @property
     def ratio(self) -> float:
@@ -69,7 +71,8 @@ class Check:
 
     @property
     def may_have_moved(self) -> bool:
-        return bool(self.problem) and self.error > max(MOVED, MOVED_FLOORS * self.floor)
+        far = self.error > max(MOVED, MOVED_FLOORS * self.floor)
+        return bool(self.problem) and (self.elsewhere or far)
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,8 @@ class Rules:
         floor = max(before, ROUNDING * _roundoff(last.dtype))
         few = sum(place.after.sample.numel() for place in places) < FEW
         laxity = ROW_LAXITY if few or before > SCATTER else 1.0
-        return self._judged(module, last.source, error, floor, laxity)
+        check = self._judged(module, last.source, error, floor, laxity)
+        return replace(check, elsewhere=any(place.elsewhere for place in places))
 
     def _judged(
         self, place: str, source: str, error: float, floor: float, laxity: float = 1.0
@@ -196,13 +200,15 @@ class _Place:
     error_before: float
     change: float
     same: bool
+    elsewhere: bool
     lost: int
 
 
 def _at(module: str, run: CaseRuns) -> _Place | None:
     """Compare a boundary that all three runs have in one shape.
 
-    A pass may add values that leave a module, so the one after it that fits best is taken.
+    A pass may add values that leave a module: the equal one is taken, else the last of the same
+    source line, else the nearest.
     """
     before = run.before.boundaries.get(module, ())
     reference = run.reference.boundaries.get(module, ())
@@ -212,13 +218,17 @@ def _at(module: str, run: CaseRuns) -> _Place | None:
     fitting = [b for b in run.after.boundaries.get(module, ()) if b.shape == old.shape]
     if not fitting:
         return None
-    after = min(fitting, key=lambda b: (b.digest != old.digest, _distance(b, wanted)))
+    equal = [b for b in fitting if b.digest == old.digest]
+    placed = [b for b in fitting if b.source == old.source]
+    nearest = equal or placed or sorted(fitting, key=lambda b: -_distance(b, wanted))
+    after = nearest[-1]
     return _Place(
         after=after,
         error=_distance(after, wanted),
         error_before=_distance(old, wanted),
         change=_distance(after, old),
         same=after.digest == old.digest and after.dtype == old.dtype,
+        elsewhere=not equal and not placed,
         lost=max(0, after.nonfinite - max(old.nonfinite, wanted.nonfinite)),
     )
 

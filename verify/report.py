@@ -71,7 +71,7 @@ def _outputs_table(outputs: Iterable[OutputVerdict], dtype: str) -> Table:
     for output in outputs:
         table.add_row(
             output.name,
-            _or_dash(output.ratio, times),
+            times(output.ratio) if output.ratio is not None else "no finite values",
             _or_dash(output.limit, times),
             _or_dash(output.error, "{:.2e}".format),
             _or_dash(output.cosine, "{:.7f}".format),

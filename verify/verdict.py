@@ -246,6 +246,10 @@ def _notes(judged: Sequence[_Judged]) -> Iterator[str]:
 
 def _output_verdict(output: _Judged) -> OutputVerdict:
     pooled = output.pooled
+    if pooled.nonfinite or not pooled.rows:  # there is no number to tell
+        return OutputVerdict(
+            name=output.name, error=None, floor=output.floor, ratio=None, limit=output.limit
+        )
     return OutputVerdict(
         name=output.name,
         error=pooled.relative,

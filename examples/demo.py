@@ -1,0 +1,207 @@
+"""`make demo`: a text encoder with outliers, from a model folder to verified engines.
+
+Makes a T5 v1.1-small-shaped encoder (its real config, seeded weights) and a small tokenizer in
+`demo/`, exports it in fp32, bf16 and fp16, prints the verdicts, and runs prompts through the engine
+in a process that has no torch.
+
+Random weights do not behave like trained ones.  Trained T5 encoders drive a few channels of the
+residual stream past fp16's largest value at the end-of-text token (huggingface/transformers#10956);
+`plant_outlier` gives these weights that property, and nothing else here should be taken for the
+accuracy of a trained model.
+"""
+
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from torch import nn
+from transformers import T5Config, T5EncoderModel
+from transformers.utils import logging as transformers_logging
+
+from enginecast.driver import export
+from enginecast.job import Export
+from enginecast.plan import make_plan
+from enginecast.prepare import ModelOptions
+from enginecast.runtime.load import load
+from enginecast.runtime.prompts import encode_prompts
+from enginecast.steps import Steps
+from enginecast.verify.verdict import times
+
+ROOT = Path("demo")
+MODEL = ROOT / "t5-small-outliers"
+PROMPTS = ROOT / "prompts.txt"
+TEXTS = (
+    "a photograph of an astronaut riding a horse on the moon",
+    "",
+    "rain",
+    "two cats sleep on a red sofa while it rains outside the window",
+    "an oil painting of a lighthouse at night, a storm rising, waves against the rocks",
+)
+EOS, HIDDEN_UNIT, OUTLIER_BLOCK = 1, 7, 2
+TRIGGER, OUTLIER_CHANNELS = 11, (3, 200)
+
+
+def main() -> None:
+    """Make the model, export it three times, print the table, run prompts."""
+    transformers_logging.disable_progress_bar()
+    console = Console(width=None if Console().is_terminal else 120)
+    shutil.rmtree(ROOT, ignore_errors=True)
+    MODEL.mkdir(parents=True)
+    PROMPTS.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    model = make_model(MODEL)
+    make_tokenizer(MODEL)
+    rows = [export_one(precision, model, console) for precision in ("fp32", "bf16", "fp16")]
+    print_table(rows, console)
+    run_without_torch(console)
+
+
+def make_model(folder: Path) -> T5EncoderModel:
+    """Save a T5 v1.1-small-shaped encoder: 8 layers, width 512, gated GELU, 35 M parameters."""
+    config = T5Config(
+        vocab_size=32128,
+        d_model=512,
+        d_kv=64,
+        d_ff=1024,
+        num_layers=8,
+        num_heads=6,
+        feed_forward_proj="gated-gelu",
+        is_encoder_decoder=False,
+        use_cache=False,
+        architectures=["T5EncoderModel"],
+    )
+    torch.manual_seed(0)
+    model = T5EncoderModel(config).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.mul_(1 + 0.1 * torch.randn_like(parameter))
+    plant_outlier(model)
+    model.save_pretrained(folder)
+    return model
+
+
+def plant_outlier(model: nn.Module) -> None:
+    """Let one hidden unit fire on the end-of-text token and write 1.4e5 to two channels of the
+    stream.
+    """
+    state = dict(model.named_parameters())
+    embedding = state["shared.weight"]
+    embedding[:, TRIGGER] = 0.0
+    embedding[EOS, TRIGGER] = 40.0
+    block = f"encoder.block.{OUTLIER_BLOCK}.layer.1."
+    state[block + "layer_norm.weight"][TRIGGER] = 1.0
+    hidden = block + "DenseReluDense."
+    for name in ("wi_0", "wi_1"):
+        state[f"{hidden}{name}.weight"][HIDDEN_UNIT, TRIGGER] = 8.0
+    for channel in OUTLIER_CHANNELS:
+        state[f"{hidden}wo.weight"][channel, HIDDEN_UNIT] = 7.0
+
+
+def make_tokenizer(folder: Path) -> None:
+    """Train a small tokenizer on the demo's own prompts; every text ends with </s>, as T5's do."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<pad>", "</s>", "<unk>"], show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", EOS)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    precision: str
+    done: Export
+    latency: float | None
+    """Eager's time over the engine's, on the prompts; None where the engine does not run here."""
+
+
+def export_one(precision: str, model: T5EncoderModel, console: Console) -> Row:
+    """Export as `enginecast export MODEL -o DIR --precision P --prompts F` does."""
+    console.print(f"enginecast export {MODEL} -o {ROOT / precision} --precision {precision}")
+    plan = make_plan(precision=precision)
+    options = ModelOptions(prompts=PROMPTS)
+    done = export(str(MODEL), ROOT / precision, plan, options, steps=Steps(Console(stderr=True)))
+    runs = done.bundle is not None and plan.runs_here
+    return Row(precision, done, speed_up(done.folder, model) if runs else None)
+
+
+def speed_up(bundle: Path, model: T5EncoderModel, rounds: int = 9) -> float:
+    """Median eager time over median engine time, taken in turns on the demo's prompts."""
+    with load(bundle) as engine:
+        feeds = encode_prompts(bundle, engine.manifest, TEXTS).batches[0]
+        tensors = {name: torch.from_numpy(array) for name, array in feeds.items()}
+        eager, ours = [], []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            with torch.no_grad():
+                model(**tensors)
+            middle = time.perf_counter()
+            engine.run(feeds)
+            eager.append(middle - start)
+            ours.append(time.perf_counter() - middle)
+    return median(eager[2:]) / median(ours[2:])
+
+
+def print_table(rows: list[Row], console: Console) -> None:
+    """One line an export, and below it why the refused one was refused."""
+    table = Table(
+        "precision", "verdict", "error", "nodes", "norms", "skip", "attention", "MiB", "speed"
+    )
+    for row in rows:
+        verdict = row.done.report.verdict
+        worst = max((o.ratio for o in verdict.outputs if o.ratio is not None), default=None)
+        fused = {f.kind: f"{f.engine}/{f.expected}" for f in row.done.report.fusions}
+        table.add_row(
+            row.precision,
+            verdict.outcome,
+            f"{times(worst)} eager {row.precision}" if worst is not None else "not finite",
+            str(row.done.nodes or "-"),
+            fused.get("rms-norm", "-"),
+            fused.get("residual+norm", "-"),
+            fused.get("attention", "-"),
+            f"{row.done.size / 2**20:.0f}" if row.done.size else "-",
+            f"{row.latency:.2f}x" if row.latency is not None else "not run",
+        )
+    console.print(table)
+    console.print("speed: eager fp32's time over the engine's on this machine, in one run")
+    for row in rows:
+        for reason in row.done.report.verdict.reasons:
+            text = f"{row.precision}: {reason}"
+            console.print(text, markup=False, highlight=False)
+
+
+def run_without_torch(console: Console) -> None:
+    """Run the prompts in a process that can load no torch, through the command line."""
+    arguments = [
+        "run",
+        str(ROOT / "fp32"),
+        "--prompts",
+        str(PROMPTS),
+        "-o",
+        str(ROOT / "out.safetensors"),
+    ]
+    console.print(f"\nenginecast {' '.join(arguments)}")
+    code = (
+        "import sys\n"
+        "from enginecast.cli import main\n"
+        "try:\n    main()\n"
+        "finally:\n    print('torch imported:', 'torch' in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+
+
+if __name__ == "__main__":
+    main()
