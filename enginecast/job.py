@@ -73,7 +73,7 @@ class Job:
         rewritten = rewrite(self.prepared, self.passes, reference, self.steps)
         problems = (*problems, *rewritten.failures)
         if problems or any(floor_failures(reference.floor)):
-            verdict = by_emulation(rewritten, reference, (*problems, *rewritten.problems))
+            verdict = by_emulation(rewritten, reference, problems)
             return self._reject(rewritten, self._report(rewritten, reference, verdict, ()), None)
         with self.steps("lower"):
             lowered = self._lower(rewritten)

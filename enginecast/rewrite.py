@@ -9,6 +9,7 @@ from enginecast.passes.graph_edit import structural_copy
 from enginecast.passes.pipeline import PassRun, run_pipeline
 from enginecast.prepare import Prepared
 from enginecast.steps import Steps
+from enginecast.verify.floor import range_culprit
 from enginecast.verify.program import Observer, TrueDtypeRun, true_dtype_check
 from enginecast.verify.reference import Reference
 from enginecast.verify.report_data import PassCheck
@@ -26,16 +27,34 @@ class Rewritten:
     checks: tuple[PassCheck, ...]
     emulated: TrueDtypeRun | None
     """The program in true fp16 or bf16; None for fp32."""
+    cause: str = ""
+    """Where values leave fp16's range, when that is what broke; empty when it is not."""
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """Broken promises."""
-        return tuple(check.failure for check in self.checks if check.failure)
+        """Why this program must not be lowered, the cause first.
+
+        What comes after the first broken promise is mostly its consequence, so that one is told.
+        """
+        broken = [check.failure for check in self.checks if check.failure]
+        if not broken:
+            return ()
+        later = f"; then {len(broken) - 1} later passes, too" if len(broken) > 1 else ""
+        return (*self._cause(), f"pass {broken[0]}{later}")
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Where values leave the low dtype's range."""
-        return self.emulated.problems if self.emulated is not None else ()
+        """What the run in the true dtype found."""
+        found = self.emulated.problems if self.emulated is not None else ()
+        return self._cause() if found and self.cause else found
+
+    def _cause(self) -> tuple[str, ...]:
+        if not self.cause:
+            return ()
+        return (
+            f"fp16 cannot hold this model: {self.cause};"
+            " --precision bf16 and fp32 have the range for it",
+        )
 
     def sites(self) -> dict[str, list[Site]]:
         """Sites by pass name."""
@@ -77,7 +96,11 @@ def rewrite(
     if reference.floor.dtype != "fp32":
         with steps(f"run the program in {reference.floor.dtype}"):
             emulated = _emulate(prepared, program, reference)
-    return Rewritten(program, tuple(runs), tuple(observer.checks), emulated)
+    broken = any(check.failure for check in observer.checks)
+    cause = ""
+    if reference.floor.dtype == "fp16" and (broken or (emulated and emulated.problems)):
+        cause = range_culprit(captured.program, prepared.cases)
+    return Rewritten(program, tuple(runs), tuple(observer.checks), emulated, cause)
 
 
 def _emulate(prepared: Prepared, program: ExportedProgram, reference: Reference) -> TrueDtypeRun:
