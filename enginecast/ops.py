@@ -88,12 +88,13 @@ def skip_rms_norm(
     Returns:
         rms_norm(x + residual) and x + residual, both of x's shape and dtype.
     """
-    total = x + residual
-    return torch.nn.functional.rms_norm(total, [total.shape[-1]], weight, epsilon), total
+    total = (x + residual).contiguous()  # strides that do not depend on the kernel
+    normalised = torch.nn.functional.rms_norm(total, [total.shape[-1]], weight, epsilon)
+    return normalised.contiguous(), total
 
 
 @skip_rms_norm.register_fake
 def _skip_rms_norm_fake(
     x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(x)
+    return x.new_empty(x.shape), x.new_empty(x.shape)

@@ -23,6 +23,8 @@ from enginecast.passes.base import Pass, PassContext, Promise, Site
 from enginecast.passes.graph_edit import (
     aten,
     dtype_of,
+    erase_dead,
+    first_input,
     hoist_before,
     insert,
     insert_item,
@@ -49,24 +51,27 @@ class FuseSkipNorm(Pass):
             if not is_call(node, aten.rms_norm.default) or log.skipped(node):
                 continue
             try:
-                _fuse(program, node, *match_residual(node), weights)
+                _fuse(program, node, *match_residual(node, weights), weights)
             except NoMatch as miss:
                 log.refused(node, miss.reason)
                 continue
             log.done(node)
+        erase_dead(program.graph)
         return log.sites
 
 
-def match_residual(norm: Node) -> tuple[Node, Node, Node]:
+def match_residual(norm: Node, weights: set[Node]) -> tuple[Node, Node, Node]:
     """The sum that a norm reads and its two addends.
+
+    Args:
+        norm: an rms_norm.
+        weights: every weight expression of the program.
 
     Raises:
         NoMatch: with the reason why the norm does not read a residual sum.
     """
-    total, _, weight = norm.args[:3]
-    assert isinstance(total, Node)
-    if not isinstance(weight, Node):
-        raise NoMatch(norm, "the norm has no weight")
+    total = first_input(norm)
+    weight = _plain_weight(norm, weights)
     if not is_call(total, aten.add.Tensor) or total.kwargs.get("alpha", 1) != 1:
         raise NoMatch(total, f"the norm reads {op_name(total)}, expected a residual sum")
     left, right = total.args[:2]
@@ -79,6 +84,20 @@ def match_residual(norm: Node) -> tuple[Node, Node, Node]:
             found, wanted = torch_name(dtype_of(addend)), torch_name(dtype_of(weight))
             raise NoMatch(addend, f"an addend is {found} and the norm's weight {wanted}")
     return total, left, right
+
+
+def _plain_weight(norm: Node, weights: set[Node]) -> Node:
+    """The weight of a norm over the last dim, with its own epsilon."""
+    _, sizes, weight, epsilon = (*norm.args, None, None)[:4]
+    if not isinstance(weight, Node):
+        raise NoMatch(norm, "the norm has no weight")
+    if len(sizes) != 1:  # type: ignore[arg-type]
+        raise NoMatch(norm, f"the norm is over {len(sizes)} dims, expected the last one")  # type: ignore[arg-type]
+    if epsilon is None:
+        raise NoMatch(norm, "the norm leaves epsilon to the dtype")
+    if weight not in weights:
+        raise NoMatch(weight, "the norm's weight is computed from inputs")
+    return weight
 
 
 def _fuse(

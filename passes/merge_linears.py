@@ -56,8 +56,10 @@ def _merge_group(
     program: ExportedProgram, group: list[Node], weights: set[Node], log: SiteLog
 ) -> None:
     chosen = [node for node in group if not log.skipped(node)]
+    if not chosen:
+        return
     try:
-        _check(chosen)
+        _check(chosen, weights)
     except NoMatch as miss:
         for node in chosen:
             log.refused(node, miss.reason)
@@ -68,7 +70,7 @@ def _merge_group(
         log.done(node, f"merged: {names}")
 
 
-def _check(group: list[Node]) -> None:
+def _check(group: list[Node], weights: set[Node]) -> None:
     if len(group) < 2:
         raise NoMatch(group[0], "no other linear reads the same value")
     with_bias = [len(node.args) > 2 and node.args[2] is not None for node in group]
@@ -79,8 +81,19 @@ def _check(group: list[Node]) -> None:
         assert isinstance(weight, Node)
         if dtype_of(weight) != dtype_of(group[0].args[1]):
             raise NoMatch(node, "the weights have different dtypes: run unify-dtype first")
-        if len(weight.users) > 1:
-            raise NoMatch(node, f"{weight.name} is read elsewhere as well")
+        shared = _shared(weight)
+        if shared is not None:
+            raise NoMatch(node, f"{shared.name} is read elsewhere as well")
+        bias = node.args[2] if len(node.args) > 2 else None
+        if isinstance(bias, Node) and bias not in weights:
+            raise NoMatch(bias, "a bias is computed from inputs")
+
+
+def _shared(weight: Node) -> Node | None:
+    """The part of a weight expression that something else reads, too: merging would copy it."""
+    if len(weight.users) > 1:
+        return weight
+    return next((found for s in weight.all_input_nodes if (found := _shared(s))), None)
 
 
 def _merge(program: ExportedProgram, group: list[Node], weights: set[Node]) -> None:

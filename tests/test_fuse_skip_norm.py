@@ -1,0 +1,155 @@
+"""fuse-skip-norm: residual sums that a norm reads, and sums that it must not take."""
+
+from collections.abc import Callable
+from typing import Any
+
+import golden
+import models
+import pytest
+import torch
+from programs import (
+    TOKENS,
+    Text,
+    captured,
+    count,
+    ir_diff,
+    outputs,
+    prompts,
+    reasons,
+    relative_error,
+    reloaded,
+    rewritten,
+    same_bits,
+    seeded,
+    values,
+)
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from transformers import T5EncoderModel
+
+from enginecast.passes.base import PassContext
+from enginecast.passes.sites import SKIPPED
+
+WIDTH = 16
+
+
+class Net(nn.Module):
+    """A function of two values and a module with a linear and a norm."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.RMSNorm(WIDTH, eps=1e-6)
+        self.bare = nn.RMSNorm(WIDTH, eps=1e-6, elementwise_affine=False)
+        self.wide = nn.RMSNorm((WIDTH, WIDTH), eps=1e-6)
+        self.free = nn.RMSNorm(WIDTH)
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.function(self, x, y)
+
+
+def program_of(function: Callable[..., Any]) -> ExportedProgram:
+    torch.manual_seed(0)
+    net = Net(function).eval().requires_grad_(False)
+    models.perturb(net)
+    return captured(net, torch.randn(2, 5, WIDTH), torch.randn(2, 5, WIDTH), dynamic=TOKENS)
+
+
+def test_sum_and_norm_become_one_op_and_the_sum_is_exact() -> None:
+    def block(net: Net, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        total = x + net.linear(y)
+        return total, net.norm(total)
+
+    before = program_of(block)
+    after, sites = rewritten(before, "fuse-skip-norm")
+    assert [site.rewritten for site in sites] == [True]
+    assert (count(after, "add", "rms_norm"), count(after, "enginecast.skip_rms_norm.default")) == (
+        0,
+        1,
+    )
+    inputs = torch.randn(3, 7, WIDTH), torch.randn(3, 7, WIDTH)
+    values(after, *inputs)
+    assert same_bits(before, after, *inputs)
+    assert same_bits(reloaded(after), after, *inputs)
+    _, second = rewritten(after, "canonicalize,fuse-skip-norm")
+    assert second == []
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
+    "no sum": (lambda n, x, y: n.norm(x * y), "the norm reads mul.Tensor, expected a residual sum"),
+    "factor": (
+        lambda n, x, y: n.norm(torch.add(x, y, alpha=2)),
+        "the norm reads add.Tensor, expected a residual sum",
+    ),
+    "number": (lambda n, x, y: n.norm(x + 1), "the norm reads a value plus a number"),
+    "broadcast": (lambda n, x, y: n.norm(x + y[:, :1]), "an addend of the sum is broadcast"),
+    "no weight": (lambda n, x, y: n.bare(x + y), "the norm has no weight"),
+    "two dims": (
+        lambda n, x, y: n.wide(x[..., None] * y[..., None, :] + y[..., None] * y[..., None, :]),
+        "the norm is over 2 dims, expected the last one",
+    ),
+    "no epsilon": (lambda n, x, y: n.free(x + y), "the norm leaves epsilon to the dtype"),
+    "weight made later": (
+        lambda n, x, y: ((t := x + y), nn.functional.rms_norm(t, [WIDTH], t[0, 0].sin(), 1e-6))[1],
+        "the norm's weight is computed from inputs",
+    ),
+    "mixed dtypes": (
+        lambda n, x, y: nn.functional.rms_norm(x.half() + y.half(), [WIDTH], n.norm.weight, 1e-6),
+        "an addend is f16 and the norm's weight f32",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+def test_what_is_no_residual_norm_is_left_alone_with_the_reason(name: str) -> None:
+    function, reason = REFUSED[name]
+    before = program_of(function)
+    after, sites = rewritten(before, "fuse-skip-norm")
+    assert reasons(sites) == [reason]
+    assert count(after, "rms_norm") == 1
+    inputs = torch.randn(3, 7, WIDTH), torch.randn(3, 7, WIDTH)
+    assert same_bits(before, after, *inputs)
+
+
+def test_sum_that_two_norms_read_is_fused_once() -> None:
+    before = program_of(lambda n, x, y: n.norm(x + y) * n.norm(y + x) + n.norm(x + y).sin())
+    plain, _ = rewritten(before, "canonicalize")
+    after, sites = rewritten(plain, "fuse-skip-norm")
+    assert [site.rewritten for site in sites] == [True, True]
+    inputs = torch.randn(3, 7, WIDTH), torch.randn(3, 7, WIDTH)
+    assert same_bits(before, after, *inputs)
+
+
+@pytest.fixture(scope="module")
+def t5() -> ExportedProgram:
+    model = Text(seeded(T5EncoderModel, models.t5_config()))
+    return captured(model, *prompts(3, 7), dynamic=TOKENS)
+
+
+@pytest.mark.parametrize("to", ["fp32", "fp16", "bf16"])
+def test_t5_keeps_its_first_norm_alone(t5: ExportedProgram, to: str) -> None:
+    before, _ = rewritten(t5, f"unify-dtype{{to={to}}},canonicalize")
+    after, sites = rewritten(before, "fuse-rms-norm,fuse-skip-norm")
+    assert [site.rewritten for site in sites] == [False, True, True, True, True]
+    assert reasons(sites) == ["the norm reads embedding.default, expected a residual sum"]
+    reference, _ = rewritten(t5, "unify-dtype{to=fp64}")
+    inputs = prompts(5, 19)
+    values(after, *inputs)
+    (expected,) = outputs(reference, *inputs)
+    limit = 1.5 * relative_error(outputs(before, *inputs)[0], expected)
+    assert relative_error(outputs(after, *inputs)[0], expected) <= limit
+
+
+def test_skipped_site_is_left_alone_and_the_others_are_fused(t5: ExportedProgram) -> None:
+    before, _ = rewritten(t5, "canonicalize,fuse-rms-norm")
+    _, sites = rewritten(before, "fuse-skip-norm")
+    context = PassContext(skip=frozenset({sites[2].key}))
+    _, left = rewritten(before, "fuse-skip-norm", context)
+    assert [site.reason for site in left[1:]] == ["", SKIPPED, "", ""]
+
+
+def test_golden_fuse_skip_norm() -> None:
+    before = program_of(lambda n, x, y: n.norm(x + n.linear(y)))
+    after, _ = rewritten(before, "fuse-skip-norm")
+    golden.check("fuse_skip_norm.diff", ir_diff(before, after))

@@ -1,0 +1,96 @@
+"""The matcher's words: scalars, casts, users, and sentences about what was found instead."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from programs import program_of
+from torch import Tensor
+from torch.fx import Node
+
+from enginecast.passes.graph_edit import aten
+from enginecast.passes.match import (
+    NoMatch,
+    behind_casts,
+    expect,
+    is_float_cast,
+    op_name,
+    reduces_last_dim,
+    scalar_of,
+    scalar_operand,
+    single_user,
+    torch_name,
+)
+
+
+def node_of(function: Callable[[Tensor], Any], target: object) -> Node:
+    """The first call of an op in a captured function."""
+    nodes: list[Node] = list(program_of(function, torch.randn(2, 5)).graph.nodes)
+    return next(node for node in nodes if node.target is target)
+
+
+def test_numbers_are_read_on_either_side() -> None:
+    for function in (lambda x: x * 3, lambda x: 3 * x, lambda x: x * 3.0):
+        found = scalar_operand(node_of(function, aten.mul.Tensor), aten.mul.Tensor)
+        assert found is not None
+        assert found[0].op == "placeholder"
+        assert found[1] == 3.0
+    plain = node_of(lambda x: x * x, aten.mul.Tensor)
+    assert scalar_operand(plain, aten.mul.Tensor) is None
+    assert scalar_operand(plain, aten.add.Tensor) is None
+    factor = node_of(lambda x: torch.add(x, 1.0, alpha=2), aten.add.Tensor)
+    assert scalar_operand(factor, aten.add.Tensor) is None
+
+
+def test_expected_number_is_named_with_the_one_found() -> None:
+    node = node_of(lambda x: x * 0.79788, aten.mul.Tensor)
+    constant = math.sqrt(2 / math.pi)
+    assert scalar_of(node, aten.mul.Tensor, constant, where="here") is node.args[0]
+    with pytest.raises(NoMatch) as caught:
+        scalar_of(node, aten.mul.Tensor, 0.8, where="under tanh")
+    assert caught.value.reason == "mul.Tensor under tanh has 0.79788, expected 0.8"
+    assert caught.value.node is node
+
+
+def test_expect_says_what_stands_there_instead() -> None:
+    node = node_of(lambda x: x * 2, aten.mul.Tensor)
+    assert expect(node, aten.mul.Tensor, where="here") is node
+    with pytest.raises(NoMatch) as caught:
+        expect(node, aten.add.Tensor, aten.sub.Tensor, where="after the norm")
+    assert caught.value.reason == "mul.Tensor after the norm, expected add.Tensor or sub.Tensor"
+    assert op_name(node.all_input_nodes[0]) == "placeholder"
+
+
+def test_casts_between_floats_and_inert_nodes_are_looked_through() -> None:
+    node = node_of(lambda x: x.half().float().sin(), aten.sin.default)
+    source = node.all_input_nodes[0]
+    assert is_float_cast(source)
+    assert behind_casts(source).op == "placeholder"
+    integer = node_of(lambda x: (x > 0).float().sin(), aten.sin.default).all_input_nodes[0]
+    assert not is_float_cast(integer)
+    assert behind_casts(integer) is integer
+
+
+def test_asserts_are_no_users() -> None:
+    node = node_of(lambda x: (x * 2).half().sin(), aten.mul.Tensor)
+    assert len(node.users) == 2
+    assert single_user(node, where="here").target is aten.to.dtype
+    twice = node_of(lambda x: ((y := x * 2).sin(), y.cos()), aten.mul.Tensor)
+    with pytest.raises(NoMatch, match=r"^mul.Tensor here has 2 users \(sin, cos\)$"):
+        single_user(twice, where="here")
+
+
+@pytest.mark.parametrize(
+    ("dims", "keep", "expected"),
+    [([-1], True, True), ([1], True, True), ([-1], False, False), ([0], True, False)],
+)
+def test_reduction_of_the_last_dim(dims: list[int], keep: bool, expected: bool) -> None:
+    node = node_of(lambda x: x.mean(dims, keepdim=keep), aten.mean.dim)
+    assert reduces_last_dim(node) == expected
+
+
+def test_dtypes_are_spelled_as_in_the_ir() -> None:
+    names = [torch_name(d) for d in (torch.float16, torch.bfloat16, torch.int64, None)]
+    assert names == ["f16", "bf16", "int64", "None"]

@@ -1,0 +1,165 @@
+"""merge-linears: one product for linears of one input, and weights that must stay apart."""
+
+from collections.abc import Callable
+from typing import Any
+
+import golden
+import models
+import pytest
+import torch
+from programs import (
+    TOKENS,
+    Text,
+    captured,
+    count,
+    ir_diff,
+    notes,
+    outputs,
+    prompts,
+    reasons,
+    relative_error,
+    reloaded,
+    rewritten,
+    same_bits,
+    seeded,
+    values,
+)
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.nn.functional import linear
+from transformers import BertModel, T5EncoderModel
+
+from enginecast.passes.base import PassContext
+from enginecast.passes.graph_edit import weight_expressions
+from enginecast.passes.sites import SKIPPED
+
+WIDTH = 16
+
+
+class Net(nn.Module):
+    """A function of x and a module with linears."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.a, self.b = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, 12)
+        self.plain = nn.Linear(WIDTH, 8, bias=False)
+        self.low = nn.Linear(WIDTH, 8).half()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)
+
+
+def program_of(function: Callable[..., Any]) -> ExportedProgram:
+    torch.manual_seed(0)
+    net = Net(function).eval().requires_grad_(False)
+    return captured(net, torch.randn(2, 5, WIDTH), dynamic=TOKENS)
+
+
+def pair(net: Net, x: Tensor) -> tuple[Tensor, Tensor]:
+    return net.a(x), net.b(x)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config", "groups"),
+    [(T5EncoderModel, models.t5_config(), [3, 2, 3, 2]), (BertModel, models.bert_config(), [3, 3])],
+    ids=["t5", "bert"],
+)
+@pytest.mark.parametrize("to", ["fp32", "fp16"])
+def test_projections_of_real_models(
+    model_class: type[nn.Module], config: Any, groups: list[int], to: str
+) -> None:
+    model = Text(seeded(model_class, config))
+    program = captured(model, *prompts(3, 7), dynamic=TOKENS)
+    before, _ = rewritten(program, f"unify-dtype{{to={to}}},canonicalize")
+    after, sites = rewritten(before, "merge-linears")
+    assert [note.count(",") + 1 for note in dict.fromkeys(notes(sites))] == groups
+    assert count(after, "linear") == count(before, "linear") - sum(groups) + len(groups)
+    expressions = weight_expressions(after)
+    cats = [n for n in after.graph.nodes if str(n.target) == "aten.cat.default"]
+    assert all(node in expressions for node in cats)
+    reference, _ = rewritten(program, "unify-dtype{to=fp64}")
+    inputs = prompts(4, 19)
+    values(after, *inputs)
+    (expected,) = outputs(reference, *inputs)
+    limit = 1.5 * relative_error(outputs(before, *inputs)[0], expected)
+    assert relative_error(outputs(after, *inputs)[0], expected) <= limit
+    assert same_bits(reloaded(after), after, *inputs)
+
+
+def test_biases_and_sizes_go_along() -> None:
+    before = program_of(pair)
+    after, sites = rewritten(before, "merge-linears")
+    assert notes(sites) == ["merged: linear, linear_1"] * 2
+    assert (count(after, "linear"), count(after, "cat")) == (1, 2)
+    x = torch.randn(3, 7, WIDTH)
+    for found, expected in zip(outputs(after, x), outputs(before, x), strict=True):
+        assert torch.allclose(found, expected, atol=1e-6)
+    _, second = rewritten(after, "canonicalize,merge-linears")
+    assert second == []
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
+    "weight read twice": (
+        lambda n, x: (n.a(x), n.b(x), n.a(x)),
+        "p_a_weight is read elsewhere as well",
+    ),
+    "weight read elsewhere": (
+        lambda n, x: (n.a(x), n.b(x), n.a.weight.sum()),
+        "p_a_weight is read elsewhere as well",
+    ),
+    "weight behind a cast read elsewhere": (
+        lambda n, x: [n.low(h := x.half()), linear(h, n.a.weight.half(), n.low.bias), n.a.weight],
+        "p_a_weight is read elsewhere as well",
+    ),
+    "some biases": (
+        lambda n, x: (n.a(x), n.plain(x)),
+        "some of the linears have a bias and some do not",
+    ),
+    "bias from an input": (
+        lambda n, x: (n.a(x), linear(x, n.b.weight, x[0, 0, :12].sin())),
+        "a bias is computed from inputs",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_linears_that_stay_apart_say_why(name: str) -> None:
+    function, reason = REFUSED[name]
+    before = program_of(function)
+    after, sites = rewritten(before, "merge-linears")
+    assert set(reasons(sites)) == {reason}
+    assert same_bits(before, after, torch.randn(3, 7, WIDTH))
+
+
+def test_linears_of_different_inputs_are_no_sites() -> None:
+    _, sites = rewritten(program_of(lambda n, x: (n.a(x), n.b(x * 2))), "merge-linears")
+    assert sites == []
+
+
+def test_weight_that_depends_on_an_input_is_no_site() -> None:
+    before = program_of(lambda n, x: (n.a(x), linear(x, x[0, :1])))
+    after, sites = rewritten(before, "merge-linears")
+    assert (sites, count(after, "linear")) == ([], 2)
+
+
+def test_skipped_linears_stay_and_the_rest_is_merged() -> None:
+    before = program_of(lambda n, x: (n.a(x), n.b(x), linear(x, n.plain.weight, n.a.bias)))
+    _, sites = rewritten(before, "merge-linears")
+    assert len(notes(sites)) == 3
+    context = PassContext(skip=frozenset({sites[1].key}))
+    after, left = rewritten(before, "merge-linears", context)
+    assert [site.reason for site in left] == ["", SKIPPED, ""]
+    assert count(after, "linear") == 2
+    for chosen in (sites[:2], sites):
+        context = PassContext(skip=frozenset(site.key for site in chosen))
+        after, left = rewritten(before, "merge-linears", context)
+        assert count(after, "linear") == 3
+        assert not notes(left)
+        assert same_bits(before, after, torch.randn(3, 7, WIDTH))
+
+
+def test_golden_merge_linears() -> None:
+    before = program_of(pair)
+    after, _ = rewritten(before, "merge-linears")
+    golden.check("merge_linears.diff", ir_diff(before, after))
