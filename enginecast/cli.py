@@ -1,22 +1,25 @@
 """The command line: a thin skin over the Python API.  Results go to stdout, progress to stderr."""
 
 import json
-import logging
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
 from enginecast import __version__
+from enginecast.cli_errors import BadCommandLine, fail, show_warning, usage_error
 from enginecast.cli_options import (
     AllowCode,
+    Arch,
     AsJson,
     BundleDir,
     Device,
     Dynamic,
+    Fallback,
     Inputs,
     Model,
     PipelineText,
@@ -25,104 +28,97 @@ from enginecast.cli_options import (
     Provider,
     Quiet,
     RandomWeights,
+    SkipClasses,
+    SkipPatterns,
+    Target,
     Threads,
     Verbose,
 )
 from enginecast.errors import EnginecastError, UsageError
+from enginecast.terminal import progress, show_log
 
 app = typer.Typer(
     name="enginecast",
     help="Turn PyTorch models into engines that were compared with eager.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut the names of options
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-WIDTH_OF_LOGS = 120
-"""Columns of tables where nobody has a terminal: module paths should not wrap."""
+INTERRUPTED = 130
 
 
-def main() -> None:
-    """Run the command; every error of ours becomes one message and its exit code."""
-    warnings.showwarning = _show_warning
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command and leave with its exit code; every error becomes one message.
+
+    Args:
+        arguments: of the command line; None: this process's own.
+    """
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    warnings.showwarning = show_warning
+    as_json = "--json" in arguments
     try:
-        app()
+        code = app(args=arguments, prog_name="enginecast", standalone_mode=False)
     except EnginecastError as error:
-        _fail(error)
-    except KeyboardInterrupt:
+        code = fail(error, as_json=as_json)
+    except BadCommandLine as error:
+        code = fail(usage_error(error, arguments, app), as_json=as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    if code == INTERRUPTED:
         print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    sys.exit(code or 0)
 
 
-def _fail(error: EnginecastError) -> NoReturn:
-    console = Console(stderr=True)
-    console.print(f"error: {error.message}", style="bold red", markup=False, highlight=False)
-    if error.hint:
-        console.print(error.hint, markup=False, highlight=False)
-    if "--json" in sys.argv:
-        kind = type(error).__name__
-        print(json.dumps({"error": kind, "message": error.message, "hint": error.hint}, indent=1))
-    sys.exit(error.exit_code)
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"warning: {message}", file=sys.stderr)
-
-
-def _stderr(quiet: bool = False) -> Console:
-    console = Console(stderr=True, quiet=quiet)
-    if not console.is_terminal:
-        console.width = WIDTH_OF_LOGS
-    return console
-
-
-def _logging(verbose: int) -> None:
-    if verbose:
-        level = logging.DEBUG if verbose > 1 else logging.INFO
-        logging.basicConfig(stream=sys.stderr, level=level, format="%(name)s: %(message)s")
+def _require_folder(output: Path) -> None:
+    """Refuse a file that could not be written, before the work and not after it."""
+    if not output.parent.is_dir():
+        raise UsageError(f"-o {output}: there is no folder {output.parent}")
+    if output.is_dir():
+        raise UsageError(f"-o {output}: expected the name of a file, got a folder")
 
 
 @app.callback(invoke_without_command=True)
 def _root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
         print(f"enginecast {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help(), file=sys.stderr)
+        raise typer.Exit(UsageError.exit_code)
 
 
 @app.command()
 def export(
     model: Model,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="New bundle.")],
-    target: Annotated[str, typer.Option(help="onnxruntime.")] = "onnxruntime",
+    target: Target = "onnxruntime",
     precision: Precision = None,
     pipeline: PipelineText = None,
-    skip_modules_pattern: Annotated[
-        list[str] | None, typer.Option(metavar="RE", help="Modules that stay in fp32.")
-    ] = None,
-    skip_modules_classes: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Classes that stay in fp32.")
-    ] = None,
+    skip_modules_pattern: SkipPatterns = None,
+    skip_modules_classes: SkipClasses = None,
     inputs: Inputs = None,
     prompts: Prompts = None,
     dynamic: Dynamic = None,
     random_weights: RandomWeights = None,
     device: Device = None,
-    arch: Annotated[str | None, typer.Option(help="GPU architecture, such as sm90.")] = None,
-    fallback: Annotated[
-        str, typer.Option(help="none, rewrite, specialise or torchscript.")
-    ] = "torchscript",
+    arch: Arch = None,
+    fallback: Fallback = "torchscript",
     threads: Threads = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace a bundle that is there.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a bundle that is there.")
+    ] = False,
     allow_code: AllowCode = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Capture, rewrite, lower, compare with eager, and publish a bundle."""
-    _logging(verbose)
+    """Make an engine, compare it with eager, publish a bundle."""
+    show_log(verbose)
     from enginecast.commands import run_export
 
     raise typer.Exit(
@@ -145,7 +141,7 @@ def export(
             overwrite=overwrite,
             allow_code=allow_code,
             as_json=as_json,
-            console=_stderr(quiet),
+            console=progress(quiet),
         )
     )
 
@@ -154,7 +150,10 @@ def export(
 def verify(
     bundle: BundleDir,
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Compare with this model, not the stored")
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Compare with this model, not with the stored reference."
+        ),
     ] = None,
     device: Device = None,
     provider: Provider = None,
@@ -195,6 +194,7 @@ def run(
     """Load an engine and run it; needs no torch."""
     if (inputs is None) == (prompts is None):
         raise UsageError("give either --inputs FILE.safetensors or --prompts FILE.txt")
+    _require_folder(output)
     from enginecast.commands_engine import run_engine
 
     run_engine(
@@ -222,26 +222,19 @@ def inspect(
     allow_code: AllowCode = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what an export would do, without building; or what a bundle holds."""
+    """Show the plan of an export, or what a bundle holds."""
     if (Path(model) / "manifest.json").is_file():
         from enginecast.commands_engine import show_bundle
 
         show_bundle(Path(model), as_json=as_json)
         return
     from enginecast.commands import run_inspect
+    from enginecast.plan import make_plan
+    from enginecast.prepare import ModelOptions
 
-    run_inspect(
-        model,
-        precision=precision,
-        pipeline=pipeline,
-        inputs=inputs,
-        dynamic=tuple(dynamic or ()),
-        random_weights=random_weights,
-        device=device,
-        allow_code=allow_code,
-        as_json=as_json,
-        console=_stderr(),
-    )
+    plan = make_plan("onnxruntime", precision, pipeline, device)
+    options = ModelOptions(random_weights, allow_code, inputs, None, tuple(dynamic or ()))
+    run_inspect(model, plan, options, as_json=as_json, console=progress())
 
 
 @app.command()
@@ -259,22 +252,25 @@ def opt(
     allow_code: AllowCode = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run passes alone, with a numeric check after each: for writing passes."""
-    from enginecast.commands import run_opt
+    """Run passes alone, with a check after each."""
+    if output is not None:
+        _require_folder(output)
+        if output.suffix != ".pt2":
+            raise UsageError(f"-o {output}: expected a name that ends in .pt2")
+    from enginecast.commands_opt import run_opt
+    from enginecast.prepare import ModelOptions
 
+    options = ModelOptions(random_weights, allow_code, inputs, None, tuple(dynamic or ()))
     raise typer.Exit(
         run_opt(
             model,
             pipeline,
+            options,
             print_ir=print_ir,
             print_diff=print_diff,
             output=output,
-            inputs=inputs,
-            dynamic=tuple(dynamic or ()),
-            random_weights=random_weights,
-            allow_code=allow_code,
             as_json=as_json,
-            console=_stderr(),
+            console=progress(),
         )
     )
 

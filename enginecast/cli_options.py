@@ -8,23 +8,48 @@ import typer
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder, pkg.mod:factory, or .pt2.")]
 BundleDir = Annotated[Path, typer.Argument(metavar="DIR", help="A bundle.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-AllowCode = Annotated[bool, typer.Option(help="Load files whose loading can run code.")]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Load files whose loading can run code.")
+]
 RandomWeights = Annotated[
-    int | None, typer.Option(metavar="SEED", help="Random weights for a config without any.")
+    int | None,
+    typer.Option(metavar="SEED", help="Random weights, for a folder with a config alone."),
 ]
 Inputs = Annotated[Path | None, typer.Option(metavar="FILE", help="Inputs as safetensors.")]
-Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="One prompt a line.")]
+Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="Prompts, one a line.")]
 Dynamic = Annotated[
-    list[str] | None, typer.Option(metavar="NAME:DIM=MIN..MAX", help="Range of a dimension.")
+    list[str] | None,
+    typer.Option(metavar="NAME:DIM=MIN..MAX", help="Sizes of a dimension; repeatable."),
 ]
-Precision = Annotated[str | None, typer.Option(help="fp32, fp16 or bf16: a preset pipeline.")]
+Precision = Annotated[
+    str | None, typer.Option(metavar="NAME", help="fp32, fp16 or bf16: a preset pipeline.")
+]
 PipelineText = Annotated[
     str | None, typer.Option("--pipeline", metavar="SPEC", help="Passes instead of a preset.")
 ]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
+Device = Annotated[str | None, typer.Option(metavar="cpu|cuda", help="What the engine runs on.")]
 Provider = Annotated[
-    list[str] | None, typer.Option(help="ONNX Runtime execution provider; repeatable.")
+    list[str] | None,
+    typer.Option(metavar="NAME", help="ONNX Runtime execution provider; repeatable."),
 ]
-Threads = Annotated[int | None, typer.Option(help="Threads within one operator.")]
+Threads = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Threads within one operator.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables.")]
-Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Show the log.")]
+Verbose = Annotated[
+    int, typer.Option("--verbose", "-v", count=True, help="Show the log.", show_default=False)
+]
+Target = Annotated[str, typer.Option(metavar="NAME", help="What runs the engine.")]
+Arch = Annotated[str | None, typer.Option(metavar="NAME", help="GPU architecture, such as sm90.")]
+Fallback = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="How far a capture may go: none, rewrite, specialise, torchscript."
+    ),
+]
+SkipPatterns = Annotated[
+    list[str] | None, typer.Option(metavar="RE", help="Modules that stay in fp32; repeatable.")
+]
+SkipClasses = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Classes that stay in fp32; repeatable.")
+]

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from enginecast.check import verify_bundle
@@ -15,9 +14,10 @@ from enginecast.runtime.arrays import Array
 from enginecast.runtime.bundle import open_bundle
 from enginecast.runtime.files import read_tensors, write_tensors
 from enginecast.runtime.load import load
-from enginecast.runtime.manifest import Manifest
+from enginecast.runtime.manifest import EngineRecord, Fusion, Manifest
 from enginecast.runtime.prompts import encode_prompts, read_prompts
 from enginecast.runtime.session import Engine
+from enginecast.terminal import results, say, table
 from enginecast.verify.report import print_verdict
 from enginecast.verify.verdict import verdict_line
 
@@ -61,13 +61,13 @@ def run_verify(
             }
         )
     else:
-        console = Console()
+        console = results()
         print_verdict(verdict, check.floor_dtype, console)
-        console.print(f"compared with {check.against}", markup=False, highlight=False)
+        say(console, f"compared with {check.against}")
         if check.completed:
-            console.print("the bundle's verdict by emulation is now one of the engine itself")
+            say(console, "the bundle's verdict by emulation is now one of the engine itself")
         for note in check.notes:
-            console.print(note, markup=False, highlight=False)
+            say(console, note)
     return 1 if verdict.outcome == "rejected" else 0
 
 
@@ -145,27 +145,46 @@ def show_bundle(path: Path, *, as_json: bool) -> None:
     if as_json:
         print_json(msgspec.to_builtins(manifest))
         return
-    console = Console()
-    console.print(f"{manifest.model.name}, {manifest.precision}, enginecast {manifest.enginecast}")
-    console.print(f"pipeline {manifest.pipeline}", markup=False, highlight=False)
+    console = results()
+    title = f"{manifest.model.name} in {manifest.precision}, by enginecast {manifest.enginecast}"
+    say(console, f"{title}\npipeline {manifest.pipeline}")
     console.print(_signature(manifest))
     for engine in manifest.engines:
-        line = verdict_line(engine.verdict, manifest.precision)
-        console.print(f"{engine.target} {engine.file}: {line}", markup=False, highlight=False)
-        where = engine.verdict.where
-        console.print(f"  on {where.provider or 'no provider'}, {where.versions}", highlight=False)
-    for fusion in manifest.fusion:
-        counts = f"{fusion.expected} expected, {fusion.program} in the program"
-        console.print(f"  {fusion.kind}: {counts}, {fusion.engine} in the engine", highlight=False)
+        say(console, f"{engine.file}: {verdict_line(engine.verdict, manifest.precision)}")
+        say(console, f"  {_place(engine)}")
+    if manifest.fusion:
+        console.print(_fusions(manifest.fusion))
+
+
+def _place(engine: EngineRecord) -> str:
+    """Where the verdict was reached: "onnxruntime 1.31.1, CPUExecutionProvider"."""
+    where = engine.verdict.where
+    versions = where.versions
+    runtime = next((f"{name} {versions[name]}" for name in versions if name.startswith("onnx")), "")
+    ran = f"{where.provider} of {runtime}" if where.provider else "no provider of this kind"
+    return f"for {engine.target} on {', '.join(engine.providers)}; judged with {ran}"
+
+
+def _fusions(fusions: Sequence[Fusion]) -> Table:
+    shown = table("fusion", "expected", "program", "engine", "runtime", "missing")
+    for found in fusions:
+        counts = (found.expected, found.program, found.engine, found.runtime)
+        cells = ["-" if count is None else str(count) for count in counts]
+        shown.add_row(found.kind, *cells, "\n".join(found.missing))
+    return shown
 
 
 def _signature(manifest: Manifest) -> Table:
-    table = Table("", "name", "dtype", "shape", "range")
+    shown = table("", "name", "dtype", "shape", "range")
     for spec in manifest.inputs:
         bounds = "" if spec.minimum is None else f"{spec.minimum:g}..{spec.maximum:g}"
-        table.add_row("input", spec.name, spec.dtype, str(list(spec.shape)), bounds)
+        shown.add_row("input", spec.name, spec.dtype, _shape(spec.shape), bounds)
     for output in manifest.outputs:
-        table.add_row("output", output.name, output.dtype, str(list(output.shape)), "")
+        shown.add_row("output", output.name, output.dtype, _shape(output.shape), "")
     for name, (least, most) in manifest.symbols.items():
-        table.add_row("symbol", name, "", "", f"{least}..{most}")
-    return table
+        shown.add_row("symbol", name, "", "", f"{least}..{most}")
+    return shown
+
+
+def _shape(dims: Sequence[int | str]) -> str:
+    return f"[{', '.join(map(str, dims))}]"

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from enginecast.errors import VerificationError
+from enginecast.errors import UsageError, VerificationError
 from enginecast.job import Export, Job
 from enginecast.passes.pipeline import build
 from enginecast.plan import Plan, make_plan
@@ -71,6 +71,8 @@ def export(
     steps: Steps | None = None,
 ) -> Export:
     """Like `compile`, with the whole outcome, a rejection included, as the result."""
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads: expected at least 1, got {threads}")
     options, steps = options or ModelOptions(), steps or Steps()
     passes = build(plan.pipeline)
     with stage(output, overwrite=overwrite) as staging:

@@ -19,6 +19,7 @@ from enginecast.passes.match import torch_name
 from enginecast.passes.pipeline import build, run_pipeline
 from enginecast.plan import Plan
 from enginecast.prepare import Prepared
+from enginecast.terminal import say, table
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,9 @@ def inspect_model(prepared: Prepared, plan: Plan) -> Inspection:
             f" [{', '.join(_dim(d.name, d.minimum, d.maximum) for d in spec.dims)}]"
             for spec in captured.inputs
         ),
-        outputs=tuple(f"{spec.name}: {list(spec.dims)}" for spec in captured.outputs),
+        outputs=tuple(
+            f"{spec.name}: [{', '.join(map(str, spec.dims))}]" for spec in captured.outputs
+        ),
         census=census(captured.program),
         expected={
             kind: len(sites) for kind, sites in expect_fusions(captured.program).sites.items()
@@ -113,32 +116,36 @@ def census(program: ExportedProgram) -> tuple[Stored, ...]:
 
 def print_inspection(found: Inspection, console: Console) -> None:
     """Show a plan on a terminal."""
-    console.print(f"{found.model}: {found.nodes[0]} nodes captured, {found.nodes[1]} after passes")
-    for name, lines in (("inputs", found.inputs), ("outputs", found.outputs)):
-        for line in lines:
-            console.print(f"  {name[:-1]} {line}", markup=False, highlight=False)
-    console.print(_census_table(found.census))
-    console.print(_passes_table(found.passes))
-    for kind, count in found.expected.items():
-        console.print(f"  {kind}: {count} sites expected", highlight=False)
+    before, after = found.nodes
+    say(console, f"{found.model}: {before} nodes captured, {after} after the passes")
+    for line in found.inputs:
+        say(console, f"  input {line}")
+    for line in found.outputs:
+        say(console, f"  output {line}")
+    for content in (_census_table(found.census), _passes_table(found.passes)):
+        console.print()
+        console.print(content)
+    console.print()
+    expected = ", ".join(f"{count} {kind}" for kind, count in found.expected.items() if count)
+    say(console, f"sites to fuse: {expected or 'none'}")
     where = "this machine runs it" if found.runs_here else "no provider of this machine runs it"
-    console.print(f"  {found.precision} for {found.device}: {where}", highlight=False)
+    say(console, f"{found.precision} for {found.device}: {where}")
 
 
 def _census_table(rows: Sequence[Stored]) -> Table:
-    table = Table("stored as", "tensors", "elements", "for example", title="dtype census")
+    shown = table("stored as", "tensors", "elements", "such as")
     for row in rows:
-        table.add_row(row.dtype, str(row.tensors), f"{row.elements:,}", "\n".join(row.examples))
-    return table
+        shown.add_row(row.dtype, str(row.tensors), f"{row.elements:,}", "\n".join(row.examples))
+    return shown
 
 
 def _passes_table(rows: Sequence[PassPlan]) -> Table:
-    table = Table("pass", "would rewrite", "would leave alone", title="plan")
+    shown = table("pass", "would rewrite", "would leave alone")
     for row in rows:
         reasons = Counter(line.split(": ", 1)[-1] for line in row.left_alone)
-        text = "\n".join(f"{count} x {reason}" for reason, count in reasons.items())
-        table.add_row(row.spec, str(row.rewritten), text)
-    return table
+        text = "\n".join(f"{count}: {reason}" for reason, count in reasons.items())
+        shown.add_row(row.spec, str(row.rewritten), text)
+    return shown
 
 
 def _left_alone(sites: Sequence[Site]) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from enginecast import __version__
-from enginecast.capture.outputs import named_tensors
 from enginecast.capture.shapes import symbol_names
 from enginecast.describe import describe_manifest
 from enginecast.exporters.fusion_contract import count_fusions, expect_fusions
@@ -15,7 +14,7 @@ from enginecast.passes.base import Pass
 from enginecast.passes.graph_edit import weight_specs, weight_tensor
 from enginecast.passes.ir_text import print_ir
 from enginecast.plan import Plan
-from enginecast.prepare import Prepared
+from enginecast.prepare import Prepared, reference_of
 from enginecast.rewrite import Rewritten, rewrite
 from enginecast.runtime.bundle import Bundle, open_bundle
 from enginecast.runtime.manifest import Fusion, Verdict, Where
@@ -23,7 +22,6 @@ from enginecast.runtime.staging import Staging, require_space
 from enginecast.steps import Steps
 from enginecast.trial import by_emulation, try_engine
 from enginecast.verify.fidelity import capture_failures
-from enginecast.verify.floor import make_reference
 from enginecast.verify.reference import REFERENCE_NAME, Reference, write_reference
 from enginecast.verify.report import HTML_NAME, JSON_NAME, write_report
 from enginecast.verify.report_data import Report
@@ -68,7 +66,7 @@ class Job:
     def run(self) -> Export:
         """Do it; a result that does not agree with eager is an outcome, not an error."""
         with self.steps("reference"):
-            reference = self._reference()
+            reference = reference_of(self.prepared, self.plan.precision)
             problems = self._capture_problems(reference)
         rewritten = rewrite(self.prepared, self.passes, reference, self.steps)
         problems = (*problems, *rewritten.failures)
@@ -93,18 +91,6 @@ class Job:
         if trial.verdict.outcome == "rejected":
             return self._reject(rewritten, report, lowered)
         return self._publish(rewritten, reference, report, lowered)
-
-    def _reference(self) -> Reference:
-        prepared = self.prepared
-        return make_reference(
-            prepared.captured.program,
-            prepared.source.eager,
-            prepared.cases,
-            dtype=self.plan.precision,
-            names=prepared.output_names,
-            forward=lambda module, inputs: named_tensors(module(**inputs)),
-            mask_input=prepared.mask_input,
-        )
 
     def _capture_problems(self, reference: Reference) -> tuple[str, ...]:
         prepared = self.prepared

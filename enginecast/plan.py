@@ -2,11 +2,14 @@
 run.
 """
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import onnxruntime
 
 from enginecast.errors import MissingError, SpecError, UsageError
+from enginecast.passes.base import Pass
 from enginecast.passes.options import spec_from_pass
 from enginecast.passes.pipeline import build
 from enginecast.passes.presets import preset
@@ -69,7 +72,7 @@ def make_plan(
         fit. SpecError: the pipeline. MissingError: a device that was asked for and is not there.
     """
     if device not in (None, "cpu", "cuda"):
-        raise UsageError(f"device {device!r}: expected cpu or cuda")
+        raise UsageError(f"--device {device}: expected cpu or cuda")
     computes = _dtype_of_pipeline(pipeline) if pipeline is not None else None
     if precision is not None and computes is not None and computes != precision:
         raise UsageError(
@@ -101,6 +104,13 @@ def _keeping(text: str, keep: tuple[str, ...], keep_classes: tuple[str, ...]) ->
     """The pipeline with --skip-modules-pattern and --skip-modules-classes in its unify-dtype."""
     if not keep and not keep_classes:
         return text
+    for pattern in keep:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(
+                f"--skip-modules-pattern {pattern}: not a regular expression: {error}"
+            ) from error
     passes = [
         replace(p, keep=(*p.keep, *keep), keep_classes=(*p.keep_classes, *keep_classes))
         if isinstance(p, UnifyDtype)
@@ -116,9 +126,14 @@ def _keeping(text: str, keep: tuple[str, ...], keep_classes: tuple[str, ...]) ->
     return render([spec_from_pass(p) for p in passes])
 
 
+def computed_dtype(passes: Sequence[Pass]) -> str:
+    """What a program computes in after these passes: "fp16", "bf16", or else "fp32"."""
+    found = [pass_.to for pass_ in passes if isinstance(pass_, UnifyDtype)]
+    return found[-1] if found and found[-1] != "fp64" else "fp32"
+
+
 def _dtype_of_pipeline(pipeline: str) -> str:
-    found = [pass_.to for pass_ in build(pipeline) if isinstance(pass_, UnifyDtype)]
-    computes = found[-1] if found else "fp32"
-    if computes == "fp64":
+    passes = build(pipeline)
+    if any(isinstance(pass_, UnifyDtype) and pass_.to == "fp64" for pass_ in passes):
         raise SpecError("unify-dtype{to=fp64} is for references, not for engines")
-    return computes
+    return computed_dtype(passes)

@@ -12,9 +12,12 @@ from enginecast.capture.export import Captured, capture
 from enginecast.capture.factory import FactorySource
 from enginecast.capture.given import read_inputs, read_prompts, tokenize
 from enginecast.capture.inputs import InputSpec, check_required, derive, from_example
+from enginecast.capture.outputs import named_tensors
 from enginecast.capture.source import Source, open_source
 from enginecast.errors import UsageError
 from enginecast.steps import Steps
+from enginecast.verify.floor import make_reference
+from enginecast.verify.reference import Reference
 
 SEED = 0
 """Of the example and of the verification inputs: equal calls give equal bundles."""
@@ -73,6 +76,7 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
         CaptureError: torch.export refused the model.
         SourceError, UsageError: weights or options do not fit.
     """
+    prompts = None if options.prompts is None else read_prompts(options.prompts)
     given_program = source.given_program()
     specs, given = ((), {}) if given_program is not None else _inputs(source, options)
     specs = apply_dynamic(specs, [parse_dynamic(text) for text in options.dynamic])
@@ -83,10 +87,27 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
     cases = verification_inputs(captured.inputs, SEED)
     if given:
         cases = [Case("given inputs", given), *cases]
-    if options.prompts is not None:
-        prompts = tokenize(read_prompts(options.prompts), source, captured.inputs)
-        cases = [Case("given prompts", _filled(prompts, captured.inputs)), *cases]
+    if prompts is not None:
+        encoded = tokenize(prompts, source, captured.inputs)
+        cases = [Case("given prompts", _filled(encoded, captured.inputs)), *cases]
     return Prepared(source, captured, tuple(_within(captured.inputs, cases)))
+
+
+def reference_of(prepared: Prepared, dtype: str) -> Reference:
+    """What the model itself gives for the verification inputs, and its noise floor in `dtype`.
+
+    Raises:
+        VerificationError: eager does not run in this dtype.
+    """
+    return make_reference(
+        prepared.captured.program,
+        prepared.source.eager,
+        prepared.cases,
+        dtype=dtype,
+        names=prepared.output_names,
+        forward=lambda module, inputs: named_tensors(module(**inputs)),
+        mask_input=prepared.mask_input,
+    )
 
 
 def _inputs(

@@ -71,18 +71,8 @@ def rewrite(
 
     A pass that breaks its promise does not stop the others: the report should hold them all.
     """
-    captured = prepared.captured
-    observed = prepared.cases[:OBSERVED]
-    observer = Observer(
-        captured.program,
-        observed,
-        names=prepared.output_names,
-        floor=reference.floor.only(frozenset(case.name for case in observed)),
-        mask_input=prepared.mask_input,
-        masked=reference.masked,
-        strict=False,
-    )
-    program = structural_copy(captured.program)
+    observer = observe(prepared, reference)
+    program = structural_copy(prepared.captured.program)
     context = PassContext(calibration=tuple(case.inputs for case in prepared.cases))
     with steps("passes"):
         runs = run_pipeline(passes, program, context, (observer,))
@@ -99,8 +89,22 @@ def rewrite(
     broken = any(check.failure for check in observer.checks)
     cause = ""
     if reference.floor.dtype == "fp16" and (broken or (emulated and emulated.problems)):
-        cause = range_culprit(captured.program, prepared.cases)
+        cause = range_culprit(prepared.captured.program, prepared.cases)
     return Rewritten(program, tuple(runs), tuple(observer.checks), emulated, cause)
+
+
+def observe(prepared: Prepared, reference: Reference) -> Observer:
+    """What compares the program after each pass, and goes on after a broken promise."""
+    observed = prepared.cases[:OBSERVED]
+    return Observer(
+        prepared.captured.program,
+        observed,
+        names=prepared.output_names,
+        floor=reference.floor.only(frozenset(case.name for case in observed)),
+        mask_input=prepared.mask_input,
+        masked=reference.masked,
+        strict=False,
+    )
 
 
 def _emulate(prepared: Prepared, program: ExportedProgram, reference: Reference) -> TrueDtypeRun:

@@ -1,0 +1,40 @@
+"""How the command line tells of errors and warnings: on standard error, and as JSON if asked."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from enginecast.errors import EnginecastError, UsageError
+from enginecast.terminal import progress, say
+
+BadCommandLine: type[Exception] = typer.BadParameter.__mro__[2]
+"""ClickException: newer versions of typer carry their own copy of click's."""
+
+
+def fail(error: EnginecastError, *, as_json: bool) -> int:
+    """Print an error; return its exit code."""
+    console = progress()
+    say(console, f"error: {error.message}", "bold red")
+    if error.hint:
+        say(console, error.hint)
+    if as_json:
+        kind = type(error).__name__
+        print(json.dumps({"error": kind, "message": error.message, "hint": error.hint}, indent=1))
+    return error.exit_code
+
+
+def usage_error(error: Exception, arguments: Sequence[str], app: typer.Typer) -> UsageError:
+    """An error of the command line's parser as one of ours."""
+    callbacks = [command.callback for command in app.registered_commands]
+    commands = {callback.__name__ for callback in callbacks if callback is not None}
+    command = next((f" {word}" for word in arguments if word in commands), "")
+    message: str = error.format_message()  # type: ignore[attr-defined]
+    return UsageError(message, hint=f"`enginecast{command} --help` lists what it takes.")
+
+
+def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Stands in for `warnings.showwarning`: the message alone, without a line of our source."""
+    print(f"warning: {message}", file=sys.stderr)

@@ -1,0 +1,54 @@
+"""Where text goes: results to standard output, progress and errors to standard error."""
+
+import logging
+import os
+import sys
+from typing import TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+WIDTH = 120
+"""Columns of tables where nobody has a terminal: module paths should not wrap."""
+
+
+def results() -> Console:
+    """A console on standard output."""
+    return _console(sys.stdout)
+
+
+def progress(quiet: bool = False) -> Console:
+    """A console on standard error."""
+    return _console(sys.stderr, quiet)
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """Print lines as they are, however long: who reads a log wants sentences in one piece."""
+    console.print(text, style=style, soft_wrap=True)
+
+
+def table(*columns: str, title: str | None = None) -> Table:
+    """A table without frames, whose first column stays in one piece."""
+    made = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        made.add_column(column, no_wrap=index == 0, overflow="fold")
+    return made
+
+
+def _console(file: TextIO, quiet: bool = False) -> Console:
+    # Without markup: "[batch, 3]" is a shape and no style.
+    console = Console(file=file, quiet=quiet, markup=False, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDTH
+    return console
+
+
+def show_log(verbose: int) -> None:
+    """Send the log to standard error.
+
+    Args:
+        verbose: 0: nothing, 1: what is done, 2 and more: everything.
+    """
+    if verbose:
+        level = logging.DEBUG if verbose > 1 else logging.INFO
+        logging.basicConfig(stream=sys.stderr, level=level, format="%(name)s: %(message)s")
