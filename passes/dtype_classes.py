@@ -12,7 +12,7 @@ or in a mix. Classes:
   op, torch.export may show
   *later* uses of the value through the cast as well (T5's residual add reads it): so each user
   decides which one it reads.
-* `PRECISE`: stays in fp32: statistics of norms, what follows from a raised value up to where the
+* `PRECISE`: stays in fp32: statistics of norms, totals and lengths (they outgrow fp16), what follows from a raised value up to where the
   source casts back.
 * `EXACT`: stays in fp32: computed from integers and buffers alone (positions, rotary angles,
   masks). No cast of the source
@@ -133,7 +133,8 @@ def _call_class(node: Node, classes: Mapping[Node, Class]) -> Class:
     if node.target in HEAVY:
         return Class.STREAM
     if node.target in SHAPE_ONLY:
-        return Class.STREAM if Class.INPUT in found else found.pop()
+        first = classes[sources[0]]  # expand_as reads the shape of another
+        return Class.STREAM if first is Class.INPUT else first
     if node.target in JOINS and len(found) == 1:
         return found.pop()
     if len(sources) == 1:

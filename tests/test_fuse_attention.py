@@ -256,6 +256,21 @@ def test_causal_flag_goes_along() -> None:
     assert fused.args[3:] == (None, HEADS, HEADS, pytest.approx(SIZE**-0.5), True)
 
 
+def test_grouped_queries_of_the_call_keep_their_heads() -> None:
+    def attend(x: Tensor) -> Tensor:
+        query = x.unflatten(-1, (HEADS, SIZE)).transpose(1, 2)
+        few = x[..., : 2 * SIZE].unflatten(-1, (2, SIZE)).transpose(1, 2)
+        attend = nn.functional.scaled_dot_product_attention
+        return attend(query, few, few, enable_gqa=True).transpose(1, 2).flatten(2)
+
+    before = program_of(attend)
+    after, _ = rewritten(before, "fuse-attention")
+    (fused,) = [n for n in after.graph.nodes if str(n.target) == FUSED]
+    assert fused.args[4:6] == (HEADS, 2)
+    x = torch.randn(3, 7, WIDTH)
+    assert torch.allclose(outputs(after, x)[0], outputs(before, x)[0], atol=1e-6)
+
+
 def test_skipped_site_is_left_alone_and_the_other_is_fused(
     programs: dict[str, ExportedProgram],
 ) -> None:

@@ -251,6 +251,17 @@ def test_kept_module_computes_in_fp32_and_casts_at_its_border(
     assert kept_error <= 1.1 * relative_error(outputs(plain, *inputs)[0], expected)
 
 
+def test_modules_are_kept_by_class(programs: dict[str, ExportedProgram]) -> None:
+    after, _ = rewritten(programs["t5"], "unify-dtype{to=fp16 keep_classes=T5LayerFF}")
+    for node in after.graph.nodes:
+        if str(node.target) == "aten.linear.default":
+            kept = ".layer.1." in module_path(node)
+            assert dtype_of(node) == (torch.float32 if kept else torch.float16), module_path(node)
+    values(after, *prompts(3, 7))
+    with pytest.raises(PassError, match="Nowhere"):
+        rewritten(programs["t5"], "unify-dtype{to=fp16 keep_classes=Nowhere}")
+
+
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [("nowhere", "matches no module"), ('"(wo"', "is not a regular expression")],
