@@ -8,17 +8,17 @@ or in a mix. Classes:
   where it is used.
 * `INPUT`: a float input of the user, cast where it is used.
 * `STREAM`: takes the compute dtype.
-* `RAISED`: a stream value that the source raised to fp32. Because an fp32 capture's cast is a no-
-  op, torch.export may show
-  *later* uses of the value through the cast as well (T5's residual add reads it): so each user
-  decides which one it reads.
-* `PRECISE`: stays in fp32: statistics of norms, totals and lengths (they outgrow fp16), what follows from a raised value up to where the
-  source casts back.
+* `RAISED`: a stream value that the source raised to fp32. Because an fp32 capture's cast is a
+  no-op, torch.export may show *later* uses of the value through the cast as well (T5's residual
+  add reads it): so each user decides which one it reads.
+* `PRECISE`: stays in fp32: statistics of norms, totals and lengths (they outgrow fp16), what
+  follows from a raised value up to where the source casts back.
 * `EXACT`: stays in fp32: computed from integers and buffers alone (positions, rotary angles,
-  masks). No cast of the source
-  lowers it; the stream op that reads it gets it cast.
+  masks). No cast of the source lowers it; the stream op that reads it gets it cast.
 * `ISLAND`: EXACT, and ends in integers or booleans only (T5's position buckets): no target dtype
   may touch it.
+
+Values that share a memory which some op writes into are of one class.
 """
 
 from collections.abc import Mapping
