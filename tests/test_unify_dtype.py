@@ -273,6 +273,13 @@ def test_bad_keep_is_refused(
         rewritten(programs["t5"], f"unify-dtype{{to=fp16 keep={pattern}}}")
 
 
+def test_integer_fill_beyond_the_target_is_clamped() -> None:
+    before = program_of(lambda x: (x * 2).masked_fill(x > 0, -(10**9)), torch.randn(2, 5))
+    after, _ = rewritten(before, "unify-dtype{to=fp16}")
+    (found,) = outputs(after, torch.ones(3, 7))
+    assert torch.equal(found, torch.full((3, 7), -65504.0, dtype=torch.float16))
+
+
 def test_golden_unify_dtype() -> None:
     def norm(x: Tensor) -> Tensor:
         statistic = x.float().pow(2).mean(-1, keepdim=True)
