@@ -6,9 +6,13 @@ import random
 import sys
 import zlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+
+if TYPE_CHECKING:
+    from exports import Exports
 
 # Tests never reach for the hub, wherever they run.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -34,3 +38,11 @@ def seeded(request: pytest.FixtureRequest) -> Iterator[None]:
         # to tidy up says nothing about the test.
         with contextlib.suppress(Exception):
             sys.modules["torch._dynamo"].reset()
+
+
+@pytest.fixture(scope="session")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> "Exports":
+    """Exports that test files share: one takes seconds."""
+    from exports import Exports  # imports torch, which most test files do without
+
+    return Exports(tmp_path_factory.mktemp("exports"))

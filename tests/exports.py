@@ -1,0 +1,155 @@
+"""Exports that several test files share, and the command line in this process."""
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from models import add_tokenizer, tiny_bert, tiny_llama, tiny_t5, tiny_vit
+from transformers import T5EncoderModel
+
+from enginecast.cli import main
+from enginecast.driver import export
+from enginecast.job import Export
+from enginecast.plan import make_plan
+from enginecast.runtime.bundle import digest
+from enginecast.runtime.manifest import MANIFEST_NAME, FileRecord, Manifest
+from enginecast.runtime.manifest_json import decode, encode
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON object on stdout; fails when there is anything else."""
+        found = json.loads(self.out)
+        assert isinstance(found, dict)
+        return found
+
+
+def cast(capsys: pytest.CaptureFixture[str], *arguments: object) -> Ran:
+    """Run `enginecast ARGUMENTS` in this process."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    code = stop.value.code
+    assert isinstance(code, int)
+    return Ran(code, captured.out, captured.err)
+
+
+def make(model: str, output: Path, precision: str) -> Export:
+    """Export; the engine must have been accepted."""
+    done = export(model, output, make_plan(precision=precision))
+    assert done.bundle is not None, done.report.verdict.reasons
+    return done
+
+
+PLAIN = '''
+import torch
+from torch import nn
+
+
+class Pooled(nn.Module):
+    """Masked mean of two normed layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.Linear(12, 40)
+        self.norm = nn.LayerNorm(40)
+        self.narrow = nn.Linear(40, 20)
+
+    def forward(self, features, keep):
+        hidden = self.narrow(self.norm(torch.relu(self.wide(features))))
+        weight = keep.unsqueeze(-1).to(hidden.dtype)
+        pooled = (hidden * weight).sum(1) / (weight.sum(1) + 0.5)
+        return {"hidden": hidden, "pooled": pooled}
+
+
+def make():
+    torch.manual_seed(3)
+    example = {"features": torch.randn(3, 7, 12), "keep": torch.rand(3, 7) > 0.3}
+    return Pooled(), example
+'''
+
+
+def save_half(folder: Path) -> Path:
+    """A T5 of four layers that was made fp16 with `.half()`: its `wo` are fp16 too."""
+    made = tiny_t5(folder, layers=4)
+    T5EncoderModel.from_pretrained(made).half().save_pretrained(made)
+    return made
+
+
+def save_shards(folder: Path, dtype: torch.dtype) -> Path:
+    """A relu T5 in several files."""
+    made = tiny_t5(folder, gated=False, dtype=dtype)
+    model = T5EncoderModel.from_pretrained(made, dtype="auto")
+    (made / "model.safetensors").unlink()
+    model.save_pretrained(made, max_shard_size="20KB")
+    return made
+
+
+MODELS: Mapping[str, Callable[[Path], Path]] = {
+    "t5": lambda folder: add_tokenizer(tiny_t5(folder)),
+    "t5-4": lambda folder: tiny_t5(folder, layers=4),
+    "t5-4-wo-in-fp32": lambda folder: tiny_t5(folder, layers=4, dtype=torch.float16),
+    "t5-4-half": save_half,
+    "t5-relu-shards-fp16": lambda folder: save_shards(folder, torch.float16),
+    "t5-relu-shards-bf16": lambda folder: save_shards(folder, torch.bfloat16),
+    "bert": tiny_bert,
+    "vit": tiny_vit,
+    "llama": tiny_llama,
+}
+
+
+class Exports:
+    """Models and their bundles, each made when a test first asks for it and never changed."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._made: dict[tuple[str, str], Export] = {}
+
+    def model(self, name: str) -> str:
+        """The MODEL argument; a factory wants `root` as the current folder."""
+        if name == "plain":
+            (self.root / "plain_model.py").write_text(PLAIN, encoding="utf-8")
+            return "plain_model:make"
+        folder = self.root / name
+        return str(folder if folder.exists() else MODELS[name](folder))
+
+    @property
+    def root(self) -> Path:
+        return self._root
+
+    def __call__(self, name: str, precision: str = "fp32") -> Export:
+        """The accepted export of a model."""
+        key = (name, precision)
+        if key not in self._made:
+            with contextlib.chdir(self.root):
+                output = self.root / f"{name}-{precision}"
+                self._made[key] = make(self.model(name), output.with_suffix(".bundle"), precision)
+        return self._made[key]
+
+
+def reseal(bundle: Path, change: Callable[[Manifest], Manifest] = lambda content: content) -> None:
+    """Write a manifest whose digests fit the files, as if they had been published so."""
+    path = bundle / MANIFEST_NAME
+    content = decode(path.read_bytes())
+    files = tuple(
+        FileRecord(
+            name=f.name, size=(bundle / f.name).stat().st_size, sha256=digest(bundle / f.name)
+        )
+        for f in content.files
+    )
+    path.write_bytes(encode(change(msgspec.structs.replace(content, files=files))))
