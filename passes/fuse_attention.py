@@ -21,13 +21,23 @@ from typing import Any, ClassVar
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 import enginecast.ops  # noqa: F401 - registers enginecast::attention
 from enginecast.passes.base import Pass, PassContext, Promise, Site
-from enginecast.passes.graph_edit import aten, dtype_of, erase_dead, insert, shape_of
+from enginecast.passes.graph_edit import (
+    aten,
+    dtype_of,
+    erase_dead,
+    insert,
+    shape_of,
+    weight_specs,
+    weight_tensor,
+)
 from enginecast.passes.head_layout import joined_output, split_heads, unrepeated
 from enginecast.passes.match import NoMatch, is_call, torch_name
+from enginecast.passes.ranges import always
 from enginecast.passes.sites import SiteLog
 from enginecast.passes.softmax_attention import match_softmax_attention
 
@@ -61,7 +71,7 @@ class FuseAttention(Pass):
             if not is_attention_core(node) or log.skipped(node):
                 continue
             try:
-                match = _match(node)
+                match = _match(program, node)
                 _check_dtypes(match)
             except NoMatch as miss:
                 log.refused(node, miss.reason)
@@ -79,7 +89,7 @@ def is_attention_core(node: Node) -> bool:
     return is_call(node, aten.softmax.int) and len(shape_of(node)) == 4
 
 
-def _match(node: Node) -> Attention:
+def _match(program: ExportedProgram, node: Node) -> Attention:
     if is_call(node, aten.softmax.int):
         found = match_softmax_attention(node)
         return Attention(
@@ -92,10 +102,10 @@ def _match(node: Node) -> Attention:
             found.out,
             "softmax attention",
         )
-    return _match_sdpa(node)
+    return _match_sdpa(program, node)
 
 
-def _match_sdpa(node: Node) -> Attention:
+def _match_sdpa(program: ExportedProgram, node: Node) -> Attention:
     arguments: dict[str, Any] = dict(
         zip(
             ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
@@ -110,6 +120,8 @@ def _match_sdpa(node: Node) -> Attention:
     if len(shape_of(query)) != 4:
         raise NoMatch(node, f"the query has rank {len(shape_of(query))}, expected 4")
     mask = arguments.get("attn_mask")
+    if mask is not None and _masks_nothing(program, mask):
+        mask = None
     scale = arguments.get("scale")
     return Attention(
         query,
@@ -120,6 +132,16 @@ def _match_sdpa(node: Node) -> Attention:
         bool(arguments.get("is_causal", False)),
         node,
     )
+
+
+def _masks_nothing(program: ExportedProgram, mask: Node) -> bool:
+    """A boolean mask that is true everywhere: vision models of transformers build one."""
+    if dtype_of(mask) != torch.bool:
+        return False
+    spec = weight_specs(program).get(mask.name)
+    if spec is not None and spec.kind is InputKind.CONSTANT_TENSOR:
+        return bool(weight_tensor(program, spec).all())
+    return always(mask) is True
 
 
 def _check_dtypes(match: Attention) -> None:

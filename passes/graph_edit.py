@@ -98,11 +98,8 @@ def is_pure(node: Node) -> bool:
     """Whether a node may be dropped when unused, and merged with an equal one."""
     if node.op != "call_function" or node.target in ASSERTS or is_mutating(node):
         return False
-    if isinstance(node.target, torch._ops.OpOverload):
-        tags = node.target.tags
-        random = torch.Tag.nondeterministic_seeded in tags and not _without_dropout(node)
-        return not random and not node.is_impure()
-    return node.target is operator.getitem or not node.is_impure()
+    # fx calls every op that can draw random numbers impure, whether or not this call draws any.
+    return _without_dropout(node) or node.target is operator.getitem or not node.is_impure()
 
 
 def _without_dropout(node: Node) -> bool:

@@ -286,3 +286,20 @@ def test_golden_fuse_attention() -> None:
     before = program_of(lambda x: sdpa(x, scale=0.5))
     after, _ = rewritten(before, "fuse-attention")
     golden.check("fuse_attention.diff", ir_diff(before, after))
+
+
+def test_a_mask_that_masks_nothing_is_left_out_and_the_old_attention_goes() -> None:
+    query = torch.randn(2, HEADS, 5, SIZE)
+    everything = torch.ones(1, 1, 5, 5, dtype=torch.bool)
+    holes = everything.tril()
+    for mask, kept in ((everything, 0), (holes, 1)):
+
+        def attend(q: Tensor, mask: Tensor = mask) -> Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+        exported = captured(Function(attend), query)
+        fused, _ = rewritten(exported, "canonicalize,fuse-attention")
+        [node] = [n for n in fused.graph.nodes if FUSED in str(n.target)]
+        assert (node.args[3] is not None) == kept
+        assert count(fused, "aten.scaled_dot_product_attention.default") == 0
+        assert relative_error(outputs(fused, query)[0], outputs(exported, query)[0]) < 1e-6

@@ -1,0 +1,74 @@
+"""A residual stream with outliers: sums that differ by little are still different values."""
+
+import torch
+from torch import Tensor, nn
+
+from enginecast.passes.base import PassContext
+from enginecast.passes.pipeline import build, run_pipeline
+from enginecast.verify.program import Observer
+
+WIDTH = 16
+OUTLIER = 1e5
+
+
+class Norm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+        return result
+
+
+class Layer(nn.Module):
+    """Adds little to a stream that one channel dominates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = Norm()
+        self.linear = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first: Tensor = x + self.linear(self.norm(x))
+        second: Tensor = self.linear(self.norm(first))
+        return first + second
+
+
+class Stream(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(), Layer()])
+        self.last = Norm()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        result: Tensor = self.last(x)
+        return result
+
+
+class Named:
+    name = "outlier"
+
+    def __init__(self, x: Tensor) -> None:
+        self.inputs = {"x": x}
+
+
+def test_fusing_residual_sums_of_a_stream_with_outliers_breaks_no_promise() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, WIDTH)
+    x[..., 2] = OUTLIER
+    exported = program_of(Stream().eval(), x)
+    observer = Observer(exported, [Named(x)], strict=False)
+    run_pipeline(
+        build("canonicalize,fuse-rms-norm,fuse-skip-norm"), exported, PassContext(), [observer]
+    )
+    assert [check.failure for check in observer.checks] == ["", "", ""]
+    assert observer.checks[-1].rewritten == 4
+    assert observer.checks[-1].moved  # the sum between layers is no longer what leaves them
+
+
+def program_of(module: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
+    with torch.no_grad():
+        return torch.export.export(module.requires_grad_(False), (x,))
