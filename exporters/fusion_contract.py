@@ -80,7 +80,7 @@ def count_fusions(
         in_program = _in_program(program, kind)
         in_engine = sum(n for op, n in engine_ops.items() if op.split("::")[-1] in _OPS[kind])
         in_runtime = None if executed is None else sum(op in _OPS[kind] for op in executed)
-        missing = _missing(kind, len(places), in_program, in_engine, in_runtime, sites)
+        missing = _missing(kind, places, in_program, in_engine, in_runtime, sites)
         found.append(
             Fusion(
                 kind=kind,
@@ -105,25 +105,40 @@ def _in_program(program: ExportedProgram, kind: str) -> int:
 
 def _missing(
     kind: str,
-    expected: int,
+    places: Sequence[str],
     in_program: int,
     in_engine: int,
     in_runtime: int | None,
     sites: Mapping[str, Sequence[Site]],
 ) -> tuple[str, ...]:
-    reasons = []
-    if in_program < expected:
-        named = [
-            f"{site.module} {site.source}: {site.reason}"
-            for site in sites.get(_PASSES[kind], ())
-            if site.reason and NO_RESIDUAL not in site.reason
-        ]
-        reasons += named or [f"{_PASSES[kind]} is not in the pipeline or did not see the site"]
+    reasons: list[str] = []
+    if in_program < len(places):
+        reasons += _left_alone(kind, places, sites)
     if in_engine < in_program:
         reasons.append(f"lowering kept {in_engine} of {in_program}")
     if in_runtime is not None and in_runtime < in_engine:
         reasons.append(f"the runtime executes {in_runtime} of {in_engine}")
     return tuple(reasons)
+
+
+def _left_alone(
+    kind: str, places: Sequence[str], sites: Mapping[str, Sequence[Site]]
+) -> Sequence[str]:
+    """What the passes say of the sites that they did not rewrite."""
+    found = [s for s in sites.get(_PASSES[kind], ()) if s.reason and NO_RESIDUAL not in s.reason]
+    if kind == SKIP_NORM:
+        # A norm that is not fused itself never gets as far as the residual.
+        norms = sites.get(_PASSES[RMS_NORM], ())
+        found += [s for s in norms if s.reason and _named(s) in places]
+    if found:
+        return [f"{_named(site)}: {site.reason}" for site in found]
+    if _PASSES[kind] not in sites:
+        return [f"{_PASSES[kind]} is not in the pipeline"]
+    return [f"{_PASSES[kind]} did not see the site"]
+
+
+def _named(site: Site) -> str:
+    return f"{site.module} {site.source}".strip()
 
 
 def _reads_residual_sum(norm: Node) -> bool:

@@ -8,7 +8,7 @@ written.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from enginecast.passes.graph_edit import (
+    ASSERTS,
     add_weight,
     drop_unused_weights,
     erase_dead,
@@ -60,31 +61,47 @@ def hoist_weights(program: ExportedProgram) -> list[HoistedWeight]:
     Returns:
         The weights in graph order, named after the parameters they come from.
     """
-    specs = weight_specs(program)
-    expressions = {node for node in weight_expressions(program) if _worth_storing(node)}
+    _erase_asserts(program)
+    stored = {node for node in weight_expressions(program) if _worth_storing(node)}
     roots = [
         node
         for node in program.graph.nodes
-        if node in expressions and any(user not in expressions for user in node.users)
+        if node in stored and any(user not in stored for user in node.users)
     ]
-    plans = [(root, _plan(program, root)) for root in roots]
-    hoisted: list[HoistedWeight] = []
+    # Names and values come from the graph as it is now.
+    plans = [(root, _base_name(program, root), _plan(program, root)) for root in roots]
+    hoisted: dict[str, HoistedWeight] = {}
     taken: set[str] = set()
-    for root, compute in plans:
-        name = _unique(_base_name(root, {n: str(s.target) for n, s in specs.items()}), taken)
+    for index, (root, name, compute) in enumerate(plans):
         found = value(root)
         # Stride 0: the shape and dtype of the weight in the memory of one element.
         empty = nn.Parameter(torch.zeros((), dtype=found.dtype).expand(found.shape), False)
         # A flat target: "a.weight" beside "a.weight.1" would be a parameter inside a parameter.
-        target = f"hoisted_{len(hoisted)}"
+        target = f"hoisted_{index}"
         node = add_weight(program, target, empty, InputKind.PARAMETER)
-        for user in list(root.users):
-            if user not in expressions:
-                user.replace_input_with(root, node)
-        hoisted.append(HoistedWeight(name, target, found.dtype, tuple(found.shape), compute))
+        _replace(program, root, node, stored)
+        hoisted[target] = HoistedWeight(name, target, found.dtype, tuple(found.shape), compute)
     erase_dead(program.graph)
     drop_unused_weights(program)
-    return hoisted
+    # A weight that only an expression too large to store reads goes with that expression.
+    left = [hoisted[str(spec.target)] for spec in weight_specs(program).values()]
+    return [replace(weight, name=_unique(weight.name, taken)) for weight in left]
+
+
+def _replace(program: ExportedProgram, root: Node, node: Node, stored: set[Node]) -> None:
+    # An expression may be an output, and the signature names outputs.
+    with program.graph_module._set_replace_hook(program.graph_signature.get_replace_hook()):
+        for user in list(root.users):
+            if user not in stored:
+                user.replace_input_with(root, node)
+
+
+def _erase_asserts(program: ExportedProgram) -> None:
+    """An assert about a weight would count as a reader of it, beside the expression."""
+    for node in weight_expressions(program):
+        for user in list(node.users):
+            if user.target in ASSERTS:
+                program.graph.erase_node(user)
 
 
 def _worth_storing(node: Node) -> bool:
@@ -95,28 +112,30 @@ def _worth_storing(node: Node) -> bool:
     return elements <= GROWTH + stored
 
 
-def _leaves(node: Node) -> list[Node]:
+def _leaves(root: Node) -> list[Node]:
     """The weights that an expression reads, in the order of reading."""
-    if node.op == "placeholder":
-        return [node]
-    found: dict[Node, None] = {}
-    for source in node.all_input_nodes:
-        found.update(dict.fromkeys(_leaves(source)))
-    return list(found)
+    return [node for node in _in_order(root) if node.op == "placeholder"]
+
+
+def _in_order(root: Node) -> list[Node]:
+    """Everything that an expression consists of, each once, after what it reads."""
+    order: dict[Node, None] = {}
+
+    def visit(node: Node) -> None:
+        if node in order:
+            return
+        for source in node.all_input_nodes:
+            visit(source)
+        order[node] = None
+
+    visit(root)
+    return list(order)
 
 
 def _plan(program: ExportedProgram, root: Node) -> Callable[[], Tensor]:
     """A closure over the expression and its mapped weights; the graph may change afterwards."""
     specs = weight_specs(program)
-    order: list[Node] = []
-
-    def visit(node: Node) -> None:
-        for source in node.all_input_nodes:
-            visit(source)
-        if node not in order:
-            order.append(node)
-
-    visit(root)
+    order = _in_order(root)
     tensors = {n: weight_tensor(program, specs[n.name]) for n in order if n.op == "placeholder"}
     calls = [(n, n.target, n.args, n.kwargs) for n in order if n.op == "call_function"]
 
@@ -134,8 +153,9 @@ def _plan(program: ExportedProgram, root: Node) -> Callable[[], Tensor]:
     return compute
 
 
-def _base_name(root: Node, targets: dict[str, str]) -> str:
-    names = [targets[leaf.name] for leaf in _leaves(root)]
+def _base_name(program: ExportedProgram, root: Node) -> str:
+    specs = weight_specs(program)
+    names = [str(specs[leaf.name].target) for leaf in _leaves(root)]
     if len(names) == 1:
         return names[0]
     # q.weight, k.weight, v.weight of one module merge to attention.q+k+v.weight

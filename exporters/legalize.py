@@ -8,19 +8,23 @@ from torch.fx import Node
 
 from enginecast.passes.base import PassContext
 from enginecast.passes.common_subexpressions import merge_equal
-from enginecast.passes.graph_edit import aten, insert, same_size, shape_of
+from enginecast.passes.graph_edit import aten, dtype_of, insert, same_size, shape_of, value
 from enginecast.passes.match import is_call
 from enginecast.passes.sites import SiteLog
 
 
 def legalize(program: ExportedProgram) -> None:
     """Apply every rewrite of this file, in place."""
-    for node in list(program.graph.nodes):
-        if is_call(node, aten.linear.default):
-            _linear_to_matmul(program, node)
-        elif is_call(node, torch.ops.enginecast.attention.default):
-            _full_bias(program, node)
-    merge_equal(program, SiteLog(PassContext()))
+    # A linear may be an output, and the signature names outputs.
+    with program.graph_module._set_replace_hook(program.graph_signature.get_replace_hook()):
+        for node in list(program.graph.nodes):
+            if is_call(node, aten.linear.default):
+                _linear_to_matmul(program, node)
+            elif is_call(node, torch.ops.enginecast.attention.default):
+                _full_bias(program, node)
+            elif is_call(node, aten.rms_norm.default):
+                _one_dtype(program, node)
+        merge_equal(program, SiteLog(PassContext()))
 
 
 def _linear_to_matmul(program: ExportedProgram, node: Node) -> None:
@@ -60,6 +64,19 @@ def _full_bias(program: ExportedProgram, node: Node) -> None:
             columns = _size(program, key, token_dim, node)
             bias = insert(graph, aten.expand.default, (bias, [-1, -1, rows, columns]), like=node)
     node.update_arg(3, bias)
+
+
+def _one_dtype(program: ExportedProgram, node: Node) -> None:
+    """torch multiplies an fp16 value by an fp32 weight; ONNX wants both in the dtype that the
+    program says of the result.
+    """
+    wanted = value(node).dtype
+    with program.graph.inserting_before(node):
+        for index in (0, 2):
+            source = node.args[index] if index < len(node.args) else None
+            if isinstance(source, Node) and dtype_of(source) != wanted:
+                cast = insert(program.graph, aten.to.dtype, (source, wanted), like=node)
+                node.update_arg(index, cast)
 
 
 def _size(program: ExportedProgram, source: Node, dim: int, like: Node) -> Node | int:

@@ -3,47 +3,38 @@ external data.
 """
 
 import ast
-import contextlib
-import io
-import logging
-import warnings
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
-import torch
+from onnx_ir.passes.common import NameFixPass
 from onnxscript.optimizer import optimize_ir
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from enginecast import __version__
 from enginecast.errors import LoweringError
-from enginecast.exporters.hoist_weights import HoistedWeight, hoist_weights
+from enginecast.exporters.hoist_weights import hoist_weights
 from enginecast.exporters.legalize import legalize
-from enginecast.exporters.onnx_ops import translation_table
-from enginecast.exporters.weights_file import Placed, write_weights
-from enginecast.passes.graph_edit import structural_copy
-from enginecast.passes.source import module_path, source_line
+from enginecast.exporters.onnx_convert import convert, quiet
+from enginecast.exporters.onnx_weights import fill_weights, store_weights
+from enginecast.exporters.weights_file import check_dtypes
+from enginecast.passes.graph_edit import (
+    dtype_of,
+    first_input,
+    is_mutating,
+    structural_copy,
+    weight_specs,
+)
 
 GRAPH_FILE = "engine.onnx"
 WEIGHTS_FILE = "weights.safetensors"
 OPSET = 23
-INLINE = 1024
-"""Bytes up to which a weight stays in the graph file, where ONNX tools fold and show it."""
 
-_DTYPES = {
-    torch.float64: ir.DataType.DOUBLE,
-    torch.float32: ir.DataType.FLOAT,
-    torch.float16: ir.DataType.FLOAT16,
-    torch.bfloat16: ir.DataType.BFLOAT16,
-    torch.int64: ir.DataType.INT64,
-    torch.int32: ir.DataType.INT32,
-    torch.int16: ir.DataType.INT16,
-    torch.int8: ir.DataType.INT8,
-    torch.uint8: ir.DataType.UINT8,
-    torch.bool: ir.DataType.BOOL,
-}
+_SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
@@ -78,126 +69,96 @@ def lower_to_onnx(
         folder: where the files go; it exists.
         outputs: names for the outputs, in the program's order.
         symbols: torch's symbol names to the ones that users see: {"s43": "batch"}.
-        device: "cpu" or "cuda": chooses between ops that differ in speed only.
+        device: "cpu" or "cuda": chooses between ops that differ in speed, and in rows that are
+            masked whole.
 
     Raises:
-        LoweringError: an op has no ONNX form; names it with module and source line.
+        LoweringError: an op has no ONNX form (names it with module and source line), forward keeps
+            state, a weight is complex, or names clash.  No file is left then.
     """
     program = structural_copy(program)
+    _refuse_state(program)
+    _refuse_names(program, outputs)
     legalize(program)
     weights = hoist_weights(program)
-    stored = [w for w in weights if w.size > INLINE]
-    placed = write_weights(folder / WEIGHTS_FILE, stored) if stored else {}
-    converted = _convert(program, device)
-    model = converted.model
-    _fill_weights(model, weights, placed, folder)
-    # Not ONNXProgram.optimize: its rotary fusion breaks on a batch (cos and sin are broadcast).
-    optimize_ir(model)
+    check_dtypes(weights)
+    model = convert(program, opset=OPSET, device=device)
+    fill_weights(model, weights)
+    with quiet():
+        # Not ONNXProgram.optimize: its rotary fusion breaks on a batch (cos, sin are broadcast).
+        optimize_ir(model)
     _name_values(model, outputs, symbols)
     _plain_metadata(model)
-    ir.save(model, folder / GRAPH_FILE)
-    files = (GRAPH_FILE, *((WEIGHTS_FILE,) if stored else ()))
-    return _describe(model, files)
+    return _describe(model, _save(model, folder))
 
 
-def _convert(program: ExportedProgram, device: str) -> torch.onnx.ONNXProgram:
+def _save(model: ir.Model, folder: Path) -> tuple[str, ...]:
+    """Both files, or none."""
     try:
-        with _quiet(), torch.no_grad():
-            converted = torch.onnx.export(
-                program,
-                dynamo=True,
-                opset_version=OPSET,
-                custom_translation_table=translation_table(device=device),
-                optimize=False,
-                verbose=False,
-            )
-    except torch.onnx.errors.OnnxExporterError as error:
-        raise LoweringError(
-            f"ONNX has no form for part of this program: {_why(error, program)}",
-            hint="Replace the op in the model, or take it out with a pass.",
-        ) from error
-    assert converted is not None
-    return converted
+        stored = store_weights(model, folder / WEIGHTS_FILE)
+        ir.save(model, folder / GRAPH_FILE)
+    except BaseException:
+        for name in (GRAPH_FILE, WEIGHTS_FILE):
+            (folder / name).unlink(missing_ok=True)
+        raise
+    return (GRAPH_FILE, *((WEIGHTS_FILE,) if stored else ()))
 
 
-@contextlib.contextmanager
-def _quiet():  # type: ignore[no-untyped-def]
-    """torch.onnx prints progress, and warns of torchvision ops it cannot register; neither helps a
-    user.
-    """
-    loggers = [logging.getLogger(n) for n in ("torch.onnx", "torch.onnx._internal.exporter")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-def _why(error: BaseException, program: ExportedProgram) -> str:
-    """The innermost cause, and the place in the user's code when it names a node."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _refuse_state(program: ExportedProgram) -> None:
+    """An engine has no memory from one call to the next."""
+    specs = weight_specs(program)
     for node in program.graph.nodes:
-        if node.op == "call_function" and str(node.target) in text:
-            return f"{text} ({module_path(node)} {source_line(node)})"
-    return text
+        if not is_mutating(node):
+            continue
+        written = first_input(node)
+        while _is_view(written):
+            written = first_input(written)
+        if written.name in specs:
+            raise LoweringError(
+                f"forward writes into {specs[written.name].target}, and an engine cannot keep it",
+                hint="Return the new value instead, or export without the update.",
+            )
 
 
-def _fill_weights(
-    model: ir.Model, weights: Sequence[HoistedWeight], placed: Mapping[str, Placed], folder: Path
-) -> None:
-    """Give every initializer its value: small ones inline, the others as a place in the weights
-    file.
-    """
-    initializers = model.graph.initializers
-    for weight in weights:
-        found = initializers.pop(weight.placeholder, None)
-        if found is None:
-            raise LoweringError(f"torch.onnx lost the weight {weight.name}")
-        found.name = weight.name
-        found.const_value = _tensor(weight, placed.get(weight.name), folder)
-        initializers[weight.name] = found
+def _is_view(node: Node) -> bool:
+    """Whether a node's value may lie in the memory of its first input."""
+    schema = getattr(node.target, "_schema", None)
+    aliases = schema is not None and any(found.alias_info for found in schema.returns)
+    return aliases and dtype_of(node) == dtype_of(first_input(node))
 
 
-def _tensor(weight: HoistedWeight, place: Placed | None, folder: Path) -> ir.TensorProtocol:
-    dtype = _DTYPES[weight.dtype]
-    if place is None:
-        value = weight.compute()
-        raw = value.view(torch.uint8) if value.dtype == torch.bfloat16 else value
-        return ir.Tensor(raw.numpy().view(dtype.numpy()), dtype=dtype, name=weight.name)
-    return ir.ExternalTensor(
-        WEIGHTS_FILE,
-        place.offset,
-        place.length,
-        dtype,
-        shape=ir.Shape(weight.shape),
-        name=weight.name,
-        base_dir=str(folder),
-    )
+def _refuse_names(program: ExportedProgram, outputs: Sequence[str]) -> None:
+    """ONNX has one namespace for inputs and outputs."""
+    inputs = program.graph_signature.user_inputs
+    twice = [n for n in outputs if n in inputs or list(outputs).count(n) > 1]
+    if twice:
+        raise LoweringError(
+            f"the output '{twice[0]}' has the name of an input or of another output",
+            hint="Rename it in what forward returns.",
+        )
 
 
 def _name_values(model: ir.Model, outputs: Sequence[str], symbols: Mapping[str, str]) -> None:
-    for value, name in zip(model.graph.outputs, outputs, strict=True):
+    graph = model.graph
+    values = [value for node in graph.all_nodes() for value in node.outputs]
+    for value in (*values, *list(graph.initializers.values())):
+        if value.name in outputs:
+            value.name = f"{value.name}_inner"
+    for value, name in zip(graph.outputs, outputs, strict=True):
         value.name = name
-    for node in model.graph:
-        for value in node.outputs:
-            _rename_dims(value, symbols)
-    for value in model.graph.inputs:
+    NameFixPass()(model)
+    for value in (*graph.inputs, *values):
         _rename_dims(value, symbols)
 
 
 def _rename_dims(value: ir.Value, symbols: Mapping[str, str]) -> None:
+    """Users know "batch", not "s43"; also within "2*s43"."""
     if value.shape is None:
         return
     for index, dim in enumerate(value.shape):
-        if isinstance(dim, ir.SymbolicDim) and str(dim.value) in symbols:
-            value.shape[index] = ir.SymbolicDim(symbols[str(dim.value)])
+        if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
+            renamed = _SYMBOL.sub(lambda name: symbols.get(name[0], name[0]), str(dim.value))
+            value.shape[index] = ir.SymbolicDim(renamed)
 
 
 def _plain_metadata(model: ir.Model) -> None:
@@ -207,7 +168,7 @@ def _plain_metadata(model: ir.Model) -> None:
     model.producer_name, model.producer_version = "enginecast", __version__
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
-    for node in model.graph:
+    for node in model.graph.all_nodes():
         # The scopes of a node, as text: root, modules from the outside in, the node itself.
         scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
         node.metadata_props.clear()
@@ -220,8 +181,9 @@ def _plain_metadata(model: ir.Model) -> None:
 
 
 def op_counts(model: ir.Model) -> Counter[str]:
-    """How often each op stands in a graph."""
-    return Counter(f"{n.domain}::{n.op_type}" if n.domain else n.op_type for n in model.graph)
+    """How often each op stands in a graph, branches and loop bodies included."""
+    nodes = model.graph.all_nodes()
+    return Counter(f"{n.domain}::{n.op_type}" if n.domain else n.op_type for n in nodes)
 
 
 def _describe(model: ir.Model, files: tuple[str, ...]) -> Lowered:

@@ -7,6 +7,7 @@ schemas here are handed to it directly, without registering anything globally.
 from collections.abc import Callable
 from typing import Any
 
+import onnx
 import onnxscript
 import torch
 from onnx.defs import OpSchema
@@ -70,8 +71,8 @@ def _rms_norm(
     eps: float | None = None,
 ) -> Any:
     if weight is None:
-        ones = op.ConstantOfShape(op.Constant(value_ints=list(normalized_shape)))
-        weight = op.CastLike(op.Add(ones, op.Constant(value_float=1.0)), input)
+        one = onnx.helper.make_tensor("one", input.dtype, [1], [1.0])
+        weight = op.ConstantOfShape(op.Constant(value_ints=list(normalized_shape)), value=one)
     if eps is None:
         eps = torch.finfo(_DTYPES[input.dtype.name]).eps
     return op.RMSNormalization(input, weight, axis=-len(normalized_shape), epsilon=eps)
@@ -80,10 +81,19 @@ def _rms_norm(
 _DTYPES = {"FLOAT": torch.float32, "FLOAT16": torch.float16, "BFLOAT16": torch.bfloat16}
 
 
+def _lowest(tensor: Any) -> float:
+    return float(torch.finfo(_DTYPES[tensor.dtype.name]).min)
+
+
 def _attention(prefer_contrib: bool) -> Callable[..., Any]:
     """Choose the op: measured on ONNX Runtime's CPU provider, Attention (opset 23) is the faster
     one with a bias and MultiHeadAttention without; the CUDA provider has a kernel for the latter in
-    every version."""
+    every version.
+
+    They differ in rows whose keys are all masked, which belong to padding.  Attention (ONNX Runtime
+    1.31, CPU) writes zeros where every bias is -inf or the dtype's lowest number; torch does so for
+    -inf and averages the values for the lowest number, as MultiHeadAttention does for both here.
+    """
 
     def translate(
         query: Any,
@@ -99,6 +109,9 @@ def _attention(prefer_contrib: bool) -> Callable[..., Any]:
         boolean = bias is not None and bias.dtype.name == "BOOL"
         contrib = rank == 3 and heads == kv_heads and not boolean and not causal
         if contrib and (bias is None or prefer_contrib):
+            if bias is not None:
+                # MultiHeadAttention makes NaN of a row of -inf, where torch makes 0.
+                bias = op.Max(bias, op.CastLike(op.Constant(value_float=_lowest(bias)), bias))
             return _multi_head_op(query, key, value, None, None, bias, num_heads=heads, scale=scale)
         counts = {"q_num_heads": heads, "kv_num_heads": kv_heads} if rank == 3 else {}
         results = op.Attention(

@@ -8,10 +8,11 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
-from torch import Tensor
 
+from enginecast.errors import LoweringError
 from enginecast.exporters.hoist_weights import HoistedWeight
 
 _NAMES = {
@@ -39,6 +40,21 @@ class Placed:
     length: int
 
 
+def check_dtypes(weights: Iterable[HoistedWeight]) -> None:
+    """Refuse what the file cannot hold.
+
+    Raises:
+        LoweringError: names the weight and its dtype.
+    """
+    for weight in weights:
+        if weight.dtype not in _NAMES:
+            raise LoweringError(
+                f"the weight {weight.name} is {str(weight.dtype).removeprefix('torch.')}, expected"
+                " a float, an integer or bool",
+                hint="A complex weight has to be stored as its real and imaginary part.",
+            )
+
+
 def write_weights(path: Path, weights: Iterable[HoistedWeight]) -> dict[str, Placed]:
     """Write the weights, largest element size first (so that every tensor is aligned), then by
     name.
@@ -49,7 +65,13 @@ def write_weights(path: Path, weights: Iterable[HoistedWeight]) -> dict[str, Pla
 
     Returns:
         Where each weight lies, by name.
+
+    Raises:
+        LoweringError: a dtype that the format lacks, or a weight that came out in another shape or
+            dtype than it was planned in.
     """
+    weights = list(weights)
+    check_dtypes(weights)
     ordered = sorted(weights, key=lambda w: (-w.dtype.itemsize, w.name))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
@@ -68,18 +90,19 @@ def write_weights(path: Path, weights: Iterable[HoistedWeight]) -> dict[str, Pla
         file.write(text)
         for weight in ordered:
             placed[weight.name] = Placed(file.tell(), weight.size)
-            for part in _bytes(weight):
-                file.write(part)
+            _write_one(file, weight)
     return placed
 
 
-def _bytes(weight: HoistedWeight) -> Iterable[memoryview]:
-    tensor: Tensor = weight.compute()
+def _write_one(file: BinaryIO, weight: HoistedWeight) -> None:
+    """In a function of its own, so that nothing holds the tensor when the next one is computed."""
+    tensor = weight.compute()
     if tuple(tensor.shape) != weight.shape or tensor.dtype != weight.dtype:
-        raise AssertionError(
-            f"{weight.name} was planned as {weight.dtype} {weight.shape}"
-            f" and computed as {tensor.dtype} {tuple(tensor.shape)}"
+        raise LoweringError(
+            f"the weight {weight.name} was planned as {weight.dtype} {list(weight.shape)}"
+            f" and computed as {tensor.dtype} {list(tensor.shape)}",
+            hint="A pass gave a node the wrong shape or dtype: export with fewer passes.",
         )
-    flat = tensor.reshape(-1).view(torch.uint8)
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
     for start in range(0, flat.numel(), _CHUNK):
-        yield flat[start : start + _CHUNK].numpy().data
+        file.write(flat[start : start + _CHUNK].numpy().data)

@@ -1,0 +1,98 @@
+"""Convert a program with torch.onnx, quietly; say in the user's terms what it cannot convert."""
+
+import contextlib
+import io
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from itertools import chain
+
+import onnx_ir as ir
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from enginecast.errors import LoweringError
+from enginecast.exporters.onnx_ops import translation_table
+from enginecast.passes.source import module_path, source_line
+
+_LOGGERS = ("torch.onnx", "torch.onnx._internal.exporter", "onnx_ir", "onnxscript")
+_NODE = re.compile(r"Error when translating node %(?P<name>\w+)")
+_NO_FUNCTION = "No ONNX function found for"
+
+
+def convert(program: ExportedProgram, *, opset: int, device: str) -> ir.Model:
+    """Convert a program whose weights may be without data.
+
+    Args:
+        program: legalised; left as it is.
+        opset: of ONNX's own domain.
+        device: "cpu" or "cuda": see `translation_table`.
+
+    Raises:
+        LoweringError: an op has no ONNX form; names it with module and source line.
+    """
+    try:
+        with quiet(), torch.no_grad():
+            converted = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=opset,
+                custom_translation_table=translation_table(device=device),
+                optimize=False,
+                verbose=False,
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise LoweringError(
+            _explain(error, program),
+            hint="Replace the op in the model, or take it out with a pass.",
+        ) from error
+    assert converted is not None
+    return converted.model
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """torch.onnx prints progress, and warns of torchvision ops it cannot register; onnx_ir warns of
+    weights that are outputs.  None of it helps a user.
+    """
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _explain(error: BaseException, program: ExportedProgram) -> str:
+    """The op and its place in the user's code, and the innermost cause where it says more."""
+    errors = [error]
+    while (cause := errors[-1].__cause__) is not None:
+        errors.append(cause)
+    named = next((found for e in errors if (found := _NODE.search(str(e)))), None)
+    node = _find(program, named["name"]) if named is not None else None
+    text = next(iter(str(errors[-1]).strip().splitlines()), type(errors[-1]).__name__)
+    if node is None:
+        return f"torch.onnx cannot convert this program: {text}"
+    place = f"{node.target} (module '{module_path(node)}', {source_line(node) or 'no source line'})"
+    if text.startswith(_NO_FUNCTION):
+        return f"ONNX has no form for {place}"
+    return f"the conversion of {place} to ONNX failed: {text}"
+
+
+def _find(program: ExportedProgram, name: str) -> Node | None:
+    """The node that torch.onnx names: one of the program or of its decomposition, or else the one
+    whose op is called like it (torch.onnx decomposes further: special_bessel_j0 to bessel_j0).
+    """
+    programs = (program, program.run_decompositions())
+    calls = [n for p in programs for n in p.graph.nodes if n.op == "call_function"]
+    op = name.rstrip("_0123456789")
+    same_name = (node for node in calls if node.name == name)
+    same_op = (node for node in calls if op in str(node.target))
+    return next(chain(same_name, same_op), None)

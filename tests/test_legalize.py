@@ -1,0 +1,225 @@
+"""Legalised programs hold what ONNX Runtime's ops take, and compute what they computed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from lowering import error, lower, noise, run
+from programs import Function, captured, count, outputs
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from enginecast.exporters.legalize import legalize
+from enginecast.exporters.onnx import Lowered
+from enginecast.passes.graph_edit import shape_of, structural_copy
+from enginecast.passes.match import is_call
+
+HEADS, SIZE = 4, 8
+BATCH, TOKENS = Dim("batch", min=1, max=8), Dim("tokens", min=1, max=32)
+SIZES = {"one": (1, 1), "example": (2, 7), "largest": (3, 32)}
+FORMS = ["S,S", "1,S", "H,S,S", "1,1,S,S", "B,1,1,S", "B,1,S,S", "1,H,1,S", "B,H,S,S"]
+"""What scores [batch, heads, tokens, key tokens] can be added to."""
+
+
+class Linear(nn.Module):
+    def __init__(self, *, bias: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 5, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.linear(x)
+        return result
+
+
+def legal(program: ExportedProgram) -> ExportedProgram:
+    copy = structural_copy(program)
+    legalize(copy)
+    copy.graph_module.recompile()
+    copy.graph.lint()
+    copy.validate()
+    return copy
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(6,), (3, 6), (2, 3, 6)])
+def test_linear_is_a_matmul(shape: tuple[int, ...], *, bias: bool) -> None:
+    program = captured(Linear(bias=bias), x := torch.randn(shape))
+    after = legal(program)
+    assert count(after, "linear") == 0
+    assert (count(after, "matmul"), count(after, "add")) == (1, int(bias))
+    wanted = outputs(program, x)[0]
+    assert error(outputs(after, x)[0], wanted) <= 4 * noise(wanted, wanted)
+
+
+def test_engine_of_linears_holds_their_transposes(tmp_path: Path) -> None:
+    class Linears(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain, self.biased = nn.Linear(6, 5, bias=False), nn.Linear(6, 5)
+
+        def forward(self, *x: Tensor) -> list[Tensor]:
+            return [linear(value) for value in x for linear in (self.plain, self.biased)]
+
+    inputs = [torch.randn(shape) for shape in ((6,), (3, 6), (2, 3, 6))]
+    program = captured(Linears(), *inputs)
+    lowered = lower(program, tmp_path, [f"out{index}" for index in range(6)])
+    assert lowered.ops == {"MatMul": 6, "Add": 3}
+    for found, wanted in zip(run(tmp_path, *inputs), outputs(program, *inputs), strict=True):
+        assert error(found, wanted) <= 4 * noise(wanted, wanted)
+
+
+def test_weight_that_two_linears_share_is_transposed_once() -> None:
+    class Twice(Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.linear(x) + self.linear(x + 1)
+            return result
+
+    assert count(legal(captured(Twice(bias=True), torch.randn(3, 6))), "t") == 1
+
+
+def shape_in(form: str, batch: int, tokens: int) -> tuple[int, ...]:
+    sizes = {"B": batch, "S": tokens, "H": HEADS, "1": 1}
+    return tuple(sizes[size] for size in form.split(","))
+
+
+def dims_of(form: str) -> dict[int, Dim]:
+    return {
+        index: {"B": BATCH, "S": TOKENS}[size]
+        for index, size in enumerate(form.split(","))
+        if size in "BS"
+    }
+
+
+def attend(query: Tensor, *biases: Tensor) -> list[Tensor]:
+    """One attention for each bias, over the same tokens."""
+    return [
+        torch.ops.enginecast.attention(
+            query, query * 0.5, query + 1, bias, HEADS, HEADS, SIZE**-0.5, False
+        )
+        for bias in biases
+    ]
+
+
+def attention_program(dtype: torch.dtype) -> ExportedProgram:
+    batch, tokens = SIZES["example"]
+    biases = [torch.zeros(shape_in(form, batch, tokens), dtype=dtype) for form in FORMS]
+    shapes = ({0: BATCH, 1: TOKENS}, *map(dims_of, FORMS))
+    query = torch.randn(batch, tokens, HEADS * SIZE)
+    with torch.no_grad():
+        return torch.export.export(
+            Function(attend), (query, *biases), dynamic_shapes=(shapes,), strict=False
+        )
+
+
+@dataclass(frozen=True)
+class Engine:
+    folder: Path
+    lowered: Lowered
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, ExportedProgram]:
+    return {"float": attention_program(torch.float32), "bool": attention_program(torch.bool)}
+
+
+@pytest.fixture(scope="module")
+def engines(
+    programs: dict[str, ExportedProgram], tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], Engine]:
+    made = {}
+    for kind, device in (("float", "cpu"), ("float", "cuda"), ("bool", "cpu")):
+        folder = tmp_path_factory.mktemp(f"{kind}-{device}")
+        made[kind, device] = Engine(folder, lower(programs[kind], folder, FORMS, device=device))
+    return made
+
+
+def mask(shape: tuple[int, ...]) -> Tensor:
+    """Visible keys: the first one always, but in the first row none."""
+    visible = torch.rand(shape) > 0.5
+    visible[..., 0] = True
+    visible[..., 0, :] = False
+    return visible
+
+
+def given(kind: str, batch: int, tokens: int) -> list[Tensor]:
+    """A query and a bias of every form."""
+    shapes = [shape_in(form, batch, tokens) for form in FORMS]
+    biases = [mask(shape) if kind != "float" else torch.randn(shape) for shape in shapes]
+    if kind == "-inf":
+        biases = [torch.where(bias, 0.5, float("-inf")) for bias in biases]
+    return [torch.randn(batch, tokens, HEADS * SIZE), *biases]
+
+
+def errors(engine: Engine, inputs: list[Tensor], rows: slice = slice(None)) -> dict[str, float]:
+    """By form: the error in units of rounding noise."""
+    found, wanted = run(engine.folder, *inputs), attend(*inputs)
+    return {
+        form: error(got[:, rows], want[:, rows]) / noise(torch.ones(1), want.new_zeros(()))
+        for form, got, want in zip(FORMS, found, wanted, strict=True)
+    }
+
+
+def test_every_bias_becomes_four_dims_with_full_rows(programs: dict[str, ExportedProgram]) -> None:
+    after = legal(programs["float"])
+    nodes = [n for n in after.graph.nodes if is_call(n, torch.ops.enginecast.attention.default)]
+    for node, form in zip(nodes, FORMS, strict=True):
+        query, bias = node.args[0], node.args[3]
+        assert isinstance(query, torch.fx.Node)
+        assert isinstance(bias, torch.fx.Node)
+        tokens = shape_of(query)[1]
+        assert len(shape_of(bias)) == 4
+        assert [str(size) for size in shape_of(bias)[2:]] == [str(tokens)] * 2, form
+    assert count(after, "expand") == sum(form.split(",")[-2] == "1" for form in FORMS)
+
+
+def test_op_is_the_one_for_the_device(engines: dict[tuple[str, str], Engine]) -> None:
+    counts = {key: engine.lowered.ops for key, engine in engines.items()}
+    assert counts["float", "cpu"]["Attention"] == len(FORMS)
+    assert counts["float", "cuda"]["com.microsoft::MultiHeadAttention"] == len(FORMS)
+    assert counts["bool", "cpu"]["Attention"] == len(FORMS)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_float_bias_of_every_form(
+    engines: dict[tuple[str, str], Engine], device: str, size: str
+) -> None:
+    found = errors(engines["float", device], given("float", *SIZES[size]))
+    assert max(found.values()) <= 24, found
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", ["bool", "-inf"])
+def test_rows_that_are_masked_whole_are_zero_as_in_torch(
+    engines: dict[tuple[str, str], Engine], kind: str, size: str
+) -> None:
+    engine = engines["float" if kind == "-inf" else kind, "cpu"]
+    found = errors(engine, given(kind, *SIZES[size]))
+    assert max(found.values()) <= 24, found
+
+
+def test_rows_that_are_masked_whole_are_finite_on_cuda(
+    engines: dict[tuple[str, str], Engine],
+) -> None:
+    """MultiHeadAttention makes NaN of -inf alone; in the next layer 0 * NaN reaches all rows."""
+    inputs = given("-inf", 2, 7)
+    assert all(out.isfinite().all() for out in run(engines["float", "cuda"].folder, *inputs))
+    shown = errors(engines["float", "cuda"], inputs, slice(1, None))
+    with_own_rows = {form: e for form, e in shown.items() if form.split(",")[-2] == "S"}
+    assert max(with_own_rows.values()) <= 24, shown
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype:UserWarning")
+def test_norm_of_two_dtypes_becomes_one_of_the_dtype_that_the_program_says(tmp_path: Path) -> None:
+    """torch takes an fp32 weight for an fp16 value; ONNX Runtime refuses to load that."""
+    weight = torch.randn(16)
+    program = captured(
+        Function(lambda x: torch.nn.functional.rms_norm(x, (16,), weight, 1e-6)),
+        x := torch.randn(3, 16).half(),
+    )
+    lower(program, tmp_path)
+    found = run(tmp_path, x)[0]
+    assert found.dtype == torch.float16
+    exact = torch.nn.functional.rms_norm(x.double(), (16,), weight.double(), 1e-6)
+    assert error(found, exact) <= 2 * noise(exact, exact.half())

@@ -1,0 +1,123 @@
+"""What ONNX cannot say is refused with the op, the module and the line, and leaves no files."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lowering import error, lower, run
+from programs import Function, captured, outputs
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from enginecast.errors import LoweringError
+
+
+@torch.library.custom_op("enginecast_test::mystery", mutates_args=())
+def mystery(x: Tensor) -> Tensor:
+    return x.sin()
+
+
+@mystery.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Strange(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = mystery(x)
+        return result
+
+
+class Net(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.linear, self.inner = nn.Linear(16, 64), inner
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(self.linear(x))
+
+
+def refusal(program: ExportedProgram, folder: Path, names: tuple[str, ...] = ("out",)) -> str:
+    with pytest.raises(LoweringError) as caught:
+        lower(program, folder, names)
+    assert list(folder.iterdir()) == []
+    assert caught.value.hint
+    return caught.value.message
+
+
+def test_op_without_onnx_form_is_named_with_its_place(tmp_path: Path) -> None:
+    message = refusal(captured(Net(Strange()), torch.randn(3, 16)), tmp_path)
+    line = next(
+        number
+        for number, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if "Tensor = mystery(x)" in text and "in text" not in text
+    )
+    assert message == (
+        "ONNX has no form for enginecast_test.mystery.default"
+        f" (module 'inner', test_onnx_refusals.py:{line})"
+    )
+
+
+def test_op_that_is_decomposed_first_is_named_as_the_user_called_it(tmp_path: Path) -> None:
+    program = captured(Function(lambda x: torch.special.bessel_j0(x + 1)), torch.randn(3))
+    assert "ONNX has no form for aten.special_bessel_j0.default" in refusal(program, tmp_path)
+
+
+@pytest.mark.parametrize("part", [lambda t: t, lambda t: t[1:].view(-1)], ids=["all", "part"])
+def test_state_is_refused(tmp_path: Path, part: Callable[[Tensor], Tensor]) -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps: Tensor
+            self.register_buffer("steps", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            part(self.steps).add_(1)
+            return x + self.steps
+
+    assert "writes into steps" in refusal(captured(Counter(), torch.randn(3, 4)), tmp_path)
+
+
+def test_writing_into_a_copy_of_a_weight_is_fine(tmp_path: Path) -> None:
+    class Copies(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps: Tensor
+            self.register_buffer("steps", torch.arange(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.steps.clone().add_(1) + self.steps.float().mul_(2)
+
+    program = captured(Copies(), x := torch.randn(3, 4))
+    lower(program, tmp_path)
+    assert error(run(tmp_path, x)[0], outputs(program, x)[0]) <= 1e-6
+
+
+def test_complex_weight_is_refused(tmp_path: Path) -> None:
+    weight = torch.randn(400, dtype=torch.complex64)
+    program = captured(Function(lambda x: (x * weight).real), torch.randn(400))
+    assert "complex64" in refusal(program, tmp_path)
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("a", "x")])
+def test_output_names_that_onnx_cannot_tell_apart(tmp_path: Path, names: tuple[str, str]) -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x + 1, x * 2
+
+    message = refusal(captured(Two(), torch.randn(3)), tmp_path, names)
+    assert f"the output '{names[1]}'" in message
+
+
+def test_no_file_is_left_when_the_weights_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("enginecast.exporters.weights_file._write_one", full)
+    with pytest.raises(OSError, match="no space"):
+        lower(captured(Net(nn.ReLU()), torch.randn(3, 16)), tmp_path)
+    assert list(tmp_path.iterdir()) == []
