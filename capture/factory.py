@@ -41,11 +41,7 @@ class FactorySource(Source):
 
     def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         """A copy of the factory's module with floats in `dtype`; weights in `dtype` are shared."""
-        memo: dict[int, Any] = {}
-        for tensor in self._module.parameters():
-            # A parameter of its own over the same storage: `.to` replaces data in place.
-            memo[id(tensor)] = nn.Parameter(tensor.detach(), requires_grad=False)
-        return copy.deepcopy(self._module, memo).to(dtype)
+        return copy_sharing_weights(self._module).to(dtype)
 
     def empty(self) -> nn.Module:
         return empty_copy(self._module)
@@ -59,6 +55,14 @@ class FactorySource(Source):
 
     def example(self) -> dict[str, Tensor]:
         return dict(self._example)
+
+
+def copy_sharing_weights(module: nn.Module) -> nn.Module:
+    """A copy whose parameters are its own, over the same storage: `.to` replaces data in place."""
+    memo: dict[int, Any] = {}
+    for tensor in module.parameters():
+        memo[id(tensor)] = nn.Parameter(tensor.detach(), requires_grad=False)
+    return copy.deepcopy(module, memo)
 
 
 def open_factory(text: str) -> FactorySource:

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from enginecast.check import verify_bundle as verify
     from enginecast.driver import compile as compile
     from enginecast.runtime.load import load as load
 

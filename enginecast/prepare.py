@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from enginecast.capture.dynamic import apply_dynamic, parse_dynamic
 from enginecast.capture.examples import Case, example_sizes, sample, verification_inputs
 from enginecast.capture.export import Captured, capture
-from enginecast.capture.factory import FactorySource
-from enginecast.capture.given import read_inputs, read_prompts, tokenize
+from enginecast.capture.factory import FactorySource, copy_sharing_weights
+from enginecast.capture.given import check_arguments, read_inputs, read_prompts, tokenize
 from enginecast.capture.inputs import InputSpec, check_required, derive, from_example
 from enginecast.capture.outputs import named_tensors
 from enginecast.capture.source import Source, open_source
@@ -65,7 +65,8 @@ def open_model(model: str | nn.Module, options: ModelOptions, example: object = 
     """
     if isinstance(model, nn.Module):
         given = dict(example) if isinstance(example, dict) else {}
-        return FactorySource(type(model).__name__, model, given)
+        # A copy: the caller's module keeps its mode and its gradients.
+        return FactorySource(type(model).__name__, copy_sharing_weights(model), given)
     return open_source(model, random_weights=options.random_weights, allow_code=options.allow_code)
 
 
@@ -114,10 +115,18 @@ def _inputs(
     source: Source, options: ModelOptions
 ) -> tuple[tuple[InputSpec, ...], dict[str, Tensor]]:
     if options.inputs is None:
+        _check_example(source)
         return derive(source), {}
     given = read_inputs(options.inputs)
+    check_arguments(given, source, f"--inputs {options.inputs}")
     given = {name: given[name] for name in sorted(given, key=_position(source))}
     return check_required(source, from_example(given, source.config)), given
+
+
+def _check_example(source: Source) -> None:
+    parameters = source.forward_signature.parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        check_arguments(source.example(), source, "the example")
 
 
 def _position(source: Source) -> Callable[[str], int]:

@@ -9,6 +9,9 @@ from rich.console import Console
 
 logger = logging.getLogger(__name__)
 
+LONG = 1.0
+"""Seconds from which on a step is told of: a log that nobody watches has no spinner."""
+
 
 class Steps:
     """Times what happens inside `with steps("capture"):`.
@@ -32,8 +35,9 @@ class Steps:
             else:
                 yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-            self.log(f"{name}: {self.seconds[name]:.2f} s")
+            spent = time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent
+            (self.say if spent > LONG else self.log)(f"{name}: {spent:.2f} s")
 
     def log(self, line: str) -> None:
         """Add a line to the build log."""
@@ -44,4 +48,4 @@ class Steps:
         """Add a line to the build log and show it."""
         self.log(line)
         if self._console is not None:
-            self._console.print(line, markup=False, highlight=False)
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)

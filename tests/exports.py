@@ -18,7 +18,7 @@ from enginecast.driver import export
 from enginecast.job import Export
 from enginecast.plan import make_plan
 from enginecast.runtime.bundle import digest
-from enginecast.runtime.manifest import MANIFEST_NAME, FileRecord, Manifest
+from enginecast.runtime.manifest import MANIFEST_NAME, FileRecord
 from enginecast.runtime.manifest_json import decode, encode
 
 
@@ -142,14 +142,14 @@ class Exports:
         return self._made[key]
 
 
-def reseal(bundle: Path, change: Callable[[Manifest], Manifest] = lambda content: content) -> None:
-    """Write a manifest whose digests fit the files, as if they had been published so."""
+def reseal(bundle: Path) -> None:
+    """Write a manifest that fits the files there are, as if they had been published so."""
     path = bundle / MANIFEST_NAME
     content = decode(path.read_bytes())
+    paths = [bundle / file.name for file in content.files]
     files = tuple(
-        FileRecord(
-            name=f.name, size=(bundle / f.name).stat().st_size, sha256=digest(bundle / f.name)
-        )
-        for f in content.files
+        FileRecord(name=path.name, size=path.stat().st_size, sha256=digest(path))
+        for path in paths
+        if path.exists()
     )
-    path.write_bytes(encode(change(msgspec.structs.replace(content, files=files))))
+    path.write_bytes(encode(msgspec.structs.replace(content, files=files)))

@@ -95,7 +95,7 @@ MAY_IMPORT: dict[str, list[str]] = {
         "enginecast.terminal",
     ],
     "enginecast.__main__": ["enginecast.cli"],
-    "enginecast.__init__": ["enginecast.driver", "enginecast.runtime.load"],
+    "enginecast.__init__": ["enginecast.check", "enginecast.driver", "enginecast.runtime.load"],
 }
 
 

@@ -1,0 +1,295 @@
+"""Every command: what it prints where, and its exit code."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exports import Exports, Ran, cast
+from safetensors.numpy import load_file, save_file
+
+Capture = pytest.CaptureFixture[str]
+COMMANDS = ("export", "verify", "run", "inspect", "opt", "passes", "doctor")
+
+
+def process(*arguments: object) -> Ran:
+    """Run the command in a process of its own, where torch cannot be imported."""
+    code = (
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('torch', 'transformers'):\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "from enginecast.cli import main\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(autouse=True)
+def _where_the_factory_is(exports: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(exports.root)
+
+
+def prompts(folder: Path) -> Path:
+    path = folder / "prompts.txt"
+    path.write_text("a b c\n\nx\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_whole_names_of_options(capsys: Capture, command: str) -> None:
+    done = cast(capsys, command, "--help")
+    assert done.code == 0
+    assert "…" not in done.out
+    assert "--json" in done.out
+    assert cast(capsys, command, "-h").out == done.out
+
+
+def test_export_has_the_options_that_are_promised(capsys: Capture) -> None:
+    shown = cast(capsys, "export", "--help").out
+    for option in (
+        *("--output", "--target", "--precision", "--pipeline", "--skip-modules-pattern"),
+        *("--skip-modules-classes", "--inputs", "--prompts", "--dynamic", "--random-weights"),
+        *("--device", "--arch", "--fallback", "--overwrite", "--allow-code", "--quiet", "-v"),
+    ):
+        assert option in shown
+    for command in ("verify", "run"):
+        shown = cast(capsys, command, "--help").out
+        for option in ("--device", "--provider", "--threads", "--allow-code"):
+            assert option in shown
+
+
+def test_without_a_command_the_help_goes_to_stderr(capsys: Capture) -> None:
+    done = cast(capsys)
+    assert (done.code, done.out) == (2, "")
+    assert all(f"  {command} " in done.err for command in COMMANDS)
+    assert cast(capsys, "--version").out.startswith("enginecast ")
+
+
+def test_export_publishes_and_tells_people_on_stderr(
+    exports: Exports, tmp_path: Path, capsys: Capture
+) -> None:
+    bundle = tmp_path / "new" / "bundle"
+    done = cast(capsys, "export", exports.model("plain"), "-o", bundle)
+    assert (done.code, done.out) == (0, "")
+    assert "verified: " in done.err
+    assert "canonicalize" in done.err
+    assert f"{bundle}: " in done.err
+    assert {path.name for path in bundle.iterdir()} == {
+        *("build.log", "engine.onnx", "manifest.json", "reference.safetensors"),
+        *("report.html", "report.json", "weights.safetensors"),
+    }
+    assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
+
+
+def test_export_in_json_and_the_refusal_to_overwrite(
+    exports: Exports, tmp_path: Path, capsys: Capture
+) -> None:
+    bundle = tmp_path / "bundle"
+    command = ("export", exports.model("plain"), "-o", bundle, "--json", "--quiet")
+    done = cast(capsys, *command, "--arch", "sm90", "--threads", 1)
+    assert (done.code, done.err) == (0, "")
+    assert done.json["outcome"] == "verified"
+    assert done.json["engine"] == "ran"
+    assert done.json["bundle"] == str(bundle)
+    assert done.json["rejected"] is None
+    assert json.loads((bundle / "manifest.json").read_text())["engines"][0]["arch"] == "sm90"
+    before = {path.name: path.read_bytes() for path in bundle.iterdir()}
+
+    again = cast(capsys, *command)
+    assert again.code == 2
+    assert again.json == {
+        "error": "BundleError",
+        "message": f"{bundle}: a bundle is there",
+        "hint": "Replace it with --overwrite.",
+    }
+    assert {path.name: path.read_bytes() for path in bundle.iterdir()} == before
+
+    replaced = cast(capsys, *command, "--overwrite", "--pipeline", "canonicalize")
+    assert replaced.code == 0
+    assert json.loads((bundle / "manifest.json").read_text())["pipeline"] == "canonicalize"
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_fp16_here_is_verified_by_emulation(
+    exports: Exports, tmp_path: Path, capsys: Capture
+) -> None:
+    done = cast(
+        capsys,
+        *("export", exports.model("plain"), "-o", tmp_path / "b", "--precision", "fp16", "--json"),
+        *("--skip-modules-pattern", "narrow", "--skip-modules-classes", "LayerNorm"),
+    )
+    assert done.code == 0
+    assert done.json["outcome"] == "verified-by-emulation"
+    assert done.json["engine"] == "not run on target"
+    assert "keep=narrow keep_classes=LayerNorm" in done.json["pipeline"]
+
+
+def test_given_inputs_and_ranges_are_used(
+    exports: Exports, tmp_path: Path, capsys: Capture
+) -> None:
+    inputs = tmp_path / "in.safetensors"
+    rng = np.random.default_rng(1)
+    features = rng.standard_normal((2, 7, 12), dtype=np.float32)
+    save_file({"features": features, "keep": rng.random((2, 7)) > 0.5}, inputs)
+    done = cast(
+        capsys,
+        *("export", exports.model("plain"), "-o", tmp_path / "b", "--inputs", inputs, "--json"),
+        *("--dynamic", "features:0=2..9"),
+    )
+    assert done.code == 0, done.err
+    assert "given inputs" in done.json["verdict"]["cases"]
+    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
+    assert manifest["symbols"] == {"batch": [2, 9]}
+
+
+def test_verify_without_torch(exports: Exports) -> None:
+    bundle = exports("t5").folder
+    done = process("verify", bundle)
+    assert done.code == 0, done.err
+    assert "verified: " in done.out
+    assert "compared with the stored reference" in done.out
+    assert done.err == ""
+    told = process("verify", bundle, "--json", "--threads", 1).json
+    assert (told["outcome"], told["against"]) == ("verified", "the stored reference")
+
+
+def test_verify_against_the_model(exports: Exports, capsys: Capture) -> None:
+    bundle = exports("plain").folder
+    done = cast(capsys, "verify", bundle, "--model", exports.model("plain"), "--json")
+    assert (done.code, done.json["against"]) == (0, exports.model("plain"))
+    assert done.json["notes"] == []
+
+
+def test_verify_against_another_model(exports: Exports, capsys: Capture) -> None:
+    done = cast(capsys, "verify", exports("t5").folder, "--model", exports.model("bert"))
+    assert done.code == 2
+    assert "--model bert gives last_hidden_state, pooler_output" in done.err
+
+
+def test_verify_against_other_weights(exports: Exports, tmp_path: Path, capsys: Capture) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    config = Path(exports.model("t5")) / "config.json"
+    (folder / "config.json").write_bytes(config.read_bytes())
+    bundle = exports("t5").folder
+    done = cast(capsys, "verify", bundle, "--model", folder, "--random-weights", 4, "--json")
+    assert (done.code, done.json["outcome"]) == (1, "rejected")
+    assert done.json["notes"] == [f"{folder} is not the model that the bundle was made from"]
+
+
+def test_run_on_prompts_without_torch(exports: Exports, tmp_path: Path) -> None:
+    bundle, output = exports("t5").folder, tmp_path / "out.safetensors"
+    done = process("run", bundle, "--prompts", prompts(tmp_path), "-o", output, "--json")
+    assert done.code == 0, done.err
+    assert done.json["outputs"] == {"attention_mask": [3, 4], "last_hidden_state": [3, 4, 32]}
+    assert done.json["verdict"] == "verified"
+    arrays = load_file(output)
+    assert arrays["attention_mask"].sum(1).tolist() == [4, 1, 2]
+    assert np.isfinite(arrays["last_hidden_state"]).all()
+    shown = process("run", bundle, "--prompts", prompts(tmp_path), "-o", output)
+    assert "last_hidden_state float32 [3, 4, 32]" in shown.out
+
+
+def test_run_on_tensors(exports: Exports, tmp_path: Path, capsys: Capture) -> None:
+    inputs, output = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    save_file({"pixel_values": np.ones((2, 3, 16, 16), np.float32)}, inputs)
+    done = cast(capsys, "run", exports("vit").folder, "--inputs", inputs, "-o", output)
+    assert (done.code, done.err) == (0, "")
+    arrays = load_file(output)
+    assert {name: array.shape for name, array in arrays.items()} == {
+        "last_hidden_state": (2, 17, 32),
+        "pooler_output": (2, 32),
+    }
+    assert np.array_equal(arrays["pooler_output"][0], arrays["pooler_output"][1])
+
+
+def test_an_engine_judged_by_emulation_warns_and_runs(exports: Exports, tmp_path: Path) -> None:
+    bundle, output = exports("t5", "fp16").folder, tmp_path / "out.safetensors"
+    command = [sys.executable, "-m", "enginecast", "run", str(bundle), "-o", str(output)]
+    command += ["--prompts", str(prompts(tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr.startswith("warning: ")
+    assert "verified by emulation" in done.stderr
+
+
+def test_inspect_a_model(exports: Exports, capsys: Capture) -> None:
+    done = cast(capsys, "inspect", exports.model("t5-4-wo-in-fp32"), "--precision", "fp16")
+    assert done.code == 0
+    assert "input_ids: int64 [batch 1..64, sequence 1..512]" in done.out
+    assert "sites to fuse: 9 rms-norm, 8 residual+norm, 4 attention" in done.out
+    assert "DenseReluDense.wo.weight" in done.out
+    told = cast(capsys, "inspect", exports.model("t5-4-wo-in-fp32"), "--json").json
+    assert {row["dtype"]: row["tensors"] for row in told["census"]} == {"f16": 36, "f32": 4}
+    assert told["expected"] == {"rms-norm": 9, "residual+norm": 8, "attention": 4}
+    assert max(map(len, done.out.splitlines())) <= 120
+
+
+def test_inspect_a_bundle_without_torch(exports: Exports) -> None:
+    bundle = exports("t5").folder
+    done = process("inspect", bundle)
+    assert (done.code, done.err) == (0, "")
+    assert "verified: " in done.out
+    assert "[batch, sequence, 32]" in done.out
+    told = process("inspect", bundle, "--json").json
+    assert told == json.loads((bundle / "manifest.json").read_text())
+
+
+def test_opt_prints_texts_on_stdout_and_tables_on_stderr(exports: Exports, capsys: Capture) -> None:
+    model = exports.model("plain")
+    done = cast(capsys, "opt", model, "--pipeline", "canonicalize", "--print-ir")
+    assert done.code == 0
+    assert all(line.startswith(("%", "return", "#")) for line in done.out.splitlines())
+    assert "rewritten" in done.err
+    changed = cast(capsys, "opt", model, "--pipeline", "unify-dtype{to=fp16}", "--print-diff")
+    assert changed.out.startswith("# unify-dtype\n")
+    assert any(line.startswith("+") and "f16" in line for line in changed.out.splitlines())
+    told = cast(
+        capsys, "opt", model, "--pipeline", "canonicalize", "--print-ir", "--print-diff", "--json"
+    ).json
+    assert told["ir"] == done.out
+    assert [row["name"] for row in told["passes"]] == ["canonicalize"]
+    assert "diff" in told["passes"][0]
+
+
+def test_opt_saves_a_program_that_export_takes(
+    exports: Exports, tmp_path: Path, capsys: Capture
+) -> None:
+    program = tmp_path / "program.pt2"
+    command = ("opt", exports.model("plain"), "--pipeline", "canonicalize", "-o", program)
+    done = cast(capsys, *command)
+    assert (done.code, done.out) == (0, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["program.pt2"]
+    refused = cast(capsys, "export", program, "-o", tmp_path / "b")
+    assert refused.code == 2
+    assert "--allow-code" in refused.err
+    taken = cast(capsys, "export", program, "-o", tmp_path / "b", "--allow-code", "--json")
+    assert taken.json["outcome"] == "verified"
+    assert cast(capsys, "verify", tmp_path / "b").code == 0
+    with (tmp_path / "b" / "manifest.json").open() as file:
+        declared = json.load(file)
+    assert [one["name"] for one in declared["outputs"]] == ["hidden", "pooled"]
+
+
+def test_passes_are_listed_with_their_options(capsys: Capture) -> None:
+    done = cast(capsys, "passes")
+    assert (done.code, done.err) == (0, "")
+    assert "fuse-rms-norm" in done.out
+    told = cast(capsys, "passes", "--json").json["passes"]
+    names = {row["name"]: row for row in told}
+    assert set(names["unify-dtype"]["options"]) == {"to", "keep", "keep_classes"}
+    assert names["canonicalize"]["promise"] == "exact"
+    assert all(row["summary"] for row in told)
+
+
+def test_doctor_without_torch() -> None:
+    done = process("doctor", "--json")
+    assert done.code == 0
+    assert done.json["enginecast"]

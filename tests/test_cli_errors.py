@@ -1,0 +1,349 @@
+"""Bad input: one message that names the file or option, the exit code, and nothing left behind."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exports import Exports, cast, reseal
+from safetensors.numpy import load_file, save_file
+
+from enginecast.job import REPORTS
+from enginecast.passes import registry
+
+Capture = pytest.CaptureFixture[str]
+Damage = Callable[[Path], object]
+
+
+@pytest.fixture(autouse=True)
+def _where_the_factory_is(exports: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
+    exports.model("plain")
+    monkeypatch.chdir(exports.root)
+
+
+def refused(capsys: Capture, code: int, *arguments: object) -> str:
+    """Run a command that must fail in one message; return it in one line."""
+    done = cast(capsys, *arguments)
+    assert done.code == code, done
+    assert done.out == ""
+    assert "Traceback" not in done.err
+    assert done.err.startswith("error: ")
+    assert done.err.count("error: ") == 1
+    return " ".join(done.err.split())
+
+
+def no_export(capsys: Capture, tmp_path: Path, code: int, *arguments: object) -> str:
+    """As `refused`, for an export into a folder where nothing may appear."""
+    target = tmp_path / "out" / "bundle"
+    message = refused(capsys, code, "export", *arguments, "-o", target)
+    assert not target.parent.exists() or list(target.parent.iterdir()) == []
+    return message
+
+
+def folder_with(exports: Exports, path: Path, damage: Damage, model: str = "t5") -> Path:
+    path.mkdir()
+    for file in Path(exports.model(model)).iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    damage(path)
+    return path
+
+
+def edit_config(**changes: object) -> Damage:
+    def damage(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | changes))
+
+    return damage
+
+
+def to_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def truncate(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize(
+    ("model", "damage", "expected"),
+    [
+        ("t5", lambda f: (f / "config.json").unlink(), "config.json is missing"),
+        ("t5", lambda f: (f / "config.json").write_text("{nope"), "config.json"),
+        ("t5", truncate, "model.safetensors"),
+        (
+            "t5-relu-shards-fp16",
+            lambda f: min(f.glob("model-*")).unlink(),
+            "model-00001-of",
+        ),
+        ("t5", edit_config(auto_map={"AutoModel": "m.M"}), "auto_map"),
+        ("t5", edit_config(d_ff=65), "has shape"),
+        ("t5", to_pickle, "pytorch_model.bin is a pickle"),
+        ("t5", lambda f: (f / "model.safetensors").unlink(), "--random-weights SEED"),
+    ],
+)
+def test_damaged_models(
+    exports: Exports, tmp_path: Path, capsys: Capture, model: str, damage: Damage, expected: str
+) -> None:
+    folder = folder_with(exports, tmp_path / "model", damage, model)
+    message = no_export(capsys, tmp_path, 2, folder)
+    assert expected in message
+    assert str(folder) in message
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "expected"),
+    [
+        (2, ("--precision", "int8"), "'int8' is not built yet"),
+        (2, ("--precision", "fp8"), "'fp8' is not built yet"),
+        (2, ("--precision", "fp12"), "'fp12' is not a precision Available: fp32, fp16, bf16"),
+        *(
+            (2, ("--target", name), f"target '{name}' is not built yet")
+            for name in ("tensorrt", "aotinductor", "torchscript")
+        ),
+        (2, ("--pipeline", "canonicalise"), "unknown pass 'canonicalise' canonicalise ^"),
+        (2, ("--pipeline", "unify-dtype{tu=fp16}"), "has no option 'tu' unify-dtype{tu=fp16} ^"),
+        (2, ("--pipeline", "unify-dtype{to=fp12}"), "got fp12 unify-dtype{to=fp12} ^"),
+        (2, ("--pipeline", "unify-dtype{to=fp64}"), "for references, not for engines"),
+        (2, ("--pipeline", "fuse-gelu,canonicalize"), "must come after 'canonicalize'"),
+        (2, ("--pipeline", "canonicalize", "--precision", "fp16"), "--precision fp16"),
+        (2, ("--precision", "bf16", "--device", "cpu"), "no bf16 kernels"),
+        (3, ("--device", "cuda"), "--device cuda: ONNX Runtime has no CUDAExecutionProvider"),
+        (2, ("--device", "gpu"), "--device gpu: expected cpu or cuda"),
+        (2, ("--arch", "hopper"), "--arch hopper"),
+        (2, ("--fallback", "maybe"), "--fallback maybe: expected one of none"),
+        (2, ("--threads", "0"), "--threads"),
+        (2, ("--threads", "many"), "--threads"),
+        (2, ("--dynamic", "nonsense"), "--dynamic nonsense: expected NAME:DIM=MIN..MAX"),
+        (2, ("--dynamic", "nothing:0=1..4"), "no input 'nothing'; there is features, keep"),
+        (2, ("--dynamic", "features:9=1..4"), "features has dimensions 0 to 2"),
+        (2, ("--skip-modules-pattern", "wo"), "--precision fp16 or bf16"),
+        (2, ("--skip-modules-pattern", "(", "--precision", "fp16"), "--skip-modules-pattern ("),
+        (2, ("--skip-modules-pattern", "zz", "--precision", "fp16"), "'zz' matches no module"),
+        (2, ("--skip-modules-classes", "Zz", "--precision", "fp16"), "'Zz'"),
+        (2, ("--prompts", "missing.txt"), "--prompts missing.txt"),
+        (2, ("--prompts", "empty.txt"), "--prompts empty.txt is empty"),
+        (2, ("--inputs", "missing.safetensors"), "--inputs missing.safetensors"),
+        (2, ("--inputs", "wrong.safetensors"), "takes no input 'pixels'"),
+        (2, ("--inputs", "partial.safetensors"), "keep"),
+        (2, ("--random-weights", "1"), "--random-weights 1"),
+        (2, ("--bogus",), "--bogus"),
+    ],
+)
+def test_bad_options_of_export(
+    exports: Exports,
+    tmp_path: Path,
+    capsys: Capture,
+    code: int,
+    options: tuple[str, ...],
+    expected: str,
+) -> None:
+    (exports.root / "empty.txt").write_text("")
+    save_file({"pixels": np.zeros((2, 3), np.float32)}, exports.root / "wrong.safetensors")
+    partial = {"features": np.zeros((2, 7, 12), np.float32)}
+    save_file(partial, exports.root / "partial.safetensors")
+    message = no_export(capsys, tmp_path, code, exports.model("plain"), *options)
+    assert expected in message
+
+
+def test_errors_in_json(capsys: Capture, tmp_path: Path) -> None:
+    for arguments, kind in (
+        (("export", "--json"), "UsageError"),
+        (("export", "nothing", "-o", tmp_path / "b", "--json"), "SourceError"),
+        (("inspect", "--json", "nothing"), "SourceError"),
+        (("run", tmp_path, "-o", tmp_path / "o", "--json"), "UsageError"),
+        (("verify", tmp_path, "--json"), "BundleError"),
+        (("opt", "nothing", "--pipeline", "nothing", "--json"), "SpecError"),
+    ):
+        done = cast(capsys, *arguments)
+        assert done.code == 2
+        assert done.json["error"] == kind
+        assert done.json["message"] in done.err
+
+
+def test_folders_in_the_way(exports: Exports, tmp_path: Path, capsys: Capture) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years of work")
+    for options in ((), ("--overwrite",)):
+        message = refused(capsys, 2, "export", exports.model("plain"), "-o", mine, *options)
+        assert f"{mine}: exists and is not a bundle" in message
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine", "thesis.txt"]
+
+
+FACTORIES = """
+import torch
+from torch import nn
+
+def raises():
+    raise RuntimeError("no disk")
+
+def nonsense():
+    return 7
+
+class Branch(nn.Module):
+    def forward(self, x):
+        if x.sum() > 0:
+            return x
+        return -x
+
+def branches():
+    return Branch(), {"x": torch.randn(3, 4)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("factory", "expected"),
+    [
+        ("raises", "bad_factories:raises raised RuntimeError: no disk"),
+        ("nonsense", "bad_factories:nonsense returned a int, expected a module"),
+        ("absent", "bad_factories has no attribute 'absent'"),
+    ],
+)
+def test_factories_that_do_not_work(
+    exports: Exports, tmp_path: Path, capsys: Capture, factory: str, expected: str
+) -> None:
+    (exports.root / "bad_factories.py").write_text(FACTORIES)
+    assert expected in no_export(capsys, tmp_path, 2, f"bad_factories:{factory}")
+
+
+def test_control_flow_is_shown_with_its_line(
+    exports: Exports, tmp_path: Path, capsys: Capture
+) -> None:
+    file = exports.root / "bad_factories.py"
+    file.write_text(FACTORIES)
+    line = FACTORIES.splitlines().index("        if x.sum() > 0:") + 1
+    message = no_export(capsys, tmp_path, 2, "bad_factories:branches")
+    assert f"{file}:{line} if x.sum() > 0:" in message
+    assert "a Python branch or loop depends on the value of a tensor" in message
+    assert "torch.where" in message
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "expected"),
+    [
+        (2, (), "give either --inputs FILE.safetensors or --prompts FILE.txt"),
+        (2, ("--inputs", "in", "--prompts", "p"), "give either --inputs"),
+        (2, ("--inputs", "wrong.safetensors"), "pixels"),
+        (2, ("--inputs", "missing.safetensors"), "missing.safetensors"),
+        (2, ("--prompts", "missing.txt"), "missing.txt"),
+        (2, ("--prompts", "empty.txt"), "empty.txt"),
+        (3, ("--prompts", "p.txt", "--device", "cuda"), "CUDAExecutionProvider"),
+        (3, ("--prompts", "p.txt", "--provider", "Mars"), "Mars"),
+    ],
+)
+def test_bad_options_of_run(
+    exports: Exports,
+    tmp_path: Path,
+    capsys: Capture,
+    code: int,
+    options: tuple[str, ...],
+    expected: str,
+) -> None:
+    (exports.root / "empty.txt").write_text("")
+    (exports.root / "p.txt").write_text("a b")
+    save_file({"pixels": np.zeros((2, 3), np.float32)}, exports.root / "wrong.safetensors")
+    output = tmp_path / "out.safetensors"
+    message = refused(capsys, code, "run", exports("t5").folder, "-o", output, *options)
+    assert expected in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_cannot_be_written_is_refused_first(
+    exports: Exports, tmp_path: Path, capsys: Capture
+) -> None:
+    lost = tmp_path / "nowhere" / "out.safetensors"
+    message = refused(capsys, 2, "run", "nothing", "--prompts", "p.txt", "-o", lost)
+    assert f"-o {lost}: there is no folder" in message
+    message = refused(capsys, 2, "run", "nothing", "--prompts", "p.txt", "-o", tmp_path)
+    assert "expected the name of a file" in message
+    message = refused(capsys, 2, "opt", "nothing", "--pipeline", "", "-o", tmp_path / "p.onnx")
+    assert "ends in .pt2" in message
+
+
+def test_a_damaged_bundle(exports: Exports, tmp_path: Path, capsys: Capture) -> None:
+    bundle = tmp_path / "bundle"
+    folder_with_bundle(exports, bundle)
+    data = bytearray((bundle / "weights.safetensors").read_bytes())
+    data[-1] ^= 1
+    (bundle / "weights.safetensors").write_bytes(data)
+    (tmp_path / "p.txt").write_text("a b")
+    options = ("--prompts", tmp_path / "p.txt", "-o", tmp_path / "o.safetensors")
+    for command in (("run", bundle, *options), ("verify", bundle)):
+        assert "weights.safetensors has sha256" in refused(capsys, 2, *command)
+    assert not (tmp_path / "o.safetensors").exists()
+
+
+def folder_with_bundle(exports: Exports, target: Path) -> None:
+    target.mkdir()
+    for file in exports("t5").folder.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+
+
+def test_a_bf16_engine_on_a_cpu_says_what_to_do(
+    exports: Exports, tmp_path: Path, capsys: Capture
+) -> None:
+    inputs = tmp_path / "in.safetensors"
+    ids = np.ones((1, 3), np.int64)
+    save_file({"input_ids": ids, "attention_mask": ids}, inputs)
+    bundle = exports("t5-relu-shards-bf16", "bf16").folder
+    output = tmp_path / "o.safetensors"
+    message = refused(capsys, 3, "run", bundle, "--inputs", inputs, "-o", output)
+    assert "no bf16 kernels" in message
+    assert "--precision fp32 or fp16" in message
+    assert "no bf16 kernels" in refused(capsys, 3, "verify", bundle)
+
+
+def test_a_bundle_without_reference_wants_the_model(
+    exports: Exports, tmp_path: Path, capsys: Capture
+) -> None:
+    bundle = tmp_path / "bundle"
+    folder_with_bundle(exports, bundle)
+    (bundle / "reference.safetensors").unlink()
+    reseal(bundle)
+    message = refused(capsys, 2, "verify", bundle)
+    assert "has no reference.safetensors" in message
+    assert "--model MODEL" in message
+
+
+def test_a_pass_that_breaks_its_promise_publishes_nothing(
+    exports: Exports, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {**registry.PASSES, "perturb": "wrong_pass:Perturb"}
+    monkeypatch.setattr(registry, "PASSES", known)
+    bundle, rejected = tmp_path / "bundle", tmp_path / "bundle.rejected"
+    command = ("export", exports.model("plain"), "-o", bundle, "--pipeline", "perturb")
+    done = cast(capsys, *command)
+    assert (done.code, done.out) == (1, "")
+    assert "rejected: " in done.err
+    assert "perturb" in done.err
+    assert f"nothing was published; the report is in {rejected}" in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle.rejected"]
+    assert {path.name for path in rejected.iterdir()} == set(REPORTS)
+    told = cast(capsys, *command, "--json")
+    assert told.code == 1
+    assert (told.json["outcome"], told.json["bundle"]) == ("rejected", None)
+    assert told.json["rejected"] == str(rejected)
+    assert json.loads((rejected / "report.json").read_text())["verdict"]["outcome"] == "rejected"
+    done = cast(capsys, "opt", exports.model("plain"), "--pipeline", "perturb", "-o", "p.pt2")
+    assert (done.code, (exports.root / "p.pt2").exists()) == (1, False)
+
+
+def test_weights_that_overflow_fp16_are_rejected_by_name(
+    exports: Exports, tmp_path: Path, capsys: Capture
+) -> None:
+    def scale(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        name = "encoder.block.1.layer.1.DenseReluDense.wo.weight"
+        weights[name] = weights[name] * 3e4
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    folder = folder_with(exports, tmp_path / "loud", scale)
+    bundle = tmp_path / "bundle"
+    done = cast(capsys, "export", folder, "-o", bundle, "--precision", "fp16", "--json")
+    assert done.code == 1
+    assert not bundle.exists()
+    reasons = done.json["verdict"]["reasons"]
+    assert "leave fp16's range at encoder.block.1.layer.1" in reasons[0]
+    assert "> 65504" in reasons[0]
