@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
 from enginecast.capture.source import Source
+from enginecast.capture.text_config import ending_of, longest_sequence, padding_of
 from enginecast.errors import UsageError
 
 Kind = Literal["token_ids", "attention_mask", "token_type_ids", "image", "tensor"]
@@ -16,25 +17,6 @@ Kind = Literal["token_ids", "attention_mask", "token_type_ids", "image", "tensor
 BATCH = "batch"
 SEQUENCE = "sequence"
 LARGEST_BATCH = 64
-SEQUENCE_WITHOUT_LIMIT = 512
-"""Longest sequence where the config gives none, as T5's with its relative positions."""
-
-OFFSET_POSITIONS = frozenset(
-    {
-        "camembert",
-        "data2vec-text",
-        "ibert",
-        "longformer",
-        "luke",
-        "mpnet",
-        "roberta",
-        "roberta-prelayernorm",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "xmod",
-    }
-)
-"""Kinds whose first position is the padding id plus one, so that the table holds fewer tokens."""
 
 TEXT_INPUTS: dict[str, Kind] = {
     "input_ids": "token_ids",
@@ -160,7 +142,7 @@ def from_example(
     has_batch = len(leading) == 1 and leading.pop() >= (1 if is_known else 2)
     text = {name for name, kind in kinds.items() if kind in TEXT_INPUTS.values()}
     lengths = {example[name].shape[1] for name in text}
-    longest = _longest_sequence(config, max(lengths)) if lengths else 1
+    longest = longest_sequence(config, max(lengths)) if lengths else 1
     specs = []
     for name, tensor in example.items():
         dims = [DimSpec.static(size) for size in tensor.shape]
@@ -172,7 +154,7 @@ def from_example(
         low, high = _id_range(kind, tensor, config)
         padding, ending = (None, None)
         if kind == "token_ids":
-            padding, ending = _padding(config), _ending(config)
+            padding, ending = padding_of(config), ending_of(config)
         specs.append(InputSpec(name, kind, tensor.dtype, tuple(dims), low, high, padding, ending))
     return with_example_sizes(tuple(specs))
 
@@ -227,7 +209,7 @@ def _text_specs(config: PreTrainedConfig, arguments: tuple[str, ...], name: str)
         )
     dims = (
         DimSpec(BATCH, 3, 1, LARGEST_BATCH),
-        DimSpec(SEQUENCE, 7, 1, _longest_sequence(config, 7)),
+        DimSpec(SEQUENCE, 7, 1, longest_sequence(config, 7)),
     )
     ids = InputSpec(
         "input_ids",
@@ -236,8 +218,8 @@ def _text_specs(config: PreTrainedConfig, arguments: tuple[str, ...], name: str)
         dims,
         0,
         vocabulary - 1,
-        _padding(config),
-        _ending(config),
+        padding_of(config),
+        ending_of(config),
     )
     if "attention_mask" not in arguments:
         return [ids]
@@ -259,31 +241,6 @@ def _image_spec(config: PreTrainedConfig, name: str) -> InputSpec:
     batch = DimSpec(BATCH, 3, 1, LARGEST_BATCH)
     static = tuple(DimSpec.static(size) for size in (channels, height, width))
     return InputSpec("pixel_values", "image", torch.float32, (batch, *static))
-
-
-def _longest_sequence(config: PreTrainedConfig | None, example: int) -> int:
-    if config is None:
-        return max(SEQUENCE_WITHOUT_LIMIT, example)
-    text = config.get_text_config()
-    positions = getattr(text, "max_position_embeddings", None)
-    if not isinstance(positions, int) or positions < 1:
-        return max(SEQUENCE_WITHOUT_LIMIT, example)
-    if config.model_type in OFFSET_POSITIONS:
-        return positions - (_padding(config) or 0) - 1
-    return positions
-
-
-def _padding(config: PreTrainedConfig | None) -> int | None:
-    padding: Any = getattr(config.get_text_config(), "pad_token_id", None) if config else None
-    return padding if isinstance(padding, int) else 0
-
-
-def _ending(config: PreTrainedConfig | None) -> int | None:
-    """The end-of-text id, where the config names one that is in the vocabulary."""
-    text = config.get_text_config() if config is not None else None
-    ending: Any = getattr(text, "eos_token_id", None)
-    vocabulary: Any = getattr(text, "vocab_size", 0)
-    return ending if isinstance(ending, int) and 0 <= ending < vocabulary else None
 
 
 def kind_of(name: str, tensor: Tensor) -> Kind:

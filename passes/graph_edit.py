@@ -255,13 +255,13 @@ def _first_user_input(program: ExportedProgram) -> Node:
 
 
 def structural_copy(program: ExportedProgram) -> ExportedProgram:
-    """Copy graph and signature and share every weight.  (`copy.deepcopy` would copy the weights
-    too.)
-    """
+    """Copy graph and signature, share every weight.  (`copy.deepcopy` copies the weights, too.)"""
     graph = Graph()
     mapping: dict[Node, Node] = {}
     for node in program.graph.nodes:
         mapping[node] = graph.node_copy(node, lambda n: mapping[n])
+        # fx renames what is called like a Python builtin; the signature knows inputs by their names.
+        mapping[node].name = node.name
     module = GraphModule(program.graph_module, graph)
     module.meta.update(program.graph_module.meta)
     return ExportedProgram(
