@@ -23,6 +23,7 @@ ENGINE_SIDE = [
     "enginecast.verify.engine",
     "enginecast.verify.verdict",
     "enginecast.verify.comparison",
+    "enginecast.verify.padding",
     "enginecast.verify.reference",
     "enginecast.verify.report",
     "enginecast.verify.report_data",

@@ -5,6 +5,7 @@ program interpreted with its weights raised to fp64 one by one, right before the
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +23,7 @@ from enginecast.verify.boundaries import range_report
 from enginecast.verify.comparison import Comparison, Floor, compare
 from enginecast.verify.interpret import interpret
 from enginecast.verify.metrics import Array, masked_outputs
+from enginecast.verify.padding import UNCHANGED, moved, other_padding, padded_case
 from enginecast.verify.reference import Reference, ReferenceCase
 from enginecast.verify.verdict import floor_failures
 
@@ -153,7 +155,36 @@ def make_reference(
         floor=floor,
         mask_input=mask_input,
         masked=masked,
+        guarded=_guarded(program, names, inputs, references, mask_input, masked),
     )
+
+
+def _guarded(
+    program: ExportedProgram,
+    names: Sequence[str],
+    inputs: Outputs,
+    references: Outputs,
+    mask_input: str | None,
+    masked: frozenset[str],
+) -> frozenset[str]:
+    """Outputs that other padding leaves as they are, found by one more run of the reference."""
+    masks = (
+        {} if mask_input is None else {case: found[mask_input] for case, found in inputs.items()}
+    )
+    name = padded_case(masks)
+    if mask_input is None or name is None:
+        return frozenset()
+    arrays = other_padding(inputs[name], mask_input)
+    case = _Inputs(name, {key: torch.from_numpy(array) for key, array in arrays.items()})
+    after = reference_outputs(program, [case], names)[name]
+    changes = moved(references[name], after, masks[name], sorted(masked))
+    return frozenset(output for output, change in changes.items() if change <= UNCHANGED)
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    name: str
+    inputs: Mapping[str, Tensor]
 
 
 def _low_floor(

@@ -67,6 +67,8 @@ class Reference:
     """Input that marks valid rows; None: every row counts."""
     masked: frozenset[str] = frozenset()
     """Outputs whose rows follow the mask."""
+    guarded: frozenset[str] = frozenset()
+    """Those of them whose rows that count do not depend on what stands in padded positions."""
     left_out: tuple[str, ...] = ()
     """Cases that were verified at export but did not fit into the file."""
 
@@ -136,6 +138,7 @@ def _metadata(reference: Reference) -> dict[str, Any]:
         },
         "mask_input": reference.mask_input,
         "masked": sorted(reference.masked),
+        "guarded": sorted(reference.guarded),
         "left_out": list(reference.left_out),
     }
 
@@ -190,5 +193,6 @@ def _assemble(metadata: Mapping[str, Any], tensors: Mapping[str, Array]) -> Refe
         ),
         mask_input=metadata["mask_input"],
         masked=frozenset(metadata["masked"]),
+        guarded=frozenset(metadata["guarded"]),
         left_out=tuple(metadata["left_out"]),
     )
