@@ -46,6 +46,8 @@ class Steps:
 
     def say(self, line: str) -> None:
         """Add a line to the build log and show it."""
-        self.log(line)
-        if self._console is not None:
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if self._console is None or self._console.quiet:
+            self.log(line)
+            return
+        self.lines.append(line)  # and not to the logger, which may show it on the same terminal
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)

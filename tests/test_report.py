@@ -98,7 +98,7 @@ def test_the_terminal_shows_verdict_passes_and_fusions() -> None:
     assert "encoder.block.1 modeling_t5.py:66" in line
     assert "2.50e-07" in line
     line = next(line for line in text.splitlines() if line.startswith("canonicalize"))
-    assert line.split()[-1] == "equal"
+    assert "equal" in line.split()
     assert "a cast between rsqrt and mul" in text
 
 

@@ -82,18 +82,16 @@ def _outputs_table(outputs: Iterable[OutputVerdict], dtype: str) -> Table:
 
 
 def _passes_table(passes: Iterable[PassCheck]) -> Table:
-    table = _table("pass", "promise", "rewritten", "left alone", "time", "worst place", "error")
+    table = _table("pass", "done", "left", "error", "worst place")
     for check in passes:
         place = f"{check.worst_place} {check.worst_source}".strip()
         error = "equal" if check.worst_error == 0 else f"{check.worst_error:.2e}"
         table.add_row(
             check.name,
-            check.promise,
             str(check.rewritten),
             str(check.left_alone),
-            f"{check.seconds:.2f} s",
-            place,
             f"{error} BROKEN" if check.failure else error,
+            place,
         )
     return table
 
