@@ -81,18 +81,13 @@ def _rms_norm(
 _DTYPES = {"FLOAT": torch.float32, "FLOAT16": torch.float16, "BFLOAT16": torch.bfloat16}
 
 
-def _lowest(tensor: Any) -> float:
-    return float(torch.finfo(_DTYPES[tensor.dtype.name]).min)
+def _attention(device: str) -> Callable[..., Any]:
+    """Choose the op.  On ONNX Runtime's CPU provider Attention (opset 23) was measured to be the
+    faster one with a bias and MultiHeadAttention without.  The CUDA provider has kernels of
+    Attention for fp16 and bf16 (microsoft/onnxruntime#27542, older than the oldest version taken).
 
-
-def _attention(prefer_contrib: bool) -> Callable[..., Any]:
-    """Choose the op: measured on ONNX Runtime's CPU provider, Attention (opset 23) is the faster
-    one with a bias and MultiHeadAttention without; the CUDA provider has a kernel for the latter in
-    every version.
-
-    They differ in rows whose keys are all masked, which belong to padding.  Attention (ONNX Runtime
-    1.31, CPU) writes zeros where every bias is -inf or the dtype's lowest number; torch does so for
-    -inf and averages the values for the lowest number, as MultiHeadAttention does for both here.
+    A row whose keys are all masked belongs to padding.  Attention (ONNX Runtime 1.31, CPU) writes
+    zeros there, where torch does so for -inf and averages the values for the lowest number.
     """
 
     def translate(
@@ -106,13 +101,9 @@ def _attention(prefer_contrib: bool) -> Callable[..., Any]:
         causal: bool,
     ) -> Any:
         rank = len(query.shape)
-        boolean = bias is not None and bias.dtype.name == "BOOL"
-        contrib = rank == 3 and heads == kv_heads and not boolean and not causal
-        if contrib and (bias is None or prefer_contrib):
-            if bias is not None:
-                # MultiHeadAttention makes NaN of a row of -inf, where torch makes 0.
-                bias = op.Max(bias, op.CastLike(op.Constant(value_float=_lowest(bias)), bias))
-            return _multi_head_op(query, key, value, None, None, bias, num_heads=heads, scale=scale)
+        plain = bias is None and rank == 3 and heads == kv_heads and not causal
+        if plain and device == "cpu":
+            return _multi_head_op(query, key, value, num_heads=heads, scale=scale)
         counts = {"q_num_heads": heads, "kv_num_heads": kv_heads} if rank == 3 else {}
         results = op.Attention(
             query, key, value, bias, scale=scale, is_causal=int(causal), **counts
@@ -130,6 +121,6 @@ def translation_table(*, device: str) -> dict[Callable[..., Any], Callable[..., 
     """
     return {
         torch.ops.enginecast.skip_rms_norm.default: _skip_rms_norm,
-        torch.ops.enginecast.attention.default: _attention(prefer_contrib=device != "cpu"),
+        torch.ops.enginecast.attention.default: _attention(device),
         torch.ops.aten.rms_norm.default: _rms_norm,
     }

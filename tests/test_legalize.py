@@ -126,11 +126,11 @@ def programs() -> dict[str, ExportedProgram]:
 @pytest.fixture(scope="module")
 def engines(
     programs: dict[str, ExportedProgram], tmp_path_factory: pytest.TempPathFactory
-) -> dict[tuple[str, str], Engine]:
+) -> dict[str, Engine]:
     made = {}
-    for kind, device in (("float", "cpu"), ("float", "cuda"), ("bool", "cpu")):
-        folder = tmp_path_factory.mktemp(f"{kind}-{device}")
-        made[kind, device] = Engine(folder, lower(programs[kind], folder, FORMS, device=device))
+    for kind, program in programs.items():
+        folder = tmp_path_factory.mktemp(kind)
+        made[kind] = Engine(folder, lower(program, folder, FORMS))
     return made
 
 
@@ -173,41 +173,25 @@ def test_every_bias_becomes_four_dims_with_full_rows(programs: dict[str, Exporte
     assert count(after, "expand") == sum(form.split(",")[-2] == "1" for form in FORMS)
 
 
-def test_op_is_the_one_for_the_device(engines: dict[tuple[str, str], Engine]) -> None:
-    counts = {key: engine.lowered.ops for key, engine in engines.items()}
-    assert counts["float", "cpu"]["Attention"] == len(FORMS)
-    assert counts["float", "cuda"]["com.microsoft::MultiHeadAttention"] == len(FORMS)
-    assert counts["bool", "cpu"]["Attention"] == len(FORMS)
+def test_a_bias_is_given_to_attention(engines: dict[str, Engine]) -> None:
+    for engine in engines.values():
+        assert engine.lowered.ops["Attention"] == len(FORMS)
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_float_bias_of_every_form(
-    engines: dict[tuple[str, str], Engine], device: str, size: str
-) -> None:
-    found = errors(engines["float", device], given("float", *SIZES[size]))
+def test_float_bias_of_every_form(engines: dict[str, Engine], size: str) -> None:
+    found = errors(engines["float"], given("float", *SIZES[size]))
     assert max(found.values()) <= 24, found
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", ["bool", "-inf"])
 def test_rows_that_are_masked_whole_are_zero_as_in_torch(
-    engines: dict[tuple[str, str], Engine], kind: str, size: str
+    engines: dict[str, Engine], kind: str, size: str
 ) -> None:
-    engine = engines["float" if kind == "-inf" else kind, "cpu"]
+    engine = engines["float" if kind == "-inf" else kind]
     found = errors(engine, given(kind, *SIZES[size]))
     assert max(found.values()) <= 24, found
-
-
-def test_rows_that_are_masked_whole_are_finite_on_cuda(
-    engines: dict[tuple[str, str], Engine],
-) -> None:
-    """MultiHeadAttention makes NaN of -inf alone; in the next layer 0 * NaN reaches all rows."""
-    inputs = given("-inf", 2, 7)
-    assert all(out.isfinite().all() for out in run(engines["float", "cuda"].folder, *inputs))
-    shown = errors(engines["float", "cuda"], inputs, slice(1, None))
-    with_own_rows = {form: e for form, e in shown.items() if form.split(",")[-2] == "S"}
-    assert max(with_own_rows.values()) <= 24, shown
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype:UserWarning")
