@@ -11,6 +11,7 @@ _PIPELINES = {
 }
 _PLANNED = ("int8", "fp8")
 _TARGETS = ("onnxruntime",)
+_PLANNED_TARGETS = ("tensorrt", "aotinductor", "torchscript")
 
 
 def preset(precision: str, target: str = "onnxruntime", *, device: str = "cpu") -> str:
@@ -23,9 +24,8 @@ def preset(precision: str, target: str = "onnxruntime", *, device: str = "cpu") 
         UsageError: a precision or target that is unknown or not built yet.
     """
     if target not in _TARGETS:
-        raise UsageError(
-            f"target '{target}' is not built yet", hint=f"Available: {', '.join(_TARGETS)}."
-        )
+        state = "is not built yet" if target in _PLANNED_TARGETS else "is not known"
+        raise UsageError(f"target '{target}' {state}", hint=f"Available: {', '.join(_TARGETS)}.")
     if precision not in _PIPELINES:
         state = "is not built yet" if precision in _PLANNED else "is not a precision"
         raise UsageError(f"'{precision}' {state}", hint=f"Available: {', '.join(_PIPELINES)}.")

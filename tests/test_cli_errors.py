@@ -102,6 +102,7 @@ def test_damaged_models(
             (2, ("--target", name), f"target '{name}' is not built yet")
             for name in ("tensorrt", "aotinductor", "torchscript")
         ),
+        (2, ("--target", "abacus"), "target 'abacus' is not known Available: onnxruntime."),
         (2, ("--pipeline", "canonicalise"), "unknown pass 'canonicalise' canonicalise ^"),
         (2, ("--pipeline", "unify-dtype{tu=fp16}"), "has no option 'tu' unify-dtype{tu=fp16} ^"),
         (2, ("--pipeline", "unify-dtype{to=fp12}"), "got fp12 unify-dtype{to=fp12} ^"),
