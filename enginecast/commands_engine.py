@@ -111,7 +111,7 @@ def run_engine(
     for name, shape in shapes.items():
         print(f"{name} {outputs[name].dtype} {shape}")
     if truncated:
-        print(f"{truncated} prompts were cut to the longest that the model takes")
+        print(f"prompts cut to the longest that the model takes: {truncated}")
     print(f"{output} ({provider})")
 
 

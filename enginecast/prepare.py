@@ -1,6 +1,6 @@
 """From a MODEL argument to a captured program: the start of export, inspect and opt."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -120,7 +120,23 @@ def _inputs(
     given = read_inputs(options.inputs)
     check_arguments(given, source, f"--inputs {options.inputs}")
     given = {name: given[name] for name in sorted(given, key=_position(source))}
-    return check_required(source, from_example(given, source.config)), given
+    specs = check_required(source, from_example(given, source.config))
+    _check_values(given, specs, f"--inputs {options.inputs}")
+    return specs, given
+
+
+def _check_values(given: Mapping[str, Tensor], specs: Sequence[InputSpec], origin: str) -> None:
+    """Refuse ids that the model has no row for, before they reach a kernel."""
+    for spec in specs:
+        tensor = given[spec.name]
+        if spec.low is None or spec.high is None or not tensor.numel():
+            continue
+        least, most = tensor.min().item(), tensor.max().item()
+        if least < spec.low or most > spec.high:
+            wrong = least if least < spec.low else most
+            raise UsageError(
+                f"{origin}: {spec.name}: expected values in {spec.low}..{spec.high}, got {wrong}"
+            )
 
 
 def _check_example(source: Source) -> None:

@@ -148,6 +148,17 @@ def test_bad_options_of_export(
     assert expected in message
 
 
+def test_ids_without_a_row_are_refused(exports: Exports, tmp_path: Path, capsys: Capture) -> None:
+    ids = np.array([[4, 5, 500]])
+    file = exports.root / "ids.safetensors"
+    save_file({"input_ids": ids, "attention_mask": np.ones_like(ids)}, file)
+    message = no_export(capsys, tmp_path, 2, exports.model("t5"), "--inputs", file)
+    assert f"--inputs {file}: input_ids: expected values in 0..95, got 500" in message
+    output = tmp_path / "o.safetensors"
+    message = refused(capsys, 2, "run", exports("t5").folder, "--inputs", file, "-o", output)
+    assert "input 'input_ids': expected values in 0..95, got 500 at [0, 2]" in message
+
+
 def test_errors_in_json(capsys: Capture, tmp_path: Path) -> None:
     for arguments, kind in (
         (("export", "--json"), "UsageError"),
