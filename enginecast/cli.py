@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from enginecast import __version__
-from enginecast.cli_errors import BadCommandLine, fail, show_warning, usage_error
+from enginecast.cli_errors import BadCommandLine, crash, fail, show_warning, usage_error
 from enginecast.cli_options import (
     AllowCode,
     Arch,
@@ -66,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = fail(usage_error(error, arguments, app), as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
+    except Exception:  # whatever is left is a defect of ours
+        code = crash()
     if code == INTERRUPTED:
         print("interrupted", file=sys.stderr)
     sys.exit(code or 0)

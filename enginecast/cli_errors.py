@@ -2,6 +2,7 @@
 
 import json
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from enginecast.terminal import progress, say
 
 BadCommandLine: type[Exception] = typer.BadParameter.__mro__[2]
 """ClickException: newer versions of typer carry their own copy of click's."""
+
+CRASHED = 70
+"""EX_SOFTWARE of sysexits.h.  Python's own 1 would read as a verdict."""
 
 
 def fail(error: EnginecastError, *, as_json: bool) -> int:
@@ -24,6 +28,13 @@ def fail(error: EnginecastError, *, as_json: bool) -> int:
         kind = type(error).__name__
         print(json.dumps({"error": kind, "message": error.message, "hint": error.hint}, indent=1))
     return error.exit_code
+
+
+def crash() -> int:
+    """Print the traceback of an unexpected exception; return the exit code for one."""
+    traceback.print_exc()
+    print("this is a defect of enginecast; please report it with the lines above", file=sys.stderr)
+    return CRASHED
 
 
 def usage_error(error: Exception, arguments: Sequence[str], app: typer.Typer) -> UsageError:

@@ -5,6 +5,7 @@ run.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import onnxruntime
 
@@ -15,6 +16,7 @@ from enginecast.passes.pipeline import build
 from enginecast.passes.presets import preset
 from enginecast.passes.spec import render
 from enginecast.passes.unify_dtype import UnifyDtype
+from enginecast.runtime.manifest import Precision
 from enginecast.runtime.ort_session import CPU_PROVIDER, CUDA_PROVIDER
 
 FALLBACKS = ("none", "rewrite", "specialise", "torchscript")
@@ -27,7 +29,7 @@ class Plan:
     """A decided export."""
 
     target: str
-    precision: str
+    precision: Precision
     """What the engine computes in, and eager beside it: fp32, fp16 or bf16."""
     pipeline: str
     device: str
@@ -80,7 +82,8 @@ def make_plan(
             hint="Leave --precision out, or change the pipeline's unify-dtype.",
         )
     precision = precision or computes or "fp32"
-    text = preset(precision, target, device=device or "cpu")
+    chosen = device or ("cuda" if precision == "bf16" else "cpu")
+    text = preset(precision, target, device=chosen)
     text = _keeping(pipeline if pipeline is not None else text, keep, keep_classes)
     if precision == "bf16" and device == "cpu":
         raise UsageError(
@@ -89,7 +92,6 @@ def make_plan(
             hint="Leave --device out to export for a GPU (judged by emulation here), or use"
             " --precision fp32 or fp16.",
         )
-    chosen = device or ("cuda" if precision == "bf16" else "cpu")
     here = set(_PROVIDERS[chosen][:1]) <= set(onnxruntime.get_available_providers())
     if device is not None and not here:
         raise MissingError(
@@ -97,7 +99,8 @@ def make_plan(
             f" {', '.join(onnxruntime.get_available_providers())}",
             hint="pip install 'enginecast[cuda]' on a machine with a GPU, or leave --device out.",
         )
-    return Plan(target, precision, text, chosen, here)
+    # `preset` refused any other.
+    return Plan(target, cast(Precision, precision), text, chosen, here)
 
 
 def _keeping(text: str, keep: tuple[str, ...], keep_classes: tuple[str, ...]) -> str:

@@ -260,7 +260,7 @@ def structural_copy(program: ExportedProgram) -> ExportedProgram:
     mapping: dict[Node, Node] = {}
     for node in program.graph.nodes:
         mapping[node] = graph.node_copy(node, lambda n: mapping[n])
-        # fx renames what is called like a Python builtin; the signature knows inputs by their names.
+        # fx renames what is called like a Python builtin; the signature goes by names.
         mapping[node].name = node.name
     module = GraphModule(program.graph_module, graph)
     module.meta.update(program.graph_module.meta)

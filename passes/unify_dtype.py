@@ -119,8 +119,8 @@ def _require_found(found: set[Node], option: str) -> None:
     if not found:
         raise PassError(
             f"{option} matches no module of the program",
-            hint="Module paths look like encoder.block.0; `enginecast opt MODEL --print-ir` shows"
-            " the lines that each came from.",
+            hint="--skip-modules-pattern sets keep, --skip-modules-classes sets keep_classes."
+            " Module paths look like encoder.block.0.layer.1.",
         )
 
 

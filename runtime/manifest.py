@@ -16,6 +16,7 @@ DType = Literal[
 InputKind = Literal[
     "token_ids", "attention_mask", "token_type_ids", "position_ids", "image", "tensor"
 ]
+Precision = Literal["fp32", "fp16", "bf16"]
 Outcome = Literal["verified", "verified-by-emulation", "rejected"]
 Count = Annotated[int, Meta(ge=0)]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -134,7 +135,7 @@ class EngineRecord(Record, frozen=True, kw_only=True):
 
     target: str
     file: str
-    precision: str
+    precision: Precision
     verdict: Verdict
     weights: str | None = None
     opset: Count | None = None
@@ -164,7 +165,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     """Least and greatest size of each symbolic dimension."""
     outputs: tuple[Output, ...]
     pipeline: str
-    precision: str
+    precision: Precision
     passes: tuple[PassRecord, ...] = ()
     fusion: tuple[Fusion, ...] = ()
     text: Text | None = None

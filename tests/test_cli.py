@@ -293,3 +293,18 @@ def test_doctor_without_torch() -> None:
     done = process("doctor", "--json")
     assert done.code == 0
     assert done.json["enginecast"]
+
+
+def test_a_defect_of_ours_has_an_exit_code_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("enginecast.doctor.examine", broken)
+    with pytest.raises(SystemExit) as left:
+        main(["doctor"])
+    assert left.value.code == 70
+    printed = capsys.readouterr().err
+    assert "RuntimeError: planted" in printed
+    assert "defect of enginecast" in printed
