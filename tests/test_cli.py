@@ -10,6 +10,8 @@ import pytest
 from exports import Exports, Ran, cast
 from safetensors.numpy import load_file, save_file
 
+from enginecast.cli import main
+
 Capture = pytest.CaptureFixture[str]
 COMMANDS = ("export", "verify", "run", "inspect", "opt", "passes", "doctor")
 

@@ -15,7 +15,7 @@ class Named(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 4)
 
-    def forward(self, input: Tensor, max: Tensor) -> Tensor:  # noqa: A002 - what is tested
+    def forward(self, input: Tensor, max: Tensor) -> Tensor:
         result: Tensor = self.linear(input) + max
         return result
 
