@@ -64,7 +64,7 @@ def test_the_engine_verified_here_is_chosen(tmp_path: Path) -> None:
     engines = [
         bundles.engine(precision="fp16", verdict=EMULATED),
         bundles.engine(precision="bf16", verdict=bundles.verdict(provider=CUDA)),
-        bundles.engine(precision="int8", verdict=bundles.verdict("rejected")),
+        bundles.engine(precision="fp16", verdict=bundles.verdict("rejected")),
         bundles.engine(target="torchscript", file="engine.onnx"),
         bundles.engine(precision="fp32"),
     ]
