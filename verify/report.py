@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from enginecast.runtime.manifest import Fusion, OutputVerdict, Verdict
+from enginecast.verify.metrics import BEYOND
 from enginecast.verify.report_data import PassCheck, Report
 from enginecast.verify.report_page import render_page
 from enginecast.verify.verdict import times, verdict_line
@@ -85,15 +86,23 @@ def _passes_table(passes: Iterable[PassCheck]) -> Table:
     table = _table("pass", "done", "left", "error", "worst place")
     for check in passes:
         place = f"{check.worst_place} {check.worst_source}".strip()
-        error = "equal" if check.worst_error == 0 else f"{check.worst_error:.2e}"
         table.add_row(
             check.name,
             str(check.rewritten),
             str(check.left_alone),
-            f"{error} BROKEN" if check.failure else error,
+            _error(check),
             place,
         )
     return table
+
+
+def _error(check: PassCheck) -> str:
+    """The worst error of a pass as people read it."""
+    if check.worst_error >= BEYOND:
+        text = "not finite"
+    else:
+        text = "equal" if check.worst_error == 0 else f"{check.worst_error:.2e}"
+    return f"{text} BROKEN" if check.failure else text
 
 
 def _fusions_table(fusions: Iterable[Fusion]) -> Table:
