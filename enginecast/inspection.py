@@ -12,10 +12,11 @@ from rich.table import Table
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from enginecast.describe import dtype_name
 from enginecast.exporters.fusion_contract import expect_fusions
 from enginecast.passes.base import PassContext, Site
 from enginecast.passes.graph_edit import structural_copy, weight_specs, weight_tensor
-from enginecast.passes.match import torch_name
+from enginecast.passes.ir_text import dtype_text
 from enginecast.passes.pipeline import build, run_pipeline
 from enginecast.plan import Plan
 from enginecast.prepare import Prepared
@@ -77,7 +78,7 @@ def inspect_model(prepared: Prepared, plan: Plan) -> Inspection:
     return Inspection(
         model=prepared.source.name,
         inputs=tuple(
-            f"{spec.name}: {torch_name(spec.dtype)}"
+            f"{spec.name}: {dtype_name(spec.dtype)}"
             f" [{', '.join(_dim(d.name, d.minimum, d.maximum) for d in spec.dims)}]"
             for spec in captured.inputs
         ),
@@ -105,7 +106,7 @@ def census(program: ExportedProgram) -> tuple[Stored, ...]:
         if spec.kind is InputKind.CONSTANT_TENSOR:
             continue
         tensor = weight_tensor(program, spec)
-        found = tensors.setdefault(torch_name(tensor.dtype), [])
+        found = tensors.setdefault(dtype_text(tensor.dtype), [])
         found.append((str(spec.target), tensor.numel()))
     stored = [
         Stored(dtype, len(found), sum(n for _, n in found), tuple(name for name, _ in found[:3]))

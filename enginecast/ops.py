@@ -36,10 +36,12 @@ def attention(
         query: [batch, tokens, heads * size], or heads first: [batch, heads, tokens, size].
         key: like query, with `kv_heads` heads and the key length.
         value: like key.
-        bias: added to the scores, or bool (True: may attend); broadcastable to [batch, heads,
-        tokens, key tokens]. heads: query heads, a multiple of `kv_heads` (grouped-query attention).
-        kv_heads: key and value heads. scale: multiplies the scores. causal: each token attends to
-        itself and to earlier ones only.
+        bias: added to the scores, or bool (True: may attend); broadcastable to
+            [batch, heads, tokens, key tokens].
+        heads: query heads, a multiple of `kv_heads` (grouped-query attention).
+        kv_heads: key and value heads.
+        scale: multiplies the scores.
+        causal: each token attends to itself and to earlier ones only.
 
     Returns:
         In the layout of query, with the head size of value.

@@ -22,6 +22,7 @@ from enginecast.passes.graph_edit import (
     drop_unused_weights,
     erase_dead,
     shape_of,
+    tracked_outputs,
     value,
     weight_expressions,
     weight_specs,
@@ -90,7 +91,7 @@ def hoist_weights(program: ExportedProgram) -> list[HoistedWeight]:
 
 def _replace(program: ExportedProgram, root: Node, node: Node, stored: set[Node]) -> None:
     # An expression may be an output, and the signature names outputs.
-    with program.graph_module._set_replace_hook(program.graph_signature.get_replace_hook()):
+    with tracked_outputs(program):
         for user in list(root.users):
             if user not in stored:
                 user.replace_input_with(root, node)

@@ -8,7 +8,15 @@ from torch.fx import Node
 
 from enginecast.passes.base import PassContext
 from enginecast.passes.common_subexpressions import merge_equal
-from enginecast.passes.graph_edit import aten, dtype_of, insert, same_size, shape_of, value
+from enginecast.passes.graph_edit import (
+    aten,
+    dtype_of,
+    insert,
+    same_size,
+    shape_of,
+    tracked_outputs,
+    value,
+)
 from enginecast.passes.match import is_call
 from enginecast.passes.sites import SiteLog
 
@@ -16,7 +24,7 @@ from enginecast.passes.sites import SiteLog
 def legalize(program: ExportedProgram) -> None:
     """Apply every rewrite of this file, in place."""
     # A linear may be an output, and the signature names outputs.
-    with program.graph_module._set_replace_hook(program.graph_signature.get_replace_hook()):
+    with tracked_outputs(program):
         for node in list(program.graph.nodes):
             if is_call(node, aten.linear.default):
                 _linear_to_matmul(program, node)

@@ -41,6 +41,7 @@ from enginecast.passes.dtype_ops import (
     TOTALS,
 )
 from enginecast.passes.graph_edit import (
+    arguments,
     aten,
     dtype_of,
     first_input,
@@ -205,7 +206,7 @@ def _statistics(program: ExportedProgram) -> set[Node]:
             continue
         chain = [node]
         while not is_call(chain[-1], *REDUCTIONS):
-            source = chain[-1].args[0]
+            source = arguments(chain[-1])[0]
             scalar_only = isinstance(source, Node) and [
                 s for s in chain[-1].all_input_nodes if is_float(s)
             ] == [source]

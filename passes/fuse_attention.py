@@ -32,11 +32,13 @@ from enginecast.passes.graph_edit import (
     erase_dead,
     insert,
     shape_of,
+    take_place,
     weight_specs,
     weight_tensor,
 )
 from enginecast.passes.head_layout import joined_output, split_heads, unrepeated
-from enginecast.passes.match import NoMatch, is_call, torch_name
+from enginecast.passes.ir_text import dtype_text
+from enginecast.passes.match import NoMatch, is_call
 from enginecast.passes.ranges import always
 from enginecast.passes.sites import SiteLog
 from enginecast.passes.softmax_attention import match_softmax_attention
@@ -148,7 +150,7 @@ def _check_dtypes(match: Attention) -> None:
     wanted = dtype_of(match.query)
     for node in (match.key, match.value, *match.bias):
         if dtype_of(node) not in (wanted, torch.bool):
-            found, name = torch_name(dtype_of(node)), torch_name(wanted)
+            found, name = dtype_text(dtype_of(node)), dtype_text(wanted)
             raise NoMatch(
                 node, f"{node.name} is {found} and the query {name}: run unify-dtype first"
             )
@@ -185,9 +187,7 @@ def _fuse(program: ExportedProgram, match: Attention) -> str:
             like=out,
         )
     # The op belongs to the attention, whichever line joins the heads.
-    for place in ("nn_module_stack", "stack_trace"):
-        if place in match.out.meta:
-            fused.meta[place] = match.out.meta[place]
+    take_place(fused, match.out)
     out.replace_all_uses_with(fused)
     return "tokens first" if tokens_first else "heads first"
 

@@ -43,6 +43,7 @@ from enginecast.passes.graph_edit import (
     shape_of,
     weight_expressions,
 )
+from enginecast.passes.ir_text import dtype_text
 from enginecast.passes.match import (
     NoMatch,
     behind_casts,
@@ -53,7 +54,6 @@ from enginecast.passes.match import (
     real_users,
     reduces_last_dim,
     scalar_operand,
-    torch_name,
 )
 from enginecast.passes.sites import SiteLog
 
@@ -217,22 +217,22 @@ def _typed(
     wanted = dtype_of(out)
     source = stream if dtype_of(stream) == wanted else measured
     if dtype_of(source) != wanted and dtype_of(measured) == dtype_of(scaled):
-        kept = torch_name(dtype_of(scaled))
+        kept = dtype_text(dtype_of(scaled))
         return RmsNorm(measured, None, epsilon, scaled, f"in {kept}, the weight product outside")
     if dtype_of(source) != wanted:
-        source_name, out_name = torch_name(dtype_of(source)), torch_name(wanted)
+        source_name, out_name = dtype_text(dtype_of(source)), dtype_text(wanted)
         raise NoMatch(out, f"the input is {source_name} and the result {out_name}")
     if weight is not None and dtype_of(weight) != wanted:
-        weight_name, out_name = torch_name(dtype_of(weight)), torch_name(wanted)
+        weight_name, out_name = dtype_text(dtype_of(weight)), dtype_text(wanted)
         raise NoMatch(
             weight, f"the weight is {weight_name} and the product {out_name}: run unify-dtype first"
         )
     if wanted in (torch.float16, torch.bfloat16) and dtype_of(scaled) == wanted:
         note = "the statistic, in the low dtype before, is fp32 now"
     elif low is not None and dtype_of(low) != wanted:
-        note = f"the rounding to {torch_name(dtype_of(low))} before the weight product is gone"
+        note = f"the rounding to {dtype_text(dtype_of(low))} before the weight product is gone"
     elif low is not None and weight is not None:
-        note = f"the rounding to {torch_name(wanted)} before the weight product moved behind it"
+        note = f"the rounding to {dtype_text(wanted)} before the weight product moved behind it"
     else:
         note = "the products are in another order"
     return RmsNorm(source, weight, epsilon, out, note)

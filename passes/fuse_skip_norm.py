@@ -21,6 +21,7 @@ from torch.fx import Node
 import enginecast.ops  # noqa: F401 - registers enginecast::skip_rms_norm
 from enginecast.passes.base import Pass, PassContext, Promise, Site
 from enginecast.passes.graph_edit import (
+    arguments,
     aten,
     dtype_of,
     erase_dead,
@@ -32,7 +33,8 @@ from enginecast.passes.graph_edit import (
     shape_of,
     weight_expressions,
 )
-from enginecast.passes.match import NoMatch, is_call, op_name, torch_name
+from enginecast.passes.ir_text import dtype_text
+from enginecast.passes.match import NoMatch, is_call, op_name
 from enginecast.passes.sites import SiteLog
 
 
@@ -81,18 +83,18 @@ def match_residual(norm: Node, weights: set[Node]) -> tuple[Node, Node, Node]:
         if not same_shape(shape_of(addend), shape_of(total)):
             raise NoMatch(addend, "an addend of the sum is broadcast")
         if dtype_of(addend) != dtype_of(weight):
-            found, wanted = torch_name(dtype_of(addend)), torch_name(dtype_of(weight))
+            found, wanted = dtype_text(dtype_of(addend)), dtype_text(dtype_of(weight))
             raise NoMatch(addend, f"an addend is {found} and the norm's weight {wanted}")
     return total, left, right
 
 
 def _plain_weight(norm: Node, weights: set[Node]) -> Node:
     """The weight of a norm over the last dim, with its own epsilon."""
-    _, sizes, weight, epsilon = (*norm.args, None, None)[:4]
+    _, sizes, weight, epsilon = (*arguments(norm), None, None)[:4]
     if not isinstance(weight, Node):
         raise NoMatch(norm, "the norm has no weight")
-    if len(sizes) != 1:  # type: ignore[arg-type]
-        raise NoMatch(norm, f"the norm is over {len(sizes)} dims, expected the last one")  # type: ignore[arg-type]
+    if len(sizes) != 1:
+        raise NoMatch(norm, f"the norm is over {len(sizes)} dims, expected the last one")
     if epsilon is None:
         raise NoMatch(norm, "the norm leaves epsilon to the dtype")
     if weight not in weights:

@@ -2,7 +2,8 @@
 
 import copy
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,6 +42,11 @@ def first_input(node: Node) -> Node:
     source = node.args[0]
     assert isinstance(source, Node)
     return source
+
+
+def arguments(node: Node) -> tuple[Any, ...]:
+    """The positional arguments; fx types each as anything that some op takes."""
+    return node.args
 
 
 def shape_of(node: Node) -> tuple[Any, ...]:
@@ -134,11 +140,16 @@ def insert(
     value.
     """
     node = graph.create_node("call_function", target, args, kwargs or {}, name=name)
-    for key in ("nn_module_stack", "stack_trace", "torch_fn"):
-        if key in like.meta:
-            node.meta[key] = like.meta[key]
+    take_place(node, like)
     node.meta["val"] = evaluate_fake(node)
     return node
+
+
+def take_place(node: Node, like: Node) -> None:
+    """Give a node the module and the line of the source that `like` has."""
+    for key in ("nn_module_stack", "stack_trace"):
+        if key in like.meta:
+            node.meta[key] = like.meta[key]
 
 
 def evaluate_fake(node: Node) -> Any:
@@ -238,9 +249,7 @@ def hoist_before(node: Node, anchor: Node, weights: set[Node]) -> None:
 def insert_item(graph: torch.fx.Graph, source: Node, index: int, *, like: Node) -> Node:
     """The index-th result of an op with several."""
     node = graph.create_node("call_function", operator.getitem, (source, index))
-    for key in ("nn_module_stack", "stack_trace"):
-        if key in like.meta:
-            node.meta[key] = like.meta[key]
+    take_place(node, like)
     node.meta["val"] = value(source)[index]
     return node
 
@@ -252,6 +261,17 @@ def _first_user_input(program: ExportedProgram) -> Node:
             assert isinstance(node, Node)
             return node
     raise AssertionError("a graph without an output")
+
+
+@contextmanager
+def tracked_outputs(program: ExportedProgram) -> Iterator[None]:
+    """Rename outputs in the signature while nodes are replaced in the block: it goes by names.
+
+    The hook is private to torch; no public call does this.
+    """
+    hook = program.graph_signature.get_replace_hook()
+    with program.graph_module._set_replace_hook(hook):
+        yield
 
 
 def structural_copy(program: ExportedProgram) -> ExportedProgram:

@@ -4,7 +4,7 @@ attention.
 
 from torch.fx import Node
 
-from enginecast.passes.graph_edit import aten, first_input, same_size, shape_of
+from enginecast.passes.graph_edit import arguments, aten, first_input, same_size, shape_of
 from enginecast.passes.match import is_call, real_users
 
 VIEWS = (
@@ -19,8 +19,8 @@ COPIES = (aten.contiguous.default, aten.clone.default)
 
 def _swaps_heads_and_tokens(node: Node) -> bool:
     if is_call(node, aten.transpose.int):
-        return sorted(d % 4 for d in node.args[1:3]) == [1, 2]  # type: ignore[operator]
-    return is_call(node, aten.permute.default) and list(node.args[1]) == [0, 2, 1, 3]  # type: ignore[arg-type]
+        return sorted(dim % 4 for dim in arguments(node)[1:3]) == [1, 2]
+    return is_call(node, aten.permute.default) and list(arguments(node)[1]) == [0, 2, 1, 3]
 
 
 def split_heads(node: Node) -> Node | None:

@@ -22,7 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from enginecast.passes.source import source_line
 
-_DTYPES = {
+_DTYPES: dict[torch.dtype | None, str] = {
     torch.float64: "f64",
     torch.float32: "f32",
     torch.float16: "f16",
@@ -115,7 +115,7 @@ class _Printer:
 
     def _type(self, value: object) -> str:
         if isinstance(value, Tensor):
-            return f"{_dtype(value.dtype)}[{', '.join(map(self._size, value.shape))}]"
+            return f"{dtype_text(value.dtype)}[{', '.join(map(self._size, value.shape))}]"
         if isinstance(value, SymInt | SymFloat | SymBool):
             return "sym"
         if isinstance(value, list | tuple):
@@ -136,7 +136,7 @@ class _Printer:
         if isinstance(value, Node):
             return f"%{value.name}"
         if isinstance(value, torch.dtype):
-            return _dtype(value)
+            return dtype_text(value)
         if isinstance(value, list | tuple):
             return f"[{', '.join(map(self._value, value))}]"
         if isinstance(value, SymInt):
@@ -146,7 +146,8 @@ class _Printer:
         return repr(value)
 
 
-def _dtype(dtype: torch.dtype) -> str:
+def dtype_text(dtype: torch.dtype | None) -> str:
+    """float16 -> f16, int64 -> i64, bool -> b1; None (no tensor) -> None."""
     return _DTYPES.get(dtype) or str(dtype).removeprefix("torch.").replace("float", "f")
 
 

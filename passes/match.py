@@ -6,12 +6,11 @@ site it leaves alone.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
-import torch
 from torch.fx import Node
 
-from enginecast.passes.graph_edit import aten, is_float, value
+from enginecast.passes.graph_edit import arguments, aten, is_float, value
 
 CASTS = frozenset(
     {
@@ -42,23 +41,13 @@ def op_name(node: Node) -> str:
     return str(node.target).removeprefix("aten.")
 
 
-def is_call(node: object, *targets: Callable[..., Any]) -> bool:
+def is_call(node: object, *targets: Callable[..., Any]) -> TypeGuard[Node]:
     return isinstance(node, Node) and node.op == "call_function" and node.target in targets
-
-
-def expect(node: object, *targets: Callable[..., Any], where: str) -> Node:
-    """The node, when it is a call of one of the targets; NoMatch otherwise."""
-    if isinstance(node, Node) and is_call(node, *targets):
-        return node
-    wanted = " or ".join(str(t).removeprefix("aten.") for t in targets)
-    if isinstance(node, Node):
-        raise NoMatch(node, f"{op_name(node)} {where}, expected {wanted}")
-    raise AssertionError(f"{node!r} {where} is not a node")
 
 
 def is_float_cast(node: object) -> bool:
     """A cast from a float to a float, or a `to` that changes nothing."""
-    return is_call(node, *CASTS) and is_float(node) and is_float(node.args[0])  # type: ignore[attr-defined]
+    return is_call(node, *CASTS) and is_float(node) and is_float(node.args[0])
 
 
 def behind_casts(node: Node) -> Node:
@@ -123,18 +112,6 @@ def last_dim(node: Node) -> Any:
 
 def reduces_last_dim(node: Node) -> bool:
     """Whether a `mean.dim`-like node reduces exactly the last dim and keeps it."""
-    dims = node.args[1]
-    keep = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
-    rank = value(node.args[0]).dim()  # type: ignore[arg-type]
-    return bool(keep) and list(dims) in ([-1], [rank - 1])  # type: ignore[arg-type]
-
-
-def torch_name(dtype: torch.dtype | None) -> str:
-    """float16 -> f16, as the IR text spells it."""
-    names: dict[torch.dtype | None, str] = {
-        torch.float16: "f16",
-        torch.bfloat16: "bf16",
-        torch.float32: "f32",
-        torch.float64: "f64",
-    }
-    return names.get(dtype, str(dtype).removeprefix("torch."))
+    source, dims, *rest = arguments(node)
+    keep = rest[0] if rest else node.kwargs.get("keepdim", False)
+    return bool(keep) and list(dims) in ([-1], [value(source).dim() - 1])

@@ -22,6 +22,7 @@ from enginecast.passes.base import Pass, PassContext, Promise, Site
 from enginecast.passes.graph_edit import (
     aten,
     dtype_of,
+    first_input,
     hoist_before,
     insert,
     insert_item,
@@ -46,7 +47,7 @@ class MergeLinears(Pass):
         groups: dict[Node, list[Node]] = defaultdict(list)
         for node in program.graph.nodes:
             if is_call(node, aten.linear.default) and node.args[1] in weights:
-                groups[node.args[0]].append(node)
+                groups[first_input(node)].append(node)
         for group in [g for g in groups.values() if len(g) > 1]:
             _merge_group(program, group, weights, log)
         return log.sites
@@ -105,7 +106,7 @@ def _merge(program: ExportedProgram, group: list[Node], weights: set[Node]) -> N
     sizes = [shape_of(node)[-1] for node in group]
     with graph.inserting_before(first):
         weight = insert(graph, aten.cat.default, ([n.args[1] for n in group],), like=first)
-        args: tuple[Node, ...] = (first.args[0], weight)  # type: ignore[assignment]
+        args: tuple[Node, ...] = (first_input(first), weight)
         if len(first.args) > 2 and first.args[2] is not None:
             args = (
                 *args,

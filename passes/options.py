@@ -57,7 +57,7 @@ def pass_from_spec(cls: type[P], located: Located) -> P:
         if key not in known:
             raise _unknown_option(cls, key, list(known), located.keys[key])
         annotation, _ = known[key]
-        chosen[key] = _convert(annotation, values, key, located.keys[key], located.values[key])
+        chosen[key] = _convert(annotation, values, key, located.values[key])
     for key, (annotation, field) in known.items():
         if key not in chosen and _is_required(field):
             raise located.place.error(
@@ -90,7 +90,7 @@ def spec_from_pass(pass_: Pass) -> PassSpec:
 
 
 def _convert(
-    annotation: Any, values: tuple[Value, ...], key: str, at: Place, places: tuple[Place, ...]
+    annotation: Any, values: tuple[Value, ...], key: str, places: tuple[Place, ...]
 ) -> Any:
     annotation = _without_none(annotation)
     if get_origin(annotation) is tuple:

@@ -9,6 +9,7 @@ from torch.export import ExportedProgram
 
 from enginecast.errors import EnginecastError, PassError, SpecError
 from enginecast.passes.base import Pass, PassContext, Site
+from enginecast.passes.graph_edit import tracked_outputs
 from enginecast.passes.options import pass_from_spec
 from enginecast.passes.registry import pass_class
 from enginecast.passes.sites import number
@@ -103,14 +104,11 @@ def _run_one(pass_: Pass, program: ExportedProgram, context: PassContext) -> Pas
 def _tracked_edit(program: ExportedProgram) -> Iterator[None]:
     """Keep the signature in step with the graph while it is edited, and check both afterwards.
 
-    The only private calls of torch that a pipeline makes: `_set_replace_hook` renames an output in
-    the signature when a pass replaces the node behind it, which no public call does; `validate` has
-    no underscore but is undocumented, and is the only check that signature, graph and state fit.
+    `validate` of torch is undocumented, and the only check that signature, graph and state fit.
     """
-    graph_module = program.graph_module
-    with graph_module._set_replace_hook(program.graph_signature.get_replace_hook()):
+    with tracked_outputs(program):
         yield
-    graph_module.recompile()
+    program.graph_module.recompile()
     program.graph.lint()
     program.validate()
 
@@ -126,5 +124,5 @@ def _blame(what: str, before: Sequence[str]) -> Iterator[None]:
         error.message = f"{place}: {error.message}"
         error.args = (error.message,)
         raise
-    except Exception as error:
+    except Exception as error:  # a pass may come from another package, and raise anything
         raise PassError(f"{place}: {type(error).__name__}: {error}") from error

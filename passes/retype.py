@@ -14,11 +14,13 @@ from enginecast.passes.graph_edit import (
     dtype_of,
     insert,
     is_float,
+    take_place,
     value,
     weight_specs,
     weight_tensor,
 )
-from enginecast.passes.match import is_float_cast, torch_name
+from enginecast.passes.ir_text import dtype_text
+from enginecast.passes.match import is_float_cast
 from enginecast.passes.sites import SiteLog
 from enginecast.passes.written import written_values
 
@@ -88,7 +90,7 @@ class Retyper:
         assert isinstance(source, Node)
         if is_binding_cast(node) or dtype_of(source) != dtype_of(node):
             self.log.done(
-                node, f"dropped {torch_name(dtype_of(source))} -> {torch_name(dtype_of(node))}"
+                node, f"dropped {dtype_text(dtype_of(source))} -> {dtype_text(dtype_of(node))}"
             )
         raised_weight = self.classes[node] is Class.PRECISE and self.classes[source] is Class.WEIGHT
         replacement = self.cast(source, self.high, node) if raised_weight else source
@@ -153,27 +155,25 @@ class Retyper:
                 "call_function",
                 aten.to.dtype,
                 (start, dtype),
-                name=f"{source.name}_{torch_name(dtype)}",
+                name=f"{source.name}_{dtype_text(dtype)}",
             )
         node.meta["val"] = retyped(value(source), dtype)
-        place = source if source.op == "call_function" else None
-        for key in ("nn_module_stack", "stack_trace") if place is not None else ():
-            if key in place.meta:  # type: ignore[union-attr]
-                node.meta[key] = place.meta[key]  # type: ignore[union-attr]
+        if source.op == "call_function":
+            take_place(node, source)
         self.casts[source, dtype] = node
         if source.op == "placeholder":
             self.prologue = node
         if source.name not in self.weights:
             kind = self.classes.get(source)
             border = kind.name.lower() if kind is not None else "value"
-            self.log.done(node, f"border: {border} {source.name} to {torch_name(dtype)}")
+            self.log.done(node, f"border: {border} {source.name} to {dtype_text(dtype)}")
         return node
 
     def _cast_before(self, user: Node, source: Node, dtype: torch.dtype) -> Node:
         """A cast of a value that is written into: each user sees it at another time."""
         with self.program.graph.inserting_before(user):
             node = insert(self.program.graph, aten.to.dtype, (source, dtype), like=user)
-        self.log.done(node, f"border: {source.name}, written in place, to {torch_name(dtype)}")
+        self.log.done(node, f"border: {source.name}, written in place, to {dtype_text(dtype)}")
         return node
 
     def _finite(self, source: Node, dtype: torch.dtype) -> Node:
@@ -199,7 +199,7 @@ class Retyper:
             "call_function", aten.clamp.default, (source, -limit, limit)
         )
         node.meta["val"] = value(source)
-        self.log.done(node, f"{what} clamped to the finite range of {torch_name(dtype)}")
+        self.log.done(node, f"{what} clamped to the finite range of {dtype_text(dtype)}")
         return node
 
 

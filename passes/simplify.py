@@ -88,12 +88,11 @@ def drop_noop_view(program: ExportedProgram, node: Node) -> Node | None:
 
 def drop_additive_zero(program: ExportedProgram, node: Node) -> Node | None:
     """x + 0 of an integer (of a float it would turn -0 into 0)."""
-    source, other = node.args[:2]
-    integers = dtype_of(source) is not None and not dtype_of(source).is_floating_point  # type: ignore[union-attr]
-    if not (integers and type(other) is int and other == 0 and dtype_of(node) == dtype_of(source)):
+    source, other = first_input(node), node.args[1]
+    dtype = dtype_of(source)
+    if dtype is None or dtype.is_floating_point or dtype != dtype_of(node):
         return None
-    assert isinstance(source, Node)
-    return source
+    return source if type(other) is int and other == 0 else None
 
 
 def drop_broadcast_before_broadcast(program: ExportedProgram, node: Node) -> Node | None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from enginecast.passes.graph_edit import aten, shape_of
+from enginecast.passes.graph_edit import arguments, aten, first_input, shape_of
 from enginecast.passes.match import (
     NoMatch,
     behind_casts,
@@ -110,14 +110,13 @@ def _holds_scores(node: Node) -> bool:
 
 
 def _key(transposed: object) -> Node:
-    if is_call(transposed, aten.transpose.int):
-        dims = sorted(d % 4 for d in transposed.args[1:3])  # type: ignore[attr-defined]
-        if dims == [2, 3]:
-            return transposed.args[0]  # type: ignore[attr-defined, no-any-return]
+    if is_call(transposed, aten.transpose.int) and (
+        sorted(dim % 4 for dim in arguments(transposed)[1:3]) == [2, 3]
+    ):
+        return first_input(transposed)
     if is_call(transposed, aten.permute.default):
-        permutation = list(transposed.args[1])  # type: ignore[attr-defined]
-        source = transposed.args[0]  # type: ignore[attr-defined]
-        inner = _swapped_heads(source) if permutation == [0, 2, 3, 1] else None
+        turned = list(arguments(transposed)[1]) == [0, 2, 3, 1]
+        inner = _swapped_heads(first_input(transposed)) if turned else None
         if inner is not None:
             return inner
     assert isinstance(transposed, Node)
@@ -127,6 +126,6 @@ def _key(transposed: object) -> Node:
 def _swapped_heads(source: Node) -> Node | None:
     """A key [batch, tokens, heads, size] whose heads-first form some other node holds already."""
     for user in source.users:
-        if is_call(user, aten.transpose.int) and sorted(user.args[1:3]) == [1, 2]:  # type: ignore[type-var]
+        if is_call(user, aten.transpose.int) and sorted(arguments(user)[1:3]) == [1, 2]:
             return user
     return None

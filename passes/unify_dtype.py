@@ -35,7 +35,7 @@ from enginecast.passes.graph_edit import (
     erase_dead,
     is_float,
 )
-from enginecast.passes.match import torch_name
+from enginecast.passes.ir_text import dtype_text
 from enginecast.passes.retype import Retyper
 from enginecast.passes.sites import SiteLog
 from enginecast.passes.source import module_classes, module_path, source_line
@@ -82,7 +82,7 @@ def check_one_dtype_per_op(program: ExportedProgram) -> None:
             continue
         found = {dtype_of(s) for s in node.all_input_nodes if is_float(s)}
         if len(found) > 1:
-            names = " and ".join(sorted(torch_name(d) for d in found if d is not None))
+            names = " and ".join(sorted(dtype_text(d) for d in found if d is not None))
             place = f"{module_path(node)} {source_line(node)}".strip()
             mixed.append(f"  {node.name} reads {names} ({place})")
     if mixed:
@@ -156,7 +156,7 @@ def _clamp_fills(
         if (args, kwargs) != (node.args, node.kwargs):
             node.args, node.kwargs = args, kwargs
             log.done(
-                node, f"fill value clamped to {largest:.5g}, the largest finite {torch_name(to)}"
+                node, f"fill value clamped to {largest:.5g}, the largest finite {dtype_text(to)}"
             )
 
 

@@ -1,5 +1,4 @@
 """Reading a bundle from disk: all its files are there, nothing else is, and no byte has changed.
-published.
 
 No weight format notices damage by itself (flipped bits in a safetensors file load without an
 error), so digests are checked before any other library opens a file.

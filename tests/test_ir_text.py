@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
-from enginecast.passes.ir_text import diff_ir, print_ir
+from enginecast.passes.ir_text import diff_ir, dtype_text, print_ir
 from enginecast.passes.source import module_path, source_line
 
 
@@ -99,3 +99,8 @@ def test_source_line_is_the_last_frame_outside_torch() -> None:
     assert source_line(node) == "mine.py:9"
     node.meta["nn_module_stack"] = {"a": ("L['self'].block.0", object)}
     assert module_path(node) == "block.0"
+
+
+def test_dtypes_have_short_names() -> None:
+    dtypes = (torch.float16, torch.bfloat16, torch.int64, torch.bool, None)
+    assert [dtype_text(dtype) for dtype in dtypes] == ["f16", "bf16", "i64", "b1", "None"]

@@ -14,14 +14,11 @@ from enginecast.passes.graph_edit import aten
 from enginecast.passes.match import (
     NoMatch,
     behind_casts,
-    expect,
     is_float_cast,
-    op_name,
     reduces_last_dim,
     scalar_of,
     scalar_operand,
     single_user,
-    torch_name,
 )
 
 
@@ -54,15 +51,6 @@ def test_expected_number_is_named_with_the_one_found() -> None:
     assert caught.value.node is node
 
 
-def test_expect_says_what_stands_there_instead() -> None:
-    node = node_of(lambda x: x * 2, aten.mul.Tensor)
-    assert expect(node, aten.mul.Tensor, where="here") is node
-    with pytest.raises(NoMatch) as caught:
-        expect(node, aten.add.Tensor, aten.sub.Tensor, where="after the norm")
-    assert caught.value.reason == "mul.Tensor after the norm, expected add.Tensor or sub.Tensor"
-    assert op_name(node.all_input_nodes[0]) == "placeholder"
-
-
 def test_casts_between_floats_and_inert_nodes_are_looked_through() -> None:
     node = node_of(lambda x: x.half().float().sin(), aten.sin.default)
     source = node.all_input_nodes[0]
@@ -89,8 +77,3 @@ def test_asserts_are_no_users() -> None:
 def test_reduction_of_the_last_dim(dims: list[int], keep: bool, expected: bool) -> None:
     node = node_of(lambda x: x.mean(dims, keepdim=keep), aten.mean.dim)
     assert reduces_last_dim(node) == expected
-
-
-def test_dtypes_are_spelled_as_in_the_ir() -> None:
-    names = [torch_name(d) for d in (torch.float16, torch.bfloat16, torch.int64, None)]
-    assert names == ["f16", "bf16", "int64", "None"]
