@@ -94,7 +94,7 @@ def rewrite(
 
 
 def observe(prepared: Prepared, reference: Reference) -> Observer:
-    """What compares the program after each pass, and goes on after a broken promise."""
+    """What compares the program after each pass."""
     observed = prepared.cases[:OBSERVED]
     return Observer(
         prepared.captured.program,
@@ -103,7 +103,6 @@ def observe(prepared: Prepared, reference: Reference) -> Observer:
         floor=reference.floor.only(frozenset(case.name for case in observed)),
         mask_input=prepared.mask_input,
         masked=reference.masked,
-        strict=False,
     )
 
 

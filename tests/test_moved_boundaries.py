@@ -60,7 +60,7 @@ def test_fusing_residual_sums_of_a_stream_with_outliers_breaks_no_promise() -> N
     x = torch.randn(3, 5, WIDTH)
     x[..., 2] = OUTLIER
     exported = program_of(Stream().eval(), x)
-    observer = Observer(exported, [Named(x)], strict=False)
+    observer = Observer(exported, [Named(x)])
     run_pipeline(
         build("canonicalize,fuse-rms-norm,fuse-skip-norm"), exported, PassContext(), [observer]
     )

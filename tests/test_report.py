@@ -67,7 +67,6 @@ def report(outcome: Outcome = "verified", reasons: tuple[str, ...] = ()) -> Repo
                 missing=("encoder.block.0: a cast between rsqrt and mul",),
             ),
         ),
-        ranges=(("encoder.block.1", 1.4e5), ("", 3.0)),
         left_out=("largest",),
         seconds={"capture": 4.6},
         notes=("a note",),

@@ -15,7 +15,7 @@ from enginecast.verify.comparison import Comparison, compare, pool_output, unit_
 from enginecast.verify.metrics import Array, Metrics
 from enginecast.verify.padding import moved, other_padding, padded_case
 from enginecast.verify.reference import Reference, ReferenceCase
-from enginecast.verify.verdict import LIMIT, judge
+from enginecast.verify.verdict import judge
 
 LEAK = 0.1
 """Part of the noise floor by which other padding may move an output: kernels that sum in another
@@ -31,7 +31,6 @@ def verify_engine(
     *,
     emulated: Comparison | None = None,
     problems: tuple[str, ...] = (),
-    limit: float = LIMIT,
 ) -> Verdict:
     """Run every case of the reference and judge the outputs by its noise floor.
 
@@ -40,7 +39,6 @@ def verify_engine(
         reference: of the model the engine was made from.
         emulated: the program in true dtype arithmetic, where that could be run; must pass too.
         problems: reasons to reject that were found elsewhere.
-        limit: error over floor that is still accepted.
 
     Raises:
         InputError: a stored case does not fit the engine's declared inputs.
@@ -55,7 +53,6 @@ def verify_engine(
         engine_ran=runs_natively(reference.floor.dtype, engine.provider),
         emulated=emulated,
         problems=(*problems, *found),
-        limit=limit,
     )
 
 

@@ -15,7 +15,7 @@ from enginecast.verify.boundaries import Boundary, Snapshot
 from enginecast.verify.comparison import UNIT_ROUNDOFF, Floor, pool_output
 from enginecast.verify.metrics import BEYOND, Array, Metrics, measure, pool, ratio, row_mask
 from enginecast.verify.report_data import PassCheck
-from enginecast.verify.verdict import ROUNDING, ROW_LAXITY, least_floor, times
+from enginecast.verify.verdict import LIMIT, ROUNDING, ROW_LAXITY, least_floor, times
 
 MOVED = 1e-2
 """A boundary that is off by more, while the outputs are right, is not wrong but moved: its last
@@ -83,12 +83,10 @@ class Rules:
         floor: eager in the target dtype; None: passes that change precision are only checked for
             finite values.
         masked: outputs whose rows follow the mask.
-        limit: error over floor that is still accepted.
     """
 
     floor: Floor | None
     masked: frozenset[str]
-    limit: float
 
     def check(
         self, pass_: Pass, run: PassRun, runs: Sequence[CaseRuns], seconds: float
@@ -181,7 +179,7 @@ class Rules:
     def _judged(
         self, place: str, source: str, error: float, floor: float, laxity: float = 1.0
     ) -> Check:
-        check, limit = Check(place, source, error, floor), self.limit * laxity
+        check, limit = Check(place, source, error, floor), LIMIT * laxity
         if check.ratio <= limit:
             return check
         problem = (

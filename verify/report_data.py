@@ -46,8 +46,6 @@ class Report:
     floor_dtype: str
     passes: tuple[PassCheck, ...] = ()
     fusions: tuple[Fusion, ...] = ()
-    ranges: tuple[tuple[str, float], ...] = ()
-    """Module path and the largest magnitude it computes in fp32, in order of execution."""
     left_out: tuple[str, ...] = ()
     """Cases that were verified but are not stored in the bundle."""
     seconds: Mapping[str, float] = field(default_factory=dict)

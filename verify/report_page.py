@@ -135,18 +135,6 @@ Point at a cell for its module.</p>
 </div>
 {% endfor %}
 {% endif %}
-{% if report.ranges %}
-<h2>Largest magnitudes (fp32)</h2>
-<table>
-<tr><th>module</th><th>max |x|</th></tr>
-{% for module, size in report.ranges | sort(attribute="1", reverse=true) %}
-{% if loop.index <= 20 %}
-<tr><td><code>{{ module or "(the model itself)" }}</code></td>
-<td class="n{{ ' bad' if size > 65504 }}">{{ size | tiny }}</td></tr>
-{% endif %}
-{% endfor %}
-</table>
-{% endif %}
 {% if report.seconds %}
 <h2>Time</h2>
 <p>{% for stage, seconds in report.seconds.items() -%}

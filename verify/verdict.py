@@ -46,7 +46,6 @@ class _Judged:
     name: str
     pooled: Metrics
     floor: float
-    limit: float
     failures: tuple[str, ...]
 
     @property
@@ -67,7 +66,6 @@ def judge(
     engine_ran: bool,
     emulated: Comparison | None = None,
     problems: Sequence[str] = (),
-    limit: float = LIMIT,
 ) -> Verdict:
     """Judge an engine by the noise floor.
 
@@ -80,7 +78,6 @@ def judge(
             not).
         emulated: the program in true dtype arithmetic against the same reference; must pass too.
         problems: reasons to reject that were found elsewhere.
-        limit: error over floor that is still accepted, pooled over the cases.
 
     Returns:
         A verdict whose reasons say in words why it was rejected, or else what a reader should know.
@@ -91,7 +88,7 @@ def judge(
         if comparison is None:
             continue
         names = output_names(floor.cases)
-        judged = [_judge_output(comparison, floor, name, limit) for name in names]
+        judged = [_judge_output(comparison, floor, name) for name in names]
         failures += [prefix + reason for reason in _coverage_failures(comparison, floor)]
         failures += [prefix + reason for output in judged for reason in output.failures]
         rounds.append(judged)
@@ -130,21 +127,21 @@ def times(value: float) -> str:
     return f"{value:.1f}x" if value >= 0.095 or value == 0.0 else f"{value:.1g}x"
 
 
-def _judge_output(measured: Comparison, floor: Floor, name: str, limit: float) -> _Judged:
+def _judge_output(measured: Comparison, floor: Floor, name: str) -> _Judged:
     pooled = pool_output(measured, name)
     least = least_floor(floor.dtype)
     used = max(pool_output(floor.cases, name).relative, least)
-    judged = _Judged(name, pooled, used, limit, ())
+    judged = _Judged(name, pooled, used, ())
     failures: list[str] = []
     if pooled.nonfinite:
         failures.append(_nonfinite(name, measured))
-    elif judged.ratio > limit:
+    elif judged.ratio > LIMIT:
         failures.append(
             f"output {name!r} has {times(judged.ratio)} the error eager {floor.dtype} itself has "
-            f"(relative L2 {pooled.relative:.2g}, floor {used:.2g}, limit {times(limit)})"
+            f"(relative L2 {pooled.relative:.2g}, floor {used:.2g}, limit {times(LIMIT)})"
         )
-    failures += _row_failures(measured, floor, name, used, limit)
-    return _Judged(name, pooled, used, limit, tuple(failures))
+    failures += _row_failures(measured, floor, name, used)
+    return _Judged(name, pooled, used, tuple(failures))
 
 
 def _nonfinite(name: str, measured: Comparison) -> str:
@@ -156,14 +153,14 @@ def _nonfinite(name: str, measured: Comparison) -> str:
 
 
 def _row_failures(
-    measured: Comparison, floor: Floor, name: str, pooled_floor: float, limit: float
+    measured: Comparison, floor: Floor, name: str, pooled_floor: float
 ) -> Iterator[str]:
     """One wrong row among thousands hardly moves a pooled error.
 
     The floor is eager's worst row in any case: which row attention blows up is a matter of luck.
     """
     used = max(pool_output(floor.cases, name).worst_row, pooled_floor)
-    allowed = min(limit * ROW_LAXITY * used, LARGEST_ROW)
+    allowed = min(LIMIT * ROW_LAXITY * used, LARGEST_ROW)
     for case, outputs in measured.items():
         if name not in outputs or outputs[name].nonfinite:
             continue
@@ -248,14 +245,14 @@ def _output_verdict(output: _Judged) -> OutputVerdict:
     pooled = output.pooled
     if pooled.nonfinite or not pooled.rows:  # there is no number to tell
         return OutputVerdict(
-            name=output.name, error=None, floor=output.floor, ratio=None, limit=output.limit
+            name=output.name, error=None, floor=output.floor, ratio=None, limit=LIMIT
         )
     return OutputVerdict(
         name=output.name,
         error=pooled.relative,
         floor=output.floor,
         ratio=output.ratio,
-        limit=output.limit,
+        limit=LIMIT,
         cosine=pooled.cosine,
         sqnr_db=pooled.sqnr_db if pooled.error_norm else None,
         max_abs=pooled.max_abs,
