@@ -1,12 +1,12 @@
 """Right and wrong rewrites of the small encoder's program, and a reference to judge them by."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from small_programs import NAMES, Encoder, cases, encoder, program
-from torch import nn
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -93,6 +93,10 @@ def sum_in_another_order(program: ExportedProgram) -> None:
             node.graph.erase_node(node)
 
 
+def forward(module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return dict(module(**inputs))
+
+
 def low_reference(dtype: str, *, scale: float = 1.0) -> Reference:
     def eager(to: torch.dtype) -> Encoder:
         return encoder(scale=scale).to(to)
@@ -103,5 +107,6 @@ def low_reference(dtype: str, *, scale: float = 1.0) -> Reference:
         cases(),
         dtype=dtype,
         names=NAMES,
+        forward=forward,
         mask_input="attention_mask",
     )

@@ -8,6 +8,7 @@ from program_edits import (
     Edit,
     change_epsilon,
     drop_the_mask,
+    forward,
     low_reference,
     perturb_one_weight,
 )
@@ -59,4 +60,5 @@ def test_eager_that_cannot_run_is_said_so() -> None:
             cases(),
             dtype="fp16",
             names=NAMES,
+            forward=forward,
         )

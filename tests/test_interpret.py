@@ -152,12 +152,11 @@ def test_digests_tell_one_bit_and_not_the_sign_of_zero() -> None:
     assert one.boundaries["relu"][0].digest != other.boundaries["relu"][0].digest
 
 
-def test_ranges_see_inside_modules_and_leave_out_mask_fills() -> None:
+def test_ranges_are_of_what_modules_hand_on_without_mask_fills() -> None:
     class Peak(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            y = x * 1e5
-            y = y.masked_fill(y < 0, torch.finfo(torch.float32).min).clamp(min=0.0)
-            return y * 1e-5
+            y = x * 1e9 * 1e-4
+            return y.masked_fill(y < 0, torch.finfo(torch.float32).min)
 
     class Outer(nn.Module):
         def __init__(self) -> None:
@@ -165,7 +164,7 @@ def test_ranges_see_inside_modules_and_leave_out_mask_fills() -> None:
             self.peak = Peak()
 
         def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.peak(x) + 1.0
+            result: Tensor = self.peak(x).clamp(min=0.0) * 1e-5 + 1.0
             return result
 
     x = torch.tensor([-1.0, 2.0])

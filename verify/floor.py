@@ -6,14 +6,13 @@ program interpreted with its weights raised to fp64 one by one, right before the
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
-from enginecast.errors import InputError, VerificationError
+from enginecast.errors import VerificationError
 from enginecast.passes.base import PassContext
 from enginecast.passes.graph_edit import structural_copy
 from enginecast.passes.pipeline import run_pipeline
@@ -63,22 +62,6 @@ def reference_outputs(
     return {case.name: _arrays(interpret(reference, case.inputs, names=names)) for case in cases}
 
 
-def forward_by_order(names: Sequence[str]) -> Forward:
-    """Names a module's tensor outputs by their order, which is the order torch.export gives
-    them."""
-
-    def forward(module: nn.Module, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        leaves: list[Any] = pytree.tree_leaves(module(**inputs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if len(tensors) != len(names):
-            raise InputError(
-                f"eager gives {len(tensors)} tensors, expected {len(names)}: {', '.join(names)}"
-            )
-        return dict(zip(names, tensors, strict=True))
-
-    return forward
-
-
 def eager_outputs(eager: Eager, cases: Sequence[Case], *, dtype: str, forward: Forward) -> Outputs:
     """Run the eager module in one dtype over all cases.
 
@@ -114,7 +97,7 @@ def make_reference(
     *,
     dtype: str,
     names: Sequence[str],
-    forward: Forward | None = None,
+    forward: Forward,
     mask_input: str | None = None,
 ) -> Reference:
     """Run everything an engine will be judged by: fp64 reference, eager fp32, and eager in the
@@ -126,10 +109,9 @@ def make_reference(
         cases: the verification inputs.
         dtype: that the engine computes in: "fp32", "fp16" or "bf16".
         names: of the tensor outputs, in order.
-        forward: runs a module and names its outputs; None: `forward_by_order`.
+        forward: runs a module and names its outputs.
         mask_input: input that marks valid rows; None: every row counts.
     """
-    forward = forward or forward_by_order(names)
     references = reference_outputs(program, cases, names)
     plain = eager_outputs(eager, cases, dtype="fp32", forward=forward)
     inputs = {case.name: _arrays(case.inputs) for case in cases}
@@ -214,7 +196,7 @@ def range_culprit(program: ExportedProgram, cases: Sequence[Case]) -> str:
     """
     limit = torch.finfo(torch.float16).max
     for case in cases:
-        for module, largest in range_report(program, case.inputs, handed_on=True):
+        for module, largest in range_report(program, case.inputs):
             if largest > limit:
                 place = module or "the model itself"
                 return f"values leave fp16's range at {place} (max {largest:.3g} > {limit:.0f})"
