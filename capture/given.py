@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from enginecast.capture.inputs import InputSpec
 from enginecast.capture.source import Source
-from enginecast.errors import UsageError
+from enginecast.errors import BundleError, InputError, SourceError, UsageError
+from enginecast.runtime.prompts import open_tokenizer, pad, read_prompts
 
 
 def read_inputs(path: Path) -> dict[str, Tensor]:
@@ -39,19 +39,18 @@ def check_arguments(names: Iterable[str], source: Source, origin: str) -> None:
         )
 
 
-def read_prompts(path: Path) -> list[str]:
-    """One prompt a line; an empty line is the empty prompt.
+def given_prompts(path: Path) -> list[str]:
+    """One prompt a line, read as `enginecast run` reads them.
 
     Raises:
         UsageError: the file is missing, no UTF-8, or empty.
     """
     try:
-        prompts = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--prompts {path} cannot be read: {error}") from error
-    if not prompts:
-        raise UsageError(f"--prompts {path} is empty", hint="Write one prompt a line.")
-    return prompts
+        return read_prompts(path)
+    except InputError as error:
+        raise UsageError(
+            f"--prompts {error.message}", hint="Write one prompt a line, in UTF-8."
+        ) from error
 
 
 def tokenize(
@@ -64,6 +63,7 @@ def tokenize(
 
     Raises:
         UsageError: the model has no tokenizer.json or takes no token ids.
+        SourceError: tokenizer.json is damaged.
     """
     file = next((file for file in source.tokenizer_files if file.name == "tokenizer.json"), None)
     ids = next((spec for spec in specs if spec.kind == "token_ids"), None)
@@ -73,16 +73,14 @@ def tokenize(
             f"--prompts does not fit {source.name}: it has no {lack}",
             hint="Give the inputs as tensors: --inputs FILE.safetensors.",
         )
-    tokenizer = Tokenizer.from_file(str(file))
-    tokenizer.no_padding()  # tokenizer.json may carry a fixed length of its own
     sequence = ids.dims[-1]
-    tokenizer.enable_truncation(sequence.maximum)
-    rows = [encoding.ids for encoding in tokenizer.encode_batch(list(prompts))]
-    length = max(sequence.minimum, *(len(row) for row in rows), 1)
-    values = torch.full((len(rows), length), ids.padding or 0)
-    mask = torch.zeros_like(values)
-    for index, row in enumerate(rows):
-        values[index, : len(row)] = torch.tensor(row, dtype=torch.int64)
-        mask[index, : len(row)] = 1
-    by_kind = {"token_ids": values, "attention_mask": mask, "token_type_ids": mask * 0}
-    return {spec.name: by_kind[spec.kind].to(spec.dtype) for spec in specs if spec.kind in by_kind}
+    try:
+        tokenizer = open_tokenizer(file, sequence.maximum)
+    except BundleError as error:
+        raise SourceError(error.message) from error
+    arrays = pad(tokenizer.encode_batch(list(prompts)), ids.padding or 0, least=sequence.minimum)
+    return {
+        spec.name: torch.from_numpy(arrays[spec.kind]).to(spec.dtype)
+        for spec in specs
+        if spec.kind in arrays
+    }

@@ -10,7 +10,7 @@ from enginecast.capture.dynamic import apply_dynamic, parse_dynamic
 from enginecast.capture.examples import Case, example_sizes, sample, verification_inputs
 from enginecast.capture.export import Captured, capture
 from enginecast.capture.factory import FactorySource, copy_sharing_weights
-from enginecast.capture.given import check_arguments, read_inputs, read_prompts, tokenize
+from enginecast.capture.given import check_arguments, given_prompts, read_inputs, tokenize
 from enginecast.capture.inputs import InputSpec, check_required, derive, from_example
 from enginecast.capture.outputs import named_tensors
 from enginecast.capture.source import Source, open_source
@@ -77,7 +77,7 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
         CaptureError: torch.export refused the model.
         SourceError, UsageError: weights or options do not fit.
     """
-    prompts = None if options.prompts is None else read_prompts(options.prompts)
+    prompts = None if options.prompts is None else given_prompts(options.prompts)
     given_program = source.given_program()
     specs, given = ((), {}) if given_program is not None else _inputs(source, options)
     specs = apply_dynamic(specs, [parse_dynamic(text) for text in options.dynamic])

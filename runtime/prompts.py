@@ -1,10 +1,11 @@
 """Prompts to token ids, with the `tokenizers` library alone: transformers would import torch."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -88,7 +89,7 @@ def encode_prompts(folder: Path, manifest: Manifest, prompts: Sequence[str]) -> 
         )
     limits = _limits(manifest)
     longest = min(text.max_length, limits.sequence[1])
-    encodings = _tokenizer(folder, longest).encode_batch(list(prompts))
+    encodings = open_tokenizer(folder / TOKENIZER_NAME, longest).encode_batch(list(prompts))
     batches = [
         _feeds(manifest.inputs, text, chunk, limits.sequence)
         for chunk in _split(encodings, limits.batch)
@@ -117,10 +118,14 @@ def _limits(manifest: Manifest) -> _Limits:
     return _Limits(batch, sequence)
 
 
-def _tokenizer(folder: Path, longest: int) -> Tokenizer:
-    path = folder / TOKENIZER_NAME
+def open_tokenizer(path: Path, longest: int) -> Tokenizer:
+    """Open a `tokenizer.json`; it cuts texts at `longest` tokens and leaves padding to `pad`.
+
+    Raises:
+        BundleError: the file is missing or damaged.
+    """
     if not path.is_file():
-        raise BundleError(f"{folder}: expected {TOKENIZER_NAME}, but the bundle holds none")
+        raise BundleError(f"{path.parent}: expected {path.name}, but there is none")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
@@ -146,15 +151,39 @@ def _split(encodings: list[Encoding], sizes: tuple[int, int]) -> list[list[Encod
 def _feeds(
     inputs: Sequence[Input], text: Text, chunk: list[Encoding], sizes: tuple[int, int]
 ) -> dict[str, Array]:
-    width = max(sizes[0], *(len(encoding.ids) for encoding in chunk), 1)
-    rows = {
-        "token_ids": [_pad(encoding.ids, text.padding_id, width, text) for encoding in chunk],
-        "attention_mask": [_pad([1] * len(encoding.ids), 0, width, text) for encoding in chunk],
-        "token_type_ids": [_pad(encoding.type_ids, 0, width, text) for encoding in chunk],
+    arrays = pad(chunk, text.padding_id, least=sizes[0], side=text.padding_side)
+    return {spec.name: arrays[spec.kind] for spec in inputs}
+
+
+def pad(
+    encodings: Sequence[Encoding],
+    padding_id: int,
+    *,
+    least: int = 1,
+    side: Literal["right", "left"] = "right",
+) -> dict[str, Array]:
+    """Token ids, attention mask and token types of some texts, padded to the longest.
+
+    Args:
+        encodings: one or more, without padding of their own.
+        padding_id: fills up the token ids.
+        least: tokens that a row has at least.
+        side: where the padding goes.
+
+    Returns:
+        An int64 array [texts, tokens] for each kind of input.
+    """
+    width = max(least, *(len(encoding.ids) for encoding in encodings), 1)
+
+    def rows(values: Iterable[list[int]], filling: int) -> Array:
+        padded = []
+        for row in values:
+            rest = [filling] * (width - len(row))
+            padded.append([*row, *rest] if side == "right" else [*rest, *row])
+        return np.array(padded, dtype=np.int64)
+
+    return {
+        "token_ids": rows((encoding.ids for encoding in encodings), padding_id),
+        "attention_mask": rows(([1] * len(encoding.ids) for encoding in encodings), 0),
+        "token_type_ids": rows((encoding.type_ids for encoding in encodings), 0),
     }
-    return {spec.name: np.array(rows[spec.kind], dtype=np.int64) for spec in inputs}
-
-
-def _pad(ids: list[int], padding: int, width: int, text: Text) -> list[int]:
-    filling = [padding] * (width - len(ids))
-    return ids + filling if text.padding_side == "right" else filling + ids

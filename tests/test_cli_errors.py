@@ -125,7 +125,7 @@ def test_damaged_models(
         (2, ("--skip-modules-pattern", "zz", "--precision", "fp16"), "'zz' matches no module"),
         (2, ("--skip-modules-classes", "Zz", "--precision", "fp16"), "'Zz'"),
         (2, ("--prompts", "missing.txt"), "--prompts missing.txt"),
-        (2, ("--prompts", "empty.txt"), "--prompts empty.txt is empty"),
+        (2, ("--prompts", "empty.txt"), "--prompts empty.txt: expected one prompt a line"),
         (2, ("--inputs", "missing.safetensors"), "--inputs missing.safetensors"),
         (2, ("--inputs", "wrong.safetensors"), "takes no input 'pixels'"),
         (2, ("--inputs", "partial.safetensors"), "keep"),

@@ -20,7 +20,7 @@ from transformers import RobertaConfig, WhisperConfig
 
 from enginecast.capture.examples import Case, sample, verification_inputs
 from enginecast.capture.factory import FactorySource
-from enginecast.capture.given import check_arguments, read_inputs, read_prompts, tokenize
+from enginecast.capture.given import check_arguments, given_prompts, read_inputs, tokenize
 from enginecast.capture.inputs import (
     DimSpec,
     InputSpec,
@@ -30,7 +30,7 @@ from enginecast.capture.inputs import (
     with_example_sizes,
 )
 from enginecast.capture.source import open_source
-from enginecast.errors import UsageError
+from enginecast.errors import SourceError, UsageError
 
 TEXT = from_config(t5_config(), ("input_ids", "attention_mask"))
 IMAGE = from_config(vit_config(), ("pixel_values",))
@@ -195,15 +195,18 @@ def test_prompts_are_padded_on_the_right_and_cut(tmp_path: Path) -> None:
     source = open_source(str(folder))
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a b c\n\nb\n")
-    assert read_prompts(prompts) == ["a b c", "", "b"]
-    inputs = tokenize(read_prompts(prompts), source, TEXT)
+    assert given_prompts(prompts) == ["a b c", "", "b"]
+    inputs = tokenize(given_prompts(prompts), source, TEXT)
     assert inputs["input_ids"].tolist() == [[2, 3, 4, 1], [1, 0, 0, 0], [3, 1, 0, 0]]
     assert inputs["attention_mask"].sum(1).tolist() == [4, 1, 2]
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(SourceError, match=r"tokenizer\.json: not a tokenizer"):
+        tokenize(["a"], source, TEXT)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(UsageError, match=r"has no tokenizer\.json"):
         tokenize(["a"], open_source(str(folder)), TEXT)
-    with pytest.raises(UsageError, match=r"absent\.txt cannot be read"):
-        read_prompts(tmp_path / "absent.txt")
+    with pytest.raises(UsageError, match=r"--prompts .*absent\.txt: No such file"):
+        given_prompts(tmp_path / "absent.txt")
 
 
 def test_every_text_ends_with_the_models_end_of_text() -> None:
