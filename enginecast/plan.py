@@ -16,12 +16,12 @@ from enginecast.passes.pipeline import build
 from enginecast.passes.presets import preset
 from enginecast.passes.spec import render
 from enginecast.passes.unify_dtype import UnifyDtype
+from enginecast.runtime.load import PROVIDERS
 from enginecast.runtime.manifest import Precision
-from enginecast.runtime.ort_session import CPU_PROVIDER, CUDA_PROVIDER
+from enginecast.runtime.ort_session import CUDA_PROVIDER
 
 FALLBACKS = ("none", "rewrite", "specialise", "torchscript")
 """How far down the control-flow ladder a capture may go; no rung below torch.export is built."""
-_PROVIDERS = {"cpu": (CPU_PROVIDER,), "cuda": (CUDA_PROVIDER, CPU_PROVIDER)}
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Plan:
 
     @property
     def providers(self) -> tuple[str, ...]:
-        return _PROVIDERS[self.device]
+        return PROVIDERS[self.device]
 
     @property
     def engine_providers(self) -> tuple[str, ...]:
         """Providers that the engine is known to suit."""
         if self.precision == "bf16":
             return (CUDA_PROVIDER,)
-        return (CUDA_PROVIDER, CPU_PROVIDER) if self.device == "cuda" else (CPU_PROVIDER,)
+        return self.providers
 
 
 def make_plan(
@@ -71,7 +71,9 @@ def make_plan(
 
     Raises:
         UsageError: a target, precision or device that does not exist, is not built, or does not
-        fit. SpecError: the pipeline. MissingError: a device that was asked for and is not there.
+            fit.
+        SpecError: the pipeline cannot be read.
+        MissingError: a device that was asked for and is not there.
     """
     if device not in (None, "cpu", "cuda"):
         raise UsageError(f"--device {device}: expected cpu or cuda")
@@ -92,10 +94,10 @@ def make_plan(
             hint="Leave --device out to export for a GPU (judged by emulation here), or use"
             " --precision fp32 or fp16.",
         )
-    here = set(_PROVIDERS[chosen][:1]) <= set(onnxruntime.get_available_providers())
+    here = set(PROVIDERS[chosen][:1]) <= set(onnxruntime.get_available_providers())
     if device is not None and not here:
         raise MissingError(
-            f"--device {device}: ONNX Runtime has no {_PROVIDERS[device][0]} here, only"
+            f"--device {device}: ONNX Runtime has no {PROVIDERS[device][0]} here, only"
             f" {', '.join(onnxruntime.get_available_providers())}",
             hint="pip install 'enginecast[cuda]' on a machine with a GPU, or leave --device out.",
         )

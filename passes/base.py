@@ -63,9 +63,9 @@ class PassContext:
     """What a pass may know besides the program."""
 
     calibration: Sequence[Mapping[str, Tensor]] = ()
-    """Real inputs (prompts, images) by input name; used by range and sensitivity analysis."""
+    """The verification inputs of an export by name, for passes that look at real values."""
     skip: frozenset[SiteKey] = field(default_factory=frozenset)
-    """Sites that this pass must leave alone (bisect, dropping a guilty site)."""
+    """Sites that a pass must leave alone, as to find the one that does harm."""
 
 
 @dataclass(frozen=True)

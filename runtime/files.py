@@ -36,7 +36,7 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Array]:
     """
     try:
         data = Path(path).read_bytes()
-        entries = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+        entries = safetensors.deserialize(data)  # type: ignore[no-untyped-call]  # it has no stubs
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except safetensors.SafetensorError as error:

@@ -16,10 +16,11 @@ Level = Literal["verified", "verified-by-emulation"]
 
 _OPENERS = {"onnxruntime": "enginecast.runtime.ort_session:open_session"}
 _CODE_TARGETS = frozenset({"torchscript", "aotinductor", "tensorrt"})
-_PROVIDERS = {
+PROVIDERS = {
     "cpu": ("CPUExecutionProvider",),
     "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider"),
 }
+"""ONNX Runtime's execution providers by device, the wanted one first."""
 
 
 class EnginecastWarning(UserWarning):
@@ -77,10 +78,10 @@ def load(
 
 
 def _providers(providers: Sequence[str] | None, device: str) -> tuple[str, ...]:
-    if device not in _PROVIDERS:
-        raise UsageError(f"device: expected {' or '.join(_PROVIDERS)}, got {device!r}")
+    if device not in PROVIDERS:
+        raise UsageError(f"device: expected {' or '.join(PROVIDERS)}, got {device!r}")
     if providers is None:
-        return _PROVIDERS[device]
+        return PROVIDERS[device]
     if isinstance(providers, str) or not providers:
         raise UsageError(f"providers: expected a list of provider names, got {providers!r}")
     return tuple(providers)

@@ -13,30 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import safetensors
 from safetensors.numpy import save_file
 
-from enginecast.errors import BundleError
+from enginecast.errors import BundleError, InputError
+from enginecast.runtime.files import read_tensors
 from enginecast.verify.comparison import Floor, from_json, to_json
 from enginecast.verify.metrics import Array
 
 REFERENCE_NAME = "reference.safetensors"
 BUDGET = 32 << 20
 _KEY = "enginecast"
-_DTYPES: dict[str, Any] = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "I64": np.int64,
-    "I32": np.int32,
-    "I16": np.int16,
-    "I8": np.int8,
-    "U8": np.uint8,
-    "BOOL": np.bool_,
-}
 
 
 @dataclass(frozen=True)
@@ -153,25 +141,18 @@ def read_reference(path: Path) -> Reference:
     try:
         with safetensors.safe_open(path, framework="np") as file:
             metadata = json.loads((file.metadata() or {})[_KEY])
-        tensors = _read_tensors(path)
-        return _assemble(metadata, tensors)
+        return _assemble(metadata, read_tensors(path))
     except FileNotFoundError as error:
         raise BundleError(f"{path}: the stored reference is missing", hint=hint) from error
-    except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+    except (
+        safetensors.SafetensorError,
+        InputError,
+        KeyError,
+        TypeError,
+        ValueError,
+        OSError,
+    ) as error:
         raise BundleError(f"{path}: not a stored reference: {error!r}", hint=hint) from error
-
-
-def _read_tensors(path: Path) -> dict[str, Array]:
-    """safetensors' own numpy reader knows no bfloat16."""
-    return {
-        name: np.frombuffer(found["data"], dtype=_DTYPES[found["dtype"]]).reshape(found["shape"])
-        for name, found in _deserialize(path.read_bytes())
-    }
-
-
-def _deserialize(data: bytes) -> list[tuple[str, dict[str, Any]]]:
-    found: list[tuple[str, dict[str, Any]]] = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
-    return found
 
 
 def _assemble(metadata: Mapping[str, Any], tensors: Mapping[str, Array]) -> Reference:
