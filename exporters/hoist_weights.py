@@ -17,7 +17,6 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from enginecast.passes.graph_edit import (
-    ASSERTS,
     add_weight,
     drop_unused_weights,
     erase_dead,
@@ -28,6 +27,7 @@ from enginecast.passes.graph_edit import (
     weight_specs,
     weight_tensor,
 )
+from enginecast.passes.purity import ASSERTS
 
 GROWTH = 4096
 """Elements that an expression may have beyond its weights: an expand of a table is cheaper to

@@ -25,10 +25,10 @@ from enginecast.exporters.weights_file import check_dtypes
 from enginecast.passes.graph_edit import (
     dtype_of,
     first_input,
-    is_mutating,
     structural_copy,
     weight_specs,
 )
+from enginecast.passes.purity import is_mutating
 
 GRAPH_FILE = "engine.onnx"
 WEIGHTS_FILE = "weights.safetensors"

@@ -6,7 +6,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.passes.graph_edit import is_pure
+from enginecast.passes.purity import is_pure
 from enginecast.passes.sites import SiteLog
 from enginecast.passes.written import written_values
 

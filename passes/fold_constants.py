@@ -8,7 +8,8 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from enginecast.passes.graph_edit import add_weight, is_pure, value, weight_specs, weight_tensor
+from enginecast.passes.graph_edit import add_weight, value, weight_specs, weight_tensor
+from enginecast.passes.purity import is_pure
 from enginecast.passes.sites import SiteLog
 from enginecast.passes.written import written_values
 

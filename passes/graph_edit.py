@@ -12,9 +12,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Graph, GraphModule, Node
 
+from enginecast.passes.purity import ASSERTS, is_pure
+
 aten = torch.ops.aten
 
-ASSERTS = frozenset({aten._assert_tensor_metadata.default})
 WEIGHT_KINDS = frozenset({InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR})
 
 
@@ -92,30 +93,6 @@ def weight_expressions(program: ExportedProgram) -> set[Node]:
         if node.name in weights or (is_pure(node) and depends_on_weights):
             found.add(node)
     return found
-
-
-def is_mutating(node: Node) -> bool:
-    """Whether an op writes into one of its arguments."""
-    schema = getattr(node.target, "_schema", None)
-    return bool(schema is not None and schema.is_mutable)
-
-
-def is_pure(node: Node) -> bool:
-    """Whether a node may be dropped when unused, and merged with an equal one."""
-    if node.op != "call_function" or node.target in ASSERTS or is_mutating(node):
-        return False
-    # fx calls every op that can draw random numbers impure, whether or not this call draws any.
-    return _without_dropout(node) or node.target is operator.getitem or not node.is_impure()
-
-
-def _without_dropout(node: Node) -> bool:
-    """Whether an op that torch tags as random draws nothing here."""
-    if node.target is aten.dropout.default:
-        return node.args[2:3] == (False,)
-    if node.target is aten.scaled_dot_product_attention.default:
-        rate = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
-        return bool(rate == 0.0)
-    return False
 
 
 def fake_mode(program: ExportedProgram) -> Any:

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch.fx import Node
 
-from enginecast.passes.graph_edit import aten, is_mutating
+from enginecast.passes.graph_edit import aten
 from enginecast.passes.match import CASTS, is_call
+from enginecast.passes.purity import is_mutating
 from enginecast.passes.written import may_alias
 
 Interval = tuple[float, float]

@@ -30,12 +30,12 @@ from enginecast.passes.base import Pass, PassContext, Promise, Site
 from enginecast.passes.dtype_classes import Class, classify
 from enginecast.passes.dtype_ops import FILLS, LITERALS
 from enginecast.passes.graph_edit import (
-    ASSERTS,
     dtype_of,
     erase_dead,
     is_float,
 )
 from enginecast.passes.ir_text import dtype_text
+from enginecast.passes.purity import ASSERTS
 from enginecast.passes.retype import Retyper
 from enginecast.passes.sites import SiteLog
 from enginecast.passes.source import module_classes, module_path, source_line

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import torch
 from torch.fx import Graph, Node
 
-from enginecast.passes.graph_edit import aten, is_mutating
+from enginecast.passes.graph_edit import aten
+from enginecast.passes.purity import is_mutating
 
 # Return their input itself when they draw nothing, which their schemas do not say.
 _MAY_RETURN_INPUT = frozenset({operator.getitem, aten.dropout.default})

@@ -17,11 +17,11 @@ from torch.fx import Interpreter, Node
 
 from enginecast.errors import InputError
 from enginecast.passes.graph_edit import (
-    is_mutating,
     weight_expressions,
     weight_specs,
     weight_tensor,
 )
+from enginecast.passes.purity import is_mutating
 
 Watch = Callable[[Node, Tensor], None]
 """Called with every tensor a node computes from the inputs, as soon as it exists; must not keep or
