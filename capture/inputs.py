@@ -130,6 +130,7 @@ def from_example(
     Dimension 0 is the batch when all inputs have the same one, of two or more.  Two-dimensional
     integer `input_ids` and masks are known for what they are: their dimension 1 is the sequence.
     So are four-dimensional `pixel_values`.  With either, a batch of one may grow, too.
+    Inputs of any float dtype are fp32, as the captured module is.
 
     Raises:
         UsageError: there is no example at all.
@@ -155,8 +156,14 @@ def from_example(
         padding, ending = (None, None)
         if kind == "token_ids":
             padding, ending = padding_of(config), ending_of(config)
-        specs.append(InputSpec(name, kind, tensor.dtype, tuple(dims), low, high, padding, ending))
+        dtype = captured_dtype(tensor)
+        specs.append(InputSpec(name, kind, dtype, tuple(dims), low, high, padding, ending))
     return with_example_sizes(tuple(specs))
+
+
+def captured_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype that a tensor enters the capture with: all modules are captured in fp32."""
+    return torch.float32 if tensor.is_floating_point() else tensor.dtype
 
 
 def with_example_sizes(specs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:

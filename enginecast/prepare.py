@@ -11,7 +11,13 @@ from enginecast.capture.examples import Case, example_sizes, sample, verificatio
 from enginecast.capture.export import Captured, capture
 from enginecast.capture.factory import FactorySource, copy_sharing_weights
 from enginecast.capture.given import check_arguments, given_prompts, read_inputs, tokenize
-from enginecast.capture.inputs import InputSpec, check_required, derive, from_example
+from enginecast.capture.inputs import (
+    InputSpec,
+    captured_dtype,
+    check_required,
+    derive,
+    from_example,
+)
 from enginecast.capture.outputs import named_tensors
 from enginecast.capture.source import Source, open_source
 from enginecast.errors import UsageError
@@ -119,7 +125,8 @@ def _inputs(
         return derive(source), {}
     given = read_inputs(options.inputs)
     check_arguments(given, source, f"--inputs {options.inputs}")
-    given = {name: given[name] for name in sorted(given, key=_position(source))}
+    ordered = sorted(given, key=_position(source))
+    given = {name: given[name].to(captured_dtype(given[name])) for name in ordered}
     specs = check_required(source, from_example(given, source.config))
     _check_values(given, specs, f"--inputs {options.inputs}")
     return specs, given

@@ -82,6 +82,13 @@ def test_example_of_a_factory() -> None:
     assert (specs[1].low, specs[1].high) == (3, 9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_floats_of_an_example_are_captured_in_fp32(dtype: torch.dtype) -> None:
+    (spec,) = from_example({"x": torch.zeros(4, 6, dtype=dtype)})
+    assert spec.dtype == torch.float32
+    assert sample((spec,), {}, seed=0)["x"].dtype == torch.float32
+
+
 def test_inputs_without_common_batch_are_static() -> None:
     specs = from_example({"x": torch.zeros(4, 6), "y": torch.zeros(5)})
     assert all(dim.name is None for spec in specs for dim in spec.dims)
