@@ -244,10 +244,19 @@ def _first_user_input(program: ExportedProgram) -> Node:
 def tracked_outputs(program: ExportedProgram) -> Iterator[None]:
     """Rename outputs in the signature while nodes are replaced in the block: it goes by names.
 
-    The hook is private to torch; no public call does this.
+    The place of the hook is private to torch; no public call does this.  The hook that torch itself
+    makes (`get_replace_hook`) renames the input as well when an output is an input or a weight.
     """
-    hook = program.graph_signature.get_replace_hook()
-    with program.graph_module._set_replace_hook(hook):
+    specs = program.graph_signature.output_specs
+
+    def rename(old: Node, new: str, user: Node) -> None:
+        if user.op != "output":
+            return
+        for spec in specs:
+            if getattr(spec.arg, "name", None) == old.name:
+                spec.arg.name = new
+
+    with program.graph_module._set_replace_hook(rename):
         yield
 
 

@@ -280,6 +280,22 @@ def test_integer_fill_beyond_the_target_is_clamped() -> None:
     assert torch.equal(found, torch.full((3, 7), -65504.0, dtype=torch.float16))
 
 
+def test_outputs_that_are_an_input_or_a_weight() -> None:
+    class Through(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(1), requires_grad=False)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return x, self.weight, x * self.weight
+
+    before = captured(Through(), torch.randn(2, 5), dynamic=TOKENS)
+    after, _ = rewritten(before, "unify-dtype{to=fp64}")
+    same, weight, product = outputs(after, x := torch.randn(3, 5))
+    assert torch.equal(same, x.double())
+    assert torch.equal(product, same * weight)
+
+
 def test_golden_unify_dtype() -> None:
     def norm(x: Tensor) -> Tensor:
         statistic = x.float().pow(2).mean(-1, keepdim=True)
