@@ -30,7 +30,7 @@ def without_apex() -> Iterator[None]:
         del sys.modules["apex"]
         sys.modules.update(hidden)
         if before is not absent:
-            sys.modules["apex"] = before  # type: ignore[assignment]
+            sys.modules["apex"] = before  # type: ignore[assignment] # None, if somebody hid it
 
 
 def refuse_apex(module: nn.Module, name: str) -> None:

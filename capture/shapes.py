@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import sympy  # type: ignore[import-untyped]
+import sympy  # type: ignore[import-untyped] # it has no stubs
 import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram

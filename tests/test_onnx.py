@@ -251,7 +251,7 @@ def test_constants_that_the_optimiser_makes_go_into_the_weights_file(tmp_path: P
     lowered = lower(program, tmp_path)
     assert lowered.ops == {"Conv": 1}
     with safe_open(tmp_path / WEIGHTS_FILE, "pt") as file:
-        assert [file.get_tensor(name).shape for name in file.keys()] == [(16, 8, 3, 3)]  # noqa: SIM118
+        assert [file.get_tensor(name).shape for name in file.keys()] == [(16, 8, 3, 3)]  # noqa: SIM118 - no iterator of its own
     assert error(run(tmp_path, x)[0], outputs(program, x)[0]) <= 1e-5
 
 

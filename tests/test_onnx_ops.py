@@ -48,7 +48,7 @@ def cases() -> dict[str, Case]:
     # Outliers: without fp32 statistics, fp16 would overflow at 256.
     large = x.clone()
     large[..., 3] = 400.0
-    fewer = {"heads": (HEADS, 2)}
+    fewer: dict[str, Any] = {"heads": (HEADS, 2)}
     return {
         "norm": (lambda x, w: rms_norm(x, (WIDTH,), w, 1e-6), (x, weight)),
         "norm of outliers": (lambda x, w: rms_norm(x, (WIDTH,), w, 1e-6), (large, weight)),
@@ -80,9 +80,9 @@ def cases() -> dict[str, Case]:
             lambda *a: attend(*a, causal=True),
             (flat(5), flat(7), flat(7)),
         ),
-        "grouped": (lambda *a: attend(*a, **fewer), (flat(5), flat(5, 16), flat(5, 16))),  # type: ignore[arg-type]
+        "grouped": (lambda *a: attend(*a, **fewer), (flat(5), flat(5, 16), flat(5, 16))),
         "grouped, bias, causal mask": (
-            lambda *a: attend(*a, **fewer),  # type: ignore[arg-type]
+            lambda *a: attend(*a, **fewer),
             (flat(5), flat(5, 16), flat(5, 16), torch.full((5, 5), -1e4).triu(1)),
         ),
         "heads first": (attend, (heads_first(5), heads_first(5), heads_first(5))),
@@ -95,7 +95,7 @@ def cases() -> dict[str, Case]:
             (heads_first(5), heads_first(5), heads_first(5)),
         ),
         "heads first, grouped": (
-            lambda *a: attend(*a, **fewer),  # type: ignore[arg-type]
+            lambda *a: attend(*a, **fewer),
             (heads_first(5), heads_first(5, 2), heads_first(5, 2, 16)),
         ),
     }

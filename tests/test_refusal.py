@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,8 +85,8 @@ def explained(module: nn.Module) -> Refusal:
     return explain(cause)
 
 
-def culprit(code: object) -> int:
-    lines, first = inspect.getsourcelines(code)  # type: ignore[arg-type]
+def culprit(code: Any) -> int:
+    lines, first = inspect.getsourcelines(code)
     return next(first + index for index, line in enumerate(lines) if "# culprit" in line)
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -240,9 +241,9 @@ def damage_json(folder: Path) -> None:
 )
 @pytest.mark.parametrize("use", ["weights", "eager"])
 def test_damaged_folders_are_refused_by_name(
-    folder: Path, damage: object, message: str, use: str
+    folder: Path, damage: Callable[[Path], object], message: str, use: str
 ) -> None:
-    damage(folder)  # type: ignore[operator]
+    damage(folder)
     with pytest.raises(SourceError, match=message):
         getattr(open_source(str(folder)), use)()
 

@@ -25,6 +25,8 @@ from enginecast.verify.metrics import Array
 REFERENCE_NAME = "reference.safetensors"
 BUDGET = 32 << 20
 _KEY = "enginecast"
+_DAMAGE = (safetensors.SafetensorError, InputError, KeyError, TypeError, ValueError, OSError)
+"""What reading a file that is no reference may raise."""
 
 
 @dataclass(frozen=True)
@@ -144,14 +146,7 @@ def read_reference(path: Path) -> Reference:
         return _assemble(metadata, read_tensors(path))
     except FileNotFoundError as error:
         raise BundleError(f"{path}: the stored reference is missing", hint=hint) from error
-    except (
-        safetensors.SafetensorError,
-        InputError,
-        KeyError,
-        TypeError,
-        ValueError,
-        OSError,
-    ) as error:
+    except _DAMAGE as error:
         raise BundleError(f"{path}: not a stored reference: {error!r}", hint=hint) from error
 
 
