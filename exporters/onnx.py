@@ -155,10 +155,14 @@ def _rename_dims(value: ir.Value, symbols: Mapping[str, str]) -> None:
     """Users know "batch", not "s43"; also within "2*s43"."""
     if value.shape is None:
         return
-    for index, dim in enumerate(value.shape):
+    dims: list[int | ir.SymbolicDim] = []
+    for dim in value.shape:
         if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
             renamed = _SYMBOL.sub(lambda name: symbols.get(name[0], name[0]), str(dim.value))
-            value.shape[index] = ir.SymbolicDim(renamed)
+            dims.append(ir.SymbolicDim(renamed))
+        else:
+            dims.append(dim)
+    value.shape = ir.Shape(dims)  # a new one: torch's exporter freezes some
 
 
 def _plain_metadata(model: ir.Model) -> None:

@@ -231,6 +231,15 @@ def test_sizes_made_of_sizes_carry_the_user_s_names(tmp_path: Path) -> None:
     assert session.get_outputs()[0].shape == ["batch", "2*tokens - 1"]
 
 
+def test_frozen_shapes_carry_the_user_s_names(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.GroupNorm(2, 8), nn.SiLU()).eval().requires_grad_(False)
+    program = captured(module, torch.randn(2, 8, 4, 4), dynamic={0: Dim("batch", min=1, max=8)})
+    symbol = str(next(iter(program.range_constraints)))
+    lower(program, tmp_path, symbols={symbol: "batch"})
+    graph = onnx.load(tmp_path / GRAPH_FILE, load_external_data=False).graph
+    assert graph.output[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+
+
 def test_constants_that_the_optimiser_makes_go_into_the_weights_file(tmp_path: Path) -> None:
     """A convolution and a batch norm become one convolution, with a weight that no model has."""
 
