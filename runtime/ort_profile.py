@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnxruntime
-
 from enginecast.runtime.arrays import Array
-from enginecast.runtime.ort_session import CPU_PROVIDER, OrtSession, create_session
+from enginecast.runtime.ort_session import CPU_PROVIDER, OrtSession, create_session, options_for
 
 _KERNEL_SUFFIX = "_kernel_time"
 
@@ -33,6 +31,7 @@ def profile_ops(
     *,
     providers: Sequence[str] = (CPU_PROVIDER,),
     threads: int | None = None,
+    precision: str = "fp32",
 ) -> list[ExecutedNode]:
     """Run a model once and list the nodes that ran, in order; a loop's body once per turn.
 
@@ -41,7 +40,7 @@ def profile_ops(
         InputError: it cannot be run on these feeds.
     """
     with tempfile.TemporaryDirectory(prefix="enginecast-profile-") as folder:
-        options = onnxruntime.SessionOptions()
+        options = options_for(precision, providers[0])
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "ops")
         session = create_session(model_path, providers, threads, options)

@@ -77,10 +77,23 @@ def open_session(
             f"{record.file}: a bf16 engine, and ONNX Runtime's {CPU_PROVIDER} has no bf16 kernels",
             hint="Run it on CUDA (device='cuda'), or export with --precision fp32 or fp16.",
         )
-    session = create_session(bundle.path(record.file), providers, threads)
+    options = options_for(record.precision, providers[0])
+    session = create_session(bundle.path(record.file), providers, threads, options)
     _require_signature(record.file, "inputs", bundle.manifest.inputs, session.get_inputs())
     _require_signature(record.file, "outputs", bundle.manifest.outputs, session.get_outputs())
     return OrtSession(session, providers[0], record.file)
+
+
+def options_for(precision: str, provider: str) -> onnxruntime.SessionOptions:
+    """Options that an engine of this precision needs on a provider.
+
+    ONNX Runtime 1.31's layout optimisers, the last of its levels, crash the process on some fp16
+    graphs on the CPU (seen: `nn.MultiheadAttention` and a LayerNorm over its residual sum).
+    """
+    options = onnxruntime.SessionOptions()
+    if precision == "fp16" and provider == CPU_PROVIDER:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    return options
 
 
 def create_session(

@@ -34,6 +34,8 @@ def check_inputs(
     Raises:
         InputError: names the input, what was expected, and what was got.
     """
+    if not isinstance(feeds, Mapping):
+        raise InputError(f"feeds: expected arrays by input name, got a {type(feeds).__name__}")
     _check_names([spec.name for spec in inputs], list(feeds))
     arrays = {spec.name: _array(spec.name, feeds[spec.name]) for spec in inputs}
     sizes: dict[str, tuple[int, str]] = {}

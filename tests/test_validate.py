@@ -154,3 +154,8 @@ def test_tensors_on_a_gpu_are_refused() -> None:
 def test_a_transposed_bfloat16_tensor_is_refused() -> None:
     with pytest.raises(InputError, match="not contiguous"):
         check(HALF, half=torch.rand(2, 2).bfloat16().T)
+
+
+def test_feeds_without_names_are_refused() -> None:
+    with pytest.raises(InputError, match="expected arrays by input name, got a list"):
+        check_inputs((), {}, [np.zeros(2)])  # type: ignore[arg-type]  # what is tested
