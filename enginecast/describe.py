@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import torch
 from torch.export import ExportedProgram
 
@@ -100,9 +101,11 @@ def describe_manifest(
     rewritten: Rewritten,
     lowered: Lowered,
     verdict: Verdict,
-    fusions: Sequence[Fusion],
 ) -> Manifest:
-    """The manifest of a bundle with one engine; its files are listed when it is published."""
+    """The manifest of a bundle with one engine; its files are listed when it is published.
+
+    The model's fingerprint hashes its weights, so this is done once; `judged` fills in the rest.
+    """
     engine = EngineRecord(
         target=plan.target,
         file=lowered.files[0],
@@ -124,7 +127,13 @@ def describe_manifest(
         pipeline=plan.pipeline,
         precision=plan.precision,
         passes=describe_passes(rewritten.runs),
-        fusion=tuple(fusions),
         text=describe_text(prepared),
         engines=(engine,),
     )
+
+
+def judged(manifest: Manifest, verdict: Verdict, fusions: Sequence[Fusion]) -> Manifest:
+    """The manifest with what was found when its engine ran."""
+    (engine,) = manifest.engines
+    engines = (msgspec.structs.replace(engine, verdict=verdict),)
+    return msgspec.structs.replace(manifest, engines=engines, fusion=tuple(fusions))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from enginecast import __version__
 from enginecast.capture.shapes import symbol_names
-from enginecast.describe import describe_manifest
+from enginecast.describe import describe_manifest, judged
 from enginecast.exporters.fusion_contract import count_fusions, expect_fusions
 from enginecast.exporters.onnx import Lowered, lower_to_onnx
 from enginecast.passes.base import Pass
@@ -17,7 +17,7 @@ from enginecast.plan import Plan
 from enginecast.prepare import Prepared, reference_of
 from enginecast.rewrite import Rewritten, rewrite
 from enginecast.runtime.bundle import Bundle, open_bundle
-from enginecast.runtime.manifest import Fusion, Verdict, Where
+from enginecast.runtime.manifest import Fusion, Manifest, Verdict, Where
 from enginecast.runtime.staging import Staging, require_space
 from enginecast.steps import Steps
 from enginecast.trial import by_emulation, try_engine
@@ -76,7 +76,7 @@ class Job:
         with self.steps("lower"):
             lowered = self._lower(rewritten)
         with self.steps("verify"):
-            manifest = describe_manifest(self.prepared, self.plan, rewritten, lowered, PENDING, ())
+            manifest = describe_manifest(self.prepared, self.plan, rewritten, lowered, PENDING)
             trial = try_engine(
                 self.staging, manifest, self.plan, rewritten, reference, problems, self.threads
             )
@@ -90,7 +90,7 @@ class Job:
         report = self._report(rewritten, reference, trial.verdict, fusions)
         if trial.verdict.outcome == "rejected":
             return self._reject(rewritten, report, lowered)
-        return self._publish(rewritten, reference, report, lowered)
+        return self._publish(rewritten, reference, report, lowered, manifest)
 
     def _capture_problems(self, reference: Reference) -> tuple[str, ...]:
         prepared = self.prepared
@@ -148,7 +148,12 @@ class Job:
         return Export(report, None, folder, lowered.nodes, lowered.ops)
 
     def _publish(
-        self, rewritten: Rewritten, reference: Reference, report: Report, lowered: Lowered
+        self,
+        rewritten: Rewritten,
+        reference: Reference,
+        report: Report,
+        lowered: Lowered,
+        manifest: Manifest,
     ) -> Export:
         left_out = write_reference(self.staging.folder / REFERENCE_NAME, reference)
         report = replace(report, left_out=left_out)
@@ -156,11 +161,7 @@ class Job:
         for file in self.prepared.source.tokenizer_files:
             shutil.copyfile(file, self.staging.folder / file.name)
         size = sum((self.staging.folder / name).stat().st_size for name in lowered.files)
-        folder = self.staging.publish(
-            describe_manifest(
-                self.prepared, self.plan, rewritten, lowered, report.verdict, report.fusions
-            )
-        )
+        folder = self.staging.publish(judged(manifest, report.verdict, report.fusions))
         bundle = open_bundle(folder, check="size")
         return Export(report, bundle, folder, lowered.nodes, lowered.ops, size)
 

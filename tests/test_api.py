@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import enginecast
+from enginecast.capture.factory import FactorySource
 from enginecast.errors import BundleError, UsageError, VerificationError
 from enginecast.runtime.manifest_json import decode
 
@@ -63,6 +64,20 @@ def test_compile_leaves_the_module_as_it_was(tmp_path: Path) -> None:
     assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
     assert all(parameter.requires_grad for parameter in module.parameters())
     assert module.training
+
+
+def test_an_export_hashes_the_weights_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text encoder of ten gigabytes takes half a minute to hash."""
+    calls: list[str] = []
+    fingerprint = FactorySource.fingerprint
+
+    def counted(source: FactorySource) -> dict[str, str]:
+        calls.append(source.name)
+        return fingerprint(source)
+
+    monkeypatch.setattr(FactorySource, "fingerprint", counted)
+    enginecast.compile(Small(), tmp_path / "bundle", example=example())
+    assert calls == ["Small"]
 
 
 def test_equal_calls_give_equal_bundles(tmp_path: Path) -> None:
