@@ -2,20 +2,31 @@
 early."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
 from small_programs import NAMES, cases, encoder, program
 from torch import Tensor, nn
-from torch.export import export
+from torch.export import ExportedProgram, export
 from torch.fx import Node
+from torch.overrides import TorchFunctionMode
 
 from enginecast.errors import InputError
 from enginecast.passes.graph_edit import weight_expressions
-from enginecast.verify.boundaries import leaving, range_report, snapshot
+from enginecast.verify.boundaries import Snapshot, leaving, range_report, snapshots
 from enginecast.verify.floor import reference_program
-from enginecast.verify.interpret import interpret, schedule, written_placeholders
+from enginecast.verify.interpret import (
+    interpret,
+    interpret_cases,
+    schedule,
+    written_placeholders,
+)
+
+
+def snapshot(exported: ExportedProgram, inputs: Mapping[str, Tensor]) -> Snapshot:
+    return snapshots(exported, [inputs])[0]
 
 
 def test_outputs_are_the_programs_own() -> None:
@@ -93,7 +104,7 @@ def test_few_raised_weights_are_alive_at_once() -> None:
     most = 0
     linear = torch.ops.aten.linear.default
 
-    def watch(node: Node, tensor: Tensor) -> None:
+    def watch(case: int, node: Node, tensor: Tensor) -> None:
         nonlocal most
         seen.append(weakref.ref(tensor))
         most = max(most, sum(ref() is not None for ref in seen))
@@ -105,10 +116,55 @@ def test_few_raised_weights_are_alive_at_once() -> None:
     assert sum(node.target is linear for node in reference.graph.nodes) == 4
 
 
+def test_cases_side_by_side_are_bit_equal_with_cases_alone() -> None:
+    for exported in (program(encoder()), reference_program(program(encoder()))):
+        alone = [interpret(exported, case.inputs, names=NAMES) for case in cases()]
+        together = interpret_cases(exported, [case.inputs for case in cases()], names=NAMES)
+        for one, other in zip(alone, together, strict=True):
+            assert one.keys() == other.keys()
+            assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_weight_is_cast_once_for_all_cases() -> None:
+    reference = reference_program(program(encoder()))
+    inputs = [case.inputs for case in cases()]
+    assert len(inputs) > 1
+    alone, together = _casts(reference, inputs[:1]), _casts(reference, inputs)
+    weights = weight_expressions(reference)
+    assert alone == sum(node.op == "call_function" for node in weights)
+    assert together == alone
+
+
+def _casts(exported: ExportedProgram, inputs: Sequence[Mapping[str, Tensor]]) -> int:
+    """How many weights are raised to fp64: their casts take no activation."""
+    parameters = {id(found) for found in exported.state_dict.values()}
+
+    class Count(TorchFunctionMode):
+        casts = 0
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.casts += bool(args) and id(args[0]) in parameters
+            return func(*args, **(kwargs or {}))
+
+    with Count() as count:
+        interpret_cases(exported, inputs, names=NAMES)
+    return count.casts
+
+
+def test_state_is_written_for_each_case_alone() -> None:
+    exported = export(Counter().eval(), (), {"x": torch.ones(2, 3), "unused": None})
+    found = interpret_cases(exported, [{"x": torch.ones(2, 3)}, {"x": torch.zeros(2, 3)}])
+    assert [outputs["output_1"].item() for outputs in found] == [1.0, 1.0]
+    assert [outputs["output_0"].sum().item() for outputs in found] == [24.0, 12.0]
+
+
 def test_every_module_has_what_leaves_it() -> None:
     exported = program(encoder())
     case = cases()[1]
-    found = snapshot(exported, case.inputs, names=NAMES, mask=case.inputs["attention_mask"])
+    masks = [case.inputs["attention_mask"]]
+    (found,) = snapshots(exported, [case.inputs], names=NAMES, masks=masks)
     wanted: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[[nn.Module, object, Tensor], None]:

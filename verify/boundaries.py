@@ -3,7 +3,7 @@ be compared."""
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from enginecast.passes.graph_edit import is_float, value, weight_expressions
 from enginecast.passes.source import module_path, source_line
-from enginecast.verify.interpret import interpret
+from enginecast.verify.interpret import interpret, interpret_cases
 
 SAMPLE = 1 << 16
 """Elements kept of a boundary: enough for an L2 norm, little enough to keep hundreds of boundaries
@@ -70,31 +70,36 @@ def leaving(program: ExportedProgram) -> dict[Node, tuple[str, ...]]:
     return found
 
 
-def snapshot(
+def snapshots(
     program: ExportedProgram,
-    inputs: Mapping[str, Tensor],
+    cases: Sequence[Mapping[str, Tensor]],
     *,
     names: tuple[str, ...] | None = None,
-    mask: Tensor | None = None,
-) -> Snapshot:
-    """Run a program once and keep its outputs and what leaves each module.
+    masks: Sequence[Tensor | None] | None = None,
+) -> list[Snapshot]:
+    """Run a program once over all cases; keep the outputs and what leaves each module.
 
     Args:
-        inputs: by placeholder name.
+        cases: inputs by placeholder name.
         names: of the outputs.
-        mask: attention mask [B, S]; rows with 0 are left out of samples and ranges.
+        masks: attention mask [B, S] of each case; rows with 0 are left out of samples and ranges.
     """
     paths = leaving(program)
-    found: dict[str, list[Boundary]] = {}
+    masks = [None] * len(cases) if masks is None else masks
+    found: list[dict[str, list[Boundary]]] = [{} for _ in cases]
 
-    def keep(node: Node, tensor: Tensor) -> None:
+    def keep(case: int, node: Node, tensor: Tensor) -> None:
         if node in paths:
-            boundary = _boundary(tensor, source_line(node), mask)
+            boundary = _boundary(tensor, source_line(node), masks[case])
+            kept = found[case]
             for path in paths[node]:
-                found[path] = [*found.pop(path, []), boundary]  # a module stands where it ends
+                kept[path] = [*kept.pop(path, []), boundary]  # a module stands where it ends
 
-    outputs = interpret(program, inputs, names=names, watch=keep)
-    return Snapshot(outputs, {path: tuple(values) for path, values in found.items()})
+    outputs = interpret_cases(program, cases, names=names, watch=keep)
+    return [
+        Snapshot(results, {path: tuple(values) for path, values in kept.items()})
+        for results, kept in zip(outputs, found, strict=True)
+    ]
 
 
 def range_report(program: ExportedProgram, inputs: Mapping[str, Tensor]) -> list[tuple[str, float]]:
@@ -109,7 +114,7 @@ def range_report(program: ExportedProgram, inputs: Mapping[str, Tensor]) -> list
     """
     found: dict[str, float] = {}
 
-    def keep(node: Node, tensor: Tensor) -> None:
+    def keep(_: int, node: Node, tensor: Tensor) -> None:
         path = module_path(node)
         if all(user.op != "output" and module_path(user) == path for user in node.users):
             return

@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 
 from enginecast.runtime.arrays import to_array
 from enginecast.verify.floor import Case
-from enginecast.verify.interpret import interpret
+from enginecast.verify.interpret import interpret_cases
 from enginecast.verify.metrics import Array
 from enginecast.verify.reference import Reference
 from enginecast.verify.verdict import LIMIT, least_floor
@@ -34,8 +34,8 @@ def capture_failures(
         reference: holds eager fp32 and the program's fp64 outputs for the same cases.
     """
     stored = {case.name: case for case in reference.cases}
-    for case in cases:
-        outputs = interpret(program, case.inputs, names=names)
+    found_in = interpret_cases(program, [case.inputs for case in cases], names=names)
+    for case, outputs in zip(cases, found_in, strict=True):
         for name, tensor in outputs.items():
             found = to_array(tensor.detach().contiguous())
             eager = stored[case.name].outputs[name]

@@ -20,7 +20,7 @@ from enginecast.passes.unify_dtype import DTYPES, UnifyDtype
 from enginecast.runtime.arrays import to_array
 from enginecast.verify.boundaries import range_report
 from enginecast.verify.comparison import Comparison, Floor, compare
-from enginecast.verify.interpret import interpret
+from enginecast.verify.interpret import interpret_cases
 from enginecast.verify.metrics import Array, masked_outputs
 from enginecast.verify.padding import UNCHANGED, moved, other_padding, padded_case
 from enginecast.verify.reference import Reference, ReferenceCase
@@ -58,8 +58,9 @@ def reference_outputs(
         program: as captured, before any pass.
         names: of the tensor outputs, in order.
     """
-    reference = reference_program(program)
-    return {case.name: _arrays(interpret(reference, case.inputs, names=names)) for case in cases}
+    inputs = [case.inputs for case in cases]
+    outputs = interpret_cases(reference_program(program), inputs, names=names)
+    return {case.name: _arrays(found) for case, found in zip(cases, outputs, strict=True)}
 
 
 def eager_outputs(eager: Eager, cases: Sequence[Case], *, dtype: str, forward: Forward) -> Outputs:
@@ -112,10 +113,11 @@ def make_reference(
         forward: runs a module and names its outputs.
         mask_input: input that marks valid rows; None: every row counts.
     """
-    references = reference_outputs(program, cases, names)
-    plain = eager_outputs(eager, cases, dtype="fp32", forward=forward)
     inputs = {case.name: _arrays(case.inputs) for case in cases}
     masks = {n: None if mask_input is None else found[mask_input] for n, found in inputs.items()}
+    repadded = _repadded(inputs, mask_input)
+    references = reference_outputs(program, [*cases, *repadded.values()], names)
+    plain = eager_outputs(eager, cases, dtype="fp32", forward=forward)
     masked = masked_outputs(
         ({n: a.shape for n, a in references[case].items()} for case in masks), masks.values()
     )
@@ -137,30 +139,36 @@ def make_reference(
         floor=floor,
         mask_input=mask_input,
         masked=masked,
-        guarded=_guarded(program, names, inputs, references, mask_input, masked),
+        guarded=_guarded(references, repadded, masks, masked),
     )
+
+
+def _repadded(inputs: Outputs, mask_input: str | None) -> dict[str, "_Inputs"]:
+    """One case once more, with other values in its padding; by the name of that case."""
+    if mask_input is None:
+        return {}
+    name = padded_case({case: found[mask_input] for case, found in inputs.items()})
+    if name is None:
+        return {}
+    arrays = other_padding(inputs[name], mask_input)
+    tensors = {key: torch.from_numpy(array) for key, array in arrays.items()}
+    return {name: _Inputs(f"{name}, padded otherwise", tensors)}
 
 
 def _guarded(
-    program: ExportedProgram,
-    names: Sequence[str],
-    inputs: Outputs,
     references: Outputs,
-    mask_input: str | None,
+    repadded: Mapping[str, "_Inputs"],
+    masks: Mapping[str, Array | None],
     masked: frozenset[str],
 ) -> frozenset[str]:
-    """Outputs that other padding leaves as they are, found by one more run of the reference."""
-    masks = (
-        {} if mask_input is None else {case: found[mask_input] for case, found in inputs.items()}
-    )
-    name = padded_case(masks)
-    if mask_input is None or name is None:
-        return frozenset()
-    arrays = other_padding(inputs[name], mask_input)
-    case = _Inputs(name, {key: torch.from_numpy(array) for key, array in arrays.items()})
-    after = reference_outputs(program, [case], names)[name]
-    changes = moved(references[name], after, masks[name], sorted(masked))
-    return frozenset(output for output, change in changes.items() if change <= UNCHANGED)
+    """Outputs that other padding leaves as they are."""
+    found: set[str] = set()
+    for name, case in repadded.items():
+        mask = masks[name]
+        assert mask is not None
+        changes = moved(references[name], references[case.name], mask, sorted(masked))
+        found |= {output for output, change in changes.items() if change <= UNCHANGED}
+    return frozenset(found)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,12 @@
 `program.module()` evaluates every weight expression (the casts of an fp64 reference, say) before
 the first layer runs. Here a weight expression is evaluated right before its first use, and every
 value is freed after its last one, so that the memory used stays near that of one layer.
+
+Several cases run side by side, node by node: each weight is read and cast once for all of them,
+which is most of the time that a model of some billion parameters takes.
 """
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,9 +26,9 @@ from enginecast.passes.graph_edit import (
 )
 from enginecast.passes.purity import is_mutating
 
-Watch = Callable[[Node, Tensor], None]
-"""Called with every tensor a node computes from the inputs, as soon as it exists; must not keep or
-change it."""
+Watch = Callable[[int, Node, Tensor], None]
+"""Called with the number of the case and every tensor that a node computes from its inputs, as soon
+as it exists; must not keep or change it."""
 
 
 def interpret(
@@ -35,22 +38,37 @@ def interpret(
     names: Sequence[str] | None = None,
     watch: Watch | None = None,
 ) -> dict[str, Tensor]:
-    """Run a program without altering it, its buffers or the inputs.
+    """Run a program on one case; see `interpret_cases`."""
+    return interpret_cases(program, [inputs], names=names, watch=watch)[0]
+
+
+def interpret_cases(
+    program: ExportedProgram,
+    cases: Sequence[Mapping[str, Tensor]],
+    *,
+    names: Sequence[str] | None = None,
+    watch: Watch | None = None,
+) -> list[dict[str, Tensor]]:
+    """Run a program on several cases without altering it, its buffers or the inputs.
 
     Args:
         program: as exported or as a pass left it.
-        inputs: by placeholder name; names that the program does not have are ignored.
+        cases: inputs by placeholder name; names that the program does not have are ignored.
         names: of the tensor outputs, in order; None: `output_names`.
         watch: sees every tensor that depends on the inputs.
 
     Returns:
-        The tensor outputs by name.
+        For each case the tensor outputs by name: bit-equal with a run of that case alone.
 
     Raises:
         InputError: an input is missing, or `names` does not fit the number of outputs.
     """
     with torch.no_grad():
-        results = _Run(program, inputs, watch).results()
+        results = _Run(program, cases, watch).results()
+    return [_named(found, names) for found in results]
+
+
+def _named(results: Sequence[Any], names: Sequence[str] | None) -> dict[str, Tensor]:
     tensors = [found for found in results if isinstance(found, Tensor)]
     wanted = output_names(len(tensors)) if names is None else tuple(names)
     if len(wanted) != len(tensors):
@@ -67,42 +85,61 @@ def output_names(count: int) -> tuple[str, ...]:
 
 
 class _Run(Interpreter):
-    """One run; `env` holds the values that are still needed."""
+    """One run; the environments hold the values that are still needed."""
 
     def __init__(
-        self, program: ExportedProgram, inputs: Mapping[str, Tensor], watch: Watch | None
+        self,
+        program: ExportedProgram,
+        cases: Sequence[Mapping[str, Tensor]],
+        watch: Watch | None,
     ) -> None:
         super().__init__(program.graph_module, garbage_collect_values=False)
         self._program = program
         self._watch = watch
         self._written = written_placeholders(program)
         self._weights = weight_expressions(program) - _reached_by(self._written)
-        self._feed = dict(_feed(program, inputs))
+        self._feeds = [dict(_feed(program, inputs)) for inputs in cases]
+        self._shared: dict[Node, Any] = {}
+        self._own: list[dict[Node, Any]] = [{} for _ in cases]
 
-    def results(self) -> list[Any]:
-        """The user outputs, in order."""
+    def results(self) -> list[list[Any]]:
+        """The user outputs of each case, in order."""
         order = schedule(self._program, self._weights)
         pending = Counter(source for node in order for source in node.all_input_nodes)
         for node in order:
             if node.op == "output":
-                return self._user_outputs(node)
-            self.env[node] = self._compute(node)
+                return [self._user_outputs(node, own) for own in self._own]
+            self._compute(node)
             for source in (node, *node.all_input_nodes):
                 pending[source] -= source is not node
                 if pending[source] == 0:
-                    self.env.pop(source, None)
+                    self._forget(source)
         raise AssertionError("a graph without an output node")
 
-    def _compute(self, node: Node) -> Any:
+    def _compute(self, node: Node) -> None:
+        if node in self._weights:
+            self.env = self._shared
+            self._shared[node] = self._evaluate(node, 0)
+            return
+        for case, own in enumerate(self._own):
+            self.env = ChainMap(own, self._shared)  # type: ignore[assignment]  # it is a mapping
+            own[node] = self._evaluate(node, case)
+
+    def _evaluate(self, node: Node, case: int) -> Any:
         if node.op == "placeholder":
-            found = self._feed[node.name]
+            found = self._feeds[case][node.name]
             return found.clone() if node in self._written else found
         found = self.run_node(node)
         if self._watch is not None and isinstance(found, Tensor) and node not in self._weights:
-            self._watch(node, found)
+            self._watch(case, node, found)
         return found
 
-    def _user_outputs(self, node: Node) -> list[Any]:
+    def _forget(self, node: Node) -> None:
+        for values in (self._shared, *self._own):
+            values.pop(node, None)
+
+    def _user_outputs(self, node: Node, own: dict[Node, Any]) -> list[Any]:
+        self.env = ChainMap(own, self._shared)  # type: ignore[assignment]
         values: Any = self.map_nodes_to_values(node.args[0], node)
         specs = self._program.graph_signature.output_specs
         return [

@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 
 from enginecast.passes.base import Pass
 from enginecast.passes.pipeline import PassRun
-from enginecast.verify.boundaries import Snapshot, snapshot
+from enginecast.verify.boundaries import Snapshot, snapshots
 from enginecast.verify.comparison import Comparison, Floor, compare, output_names, pool_output
 from enginecast.verify.floor import Case, reference_program
 from enginecast.verify.metrics import Array, Metrics
@@ -69,10 +69,8 @@ class Observer:
         self.checks.append(self._rules.check(pass_, run, runs, time.perf_counter() - start))
 
     def _run(self, program: ExportedProgram) -> list[Snapshot]:
-        return [
-            snapshot(program, case.inputs, names=self._names, mask=mask)
-            for case, mask in zip(self._cases, self._masks, strict=True)
-        ]
+        inputs = [case.inputs for case in self._cases]
+        return snapshots(program, inputs, names=self._names, masks=self._masks)
 
 
 @dataclass(frozen=True)
@@ -107,11 +105,14 @@ def true_dtype_check(
     """
     measured: dict[str, dict[str, Metrics]] = {}
     problems: list[str] = []
-    for case in cases:
-        mask = mask_of(case, mask_input)
-        run = snapshot(
-            program, case.inputs, names=None if names is None else tuple(names), mask=mask
-        )
+    masks = [mask_of(case, mask_input) for case in cases]
+    runs = snapshots(
+        program,
+        [case.inputs for case in cases],
+        names=None if names is None else tuple(names),
+        masks=masks,
+    )
+    for case, mask, run in zip(cases, masks, runs, strict=True):
         measured[case.name] = compare(
             {name: as_array(tensor) for name, tensor in run.outputs.items()},
             references[case.name],
