@@ -4,6 +4,7 @@ import copy
 import hashlib
 import inspect
 import json
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from enginecast.capture.checkpoint import find_weight_files, read_json, read_wei
 from enginecast.capture.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.quiet import quiet_transformers
 from enginecast.capture.source import Source
-from enginecast.capture.stored_weights import Checkpoint, name_weights
+from enginecast.capture.stored_weights import Checkpoint, keeping_no_fp32, name_weights
+from enginecast.capture.widened import NARROW, fill_widened
 from enginecast.errors import SourceError, UsageError
 
 TEXT_ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
@@ -52,18 +54,27 @@ class HuggingFaceSource(Source):
         return {"config": hashlib.sha256(canonical).hexdigest(), **weights}
 
     def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
-        if self.seed is None:
-            self.weights()  # transformers only warns of missing tensors and fills them at random
-            origin: dict[str, Any] = {"local_files_only": True, "use_safetensors": True}
-        else:
-            origin = {"state_dict": self.weights()}
+        if self.seed is not None:
+            return self._load(self.model_class, dtype, None, {"state_dict": self.weights()})
+        self.weights()  # transformers only warns of missing tensors and fills them at random
+        origin: dict[str, Any] = {"local_files_only": True, "use_safetensors": True}
+        stored = [*self.weight_elements()]
+        if dtype == torch.float32 and len(stored) == 1 and stored[0] in NARROW:
+            narrow = keeping_no_fp32(self.model_class)
+            weights = self._load(narrow, stored[0], self.folder, origin).state_dict()
+            return fill_widened(self.empty(), weights)
+        return self._load(self.model_class, dtype, self.folder, origin)
+
+    def _load(
+        self,
+        model_class: type[PreTrainedModel],
+        dtype: torch.dtype,
+        folder: Path | None,
+        origin: Mapping[str, Any],
+    ) -> nn.Module:
         with quiet_transformers():
-            model = self.model_class.from_pretrained(
-                self.folder if self.seed is None else None,
-                config=self._fresh_config(),
-                dtype=dtype,
-                **origin,
-                **self._options,
+            model = model_class.from_pretrained(
+                folder, config=self._fresh_config(), dtype=dtype, **origin, **self._options
             )
         return self._frozen(model)
 
@@ -90,6 +101,24 @@ class HuggingFaceSource(Source):
     def forward_signature(self) -> inspect.Signature:
         signature = inspect.signature(self.model_class.forward)
         return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    def weight_elements(self) -> dict[torch.dtype, int]:
+        return dict(self._elements)
+
+    @property
+    def in_memory(self) -> bool:
+        return self.seed is not None
+
+    @cached_property
+    def _elements(self) -> Mapping[torch.dtype, int]:
+        """From the headers of the files, or of a model without memory."""
+        tensors = self.empty().state_dict() if self.in_memory else read_weights(self.folder)
+        dropped = DROPPED if self.config.model_type in TEXT_ENCODERS else ()
+        found: dict[torch.dtype, int] = {}
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and not name.startswith(dropped):
+                found[tensor.dtype] = found.get(tensor.dtype, 0) + tensor.numel()
+        return found
 
     @cached_property
     def _options(self) -> dict[str, Any]:

@@ -48,6 +48,20 @@ class Source(ABC):
             SourceError: tensors are missing, left over, or have another shape.
         """
 
+    def weight_elements(self) -> dict[torch.dtype, int]:
+        """How many elements of the float weights are stored in each dtype; tied ones count once."""
+        stored = {tensor.data_ptr(): tensor for tensor in self.weights().values()}
+        found: dict[torch.dtype, int] = {}
+        for tensor in stored.values():
+            if tensor.is_floating_point():
+                found[tensor.dtype] = found.get(tensor.dtype, 0) + tensor.numel()
+        return found
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether `weights()` makes them in memory each time, instead of mapping a file."""
+        return False
+
     @property
     @abstractmethod
     def forward_signature(self) -> inspect.Signature:

@@ -1,6 +1,7 @@
 """What the commands that need torch do: export, inspect, opt, passes."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from enginecast.driver import export
 from enginecast.errors import UsageError
 from enginecast.inspection import inspect_model, print_inspection
 from enginecast.job import Export
+from enginecast.memory import peak_resident
 from enginecast.passes.options import describe, option_fields
 from enginecast.passes.registry import known_passes, pass_class
 from enginecast.plan import FALLBACKS, Plan, make_plan
@@ -86,7 +88,17 @@ def _export_json(done: Export) -> dict[str, Any]:
         "ops": dict(done.ops),
         "size": done.size,
         "seconds": dict(done.report.seconds),
+        "memory": _memory_json(done.report.memory),
         "notes": list(done.report.notes),
+    }
+
+
+def _memory_json(steps: Mapping[str, int]) -> dict[str, Any]:
+    """Bytes: the most that no file backs, also by step, and the most with mapped files."""
+    return {
+        "anonymous": max(steps.values(), default=0),
+        "peak": peak_resident(),
+        "steps": dict(steps),
     }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from enginecast.budget import require
 from enginecast.errors import UsageError, VerificationError
 from enginecast.job import Export, Job
 from enginecast.passes.pipeline import build
@@ -76,5 +77,7 @@ def export(
     options, steps = options or ModelOptions(), steps or Steps()
     passes = build(plan.pipeline)
     with stage(output, overwrite=overwrite) as staging:
-        prepared = prepare(open_model(model, options, example), options, steps)
+        source = open_model(model, options, example)
+        require(source, plan, staging.folder)
+        prepared = prepare(source, options, steps)
         return Job(prepared, plan, passes, threads, staging, steps).run()

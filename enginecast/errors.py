@@ -10,7 +10,7 @@
     ├── BundleError                2   a bundle on disk: missing, damaged, in the way
     ├── InputError                 2   what was fed to an engine
     ├── VerificationError          1   the result does not agree with eager
-    └── MissingError               3   a package, GPU or provider this machine lacks
+    └── MissingError               3   a package, GPU, provider, disk or memory that is lacking here
 
 A message names the file or field, what was expected and what was got; `hint` says what to do next.
 """
@@ -76,6 +76,6 @@ class VerificationError(EnginecastError):
 
 
 class MissingError(EnginecastError):
-    """A package, GPU or provider that this machine lacks."""
+    """A package, GPU or provider that this machine lacks, or too little disk or memory."""
 
     exit_code = 3

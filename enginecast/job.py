@@ -11,14 +11,13 @@ from enginecast.describe import describe_manifest, judged
 from enginecast.exporters.fusion_contract import count_fusions, expect_fusions
 from enginecast.exporters.onnx import Lowered, lower_to_onnx
 from enginecast.passes.base import Pass
-from enginecast.passes.graph_edit import weight_specs, weight_tensor
 from enginecast.passes.ir_text import print_ir
 from enginecast.plan import Plan
 from enginecast.prepare import Prepared, reference_of
 from enginecast.rewrite import Rewritten, rewrite
 from enginecast.runtime.bundle import Bundle, open_bundle
 from enginecast.runtime.manifest import Fusion, Manifest, Verdict, Where
-from enginecast.runtime.staging import Staging, require_space
+from enginecast.runtime.staging import Staging
 from enginecast.steps import Steps
 from enginecast.trial import by_emulation, try_engine
 from enginecast.verify.fidelity import capture_failures
@@ -75,8 +74,9 @@ class Job:
             return self._reject(rewritten, self._report(rewritten, reference, verdict, ()), None)
         with self.steps("lower"):
             lowered = self._lower(rewritten)
-        with self.steps("verify"):
+        with self.steps("describe"):
             manifest = describe_manifest(self.prepared, self.plan, rewritten, lowered, PENDING)
+        with self.steps("verify"):
             trial = try_engine(
                 self.staging, manifest, self.plan, rewritten, reference, problems, self.threads
             )
@@ -90,7 +90,8 @@ class Job:
         report = self._report(rewritten, reference, trial.verdict, fusions)
         if trial.verdict.outcome == "rejected":
             return self._reject(rewritten, report, lowered)
-        return self._publish(rewritten, reference, report, lowered, manifest)
+        with self.steps("publish"):
+            return self._publish(rewritten, reference, report, lowered, manifest)
 
     def _capture_problems(self, reference: Reference) -> tuple[str, ...]:
         prepared = self.prepared
@@ -102,12 +103,6 @@ class Job:
 
     def _lower(self, rewritten: Rewritten) -> Lowered:
         captured = self.prepared.captured
-        # What is stored now, and as much again for the reference and for weights that grow.
-        stored = sum(
-            weight_tensor(rewritten.program, spec).nbytes
-            for spec in weight_specs(rewritten.program).values()
-        )
-        require_space(self.staging.folder, 2 * stored)
         given = self.prepared.source.given_program() is not None
         names = {} if given else symbol_names(captured.program, captured.inputs)
         lowered = lower_to_onnx(
@@ -137,6 +132,7 @@ class Job:
             passes=rewritten.checks,
             fusions=tuple(fusions),
             seconds=dict(self.steps.seconds),
+            memory=dict(self.steps.memory),
             notes=self.prepared.captured.notes,
         )
 

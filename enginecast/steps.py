@@ -1,20 +1,26 @@
-"""The steps of a command: a spinner on a terminal, a time for each, the lines of the build log."""
+"""The steps of a command: a spinner on a terminal, time and memory of each, the lines of the build
+log.
+"""
 
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from rich.console import Console
+
+from enginecast.memory import watched
 
 logger = logging.getLogger(__name__)
 
 LONG = 1.0
 """Seconds from which on a step is told of: a log that nobody watches has no spinner."""
+MUCH = 2_000_000_000
+"""Bytes of anonymous memory from which on they are told of."""
 
 
 class Steps:
-    """Times what happens inside `with steps("capture"):`.
+    """Measures what happens inside `with steps("capture"):`.
 
     Args:
         console: where progress is shown (standard error); None: nowhere.
@@ -23,21 +29,29 @@ class Steps:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console
         self.seconds: dict[str, float] = {}
+        self.memory: dict[str, int] = {}
+        """Step -> most bytes of anonymous memory at once; 0 where the system does not tell."""
         self.lines: list[str] = []
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         try:
-            if self._console is not None and self._console.is_terminal:
-                with self._console.status(name):
-                    yield
-            else:
+            with watched() as peak, self._shown(name):
                 yield
         finally:
             spent = time.perf_counter() - start
             self.seconds[name] = self.seconds.get(name, 0.0) + spent
-            (self.say if spent > LONG else self.log)(f"{name}: {spent:.2f} s")
+            self.memory[name] = max(self.memory.get(name, 0), peak.anonymous)
+            line = f"{name}: {spent:.2f} s"
+            if peak.anonymous > MUCH:
+                line = f"{line}, {peak.anonymous / 1e9:.1f} GB of memory"
+            (self.say if spent > LONG else self.log)(line)
+
+    def _shown(self, name: str) -> AbstractContextManager[object]:
+        if self._console is not None and self._console.is_terminal:
+            return self._console.status(name)
+        return nullcontext()
 
     def log(self, line: str) -> None:
         """Add a line to the build log."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from enginecast.errors import BundleError
+from enginecast.errors import BundleError, MissingError
 from enginecast.runtime.bundle import digest
 from enginecast.runtime.manifest import MANIFEST_NAME, FileRecord, Manifest, is_file_name
 from enginecast.runtime.manifest_json import encode
@@ -125,13 +125,13 @@ def require_space(folder: str | os.PathLike[str], needed: int) -> None:
         needed: bytes.
 
     Raises:
-        BundleError: with the bytes needed and free.
+        MissingError: with the bytes needed and free.
     """
     path = Path(folder).resolve()
     existing = next(place for place in (path, *path.parents) if place.exists())
     free = shutil.disk_usage(existing).free
     if free < needed:
-        raise BundleError(
+        raise MissingError(
             f"{path}: expected {needed / 1e6:.1f} MB free on this disk, got {free / 1e6:.1f} MB",
             hint="Free some space, or write to another disk.",
         )

@@ -140,7 +140,7 @@ def _casts(exported: ExportedProgram, inputs: Sequence[Mapping[str, Tensor]]) ->
     parameters = {id(found) for found in exported.state_dict.values()}
 
     class Count(TorchFunctionMode):
-        casts = 0
+        casts: int = 0
 
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -148,7 +148,8 @@ def _casts(exported: ExportedProgram, inputs: Sequence[Mapping[str, Tensor]]) ->
             self.casts += bool(args) and id(args[0]) in parameters
             return func(*args, **(kwargs or {}))
 
-    with Count() as count:
+    count = Count()
+    with count:
         interpret_cases(exported, inputs, names=NAMES)
     return count.casts
 

@@ -29,6 +29,7 @@ from enginecast.passes.base import Pass, PassContext
 from enginecast.passes.graph_edit import insert
 from enginecast.passes.pipeline import run_pipeline
 from enginecast.passes.unify_dtype import UnifyDtype
+from enginecast.verify.boundaries import Snapshot
 from enginecast.verify.program import Observer, true_dtype_check
 from enginecast.verify.verdict import judge
 
@@ -59,6 +60,26 @@ def test_an_exact_pass_that_changes_nothing_is_equal_everywhere() -> None:
     assert (check.failure, check.worst_error, check.moved) == ("", 0.0, ())
     assert "blocks.1.norm" in check.modules
     assert check.rewritten == 1
+
+
+def test_a_program_runs_again_only_when_a_pass_changed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change_a_weight_in_place(exported: ExportedProgram) -> None:
+        with torch.no_grad():
+            exported.state_dict["blocks.0.norm.weight"].mul_(2.0)
+
+    runs: list[ExportedProgram] = []
+    run = Observer._run
+
+    def count(self: Observer, exported: ExportedProgram) -> list[Snapshot]:
+        runs.append(exported)
+        return run(self, exported)
+
+    monkeypatch.setattr(Observer, "_run", count)
+    for edit, times in ((None, 2), (change_one_bit, 3), (change_a_weight_in_place, 3)):
+        runs.clear()
+        observer, _ = observe([Exact() if edit is None else Exact(edit)])
+        assert len(runs) == times
+        assert bool(observer.checks[0].failure) == (edit is not None)
 
 
 def test_an_exact_pass_that_changes_one_bit_fails_where_it_does() -> None:

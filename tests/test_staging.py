@@ -11,7 +11,7 @@ from typing import NoReturn
 import bundles
 import pytest
 
-from enginecast.errors import BundleError
+from enginecast.errors import BundleError, MissingError
 from enginecast.runtime import staging as staging_module
 from enginecast.runtime.bundle import digest, open_bundle
 from enginecast.runtime.staging import require_space, stage, write_file
@@ -272,7 +272,7 @@ def test_reject_replaces_nothing_but_reports(tmp_path: Path) -> None:
 def test_require_space_gives_the_figures(tmp_path: Path) -> None:
     require_space(tmp_path / "not" / "yet", 1)
     free = shutil.disk_usage(tmp_path).free
-    with pytest.raises(BundleError, match=r"expected .* MB free .*, got .* MB"):
+    with pytest.raises(MissingError, match=r"expected .* MB free .*, got .* MB"):
         require_space(tmp_path, free * 2)
 
 

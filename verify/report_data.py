@@ -50,4 +50,6 @@ class Report:
     """Cases that were verified but are not stored in the bundle."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Stage -> time: capture, passes, lower, verify, ..."""
+    memory: Mapping[str, int] = field(default_factory=dict)
+    """Stage -> most bytes of memory that no file backs; 0 where the system does not tell."""
     notes: tuple[str, ...] = ()

@@ -138,7 +138,9 @@ Point at a cell for its module.</p>
 {% if report.seconds %}
 <h2>Time</h2>
 <p>{% for stage, seconds in report.seconds.items() -%}
-{{ stage }} {{ seconds | fixed(1) }} s{{ ", " if not loop.last }}
+{{ stage }} {{ seconds | fixed(1) }} s
+{%- if report.memory.get(stage) %} ({{ (report.memory[stage] / 1e6) | fixed(0) }} MB){% endif -%}
+{{ ", " if not loop.last }}
 {%- endfor %}</p>
 {% endif %}
 {% for note in report.notes %}

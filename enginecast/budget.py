@@ -1,0 +1,98 @@
+"""What an export will take of disk and memory, said before it begins.
+
+The figures are least ones: what is known to be taken, without what the steps need for themselves.
+So a refusal is never a guess, and an export that is let through may still be a tight fit.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from enginecast.capture.source import Source
+from enginecast.capture.widened import NARROW
+from enginecast.errors import MissingError
+from enginecast.memory import anonymous, available
+from enginecast.plan import Plan
+from enginecast.runtime.staging import require_space
+
+Elements = Mapping[torch.dtype, int]
+"""How many elements of the weights are stored in each dtype."""
+
+ITEM_SIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+BESIDE_WEIGHTS = 64 << 20
+"""Bytes on disk for the graph, the stored reference and the reports."""
+IMPORTED = 600 << 20
+"""Bytes of a process that has imported torch, transformers and ONNX Runtime."""
+SESSION = 4
+"""Bytes in memory per weight of a CPU session: ONNX Runtime computes fp16 graphs in fp32 and packs
+fp32 weights for its kernels (measured: 1.9 GB for 0.45 B weights, fp16 and fp32 alike)."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The least that an export takes, in bytes."""
+
+    disk: int
+    memory: int
+    why: str
+    """What most of the memory is for."""
+
+
+def estimate(elements: Elements, plan: Plan, *, in_memory: bool) -> Budget:
+    """Add up what is known.
+
+    Args:
+        elements: of the model's weights.
+        plan: of the export.
+        in_memory: whether the weights are made in memory instead of being mapped from a file.
+    """
+    count = sum(elements.values())
+    size = sum(number * dtype.itemsize for dtype, number in elements.items())
+    phases = {
+        f"eager in {name}": _eager(elements, name) for name in sorted({"fp32", plan.precision})
+    }
+    if plan.runs_here:
+        phases["running the engine here"] = SESSION * count
+    why, most = max(phases.items(), key=lambda phase: phase[1])
+    memory = IMPORTED + (size if in_memory else 0) + most
+    return Budget(count * ITEM_SIZE[plan.precision] + BESIDE_WEIGHTS, memory, why)
+
+
+def require(source: Source, plan: Plan, folder: Path) -> Budget:
+    """Refuse to begin what this machine cannot finish.
+
+    Args:
+        folder: where the bundle is written.
+
+    Raises:
+        MissingError: with the bytes needed and there.
+    """
+    budget = estimate(source.weight_elements(), plan, in_memory=source.in_memory)
+    require_space(folder, budget.disk)
+    there = available()
+    if there is not None and budget.memory > there + anonymous():
+        hint = "Use a machine with more memory."
+        if plan.runs_here and plan.device == "cpu":
+            hint = (
+                "--device cuda plans the engine for a GPU: it is not run here, and the program is"
+                " verified layer by layer."
+            )
+        raise MissingError(
+            f"exporting {source.name} takes at least {budget.memory / 1e9:.1f} GB of memory, most"
+            f" of it for {budget.why}; {there / 1e9:.1f} GB are free",
+            hint=hint,
+        )
+    return budget
+
+
+def _eager(elements: Elements, name: str) -> int:
+    """Bytes of weights that the eager module holds besides mapped files (see `capture.widened`)."""
+    dtype = DTYPES[name]
+    if set(elements) == {dtype}:
+        return 0
+    if name == "fp32" and len(elements) == 1 and set(elements) <= set(NARROW):
+        return 0
+    return dtype.itemsize * sum(elements.values())

@@ -1,0 +1,85 @@
+"""What a step takes of this machine's memory, and what the machine has."""
+
+import os
+import resource
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+INTERVAL = 0.01
+"""Seconds between two looks: a layer of a large model takes longer."""
+
+STATM = Path("/proc/self/statm")
+CGROUPS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
+
+
+@dataclass
+class Peak:
+    """The most that was seen at once, in bytes; 0 where the system does not tell (no /proc)."""
+
+    anonymous: int = 0
+    """What no file backs: it must fit into memory.  Mapped weights can be read again and count
+    only in `peak_resident`."""
+
+    def look(self) -> None:
+        self.anonymous = max(self.anonymous, anonymous())
+
+
+@contextmanager
+def watched() -> Iterator[Peak]:
+    """Watch the memory of this process while the block runs."""
+    peak, done = Peak(), threading.Event()
+
+    def watch() -> None:
+        while not done.wait(INTERVAL):
+            peak.look()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    peak.look()
+    watcher.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        watcher.join()
+        peak.look()
+
+
+def anonymous() -> int:
+    """Bytes of this process that no file backs; 0 where there is no /proc."""
+    if not STATM.exists():
+        return 0
+    _, resident, shared, *_ = map(int, STATM.read_text().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_resident() -> int:
+    """Most bytes that this process ever had in memory, mapped files included: what
+    `/usr/bin/time -v` calls the maximum resident set size."""
+    found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return found if sys.platform == "darwin" else found * 1024
+
+
+def available() -> int | None:
+    """Bytes that may still be taken without swapping; None where the system does not tell.
+
+    A container may have less than its host (Linux cgroups, both versions).
+    """
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return None
+    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    found = int(fields["MemAvailable"].split()[0]) * 1024
+    for limit, used in CGROUPS:
+        if limit.exists() and (text := limit.read_text().strip()).isdigit():
+            found = min(found, int(text) - int(used.read_text()))
+    return found
