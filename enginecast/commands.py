@@ -58,7 +58,7 @@ def run_export(
     steps = Steps(console)
     done = export(model, output, replace(plan, arch=arch), options, None, threads, overwrite, steps)
     if as_json:
-        print_json(_export_json(done))
+        print_json(_export_json(done, steps))
     else:
         print_report(done.report, console)
         _print_where(done, console)
@@ -73,7 +73,7 @@ def _print_where(done: Export, console: Console) -> None:
     say(console, line)
 
 
-def _export_json(done: Export) -> dict[str, Any]:
+def _export_json(done: Export, steps: Steps) -> dict[str, Any]:
     verdict = done.report.verdict
     return {
         "outcome": verdict.outcome,
@@ -87,8 +87,8 @@ def _export_json(done: Export) -> dict[str, Any]:
         "nodes": done.nodes,
         "ops": dict(done.ops),
         "size": done.size,
-        "seconds": dict(done.report.seconds),
-        "memory": _memory_json(done.report.memory),
+        "seconds": dict(steps.seconds),
+        "memory": _memory_json(steps.memory),
         "notes": list(done.report.notes),
     }
 
