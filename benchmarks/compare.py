@@ -36,8 +36,8 @@ from transformers import (
 
 from enginecast import compile as compile_model
 from enginecast import load
+from enginecast.capture.derive import from_config
 from enginecast.capture.examples import sample
-from enginecast.capture.inputs import from_config
 from enginecast.runtime.manifest import Manifest
 
 RESULTS = Path(__file__).parent / "results"

@@ -26,6 +26,7 @@ class FactorySource(Source):
 
     def __init__(self, name: str, module: nn.Module, example: Mapping[str, Tensor]) -> None:
         self.name = name
+        self.model_class = type(module)
         self._module = module.eval().requires_grad_(False)
         self._example = dict(example)
         config = getattr(module, "config", None)

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import importlib.util
 import inspect
 import json
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from enginecast.capture.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.quiet import quiet_transformers
 from enginecast.capture.source import Source
 from enginecast.capture.stored_weights import Checkpoint, keeping_no_fp32, name_weights
+from enginecast.capture.text_config import parts_of
 from enginecast.capture.widened import NARROW, fill_widened
 from enginecast.errors import SourceError, UsageError
 
@@ -40,7 +42,7 @@ class HuggingFaceSource(Source):
         self.folder = folder
         self.config: PreTrainedConfig = config
         self.seed = seed
-        self.model_class = find_model_class(config, folder)
+        self.model_class: type[PreTrainedModel] = find_model_class(config, folder)
         files = (folder / name for name in TOKENIZER_FILES)
         self.tokenizer_files = tuple(file for file in files if file.is_file())
 
@@ -190,7 +192,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
             )
     except Exception as error:  # transformers raises what its config classes raise: any kind
         raise SourceError(f"{file}: {_first_line(error)}") from error
-    for part in (config, config.get_text_config()):
+    for part in parts_of(config):
         if hasattr(part, "use_cache"):
             part.use_cache = False  # a cache in the output is no tensor and cannot be exported
     return config
@@ -206,7 +208,7 @@ def find_model_class(config: PreTrainedConfig, folder: Path) -> type[PreTrainedM
     names = [encoder] if encoder else [*(config.architectures or ())]
     with without_apex():
         for name in names:
-            found = getattr(transformers, name, None)
+            found = getattr(transformers, name, None) or _beside_config(config, name)
             if isinstance(found, type) and issubclass(found, PreTrainedModel):
                 return found
         fallback = AutoModel._model_mapping.get(type(config), None)
@@ -217,6 +219,14 @@ def find_model_class(config: PreTrainedConfig, folder: Path) -> type[PreTrainedM
         )
     chosen: type[PreTrainedModel] = fallback[0] if isinstance(fallback, tuple) else fallback
     return chosen
+
+
+def _beside_config(config: PreTrainedConfig, name: str) -> object:
+    """A class that transformers keeps to itself, as WhisperEncoder: its module is the config's."""
+    place = type(config).__module__.replace(".configuration_", ".modeling_")
+    if importlib.util.find_spec(place) is None:
+        return None
+    return getattr(importlib.import_module(place), name, None)
 
 
 def _first_line(error: Exception) -> str:

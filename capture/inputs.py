@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from enginecast.capture.source import Source
-from enginecast.capture.text_config import ending_of, longest_sequence, padding_of
+from enginecast.capture.text_config import ending_of, longest_sequence, padding_of, text_of
 from enginecast.errors import UsageError
 
 Kind = Literal["token_ids", "attention_mask", "token_type_ids", "image", "tensor"]
@@ -63,63 +62,6 @@ class InputSpec:
     ending: int | None = None
     """Id that every text ends with.  Delimiters are where trained models have their largest values
     (Sun et al. 2024, https://arxiv.org/abs/2402.17762), so drawn texts end with it, too."""
-
-
-def derive(source: Source) -> tuple[InputSpec, ...]:
-    """Inputs of a model from its example, or from its config and the arguments of its `forward`.
-
-    Raises:
-        UsageError: an input cannot be derived.
-    """
-    example = source.example()
-    if example:
-        return check_required(source, from_example(example, source.config))
-    if source.config is None:
-        raise UsageError(
-            f"{source.name} comes without example inputs",
-            hint="Return (module, example_kwargs) from the factory, or give "
-            "--inputs FILE.safetensors.",
-        )
-    specs = from_config(source.config, source.forward_arguments, source.name)
-    return check_required(source, specs)
-
-
-def check_required(source: Source, specs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
-    """Return `specs` when they cover what the model's `forward` must be given.
-
-    Raises:
-        UsageError: an argument without default has no input.
-    """
-    names = {spec.name for spec in specs}
-    missing = [name for name in source.required_arguments if name not in names]
-    if missing:
-        raise UsageError(
-            f"the input {missing[0]!r} of {source.name} cannot be derived",
-            hint="Give it with the others: --inputs FILE.safetensors.",
-        )
-    return specs
-
-
-def from_config(
-    config: PreTrainedConfig, arguments: tuple[str, ...], name: str = "the model"
-) -> tuple[InputSpec, ...]:
-    """Inputs of a transformers model: token ids with their mask, images, or both.
-
-    Raises:
-        UsageError: `forward` takes neither, or the config lacks what describes them.
-    """
-    specs: list[InputSpec] = []
-    if "input_ids" in arguments:
-        specs += _text_specs(config, arguments, name)
-    if "pixel_values" in arguments:
-        specs.append(_image_spec(config, name))
-    if not specs:
-        raise UsageError(
-            f"the inputs of {name} cannot be derived: forward takes neither input_ids nor "
-            f"pixel_values, but {', '.join(arguments[:4])}",
-            hint="Give example inputs: --inputs FILE.safetensors.",
-        )
-    return with_example_sizes(tuple(specs))
 
 
 def from_example(
@@ -206,50 +148,6 @@ def _sized(dim: DimSpec, chosen: Mapping[str, int]) -> DimSpec:
     return replace(dim, size=chosen[dim.name])
 
 
-def _text_specs(config: PreTrainedConfig, arguments: tuple[str, ...], name: str) -> list[InputSpec]:
-    text = config.get_text_config()
-    vocabulary = getattr(text, "vocab_size", None)
-    if not isinstance(vocabulary, int):
-        raise UsageError(
-            f"input_ids of {name} cannot be derived: its config has no vocab_size",
-            hint="Give example inputs: --inputs FILE.safetensors.",
-        )
-    dims = (
-        DimSpec(BATCH, 3, 1, LARGEST_BATCH),
-        DimSpec(SEQUENCE, 7, 1, longest_sequence(config, 7)),
-    )
-    ids = InputSpec(
-        "input_ids",
-        "token_ids",
-        torch.int64,
-        dims,
-        0,
-        vocabulary - 1,
-        padding_of(config),
-        ending_of(config),
-    )
-    if "attention_mask" not in arguments:
-        return [ids]
-    return [ids, InputSpec("attention_mask", "attention_mask", torch.int64, dims, 0, 1)]
-
-
-def _image_spec(config: PreTrainedConfig, name: str) -> InputSpec:
-    vision = getattr(config, "vision_config", config)
-    size = getattr(vision, "image_size", None)
-    if isinstance(size, Mapping):
-        size = (size.get("height"), size.get("width"))
-    height, width = size if isinstance(size, (list, tuple)) and len(size) == 2 else (size, size)
-    if not isinstance(height, int) or not isinstance(width, int):
-        raise UsageError(
-            f"pixel_values of {name} cannot be derived: its config has no image_size",
-            hint="Give example inputs: --inputs FILE.safetensors.",
-        )
-    channels = getattr(vision, "num_channels", 3)
-    batch = DimSpec(BATCH, 3, 1, LARGEST_BATCH)
-    static = tuple(DimSpec.static(size) for size in (channels, height, width))
-    return InputSpec("pixel_values", "image", torch.float32, (batch, *static))
-
-
 def kind_of(name: str, tensor: Tensor) -> Kind:
     """What an input is, from its name, rank and dtype."""
     if name in TEXT_INPUTS and tensor.ndim == 2 and not tensor.is_floating_point():
@@ -267,7 +165,7 @@ def _id_range(
         return None, None
     if tensor.numel() == 0:
         return 0, 0
-    vocabulary = getattr(config.get_text_config(), "vocab_size", None) if config else None
+    vocabulary = getattr(text_of(config), "vocab_size", None) if config else None
     if kind == "token_ids" and isinstance(vocabulary, int):
         return 0, vocabulary - 1
     return int(tensor.min()), int(tensor.max())

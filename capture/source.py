@@ -18,6 +18,8 @@ class Source(ABC):
     name: str
     """Short name for reports: the folder's name, or the factory as it was given."""
     config: PreTrainedConfig | None = None
+    model_class: type[nn.Module] | None = None
+    """Class of the model, where it is known before the model is built."""
     tokenizer_files: tuple[Path, ...] = ()
     """Files that a bundle needs to tokenize prompts; empty without a tokenizer."""
 

@@ -6,18 +6,13 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from enginecast.capture.derive import check_required, derive
 from enginecast.capture.dynamic import apply_dynamic, parse_dynamic
 from enginecast.capture.examples import Case, example_sizes, sample, verification_inputs
 from enginecast.capture.export import Captured, capture
 from enginecast.capture.factory import FactorySource, copy_sharing_weights
 from enginecast.capture.given import check_arguments, given_prompts, read_inputs, tokenize
-from enginecast.capture.inputs import (
-    InputSpec,
-    captured_dtype,
-    check_required,
-    derive,
-    from_example,
-)
+from enginecast.capture.inputs import InputSpec, captured_dtype, from_example
 from enginecast.capture.outputs import named_tensors
 from enginecast.capture.source import Source, open_source
 from enginecast.errors import UsageError

@@ -18,14 +18,13 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import RobertaConfig, WhisperConfig
 
+from enginecast.capture.derive import derive, from_config
 from enginecast.capture.examples import Case, sample, verification_inputs
 from enginecast.capture.factory import FactorySource
 from enginecast.capture.given import check_arguments, given_prompts, read_inputs, tokenize
 from enginecast.capture.inputs import (
     DimSpec,
     InputSpec,
-    derive,
-    from_config,
     from_example,
     with_example_sizes,
 )
@@ -70,8 +69,8 @@ def test_derived_from_a_folder(tmp_path: Path) -> None:
 
 
 def test_other_inputs_must_be_given() -> None:
-    with pytest.raises(UsageError, match=r"takes neither .* but input_features") as refused:
-        from_config(WhisperConfig(), ("input_features",), "whisper")
+    with pytest.raises(UsageError, match=r"forward takes waves, of which none is known") as refused:
+        from_config(WhisperConfig(), ("waves",), "whisper")
     assert "--inputs FILE.safetensors" in refused.value.hint
 
 

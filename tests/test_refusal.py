@@ -11,10 +11,10 @@ from models import llama_config
 from torch import Tensor, nn
 from transformers import LlamaModel
 
+from enginecast.capture.derive import derive, from_config
 from enginecast.capture.examples import example_sizes, sample
 from enginecast.capture.export import capture
 from enginecast.capture.factory import FactorySource
-from enginecast.capture.inputs import derive, from_config
 from enginecast.capture.refusal import Kind, Refusal, explain, is_user_code
 from enginecast.capture.source import open_source
 from enginecast.errors import CaptureError

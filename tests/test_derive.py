@@ -1,0 +1,296 @@
+"""Inputs of models of every modality, from their configs and their classes alone."""
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from enginecast.capture.derive import from_config, from_facts
+from enginecast.capture.derive_audio import samples_for
+from enginecast.capture.examples import example_sizes, sample
+from enginecast.capture.huggingface import find_model_class
+from enginecast.capture.inputs import InputSpec
+from enginecast.capture.model_facts import ModelFacts, documented
+from enginecast.errors import UsageError
+
+Sizes = tuple[int | str, ...]
+BATCH = "batch=1..64"
+
+
+def facts(class_name: str, config: PreTrainedConfig) -> ModelFacts:
+    """What `facts_of` gathers of a source, without a folder."""
+    model_class: type[PreTrainedModel] = getattr(transformers, class_name)
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    parameters = [
+        parameter
+        for parameter in list(inspect.signature(model_class.forward).parameters.values())[1:]
+        if parameter.kind not in variadic
+    ]
+    names = tuple(parameter.name for parameter in parameters)
+    main = model_class.main_input_name
+    return ModelFacts(
+        class_name,
+        config,
+        names,
+        tuple(p.name for p in parameters if p.default is p.empty),
+        (main,) if main in names else (),
+        documented(model_class),
+    )
+
+
+def derived(class_name: str, **fields: object) -> dict[str, InputSpec]:
+    """The inputs of a class of transformers, by name."""
+    model_class: type[PreTrainedModel] = getattr(transformers, class_name)
+    config_class = model_class.config_class
+    assert config_class is not None
+    specs = from_facts(facts(class_name, config_class(**fields)))
+    drawn = sample(specs, example_sizes(specs), 0)
+    for spec in specs:  # what is derived can be drawn, and every named size stands for one name
+        assert drawn[spec.name].dtype == spec.dtype
+        assert tuple(drawn[spec.name].shape) == tuple(dim.size for dim in spec.dims)
+    return {spec.name: spec for spec in specs}
+
+
+def sizes(spec: InputSpec) -> Sizes:
+    """Each dimension as a number, or as name=range."""
+    return tuple(
+        dim.size if dim.name is None else f"{dim.name}={dim.minimum}..{dim.maximum}"
+        for dim in spec.dims
+    )
+
+
+def shapes(class_name: str, **fields: object) -> dict[str, Sizes]:
+    return {name: sizes(spec) for name, spec in derived(class_name, **fields).items()}
+
+
+def text(longest: int, *names: str) -> dict[str, Sizes]:
+    names = names or ("input_ids", "attention_mask")
+    return dict.fromkeys(names, (BATCH, f"sequence=1..{longest}"))
+
+
+TARGET = "target_sequence=1.."
+
+
+@pytest.mark.parametrize(
+    ("class_name", "fields", "expected"),
+    [
+        ("BertModel", {}, text(512)),  # token types have a default
+        ("RobertaModel", {"max_position_embeddings": 514}, text(512)),  # positions start at 2
+        ("EsmModel", {"vocab_size": 33, "pad_token_id": 1}, text(1024)),
+        ("GPT2Model", {"n_positions": 96}, text(96)),
+        ("MptModel", {"max_seq_len": 80}, text(80)),
+        ("T5EncoderModel", {}, text(512)),
+        ("CLIPTextModel", {}, text(77)),
+        (
+            "LongformerModel",
+            {"attention_window": [16, 32], "max_position_embeddings": 130},
+            dict.fromkeys(("input_ids", "attention_mask"), (BATCH, 32)),
+        ),
+        (
+            "T5Model",
+            {},
+            text(512) | {"decoder_input_ids": (BATCH, TARGET + "512")},
+        ),
+        (
+            "BartModel",
+            {"max_position_embeddings": 40},
+            text(40) | {"decoder_input_ids": (BATCH, TARGET + "40")},
+        ),
+        (
+            "LEDModel",
+            {
+                "attention_window": 16,
+                "max_encoder_position_embeddings": 128,
+                "max_decoder_position_embeddings": 48,
+            },
+            dict.fromkeys(("input_ids", "attention_mask"), (BATCH, 16))
+            | {"decoder_input_ids": (BATCH, TARGET + "48")},
+        ),
+    ],
+)
+def test_text(class_name: str, fields: Mapping[str, object], expected: dict[str, Sizes]) -> None:
+    assert shapes(class_name, **fields) == expected
+
+
+def test_ids_stay_in_the_vocabulary_wherever_the_config_keeps_it() -> None:
+    assert derived("FSMTModel", src_vocab_size=50, tgt_vocab_size=70)["input_ids"].high == 49
+    assert derived("FSMTModel", tgt_vocab_size=70)["decoder_input_ids"].high == 69
+    assert derived("CanineModel")["input_ids"].high == 0x10FFFF  # it hashes code points
+    clip = derived("CLIPModel", text_config={"vocab_size": 31})
+    assert clip["input_ids"].high == 30
+
+
+def test_decoder_input_ids_are_wanted_of_pairs_alone() -> None:
+    config = transformers.T5Config(is_encoder_decoder=False)
+    arguments = ("input_ids", "attention_mask", "decoder_input_ids")
+    assert [spec.name for spec in from_config(config, arguments)] == ["input_ids", "attention_mask"]
+
+
+@pytest.mark.parametrize(
+    ("class_name", "fields", "expected"),
+    [
+        ("ViTModel", {"image_size": 48}, (BATCH, 3, 48, 48)),
+        ("ViTModel", {"image_size": (32, 48), "num_channels": 1}, (BATCH, 1, 32, 48)),
+        ("Dinov2Model", {}, (BATCH, 3, 224, 224)),
+        ("SiglipVisionModel", {"image_size": 64}, (BATCH, 3, 64, 64)),
+        ("SamVisionModel", {}, (BATCH, 3, 1024, 1024)),
+        ("ConvNextModel", {}, (BATCH, 3, 224, 224)),
+        ("ResNetModel", {"num_channels": 4}, (BATCH, 4, 224, 224)),
+        ("VideoMAEModel", {"image_size": 32, "num_frames": 6}, (BATCH, 6, 3, 32, 32)),
+    ],
+)
+def test_images(class_name: str, fields: Mapping[str, object], expected: Sizes) -> None:
+    assert shapes(class_name, **fields) == {"pixel_values": expected}
+
+
+def test_a_video_has_an_argument_of_its_own() -> None:
+    assert shapes("VJEPA2Model", crop_size=32, frames_per_clip=4) == {
+        "pixel_values_videos": (BATCH, 4, 3, 32, 32)
+    }
+
+
+def test_a_side_is_read_from_a_mapping_and_from_the_part_that_has_it() -> None:
+    config = PreTrainedConfig(image_size={"height": 24, "width": 40})
+    (pixels,) = from_config(config, ("pixel_values",))
+    assert sizes(pixels) == (BATCH, 3, 24, 40)
+    outer = PreTrainedConfig()
+    outer.backbone_config = PreTrainedConfig(image_size=32, num_channels=2)
+    (pixels,) = from_config(outer, ("pixel_values",))
+    assert sizes(pixels) == (BATCH, 2, 32, 32)
+
+
+def test_a_mask_of_pixels_is_all_ones_and_only_where_it_is_required() -> None:
+    config = PreTrainedConfig(image_size=32)
+    arguments = ("pixel_values", "pixel_mask")
+    assert [spec.name for spec in from_config(config, arguments)] == ["pixel_values"]
+    pixels, mask = from_facts(ModelFacts("x", config, arguments, arguments))
+    assert sizes(mask) == (BATCH, 32, 32)
+    drawn = sample((pixels, mask), {}, 0)["pixel_mask"]
+    assert drawn.dtype == torch.int64
+    assert drawn.unique().tolist() == [1]
+
+
+CONVOLUTIONS = {"conv_kernel": (10, 3, 2), "conv_stride": (5, 2, 2), "conv_dim": (8, 8, 8)}
+
+
+@pytest.mark.parametrize(
+    ("class_name", "fields", "expected"),
+    [
+        (
+            "WhisperModel",
+            {"max_source_positions": 50, "max_target_positions": 30},
+            {"input_features": (BATCH, 80, 100), "decoder_input_ids": (BATCH, TARGET + "30")},
+        ),
+        (
+            "Speech2TextModel",
+            {"max_source_positions": 600, "max_target_positions": 32},
+            {
+                "input_features": (BATCH, "frames=32..600", 80),
+                "decoder_input_ids": (BATCH, TARGET + "32"),
+            },
+        ),
+        ("Wav2Vec2BertModel", {}, {"input_features": (BATCH, "frames=32..5000", 160)}),
+        ("ASTModel", {"max_length": 64}, {"input_values": (BATCH, 64, 128)}),
+        ("EncodecModel", {}, {"input_values": (BATCH, 1, 32 * 320)}),
+        (
+            "HubertModel",
+            {**CONVOLUTIONS, "num_feat_extract_layers": 3},
+            {"input_values": (BATCH, "samples=170..10250")},
+        ),
+    ],
+)
+def test_sound(class_name: str, fields: Mapping[str, object], expected: dict[str, Sizes]) -> None:
+    assert shapes(class_name, **fields) == expected
+
+
+def test_the_shortest_waveform_gives_the_frames_that_it_is_asked_for() -> None:
+    kernels, strides = (10, 3, 2), (5, 2, 2)
+    for samples, frames in ((samples_for(8, (kernels, strides)), 8), (169, 7)):
+        hidden = torch.zeros(1, 1, samples)
+        for kernel, stride in zip(kernels, strides, strict=True):
+            hidden = torch.nn.functional.conv1d(hidden, torch.ones(1, 1, kernel), stride=stride)
+        assert hidden.shape[-1] == frames
+
+
+@pytest.mark.parametrize(
+    ("class_name", "fields", "names"),
+    [
+        ("CLIPModel", {}, ["input_ids", "pixel_values", "attention_mask"]),
+        ("SiglipModel", {}, ["input_ids", "pixel_values", "attention_mask"]),
+        ("ViltModel", {}, ["input_ids", "attention_mask", "pixel_values"]),
+        ("ClapModel", {}, ["input_ids", "input_features", "attention_mask"]),
+        ("CLIPVisionModel", {}, ["pixel_values"]),
+        # The features of an image go where the text has image tokens: as many as it has patches.
+        ("LlavaModel", {}, ["input_ids", "attention_mask"]),
+    ],
+)
+def test_several_modalities(class_name: str, fields: dict[str, object], names: list[str]) -> None:
+    assert list(derived(class_name, **fields)) == names
+
+
+def test_time_series() -> None:
+    past = {"past_values": (BATCH, 32, 7)}
+    assert shapes("PatchTSTModel", context_length=32, num_input_channels=7) == past
+    series = derived(
+        "TimeSeriesTransformerModel",
+        prediction_length=4,
+        context_length=10,
+        lags_sequence=[1, 3],
+        num_time_features=2,
+    )
+    assert {name: sizes(spec) for name, spec in series.items()} == {
+        "past_values": (BATCH, 13),
+        "past_time_features": (BATCH, 13, 2),
+        "past_observed_mask": (BATCH, 13),
+    }
+    assert series["past_observed_mask"].dtype == torch.bool
+
+
+def test_what_cannot_be_derived_is_named_with_what_is_known_of_it() -> None:
+    config = transformers.Siglip2VisionConfig()
+    with pytest.raises(UsageError) as refused:
+        from_facts(facts("Siglip2VisionModel", config))
+    assert refused.value.message == (
+        "the input 'pixel_values' of Siglip2VisionModel cannot be derived: "
+        "Tensor of shape (batch_size, num_channels, image_size, image_size)"
+    )
+    assert refused.value.hint == (
+        "Give all inputs: --inputs FILE.safetensors, written by safetensors.torch.save_file({"
+        '"pixel_values": <Tensor of shape (batch_size, num_channels, image_size, image_size)>, '
+        '"pixel_attention_mask": <Tensor of shape (batch_size, image_size, image_size)>, '
+        "\"spatial_shapes\": <LongTensor of shape (batch_size, 2)>}, 'FILE.safetensors')."
+    )
+
+
+def test_an_example_of_the_file_has_the_shapes_that_are_known() -> None:
+    config = PreTrainedConfig(image_size=32)
+    arguments = ("pixel_values", "boxes")
+    with pytest.raises(UsageError, match="the input 'boxes' of x cannot be derived") as refused:
+        from_facts(ModelFacts("x", config, arguments, arguments))
+    assert '"pixel_values": torch.zeros([3, 3, 32, 32], dtype=torch.float32)' in refused.value.hint
+    with pytest.raises(UsageError, match="forward takes left, right, of which none is known"):
+        from_config(config, ("left", "right"), "x")
+
+
+def test_features_that_need_placeholders_are_refused_with_the_reason() -> None:
+    config = PreTrainedConfig(image_size=32, vocab_size=9, image_token_id=8)
+    arguments = ("pixel_values", "input_ids")
+    with pytest.raises(UsageError, match="input_ids must hold the id image_token_id once for each"):
+        from_facts(ModelFacts("x", config, arguments, arguments))
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (transformers.WhisperConfig(), "WhisperEncoder"),
+        (transformers.SamVisionConfig(), "SamVisionEncoder"),
+        (transformers.CLIPVisionConfig(), "CLIPVisionModel"),
+    ],
+)
+def test_a_part_of_a_model_is_found_beside_its_config(config: PreTrainedConfig, name: str) -> None:
+    config.architectures = [name]
+    assert find_model_class(config, Path("folder")).__name__ == name
