@@ -1,19 +1,19 @@
 """Capture a model as a program: torch.export without weights, then the weights bound to it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind, TensorArgument
+from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 from torch.utils import _pytree as pytree
 
 from enginecast.capture.bind import bind_weights
 from enginecast.capture.empty import capture_mode, fake_weights
 from enginecast.capture.inputs import InputSpec
 from enginecast.capture.mutation import refuse_mutation
-from enginecast.capture.outputs import OutputSpec, name_outputs, named_tensors
+from enginecast.capture.outputs import Named, OutputSpec, name_outputs, name_result
 from enginecast.capture.program_inputs import program_inputs
 from enginecast.capture.quiet import quiet_torch
 from enginecast.capture.refusal import explain
@@ -25,6 +25,7 @@ from enginecast.capture.shapes import (
     symbol_names,
 )
 from enginecast.capture.source import Source
+from enginecast.capture.wanted import Wanted
 from enginecast.errors import CaptureError, EnginecastError, UsageError
 
 
@@ -47,7 +48,10 @@ class Captured:
 
 
 def capture(
-    source: Source, specs: tuple[InputSpec, ...], example: Mapping[str, Tensor]
+    source: Source,
+    specs: tuple[InputSpec, ...],
+    example: Mapping[str, Tensor],
+    wanted: Wanted | None = None,
 ) -> Captured:
     """Capture `source` in fp32, whatever dtype its weights are stored in.
 
@@ -58,6 +62,7 @@ def capture(
         source: the model.
         specs: its inputs, in the order that the program takes them.
         example: one tensor for each, of the example sizes.
+        wanted: the outputs that the program returns; a program that was given keeps all.
 
     Raises:
         CaptureError: torch.export refused the model, a dimension cannot vary as asked, or the
@@ -70,13 +75,13 @@ def capture(
         return describe(given)
     _check_example(specs, example)
     inputs = {spec.name: example[spec.name] for spec in specs}
-    program = _export(source, specs, inputs)
+    program, notes = _export(source, specs, inputs, wanted or Wanted())
     refuse_mutation(program)
     shapes = check_shapes(program, specs)
     outputs = output_specs(program, output_names(program), symbol_names(program, specs))
     bind_weights(program, source.weights())
     program.validate()
-    return Captured(program, shapes.inputs, outputs, shapes.symbols, shapes.notes)
+    return Captured(program, shapes.inputs, outputs, shapes.symbols, (*notes, *shapes.notes))
 
 
 def describe(program: ExportedProgram) -> Captured:
@@ -92,29 +97,60 @@ def describe(program: ExportedProgram) -> Captured:
         for dim in spec.dims
         if dim.name is not None
     }
-    outputs = output_specs(program, output_names(program), symbol_names(program, inputs))
-    return Captured(program, inputs, outputs, symbols)
+    named, leaves = named_leaves(program, Wanted())
+    names = _in_order(named, leaves)
+    outputs = output_specs(program, names, symbol_names(program, inputs))
+    return Captured(program, inputs, outputs, symbols, named.notes)
 
 
 def output_names(program: ExportedProgram) -> tuple[str, ...]:
-    """A name for each tensor that `program` returns, from the structure of its output."""
+    """A name for each value that `program` returns, from the structure of its output.
+
+    Raises:
+        CaptureError: a value is no tensor.
+    """
+    return _in_order(*named_leaves(program, Wanted()))
+
+
+def _in_order(named: Named, leaves: Sequence[object]) -> tuple[str, ...]:
+    names = {id(leaf): name for name, leaf in named.tensors.items()}
+    return tuple(names[id(leaf)] for leaf in leaves if leaf is not None)
+
+
+def named_leaves(program: ExportedProgram, wanted: Wanted) -> tuple[Named, list[object]]:
+    """Stand-ins for what `program` returns: by name those that are wanted, and all in order.
+
+    A tensor stands for each tensor, and no two are the same; a number or None is itself.
+
+    Raises:
+        CaptureError, UsageError: see `name_result`.
+    """
     leaves = [
-        torch.empty(0, device="meta") if isinstance(spec.arg, TensorArgument) else None
+        _stand_in(spec.arg)
         for spec in program.graph_signature.output_specs
         if spec.kind == OutputKind.USER_OUTPUT
     ]
     spec = program.call_spec.out_spec
     assert spec is not None  # torch.export always records it
-    return tuple(named_tensors(pytree.tree_unflatten(leaves, spec)))
+    inputs = program.graph_signature.user_inputs
+    tree = pytree.tree_unflatten(leaves, spec)
+    return name_result(tree, wanted, [str(name) for name in inputs]), leaves
+
+
+def _stand_in(argument: object) -> object:
+    if isinstance(argument, TensorArgument):
+        return torch.empty(0, device="meta")
+    return argument.value if isinstance(argument, ConstantArgument) else argument
 
 
 def _export(
-    source: Source, specs: tuple[InputSpec, ...], inputs: dict[str, Tensor]
-) -> ExportedProgram:
+    source: Source, specs: tuple[InputSpec, ...], inputs: dict[str, Tensor], wanted: Wanted
+) -> tuple[ExportedProgram, tuple[str, ...]]:
+    """The program, and notes on the names of its outputs."""
     module = source.empty()
     mode = capture_mode()
     fake_weights(module, mode)
-    name_outputs(module, tuple(inputs))
+    notes = name_outputs(module, tuple(inputs), wanted)
     fakes = {name: mode.from_tensor(tensor) for name, tensor in inputs.items()}
     try:
         # Without no_grad the sdpa decomposition fails on symbolic shapes.
@@ -128,7 +164,7 @@ def _export(
         refusal = explain(error)
         raise CaptureError(refusal.message(), hint=refusal.hint) from error
     program.example_inputs = ((), inputs)
-    return program
+    return program, tuple(notes)
 
 
 def _check_example(specs: tuple[InputSpec, ...], example: Mapping[str, Tensor]) -> None:

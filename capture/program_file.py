@@ -7,10 +7,43 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.utils import _pytree as pytree
 
 from enginecast.capture.checkpoint import sha256_of
 from enginecast.capture.source import Source
 from enginecast.errors import SourceError, UsageError
+
+
+class ByName(nn.Module):
+    """A program as a module that takes its inputs by name, however they were given to torch.export.
+
+    `program.module()` wants those that were positional by position, and containers as they were.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        super().__init__()
+        module = program.module()
+        assert isinstance(module, nn.Module)
+        self.module = module
+        specs = program.graph_signature.input_specs
+        given = [spec.arg for spec in specs if spec.kind == InputKind.USER_INPUT]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        names = [arg.name for arg in given if not isinstance(arg, ConstantArgument)]
+        signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+
+        def forward(*args: Tensor, **kwargs: Tensor) -> object:
+            inputs = signature.bind(*args, **kwargs).arguments
+            leaves = [
+                arg.value if isinstance(arg, ConstantArgument) else inputs[arg.name]
+                for arg in given
+            ]
+            spec = program.call_spec.in_spec
+            positional, by_keyword = pytree.tree_unflatten(leaves, spec)
+            return module(*positional, **by_keyword)
+
+        forward.__signature__ = signature  # type: ignore[attr-defined]
+        self.forward = forward
 
 
 class ProgramSource(Source):
@@ -30,9 +63,7 @@ class ProgramSource(Source):
                 f"{self._path} is a program: it has no eager model in {dtype}",
                 hint="Give the model that the program was captured from.",
             )
-        module = self._program.module()
-        assert isinstance(module, nn.Module)
-        return module.requires_grad_(False)
+        return ByName(self._program).requires_grad_(False)
 
     def empty(self) -> nn.Module:
         raise SourceError(f"{self._path} is a program: it needs no capture")

@@ -20,8 +20,11 @@ from enginecast.cli_options import (
     Device,
     Dynamic,
     Fallback,
+    HiddenStates,
     Inputs,
     Model,
+    OtherModel,
+    Outputs,
     PipelineText,
     Precision,
     Prompts,
@@ -33,6 +36,7 @@ from enginecast.cli_options import (
     Target,
     Threads,
     Verbose,
+    require_folder,
 )
 from enginecast.errors import EnginecastError, UsageError
 from enginecast.terminal import progress, show_log
@@ -73,14 +77,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code or 0)
 
 
-def _require_folder(output: Path) -> None:
-    """Refuse a file that could not be written, before the work and not after it."""
-    if not output.parent.is_dir():
-        raise UsageError(f"-o {output}: there is no folder {output.parent}")
-    if output.is_dir():
-        raise UsageError(f"-o {output}: expected the name of a file, got a folder")
-
-
 @app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
@@ -106,6 +102,8 @@ def export(
     inputs: Inputs = None,
     prompts: Prompts = None,
     dynamic: Dynamic = None,
+    outputs: Outputs = None,
+    hidden_state: HiddenStates = None,
     random_weights: RandomWeights = None,
     device: Device = None,
     arch: Arch = None,
@@ -135,6 +133,8 @@ def export(
             inputs=inputs,
             prompts=prompts,
             dynamic=tuple(dynamic or ()),
+            outputs=tuple(outputs or ()),
+            hidden_states=tuple(hidden_state or ()),
             random_weights=random_weights,
             device=device,
             arch=arch,
@@ -151,12 +151,7 @@ def export(
 @app.command()
 def verify(
     bundle: BundleDir,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL", help="Compare with this model, not with the stored reference."
-        ),
-    ] = None,
+    model: OtherModel = None,
     device: Device = None,
     provider: Provider = None,
     random_weights: RandomWeights = None,
@@ -196,7 +191,7 @@ def run(
     """Load an engine and run it; needs no torch."""
     if (inputs is None) == (prompts is None):
         raise UsageError("give either --inputs FILE.safetensors or --prompts FILE.txt")
-    _require_folder(output)
+    require_folder(output)
     from enginecast.commands_engine import run_engine
 
     run_engine(
@@ -219,6 +214,8 @@ def inspect(
     pipeline: PipelineText = None,
     inputs: Inputs = None,
     dynamic: Dynamic = None,
+    outputs: Outputs = None,
+    hidden_state: HiddenStates = None,
     random_weights: RandomWeights = None,
     device: Device = None,
     allow_code: AllowCode = False,
@@ -235,7 +232,8 @@ def inspect(
     from enginecast.prepare import ModelOptions
 
     plan = make_plan("onnxruntime", precision, pipeline, device)
-    options = ModelOptions(random_weights, allow_code, inputs, None, tuple(dynamic or ()))
+    lists = (tuple(given or ()) for given in (dynamic, outputs, hidden_state))
+    options = ModelOptions(random_weights, allow_code, inputs, None, *lists)
     run_inspect(model, plan, options, as_json=as_json, console=progress())
 
 
@@ -250,19 +248,22 @@ def opt(
     ] = None,
     inputs: Inputs = None,
     dynamic: Dynamic = None,
+    outputs: Outputs = None,
+    hidden_state: HiddenStates = None,
     random_weights: RandomWeights = None,
     allow_code: AllowCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Run passes alone, with a check after each."""
     if output is not None:
-        _require_folder(output)
+        require_folder(output)
         if output.suffix != ".pt2":
             raise UsageError(f"-o {output}: expected a name that ends in .pt2")
     from enginecast.commands_opt import run_opt
     from enginecast.prepare import ModelOptions
 
-    options = ModelOptions(random_weights, allow_code, inputs, None, tuple(dynamic or ()))
+    lists = (tuple(given or ()) for given in (dynamic, outputs, hidden_state))
+    options = ModelOptions(random_weights, allow_code, inputs, None, *lists)
     raise typer.Exit(
         run_opt(
             model,

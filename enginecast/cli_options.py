@@ -5,7 +5,13 @@ from typing import Annotated
 
 import typer
 
+from enginecast.errors import UsageError
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder, pkg.mod:factory, or .pt2.")]
+OtherModel = Annotated[
+    str | None,
+    typer.Option(metavar="MODEL", help="Compare with this model, not with the stored reference."),
+]
 BundleDir = Annotated[Path, typer.Argument(metavar="DIR", help="A bundle.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 AllowCode = Annotated[
@@ -20,6 +26,16 @@ Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="Prompts, one
 Dynamic = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME:DIM=MIN..MAX", help="Sizes of a dimension; repeatable."),
+]
+Outputs = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME,...", help="Outputs to keep, in order; repeatable."),
+]
+HiddenStates = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--hidden-state", metavar="INDEX", help="A hidden state as an output; repeatable."
+    ),
 ]
 Precision = Annotated[
     str | None, typer.Option(metavar="NAME", help="fp32, fp16 or bf16: a preset pipeline.")
@@ -53,3 +69,11 @@ SkipPatterns = Annotated[
 SkipClasses = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Classes that stay in fp32; repeatable.")
 ]
+
+
+def require_folder(output: Path) -> None:
+    """Refuse a file that could not be written, before the work and not after it."""
+    if not output.parent.is_dir():
+        raise UsageError(f"-o {output}: there is no folder {output.parent}")
+    if output.is_dir():
+        raise UsageError(f"-o {output}: expected the name of a file, got a folder")

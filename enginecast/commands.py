@@ -38,6 +38,8 @@ def run_export(
     inputs: Path | None,
     prompts: Path | None,
     dynamic: tuple[str, ...],
+    outputs: tuple[str, ...],
+    hidden_states: tuple[str, ...],
     random_weights: int | None,
     device: str | None,
     arch: str | None,
@@ -54,7 +56,9 @@ def run_export(
     if arch is not None and not _ARCH.fullmatch(arch):
         raise UsageError(f"--arch {arch}: expected a GPU architecture such as sm90")
     plan = make_plan(target, precision, pipeline, device, skip_patterns, skip_classes)
-    options = ModelOptions(random_weights, allow_code, inputs, prompts, dynamic)
+    options = ModelOptions(
+        random_weights, allow_code, inputs, prompts, dynamic, outputs, hidden_states
+    )
     steps = Steps(console)
     done = export(model, output, replace(plan, arch=arch), options, None, threads, overwrite, steps)
     if as_json:

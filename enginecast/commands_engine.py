@@ -10,6 +10,7 @@ import numpy as np
 from rich.table import Table
 
 from enginecast.check import verify_bundle
+from enginecast.errors import InputError
 from enginecast.runtime.arrays import Array
 from enginecast.runtime.bundle import open_bundle
 from enginecast.runtime.files import read_tensors, write_tensors
@@ -118,9 +119,23 @@ def run_engine(
 def _run_prompts(engine: Engine, prompts: Path) -> tuple[dict[str, Array], int]:
     """Outputs of all prompts, and the attention mask that says which rows are padding."""
     encoded = encode_prompts(engine.folder, engine.manifest, read_prompts(prompts))
+    if len(encoded.batches) > 1:
+        _require_batches(engine.manifest, len(encoded.batches))
     parts = [{**engine.run(feeds), **_mask(feeds)} for feeds in encoded.batches]
     joined = {name: _join([part[name] for part in parts]) for name in parts[0]}
     return joined, encoded.truncated
+
+
+def _require_batches(manifest: Manifest, count: int) -> None:
+    """Refuse outputs that say something of a whole batch: several cannot be made one."""
+    batch = next(spec.shape[0] for spec in manifest.inputs if spec.kind == "token_ids")
+    for output in manifest.outputs:
+        if output.shape[:1] != (batch,):
+            raise InputError(
+                f"output {output.name!r}: expected the batch as its first dimension, got"
+                f" {_shape(output.shape)}, so the outputs of {count} batches cannot be joined",
+                hint="Run fewer prompts at a time, so that they make one batch.",
+            )
 
 
 def _mask(feeds: dict[str, Array]) -> dict[str, Array]:

@@ -1,7 +1,8 @@
 """The export, as one call."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -28,6 +29,8 @@ def compile(
     device: str | None = None,
     threads: int | None = None,
     overwrite: bool = False,
+    outputs: Sequence[str] = (),
+    hidden_states: Sequence[int] = (),
     options: ModelOptions | None = None,
     steps: Steps | None = None,
 ) -> Bundle:
@@ -43,6 +46,8 @@ def compile(
         device: "cpu" or "cuda": what the engine is for; None: where the precision runs.
         threads: threads within one operator, when the engine is verified.
         overwrite: replace a bundle that is there.
+        outputs: names of the outputs that the engine gives, in order; empty: all.
+        hidden_states: indices of hidden states that come as outputs, too, as `hidden_states.-2`.
         options: weights, inputs, dynamic dimensions.
         steps: gets the progress.
 
@@ -51,6 +56,12 @@ def compile(
         EnginecastError: see the tree in `enginecast.errors`.
     """
     plan = make_plan(target, precision, pipeline, device)
+    options = options or ModelOptions()
+    options = replace(
+        options,
+        outputs=outputs or options.outputs,
+        hidden_states=hidden_states or options.hidden_states,
+    )
     source = model if isinstance(model, nn.Module) else os.fspath(model)
     done = export(source, output, plan, options, example, threads, overwrite, steps)
     if done.bundle is None:

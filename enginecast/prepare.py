@@ -5,17 +5,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from enginecast.capture.derive import check_required, derive
 from enginecast.capture.dynamic import apply_dynamic, parse_dynamic
 from enginecast.capture.examples import Case, example_sizes, sample, verification_inputs
-from enginecast.capture.export import Captured, capture
+from enginecast.capture.export import Captured, capture, describe, named_leaves
 from enginecast.capture.factory import FactorySource, copy_sharing_weights
 from enginecast.capture.given import check_arguments, given_prompts, read_inputs, tokenize
 from enginecast.capture.inputs import InputSpec, captured_dtype, from_example
-from enginecast.capture.outputs import named_tensors
+from enginecast.capture.outputs import run_named
 from enginecast.capture.source import Source, open_source
+from enginecast.capture.wanted import Wanted, parse_wanted
 from enginecast.errors import UsageError
+from enginecast.passes.cut_outputs import drop_dead, keep_outputs
+from enginecast.passes.graph_edit import structural_copy
 from enginecast.steps import Steps
 from enginecast.verify.floor import make_reference
 from enginecast.verify.reference import Reference
@@ -37,6 +41,10 @@ class ModelOptions:
     """One prompt a line; they join the verification inputs."""
     dynamic: Sequence[str] = field(default_factory=tuple)
     """NAME:DIM=MIN..MAX, each."""
+    outputs: Sequence[str] = field(default_factory=tuple)
+    """Names of the outputs that the engine gives, in order; empty: all."""
+    hidden_states: Sequence[int | str] = field(default_factory=tuple)
+    """Indices of hidden states that come as outputs, too."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,7 @@ class Prepared:
     source: Source
     captured: Captured
     cases: tuple[Case, ...]
+    wanted: Wanted = field(default_factory=Wanted)
 
     @property
     def mask_input(self) -> str | None:
@@ -78,12 +87,13 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
         CaptureError: torch.export refused the model.
         SourceError, UsageError: weights or options do not fit.
     """
+    wanted = parse_wanted(options.outputs, options.hidden_states)
     prompts = None if options.prompts is None else given_prompts(options.prompts)
     given_program = source.given_program()
     specs, given = ((), {}) if given_program is not None else _inputs(source, options)
     specs = apply_dynamic(specs, [parse_dynamic(text) for text in options.dynamic])
     with steps("capture"):
-        captured = capture(source, specs, sample(specs, example_sizes(specs), SEED))
+        captured = _capture(source, specs, wanted)
     for note in captured.notes:
         steps.say(note)
     cases = verification_inputs(captured.inputs, SEED)
@@ -92,7 +102,7 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
     if prompts is not None:
         encoded = tokenize(prompts, source, captured.inputs)
         cases = [Case("given prompts", _filled(encoded, captured.inputs)), *cases]
-    return Prepared(source, captured, tuple(_within(captured.inputs, cases)))
+    return Prepared(source, captured, tuple(_within(captured.inputs, cases)), wanted)
 
 
 def reference_of(prepared: Prepared, dtype: str) -> Reference:
@@ -107,9 +117,33 @@ def reference_of(prepared: Prepared, dtype: str) -> Reference:
         prepared.cases,
         dtype=dtype,
         names=prepared.output_names,
-        forward=lambda module, inputs: named_tensors(module(**inputs)),
+        forward=lambda module, inputs: run_named(module, inputs, prepared.wanted),
         mask_input=prepared.mask_input,
     )
+
+
+def _capture(source: Source, specs: tuple[InputSpec, ...], wanted: Wanted) -> Captured:
+    """Capture without what only outputs need that nobody wants."""
+    given = source.given_program()
+    if given is not None and wanted:
+        return _cut(given, wanted)
+    captured = capture(source, specs, sample(specs, example_sizes(specs), SEED), wanted)
+    if not wanted:
+        return captured
+    # A copy, because nodes of torch's own may lack some of their users.
+    program = structural_copy(captured.program)
+    drop_dead(program)
+    return replace(captured, program=program)
+
+
+def _cut(given: ExportedProgram, wanted: Wanted) -> Captured:
+    """The wanted outputs of a program; it stays as it is, for eager is all of it."""
+    named, leaves = named_leaves(given, wanted)
+    places = {id(leaf): place for place, leaf in enumerate(leaves)}
+    program = structural_copy(given)
+    keep_outputs(program, {name: places[id(leaf)] for name, leaf in named.tensors.items()})
+    captured = describe(program)
+    return replace(captured, notes=(*named.notes, *captured.notes))
 
 
 def _inputs(

@@ -1,8 +1,11 @@
 """The reference of a bundle, made anew from the model."""
 
+from collections.abc import Sequence
+
+from enginecast.capture.wanted import UnknownOutputError
 from enginecast.errors import UsageError
-from enginecast.prepare import ModelOptions, Prepared, open_model, prepare, reference_of
-from enginecast.runtime.manifest import Manifest
+from enginecast.prepare import ModelOptions, open_model, prepare, reference_of
+from enginecast.runtime.manifest import Input, Manifest, Output
 from enginecast.steps import Steps
 from enginecast.verify.reference import Reference
 
@@ -22,26 +25,37 @@ def reference_of_model(
     Raises:
         UsageError: the model has other inputs or outputs than the engine.
     """
-    options = ModelOptions(random_weights=random_weights, allow_code=allow_code)
-    prepared = prepare(open_model(model, options), options, Steps())
-    _check_signature(prepared, manifest)
+    options = ModelOptions(
+        random_weights=random_weights,
+        allow_code=allow_code,
+        outputs=tuple(spec.name for spec in manifest.outputs),
+    )
+    source = open_model(model, options)
+    try:
+        prepared = prepare(source, options, Steps())
+    except UnknownOutputError as error:
+        _check_names(source.name, "gives", error.given, manifest.outputs, manifest)
+        raise
+    inputs = [spec.name for spec in prepared.captured.inputs]
+    _check_names(source.name, "takes", inputs, manifest.inputs, manifest)
     reference = reference_of(prepared, manifest.precision)
     if prepared.source.fingerprint() == manifest.model.fingerprint:
         return reference, ()
     return reference, (f"{model} is not the model that the bundle was made from",)
 
 
-def _check_signature(prepared: Prepared, manifest: Manifest) -> None:
+def _check_names(
+    model: str,
+    verb: str,
+    names: Sequence[str],
+    declared: Sequence[Input | Output],
+    manifest: Manifest,
+) -> None:
     """Refuse a model whose inputs or outputs are called otherwise: it is another model."""
-    pairs = (
-        ("takes", [spec.name for spec in prepared.captured.inputs], manifest.inputs),
-        ("gives", list(prepared.output_names), manifest.outputs),
-    )
-    for verb, names, declared in pairs:
-        expected = [spec.name for spec in declared]
-        if sorted(names) != sorted(expected):
-            raise UsageError(
-                f"--model {prepared.source.name} {verb} {', '.join(names)}, but the bundle's"
-                f" engine {verb} {', '.join(expected)}",
-                hint=f"The bundle was made from {manifest.model.name}.",
-            )
+    expected = [spec.name for spec in declared]
+    if sorted(names) != sorted(expected):
+        raise UsageError(
+            f"--model {model} {verb} {', '.join(names)}, but the bundle's"
+            f" engine {verb} {', '.join(expected)}",
+            hint=f"The bundle was made from {manifest.model.name}.",
+        )

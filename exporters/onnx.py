@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
 from onnxscript.optimizer import optimize_ir
 from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Node
 
 from enginecast import __version__
@@ -87,7 +88,7 @@ def lower_to_onnx(
     with quiet():
         # Not ONNXProgram.optimize: its rotary fusion breaks on a batch (cos, sin are broadcast).
         optimize_ir(model)
-    _name_values(model, outputs, symbols)
+    _name_values(model, _input_names(program), outputs, symbols)
     _plain_metadata(model)
     return _describe(model, _save(model, folder))
 
@@ -138,8 +139,21 @@ def _refuse_names(program: ExportedProgram, outputs: Sequence[str]) -> None:
         )
 
 
-def _name_values(model: ir.Model, outputs: Sequence[str], symbols: Mapping[str, str]) -> None:
+def _input_names(program: ExportedProgram) -> list[str]:
+    return [
+        spec.arg.name
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.USER_INPUT and not isinstance(spec.arg, ConstantArgument)
+    ]
+
+
+def _name_values(
+    model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], symbols: Mapping[str, str]
+) -> None:
     graph = model.graph
+    # An input that is handed through has lost its name to the copy of it that is the output.
+    for value, name in zip(graph.inputs, inputs, strict=True):
+        value.name = name
     values = [value for node in graph.all_nodes() for value in node.outputs]
     for value in (*values, *list(graph.initializers.values())):
         if value.name in outputs:

@@ -102,7 +102,7 @@ def write_reference(path: Path, reference: Reference, *, budget: int = BUDGET) -
     for case in stored.cases:
         for kind, arrays in (("in", case.inputs), ("out", case.outputs), ("ref", case.reference)):
             for name, array in arrays.items():
-                tensors[f"{case.name}/{kind}/{name}"] = np.ascontiguousarray(array)
+                tensors[f"{case.name}/{kind}/{name}"] = np.array(array, order="C", copy=None)
     text = json.dumps(_metadata(stored), sort_keys=True, allow_nan=False)
     save_file(tensors, path, metadata={_KEY: text})
     return stored.left_out

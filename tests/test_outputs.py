@@ -1,0 +1,246 @@
+"""Names of outputs, and exports of what models return besides plain float tensors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import enginecast
+from enginecast.capture.outputs import free_names, name_result, named_tensors
+from enginecast.capture.wanted import Wanted, parse_wanted
+from enginecast.errors import CaptureError, UsageError
+from enginecast.passes.graph_edit import weight_specs
+from enginecast.prepare import ModelOptions, Prepared, open_model, prepare
+from enginecast.steps import Steps
+
+Form = Callable[[Tensor, Tensor, Tensor, Tensor], object]
+
+
+class Returns(nn.Module):
+    """Two linears; what is returned of their values `hidden` and `y` is up to `form`."""
+
+    def __init__(self, form: Form) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 60)
+        self.second = nn.Linear(60, 7)
+        self.form = form
+
+    def forward(self, x: Tensor, mask: Tensor) -> object:
+        hidden = self.first(x) * mask[:, None]
+        return self.form(x, mask, hidden, self.second(hidden))
+
+
+def example() -> dict[str, Tensor]:
+    return {"x": torch.randn(3, 6), "mask": torch.tensor([1, 0, 1])}
+
+
+class Pair(NamedTuple):
+    left: Tensor
+    right: Tensor
+
+
+@dataclass
+class Answer:
+    logits: Tensor
+    past: object = None
+
+
+class Thing:
+    """No tensor, and no container of tensors."""
+
+
+FORMS: dict[str, tuple[Form, dict[str, tuple[str, list[int]]]]] = {
+    "inputs handed through, integers, scalars": (
+        lambda x, mask, h, y: {
+            "x": x,
+            "mask": mask,
+            "copy": x,
+            "ids": y.argmax(-1),
+            "above": y > 0,
+            "loss": y.pow(2).mean(),
+            "count": mask.sum(),
+        },
+        {
+            "x_out": ("float32", [5, 6]),
+            "mask_out": ("int64", [5]),
+            "copy": ("float32", [5, 6]),
+            "ids": ("int64", [5]),
+            "above": ("bool", [5, 7]),
+            "loss": ("float32", []),
+            "count": ("int64", []),
+        },
+    ),
+    "names that collide, nothing in places, no batch": (
+        lambda x, mask, h, y: {
+            "mask": h,
+            "a": (y,),
+            "a.0": h + 1,
+            "none": None,
+            "empty": (),
+            "deep": {"t": (y * 2, {"u": [h]})},
+            "mean": y.mean(0),
+            "steps": torch.arange(4),
+            "turned": y.T,
+        },
+        {
+            "mask_out": ("float32", [5, 60]),
+            "a.0": ("float32", [5, 7]),
+            "a.0_2": ("float32", [5, 60]),
+            "deep.t.0": ("float32", [5, 7]),
+            "deep.t.1.u.0": ("float32", [5, 60]),
+            "mean": ("float32", [7]),
+            "steps": ("int64", [4]),
+            "turned": ("float32", [7, 5]),
+        },
+    ),
+    "one tensor under two names": (
+        lambda x, mask, h, y: Pair(y, y),
+        {"left": ("float32", [5, 7]), "right": ("float32", [5, 7])},
+    ),
+    "nothing but an input": (lambda x, mask, h, y: [x], {"output_0": ("float32", [5, 6])}),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_export_and_verify(tmp_path: Path, name: str) -> None:
+    form, expected = FORMS[name]
+    module = Returns(form)
+    bundle = enginecast.compile(module, tmp_path / "b", example=example(), threads=1)
+    assert [output.name for output in bundle.manifest.outputs] == list(expected)
+    assert enginecast.verify(bundle.root, threads=1).verdict.outcome == "verified"
+    inputs = {"x": torch.randn(5, 6), "mask": torch.tensor([1, 1, 0, 1, 1])}
+    with enginecast.load(bundle.root, threads=1) as engine:
+        outputs = engine.run({key: tensor.numpy() for key, tensor in inputs.items()})
+    eager = list(named_tensors(module(**inputs)).values())
+    for (output, (dtype, shape)), wanted in zip(expected.items(), eager, strict=True):
+        assert (outputs[output].dtype.name, list(outputs[output].shape)) == (dtype, shape)
+        np.testing.assert_allclose(outputs[output], wanted.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_forms_in_fp16(tmp_path: Path) -> None:
+    """Inputs handed through, integers and scalars where the passes change dtypes."""
+    module = Returns(
+        lambda x, mask, h, y: {"x": x, "mask": mask, "ids": y.argmax(-1), "n": y.sum()}
+    )
+    bundle = enginecast.compile(module, tmp_path / "b", example=example(), precision="fp16")
+    found = {output.name: output.dtype for output in bundle.manifest.outputs}
+    assert found == {"x_out": "float16", "mask_out": "int64", "ids": "int64", "n": "float16"}
+    assert enginecast.verify(bundle.root).verdict.outcome == "verified-by-emulation"
+
+
+REFUSED: dict[str, tuple[Form, str]] = {
+    "int": (lambda x, mask, h, y: {"y": y, "n": 3}, "a plain number as n"),
+    "float": (lambda x, mask, h, y: {"y": y, "n": 0.5}, "a plain number as n"),
+    "bool": (lambda x, mask, h, y: {"y": y, "n": True}, "a plain number as n"),
+    "size": (lambda x, mask, h, y: {"y": y, "n": y.shape[0]}, "a plain number as n"),
+    "shape": (lambda x, mask, h, y: {"y": y, "n": y.shape}, r"a plain number as n\.0"),
+    "text": (lambda x, mask, h, y: {"y": y, "n": "spam"}, "a str as n"),
+    "object": (lambda x, mask, h, y: Answer(y, (Thing(),)), r"a Thing as past\.0"),
+}
+
+
+def prepared(module: nn.Module, *outputs: str) -> Prepared:
+    options = ModelOptions(outputs=outputs)
+    return prepare(open_model(module, options, example()), options, Steps())
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_tensor_is_refused_with_the_way_out(name: str) -> None:
+    form, message = REFUSED[name]
+    with pytest.raises(CaptureError, match=f"the model returns {message}, expected") as refused:
+        prepared(Returns(form))
+    way_out = refused.value.hint
+    assert way_out in ("Leave it out: --outputs y.", "Leave it out: --outputs logits.")
+    kept = way_out.split()[-1].rstrip(".")
+    assert prepared(Returns(form), kept).output_names == (kept,)
+
+
+def test_a_model_without_any_tensor_is_refused() -> None:
+    with pytest.raises(CaptureError, match="the model returns no tensor"):
+        prepared(Returns(lambda x, mask, h, y: {"none": None, "empty": ()}))
+
+
+def test_a_renamed_output_is_told() -> None:
+    found = prepared(Returns(lambda x, mask, h, y: {"x": y, "h": h}))
+    assert found.captured.notes == (
+        "the output 'x' is called 'x_out': an input or another output has its name",
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "inputs", "free"),
+    [
+        (["a", "b"], [], ["a", "b"]),
+        (["x", "y"], ["x"], ["x_out", "y"]),
+        (["x", "x_out"], ["x"], ["x_out_2", "x_out"]),  # who has a free name keeps it
+        (["a", "a", "a"], [], ["a", "a_2", "a_3"]),
+        (["a", "a", "a_2"], [], ["a", "a_3", "a_2"]),
+        (["x", "x"], ["x", "x_out"], ["x_out_2", "x_out_3"]),
+    ],
+)
+def test_names_that_collide(names: list[str], inputs: list[str], free: list[str]) -> None:
+    assert free_names(names, inputs) == free
+
+
+def test_outputs_are_kept_in_the_order_given() -> None:
+    value = {"a": torch.ones(1), "b": torch.ones(2), "c": (torch.ones(3), 5)}
+    named = name_result(value, parse_wanted(["c.0,a"]), ())
+    assert [(name, tensor.numel()) for name, tensor in named.tensors.items()] == [
+        ("c.0", 3),
+        ("a", 1),
+    ]
+    with pytest.raises(UsageError, match="--outputs d: the model gives no output 'd'") as refused:
+        name_result(value, parse_wanted(["d"]), ())
+    assert refused.value.hint == "It gives a, b, c.0."
+    with pytest.raises(CaptureError, match=r"a plain number as c\.1"):
+        name_result(value, parse_wanted(["c.1"]), ())
+
+
+@pytest.mark.parametrize("outputs", [["a,a"], ["a", "a"], ["a,,b"], [""], "a,b,a"])
+def test_lists_of_outputs_that_make_no_sense(outputs: Any) -> None:
+    with pytest.raises(UsageError, match=r"--outputs .*: (expected names|'a' is given twice)"):
+        parse_wanted(outputs)
+
+
+@pytest.mark.parametrize("index", ["x", "", "1.5", "--2", "+1", "01"])
+def test_an_index_must_be_an_integer(index: str) -> None:
+    with pytest.raises(UsageError, match=r"--hidden-state .*: expected an integer"):
+        parse_wanted((), [index])
+
+
+def test_hidden_states_come_behind_the_outputs_that_are_kept() -> None:
+    wanted = parse_wanted("b,hidden_states.-2", [3, "-2"])
+    assert wanted.chosen(["a", "b"]) == ("b", "hidden_states.-2", "hidden_states.3")
+    assert parse_wanted((), [-2]).chosen(["a", "b"]) == ("a", "b", "hidden_states.-2")
+    assert not Wanted()
+
+
+def weights(found: Prepared) -> set[str]:
+    return {str(spec.target) for spec in weight_specs(found.captured.program).values()}
+
+
+def test_what_only_dropped_outputs_need_is_not_captured() -> None:
+    whole = Returns(lambda x, mask, h, y: {"h": h, "y": y})
+    assert weights(prepared(whole)) >= {"first.weight", "second.weight"}
+    found = prepared(whole, "h")
+    assert weights(found) == {"first.weight", "first.bias"}
+    assert set(found.captured.program.state_dict) == {"first.weight", "first.bias"}
+    targets = [str(node.target) for node in found.captured.program.graph.nodes]
+    assert targets.count("aten.linear.default") == 1
+
+
+def test_an_input_that_no_kept_output_needs_stays_an_input(tmp_path: Path) -> None:
+    module = Returns(lambda x, mask, h, y: {"y": y, "double": x * 2})
+    bundle = enginecast.compile(module, tmp_path / "b", example=example(), outputs=["double"])
+    assert [spec.name for spec in bundle.manifest.inputs] == ["x", "mask"]
+    x = np.ones((2, 6), np.float32)
+    with enginecast.load(bundle.root) as engine:
+        outputs = engine.run({"x": x, "mask": np.ones(2, np.int64)})
+    assert list(outputs) == ["double"]
+    np.testing.assert_array_equal(outputs["double"], 2 * x)
