@@ -11,14 +11,18 @@ from torch.utils import _pytree as pytree
 
 from enginecast.capture.bind import bind_weights
 from enginecast.capture.empty import capture_mode, fake_weights
+from enginecast.capture.examples import example_sizes, sample
 from enginecast.capture.inputs import InputSpec
 from enginecast.capture.mutation import refuse_mutation
+from enginecast.capture.narrowing import fix, narrow
 from enginecast.capture.outputs import Named, OutputSpec, name_outputs, name_result
 from enginecast.capture.program_inputs import program_inputs
 from enginecast.capture.quiet import quiet_torch
 from enginecast.capture.refusal import explain
 from enginecast.capture.shapes import (
+    FrozenDimensionError,
     Range,
+    Shapes,
     check_shapes,
     dynamic_shapes,
     output_specs,
@@ -27,6 +31,11 @@ from enginecast.capture.shapes import (
 from enginecast.capture.source import Source
 from enginecast.capture.wanted import Wanted
 from enginecast.errors import CaptureError, EnginecastError, UsageError
+
+MOST_NARROWINGS = 4
+"""How often a trace is tried again with narrower dimensions; each costs as much as the first."""
+SEED = 0
+"""Of the example of a trace that is tried again."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +84,55 @@ def capture(
         return describe(given)
     _check_example(specs, example)
     inputs = {spec.name: example[spec.name] for spec in specs}
-    program, notes = _export(source, specs, inputs, wanted or Wanted())
+    traced = _trace(source, specs, inputs, wanted or Wanted())
+    program, shapes = traced.program, traced.shapes
     refuse_mutation(program)
-    shapes = check_shapes(program, specs)
-    outputs = output_specs(program, output_names(program), symbol_names(program, specs))
+    outputs = output_specs(program, output_names(program), symbol_names(program, traced.specs))
     bind_weights(program, source.weights())
     program.validate()
-    return Captured(program, shapes.inputs, outputs, shapes.symbols, (*notes, *shapes.notes))
+    notes = (*traced.notes, *shapes.notes)
+    return Captured(program, shapes.inputs, outputs, shapes.symbols, notes)
+
+
+@dataclass(frozen=True)
+class _Traced:
+    program: ExportedProgram
+    shapes: Shapes
+    specs: tuple[InputSpec, ...]
+    """As traced: with the dimensions that were narrowed."""
+    notes: tuple[str, ...]
+
+
+def _trace(
+    source: Source, specs: tuple[InputSpec, ...], inputs: dict[str, Tensor], wanted: Wanted
+) -> _Traced:
+    """Trace, narrowing what nobody asked for as long as that helps."""
+    notes: tuple[str, ...] = ()
+    for _ in range(MOST_NARROWINGS):
+        try:
+            return _once(source, specs, inputs, wanted, notes)
+        except FrozenDimensionError as error:
+            fitted = fix(specs, error.names)
+            if fitted is None:
+                raise
+        except CaptureError as error:
+            fitted = narrow(specs, str(error.__cause__))
+            if fitted is None:
+                raise
+        specs, notes = fitted.specs, (*notes, *fitted.notes)
+        inputs = sample(specs, example_sizes(specs), SEED)
+    return _once(source, specs, inputs, wanted, notes)
+
+
+def _once(
+    source: Source,
+    specs: tuple[InputSpec, ...],
+    inputs: dict[str, Tensor],
+    wanted: Wanted,
+    notes: tuple[str, ...],
+) -> _Traced:
+    program, named = _export(source, specs, inputs, wanted)
+    return _Traced(program, check_shapes(program, specs), specs, (*notes, *named))
 
 
 def describe(program: ExportedProgram) -> Captured:

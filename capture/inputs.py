@@ -1,7 +1,7 @@
 """Inputs of a model: names, kinds, dtypes, and which dimensions may vary."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -33,12 +33,14 @@ class DimSpec:
         size: its size in the example that is traced.
         minimum: smallest size that the engine takes.
         maximum: largest size that the engine takes.
+        asked: whether the user gave the range, so that it is never narrowed without a refusal.
     """
 
     name: str | None
     size: int
     minimum: int
     maximum: int
+    asked: bool = field(default=False, compare=False)
 
     @classmethod
     def static(cls, size: int) -> "DimSpec":

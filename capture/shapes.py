@@ -17,6 +17,20 @@ from enginecast.errors import CaptureError
 Range = tuple[int, int]
 
 
+class FrozenDimensionError(CaptureError):
+    """Dimensions that were to vary do not in the program.
+
+    Args:
+        message: as for `CaptureError`.
+        names: of the dimensions that would have to be fixed.
+        hint: as for `CaptureError`.
+    """
+
+    def __init__(self, message: str, names: tuple[str, ...], *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.names = names
+
+
 @dataclass(frozen=True)
 class Shapes:
     """What the program kept.
@@ -84,9 +98,10 @@ def symbol_names(program: ExportedProgram, specs: tuple[InputSpec, ...]) -> dict
                 continue
             symbol = _symbol(values[spec.name].shape[index], spec.name, index, dim.name)
             if names.setdefault(symbol, dim.name) != dim.name:
-                raise CaptureError(
+                raise FrozenDimensionError(
                     f"the model wants {names[symbol]} and {dim.name} to be equal "
                     f"({spec.name}, dimension {index})",
+                    (names[symbol], dim.name),
                     hint=f"Fix one of them: --dynamic {spec.name}:{index}={dim.size}.",
                 )
             if symbols.setdefault(dim.name, symbol) != symbol:
@@ -136,8 +151,9 @@ def _symbol(size: int | torch.SymInt, input_name: str, index: int, name: str) ->
     if isinstance(expression, sympy.Symbol):
         return expression
     what = f"is always {expression}" if expression.is_number else f"must be {expression}"
-    raise CaptureError(
+    raise FrozenDimensionError(
         f"{name} cannot vary: dimension {index} of {input_name} {what} in this model",
+        (name,),
         hint=f"Fix it: --dynamic {input_name}:{index}={size}."
         if expression.is_number
         else f"Fix it: --dynamic {input_name}:{index}=SIZE.",

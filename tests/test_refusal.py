@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaModel
 
 from enginecast.capture.derive import derive, from_config
+from enginecast.capture.dynamic import apply_dynamic, parse_dynamic
 from enginecast.capture.examples import example_sizes, sample
 from enginecast.capture.export import capture
 from enginecast.capture.factory import FactorySource
@@ -71,16 +72,16 @@ class ShapeLoop(nn.Module):
         return total
 
 
-def refused(module: nn.Module) -> CaptureError:
+def refused(module: nn.Module, *dynamic: str) -> CaptureError:
     source = FactorySource("test:factory", module, {"x": torch.randn(3, 6)})
-    specs = derive(source)
+    specs = apply_dynamic(derive(source), [parse_dynamic(text) for text in dynamic])
     with pytest.raises(CaptureError) as caught:
         capture(source, specs, sample(specs, example_sizes(specs), 0))
     return caught.value
 
 
-def explained(module: nn.Module) -> Refusal:
-    cause = refused(module).__cause__
+def explained(module: nn.Module, *dynamic: str) -> Refusal:
+    cause = refused(module, *dynamic).__cause__
     assert cause is not None
     return explain(cause)
 
@@ -113,7 +114,7 @@ def test_the_line_and_the_reason(module: Callable[[], nn.Module], code: object, 
     [(ShapeBranch, "batch = Dim('batch', max=5)"), (ShapeLoop, "batch = 3")],
 )
 def test_dimensions_that_cannot_vary(module: Callable[[], nn.Module], suggestion: str) -> None:
-    refusal = explained(module())
+    refusal = explained(module(), "x:0=1..64")
     assert refusal.kind == "specialized-dimension"
     assert refusal.reason.endswith(f"torch suggests {suggestion}")
     assert "--dynamic NAME:DIM" in refusal.hint

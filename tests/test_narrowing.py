@@ -1,0 +1,96 @@
+"""Dimensions that nobody asked for are narrowed to what the model's code takes."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from enginecast.capture.dynamic import apply_dynamic, parse_dynamic
+from enginecast.capture.examples import example_sizes, sample
+from enginecast.capture.export import Captured, capture
+from enginecast.capture.factory import FactorySource
+from enginecast.capture.inputs import DimSpec, InputSpec
+from enginecast.capture.narrowing import fix, narrow
+from enginecast.errors import CaptureError
+
+ROWS = DimSpec("rows", 5, 1, 40)
+SPECS = (InputSpec("x", "tensor", torch.float32, (DimSpec("batch", 3, 1, 9), ROWS)),)
+GUARD = (
+    "Constraints violated (rows)! For more information, run with TORCH_LOGS.\n"
+    "  - Not all values of rows = L['x'].size()[1] in the specified range rows <= 40 "
+    "satisfy the generated guard {}.\n\nThe error above occurred"
+)
+
+
+class Switch(nn.Module):
+    """Takes another path at eight rows and more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if x.shape[1] < 8 else x - 1
+
+
+class Loop(nn.Module):
+    """Unrolls a loop over the rows, as a recurrence does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.zeros_like(x[:, 0])
+        for row in range(x.shape[1]):
+            state = torch.tanh(state + x[:, row])
+        return state
+
+
+def captured(module: nn.Module, *options: str) -> Captured:
+    specs = apply_dynamic(SPECS, [parse_dynamic(text) for text in options])
+    example = sample(specs, example_sizes(specs), 0)
+    return capture(FactorySource("small", module, {}), specs, example)
+
+
+def test_a_range_is_cut_where_the_code_takes_another_path() -> None:
+    found = captured(Switch())
+    assert found.symbols["rows"] == (1, 7)
+    assert "rows takes 1..7, not 1..40" in found.notes[0]
+
+
+def test_a_dimension_that_a_loop_runs_over_is_fixed() -> None:
+    found = captured(Loop())
+    assert set(found.symbols) == {"batch"}
+    assert found.inputs[0].dims[1] == DimSpec.static(5)
+    assert "rows is fixed at 5" in found.notes[0]
+    assert "--dynamic x:1=K" in found.notes[0]
+
+
+def test_a_range_that_was_asked_for_is_refused_and_not_narrowed() -> None:
+    with pytest.raises(CaptureError, match="does not take all sizes"):
+        captured(Switch(), "x:1=1..40")
+    with pytest.raises(CaptureError, match="does not take all sizes"):
+        captured(Loop(), "x:1=1..40")
+
+
+@pytest.mark.parametrize(
+    ("guard", "expected"),
+    [
+        ("L['x'].size()[1] != 8", (1, 7)),
+        ("((-1) + L['x'].size()[1]) != 1", (3, 40)),
+        ("L['x'].size()[1] == (12 + ((-1)*max(0, 12 + ((-1)*L['x'].size()[1]))))", (1, 12)),
+        ("Mod(L['x'].size()[1], 5) == 0", (5, 5)),
+        ("L['x'].size()[0]*L['x'].size()[1] != 8", (5, 5)),
+        ("Strange(L['x'].size()[1])", (5, 5)),
+    ],
+)
+def test_guards_are_read(guard: str, expected: tuple[int, int]) -> None:
+    found = narrow(SPECS, GUARD.format(guard))
+    assert found is not None
+    dim = found.specs[0].dims[1]
+    assert (dim.minimum, dim.maximum) == expected
+    assert dim.name == (None if expected[0] == expected[1] else "rows")
+
+
+def test_a_message_without_dimensions_narrows_nothing() -> None:
+    assert narrow(SPECS, "Could not guard on data-dependent expression u0 > 1") is None
+
+
+def test_the_batch_is_fixed_at_one_and_a_sequence_at_sixteen() -> None:
+    dims = (DimSpec("batch", 3, 1, 9), DimSpec("sequence", 7, 1, 64), DimSpec("sequence", 7, 1, 64))
+    found = fix((InputSpec("x", "tensor", torch.float32, dims),), ("batch", "sequence"))
+    assert found is not None
+    assert [dim.size for dim in found.specs[0].dims] == [1, 16, 16]
+    assert len(found.notes) == 2
