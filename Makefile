@@ -38,10 +38,13 @@ test: lint types unit ## format, lint, types, tests: what CI runs
 test-slow: $(STAMP) ## run the slow tests too
 	$(BIN)/python -m pytest -m "slow or not slow"
 
+zoo: $(STAMP) ## export every architecture of transformers in small: docs/zoo.md; ONLY=bert,t5 for some
+	$(BIN)/python tests/zoo/run.py --only '$(ONLY)'
+
 golden: $(STAMP) ## rewrite the golden IR diffs; read `git diff tests/golden` before committing
 	GOLDEN=accept $(BIN)/python -m pytest tests -q -k golden
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) demo build dist *.egg-info
 
-.PHONY: help setup demo format lint types unit test test-slow golden clean
+.PHONY: help setup demo format lint types unit test test-slow zoo golden clean

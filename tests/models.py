@@ -150,7 +150,8 @@ def perturb(model: nn.Module) -> None:
             if parameter.ndim != 1:
                 continue
             parameter.add_(torch.randn_like(parameter) * 0.1)
-            if "norm" in name.lower() and name.endswith("weight"):
+            is_wide = parameter.numel() > max(OUTLIER_CHANNELS)
+            if is_wide and "norm" in name.lower() and name.endswith("weight"):
                 parameter[list(OUTLIER_CHANNELS)] *= OUTLIER_SCALE
 
 

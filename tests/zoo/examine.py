@@ -1,0 +1,177 @@
+"""One model through the pipeline: built, run in eager, exported, judged."""
+
+import contextlib
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from enginecast.capture.examples import example_sizes, sample
+from enginecast.capture.inputs import InputSpec, derive
+from enginecast.capture.outputs import named_tensors
+from enginecast.capture.source import Source, open_source
+from enginecast.cli import main
+from enginecast.errors import CaptureError, EnginecastError
+from enginecast.runtime.load import load
+from zoo.judge import judge
+from zoo.tiny import NotBuiltError, build, save
+
+Outcome = Literal[
+    "verified",
+    "refused",
+    "rejected",
+    "crashed",
+    "timed out",
+    "silently wrong",
+    "not built",
+    "not run in eager",
+]
+RAN_IN_EAGER: tuple[Outcome, ...] = (
+    "verified",
+    "refused",
+    "rejected",
+    "crashed",
+    "timed out",
+    "silently wrong",
+)
+
+
+@dataclass
+class Row:
+    """What became of one model type."""
+
+    model_type: str
+    model_class: str = ""
+    parameters: int = 0
+    outcome: Outcome = "not built"
+    reason: str = ""
+    stage: str = "build"
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+class NotRunError(Exception):
+    """Eager does not take the derived inputs."""
+
+
+def examine(model_type: str, folder: Path) -> Row:
+    """Take one model type through all stages; `folder/row.json` says how far it came."""
+    row = Row(model_type)
+    start = time.monotonic()
+    with contextlib.suppress(_EndedError):
+        for _ in _stages(row, folder):
+            row.seconds = round(time.monotonic() - start, 1)
+            write(row, folder)
+    row.seconds = round(time.monotonic() - start, 1)
+    write(row, folder)
+    return row
+
+
+def write(row: Row, folder: Path) -> None:
+    """Keep a row: a child that dies leaves what it knew."""
+    (folder / "row.json").write_text(json.dumps(asdict(row)), encoding="utf-8")
+
+
+class _EndedError(Exception):
+    """The row is complete."""
+
+
+def _stages(row: Row, folder: Path) -> Iterator[None]:
+    try:
+        source, specs = _first_that_runs(row, folder)
+    except NotBuiltError as error:
+        _end(row, "not built", str(error))
+    except NotRunError as error:
+        _end(row, "not run in eager", str(error))
+    row.stage, row.outcome, row.reason = "export", "crashed", "the process died"
+    yield
+    code, told = _export(folder)
+    if code:
+        _not_verified(row, code, told)
+    row.stage, row.notes = "judge", tuple(told.get("notes", ()))
+    yield
+    with load(folder / "bundle", threads=1) as engine:
+        found = judge(engine, source.eager(), specs)
+    if found.wrong:
+        _end(row, "silently wrong", "; ".join(found.wrong[:3]))
+    if not found.compared:
+        _end(row, "silently wrong", "eager takes none of the shapes that the bundle declares")
+    _end(row, "verified", "")
+
+
+def _end(row: Row, outcome: Outcome, reason: str) -> None:
+    without_folders = re.sub(r"(/[\w.+-]+)+/", "", reason)  # they are this machine's
+    row.outcome, row.reason = outcome, " ".join(without_folders.split())[:500]
+    raise _EndedError
+
+
+def _not_verified(row: Row, code: int, told: dict[str, Any]) -> None:
+    if code in (2, 3):
+        _end(row, "refused", f"{told.get('error')}: {told.get('message')}")
+    if code == 1:
+        reasons = told.get("verdict", {}).get("reasons") or [told.get("message", "")]
+        _end(row, "rejected", "; ".join(reasons[:3]))
+    _end(row, "crashed", f"exit code {code}")
+
+
+def _first_that_runs(row: Row, folder: Path) -> tuple[Source, tuple[InputSpec, ...]]:
+    """The first tiny model of a type that eager runs, saved and opened again."""
+    reasons = []
+    for index, model in enumerate(build(row.model_type)):
+        row.model_class = type(model).__name__
+        row.parameters = sum(parameter.numel() for parameter in model.parameters())
+        place = folder / f"model-{index}"
+        try:
+            save(model, place)
+            source = open_source(str(place))
+            specs = derive(source)
+            _run_eager(source.eager(), specs)
+        except Exception as error:  # whatever the model's code raises
+            reasons.append(f"{type(error).__name__}: {error}")
+            if isinstance(error, EnginecastError) or len(reasons) > 2:
+                break  # smaller or larger makes no difference
+            continue
+        (folder / "model").symlink_to(place.name)
+        return source, specs
+    raise NotRunError(reasons[0])
+
+
+def _run_eager(module: nn.Module, specs: tuple[InputSpec, ...]) -> None:
+    inputs = sample(specs, example_sizes(specs), 0)
+    with torch.no_grad():
+        first, second = (_named(module(**inputs)) for _ in range(2))
+    for name, tensor in first.items():
+        if not torch.equal(torch.nan_to_num(tensor), torch.nan_to_num(second[name])):
+            raise NotRunError(f"{name} differs from call to call: forward draws random numbers")
+
+
+def _named(value: object) -> dict[str, Tensor]:
+    try:
+        return named_tensors(value)
+    except CaptureError:
+        return {}  # what the product cannot name is for it to refuse
+
+
+def _export(folder: Path) -> tuple[int, dict[str, Any]]:
+    """Run the command; exit code, and what it printed as JSON."""
+    arguments = ["export", str(folder / "model"), "-o", str(folder / "bundle"), "--json"]
+    arguments += ["--threads", "1"]
+    code = 0
+    with (folder / "out.json").open("w", encoding="utf-8") as out, contextlib.redirect_stdout(out):
+        try:
+            main(arguments)
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 70
+    sys.stderr.flush()
+    try:
+        told = json.loads((folder / "out.json").read_text(encoding="utf-8"))
+    except json.JSONDecodeError:
+        told = {}
+    return code, told

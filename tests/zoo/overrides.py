@@ -1,0 +1,54 @@
+"""What the rules of `shrink` cannot know, by model type: fields of the tiny config.
+
+Dotted names reach into sub-configs.  This is data of the test; the product has no such table.
+"""
+
+from typing import Any
+
+_NO_TIMM = {
+    "use_timm_backbone": False,
+    "backbone_config": {
+        "model_type": "resnet",
+        "embedding_size": 8,
+        "hidden_sizes": [8, 16, 32, 64],
+        "depths": [1, 1, 1, 1],
+        "out_features": ["stage4"],
+    },
+    "backbone": None,
+    "use_pretrained_backbone": False,
+    "backbone_kwargs": None,
+}
+_INDEXED = {
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 2,
+    "indexer_head_dim": 8,
+    "indexer_budget": 16,
+    "indexer_compress_ratio": 4,
+}
+
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "autoformer": {"prediction_length": 8},
+    "informer": {"prediction_length": 8},
+    "time_series_transformer": {"prediction_length": 8},
+    "blt": {"encoder_hash_byte_group_vocab": 64},
+    "chameleon": {"vocabulary_map": {"<image>": 120, "IMGIMGBZ": 121}},
+    "emu3": {"vocabulary_map": {"<image>": 120}},
+    "conditional_detr": _NO_TIMM,
+    "dab-detr": _NO_TIMM,
+    "detr": _NO_TIMM,
+    "table-transformer": _NO_TIMM,
+    "deformable_detr": {
+        **_NO_TIMM,
+        "backbone_config": {
+            **_NO_TIMM["backbone_config"],  # type: ignore[dict-item]
+            "out_features": ["stage2", "stage3", "stage4"],
+        },
+    },
+    "esm": {"vocab_size": 33},
+    "granite4_vision": {"downsample_rate": "1/2", "deepstack_layer_map": [[-1, 0]]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "moonshine_streaming": {"num_key_value_heads": 8},
+    "qwen4_exp_text": _INDEXED,
+    "qwen4_exp": {f"text_config.{name}": value for name, value in _INDEXED.items()},
+    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"]},
+}

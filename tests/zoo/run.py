@@ -1,0 +1,172 @@
+"""Run the zoo: one process imports the libraries once and forks a child for each model.
+
+    python tests/zoo/run.py [--only bert,t5] [--jobs 2] [--keep DIR]
+
+A full run writes tests/zoo/results.json and docs/zoo.md; a partial one updates their rows.
+"""
+
+import argparse
+import gc
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+ROOT = Path(__file__).parent.parent.parent
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT / "tests")]
+
+import msgspec  # noqa: E402 - the path comes first
+
+TIME = 150
+"""Seconds that one model may take."""
+MEMORY = 12 << 30
+"""Bytes of address space that one model may take."""
+CHILDREN = 2
+
+
+@dataclass
+class _Child:
+    model_type: str
+    folder: Path
+    started: float
+
+
+def run(
+    types: Sequence[str], workplace: Path, *, jobs: int = CHILDREN, keep: bool = False
+) -> Iterator["Row"]:
+    """Examine each type in a process of its own; give the rows as they come."""
+    _preload()
+    waiting = list(reversed(types))
+    children: dict[int, _Child] = {}
+    while waiting or children:
+        while waiting and len(children) < jobs:
+            name = waiting.pop()
+            folder = workplace / name
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            children[_fork(name, folder)] = _Child(name, folder, time.monotonic())
+        time.sleep(0.05)
+        for pid, child in list(children.items()):
+            late = time.monotonic() - child.started > TIME
+            if late:
+                os.kill(pid, signal.SIGKILL)
+            ended, status = os.waitpid(pid, 0 if late else os.WNOHANG)
+            if ended:
+                del children[pid]
+                yield _row(child, status, late)
+                if not keep:
+                    shutil.rmtree(child.folder, ignore_errors=True)
+
+
+def _preload() -> None:
+    """Import what every child needs."""
+    import onnxruntime  # noqa: F401
+    import torch
+    import transformers
+
+    import zoo.examine  # noqa: F401
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    _warm_up()
+    gc.freeze()
+
+
+def _warm_up() -> None:
+    """Let torch load here what it loads when it first exports: seconds, for every child."""
+    import torch
+    from torch.export import Dim
+
+    import enginecast.ops  # noqa: F401 - registers them
+    from enginecast.exporters.onnx_convert import convert
+
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    shapes = ({0: Dim("batch", min=1, max=9), 1: Dim("sequence", min=1, max=9)},)
+    with torch.no_grad():
+        program = torch.export.export(layer, (torch.zeros(3, 5, 8),), dynamic_shapes=shapes)
+        convert(program, opset=23, device="cpu")
+
+
+def _fork(model_type: str, folder: Path) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        from zoo.examine import examine
+
+        examine(model_type, folder)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _row(child: _Child, status: int, late: bool) -> "Row":
+    from zoo.examine import Row
+
+    try:
+        row = msgspec.json.decode((child.folder / "row.json").read_bytes(), type=Row)
+    except FileNotFoundError:
+        row = Row(child.model_type)
+    early = row.stage == "build"
+    if late:
+        row.outcome = "not run in eager" if early else "timed out"
+        row.reason = f"{row.stage}: more than {TIME} s"
+        row.seconds = TIME
+    elif status:
+        row.outcome = "not run in eager" if early else "crashed"
+        row.reason = f"{row.stage}: {_death(status)}"
+    return row
+
+
+def _death(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"exit code {os.waitstatus_to_exitcode(status)}"
+
+
+def main() -> None:
+    """The command."""
+    from zoo.table import RESULTS, merge, write_table
+    from zoo.tiny import model_types
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="model types, comma-separated")
+    parser.add_argument("--jobs", type=int, default=CHILDREN)
+    parser.add_argument("--keep", type=Path, help="folder for models, bundles and logs")
+    arguments = parser.parse_args()
+    types = arguments.only.split(",") if arguments.only else model_types()
+    with tempfile.TemporaryDirectory(prefix="zoo-") as temporary:
+        place = arguments.keep or Path(temporary)
+        for row in run(types, place, jobs=arguments.jobs, keep=arguments.keep is not None):
+            print(
+                f"{row.model_type}: {row.outcome} ({row.seconds} s) {row.reason[:160]}", flush=True
+            )
+            merge([row], RESULTS)
+    write_table(RESULTS, ROOT / "docs" / "zoo.md")
+
+
+if __name__ == "__main__":
+    from zoo.examine import Row
+
+    main()

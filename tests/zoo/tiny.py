@@ -1,0 +1,116 @@
+"""Tiny random models of every type: config classes, shrunk until the model is small and builds."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from models import perturb
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+from zoo.overrides import OVERRIDES
+from zoo.shrink import Plan, shrink
+
+LARGEST = 30_000_000
+"""Parameters of the largest model that is taken for tiny."""
+FACTORS = (8, 16, 4, 32, 2)
+WIDE_FACTORS = (32, 16, 8, 64)
+"""For configs with widths of 2048 and more."""
+
+
+class NotBuiltError(Exception):
+    """No tiny config of a type gives a model."""
+
+
+def model_types() -> list[str]:
+    """Every model type that transformers maps to a base class."""
+    return sorted(MODEL_MAPPING_NAMES)
+
+
+def base_class(model_type: str) -> type[PreTrainedModel]:
+    """The base class of a type; the first, where there are several."""
+    names = MODEL_MAPPING_NAMES[model_type]
+    found: type[PreTrainedModel] = getattr(
+        transformers, names if isinstance(names, str) else names[0]
+    )
+    return found
+
+
+def candidates(model_type: str) -> Iterator[PreTrainedConfig]:
+    """Tiny configs, the most likely one first.  Those that their class refuses are left out."""
+    config_class = CONFIG_MAPPING[model_type]
+    full = config_class().to_dict()
+    refused: list[str] = []
+    made = 0
+    for factor in WIDE_FACTORS if _widest(full) >= 2048 else FACTORS:
+        fields = shrink(full, Plan(factor))
+        for path, value in OVERRIDES.get(model_type, {}).items():
+            _set(fields, path, value)
+        try:
+            config = config_class.from_dict(fields)
+        except Exception as error:  # config classes raise what they like
+            refused.append(f"config: {type(error).__name__}: {error}")
+            continue
+        made += 1
+        yield config
+    if not made:
+        raise NotBuiltError(refused[0])
+
+
+def build(model_type: str) -> Iterator[PreTrainedModel]:
+    """Tiny models with seeded, perturbed weights, in eval mode.
+
+    Raises:
+        NotBuiltError: after the last, when there was none.
+    """
+    model_class = base_class(model_type)
+    reasons: list[str] = []
+    found = False
+    for config in candidates(model_type):
+        try:
+            size = parameters_of(model_class, config)
+            if size > LARGEST:
+                reasons.append(f"{size / 1e6:.0f} M parameters")
+                continue
+            torch.manual_seed(0)
+            model = model_class(config).eval()
+            perturb(model)
+        except Exception as error:  # a model's constructor raises what it likes
+            reasons.append(f"{type(error).__name__}: {str(error).strip()[:300]}")
+            continue
+        found = True
+        yield model
+    if not found:
+        raise NotBuiltError(reasons[0] if reasons else "no config")
+
+
+def parameters_of(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> int:
+    """How many parameters a model would have; 0 where its constructor needs real tensors."""
+    try:
+        with torch.device("meta"):
+            model = model_class(copy.deepcopy(config))
+    except (RuntimeError, NotImplementedError):
+        return 0
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def save(model: PreTrainedModel, folder: Path) -> Path:
+    """Save a model the way users have it."""
+    model.save_pretrained(folder)
+    return folder
+
+
+def _widest(fields: Mapping[str, Any]) -> int:
+    """The largest hidden size, sub-configs included."""
+    own = [v for k, v in fields.items() if k in ("hidden_size", "d_model") and isinstance(v, int)]
+    return max([0, *own, *(_widest(v) for v in fields.values() if isinstance(v, Mapping))])
+
+
+def _set(fields: dict[str, Any], path: str, value: Any) -> None:
+    *parents, name = path.split(".")
+    for parent in parents:
+        fields = fields.setdefault(parent, {})
+    fields[name] = value
