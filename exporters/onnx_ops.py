@@ -13,6 +13,8 @@ import torch
 from onnx.defs import OpSchema
 from onnxscript import opset23 as op
 
+from enginecast.exporters.onnx_experts import expert_translations
+
 MICROSOFT = onnxscript.values.Opset("com.microsoft", 1)
 _FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
 _OPTIONAL = OpSchema.FormalParameterOption.Optional
@@ -123,4 +125,5 @@ def translation_table(*, device: str) -> dict[Callable[..., Any], Callable[..., 
         torch.ops.enginecast.skip_rms_norm.default: _skip_rms_norm,
         torch.ops.enginecast.attention.default: _attention(device),
         torch.ops.aten.rms_norm.default: _rms_norm,
+        **expert_translations(),
     }

@@ -4,7 +4,6 @@ import contextlib
 import json
 import re
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -64,12 +63,9 @@ class NotRunError(Exception):
 def examine(model_type: str, folder: Path) -> Row:
     """Take one model type through all stages; `folder/row.json` says how far it came."""
     row = Row(model_type)
-    start = time.monotonic()
     with contextlib.suppress(_EndedError):
         for _ in _stages(row, folder):
-            row.seconds = round(time.monotonic() - start, 1)
             write(row, folder)
-    row.seconds = round(time.monotonic() - start, 1)
     write(row, folder)
     return row
 

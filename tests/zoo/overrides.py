@@ -44,11 +44,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
             "out_features": ["stage2", "stage3", "stage4"],
         },
     },
-    "esm": {"vocab_size": 33},
+    "esm": {"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1},
     "granite4_vision": {"downsample_rate": "1/2", "deepstack_layer_map": [[-1, 0]]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "moonshine_streaming": {"num_key_value_heads": 8},
     "qwen4_exp_text": _INDEXED,
     "qwen4_exp": {f"text_config.{name}": value for name, value in _INDEXED.items()},
+    "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"]},
 }

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -27,8 +28,13 @@ if __name__ == "__main__":
 
 import msgspec  # noqa: E402 - the path comes first
 
+if TYPE_CHECKING:
+    from zoo.examine import Outcome, Row
+
 TIME = 150
-"""Seconds that one model may take."""
+"""Seconds of processor time that one model may take."""
+PATIENCE = 900
+"""Seconds on the clock after which a child that waits for something is ended."""
 MEMORY = 12 << 30
 """Bytes of address space that one model may take."""
 CHILDREN = 2
@@ -57,13 +63,13 @@ def run(
             children[_fork(name, folder)] = _Child(name, folder, time.monotonic())
         time.sleep(0.05)
         for pid, child in list(children.items()):
-            late = time.monotonic() - child.started > TIME
+            late = time.monotonic() - child.started > PATIENCE
             if late:
                 os.kill(pid, signal.SIGKILL)
-            ended, status = os.waitpid(pid, 0 if late else os.WNOHANG)
+            ended, status, usage = os.wait4(pid, 0 if late else os.WNOHANG)
             if ended:
                 del children[pid]
-                yield _row(child, status, late)
+                yield _row(child, status, usage)
                 if not keep:
                     shutil.rmtree(child.folder, ignore_errors=True)
 
@@ -109,6 +115,8 @@ def _fork(model_type: str, folder: Path) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (TIME, TIME + 5))
+        signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         from zoo.examine import examine
 
         examine(model_type, folder)
@@ -121,21 +129,20 @@ def _fork(model_type: str, folder: Path) -> int:
         os._exit(code)
 
 
-def _row(child: _Child, status: int, late: bool) -> "Row":
+def _row(child: _Child, status: int, usage: resource.struct_rusage) -> "Row":
     from zoo.examine import Row
 
     try:
         row = msgspec.json.decode((child.folder / "row.json").read_bytes(), type=Row)
     except FileNotFoundError:
         row = Row(child.model_type)
-    early = row.stage == "build"
-    if late:
-        row.outcome = "not run in eager" if early else "timed out"
-        row.reason = f"{row.stage}: more than {TIME} s"
-        row.seconds = TIME
-    elif status:
-        row.outcome = "not run in eager" if early else "crashed"
-        row.reason = f"{row.stage}: {_death(status)}"
+    row.seconds = round(usage.ru_utime + usage.ru_stime, 1)
+    if not status:
+        return row
+    late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
+    ended: Outcome = "timed out" if late and row.seconds >= TIME else "crashed"
+    row.outcome = "not run in eager" if row.stage == "build" else ended
+    row.reason = f"{row.stage}: {f'more than {TIME} s' if late else _death(status)}"
     return row
 
 
@@ -167,6 +174,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from zoo.examine import Row
-
     main()
