@@ -125,7 +125,8 @@ class HuggingFaceSource(Source):
     @cached_property
     def _options(self) -> dict[str, Any]:
         has_sdpa = getattr(self.model_class, "_supports_sdpa", False)
-        return {"attn_implementation": "sdpa" if has_sdpa else "eager"}
+        # "" is the model itself: a part that has no sdpa, such as a ResNet backbone, takes its own.
+        return {"attn_implementation": {"": "sdpa"} if has_sdpa else "eager"}
 
     def _fresh_config(self) -> PreTrainedConfig:
         """A copy: transformers writes the dtype and attention of each load into the config."""

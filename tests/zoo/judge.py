@@ -48,7 +48,7 @@ def judge(engine: Engine, eager: nn.Module, specs: Sequence[InputSpec]) -> Judge
         feeds = sample(fitted, sizes, SEED + index)
         try:
             with torch.no_grad():
-                wanted = named_tensors(eager(**feeds))
+                wanted = named_tensors(eager(**feeds), None, feeds)
         except Exception:  # not every size in a range need be one that the model's code takes
             continue
         compared += 1

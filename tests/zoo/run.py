@@ -48,7 +48,12 @@ class _Child:
 
 
 def run(
-    types: Sequence[str], workplace: Path, *, jobs: int = CHILDREN, keep: bool = False
+    types: Sequence[str],
+    workplace: Path,
+    *,
+    jobs: int = CHILDREN,
+    keep: bool = False,
+    eager_only: bool = False,
 ) -> Iterator["Row"]:
     """Examine each type in a process of its own; give the rows as they come."""
     _preload()
@@ -60,7 +65,7 @@ def run(
             folder = workplace / name
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            children[_fork(name, folder)] = _Child(name, folder, time.monotonic())
+            children[_fork(name, folder, eager_only)] = _Child(name, folder, time.monotonic())
         time.sleep(0.05)
         for pid, child in list(children.items()):
             late = time.monotonic() - child.started > PATIENCE
@@ -103,7 +108,7 @@ def _warm_up() -> None:
         convert(program, opset=23, device="cpu")
 
 
-def _fork(model_type: str, folder: Path) -> int:
+def _fork(model_type: str, folder: Path, eager_only: bool) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -119,7 +124,7 @@ def _fork(model_type: str, folder: Path) -> int:
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         from zoo.examine import examine
 
-        examine(model_type, folder)
+        examine(model_type, folder, eager_only=eager_only)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -161,16 +166,21 @@ def main() -> None:
     parser.add_argument("--only", default="", help="model types, comma-separated")
     parser.add_argument("--jobs", type=int, default=CHILDREN)
     parser.add_argument("--keep", type=Path, help="folder for models, bundles and logs")
+    parser.add_argument("--eager", action="store_true", help="stop there; write no results")
     arguments = parser.parse_args()
     types = arguments.only.split(",") if arguments.only else model_types()
     with tempfile.TemporaryDirectory(prefix="zoo-") as temporary:
         place = arguments.keep or Path(temporary)
-        for row in run(types, place, jobs=arguments.jobs, keep=arguments.keep is not None):
+        keep = arguments.keep is not None
+        rows = run(types, place, jobs=arguments.jobs, keep=keep, eager_only=arguments.eager)
+        for row in rows:
             print(
                 f"{row.model_type}: {row.outcome} ({row.seconds} s) {row.reason[:160]}", flush=True
             )
-            merge([row], RESULTS)
-    write_table(RESULTS, ROOT / "docs" / "zoo.md")
+            if not arguments.eager:
+                merge([row], RESULTS)
+    if not arguments.eager:
+        write_table(RESULTS, ROOT / "docs" / "zoo.md")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from exports import Exports
 from torch import nn
 from transformers import CONFIG_MAPPING, T5EncoderModel
 
-from enginecast.capture.inputs import derive
+from enginecast.capture.derive import derive
 from enginecast.capture.source import open_source
 from enginecast.runtime.load import load
 from zoo.judge import difference, judge
