@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +45,37 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """Map every tensor of the folder's weight files, by its name in the file, in its own dtype.
 
     Raises:
-        SourceError: a file that is truncated or no safetensors, or a shard without a tensor that
-            the index promises.
+        SourceError: a file that is truncated or no safetensors, or shards that do not hold what the
+            index says, each tensor once.
     """
     tensors: dict[str, Tensor] = {}
+    holders: dict[str, Path] = {}
     for file in find_weight_files(folder):
-        try:
-            with safe_open(file, framework="pt") as reader:
-                for name in reader.keys():  # noqa: SIM118 - no iterator of its own
-                    tensors[name] = reader.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise SourceError(
-                f"{file} cannot be read as safetensors: {error}",
-                hint="The file is truncated or damaged: copy or download it again.",
-            ) from error
-    _check_index(folder, tensors)
+        for name, tensor in _read(file).items():
+            if name in holders:
+                raise SourceError(
+                    f"{file} holds {name}, and so does {holders[name].name}",
+                    hint=f"Keep the one that {INDEX} names.",
+                )
+            tensors[name], holders[name] = tensor, file
+    if not (folder / SINGLE).is_file() and (folder / INDEX).is_file():
+        _check_index(folder, holders)
     return tensors
+
+
+def weights_file(folder: Path, name: str = "") -> Path:
+    """The file that tells of the folder's weights, or the shard that holds the tensor `name`."""
+    if (folder / SINGLE).is_file():
+        return folder / SINGLE
+    shard = _weight_map(folder / INDEX).get(name) if name else None
+    return folder / (shard or INDEX)
+
+
+def some(names: Iterable[str]) -> str:
+    """The first names, and how many more there are."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - 4} more" if len(ordered) > 4 else ""
+    return ", ".join(ordered[:4]) + more
 
 
 def sha256_of(files: Iterable[Path]) -> str:
@@ -104,9 +119,29 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _check_index(folder: Path, tensors: dict[str, Tensor]) -> None:
-    if (folder / SINGLE).is_file() or not (folder / INDEX).is_file():
-        return
-    absent = sorted(set(_weight_map(folder / INDEX)) - set(tensors))
-    if absent:
-        raise SourceError(f"{folder / INDEX} lists {absent[0]}, which no shard holds")
+def _read(file: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(file, framework="pt") as reader:
+            return {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise SourceError(
+            f"{file} cannot be read as safetensors: {error}",
+            hint="The file is truncated or damaged: copy or download it again.",
+        ) from error
+
+
+def _check_index(folder: Path, holders: Mapping[str, Path]) -> None:
+    """Refuse an index that is not the one of these shards: tensors would come from anywhere."""
+    listed = _weight_map(folder / INDEX)
+    hint = f"Copy or download {INDEX} and its shards again, from one place."
+    absent = {name for name, shard in listed.items() if holders.get(name) != folder / shard}
+    for name in sorted(absent):
+        others = sorted(other for other in absent if listed[other] == listed[name])
+        raise SourceError(
+            f"{folder / listed[name]} does not hold {some(others)}: {INDEX} says that it does"
+            + (f", and {holders[name].name} holds {name}" if name in holders else ""),
+            hint=hint,
+        )
+    for name in sorted(holders.keys() - listed.keys()):
+        same = [n for n in holders.keys() - listed.keys() if holders[n] == holders[name]]
+        raise SourceError(f"{holders[name]} holds {some(same)}, not named in {INDEX}", hint=hint)

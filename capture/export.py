@@ -84,11 +84,12 @@ def capture(
         return describe(given)
     _check_example(specs, example)
     inputs = {spec.name: example[spec.name] for spec in specs}
+    weights = source.weights()  # before the trace, which takes long, and they are only mapped
     traced = _trace(source, specs, inputs, wanted or Wanted())
     program, shapes = traced.program, traced.shapes
     refuse_mutation(program)
     outputs = output_specs(program, output_names(program), symbol_names(program, traced.specs))
-    bind_weights(program, source.weights())
+    bind_weights(program, weights)
     program.validate()
     notes = (*traced.notes, *shapes.notes)
     return Captured(program, shapes.inputs, outputs, shapes.symbols, notes)

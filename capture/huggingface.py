@@ -89,7 +89,7 @@ class HuggingFaceSource(Source):
         if self.seed is not None:
             return dict(self._construct(self.seed).state_dict())
         checkpoint = Checkpoint(
-            origin=str(self.folder),
+            folder=self.folder,
             model_class=self.model_class,
             config=self._fresh_config(),
             tensors=read_weights(self.folder),

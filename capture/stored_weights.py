@@ -8,12 +8,14 @@ dtypes are stand-ins without memory, so nothing is converted and mapped tensors 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from enginecast.capture.checkpoint import some, weights_file
 from enginecast.errors import SourceError
 
 LOADABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -23,8 +25,8 @@ LOADABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 class Checkpoint:
     """Tensors by their name in the file, and the class they are loaded into."""
 
-    origin: str
-    """The file or folder, for messages."""
+    folder: Path
+    """Where the weight files are, for messages."""
     model_class: type[PreTrainedModel]
     config: PreTrainedConfig
     tensors: Mapping[str, Tensor]
@@ -32,6 +34,10 @@ class Checkpoint:
     """Further keyword arguments of `from_pretrained`."""
     dropped: tuple[str, ...] = ()
     """Beginnings of names that the class leaves out on purpose."""
+
+    def file(self, name: str = "") -> Path:
+        """The file that holds a tensor, or tells of all of them."""
+        return weights_file(self.folder, name)
 
 
 def name_weights(checkpoint: Checkpoint, expected: Iterable[str]) -> dict[str, Tensor]:
@@ -52,7 +58,7 @@ def name_weights(checkpoint: Checkpoint, expected: Iterable[str]) -> dict[str, T
     absent = [name for name in expected if name not in named]
     if absent:
         raise SourceError(
-            f"{checkpoint.origin}: {absent[0]} is made from tensors of different dtypes",
+            f"{checkpoint.file()}: {absent[0]} is made from tensors of different dtypes",
             hint="Save the checkpoint in one dtype.",
         )
     return {name: named[name] for name in expected}
@@ -65,7 +71,7 @@ def _float_dtypes(checkpoint: Checkpoint) -> list[torch.dtype]:
             continue
         if tensor.dtype not in LOADABLE:
             raise SourceError(
-                f"{checkpoint.origin}: {name} is stored as {tensor.dtype}, "
+                f"{checkpoint.file(name)}: {name} is stored as {tensor.dtype}, "
                 "expected float32, float16, bfloat16 or float64"
             )
         dtypes.append(tensor.dtype)
@@ -100,7 +106,8 @@ def _load(
         ignore_mismatched_sizes=True,
         **checkpoint.options,
     )
-    _check_loaded(checkpoint, info)
+    tied_once = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
+    _check_loaded(checkpoint, info, len(tied_once))
     state: dict[str, Tensor] = model.state_dict()
     return state
 
@@ -111,30 +118,34 @@ def keeping_no_fp32(model_class: type[PreTrainedModel]) -> type[PreTrainedModel]
     return type(model_class.__name__, (model_class,), body)
 
 
-def _check_loaded(checkpoint: Checkpoint, info: Mapping[str, Any]) -> None:
+def _check_loaded(checkpoint: Checkpoint, info: Mapping[str, Any], expected: int) -> None:
+    """Raise for what transformers only warns of; the class has `expected` tensors."""
+    model_class = checkpoint.model_class.__name__
     if info["mismatched_keys"]:
         name, stored, wanted = sorted(info["mismatched_keys"])[0]
+        more = len(info["mismatched_keys"]) - 1
         raise SourceError(
-            f"{checkpoint.origin}: {name} has shape {list(stored)}, "
-            f"{checkpoint.model_class.__name__} expects {list(wanted)}",
+            f"{checkpoint.file(name)}: {name} has shape {list(stored)}, "
+            f"{model_class} expects {list(wanted)}" + (f", and {more} more differ" if more else ""),
             hint="config.json does not belong to these weights.",
         )
-    if info["missing_keys"]:
+    missing = info["missing_keys"]
+    if missing:
         raise SourceError(
-            f"{checkpoint.origin}: {checkpoint.model_class.__name__} misses "
-            + _some(info["missing_keys"]),
+            f"{checkpoint.file()}: {model_class} misses {some(missing)}; "
+            f"expected {expected} tensors, got {expected - len(missing)}",
             hint="config.json names another class than the one that was saved, or the file is cut.",
         )
     unexpected = info["unexpected_keys"]
     extra = _unknown(checkpoint, [n for n in unexpected if not n.startswith(checkpoint.dropped)])
     if extra:
         raise SourceError(
-            f"{checkpoint.origin}: {checkpoint.model_class.__name__} has no place for "
-            + _some(extra),
+            f"{checkpoint.file(extra[0])}: {model_class} has no place for {some(extra)}; "
+            f"expected {expected} tensors, got {expected + len(extra)}",
             hint="config.json does not belong to these weights.",
         )
     if info["error_msgs"]:
-        raise SourceError(f"{checkpoint.origin}: {info['error_msgs'][0]}")
+        raise SourceError(f"{checkpoint.file()}: {info['error_msgs'][0]}")
 
 
 def _unknown(checkpoint: Checkpoint, unexpected: Sequence[str]) -> list[str]:
@@ -147,9 +158,3 @@ def _unknown(checkpoint: Checkpoint, unexpected: Sequence[str]) -> list[str]:
         name.startswith(prefix) for name in unexpected
     )
     return [] if is_headless else sorted(unexpected)
-
-
-def _some(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    more = f" and {len(ordered) - 4} more" if len(ordered) > 4 else ""
-    return ", ".join(ordered[:4]) + more
