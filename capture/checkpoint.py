@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -13,6 +13,7 @@ from enginecast.errors import SourceError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_CHUNK = 1 << 20
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -87,6 +88,28 @@ def sha256_of(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
+def sha256_of_weights(folder: Path) -> str:
+    """sha256 over name, dtype, shape and bytes of every tensor of the folder, sorted by name.
+
+    Files that hold the same tensors in another order, or in other shards, have the same.  The bytes
+    are read and not mapped: a mapping of all weights would count as memory.
+
+    Raises:
+        SourceError: see `read_weights`.
+    """
+    read_weights(folder)  # refuses what is damaged
+    found = {n: (f, entry) for f in find_weight_files(folder) for n, entry in _entries(f).items()}
+    digest = hashlib.sha256()
+    for name, (file, entry) in sorted(found.items()):
+        digest.update(json.dumps([name, entry["dtype"], entry["shape"]]).encode())
+        start, end = entry["data_offsets"]
+        with file.open("rb") as stream:
+            stream.seek(8 + _header_size(stream) + start)
+            for position in range(start, end, _CHUNK):
+                digest.update(stream.read(min(_CHUNK, end - position)))
+    return digest.hexdigest()
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """Read a JSON object.
 
@@ -102,6 +125,22 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SourceError(f"{file} must hold a JSON object, it holds a {type(value).__name__}")
     return value
+
+
+def _entries(file: Path) -> dict[str, Any]:
+    """Dtype, shape and place of each tensor in a safetensors file that is known to be sound.
+
+    Source: https://github.com/huggingface/safetensors#format
+    """
+    with file.open("rb") as stream:
+        header: dict[str, Any] = json.loads(stream.read(_header_size(stream)))
+    header.pop("__metadata__", None)
+    return header
+
+
+def _header_size(stream: BinaryIO) -> int:
+    """Bytes of the header; the stream stands behind its length then."""
+    return int.from_bytes(stream.read(8), "little")
 
 
 def _weight_map(index: Path) -> dict[str, str]:

@@ -16,7 +16,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
 from enginecast.capture.apex import refuse_apex, without_apex
-from enginecast.capture.checkpoint import find_weight_files, read_json, read_weights, sha256_of
+from enginecast.capture.checkpoint import (
+    find_weight_files,
+    read_json,
+    read_weights,
+    sha256_of_weights,
+)
 from enginecast.capture.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.quiet import quiet_transformers
 from enginecast.capture.source import Source
@@ -52,7 +57,7 @@ class HuggingFaceSource(Source):
         if self.seed is not None:
             weights = {"random_weights": str(self.seed)}
         else:
-            weights = {"weights": sha256_of(find_weight_files(self.folder))}
+            weights = {"weights": sha256_of_weights(self.folder)}
         return {"config": hashlib.sha256(canonical).hexdigest(), **weights}
 
     def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
