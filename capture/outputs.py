@@ -74,7 +74,7 @@ def name_result(
     found = list(_walk(value, ()))
     names = free_names([name for name, _ in found], inputs)
     leaves = dict(zip(names, (leaf for _, leaf in found), strict=True))
-    own = [n for n in leaves if own_hidden or n.split(".")[0] != HIDDEN_STATES]
+    own = [name for name in leaves if own_hidden or not _is_hidden_state(name)]
     given = tuple(name for name in own if isinstance(leaves[name], Tensor))
     chosen = wanted.chosen(own)
     tensors = {name: _chosen(name, value, leaves, given) for name in chosen}
@@ -150,8 +150,15 @@ def gives_hidden_states(module: nn.Module) -> bool:
     """Whether a module returns hidden states that nobody asked for."""
     config = getattr(module, "config", None)
     parameter = inspect.signature(module.forward).parameters.get(ASK)
+    if parameter is None and not hasattr(config, ASK):
+        return True  # nothing says that asking makes a difference
     default = parameter is not None and parameter.default is True
     return default or bool(getattr(config, ASK, False))
+
+
+def _is_hidden_state(name: str) -> bool:
+    """Also `encoder_hidden_states.0`, and those of a part: `text_model_output.hidden_states.0`."""
+    return any(part.endswith(HIDDEN_STATES) for part in name.split("."))
 
 
 def _asking(module: nn.Module, wanted: Wanted) -> dict[str, bool]:

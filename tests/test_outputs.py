@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import enginecast
-from enginecast.capture.outputs import free_names, name_result, named_tensors
+from enginecast.capture.outputs import free_names, name_result, named_tensors, run_named
 from enginecast.capture.wanted import Wanted, parse_wanted
 from enginecast.errors import CaptureError, UsageError
 from enginecast.passes.graph_edit import weight_specs
@@ -219,6 +219,49 @@ def test_hidden_states_come_behind_the_outputs_that_are_kept() -> None:
     assert wanted.chosen(["a", "b"]) == ("b", "hidden_states.-2", "hidden_states.3")
     assert parse_wanted((), [-2]).chosen(["a", "b"]) == ("a", "b", "hidden_states.-2")
     assert not Wanted()
+
+
+def test_asking_for_one_hidden_state_adds_no_others() -> None:
+    ones = torch.ones(2)
+    value = {
+        "last_hidden_state": ones,
+        "hidden_states": (ones, ones * 2),
+        "encoder_hidden_states": (ones,),
+        "text_model_output": {"hidden_states": (ones,), "pooler_output": ones},
+    }
+    wanted = parse_wanted((), [-1])
+    names = ("last_hidden_state", "text_model_output.pooler_output", "hidden_states.-1")
+    named = name_result(value, wanted, (), own_hidden=False)
+    assert tuple(named.tensors) == names
+    assert torch.equal(named.tensors["hidden_states.-1"], ones * 2)
+    assert len(name_result(value, wanted, ()).tensors) == 7
+
+
+class Asked(nn.Module):
+    """Takes the request, as models of transformers do, and has no config."""
+
+    def forward(self, x: Tensor, output_hidden_states: bool = False) -> object:
+        return {"y": x, "hidden_states": (x, x + 1) if output_hidden_states else None}
+
+
+class Always(nn.Module):
+    """Takes anything, and gives its states whether asked or not."""
+
+    def forward(self, x: Tensor, **_: object) -> object:
+        return {"y": x, "hidden_states": (x, x + 1)}
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (Asked(), ["y", "hidden_states.-1"]),
+        (Always(), ["y", "hidden_states.0", "hidden_states.1", "hidden_states.-1"]),
+    ],
+)
+def test_own_outputs_beside_a_hidden_state(module: nn.Module, names: list[str]) -> None:
+    outputs = run_named(module, {"x": torch.ones(2)}, parse_wanted((), [-1]))
+    assert list(outputs) == names
+    assert torch.equal(outputs["hidden_states.-1"], torch.full((2,), 2.0))
 
 
 def weights(found: Prepared) -> set[str]:
