@@ -124,6 +124,7 @@ def describe_manifest(
         inputs=describe_inputs(prepared.captured.inputs),
         symbols=dict(prepared.captured.symbols),
         outputs=describe_outputs(prepared.captured.outputs, rewritten.program),
+        outputs_chosen=bool(prepared.wanted),
         pipeline=plan.pipeline,
         precision=plan.precision,
         passes=describe_passes(rewritten.runs),

@@ -133,7 +133,7 @@ def _capture(source: Source, specs: tuple[InputSpec, ...], wanted: Wanted) -> Ca
     # A copy, because nodes of torch's own may lack some of their users.
     program = structural_copy(captured.program)
     drop_dead(program)
-    return replace(captured, program=program)
+    return replace(captured, program=program, notes=(*captured.notes, *_unread(program)))
 
 
 def _cut(given: ExportedProgram, wanted: Wanted) -> Captured:
@@ -143,7 +143,17 @@ def _cut(given: ExportedProgram, wanted: Wanted) -> Captured:
     program = structural_copy(given)
     keep_outputs(program, {name: places[id(leaf)] for name, leaf in named.tensors.items()})
     captured = describe(program)
-    return replace(captured, notes=(*named.notes, *captured.notes))
+    return replace(captured, notes=(*named.notes, *captured.notes, *_unread(program)))
+
+
+def _unread(program: ExportedProgram) -> tuple[str, ...]:
+    """Notes on inputs that only outputs needed that were left out; eager still takes them."""
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    return tuple(
+        f"no output needs the input {name!r}, but the engine takes it"
+        for name in program.graph_signature.user_inputs
+        if name in nodes and not nodes[name].users
+    )
 
 
 def _inputs(

@@ -25,11 +25,8 @@ def reference_of_model(
     Raises:
         UsageError: the model has other inputs or outputs than the engine.
     """
-    options = ModelOptions(
-        random_weights=random_weights,
-        allow_code=allow_code,
-        outputs=tuple(spec.name for spec in manifest.outputs),
-    )
+    chosen = tuple(spec.name for spec in manifest.outputs) if manifest.outputs_chosen else ()
+    options = ModelOptions(random_weights=random_weights, allow_code=allow_code, outputs=chosen)
     source = open_model(model, options)
     try:
         prepared = prepare(source, options, Steps())
@@ -38,6 +35,7 @@ def reference_of_model(
         raise
     inputs = [spec.name for spec in prepared.captured.inputs]
     _check_names(source.name, "takes", inputs, manifest.inputs, manifest)
+    _check_names(source.name, "gives", prepared.output_names, manifest.outputs, manifest)
     reference = reference_of(prepared, manifest.precision)
     if prepared.source.fingerprint() == manifest.model.fingerprint:
         return reference, ()

@@ -164,6 +164,8 @@ class Manifest(Record, frozen=True, kw_only=True):
     symbols: dict[str, tuple[int, int]]
     """Least and greatest size of each symbolic dimension."""
     outputs: tuple[Output, ...]
+    outputs_chosen: bool = False
+    """Whether a user chose the outputs; else they are all that the model gives."""
     pipeline: str
     precision: Precision
     passes: tuple[PassRecord, ...] = ()

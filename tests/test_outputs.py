@@ -280,6 +280,9 @@ def test_what_only_dropped_outputs_need_is_not_captured() -> None:
 
 def test_an_input_that_no_kept_output_needs_stays_an_input(tmp_path: Path) -> None:
     module = Returns(lambda x, mask, h, y: {"y": y, "double": x * 2})
+    notes = prepared(module, "double").captured.notes
+    assert notes == ("no output needs the input 'mask', but the engine takes it",)
+    assert prepared(module, "y").captured.notes == ()
     bundle = enginecast.compile(module, tmp_path / "b", example=example(), outputs=["double"])
     assert [spec.name for spec in bundle.manifest.inputs] == ["x", "mask"]
     x = np.ones((2, 6), np.float32)
