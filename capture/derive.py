@@ -23,6 +23,7 @@ MODALITIES = (*VISION_INPUTS, *AUDIO_INPUTS, *SERIES_INPUTS, "input_ids")
 
 COMPANIONS: Mapping[str, tuple[str, ...]] = {
     "attention_mask": ("input_ids",),
+    "input_features_mask": ("input_features",),
     "decoder_input_ids": ("input_ids", "input_features", "input_values"),
     "decoder_input_values": ("input_values",),
 }

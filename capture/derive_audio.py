@@ -38,6 +38,10 @@ def input_features(facts: ModelFacts) -> InputSpec | None:
     bins = facts.number(*MEL_BINS)
     if bins is None:
         return None
+    side = facts.number("spec_size")
+    if side is not None:  # a spectrogram that is folded into a square image (CLAP)
+        frames = side * (side // bins)
+        return _spectrogram(facts, tuple(map(DimSpec.static, (1, frames, bins))))
     positions = facts.number("max_source_positions")
     if positions is not None:
         return _spectrogram(facts, (DimSpec.static(bins), DimSpec.static(2 * positions)))
@@ -82,7 +86,7 @@ def decoder_input_values(facts: ModelFacts) -> InputSpec | None:
     return InputSpec("decoder_input_values", "tensor", torch.float32, dims)
 
 
-def _spectrogram(facts: ModelFacts, dims: tuple[DimSpec, DimSpec]) -> InputSpec:
+def _spectrogram(facts: ModelFacts, dims: tuple[DimSpec, ...]) -> InputSpec:
     return InputSpec("input_features", "tensor", torch.float32, (batch(), *dims))
 
 

@@ -71,13 +71,22 @@ def _holds_exactly(wide: torch.dtype, narrow: torch.dtype) -> bool:
 
 def drop_contiguous(program: ExportedProgram, node: Node) -> Node | None:
     """Strides are not part of a value; ops that need some copy by themselves."""
-    return None if _viewed(node) else first_input(node)
+    return None if _reads_strides(node) else first_input(node)
 
 
-def _viewed(node: Node) -> bool:
-    """Whether an op that fails on some strides reads the memory of a value."""
-    strict = (aten.view.default, aten.view.dtype, aten.as_strided.default)
-    return any(is_call(user, *strict) or (may_alias(user) and _viewed(user)) for user in node.users)
+def _reads_strides(node: Node) -> bool:
+    """Whether an op that fails on some strides, or rounds by them, reads the memory of a value."""
+    return any(
+        is_call(user, aten.view.default, aten.view.dtype, aten.as_strided.default)
+        or _is_convolution(user)
+        or (may_alias(user) and _reads_strides(user))
+        for user in node.users
+    )
+
+
+def _is_convolution(node: Node) -> bool:
+    """Convolutions take another kernel, which adds in another order, for channels that lie last."""
+    return isinstance(node.target, torch._ops.OpOverload) and "conv" in node.target._schema.name
 
 
 def drop_noop_view(program: ExportedProgram, node: Node) -> Node | None:

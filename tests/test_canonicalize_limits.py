@@ -85,6 +85,10 @@ KEPT: dict[str, tuple[Make, list[str]]] = {
         lambda x: x.transpose(0, 1).contiguous().unsqueeze(0).view(-1),
         ["contiguous.default"],
     ),
+    "contiguous before a convolution": (
+        lambda x: nn.functional.conv1d(x.t().contiguous()[None], torch.ones(2, x.shape[1], 1)),
+        ["contiguous.default"],
+    ),
     "expand that something else reads": (
         lambda x: (x[:, :1].expand(x.shape) + x, x[:, :1].expand(x.shape)),
         ["expand.default"],

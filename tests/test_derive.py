@@ -193,6 +193,12 @@ CONVOLUTIONS = {"conv_kernel": (10, 3, 2), "conv_stride": (5, 2, 2), "conv_dim":
                 "decoder_input_ids": (BATCH, TARGET + "32"),
             },
         ),
+        ("ClapAudioModel", {}, {"input_features": (BATCH, 1, 1024, 64)}),
+        (
+            "AudioFlamingo3Encoder",
+            {"max_source_positions": 50},
+            {"input_features": (BATCH, 128, 100), "input_features_mask": (BATCH, 100)},
+        ),
         ("Wav2Vec2BertModel", {}, {"input_features": (BATCH, "frames=32..5000", 160)}),
         ("ASTModel", {"max_length": 64}, {"input_values": (BATCH, 64, 128)}),
         ("EncodecModel", {}, {"input_values": (BATCH, 1, 32 * 320)}),
