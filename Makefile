@@ -44,7 +44,11 @@ zoo: $(STAMP) ## export every architecture of transformers in small: docs/zoo.md
 golden: $(STAMP) ## rewrite the golden IR diffs; read `git diff tests/golden` before committing
 	GOLDEN=accept $(BIN)/python -m pytest tests -q -k golden
 
+models: $(STAMP) ## test every family and rewrite docs/models.md from what was found
+	FAMILY_ROWS=docs/models.json $(BIN)/python -m pytest tests/test_families.py -q -m "slow or not slow"
+	$(BIN)/python tests/models_page.py
+
 clean: ## remove what the targets made
 	rm -rf $(VENV) demo build dist *.egg-info
 
-.PHONY: help setup demo format lint types unit test test-slow zoo golden clean
+.PHONY: help setup demo format lint types unit test test-slow zoo golden models clean

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from family_models import FAMILIES
 from models import add_tokenizer, tiny_bert, tiny_llama, tiny_t5, tiny_vit
 from transformers import T5EncoderModel
 
@@ -110,7 +111,9 @@ MODELS: Mapping[str, Callable[[Path], Path]] = {
     "bert": tiny_bert,
     "vit": tiny_vit,
     "llama": tiny_llama,
+    **{f"family-{family.name}": family.make for family in FAMILIES if family.factory is None},
 }
+FACTORIES = {f"family-{family.name}": family for family in FAMILIES if family.factory is not None}
 
 
 class Exports:
@@ -125,6 +128,9 @@ class Exports:
         if name == "plain":
             (self.root / "plain_model.py").write_text(PLAIN, encoding="utf-8")
             return "plain_model:make"
+        if name in FACTORIES:
+            FACTORIES[name].make(self.root)
+            return str(FACTORIES[name].factory)
         folder = self.root / name
         return str(folder if folder.exists() else MODELS[name](folder))
 

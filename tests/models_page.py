@@ -1,0 +1,64 @@
+"""docs/models.md from the results of tests/test_families.py, which docs/models.json keeps.
+
+`make models` runs the tests, which write the results, and then this file, which writes the page.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent.parent / "docs"
+ROWS = DOCS / "models.json"
+PAGE = DOCS / "models.md"
+
+HEAD = """\
+# Models
+
+What the tests found for one tiny model of each family (`tests/family_models.py`): random seeded
+weights, norms with outlier channels. `make models` runs the tests and rewrites this page; nothing in
+it is written by hand.
+
+* **inputs**: derived from `config.json` and `forward`; ranges are those of the engine.
+* **fused**: fusions in the engine, of those that the model's structure lets one expect.
+* **fp32**: the engine's error, in units of the error that eager fp32 has; the verdict allows 3.
+* **other shape**: relative L2 error against eager in a shape that neither the capture nor the
+  verification saw.
+* **changed**: whether `enginecast verify` rejects the engine when one element of this weight, or the
+  epsilon of one norm, is changed.
+* **fp16**: the verdict in true fp16 arithmetic (`verified-by-emulation`: not run on a GPU), or why
+  it is refused.
+
+| family | class | inputs | nodes | fused | fp32 | other shape | changed | fp16 |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def render(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """The page; `rows` by family, each as tests/test_families.py records it."""
+    return HEAD + "".join(f"| {' | '.join(_cells(name, row))} |\n" for name, row in rows.items())
+
+
+def _cells(name: str, row: Mapping[str, Any]) -> list[str]:
+    inputs = "; ".join(f"`{key}` [{', '.join(map(str, s))}]" for key, s in row["inputs"].items())
+    fused = ", ".join(f"{kind} {got}/{of}" for kind, (got, of) in row["fusions"].items())
+    return [
+        name,
+        f"`{row['class']}`",
+        inputs,
+        str(row["nodes"]),
+        fused or "none",
+        f"{row['ratio']:.2g}x",
+        f"{row['other shape']:.1e}",
+        f"`{row['weight']}`, epsilon: rejected",
+        row["fp16"],
+    ]
+
+
+def main() -> None:
+    rows = json.loads(ROWS.read_text(encoding="utf-8"))
+    PAGE.write_text(render(rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
