@@ -25,7 +25,7 @@ from enginecast.capture.checkpoint import (
 from enginecast.capture.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.quiet import quiet_transformers
 from enginecast.capture.source import Source
-from enginecast.capture.stored_weights import Checkpoint, keeping_no_fp32, name_weights
+from enginecast.capture.stored_weights import Checkpoint, name_weights
 from enginecast.capture.text_config import parts_of
 from enginecast.capture.widened import NARROW, fill_widened
 from enginecast.errors import SourceError, UsageError
@@ -61,27 +61,17 @@ class HuggingFaceSource(Source):
         return {"config": hashlib.sha256(canonical).hexdigest(), **weights}
 
     def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
-        if self.seed is not None:
-            return self._load(self.model_class, dtype, None, {"state_dict": self.weights()})
-        self.weights()  # transformers only warns of missing tensors and fills them at random
-        origin: dict[str, Any] = {"local_files_only": True, "use_safetensors": True}
+        weights = self.weights()  # transformers only warns of missing tensors, and draws them
         stored = [*self.weight_elements()]
         if dtype == torch.float32 and len(stored) == 1 and stored[0] in NARROW:
-            narrow = keeping_no_fp32(self.model_class)
-            weights = self._load(narrow, stored[0], self.folder, origin).state_dict()
             return fill_widened(self.empty(), weights)
-        return self._load(self.model_class, dtype, self.folder, origin)
-
-    def _load(
-        self,
-        model_class: type[PreTrainedModel],
-        dtype: torch.dtype,
-        folder: Path | None,
-        origin: Mapping[str, Any],
-    ) -> nn.Module:
         with quiet_transformers():
-            model = model_class.from_pretrained(
-                folder, config=self._fresh_config(), dtype=dtype, **origin, **self._options
+            model = self.model_class.from_pretrained(
+                None,
+                config=self._fresh_config(),
+                dtype=dtype,
+                state_dict=dict(weights if self.in_memory else self._tensors),
+                **self._options,
             )
         return self._frozen(model)
 
@@ -93,11 +83,20 @@ class HuggingFaceSource(Source):
     def weights(self) -> dict[str, Tensor]:
         if self.seed is not None:
             return dict(self._construct(self.seed).state_dict())
+        return dict(self._named)
+
+    @cached_property
+    def _tensors(self) -> Mapping[str, Tensor]:
+        """What the files hold, mapped once: pages of a second mapping would count as memory."""
+        return read_weights(self.folder)
+
+    @cached_property
+    def _named(self) -> Mapping[str, Tensor]:
         checkpoint = Checkpoint(
             folder=self.folder,
             model_class=self.model_class,
             config=self._fresh_config(),
-            tensors=read_weights(self.folder),
+            tensors=self._tensors,
             options=self._options,
             dropped=DROPPED if self.config.model_type in TEXT_ENCODERS else (),
         )
@@ -119,7 +118,7 @@ class HuggingFaceSource(Source):
     @cached_property
     def _elements(self) -> Mapping[torch.dtype, int]:
         """From the headers of the files, or of a model without memory."""
-        tensors = self.empty().state_dict() if self.in_memory else read_weights(self.folder)
+        tensors = self.empty().state_dict() if self.in_memory else self._tensors
         dropped = DROPPED if self.config.model_type in TEXT_ENCODERS else ()
         found: dict[torch.dtype, int] = {}
         for name, tensor in tensors.items():
