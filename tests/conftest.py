@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # Tests never reach for the hub, wherever they run.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# As in enginecast/__main__.py: torch's idle threads must not take the time of the others.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(autouse=True)

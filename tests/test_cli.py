@@ -1,6 +1,7 @@
 """Every command: what it prints where, and its exit code."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -310,3 +311,25 @@ def test_a_defect_of_ours_has_an_exit_code_of_its_own(
     printed = capsys.readouterr().err
     assert "RuntimeError: planted" in printed
     assert "defect of enginecast" in printed
+
+
+@pytest.mark.parametrize(("given", "found"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_idle_threads_of_torch_do_not_spin_unless_the_user_wants_it(
+    given: str | None, found: str
+) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    if given is not None:
+        environment["OMP_WAIT_POLICY"] = given
+    code = """
+import os, sys
+from enginecast.__main__ import main
+sys.argv = ["enginecast", "--version"]
+try:
+    main()
+finally:
+    print(os.environ["OMP_WAIT_POLICY"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == found
