@@ -29,6 +29,7 @@ from enginecast.capture.shapes import (
     symbol_names,
 )
 from enginecast.capture.source import Source
+from enginecast.capture.vmap import without_vmap
 from enginecast.capture.wanted import Wanted
 from enginecast.errors import CaptureError, EnginecastError, UsageError
 
@@ -109,9 +110,10 @@ def _trace(
 ) -> _Traced:
     """Trace, narrowing what nobody asked for as long as that helps."""
     notes: tuple[str, ...] = ()
+    is_proved = False
     for _ in range(MOST_NARROWINGS):
         try:
-            return _once(source, specs, inputs, wanted, notes)
+            return _once(source, specs, inputs, wanted, notes, is_proved)
         except FrozenDimensionError as error:
             fitted = fix(specs, error.names)
             if fitted is None:
@@ -121,8 +123,9 @@ def _trace(
             if fitted is None:
                 raise
         specs, notes = fitted.specs, (*notes, *fitted.notes)
+        is_proved = is_proved or fitted.is_proved
         inputs = sample(specs, example_sizes(specs), SEED)
-    return _once(source, specs, inputs, wanted, notes)
+    return _once(source, specs, inputs, wanted, notes, is_proved)
 
 
 def _once(
@@ -131,8 +134,9 @@ def _once(
     inputs: dict[str, Tensor],
     wanted: Wanted,
     notes: tuple[str, ...],
+    is_proved: bool,
 ) -> _Traced:
-    program, named = _export(source, specs, inputs, wanted)
+    program, named = _export(source, specs, inputs, wanted, is_proved)
     return _Traced(program, check_shapes(program, specs), specs, (*notes, *named))
 
 
@@ -196,9 +200,17 @@ def _stand_in(argument: object) -> object:
 
 
 def _export(
-    source: Source, specs: tuple[InputSpec, ...], inputs: dict[str, Tensor], wanted: Wanted
+    source: Source,
+    specs: tuple[InputSpec, ...],
+    inputs: dict[str, Tensor],
+    wanted: Wanted,
+    is_proved: bool,
 ) -> tuple[ExportedProgram, tuple[str, ...]]:
-    """The program, and notes on the names of its outputs."""
+    """The program, and notes on the names of its outputs.
+
+    Where the guards are proved, torch puts those it cannot prove itself into the program, where
+    every case that is verified checks them again.
+    """
     module = source.empty()
     mode = capture_mode()
     fake_weights(module, mode)
@@ -208,13 +220,19 @@ def _export(
         # Without no_grad the sdpa decomposition fails on symbolic shapes.
         with torch.no_grad(), quiet_torch():
             program = torch.export.export(
-                module, (), fakes, dynamic_shapes=dynamic_shapes(specs), strict=False
+                module,
+                (),
+                fakes,
+                dynamic_shapes=dynamic_shapes(specs),
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=is_proved,
             )
     except EnginecastError:
         raise
     except Exception as error:  # torch raises many kinds, and the model's own code any
         refusal = explain(error)
         raise CaptureError(refusal.message(), hint=refusal.hint) from error
+    program = without_vmap(program)
     program.example_inputs = ((), inputs)
     return program, tuple(notes)
 

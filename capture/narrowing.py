@@ -6,15 +6,21 @@ the guess is then narrowed, or the dimension fixed, and the user is told.  A ran
 with --dynamic is never touched: there the refusal is the answer.
 """
 
+import itertools
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import CodeType
 from typing import Any
 
 from enginecast.capture.inputs import BATCH, SEQUENCE, DimSpec, InputSpec, with_example_sizes
 
 FIXED = {BATCH: 1, SEQUENCE: 16}
 """Sizes of dimensions that must be fixed; others keep the size they were traced with."""
+
+MOST_TRIALS = 100_000
+"""Sizes that a guard is tried on before it counts as unproved."""
 
 _CONSTANT = re.compile(r"You marked (?P<name>\w+) as dynamic but your code specialized it")
 _GUARD = re.compile(
@@ -45,6 +51,8 @@ class Narrowed:
     specs: tuple[InputSpec, ...]
     notes: tuple[str, ...]
     """What was narrowed, as sentences for the user."""
+    is_proved: bool = False
+    """Whether torch only lacked a proof: what it asked holds for every size there is."""
 
 
 def narrow(specs: tuple[InputSpec, ...], message: str) -> Narrowed | None:
@@ -55,10 +63,14 @@ def narrow(specs: tuple[InputSpec, ...], message: str) -> Narrowed | None:
         message: of the error.
 
     Returns:
-        None when the message names no dimension, or one that the user asked for.
+        None when the message names no dimension, or one that the user asked for.  What holds for
+        all sizes is no reason to narrow anything: torch is told so (`is_proved`).
     """
     dims = named_dims(specs)
-    ranges = _ranges(dims, specs, message)
+    guards = _guards(specs, message)
+    if guards and "Suggested fixes:" not in message and all(_is_true(g, dims) for _, g in guards):
+        return Narrowed(specs, (), is_proved=True)
+    ranges = _ranges(dims, guards, message)
     if not ranges or any(dims[name].asked for name in ranges):
         return None
     changed = [(name, *bounds) for name, bounds in ranges.items() if bounds != _bounds(dims[name])]
@@ -89,8 +101,40 @@ def named_dims(specs: tuple[InputSpec, ...]) -> dict[str, DimSpec]:
     return {dim.name: dim for spec in specs for dim in spec.dims if dim.name is not None}
 
 
+def _guards(specs: tuple[InputSpec, ...], message: str) -> list[tuple[str, str]]:
+    """(dimension, guard in the names of dimensions) for each guard that torch cannot vouch for."""
+    by_place = {
+        (spec.name, index): dim.name or str(dim.size)
+        for spec in specs
+        for index, dim in enumerate(spec.dims)
+    }
+    return [
+        (
+            match["name"],
+            _SIZE.sub(lambda m: by_place.get((m["input"], int(m["dim"])), "?"), match["guard"]),
+        )
+        for match in _GUARD.finditer(message)
+    ]
+
+
+def _is_true(guard: str, dims: Mapping[str, DimSpec]) -> bool:
+    """Whether a guard holds for every size of the dimensions it names: of each alone, or of two."""
+    try:
+        code = compile(guard, "<guard>", "eval")
+        names = [name for name in dims if name in code.co_names]
+        if not set(code.co_names) <= {*names, *_FUNCTIONS} or len(names) > 2:
+            return False
+        sizes = [range(dims[name].minimum, dims[name].maximum + 1) for name in names]
+        if math.prod(map(len, sizes)) > MOST_TRIALS:
+            return False
+        trials = itertools.product(*sizes)
+        return all(_holds(code, dict(zip(names, trial, strict=True))) for trial in trials)
+    except (SyntaxError, TypeError, ArithmeticError):
+        return False
+
+
 def _ranges(
-    dims: Mapping[str, DimSpec], specs: tuple[InputSpec, ...], message: str
+    dims: Mapping[str, DimSpec], guards: Sequence[tuple[str, str]], message: str
 ) -> dict[str, tuple[int, int]]:
     """New bounds of the dimensions that a message names."""
     constant = {match["name"] for match in _CONSTANT.finditer(message)}
@@ -105,42 +149,35 @@ def _ranges(
         else:
             constant.add(match["name"])
     ranges |= {n: (size, size) for n in dims if n in constant for size in [_fixed_size(dims[n])]}
-    guards = [(match["name"], match["guard"]) for match in _GUARD.finditer(message)]
     suggestions = set(ranges)  # of a guard with a suggestion, torch adds a lower bound of 2
     for name, guard in guards:
         if name in dims and name not in suggestions:
             low, high = ranges.get(name, _bounds(dims[name]))
-            ranges[name] = _allowed(replace(dims[name], minimum=low, maximum=high), guard, specs)
+            ranges[name] = _allowed(replace(dims[name], minimum=low, maximum=high), guard)
     return ranges
 
 
-def _allowed(dim: DimSpec, guard: str, specs: tuple[InputSpec, ...]) -> tuple[int, int]:
+def _allowed(dim: DimSpec, guard: str) -> tuple[int, int]:
     """The longest run of sizes around the traced one for which a guard holds.
 
     A guard that mentions other dimensions as well, or that cannot be read, allows one size.
     """
-    by_place = {
-        (spec.name, index): found.name or str(found.size)
-        for spec in specs
-        for index, found in enumerate(spec.dims)
-    }
-    text = _SIZE.sub(lambda m: by_place.get((m["input"], int(m["dim"])), "?"), guard)
     try:
-        code = compile(text, "<guard>", "eval")
+        code = compile(guard, "<guard>", "eval")
         if not set(code.co_names) <= {dim.name, *_FUNCTIONS}:
-            raise NameError(text)
+            raise NameError(guard)
         low = high = dim.size
-        while low > dim.minimum and _holds(code, dim, low - 1):
+        while low > dim.minimum and _holds(code, {str(dim.name): low - 1}):
             low -= 1
-        while high < dim.maximum and _holds(code, dim, high + 1):
+        while high < dim.maximum and _holds(code, {str(dim.name): high + 1}):
             high += 1
     except (SyntaxError, NameError, TypeError, ArithmeticError):
         low = high = _fixed_size(dim)
     return low, high
 
 
-def _holds(code: Any, dim: DimSpec, size: int) -> bool:
-    return bool(eval(code, {"__builtins__": {}, **_FUNCTIONS}, {str(dim.name): size}))
+def _holds(code: CodeType, sizes: dict[str, int]) -> bool:
+    return bool(eval(code, {"__builtins__": {}, **_FUNCTIONS}, sizes))
 
 
 def _bounds(dim: DimSpec) -> tuple[int, int]:

@@ -70,23 +70,42 @@ def _holds_exactly(wide: torch.dtype, narrow: torch.dtype) -> bool:
 
 
 def drop_contiguous(program: ExportedProgram, node: Node) -> Node | None:
-    """Strides are not part of a value; ops that need some copy by themselves."""
-    return None if _reads_strides(node) else first_input(node)
+    """Strides are not part of a value; ops that need some copy by themselves.
+
+    Only a convolution may compute other bits from other strides (it takes another kernel, which
+    adds in another order, for channels that lie last), and through it all that follows.
+    """
+    return None if _viewed(node) or _convolved(node) else first_input(node)
 
 
-def _reads_strides(node: Node) -> bool:
-    """Whether an op that fails on some strides, or rounds by them, reads the memory of a value."""
-    return any(
-        is_call(user, aten.view.default, aten.view.dtype, aten.as_strided.default)
-        or _is_convolution(user)
-        or (may_alias(user) and _reads_strides(user))
-        for user in node.users
-    )
+def _viewed(node: Node) -> bool:
+    """Whether an op that fails on some strides reads the memory of a value."""
+    strict = (aten.view.default, aten.view.dtype, aten.as_strided.default)
+    return any(is_call(user, *strict) or (may_alias(user) and _viewed(user)) for user in node.users)
+
+
+def _convolved(node: Node) -> bool:
+    """Whether strides may reach a convolution: directly, or through ops that keep their order."""
+    waiting, seen = [node], {node}
+    while waiting:
+        for user in waiting.pop().users:
+            if _is_convolution(user):
+                return True
+            if user not in seen and _keeps_strides(user):
+                seen.add(user)
+                waiting.append(user)
+    return False
 
 
 def _is_convolution(node: Node) -> bool:
-    """Convolutions take another kernel, which adds in another order, for channels that lie last."""
     return isinstance(node.target, torch._ops.OpOverload) and "conv" in node.target._schema.name
+
+
+def _keeps_strides(node: Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    kept = (aten.cat.default, aten.pad.default, aten.constant_pad_nd.default)
+    return torch.Tag.pointwise in node.target.tags or is_call(node, *kept) or may_alias(node)
 
 
 def drop_noop_view(program: ExportedProgram, node: Node) -> Node | None:

@@ -1,4 +1,4 @@
-"""Which attention a model is loaded with: sdpa where it has it, its own for parts that have none."""
+"""Which attention a model is loaded with: sdpa where it has it; parts without take their own."""
 
 from pathlib import Path
 

@@ -208,3 +208,28 @@ def test_folded_constants_of_two_runs_do_not_share_a_name() -> None:
     last, _ = rewritten(again, "canonicalize")
     assert sorted(float(t) for t in last.constants.values()) == [2.5, 7.0]
     assert name in last.constants
+
+
+class Convolved(nn.Module):
+    """Strides reach a convolution, or stop at a matrix product."""
+
+    def __init__(self, *, convolved: bool) -> None:
+        super().__init__()
+        self.convolved = convolved
+        self.convolution = nn.Conv2d(6, 6, 3)
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = x.permute(0, 3, 1, 2).contiguous()
+        if self.convolved:
+            result: Tensor = self.convolution(torch.relu(turned))
+            return result
+        result = self.linear(turned.permute(0, 2, 3, 1))
+        return result
+
+
+@pytest.mark.parametrize("convolved", [True, False])
+def test_strides_that_reach_a_convolution_are_kept(convolved: bool) -> None:
+    module = Convolved(convolved=convolved).eval().requires_grad_(False)
+    program = canonical(captured(module, torch.randn(2, 9, 9, 6)))
+    assert count(program, "contiguous") == int(convolved)

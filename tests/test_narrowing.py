@@ -84,6 +84,27 @@ def test_guards_are_read(guard: str, expected: tuple[int, int]) -> None:
     assert dim.name == (None if expected[0] == expected[1] else "rows")
 
 
+def test_a_guard_that_always_holds_narrows_nothing() -> None:
+    found = narrow(SPECS, GUARD.format("min(4, L['x'].size()[1]) <= L['x'].size()[1]"))
+    assert found is not None
+    assert found.specs == SPECS
+    assert found.notes == ()
+    assert found.is_proved
+
+
+class Window(nn.Module):
+    """Takes the largest of the rows, four at most: torch does not see that this always works."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.topk(min(torch.sym_min(4, x.shape[1]), 40), dim=1).values.sum(1)
+
+
+def test_a_program_with_such_a_guard_is_captured_in_full() -> None:
+    found = captured(Window())
+    assert found.symbols["rows"] == (1, 40)
+    assert found.notes == ()
+
+
 def test_a_message_without_dimensions_narrows_nothing() -> None:
     assert narrow(SPECS, "Could not guard on data-dependent expression u0 > 1") is None
 

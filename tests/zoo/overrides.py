@@ -20,18 +20,41 @@ _NO_TIMM = {
 }
 _INDEXED = {
     "indexer_n_heads": 4,
-    "indexer_kv_heads": 2,
+    "indexer_kv_heads": 1,
     "indexer_head_dim": 8,
     "indexer_budget": 16,
     "indexer_compress_ratio": 4,
 }
 
+_EFFICIENT = {
+    "in_channels": [32, 16, 24, 40, 80, 112, 192],
+    "out_channels": [16, 24, 40, 80, 112, 192, 320],
+    "hidden_dim": 1280,
+    "width_coefficient": 1.0,
+    "depth_coefficient": 0.3,
+    "image_size": 64,
+}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_VQ = {"base_channels": 32, "channel_multiplier": [1, 1], "resolution": 32}
+
 OVERRIDES: dict[str, dict[str, Any]] = {
+    "align": {f"vision_config.{name}": value for name, value in _EFFICIENT.items()},
+    "efficientnet": _EFFICIENT,
+    "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
+    "cohere_compass": {"text_config.rope_parameters": {"full_attention": _ROPE}},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2},
+    "granite_speech5_encoder": {"context_size": 16},
+    "granite_speech5_ctc": {"encoder_config.context_size": 16},
+    "janus": {f"vq_config.{name}": value for name, value in _VQ.items()},
     "autoformer": {"prediction_length": 8},
     "informer": {"prediction_length": 8},
     "time_series_transformer": {"prediction_length": 8},
     "blt": {"encoder_hash_byte_group_vocab": 64},
-    "chameleon": {"vocabulary_map": {"<image>": 120, "IMGIMGBZ": 121}},
+    "chameleon": {
+        **{f"vq_config.{name}": value for name, value in _VQ.items()},
+        "vocabulary_map": {"<image>": 120, "IMGIMGBZ": 121},
+    },
     "emu3": {"vocabulary_map": {"<image>": 120}},
     "conditional_detr": _NO_TIMM,
     "dab-detr": _NO_TIMM,

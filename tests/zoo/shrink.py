@@ -39,7 +39,7 @@ _LAYERS = re.compile(
     r"|num_\w*blocks|num_blocks|decoder_layers|encoder_layers|\w*num_hidden_layers)$"
 )
 _NOT_LAYERS = re.compile(
-    r"(^num_conv_layers|shared_layers|residual_layers|no_rope_layers|feat_extract_layers"
+    r"(^num_conv_layers|^num_encoder_blocks|shared_layers|residual_layers|no_rope_layers|feat_extract_layers"
     r"|return_\w*layers|random_blocks|encode_proj_layers|subsample_layers|moe_layers"
     r"|mask_token|max_depth|^num_adapter_layers$|max_window_layers|lqe_layers|postnet_layers)"
 )
@@ -69,6 +69,16 @@ _LAYER_INDICES = re.compile(
     r"(global_attn_indexes|deepstack_visual_indexes|fullatt_block_indexes|full_attn_idxs"
     r"|global_attention_blocks|out_indices|moe_layers|vision_feature_layer|attn_layer_indices"
     r"|cross_attention_layers|insert_layer_id|intermediate_layers_indices|feature_layers)$"
+)
+_SECTIONED = (
+    "glm4v",
+    "glm46v",
+    "glm_image",
+    "glm_ocr",
+    "glmga",
+    "paddleocr",
+    "qwen2_vl",
+    "qwen2_5_vl",
 )
 _DROPPED = ("id2label", "label2id", "transformers_version", "dtype", "architectures")
 
@@ -109,6 +119,7 @@ def shrink(config: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     _fit_image(small, config)
     _fit_experts(small)
     _fit_heads(small)
+    _fit_sections(small)
     if isinstance(config.get("depths"), (list, tuple)) and "num_layers" in config:
         small["num_layers"] = config["num_layers"]  # of stages
     _fit_backbone(small, config, plan)
@@ -257,6 +268,18 @@ def _fit_heads(small: dict[str, Any]) -> None:
             small["num_key_value_heads"] = heads
 
 
+def _fit_sections(small: dict[str, Any]) -> None:
+    """Rotary sections where the model's code has a default that a small head cannot hold."""
+    rope = small.get("rope_parameters")
+    heads = small.get("num_attention_heads")
+    is_sectioned = str(small.get("model_type", "")).startswith(_SECTIONED)
+    if not is_sectioned or not isinstance(rope, dict) or not isinstance(heads, int):
+        return
+    size = small.get("head_dim") or small["hidden_size"] // heads
+    half = int(size * rope.get("partial_rotary_factor", 1.0)) // 2
+    rope["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
+
+
 def _fit_experts(small: dict[str, Any]) -> None:
     """Groups of experts that divide the few there are."""
     for groups, chosen in (("n_group", "topk_group"), ("num_expert_group", "topk_group")):
@@ -267,7 +290,7 @@ def _fit_experts(small: dict[str, Any]) -> None:
 
 def _fit_backbone(small: dict[str, Any], config: Mapping[str, Any], plan: Plan) -> None:
     """Stages are numbered by layer in plain backbones: take the last."""
-    if "stage_names" not in config:
+    if "stage_names" not in config or isinstance(config.get("depths"), (list, tuple)):
         return
     stages = len(config["stage_names"]) - 1
     if _layer_count(config) == stages and stages > plan.layers:
