@@ -26,7 +26,13 @@ from enginecast.passes.written import written_values
 
 # What may be rewritten although some op writes into the memory: these share it and copy nothing.
 ON_WRITTEN = frozenset(
-    {aten.dropout.default, aten.detach.default, aten.alias.default, *OUT_OF_PLACE}
+    {
+        aten.dropout.default,
+        aten.detach.default,
+        aten.detach_.default,
+        aten.alias.default,
+        *OUT_OF_PLACE,
+    }
 )
 
 

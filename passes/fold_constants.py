@@ -1,6 +1,7 @@
 """Compute once, at compile time, what depends on no input and no weight."""
 
 import itertools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,8 +26,12 @@ def fold_constants(program: ExportedProgram, log: SiteLog) -> None:
     """
     constants = _constant_expressions(program)
     for node in list(program.graph.nodes):
-        inside = node in constants and node.op == "call_function"
-        if not inside or all(user in constants for user in node.users):
+        inside = node in constants and isinstance(value(node), Tensor)
+        if (
+            not inside
+            or node.op != "call_function"
+            or all(user in constants for user in node.users)
+        ):
             continue
         if log.skipped(node):
             continue
@@ -61,9 +66,12 @@ def _foldable(node: Node) -> bool:
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return False
     found = value(node)
-    if not isinstance(found, Tensor) or not all(isinstance(size, int) for size in found.shape):
-        return False
-    return found.numel() <= LARGEST
+    several = found if isinstance(found, tuple | list) and found else [found]
+    return all(isinstance(one, Tensor) and _is_small(one) for one in several)
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return all(isinstance(size, int) for size in tensor.shape) and tensor.numel() <= LARGEST
 
 
 def _free_name(program: ExportedProgram, name: str) -> str:
@@ -77,15 +85,15 @@ def _free_name(program: ExportedProgram, name: str) -> str:
 def _evaluate(program: ExportedProgram, node: Node) -> Tensor:
     specs = weight_specs(program)
 
-    def load(source: Node) -> Tensor:
+    def load(source: Node) -> Any:
         if source.op == "placeholder":
             return weight_tensor(program, specs[source.name])
         args = torch.fx.map_arg(source.args, load)
         kwargs = torch.fx.map_arg(source.kwargs, load)
         assert callable(source.target)
         with torch.no_grad():
-            result = source.target(*args, **kwargs)
-        assert isinstance(result, Tensor)
-        return result
+            return source.target(*args, **kwargs)
 
-    return load(node).clone(memory_format=torch.contiguous_format)
+    result = load(node)
+    assert isinstance(result, Tensor)
+    return result.clone(memory_format=torch.contiguous_format)

@@ -8,10 +8,14 @@ from torch.fx import Node
 aten = torch.ops.aten
 
 ASSERTS = frozenset({aten._assert_tensor_metadata.default})
+DETACHES = frozenset({aten.detach_.default})
+"""Say that they write, and change what autograd knows alone."""
 
 
 def is_mutating(node: Node) -> bool:
     """Whether an op writes into one of its arguments."""
+    if node.target in DETACHES:
+        return False
     schema = getattr(node.target, "_schema", None)
     return bool(schema is not None and schema.is_mutable)
 

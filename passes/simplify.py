@@ -254,6 +254,7 @@ _CAST_RULES: tuple[Rule, ...] = (drop_noop_cast, collapse_exact_casts)
 RULES: dict[Any, tuple[Rule, ...]] = {
     aten.dropout.default: (drop_inert_dropout,),
     aten.detach.default: (drop_alias,),
+    aten.detach_.default: (drop_alias,),
     aten.alias.default: (drop_alias,),
     aten.lift_fresh_copy.default: (drop_alias,),
     **dict.fromkeys(CASTS, _CAST_RULES),

@@ -233,3 +233,20 @@ def test_strides_that_reach_a_convolution_are_kept(convolved: bool) -> None:
     module = Convolved(convolved=convolved).eval().requires_grad_(False)
     program = canonical(captured(module, torch.randn(2, 9, 9, 6)))
     assert count(program, "contiguous") == int(convolved)
+
+
+class Quantile(nn.Module):
+    """A constant that takes a distribution to compute, as Gemma 3n's sparsity does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        normal = torch.distributions.normal.Normal(0, 1)
+        return torch.relu(x - normal.icdf(torch.tensor(0.95)))
+
+
+def test_a_constant_behind_lists_and_detached_tensors_is_folded() -> None:
+    x = floats(3, 4)
+    program = captured(Quantile(), x)
+    after = canonical(program)
+    assert count(program, "erfinv") == 1
+    assert count(after, "erfinv", "broadcast_tensors", "detach_") == 0
+    assert same_bits(program, after, x)
