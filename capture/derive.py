@@ -24,12 +24,13 @@ MODALITIES = (*VISION_INPUTS, *AUDIO_INPUTS, *SERIES_INPUTS, "input_ids")
 COMPANIONS: Mapping[str, tuple[str, ...]] = {
     "attention_mask": ("input_ids",),
     "input_features_mask": ("input_features",),
+    "bbox": ("input_ids",),
     "decoder_input_ids": ("input_ids", "input_features", "input_values"),
     "decoder_input_values": ("input_values",),
 }
 """Arguments with a default that are given with one of these all the same: a mask, so that the
-engine can be fed rows of several lengths; the text so far, which some encoder-decoders shift from
-the input and others miss."""
+engine can be fed rows of several lengths; the boxes of the words on a page; the text so far, which
+some encoder-decoders shift from the input and others miss."""
 
 TOWERS: Mapping[str, tuple[str, ...]] = {
     "pixel_values": ("vision_config", "image_config"),
@@ -141,7 +142,7 @@ def _is_own_tower(facts: ModelFacts, name: str) -> bool:
 def _is_fitting(facts: ModelFacts, name: str) -> bool:
     if name.startswith("decoder_"):
         return bool(getattr(facts.config, "is_encoder_decoder", False))
-    return True
+    return name in facts.arguments and INPUTS[name](facts) is not None
 
 
 def _derived(facts: ModelFacts, name: str, names: Sequence[str]) -> InputSpec:

@@ -3,7 +3,7 @@
 import torch
 from transformers import PreTrainedConfig
 
-from enginecast.capture.inputs import BATCH, LARGEST_BATCH, SEQUENCE, DimSpec, InputSpec
+from enginecast.capture.inputs import BATCH, BOXES, LARGEST_BATCH, SEQUENCE, DimSpec, InputSpec
 from enginecast.capture.model_facts import ModelFacts, number_of
 from enginecast.capture.text_config import (
     decoder_of,
@@ -81,6 +81,15 @@ def token_type_ids(facts: ModelFacts) -> InputSpec | None:
     return InputSpec("token_type_ids", "token_type_ids", torch.int64, dims, 0, kinds - 1)
 
 
+def bbox(facts: ModelFacts) -> InputSpec | None:
+    """`bbox` [batch, sequence, 4]: where on the page each token stands."""
+    size = number_of(text_of(facts.config), "max_2d_position_embeddings")
+    if size is None:
+        return None
+    dims = (batch(), sequence(facts.config), DimSpec.static(4))
+    return InputSpec(BOXES, "tensor", torch.int64, dims, 0, size - 1, is_box=True)
+
+
 def decoder_input_ids(facts: ModelFacts) -> InputSpec | None:
     """`decoder_input_ids` [batch, target_sequence]: a text of any length, all of it real."""
     decoder = decoder_of(facts.config)
@@ -95,5 +104,6 @@ TEXT_INPUTS = {
     "input_ids": token_ids,
     "attention_mask": attention_mask,
     "token_type_ids": token_type_ids,
+    BOXES: bbox,
     "decoder_input_ids": decoder_input_ids,
 }

@@ -10,14 +10,17 @@ from enginecast.capture.derive_text import batch
 from enginecast.capture.inputs import DimSpec, InputSpec, Kind
 from enginecast.capture.model_facts import ModelFacts, number_of
 
-SIDES = ("image_size", "img_size", "crop_size", "input_size", "pretrain_image_size")
+SIDES = ("image_size", "img_size", "crop_size", "input_size", "max_img_size")
 CHANNELS = ("num_channels", "in_channels", "in_chans", "input_channels", "image_channels")
 FRAMES = ("num_frames", "frames_per_clip")
 PARTS = ("vision_config", "image_config", "video_config", "backbone_config", "encoder")
 """Where the image side of a config of several parts is; searched before the others."""
 
 SIDE_WITHOUT_LIMIT = 224
-"""Side of an image where the config gives none, as for convolutional models."""
+SMALLEST_SIDE = 64
+LARGEST_SIDE = 2048
+"""Sides of images where the config gives none: convolutions take any.  Five of them with a stride
+of two leave two pixels of the smallest; of one, torch.export makes a constant."""
 
 PACKED = ("grid_thw", "image_grid_thw", "spatial_shapes", "pixel_position_ids", "target_sizes")
 """Arguments of models that take images cut into patches, whose number each image decides."""
@@ -50,11 +53,20 @@ def pixel_mask(facts: ModelFacts) -> InputSpec | None:
 
 def _pixels(facts: ModelFacts, name: str, frames: tuple[int, ...]) -> InputSpec:
     vision = _vision(facts)
-    height, width = _sides(vision) or (SIDE_WITHOUT_LIMIT, SIDE_WITHOUT_LIMIT)
     channels = number_of(vision, *CHANNELS) or facts.number(*CHANNELS) or 3
-    static = tuple(DimSpec.static(size) for size in (*frames, channels, height, width))
+    static = tuple(DimSpec.static(size) for size in (*frames, channels))
     kind: Kind = "tensor" if frames else "image"
-    return InputSpec(name, kind, torch.float32, (batch(), *static))
+    sides = _sides(vision)
+    if sides is not None:
+        image = tuple(map(DimSpec.static, sides))
+    elif frames:
+        image = (DimSpec.static(SIDE_WITHOUT_LIMIT),) * 2
+    else:
+        image = tuple(
+            DimSpec(axis, SIDE_WITHOUT_LIMIT, SMALLEST_SIDE, LARGEST_SIDE)
+            for axis in ("height", "width")
+        )
+    return InputSpec(name, kind, torch.float32, (batch(), *static, *image))
 
 
 def _vision(facts: ModelFacts) -> PreTrainedConfig:

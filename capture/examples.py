@@ -142,6 +142,8 @@ def _draw(
         return mask.to(spec.dtype)
     if spec.low is not None and spec.high is not None:
         ids = torch.randint(spec.low, spec.high + 1, shape, generator=generator).to(spec.dtype)
+        if spec.is_box:
+            return ids.sort(dim=-1).values  # left <= top <= right <= bottom
         return _as_text(ids, spec, mask) if spec.kind == "token_ids" else ids
     if spec.dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()

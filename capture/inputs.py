@@ -16,6 +16,7 @@ Kind = Literal["token_ids", "attention_mask", "token_type_ids", "image", "tensor
 BATCH = "batch"
 SEQUENCE = "sequence"
 LARGEST_BATCH = 64
+BOXES = "bbox"
 
 TEXT_INPUTS: dict[str, Kind] = {
     "input_ids": "token_ids",
@@ -64,6 +65,9 @@ class InputSpec:
     ending: int | None = None
     """Id that every text ends with.  Delimiters are where trained models have their largest values
     (Sun et al. 2024, https://arxiv.org/abs/2402.17762), so drawn texts end with it, too."""
+    is_box: bool = False
+    """Whether rows are boxes (left, top, right, bottom): models look up their widths and heights,
+    which must not be negative."""
 
 
 def from_example(
@@ -101,7 +105,8 @@ def from_example(
         if kind == "token_ids":
             padding, ending = padding_of(config), ending_of(config)
         dtype = captured_dtype(tensor)
-        specs.append(InputSpec(name, kind, dtype, tuple(dims), low, high, padding, ending))
+        is_box = name == BOXES and low is not None and tensor.shape[-1:] == (4,)
+        specs.append(InputSpec(name, kind, dtype, tuple(dims), low, high, padding, ending, is_box))
     return with_example_sizes(tuple(specs))
 
 

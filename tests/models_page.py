@@ -15,17 +15,18 @@ PAGE = DOCS / "models.md"
 HEAD = """\
 # Models
 
-What the tests found for one tiny model of each family (`tests/family_models.py`): random seeded
-weights, norms with outlier channels. `make models` runs the tests and rewrites this page; nothing in
-it is written by hand.
+What the tests found for one tiny model of each family (`tests/family_text.py`,
+`tests/family_vision.py`): random seeded weights, norms with outlier channels. `make models` runs
+the tests and rewrites this page; nothing in it is written by hand.
 
 * **inputs**: derived from `config.json` and `forward`; ranges are those of the engine.
 * **fused**: fusions in the engine, of those that the model's structure lets one expect.
-* **fp32**: the engine's error, in units of the error that eager fp32 has; the verdict allows 3.
+* **fp32**: the verdict, and the engine's error in units of the error that eager fp32 has; up to 3
+  is allowed.
 * **other shape**: relative L2 error against eager in a shape that neither the capture nor the
   verification saw.
-* **changed**: whether `enginecast verify` rejects the engine when one element of this weight, or the
-  epsilon of one norm, is changed.
+* **changed**: the verdict of `enginecast verify` after one element of this weight, or the epsilon
+  of one norm, was changed in the bundle.
 * **fp16**: the verdict in true fp16 arithmetic (`verified-by-emulation`: not run on a GPU), or why
   it is refused.
 
@@ -48,9 +49,9 @@ def _cells(name: str, row: Mapping[str, Any]) -> list[str]:
         inputs,
         str(row["nodes"]),
         fused or "none",
-        f"{row['ratio']:.2g}x",
+        f"{row['outcome']}, {row['ratio']:.2g}x",
         f"{row['other shape']:.1e}",
-        f"`{row['weight']}`, epsilon: rejected",
+        f"`{row['weight']}`: {row['weight changed']}; epsilon: {row['epsilon changed']}",
         row["fp16"],
     ]
 

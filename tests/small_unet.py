@@ -73,7 +73,7 @@ class UNet(nn.Module):
         half = self.width // 2
         rates = torch.exp(-math.log(10000.0) * torch.arange(half, device=sample.device) / half)
         angles = timestep[:, None].float() * rates[None, :]
-        step = self.embed(torch.cat([angles.cos(), angles.sin()], dim=-1))
+        step = self.embed(torch.cat([angles.cos(), angles.sin()], dim=-1).to(sample.dtype))
         wide = self.down(self.enter(sample), step)
         hidden = self.attend(self.middle(self.halve(wide), step), text)
         hidden = nn.functional.interpolate(hidden, scale_factor=2.0, mode="nearest")

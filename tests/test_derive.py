@@ -12,9 +12,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from enginecast.capture.derive import from_config, from_facts
 from enginecast.capture.derive_audio import samples_for
 from enginecast.capture.examples import example_sizes, sample
-from enginecast.capture.huggingface import find_model_class
-from enginecast.capture.inputs import InputSpec
+from enginecast.capture.huggingface import find_model_class, read_config
+from enginecast.capture.inputs import InputSpec, from_example
 from enginecast.capture.model_facts import ModelFacts, documented
+from enginecast.capture.text_config import decoder_of, parts_of, text_of
 from enginecast.errors import UsageError
 
 Sizes = tuple[int | str, ...]
@@ -124,6 +125,21 @@ def test_ids_stay_in_the_vocabulary_wherever_the_config_keeps_it() -> None:
     assert clip["input_ids"].high == 30
 
 
+def test_boxes_are_on_the_page_and_not_turned_inside_out(tmp_path: Path) -> None:
+    found = derived("LayoutLMModel", max_2d_position_embeddings=50)
+    assert sizes(found["bbox"]) == (BATCH, "sequence=1..512", 4)
+    given = from_example(
+        {"bbox": torch.tensor([[[3, 1, 40, 9]]]), "input_ids": torch.ones(1, 1).long()}
+    )
+    for specs in (tuple(found.values()), given):
+        boxes = sample(specs, {"batch": 8, "sequence": 40}, 0)["bbox"]
+        assert 0 <= int(boxes.min()) <= int(boxes.max()) < 50
+        left, top, right, bottom = boxes.unbind(-1)
+        assert bool((left <= right).all())
+        assert bool((top <= bottom).all())
+        assert len(boxes.unique()) > 20
+
+
 def test_decoder_input_ids_are_wanted_of_pairs_alone() -> None:
     config = transformers.T5Config(is_encoder_decoder=False)
     arguments = ("input_ids", "attention_mask", "decoder_input_ids")
@@ -139,7 +155,12 @@ def test_decoder_input_ids_are_wanted_of_pairs_alone() -> None:
         ("SiglipVisionModel", {"image_size": 64}, (BATCH, 3, 64, 64)),
         ("SamVisionModel", {}, (BATCH, 3, 1024, 1024)),
         ("ConvNextModel", {}, (BATCH, 3, 224, 224)),
-        ("ResNetModel", {"num_channels": 4}, (BATCH, 4, 224, 224)),
+        (
+            "ResNetModel",  # its config has no size: convolutions take any
+            {"num_channels": 4},
+            (BATCH, 4, "height=64..2048", "width=64..2048"),
+        ),
+        ("SegformerModel", {}, (BATCH, 3, "height=64..2048", "width=64..2048")),
         ("VideoMAEModel", {"image_size": 32, "num_frames": 6}, (BATCH, 6, 3, 32, 32)),
     ],
 )
@@ -287,6 +308,21 @@ def test_features_that_need_placeholders_are_refused_with_the_reason() -> None:
     arguments = ("pixel_values", "input_ids")
     with pytest.raises(UsageError, match="input_ids must hold the id image_token_id once for each"):
         from_facts(ModelFacts("x", config, arguments, arguments))
+
+
+def test_a_config_of_several_texts_is_read(tmp_path: Path) -> None:
+    config = transformers.MusicgenConfig(
+        text_encoder=transformers.T5Config().to_dict(),
+        audio_encoder=transformers.EncodecConfig().to_dict(),
+        decoder={"model_type": "musicgen_decoder", "use_cache": True},
+    )
+    with pytest.raises(ValueError, match="Multiple valid text configs"):
+        config.get_text_config()
+    config.save_pretrained(tmp_path)
+    read = read_config(tmp_path)
+    assert not any(part.use_cache for part in parts_of(read) if hasattr(part, "use_cache"))
+    assert text_of(read).model_type == "t5"
+    assert decoder_of(read).model_type == "musicgen_decoder"
 
 
 @pytest.mark.parametrize(
