@@ -73,7 +73,10 @@ def verification_inputs(
     Cases that the ranges make equal are given once; equal calls give equal cases.
     """
     kinds = {spec.kind for spec in specs}
-    plans = [_Plan("smallest", 1, 1, -(10**9)), _Plan("odd sizes", 2, 13, 1)]
+    # Without padding first: models, transformers' among them, have a path of their own for a mask
+    # that is all ones, and a program holds only one of the two.
+    full = (13, 13) if "attention_mask" in kinds else None
+    plans = [_Plan("smallest", 1, 1, -(10**9)), _Plan("odd sizes", 2, 13, 1, full)]
     if "attention_mask" in kinds:
         plans.append(_Plan("ragged masks", 4, 17, 0, (17, 11, 5, 2)))
         plans.append(_Plan("empty prompt", 2, 9, 0, (9, 1)))

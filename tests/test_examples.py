@@ -150,6 +150,7 @@ def test_text_cases_cover_corners_and_leave_out_the_traced_shape() -> None:
     assert list(cases) == ["smallest", "odd sizes", "ragged masks", "empty prompt", "long"]
     shapes = [tuple(inputs["input_ids"].shape) for inputs in cases.values()]
     assert shapes == [(1, 1), (2, 13), (4, 17), (2, 9), (2, 64)]
+    assert cases["odd sizes"]["attention_mask"].all()
     assert cases["empty prompt"]["attention_mask"].sum(1).tolist() == [9, 1]
     longer = by_name(verification_inputs(TEXT, 0, longest=100))
     assert longer["long"]["input_ids"].shape == (2, 100)

@@ -155,6 +155,8 @@ def _sections(sections: Any, factor: int) -> Any:
 
 
 def _layer_count(config: Mapping[str, Any]) -> int | None:
+    if isinstance(config.get("depths"), (list, tuple)):
+        return None  # then `num_layers` counts stages
     for name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth", "layers"):
         if isinstance(config.get(name), int):
             return int(config[name])

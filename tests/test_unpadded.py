@@ -1,0 +1,35 @@
+"""A model that treats rows without padding in a way of its own is not the program it gives."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from enginecast.driver import export
+from enginecast.plan import make_plan
+
+
+class OwnPath(nn.Module):
+    """Outside of a trace, a mask of ones is dropped, and with it what it did, as in AIMv2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 12)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        hidden = self.table(input_ids)
+        if not torch.compiler.is_exporting() and bool(attention_mask.all()):
+            return {"hidden": hidden.mean(1, keepdim=True) + hidden}
+        causal = torch.cumsum(hidden * attention_mask.unsqueeze(-1), dim=1)
+        return {"hidden": hidden + causal / (1 + causal.shape[1])}
+
+
+def test_it_is_rejected(tmp_path: Path) -> None:
+    example = {
+        "input_ids": torch.randint(0, 50, (3, 7)),
+        "attention_mask": torch.ones(3, 7, dtype=torch.int64),
+    }
+    done = export(OwnPath(), tmp_path / "bundle", make_plan(precision="fp32"), example=example)
+    assert done.bundle is None
+    named = [reason for reason in done.report.verdict.reasons if "'odd sizes'" in reason]
+    assert any("the captured program is not the model" in reason for reason in named)
