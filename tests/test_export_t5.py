@@ -12,7 +12,7 @@ from transformers import T5EncoderModel
 from enginecast.runtime.load import load
 from enginecast.runtime.manifest import Fusion
 
-CASES = ("smallest", "odd sizes", "ragged masks", "empty prompt", "long")
+CASES = ("smallest", "ragged masks", "odd sizes", "empty prompt", "long")
 
 
 def fusions(exports: Exports, name: str, precision: str) -> dict[str, Fusion]:
