@@ -259,3 +259,24 @@ def test_a_boundary_counts_what_is_not_finite_and_samples_every_channel() -> Non
     x[3, 5], x[4, 6] = float("nan"), -float("inf")
     found = snapshot(exported, {"x": x}).boundaries["twice"][-1]
     assert (found.nonfinite, found.max_abs) == (2, 2046.0)
+
+
+class Halved(nn.Module):
+    """Writes into what it computed from a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        doubled = self.weight + 1
+        doubled[:2].div_(2)
+        return x * doubled
+
+
+def test_a_write_into_what_comes_from_weights_does_not_reach_the_next_case() -> None:
+    module = Halved().eval().requires_grad_(False)
+    exported = export(module, (), {"x": torch.ones(2, 3)}, strict=False)
+    found = interpret_cases(exported, [{"x": torch.ones(2, 3)} for _ in range(3)])
+    for case in found:
+        assert case["output_0"].tolist() == [[1.0, 1.0, 2.0]] * 2

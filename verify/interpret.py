@@ -25,6 +25,7 @@ from enginecast.passes.graph_edit import (
     weight_tensor,
 )
 from enginecast.passes.purity import is_mutating
+from enginecast.passes.written import written_values
 
 Watch = Callable[[int, Node, Tensor], None]
 """Called with the number of the case and every tensor that a node computes from its inputs, as soon
@@ -97,7 +98,8 @@ class _Run(Interpreter):
         self._program = program
         self._watch = watch
         self._written = written_placeholders(program)
-        self._weights = weight_expressions(program) - _reached_by(self._written)
+        # What an op writes into is computed anew for each case, and so is what follows from it.
+        self._weights = weight_expressions(program) - _reached_by(written_values(program.graph))
         self._feeds = [dict(_feed(program, inputs)) for inputs in cases]
         self._shared: dict[Node, Any] = {}
         self._own: list[dict[Node, Any]] = [{} for _ in cases]
