@@ -156,6 +156,7 @@ def vision_families() -> list[Family]:
             {"pixel_values": (BATCH, 3, "height 64..2048", "width 64..2048")},
             {"batch": 2, "height": 83, "width": 110},
             {"attention": 3},
+            is_slow=True,
             weight="stages.1.blocks.0.mlp.fc2.weight",
         ),
         Family(
