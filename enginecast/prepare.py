@@ -209,11 +209,36 @@ def _filled(tensors: dict[str, Tensor], specs: Sequence[InputSpec]) -> dict[str,
 
 def _within(specs: Sequence[InputSpec], cases: Sequence[Case]) -> list[Case]:
     """Cases cut to the largest batch: a prompt file may be longer than a batch."""
-    limits = {spec.name: spec.dims[0].maximum for spec in specs if spec.dims and spec.dims[0].name}
-    return [
+    limits = {spec.name: spec.dims[0].maximum for spec in specs if spec.dims}
+    cut = [
         replace(
             case,
             inputs={n: t[: limits[n]] if n in limits else t for n, t in case.inputs.items()},
         )
         for case in cases
     ]
+    for case in cut:
+        _check_sizes(specs, case)
+    return cut
+
+
+def _check_sizes(specs: Sequence[InputSpec], case: Case) -> None:
+    """Refuse what was given in a size that the program, narrowed to what the model takes, does not.
+
+    Raises:
+        UsageError: names the input, its dimension, and what it may be.
+    """
+    for spec in specs:
+        sizes = case.inputs[spec.name].shape
+        for index, (size, dim) in enumerate(zip(sizes, spec.dims, strict=True)):
+            if not dim.minimum <= size <= dim.maximum:
+                allowed = (
+                    str(dim.minimum)
+                    if dim.minimum == dim.maximum
+                    else f"{dim.minimum}..{dim.maximum}"
+                )
+                raise UsageError(
+                    f"the {case.name} have {size} in dimension {index} of {spec.name}, "
+                    f"the program takes {allowed}",
+                    hint=f"Fix it for them: --dynamic {spec.name}:{index}={size}.",
+                )

@@ -1,7 +1,11 @@
 """Dimensions that nobody asked for are narrowed to what the model's code takes."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from enginecast.capture.dynamic import apply_dynamic, parse_dynamic
@@ -10,7 +14,9 @@ from enginecast.capture.export import Captured, capture
 from enginecast.capture.factory import FactorySource
 from enginecast.capture.inputs import DimSpec, InputSpec
 from enginecast.capture.narrowing import fix, narrow
-from enginecast.errors import CaptureError
+from enginecast.errors import CaptureError, UsageError
+from enginecast.prepare import ModelOptions, prepare
+from enginecast.steps import Steps
 
 ROWS = DimSpec("rows", 5, 1, 40)
 SPECS = (InputSpec("x", "tensor", torch.float32, (DimSpec("batch", 3, 1, 9), ROWS)),)
@@ -115,3 +121,28 @@ def test_the_batch_is_fixed_at_one_and_a_sequence_at_sixteen() -> None:
     assert found is not None
     assert [dim.size for dim in found.specs[0].dims] == [1, 16, 16]
     assert len(found.notes) == 2
+
+
+class Recurrent(nn.Module):
+    """Unrolls a loop over the sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 6)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        hidden = self.table(input_ids)
+        state = torch.zeros_like(hidden[:, 0])
+        for token in range(input_ids.shape[1]):
+            state = torch.tanh(state + hidden[:, token])
+        return state
+
+
+def test_given_inputs_of_another_size_than_the_fixed_one_are_refused(tmp_path: Path) -> None:
+    save_file({"input_ids": torch.randint(0, 20, (2, 5))}, tmp_path / "given.safetensors")
+    source = FactorySource("recurrent", Recurrent(), {})
+    options = ModelOptions(inputs=tmp_path / "given.safetensors")
+    with pytest.raises(UsageError, match="the given inputs have 5 in dimension 1 of input_ids"):
+        prepare(source, options, Steps())
+    fixed = replace(options, dynamic=("input_ids:1=5",))
+    assert prepare(source, fixed, Steps()).captured.inputs[0].dims[1] == DimSpec.static(5)
