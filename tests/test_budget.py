@@ -26,8 +26,8 @@ FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
         ({FP32: BILLION}, "bf16", 2 * BILLION, "eager in bf16"),
         # Two dtypes are loaded as transformers loads them.
         ({FP16: BILLION, FP32: BILLION}, "bf16", 8 * BILLION, "eager in fp32"),
-        ({FP32: BILLION}, "fp32", 4 * BILLION, "running the engine here"),
-        ({FP16: BILLION}, "fp16", 4 * BILLION, "running the engine here"),
+        ({FP32: BILLION}, "fp32", 3 * BILLION, "running the engine here"),
+        ({FP16: BILLION}, "fp16", 2 * BILLION, "running the engine here"),
     ],
 )
 def test_what_an_export_takes_at_least(
