@@ -30,7 +30,7 @@ def without_vmap(program: ExportedProgram) -> ExportedProgram:
     if not any(node.target in LEVELS for node in program.graph.nodes):
         return program
     with torch.no_grad(), quiet_torch():
-        plain = program.run_decompositions({})
+        plain: ExportedProgram = program.run_decompositions({})
     for node in plain.graph.nodes:
         if node.target is torch.ops.aten.view.default:
             # It was a reshape, and holds for today's strides alone.  No op writes any more, so

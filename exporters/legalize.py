@@ -11,6 +11,7 @@ from enginecast.passes.common_subexpressions import merge_equal
 from enginecast.passes.graph_edit import (
     aten,
     dtype_of,
+    first_input,
     insert,
     same_size,
     shape_of,
@@ -32,6 +33,8 @@ def legalize(program: ExportedProgram) -> None:
                 _full_bias(program, node)
             elif is_call(node, aten.rms_norm.default):
                 _one_dtype(program, node)
+            elif is_call(node, aten.group_norm.default):
+                _group_norm(program, node)
         merge_equal(program, SiteLog(PassContext()))
 
 
@@ -85,6 +88,33 @@ def _one_dtype(program: ExportedProgram, node: Node) -> None:
             if isinstance(source, Node) and dtype_of(source) != wanted:
                 cast = insert(program.graph, aten.to.dtype, (source, wanted), like=node)
                 node.update_arg(index, cast)
+
+
+def _group_norm(program: ExportedProgram, node: Node) -> None:
+    """ONNX defines GroupNormalization by mean(x^2) - mean(x)^2, and ONNX Runtime's CPU provider
+    runs that definition: where a group's mean is large it loses most digits.  LayerNormalization
+    subtracts the mean first, so each group becomes a row of it.
+    """
+    source, groups = first_input(node), node.args[1]
+    weight, bias, epsilon = (*node.args[2:5], *(None, None, 1e-5)[len(node.args) - 2 :])[:3]
+    sizes = shape_of(source)
+    with program.graph.inserting_before(node):
+        shape = [_size(program, source, dim, node) for dim in range(len(sizes))]
+        rows = insert(
+            program.graph, aten.reshape.default, (source, [shape[0], groups, -1]), like=node
+        )
+        width = _size(program, rows, 2, node)
+        normed = insert(
+            program.graph, aten.layer_norm.default, (rows, [width], None, None, epsilon), like=node
+        )
+        result = insert(program.graph, aten.reshape.default, (normed, shape), like=node)
+        for op, factor in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
+            if factor is not None:
+                channels = [sizes[1], *[1] * (len(sizes) - 2)]
+                wide = insert(program.graph, aten.reshape.default, (factor, channels), like=node)
+                result = insert(program.graph, op, (result, wide), like=node)
+    node.replace_all_uses_with(result)
+    program.graph.erase_node(node)
 
 
 def _size(program: ExportedProgram, source: Node, dim: int, like: Node) -> Node | int:

@@ -32,5 +32,6 @@ def test_a_backbone_without_sdpa_does_not_keep_the_model_from_loading(tmp_path: 
     )
     source = open_source(str(save(DetrModel, config, tmp_path, torch.float32, 0)))
     for module in (source.eager(), source.empty()):
+        assert isinstance(module, DetrModel)
         assert module.config._attn_implementation == "sdpa"
         assert module.config.backbone_config._attn_implementation == "eager"
