@@ -25,6 +25,8 @@ from enginecast.passes.match import CASTS, is_call
 from enginecast.passes.ranges import always
 from enginecast.passes.written import may_alias
 
+VIEWS = (aten.view.default, aten.view.dtype, aten.as_strided.default)
+
 Rule = Callable[[ExportedProgram, Node], Node | None]
 
 
@@ -72,26 +74,20 @@ def _holds_exactly(wide: torch.dtype, narrow: torch.dtype) -> bool:
 def drop_contiguous(program: ExportedProgram, node: Node) -> Node | None:
     """Strides are not part of a value; ops that need some copy by themselves.
 
-    Only a convolution may compute other bits from other strides (it takes another kernel, which
-    adds in another order, for channels that lie last), and through it all that follows.
+    Views fail on other strides than they were made for, and a convolution may compute other bits
+    from them (it takes another kernel, which adds in another order, for channels that lie last).
     """
-    return None if _viewed(node) or _convolved(node) else first_input(node)
+    return None if _strides_matter(node) else first_input(node)
 
 
-def _viewed(node: Node) -> bool:
-    """Whether an op that fails on some strides reads the memory of a value."""
-    strict = (aten.view.default, aten.view.dtype, aten.as_strided.default)
-    return any(is_call(user, *strict) or (may_alias(user) and _viewed(user)) for user in node.users)
-
-
-def _convolved(node: Node) -> bool:
-    """Whether strides may reach a convolution: directly, or through ops that keep their order."""
-    waiting, seen = [node], {node}
+def _strides_matter(node: Node) -> bool:
+    """Whether strides reach an op that they matter to: directly, or through ops that keep them."""
+    seen, waiting = {node}, [node]
     while waiting:
         for user in waiting.pop().users:
-            if _is_convolution(user):
+            if is_call(user, *VIEWS) or _is_convolution(user):
                 return True
-            if user not in seen and _keeps_strides(user):
+            if _keeps_strides(user) and user not in seen:
                 seen.add(user)
                 waiting.append(user)
     return False
@@ -103,7 +99,7 @@ def _is_convolution(node: Node) -> bool:
 
 def _keeps_strides(node: Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
-        return False
+        return may_alias(node)
     kept = (aten.cat.default, aten.pad.default, aten.constant_pad_nd.default)
     return torch.Tag.pointwise in node.target.tags or is_call(node, *kept) or may_alias(node)
 

@@ -250,3 +250,12 @@ def test_a_constant_behind_lists_and_detached_tensors_is_folded() -> None:
     assert count(program, "erfinv") == 1
     assert count(after, "erfinv", "broadcast_tensors", "detach_") == 0
     assert same_bits(program, after, x)
+
+
+def test_strides_that_reach_a_view_through_other_ops_are_kept() -> None:
+    def viewed(x: Tensor) -> Tensor:
+        return torch.relu(x.transpose(1, 2).contiguous()).view(x.shape[0], -1)
+
+    x = floats(2, 3, 4)
+    program = program_of(viewed, x)
+    assert same_bits(program, canonical(program), x)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.errors import VerificationError
+from enginecast.errors import EnginecastError, VerificationError
 from enginecast.passes.base import PassContext
 from enginecast.passes.graph_edit import structural_copy
 from enginecast.passes.pipeline import run_pipeline
@@ -83,10 +83,14 @@ def eager_outputs(eager: Eager, cases: Sequence[Case], *, dtype: str, forward: F
         try:
             with torch.no_grad():
                 found[case.name] = _arrays(forward(module, inputs))
-        except RuntimeError as error:
+        except EnginecastError:
+            raise
+        except Exception as error:  # the model's own code, which may not take every size
+            sizes = ", ".join(f"{name} {list(t.shape)}" for name, t in inputs.items())
             raise VerificationError(
-                f"case {case.name!r}: eager {dtype} cannot run here: {error}",
-                hint="Without eager in that dtype there is no floor to judge an engine by.",
+                f"case {case.name!r} ({sizes}): eager {dtype} cannot run here: {error}",
+                hint="Without eager there is no floor to judge an engine by. Where the model does "
+                "not take such sizes, narrow them: --dynamic NAME:DIM=MIN..MAX.",
             ) from error
     return found
 

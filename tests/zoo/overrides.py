@@ -73,6 +73,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "moonshine_streaming": {"num_key_value_heads": 8},
     "qwen4_exp_text": _INDEXED,
     "qwen4_exp": {f"text_config.{name}": value for name, value in _INDEXED.items()},
+    "videoprism": {"vision_config.image_size": 36, "vision_config.num_frames": 4},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"]},
 }
