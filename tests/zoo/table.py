@@ -8,6 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
 from zoo.examine import RAN_IN_EAGER, Row
 
 RESULTS = Path(__file__).with_name("results.json")
@@ -62,8 +64,9 @@ def write_table(results: Path, page: Path) -> None:
         "",
         f"{versions}.",
         "",
-        f"{len(models)} model types; {ran} run in eager with the derived inputs, of these "
-        f"{ended['verified']} ({share_verified(models):.1%}) are verified.",
+        f"{len(models)} of the {len(MODEL_MAPPING_NAMES)} model types have been examined; {ran} "
+        f"run in eager with the derived inputs, of these {ended['verified']} "
+        f"({share_verified(models):.1%}) are verified.",
         "",
         "| outcome | models |",
         "|---|---|",

@@ -130,6 +130,5 @@ def test_results_are_merged_by_type(tmp_path: Path) -> None:
     merge([Row("a", outcome="verified")], tmp_path / "r")
     assert list(read(tmp_path / "r")["models"]) == ["a", "b"]
     write_table(tmp_path / "r", tmp_path / "page.md")
-    assert "2 run in eager with the derived inputs, of these 2 (100.0%)" in (
-        tmp_path / "page.md"
-    ).read_text(encoding="utf-8")
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert "2 run in eager with the derived inputs, of these 2 (100.0%)" in page
