@@ -43,8 +43,9 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32", choices=("fp32", "fp16", "bf16"))
     parser.add_argument("--out", type=Path, default=RESULTS / "export-cost.json")
     options = parser.parse_args()
+    found_machine = machine()  # before the run: the commit that is measured
     rows = {str(count): compare(count, options.precision) for count in options.layers}
-    result = {"layers": rows, "unit": "CPU seconds of the whole process", "machine": machine()}
+    result = {"layers": rows, "unit": "CPU seconds of the whole process", "machine": found_machine}
     options.out.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print(json.dumps(rows, indent=1, sort_keys=True))
     print(options.out)

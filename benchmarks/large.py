@@ -47,12 +47,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keeps the model between runs")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    found_machine = machine()  # before the run: the commit that is measured
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         model = (options.folder or Path(scratch)) / f"t5-v1_1-{options.size}-{options.stored}"
         if not (model / "config.json").exists():
             write_model(model, *SIZES[options.size], DTYPES[options.stored])
         result = measure(model, Path(scratch) / "engine", options.precision)
-    result["machine"] = machine()
+    result["machine"] = found_machine
     name = f"large-{options.size}-{options.stored}-to-{options.precision}.json"
     out = options.out or RESULTS / name
     out.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n", encoding="utf-8")

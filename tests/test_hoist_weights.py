@@ -88,7 +88,9 @@ def check(module: nn.Module, x: Tensor) -> tuple[ExportedProgram, dict[str, Hois
     after.graph_module.recompile()
     wanted = outputs(program, x)
     found = evaluated(after, weights, x)
-    assert all(map(torch.equal, found, wanted))
+    for one, other in zip(found, wanted, strict=True):
+        # A product with a contiguous weight may add in another order than with a transposed one.
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     return after, weights
 
 
