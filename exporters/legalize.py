@@ -35,6 +35,10 @@ def legalize(program: ExportedProgram) -> None:
                 _one_dtype(program, node)
             elif is_call(node, aten.group_norm.default):
                 _group_norm(program, node)
+            elif is_call(node, aten.rsub.Scalar):
+                _promoted(program, node)
+            elif is_call(node, aten.unsqueeze.default) and value(node).dtype.is_complex:
+                _complex_unsqueeze(program, node)
         merge_equal(program, SiteLog(PassContext()))
 
 
@@ -113,6 +117,28 @@ def _group_norm(program: ExportedProgram, node: Node) -> None:
                 channels = [sizes[1], *[1] * (len(sizes) - 2)]
                 wide = insert(program.graph, aten.reshape.default, (factor, channels), like=node)
                 result = insert(program.graph, op, (result, wide), like=node)
+    node.replace_all_uses_with(result)
+    program.graph.erase_node(node)
+
+
+def _promoted(program: ExportedProgram, node: Node) -> None:
+    """1.0 - mask of integers: torch.onnx looks for a subtraction of both dtypes and finds none."""
+    source, wanted = first_input(node), value(node).dtype
+    if dtype_of(source) == wanted:
+        return
+    with program.graph.inserting_before(node):
+        cast = insert(program.graph, aten.to.dtype, (source, wanted), like=node)
+    node.update_arg(0, cast)
+
+
+def _complex_unsqueeze(program: ExportedProgram, node: Node) -> None:
+    """torch.onnx holds a complex value as pairs of real ones, and has no unsqueeze of them."""
+    source, dim = first_input(node), int(node.args[1])  # type: ignore[arg-type]
+    with program.graph.inserting_before(node):
+        pairs = insert(program.graph, aten.view_as_real.default, (source,), like=node)
+        place = dim if dim >= 0 else dim - 1  # the pair is the last dimension
+        wide = insert(program.graph, aten.unsqueeze.default, (pairs, place), like=node)
+        result = insert(program.graph, aten.view_as_complex.default, (wide,), like=node)
     node.replace_all_uses_with(result)
     program.graph.erase_node(node)
 

@@ -22,6 +22,7 @@ from enginecast.exporters.hoist_weights import hoist_weights
 from enginecast.exporters.legalize import legalize
 from enginecast.exporters.onnx_convert import convert, quiet
 from enginecast.exporters.onnx_weights import fill_weights, store_weights
+from enginecast.exporters.ort_pads import keep_pads_of_max_pools
 from enginecast.exporters.weights_file import check_dtypes
 from enginecast.passes.graph_edit import (
     dtype_of,
@@ -88,6 +89,7 @@ def lower_to_onnx(
     with quiet():
         # Not ONNXProgram.optimize: its rotary fusion breaks on a batch (cos, sin are broadcast).
         optimize_ir(model)
+    keep_pads_of_max_pools(model)
     _name_values(model, _input_names(program), outputs, symbols)
     _plain_metadata(model)
     return _describe(model, _save(model, folder))

@@ -105,7 +105,10 @@ def _keeps_strides(node: Node) -> bool:
 
 
 def drop_noop_view(program: ExportedProgram, node: Node) -> Node | None:
-    """A reshape, view or expand to the shape that the value has already."""
+    """A reshape, view or expand to the shape that the value has already.
+
+    So is the squeeze of a dimension that is not one: torch leaves it, ONNX refuses it.
+    """
     source = first_input(node)
     return source if same_shape(shape_of(source), shape_of(node)) else None
 
@@ -256,6 +259,8 @@ RULES: dict[Any, tuple[Rule, ...]] = {
     **dict.fromkeys(CASTS, _CAST_RULES),
     aten.contiguous.default: (drop_contiguous,),
     aten.view.default: (drop_noop_view,),
+    aten.squeeze.dim: (drop_noop_view,),
+    aten.squeeze.dims: (drop_noop_view,),
     aten.reshape.default: (drop_noop_view,),
     aten.expand.default: (drop_noop_view, drop_broadcast_before_broadcast),
     aten.add.Tensor: (drop_additive_zero,),

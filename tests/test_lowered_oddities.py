@@ -1,0 +1,50 @@
+"""Forms that torch takes and that ONNX, its exporter or ONNX Runtime treats in another way."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from lowering import lower, run
+from programs import Function, captured, rewritten
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def pad_before_pool(x: Tensor) -> Tensor:
+    """Zeros take part in the maximum; ONNX Runtime's own padding of a pool does not."""
+    return F.max_pool2d(F.pad(x, (0, 1, 0, 1)), 3, 2)
+
+
+def squeeze_of_more_than_one(x: Tensor) -> Tensor:
+    return x.squeeze(1) + x.squeeze((1, 2))
+
+
+def inverted_mask(x: Tensor) -> Tensor:
+    return 1.0 - (x > 0).long()
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Rotary positions of complex numbers, as Llama 4 and DeepSeek write them."""
+    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+    angles = x.flatten(0, 2).mean(0)[: pairs.shape[-1]]
+    turned = torch.view_as_complex(torch.stack([angles.cos(), angles.sin()], -1))
+    return torch.view_as_real(pairs.unsqueeze(-2) * turned.unsqueeze(0)).flatten(-2)
+
+
+FORMS: list[Callable[[Tensor], Tensor]] = [
+    pad_before_pool,
+    squeeze_of_more_than_one,
+    inverted_mask,
+    rotated,
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_the_engine_computes_what_torch_does(
+    form: Callable[[Tensor], Tensor], tmp_path: Path
+) -> None:
+    x = torch.randn(2, 5, 6, 8) - 4.0  # mostly negative: zeros beside it are the largest
+    program, _ = rewritten(captured(Function(form), x), "canonicalize")
+    lower(program, tmp_path)
+    torch.testing.assert_close(run(tmp_path, x)[0], form(x), rtol=1e-5, atol=1e-5)
