@@ -8,20 +8,29 @@
 
 Exact: every output keeps every bit.  Left alone: a cast that changes the dtype, dropout in training
 mode, an in-place op whose target is still read, any other op on memory that one writes into,
-anything random.
+anything random, a copy whose strides reach an op that rounds by them.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from enginecast.passes.base import Pass, PassContext, Promise, Site
 from enginecast.passes.common_subexpressions import merge_equal
 from enginecast.passes.fold_constants import fold_constants
-from enginecast.passes.graph_edit import aten, drop_unused_weights, erase_dead
+from enginecast.passes.graph_edit import (
+    aten,
+    drop_unused_weights,
+    erase_dead,
+    same_shape,
+    shape_of,
+    value,
+)
 from enginecast.passes.simplify import OUT_OF_PLACE, RULES
 from enginecast.passes.sites import SiteLog
+from enginecast.passes.strides import may_change_bits, take_strides
 from enginecast.passes.written import written_values
 
 # What may be rewritten although some op writes into the memory: these share it and copy nothing.
@@ -65,9 +74,10 @@ def _sweep(program: ExportedProgram, log: SiteLog) -> bool:
             continue
         for rule in RULES.get(node.target, ()):
             replacement = rule(program, node)
-            if replacement is None or log.skipped(node):
+            if replacement is None or _strides_matter(node, replacement) or log.skipped(node):
                 continue
             log.done(node, rule.__name__.replace("_", " "))
+            take_strides(node, value(replacement))
             node.replace_all_uses_with(replacement)
             program.graph.erase_node(node)
             break
@@ -75,3 +85,10 @@ def _sweep(program: ExportedProgram, log: SiteLog) -> bool:
     merge_equal(program, log)
     erase_dead(program.graph)
     return len(log.sites) > before
+
+
+def _strides_matter(node: Node, replacement: Node) -> bool:
+    """Whether bits may change because a replacement lies otherwise in memory."""
+    if not same_shape(shape_of(node), shape_of(replacement)):
+        return False  # a smaller one, which its users broadcast as they did with the other
+    return may_change_bits(node, value(replacement))

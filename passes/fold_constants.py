@@ -12,6 +12,7 @@ from torch.fx import Node
 from enginecast.passes.graph_edit import add_weight, value, weight_specs, weight_tensor
 from enginecast.passes.purity import is_pure
 from enginecast.passes.sites import SiteLog
+from enginecast.passes.strides import may_change_bits, take_strides
 from enginecast.passes.written import written_values
 
 LARGEST = 4096
@@ -39,6 +40,7 @@ def fold_constants(program: ExportedProgram, log: SiteLog) -> None:
         name = _free_name(program, f"folded.{node.name}")
         folded = add_weight(program, name, tensor, InputKind.CONSTANT_TENSOR)
         log.done(node, "fold constants")
+        take_strides(node, value(folded))
         node.replace_all_uses_with(folded)
         program.graph.erase_node(node)
 
@@ -57,7 +59,19 @@ def _constant_expressions(program: ExportedProgram) -> set[Node]:
         known = node.name in lifted if node.op == "placeholder" else _foldable(node)
         if known and found.issuperset(node.all_input_nodes):
             found.add(node)
+    _discard_strided(program, found)
     return found
+
+
+def _discard_strided(program: ExportedProgram, constants: set[Node]) -> None:
+    """Leave out ends of expressions whose strides matter: a lifted constant lies in order."""
+    for node in reversed(program.graph.nodes):
+        inside = node in constants and isinstance(value(node), Tensor)
+        if not inside or node.op != "call_function":
+            continue
+        is_end = not constants.issuperset(node.users)
+        if is_end and may_change_bits(node, value(node).contiguous()):
+            constants.discard(node)
 
 
 def _foldable(node: Node) -> bool:

@@ -2,8 +2,9 @@
 
 import copy
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -129,10 +130,13 @@ def take_place(node: Node, like: Node) -> None:
             node.meta[key] = like.meta[key]
 
 
-def evaluate_fake(node: Node) -> Any:
-    """Compute a node's fake value from the fake values of its arguments."""
-    args = torch.fx.map_arg(node.args, lambda n: n.meta["val"])
-    kwargs = torch.fx.map_arg(node.kwargs, lambda n: n.meta["val"])
+def evaluate_fake(node: Node, known: Mapping[Node, Any] = MappingProxyType({})) -> Any:
+    """Compute a node's fake value from the fake values of its arguments, or from those of `known`
+    instead.
+    """
+    args, kwargs = torch.fx.map_arg(
+        (node.args, node.kwargs), lambda n: known[n] if n in known else n.meta["val"]
+    )
     modes = [
         found.fake_mode
         for source in node.all_input_nodes

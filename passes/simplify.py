@@ -1,7 +1,7 @@
 """Rules that replace one node by a simpler value with the same bits.
 
 A rule takes the program and a node of its op; it returns the node to use instead, or None.  New
-nodes go before the old one.
+nodes go before the old one.  Whether the other strides of the new value matter is asked elsewhere.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,6 @@ from enginecast.passes.graph_edit import (
 from enginecast.passes.match import CASTS, is_call
 from enginecast.passes.ranges import always
 from enginecast.passes.written import may_alias
-
-VIEWS = (aten.view.default, aten.view.dtype, aten.as_strided.default)
 
 Rule = Callable[[ExportedProgram, Node], Node | None]
 
@@ -72,36 +70,8 @@ def _holds_exactly(wide: torch.dtype, narrow: torch.dtype) -> bool:
 
 
 def drop_contiguous(program: ExportedProgram, node: Node) -> Node | None:
-    """Strides are not part of a value; ops that need some copy by themselves.
-
-    Views fail on other strides than they were made for, and a convolution may compute other bits
-    from them (it takes another kernel, which adds in another order, for channels that lie last).
-    """
-    return None if _strides_matter(node) else first_input(node)
-
-
-def _strides_matter(node: Node) -> bool:
-    """Whether strides reach an op that they matter to: directly, or through ops that keep them."""
-    seen, waiting = {node}, [node]
-    while waiting:
-        for user in waiting.pop().users:
-            if is_call(user, *VIEWS) or _is_convolution(user):
-                return True
-            if _keeps_strides(user) and user not in seen:
-                seen.add(user)
-                waiting.append(user)
-    return False
-
-
-def _is_convolution(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and "conv" in node.target._schema.name
-
-
-def _keeps_strides(node: Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return may_alias(node)
-    kept = (aten.cat.default, aten.pad.default, aten.constant_pad_nd.default)
-    return torch.Tag.pointwise in node.target.tags or is_call(node, *kept) or may_alias(node)
+    """Strides are not part of a value."""
+    return first_input(node)
 
 
 def drop_noop_view(program: ExportedProgram, node: Node) -> Node | None:

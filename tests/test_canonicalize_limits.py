@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 import torch
 from programs import (
+    TOKENS,
+    Function,
     canonical,
     captured,
     count,
     floats,
     outputs,
     program_of,
+    reloaded,
     rewritten,
     same_bits,
     targets,
@@ -211,7 +214,7 @@ def test_folded_constants_of_two_runs_do_not_share_a_name() -> None:
 
 
 class Convolved(nn.Module):
-    """Strides reach a convolution, or stop at a matrix product."""
+    """Strides reach a convolution, or stop at a reshape."""
 
     def __init__(self, *, convolved: bool) -> None:
         super().__init__()
@@ -224,7 +227,7 @@ class Convolved(nn.Module):
         if self.convolved:
             result: Tensor = self.convolution(torch.relu(turned))
             return result
-        result = self.linear(turned.permute(0, 2, 3, 1))
+        result = self.linear(turned.permute(0, 2, 3, 1).reshape(-1, 6))
         return result
 
 
@@ -259,3 +262,84 @@ def test_strides_that_reach_a_view_through_other_ops_are_kept() -> None:
     x = floats(2, 3, 4)
     program = program_of(viewed, x)
     assert same_bits(program, canonical(program), x)
+
+
+def _turned(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).contiguous()
+
+
+class Reached(nn.Module):
+    """What another layout of `_turned` reaches."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.randn(33, 33))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, self.weight)
+
+
+linear = nn.functional.linear
+attention = nn.functional.scaled_dot_product_attention
+# What reads the copy, and how many copies must stay.
+STRIDES_REACH: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
+    "a linear": (lambda x, w: linear(_turned(x), w), 1),
+    "a product": (lambda x, w: _turned(x) @ w, 1),
+    "a mean": (lambda x, w: _turned(x).mean(-1), 1),
+    "a softmax": (lambda x, w: _turned(x).softmax(-1), 1),
+    "a norm": (lambda x, w: nn.functional.layer_norm(_turned(x), (33,)), 1),
+    "a function that is not rounded alike everywhere": (
+        lambda x, w: nn.functional.gelu(_turned(x)),
+        1,
+    ),
+    "a product, by a residual": (lambda x, w: linear((y := _turned(x)) + torch.relu(y), w), 1),
+    "a product, by a chunk": (lambda x, w: _turned(x).chunk(2, 1)[0] @ w, 1),
+    "a product, by a merged view": (lambda x, w: _turned(x)[:, None].flatten(0, 1) @ w, 1),
+    "a product, behind the second of two copies": (
+        lambda x, w: linear(torch.relu(_turned(x)).contiguous(), w),
+        1,
+    ),
+    "attention": (lambda x, w: attention(y := _turned(x), y, y), 1),
+    "the mask of an attention": (lambda x, w: attention(x, x, x, _turned(x[..., :33])), 0),
+    "nothing": (lambda x, w: torch.relu(_turned(x)) * 2, 0),
+    "a copy by a reshape": (lambda x, w: linear(_turned(x).reshape(-1, 33), w), 0),
+    "a copy by flatten": (lambda x, w: _turned(x).flatten(1).sum(-1), 0),
+    "a product that lies as before": (
+        lambda x, w: w @ x.transpose(1, 2).transpose(1, 2).contiguous(),
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, TOKENS], ids=["static", "dynamic"])
+@pytest.mark.parametrize("case", STRIDES_REACH)
+def test_strides_that_reach_what_rounds_by_them_are_kept(
+    case: str, dynamic: dict[int, Any] | None
+) -> None:
+    function, kept = STRIDES_REACH[case]
+    torch.manual_seed(0)
+    shapes = {"x": {0: dynamic[0]}} if dynamic else None
+    x = torch.randn(3, 33, 37)
+    with torch.no_grad():
+        program = torch.export.export(Reached(function).eval(), (x,), dynamic_shapes=shapes)
+    ranges = dict(program.range_constraints)
+    after = canonical(program)
+    assert count(after, "contiguous") == kept
+    assert same_bits(program, after, x)
+    assert program.range_constraints == ranges
+
+
+@pytest.mark.parametrize("expanded", [True, False])
+def test_a_constant_keeps_the_strides_that_reach_a_product(expanded: bool) -> None:
+    def product(x: Tensor) -> Tensor:
+        table = torch.arange(15.0).reshape(5, 3).cos()
+        return x @ (table[:1].expand(3, 3) if expanded else table.t())
+
+    x = floats(5, 3)
+    program = captured(Function(product), x)
+    after = canonical(program)
+    assert (count(after, "expand"), count(after, "t")) == (int(expanded), int(not expanded))
+    assert count(after, "cos") == 0
+    assert same_bits(program, after, x)
+    assert same_bits(reloaded(after), after, x)

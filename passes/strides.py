@@ -1,0 +1,147 @@
+"""Where other strides go: a value that lies otherwise in memory has the same elements, but what is
+computed from it may round otherwise.
+
+Products, convolutions, sums and norms take another kernel for other strides, which adds in another
+order; even an elementwise op such as GELU computes the elements that fill a vector and the rest by
+two formulas.  So strides may change where they reach nothing but ops that give every element the
+same bits wherever it lies, and ops that copy into strides of their own.
+"""
+
+import heapq
+import operator
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Node
+
+from enginecast.passes.graph_edit import (
+    arguments,
+    aten,
+    dtype_of,
+    evaluate_fake,
+    is_float,
+    same_shape,
+    same_size,
+    value,
+)
+from enginecast.passes.match import is_call
+from enginecast.passes.purity import ASSERTS, is_mutating, is_pure
+from enginecast.passes.written import may_alias
+
+# Fail on strides other than those they were made for, or read other elements.
+BOUND_TO_STRIDES = (
+    aten.view.default,
+    aten.view.dtype,
+    aten._unsafe_view.default,
+    aten.as_strided.default,
+)
+# Elementwise, and every element comes out right to the last bit, or is one of the inputs.
+_ROUNDS_ALIKE = frozenset(
+    {
+        *("add", "sub", "rsub", "mul", "div", "neg", "abs", "sign", "sqrt", "reciprocal"),
+        *("relu", "relu6", "leaky_relu", "hardtanh", "threshold", "clamp", "clamp_min"),
+        *("clamp_max", "ceil", "floor", "trunc", "where", "masked_fill"),
+        *("to", "copy", "fill", "zeros_like", "ones_like"),
+    }
+)
+# Move elements, and compute nothing.
+_MOVES = frozenset(
+    {
+        *("clone", "_to_copy", "type_as", "lift_fresh_copy", "cat", "stack", "pad"),
+        *("constant_pad_nd", "repeat", "tile", "flip", "roll", "gather", "index_select"),
+    }
+)
+# Do not read strides.
+_BLIND = frozenset({aten.sym_size.int, *ASSERTS})
+
+
+def may_change_bits(node: Node, other: Any) -> bool:
+    """Whether bits may change somewhere when `other` takes the place of a node's value.
+
+    Args:
+        other: a fake value of the same shape and dtype, perhaps with other strides.
+    """
+    return any(result is None for _, result in _changes(node, other))
+
+
+def take_strides(node: Node, other: Any) -> None:
+    """Let the values of all that read a node follow, as `other` takes the place of its value."""
+    for user, result in _changes(node, other):
+        if result is not None:
+            user.meta["val"] = result
+
+
+def _changes(node: Node, other: Any) -> Iterator[tuple[Node, Any]]:
+    """The later nodes that other strides reach, each with its new value, or None where bits may
+    depend on them.
+    """
+    if _same_strides(value(node), other):
+        return
+    changed, seen, waiting = {node: other}, {node}, list(node.users)
+    heapq.heapify(waiting)  # by their place in the graph: each comes after all that it reads
+    while waiting:
+        user = heapq.heappop(waiting)
+        if user in seen or user.op == "output" or user.target in _BLIND:
+            continue
+        seen.add(user)
+        if not _is_indifferent(user, changed):
+            yield user, None
+            continue
+        result = _evaluate(user, changed)
+        if not _same_strides(value(user), result):
+            yield user, result
+            changed[user] = result
+            for reader in user.users:
+                heapq.heappush(waiting, reader)
+
+
+def _is_indifferent(node: Node, changed: Mapping[Node, Any]) -> bool:
+    """Whether an op gives every element the same bits wherever its changed inputs lie."""
+    if is_call(node, aten.scaled_dot_product_attention.default):
+        # The mask is added, element by element.
+        return changed.keys().isdisjoint(arguments(node)[:3])
+    if node.target is operator.getitem:
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload) or is_call(node, *BOUND_TO_STRIDES):
+        return False
+    name = node.target._schema.name.removeprefix("aten::")
+    if is_mutating(node):
+        return name.removesuffix("_") in _ROUNDS_ALIKE and not _is_complex(node)
+    if torch.Tag.pointwise in node.target.tags or name in _ROUNDS_ALIKE:
+        return not _is_complex(node) and (name in _ROUNDS_ALIKE or not is_float(node))
+    return is_pure(node) and (name in _MOVES or may_alias(node))
+
+
+def _is_complex(node: Node) -> bool:
+    """Whether an op computes with complex numbers, whose products are sums."""
+    dtypes = [dtype_of(source) for source in (node, *node.all_input_nodes)]
+    return any(dtype is not None and dtype.is_complex for dtype in dtypes)
+
+
+def _evaluate(node: Node, changed: Mapping[Node, Any]) -> Any:
+    """A node's value from the changed values of its arguments."""
+    with _without_guards(node):
+        return evaluate_fake(node, changed)
+
+
+def _without_guards(node: Node) -> AbstractContextManager[None]:
+    """Sizes that an op asks for are those of the trace meanwhile, and nothing is noted of them."""
+    for source in node.all_input_nodes:
+        found = value(source)
+        if isinstance(found, FakeTensor) and found.fake_mode.shape_env is not None:
+            guards: AbstractContextManager[None] = found.fake_mode.shape_env.suppress_guards()
+            return guards
+    return nullcontext()
+
+
+def _same_strides(left: Any, right: Any) -> bool:
+    """Whether two values lie in memory alike for every allowed input, decided without a guard."""
+    if isinstance(left, tuple | list):
+        return len(left) == len(right) and all(map(_same_strides, left, right))
+    if isinstance(left, Tensor):
+        return same_shape(left.stride(), right.stride())
+    return same_size(left, right)
