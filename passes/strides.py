@@ -91,7 +91,11 @@ def _changes(node: Node, other: Any) -> Iterator[tuple[Node, Any]]:
         if not _is_indifferent(user, changed):
             yield user, None
             continue
-        result = _evaluate(user, changed)
+        try:
+            result = _evaluate(user, changed)
+        except RuntimeError:  # sizes that are known at run time only: undecided is not the same
+            yield user, None
+            continue
         if not _same_strides(value(user), result):
             yield user, result
             changed[user] = result
