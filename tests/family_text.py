@@ -194,7 +194,9 @@ def decoder_families() -> list[Family]:
         decoder_like(
             "qwen3", transformers.Qwen3Model, {"rms-norm": 9, "attention": 2, **SKIPS}, head_dim=16
         ),
-        decoder_like("gemma2", transformers.Gemma2Model, {"rms-norm": 9, **SKIPS}, **GEMMA),
+        decoder_like(
+            "gemma2", transformers.Gemma2Model, {"rms-norm": 9, **SKIPS}, is_slow=True, **GEMMA
+        ),
         decoder_like(
             "gemma3-text",
             transformers.Gemma3TextModel,

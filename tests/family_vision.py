@@ -113,6 +113,7 @@ def vision_families() -> list[Family]:
             },
             {"batch": 3, "sequence": 59},
             {"attention": 4},
+            is_slow=True,
             weight="vision_model.encoder.layers.1.mlp.fc1.weight",
         ),
         Family(
@@ -147,6 +148,7 @@ def vision_families() -> list[Family]:
             image(32, 32),
             FEW,
             {"attention": 2},
+            is_slow=True,
             weight="layer.1.mlp.up_proj.weight",
         ),
         Family(
