@@ -14,14 +14,13 @@ from enginecast.capture.source import Source
 from enginecast.capture.widened import NARROW
 from enginecast.errors import MissingError
 from enginecast.memory import anonymous, available
+from enginecast.passes.unify_dtype import DTYPES
 from enginecast.plan import Plan
 from enginecast.runtime.staging import require_space
 
 Elements = Mapping[torch.dtype, int]
 """How many elements of the weights are stored in each dtype."""
 
-ITEM_SIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 BESIDE_WEIGHTS = 64 << 20
 """Bytes on disk for the graph, the stored reference and the reports."""
 IMPORTED = 600 << 20
@@ -58,10 +57,10 @@ def estimate(elements: Elements, plan: Plan, *, in_memory: bool) -> Budget:
         phases["running the engine here"] = SESSION[plan.precision] * count
     why, most = max(phases.items(), key=lambda phase: phase[1])
     memory = IMPORTED + (size if in_memory else 0) + most
-    return Budget(count * ITEM_SIZE[plan.precision] + BESIDE_WEIGHTS, memory, why)
+    return Budget(count * DTYPES[plan.precision].itemsize + BESIDE_WEIGHTS, memory, why)
 
 
-def require(source: Source, plan: Plan, folder: Path) -> Budget:
+def require(source: Source, plan: Plan, folder: Path) -> None:
     """Refuse to begin what this machine cannot finish.
 
     Args:
@@ -85,7 +84,6 @@ def require(source: Source, plan: Plan, folder: Path) -> Budget:
             f" of it for {budget.why}; {there / 1e9:.1f} GB are free",
             hint=hint,
         )
-    return budget
 
 
 def _eager(elements: Elements, name: str) -> int:
