@@ -42,6 +42,7 @@ from enginecast.passes.match import NoMatch, is_call
 from enginecast.passes.ranges import always
 from enginecast.passes.sites import SiteLog
 from enginecast.passes.softmax_attention import match_softmax_attention
+from enginecast.passes.strides import loosen_views
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,7 @@ def _fuse(program: ExportedProgram, match: Attention) -> str:
         )
     # The op belongs to the attention, whichever line joins the heads.
     take_place(fused, match.out)
+    loosen_views(out)
     out.replace_all_uses_with(fused)
     return "tokens first" if tokens_first else "heads first"
 

@@ -75,6 +75,18 @@ def take_strides(node: Node, other: Any) -> None:
             user.meta["val"] = result
 
 
+def loosen_views(node: Node) -> None:
+    """Let the views of a node copy where they have to: its strides are to change.
+
+    A `view` fails where a copy would be needed, and a `reshape` copies.
+    """
+    for user in node.users:
+        if is_call(user, aten.view.default, aten._unsafe_view.default):
+            user.target = aten.reshape.default
+        if user.op == "call_function" and may_alias(user):
+            loosen_views(user)
+
+
 def _changes(node: Node, other: Any) -> Iterator[tuple[Node, Any]]:
     """The later nodes that other strides reach, each with its new value, or None where bits may
     depend on them.

@@ -271,6 +271,19 @@ def test_grouped_queries_of_the_call_keep_their_heads() -> None:
     assert torch.allclose(outputs(after, x)[0], outputs(before, x)[0], atol=1e-6)
 
 
+def test_views_of_the_output_fit_its_new_strides() -> None:
+    def attend(x: Tensor) -> Tensor:
+        heads = x.unflatten(-1, (HEADS, SIZE)).transpose(1, 2).tanh()  # heads first for a reason
+        out = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        return out.transpose(1, 2).contiguous().view(x.shape)
+
+    before = program_of(attend)
+    after, sites = rewritten(before, "canonicalize,fuse-attention")
+    assert notes(sites) == ["heads first"]
+    x = torch.randn(3, 7, WIDTH)
+    assert torch.allclose(outputs(after, x)[0], outputs(before, x)[0], atol=1e-6)
+
+
 def test_skipped_site_is_left_alone_and_the_other_is_fused(
     programs: dict[str, ExportedProgram],
 ) -> None:
