@@ -13,7 +13,7 @@ from enginecast.capture.bind import bind_weights
 from enginecast.capture.empty import capture_mode, fake_weights
 from enginecast.capture.examples import example_sizes, sample
 from enginecast.capture.inputs import InputSpec
-from enginecast.capture.mutation import refuse_mutation
+from enginecast.capture.mutation import drop_idle_writes, refuse_mutation
 from enginecast.capture.narrowing import fix, narrow
 from enginecast.capture.outputs import Named, OutputSpec, name_outputs, name_result
 from enginecast.capture.program_inputs import program_inputs
@@ -88,6 +88,7 @@ def capture(
     weights = source.weights()  # before the trace, which takes long, and they are only mapped
     traced = _trace(source, specs, inputs, wanted or Wanted())
     program, shapes = traced.program, traced.shapes
+    drop_idle_writes(program)
     refuse_mutation(program)
     outputs = output_specs(program, output_names(program), symbol_names(program, traced.specs))
     bind_weights(program, weights)

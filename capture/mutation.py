@@ -1,9 +1,42 @@
 """Find programs that write to their own state: an engine would drop the write without a word."""
 
+import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.errors import CaptureError
+
+aten = torch.ops.aten
+_COPIES = (
+    *(aten.to.device, aten.to.dtype, aten.to.dtype_layout, aten.to.other),
+    *(aten.contiguous.default, aten.clone.default, aten.detach.default, aten.alias.default),
+)
+
+
+def drop_idle_writes(program: ExportedProgram) -> None:
+    """Drop writes of a value into itself.
+
+    `self.table = self.table.to(x.device, x.dtype)` in a forward is traced as one, and changes
+    nothing where the table has that dtype already.
+    """
+    for node in list(program.graph.nodes):
+        if node.target is not aten.copy_.default:
+            continue
+        target, source = node.args[:2]
+        if _original(source) is target:
+            node.replace_all_uses_with(target)
+            program.graph.erase_node(node)
+
+
+def _original(node: Node) -> Node:
+    """The value that a node hands on, unchanged."""
+    while node.target in _COPIES:
+        source = node.args[0]
+        assert isinstance(source, Node)
+        if source.meta["val"].dtype != node.meta["val"].dtype:
+            break
+        node = source
+    return node
 
 
 def refuse_mutation(program: ExportedProgram) -> None:

@@ -299,6 +299,31 @@ def test_a_model_that_writes_to_its_state_is_refused(through_view: bool) -> None
         captured(make(Writes(through_view)))
 
 
+class Moves(nn.Module):
+    """Moves its table to where the input is, as CTRL does."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(6).to(dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.table = self.table.to(x.device, x.dtype)
+        return x + self.table
+
+
+def test_a_table_that_is_moved_to_where_it_is_stays_the_same() -> None:
+    program = captured(make(Moves(torch.float32))).program
+    assert "copy_" not in program.graph_module.code
+    x = torch.randn(4, 6)
+    [found] = program.module()(x=x).values()
+    assert torch.equal(found, x + torch.arange(6))
+
+
+def test_a_table_that_changes_its_dtype_is_a_write() -> None:
+    with pytest.raises(CaptureError, match=r"writes to its own state: .* changes table"):
+        captured(make(Moves(torch.int64)))
+
+
 def test_an_output_that_is_no_tensor_is_named() -> None:
     class Cache:
         pass
