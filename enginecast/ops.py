@@ -82,7 +82,7 @@ def skip_rms_norm(
     """Add a residual and normalise the sum: com.microsoft SkipSimplifiedLayerNormalization.
 
     Args:
-        x: [..., size].
+        x: [batch, tokens, size] or [tokens, size].
         residual: same shape and dtype as x.
         weight: [size], same dtype as x.
         epsilon: added to the mean of squares.

@@ -15,6 +15,7 @@ from torch.fx import Node
 from enginecast.passes.base import Site
 from enginecast.passes.fuse_attention import is_attention_core
 from enginecast.passes.fuse_rms_norm import is_statistic
+from enginecast.passes.fuse_skip_norm import RANKS
 from enginecast.passes.graph_edit import aten, first_input, same_shape, shape_of
 from enginecast.passes.match import behind_casts, is_call
 from enginecast.passes.source import module_path, source_line
@@ -146,7 +147,7 @@ def _reads_residual_sum(norm: Node) -> bool:
     if is_statistic(norm):
         source = first_input(source)
     source = behind_casts(source)
-    if not is_call(source, aten.add.Tensor):
+    if not is_call(source, aten.add.Tensor) or len(shape_of(source)) not in RANKS:
         return False
     addends = source.args[:2]
     return all(

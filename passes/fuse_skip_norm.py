@@ -8,7 +8,7 @@
 
 One kernel reads the stream once instead of twice.  Left alone, with the reason: a norm whose input
 is no sum (the first one of an encoder reads the embedding), a sum that broadcasts, a norm without a
-weight, mixed dtypes.
+weight, mixed dtypes, heads.
 """
 
 from dataclasses import dataclass
@@ -36,6 +36,9 @@ from enginecast.passes.graph_edit import (
 from enginecast.passes.ir_text import dtype_text
 from enginecast.passes.match import NoMatch, is_call, op_name
 from enginecast.passes.sites import SiteLog
+
+RANKS = (2, 3)
+"""Of a residual stream, and what the op takes; a rotated query that is normalised has 4."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ def match_residual(norm: Node, weights: set[Node]) -> tuple[Node, Node, Node]:
     weight = _plain_weight(norm, weights)
     if not is_call(total, aten.add.Tensor) or total.kwargs.get("alpha", 1) != 1:
         raise NoMatch(total, f"the norm reads {op_name(total)}, expected a residual sum")
+    if len(shape_of(total)) not in RANKS:
+        raise NoMatch(total, f"the sum has rank {len(shape_of(total))}, expected 2 or 3")
     left, right = total.args[:2]
     if not (isinstance(left, Node) and isinstance(right, Node)):
         raise NoMatch(total, "the norm reads a value plus a number")

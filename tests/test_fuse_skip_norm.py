@@ -82,6 +82,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
         "the norm reads add.Tensor, expected a residual sum",
     ),
     "number": (lambda n, x, y: n.norm(x + 1), "the norm reads a value plus a number"),
+    "heads": (
+        lambda n, x, y: n.norm(x[:, None] + y[:, None]),
+        "the sum has rank 4, expected 2 or 3",
+    ),
     "broadcast": (lambda n, x, y: n.norm(x + y[:, :1]), "an addend of the sum is broadcast"),
     "no weight": (lambda n, x, y: n.bare(x + y), "the norm has no weight"),
     "two dims": (
