@@ -38,7 +38,7 @@ unit: $(STAMP) ## run the tests alone
 test: lint types unit ## format, lint, types, tests: what CI runs
 
 test-slow: $(STAMP) ## run the slow tests too
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest $(PARALLEL) -m "slow or not slow"
 
 zoo: $(STAMP) ## export every architecture of transformers in small: docs/zoo.md; ONLY=bert,t5 for some
 	$(BIN)/python tests/zoo/run.py --only '$(ONLY)'
