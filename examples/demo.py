@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -30,6 +31,7 @@ from enginecast.driver import export
 from enginecast.job import Export
 from enginecast.plan import make_plan
 from enginecast.prepare import ModelOptions
+from enginecast.runtime.bundle import open_bundle
 from enginecast.runtime.load import load
 from enginecast.runtime.prompts import encode_prompts
 from enginecast.steps import Steps
@@ -139,20 +141,27 @@ def export_one(precision: str, model: T5EncoderModel, console: Console) -> Row:
 
 
 def speed_up(bundle: Path, model: T5EncoderModel, rounds: int = 9) -> float:
-    """Median eager time over median engine time, taken in turns on the demo's prompts."""
+    """Median eager time over median engine time on the demo's prompts.
+
+    Eager comes first, as a whole: the engine's threads go on spinning for a while after each run,
+    and eager would be timed beside them.
+    """
+    encoded = encode_prompts(bundle, open_bundle(bundle).manifest, TEXTS).batches[0]
+    tensors = {name: torch.from_numpy(array) for name, array in encoded.items()}
+    with torch.no_grad():
+        eager = median_time(lambda: model(**tensors), rounds)
     with load(bundle) as engine:
-        feeds = encode_prompts(bundle, engine.manifest, TEXTS).batches[0]
-        tensors = {name: torch.from_numpy(array) for name, array in feeds.items()}
-        eager, ours = [], []
-        for _ in range(rounds):
-            start = time.perf_counter()
-            with torch.no_grad():
-                model(**tensors)
-            middle = time.perf_counter()
-            engine.run(feeds)
-            eager.append(middle - start)
-            ours.append(time.perf_counter() - middle)
-    return median(eager[2:]) / median(ours[2:])
+        return eager / median_time(lambda: engine.run(encoded), rounds)
+
+
+def median_time(call: Callable[[], object], rounds: int) -> float:
+    """Seconds of the middle one of `rounds` calls, after two that warm up."""
+    seconds = []
+    for _ in range(rounds + 2):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return median(seconds[2:])
 
 
 def print_table(rows: list[Row], console: Console) -> None:
