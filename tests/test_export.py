@@ -304,6 +304,7 @@ class Moves(nn.Module):
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
+        self.table: Tensor
         self.register_buffer("table", torch.arange(6).to(dtype))
 
     def forward(self, x: Tensor) -> Tensor:
