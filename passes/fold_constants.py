@@ -1,6 +1,5 @@
 """Compute once, at compile time, what depends on no input and no weight."""
 
-import itertools
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from enginecast.passes.graph_edit import add_weight, value, weight_specs, weight_tensor
+from enginecast.passes.graph_edit import add_weight, free_name, value, weight_specs, weight_tensor
 from enginecast.passes.purity import is_pure
 from enginecast.passes.sites import SiteLog
 from enginecast.passes.strides import may_change_bits, take_strides
@@ -37,7 +36,7 @@ def fold_constants(program: ExportedProgram, log: SiteLog) -> None:
         if log.skipped(node):
             continue
         tensor = _evaluate(program, node)
-        name = _free_name(program, f"folded.{node.name}")
+        name = free_name(program, f"folded.{node.name}")
         folded = add_weight(program, name, tensor, InputKind.CONSTANT_TENSOR)
         log.done(node, "fold constants")
         take_strides(node, value(folded))
@@ -86,14 +85,6 @@ def _foldable(node: Node) -> bool:
 
 def _is_small(tensor: Tensor) -> bool:
     return all(isinstance(size, int) for size in tensor.shape) and tensor.numel() <= LARGEST
-
-
-def _free_name(program: ExportedProgram, name: str) -> str:
-    """The name, numbered when an earlier run took it: node names come back in a copied graph."""
-    taken = {spec.target for spec in weight_specs(program).values()}
-    if name not in taken:
-        return name
-    return next(free for number in itertools.count(1) if (free := f"{name}_{number}") not in taken)
 
 
 def _evaluate(program: ExportedProgram, node: Node) -> Tensor:

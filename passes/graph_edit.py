@@ -1,6 +1,7 @@
 """The few edits every pass needs: insert with meta, erase, add weights, copy without weights."""
 
 import copy
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -158,8 +159,8 @@ def erase_dead(graph: Graph, *, keep: frozenset[Node] = frozenset()) -> int:
     for node in reversed(list(graph.nodes)):
         if node.op != "call_function" or node in keep:
             continue
-        for user in list(node.users):
-            if user.target in ASSERTS and len(node.users) == 1 and is_pure(node):
+        if is_pure(node) and all(user.target in ASSERTS for user in node.users):
+            for user in list(node.users):
                 graph.erase_node(user)
                 erased += 1
         if not node.users and is_pure(node):
@@ -214,6 +215,14 @@ def add_weight(program: ExportedProgram, name: str, tensor: Tensor, kind: InputK
         # ExportedProgram has no public way to add to its state.
         program._state_dict[name] = tensor
     return node
+
+
+def free_name(program: ExportedProgram, name: str) -> str:
+    """The name, numbered when an earlier run took it: node names come back in a copied graph."""
+    taken = {spec.target for spec in weight_specs(program).values()}
+    if name not in taken:
+        return name
+    return next(free for number in itertools.count(1) if (free := f"{name}_{number}") not in taken)
 
 
 def hoist_before(node: Node, anchor: Node, weights: set[Node]) -> None:

@@ -4,10 +4,12 @@ from enginecast.errors import UsageError
 
 FUSIONS = "fuse-gelu,fuse-rms-norm,fuse-attention,fuse-skip-norm"
 
+_CLEAN = "canonicalize,exact-position-buckets"
+
 _PIPELINES = {
-    "fp32": f"canonicalize,{FUSIONS}",
-    "fp16": f"unify-dtype{{to=fp16}},canonicalize,{FUSIONS}",
-    "bf16": f"unify-dtype{{to=bf16}},canonicalize,{FUSIONS}",
+    "fp32": f"{_CLEAN},{FUSIONS}",
+    "fp16": f"unify-dtype{{to=fp16}},{_CLEAN},{FUSIONS}",
+    "bf16": f"unify-dtype{{to=bf16}},{_CLEAN},{FUSIONS}",
 }
 _PLANNED = ("int8", "fp8")
 _TARGETS = ("onnxruntime",)

@@ -5,9 +5,10 @@ holds.
 import math
 from typing import Any
 
+import torch
 from torch.fx import Node
 
-from enginecast.passes.graph_edit import aten
+from enginecast.passes.graph_edit import aten, value
 from enginecast.passes.match import CASTS, is_call
 from enginecast.passes.purity import is_mutating
 from enginecast.passes.written import may_alias
@@ -33,14 +34,29 @@ def interval(node: Any) -> Interval | None:
     if not isinstance(node, Node):
         return None
     if is_call(node, aten.arange.default):
-        return 0.0, math.inf
+        return 0.0, max(0.0, _largest(node.args[0]) - 1)
     if node.target in _SHAPE_ONLY:
         return interval(node.args[0])
     if is_call(node, aten.add.Tensor) and "alpha" not in node.kwargs:
         left, right = interval(node.args[0]), interval(node.args[1])
         if left is not None and right is not None:
             return left[0] + right[0], left[1] + right[1]
+    if is_call(node, aten.sub.Tensor) and "alpha" not in node.kwargs:
+        left, right = interval(node.args[0]), interval(node.args[1])
+        if left is not None and right is not None:
+            return left[0] - right[1], left[1] - right[0]
     return None
+
+
+def _largest(size: Any) -> float:
+    """The largest value that a size can have; infinity when nothing bounds it."""
+    found = value(size) if isinstance(size, Node) else size
+    if isinstance(found, int):
+        return float(found)
+    if not isinstance(found, torch.SymInt):
+        return math.inf
+    most = found.node.shape_env.bound_sympy(found.node.expr).upper
+    return float(most) if most.is_number else math.inf
 
 
 def always(node: Node) -> bool | None:

@@ -1,0 +1,232 @@
+"""Replace buckets of relative positions that are computed through a float logarithm by a table.
+
+    before:  %abs = aten.abs(%distance)                      # int [tokens, key tokens]
+             %log = aten.log(aten.div(aten.to(%abs, f32), 8))
+             %bucket = ... aten.where(aten.lt(%abs, 8), %abs, aten.to(aten.mul(%log, ...), i64)) ...
+             %bias = aten.embedding(%weight, %bucket)
+    after:   %index = aten.sub(aten.clamp(%distance, -118, 118), -118)
+             %bias = aten.embedding(aten.index_select(%weight, 0, %table), %index)
+
+A bucket is an integer function of one integer, so every value it can have is known: the pass
+computes it for every distance that the program's sizes allow and keeps the stretch on which it
+changes.  What a target makes of the logarithm (bf16 and TF32 move distances such as 45 and 90 into
+the next bucket) no longer matters, and about twenty ops on [tokens, key tokens] become three.
+Where a bucket only picks rows of weights, the rows are picked when the engine is written.
+
+Must not happen, and is refused: a bucket that depends on anything else than the distance, a
+distance without known bounds, a table longer than `LONGEST`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from enginecast.passes.base import Pass, PassContext, Promise, Site
+from enginecast.passes.graph_edit import (
+    add_weight,
+    aten,
+    drop_unused_weights,
+    erase_dead,
+    free_name,
+    insert,
+    same_shape,
+    shape_of,
+    value,
+    weight_expressions,
+)
+from enginecast.passes.match import CASTS, NoMatch, is_call, op_name, real_users
+from enginecast.passes.purity import is_pure
+from enginecast.passes.ranges import interval
+from enginecast.passes.sites import SiteLog
+
+LONGEST = 1 << 16
+"""Entries of a table."""
+FARTHEST = 1 << 22
+"""Distances that are tried."""
+_FILLED = frozenset(
+    {aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, *CASTS}
+)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A matched integer function of one integer."""
+
+    distance: Node
+    nodes: tuple[Node, ...]
+    """What computes it, in graph order."""
+    out: Node
+    lowest: int
+    """The smallest distance that there can be."""
+    highest: int
+
+
+@dataclass(frozen=True)
+class ExactPositionBuckets(Pass):
+    """Replace logarithmic buckets of relative positions by an integer table."""
+
+    name: ClassVar[str] = "exact-position-buckets"
+    after: ClassVar[frozenset[str]] = frozenset({"unify-dtype", "canonicalize"})
+    promise: ClassVar[Promise] = "exact"
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        log = SiteLog(context)
+        replaced: set[Node] = set()
+        for node in list(program.graph.nodes):
+            if not is_call(node, aten.log.default) or node in replaced or log.skipped(node):
+                continue
+            try:
+                bucket = match_bucket(node)
+                first, table = tabulate(bucket)
+            except NoMatch as miss:
+                log.refused(node, miss.reason)
+                continue
+            replaced.update(bucket.nodes)
+            _replace(program, bucket, first, table)
+            log.done(node, f"a table of {len(table)} distances from {first} on")
+        erase_dead(program.graph)
+        drop_unused_weights(program)
+        return log.sites
+
+
+def match_bucket(log: Node) -> Bucket:
+    """The integer function that a logarithm is part of.
+
+    Raises:
+        NoMatch: with the reason why it is not one of a single integer.
+    """
+    distance = _root(log)
+    inside = _computed_from(distance)
+    ends = [n for n in inside if any(user not in inside for user in real_users(n))]
+    if len(ends) != 1:
+        names = ", ".join(n.name for n in ends[:3])
+        raise NoMatch(log, f"{len(ends)} values of the bucket are read elsewhere ({names})")
+    if log not in _ancestors(ends[0], inside):
+        raise NoMatch(log, "the logarithm does not reach the bucket")
+    if not _is_integer(ends[0]):
+        raise NoMatch(ends[0], f"{op_name(ends[0])} makes no integer of the logarithm")
+    bounds = interval(distance)
+    if bounds is None or not all(map(_is_known, bounds)):
+        raise NoMatch(
+            distance, f"nothing bounds the distance, which comes from {op_name(distance)}"
+        )
+    nodes = tuple(n for n in inside if n in _ancestors(ends[0], inside))
+    return Bucket(distance, nodes, ends[0], int(bounds[0]), int(bounds[1]))
+
+
+def _root(log: Node) -> Node:
+    """The integer that a logarithm is computed from, elementwise."""
+    found: set[Node] = set()
+    waiting = [log]
+    while waiting:
+        for source in waiting.pop().all_input_nodes:
+            if _is_elementwise(source):
+                waiting.append(source)
+            else:
+                found.add(source)
+    if len(found) != 1:
+        raise NoMatch(log, f"the logarithm is computed from {len(found)} values, expected one")
+    [root] = found
+    if not _is_integer(root):
+        raise NoMatch(root, f"the logarithm is of {op_name(root)}, which is no integer")
+    return root
+
+
+def _computed_from(distance: Node) -> dict[Node, None]:
+    """What is computed from the distance alone, elementwise, in graph order."""
+    inside: dict[Node, None] = {}
+    waiting = [distance]
+    reached: set[Node] = set()
+    while waiting:
+        for user in waiting.pop().users:
+            if user not in reached and _is_elementwise(user):
+                reached.add(user)
+                waiting.append(user)
+    for node in sorted(reached):
+        if all(source is distance or source in inside for source in node.all_input_nodes):
+            inside[node] = None
+    return inside
+
+
+def _is_elementwise(node: Node) -> bool:
+    """Whether each element of a result comes from the elements of its arguments at that place."""
+    if node.op != "call_function" or not is_pure(node) or not isinstance(value(node), Tensor):
+        return False
+    is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    if not (is_pointwise or node.target in _FILLED) or not node.all_input_nodes:
+        return False
+    shape = shape_of(node)
+    return all(
+        isinstance(value(source), Tensor) and same_shape(shape_of(source), shape)
+        for source in node.all_input_nodes
+    )
+
+
+def _ancestors(node: Node, inside: dict[Node, None]) -> set[Node]:
+    found = {node}
+    waiting = [node]
+    while waiting:
+        fresh = {s for s in waiting.pop().all_input_nodes if s in inside} - found
+        found |= fresh
+        waiting += fresh
+    return found
+
+
+def _is_integer(node: Node) -> bool:
+    found = value(node)
+    return isinstance(found, Tensor) and found.dtype in (torch.int64, torch.int32)
+
+
+def _is_known(bound: float) -> bool:
+    return abs(bound) <= FARTHEST
+
+
+def tabulate(bucket: Bucket) -> tuple[int, Tensor]:
+    """The function's values from the first distance on that matters to the last.
+
+    Raises:
+        NoMatch: there would be too many.
+    """
+    distances = torch.arange(bucket.lowest, bucket.highest + 1, dtype=value(bucket.distance).dtype)
+    known: dict[Node, Any] = {bucket.distance: distances}
+    with torch.no_grad():
+        for node in bucket.nodes:
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
+            assert callable(node.target)
+            known[node] = node.target(*args, **kwargs)
+    values = known[bucket.out]
+    changes = (values.diff() != 0).nonzero().flatten()
+    if not len(changes):
+        return bucket.lowest, values[:1].clone()
+    start, end = int(changes[0]), int(changes[-1]) + 2
+    if end - start > LONGEST:
+        raise NoMatch(bucket.out, f"the table would have {end - start:,} entries")
+    return bucket.lowest + start, values[start:end].clone()
+
+
+def _replace(program: ExportedProgram, bucket: Bucket, first: int, table: Tensor) -> None:
+    graph, out, distance = program.graph, bucket.out, bucket.distance
+    weights = weight_expressions(program)
+    name = free_name(program, f"position_buckets.{out.name}")
+    stored = add_weight(program, name, table, InputKind.CONSTANT_TENSOR)
+    with graph.inserting_before(out):
+        last = first + len(table) - 1
+        nearest = insert(graph, aten.clamp.default, (distance, first, last), like=out)
+        index = insert(graph, aten.sub.Tensor, (nearest, first), like=out)
+    for user in list(out.users):
+        if not is_call(user, aten.embedding.default) or user.args[0] not in weights:
+            continue
+        with graph.inserting_before(user):
+            rows = insert(graph, aten.index_select.default, (user.args[0], 0, stored), like=user)
+            found = insert(graph, aten.embedding.default, (rows, index), like=user)
+        user.replace_all_uses_with(found)
+        graph.erase_node(user)
+    if real_users(out):
+        with graph.inserting_before(out):
+            found = insert(graph, aten.index.Tensor, (stored, [index]), like=out)
+        out.replace_all_uses_with(found)

@@ -1,0 +1,211 @@
+"""exact-position-buckets: the table is the function at every distance, or the pass says why not."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import golden
+import models
+import pytest
+import torch
+from programs import (
+    Function,
+    Text,
+    captured,
+    count,
+    ir_diff,
+    notes,
+    outputs,
+    prompts,
+    reasons,
+    reloaded,
+    rewritten,
+    same_bits,
+    seeded,
+)
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from transformers import T5EncoderModel, UMT5Config, UMT5EncoderModel
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from enginecast.passes.base import PassContext
+from enginecast.passes.graph_edit import aten
+from enginecast.passes.sites import SKIPPED
+
+MOST = 600
+TOKENS = {0: Dim("batch", min=1, max=4), 1: Dim("sequence", min=2, max=MOST)}
+BUCKETS = "canonicalize,exact-position-buckets"
+
+
+def distances(x: Tensor) -> Tensor:
+    """Key position minus query position: int [tokens, tokens]."""
+    places = torch.arange(x.shape[1])
+    return places[None, :] - places[:, None]
+
+
+def t5_bucket(distance: Tensor, *, both: bool = True, count: int = 32, far: int = 128) -> Tensor:
+    """The library's own function."""
+    found: Tensor = T5Attention._relative_position_bucket(distance, both, count, far)
+    return found
+
+
+def program_of(function: Callable[[Tensor], Any], dynamic: Any = TOKENS) -> ExportedProgram:
+    return captured(Function(function), torch.randn(2, 7), dynamic=dynamic)
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "t5": t5_bucket,
+    "causal": lambda d: t5_bucket(d, both=False),
+    "more buckets": lambda d: t5_bucket(d, count=64, far=500),
+    "beyond the range": lambda d: t5_bucket(d, far=4096),
+    "deberta": lambda d: torch.where(
+        d.abs() <= 8, d, (torch.log(d.abs() / 8) / math.log(511 / 8) * 7).ceil().long() * d.sign()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_distance_has_the_bucket_of_the_source(name: str) -> None:
+    function = FUNCTIONS[name]
+    before = program_of(lambda x: function(distances(x)))
+    after, sites = rewritten(before, BUCKETS)
+    assert len(notes(sites)) == 1
+    assert count(after, "log", "div", "where", "abs") == 0
+    # The longest text has every distance from -599 to 599; each is compared.
+    for tokens in (2, 7, 130, MOST):
+        assert same_bits(before, after, torch.randn(1, tokens))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_table_holds_where_a_logarithm_of_a_low_dtype_does_not(dtype: torch.dtype) -> None:
+    """In bf16 some distances change their bucket: what the pass makes impossible."""
+    distance = torch.arange(-MOST + 1, MOST)
+    exact = t5_bucket(distance)
+    near = distance.abs()
+    low = 8 + ((near / 8).to(dtype).log() / math.log(16) * 8).long()
+    low = torch.where(near < 8, near, low.clamp(max=15)) + (distance > 0) * 16
+    flips = int((low != exact).sum())
+    assert (flips > 0) == (dtype is torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def encoders() -> dict[str, ExportedProgram]:
+    umt5 = UMT5Config(
+        **{key: getattr(models.t5_config(), key) for key in ("vocab_size", "d_model", "d_kv")},
+        d_ff=48,
+        num_layers=2,
+        num_heads=4,
+    )
+    made = {
+        "t5": seeded(T5EncoderModel, models.t5_config()),
+        "umt5": seeded(UMT5EncoderModel, umt5),
+    }
+    return {
+        name: captured(Text(model), *prompts(3, 7), dynamic=TOKENS) for name, model in made.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["t5", "umt5"])
+def test_an_encoder_keeps_every_bit_and_computes_its_buckets_once(
+    encoders: dict[str, ExportedProgram], name: str
+) -> None:
+    before = encoders[name]
+    after, sites = rewritten(before, BUCKETS)
+    # UMT5 has a table of biases in each layer; their buckets are the same.
+    assert notes(sites) == ["a table of 183 distances from -91 on"]
+    assert count(after, "log") == 0
+    assert count(after, "index_select") == (1 if name == "t5" else 2)
+    for shape in ((1, 2), (2, 31), (1, 200)):
+        assert same_bits(before, after, *prompts(*shape))
+    assert same_bits(reloaded(after), after, *prompts(2, 9))
+    again, second = rewritten(after, BUCKETS)
+    assert not second
+    assert same_bits(again, after, *prompts(2, 9))
+
+
+def test_only_rows_of_weights_are_picked_ahead() -> None:
+    def look_up(x: Tensor) -> Any:
+        bucket = t5_bucket(distances(x))
+        return bucket, nn.functional.embedding(bucket, x[0, :2, None].expand(2, 3).repeat(16, 1))
+
+    before = program_of(look_up)
+    after, sites = rewritten(before, BUCKETS)
+    assert len(notes(sites)) == 1
+    assert count(after, "index_select") == 0
+    assert same_bits(before, after, torch.randn(1, 300))
+
+
+REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "a value of the input": (
+        lambda x: t5_bucket(x.long()[:, None]),
+        "nothing bounds the distance, which comes from unsqueeze.default",
+    ),
+    "two integers": (
+        lambda x: (torch.log((distances(x).abs() + distances(x).T.abs()).float()) * 2).long(),
+        "the logarithm is computed from 2 values, expected one",
+    ),
+    "a float at the end": (
+        lambda x: torch.log(distances(x).abs() + 1.0) * 2,
+        "mul.Tensor makes no integer of the logarithm",
+    ),
+    "a logarithm of the input": (
+        lambda x: x.log(),
+        "the logarithm is of placeholder, which is no integer",
+    ),
+    "read halfway": (
+        lambda x: ((y := torch.log(distances(x).abs() + 1.0)), (y * 2).long()),
+        "2 values of the bucket are read elsewhere (log, to)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_bucket_is_left_alone_with_the_reason(name: str) -> None:
+    function, reason = REFUSED[name]
+    before = program_of(function)
+    after, sites = rewritten(before, BUCKETS)
+    assert reasons(sites) == [reason]
+    assert count(after, "log") == 1
+
+
+def test_a_distance_without_end_is_refused() -> None:
+    endless = program_of(lambda x: t5_bucket(distances(x)), {1: Dim("sequence")})
+    _, sites = rewritten(endless, BUCKETS)
+    assert reasons(sites) == ["nothing bounds the distance, which comes from sub.Tensor"]
+
+
+def test_a_table_that_is_too_long_is_refused() -> None:
+    def fine(x: Tensor) -> Tensor:
+        return (torch.log(distances(x).abs() + 1.0) * 1e6).long()
+
+    _, sites = rewritten(program_of(fine, {1: Dim("sequence", min=2, max=100_000)}), BUCKETS)
+    assert reasons(sites) == ["the table would have 199,999 entries"]
+
+
+def test_skipped_bucket_stays(encoders: dict[str, ExportedProgram]) -> None:
+    _, sites = rewritten(encoders["t5"], BUCKETS)
+    context = PassContext(skip=frozenset({sites[0].key}))
+    after, left = rewritten(encoders["t5"], BUCKETS, context)
+    assert [site.reason for site in left] == [SKIPPED]
+    assert count(after, "log") == 1
+
+
+def test_a_wrong_table_is_seen() -> None:
+    """One entry off by one changes outputs: the comparisons above can fail."""
+    before = program_of(lambda x: t5_bucket(distances(x)))
+    after, _ = rewritten(before, BUCKETS)
+    [name] = [name for name in after.constants if "position_buckets" in name]
+    after.constants[name] = (
+        after.constants[name]
+        .clone()
+        .index_add_(0, torch.tensor([90]), torch.ones(1, dtype=torch.int64))
+    )
+    x = torch.randn(1, 7)
+    assert not torch.equal(outputs(before, x)[0], outputs(after, x)[0])
+
+
+def test_golden_exact_position_buckets() -> None:
+    before, _ = rewritten(program_of(lambda x: t5_bucket(distances(x))), "canonicalize")
+    after, _ = rewritten(before, "exact-position-buckets")
+    assert any(node.target is aten.clamp.default for node in after.graph.nodes)
+    golden.check("exact_position_buckets.diff", ir_diff(before, after))
