@@ -13,7 +13,12 @@ ImageStyle = Literal["normal", "constant", "scaled"]
 SCALE = 8.0
 """Factor of the images that look for range problems."""
 LONGEST = 64
-"""Tokens of the longest case; more would cost time and show little else."""
+"""Tokens of the longest case that every model is verified on."""
+CORNERS = (512, 256)
+"""Tokens of texts at the corners of the range: 511 and 255 pads behind an empty prompt, and a text
+without any.  Pipelines of text-to-image models pad to these."""
+WORK = 1e11
+"""Products that a run of one corner may take: seconds.  Larger models do without."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +71,19 @@ def sample(
 
 
 def verification_inputs(
-    specs: Sequence[InputSpec], seed: int, *, longest: int = LONGEST
+    specs: Sequence[InputSpec], seed: int, *, longest: int = LONGEST, parameters: int | None = None
 ) -> list[Case]:
     """Cases for a verdict: other shapes than the traced one, corners of the ranges, padding.
 
     Cases that the ranges make equal are given once; equal calls give equal cases.  The first two
     are those that every pass is watched on: one of them has padding.
+
+    Args:
+        specs: the inputs.
+        seed: of the first case; each has its own.
+        longest: tokens of the case called "long".
+        parameters: of the model; given them, corners of long texts are added as far as `WORK`
+            allows: every position up to the longest, and an empty prompt with nothing but pads.
     """
     kinds = {spec.kind for spec in specs}
     plans = [_Plan("smallest", 1, 1, -(10**9))]
@@ -90,6 +102,8 @@ def verification_inputs(
     if "image" in kinds:
         plans.append(_Plan("constant image", 2, 9, 0, style="constant"))
         plans.append(_Plan("scaled image", 2, 9, 0, style="scaled"))
+    if "token_ids" in kinds and parameters is not None:
+        plans += _corners(specs, parameters)
     cases: list[Case] = []
     for index, plan in enumerate(plans):
         sizes = _sizes(specs, plan)
@@ -97,6 +111,17 @@ def verification_inputs(
         if not any(_is_repeat(plan, inputs, case) for case in cases):
             cases.append(Case(plan.name, inputs))
     return cases
+
+
+def _corners(specs: Sequence[InputSpec], parameters: int) -> list[_Plan]:
+    """Long texts, as far as the work and the range of the sequence allow."""
+    [most] = {dim.maximum for spec in specs for dim in spec.dims if dim.name == SEQUENCE} or {0}
+    fits = [n for n in CORNERS if n > LONGEST and n * parameters <= WORK]
+    sizes = sorted({min(size, most) for size in fits if min(size, most) > LONGEST})
+    if not any(spec.kind == "attention_mask" for spec in specs):
+        return [_Plan("longest", 1, size, 0) for size in sizes[-1:]]
+    empty = [_Plan(f"empty prompt, {n - 1} pads", 1, n, 0, (1,)) for n in sizes]
+    return [_Plan("longest", 1, sizes[-1], 0, (sizes[-1],)), *empty] if sizes else []
 
 
 def _is_repeat(plan: _Plan, inputs: dict[str, Tensor], case: Case) -> bool:

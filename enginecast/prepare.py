@@ -96,7 +96,8 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
         captured = _capture(source, specs, wanted)
     for note in captured.notes:
         steps.say(note)
-    cases = verification_inputs(captured.inputs, SEED)
+    parameters = sum(tensor.numel() for tensor in captured.program.state_dict.values())
+    cases = verification_inputs(captured.inputs, SEED, parameters=parameters)
     if given:
         cases = [Case("given inputs", given), *cases]
     if prompts is not None:

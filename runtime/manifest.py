@@ -117,6 +117,10 @@ class OutputVerdict(Record, frozen=True, kw_only=True):
     sqnr_db: float | None = None
     max_abs: float | None = None
     pad_error: float | None = None
+    prompts: Count = 0
+    """Prompts compared; 0 for an output that follows no mask."""
+    prompt_cosine: float | None = None
+    """Smallest cosine of a prompt's mean over its valid tokens."""
 
 
 class Verdict(Record, frozen=True, kw_only=True):

@@ -158,6 +158,32 @@ def test_text_cases_cover_corners_and_leave_out_the_traced_shape() -> None:
     assert all(torch.equal(cases[n]["input_ids"], again[n]["input_ids"]) for n in cases)
 
 
+@pytest.mark.parametrize(
+    ("most", "parameters", "expected"),
+    [
+        (512, 10**6, [(1, 512, 512), (1, 256, 1), (1, 512, 1)]),
+        (77, 10**6, [(1, 77, 77), (1, 77, 1)]),
+        (4096, 3 * 10**8, [(1, 256, 256), (1, 256, 1)]),
+        (64, 10**6, []),
+        (512, 10**9, []),
+    ],
+)
+def test_corners_of_long_texts_are_verified_as_far_as_the_work_allows(
+    most: int, parameters: int, expected: list[tuple[int, int, int]]
+) -> None:
+    dims = (DimSpec("batch", 3, 1, 8), DimSpec("sequence", 7, 1, most))
+    specs = (
+        InputSpec("input_ids", "token_ids", torch.int64, dims, 0, 9),
+        InputSpec("attention_mask", "attention_mask", torch.int64, dims, 0, 1),
+    )
+    usual = {case.name for case in verification_inputs(specs, 0)}
+    cases = [c for c in verification_inputs(specs, 0, parameters=parameters) if c.name not in usual]
+    masks = [case.inputs["attention_mask"] for case in cases]
+    assert [(*mask.shape, int(mask.sum())) for mask in masks] == expected
+    pads = [f"empty prompt, {tokens - 1} pads" for _, tokens, real in expected if real == 1]
+    assert [case.name for case in cases] == ["longest", *pads][: len(expected)]
+
+
 def test_image_cases_cover_styles() -> None:
     cases = by_name(verification_inputs(IMAGE, 0))
     assert list(cases) == ["smallest", "odd sizes", "several", "constant image", "scaled image"]

@@ -149,3 +149,39 @@ def test_an_output_follows_the_mask_only_when_it_does_in_every_case() -> None:
     ]
     assert masked_outputs(shapes, masks) == {"hidden"}
     assert masked_outputs(shapes, [None, None]) == frozenset()
+
+
+def test_the_worst_row_is_named_by_prompt_and_token() -> None:
+    reference = sample(3, 5, 8)
+    wrong = reference.copy()
+    wrong[1, 3] += 0.1
+    wrong[2, 4] += 9.0
+    everything = measure(wrong, reference)
+    assert everything.worst_at == (2, 4)
+    mask = np.ones((3, 5), dtype=bool)
+    mask[2, 4] = False
+    assert measure(wrong, reference, mask).worst_at == (1, 3)
+    heads = sample(3, 5, 2, 8)
+    broken = heads.copy()
+    broken[1, 3, 1] *= 2
+    assert measure(broken, heads, mask).worst_at == (1, 3, 1)
+    assert measure(broken[0, 0, 0], heads[0, 0, 0]).worst_at == (0,)
+
+
+def test_a_prompt_s_mean_is_taken_over_its_valid_tokens() -> None:
+    reference = sample(2, 5, 8)
+    mask = np.ones((2, 5), dtype=bool)
+    mask[1, 1:] = False
+    padded = reference.copy()
+    padded[1, 1:] = 1e6  # only where nobody looks
+    found = measure(padded, reference, mask)
+    assert found.prompts == 2
+    assert found.prompt_cosine == pytest.approx(1.0)
+    turned = reference.copy()
+    turned[0] *= -1
+    assert measure(turned, reference, mask).prompt_cosine == pytest.approx(-1.0)
+    assert measure(turned, reference).prompts == 0
+    both = pool([found, measure(turned, reference, mask)])
+    assert both.prompts == 4
+    assert both.prompt_cosine == pytest.approx(-1.0)
+    assert both.worst_at is None

@@ -35,6 +35,8 @@ def report(outcome: Outcome = "verified", reasons: tuple[str, ...] = ()) -> Repo
                     cosine=0.99998,
                     sqnr_db=45.2,
                     max_abs=0.1,
+                    prompts=64,
+                    prompt_cosine=0.99999,
                 ),
                 OutputVerdict(name="ids", error=None, floor=None, ratio=None, limit=None),
             ),
@@ -82,6 +84,7 @@ def printed(shown: Report) -> str:
 def test_the_terminal_shows_verdict_passes_and_fusions() -> None:
     text = printed(report())
     assert "verified: 1.1x the error eager bf16 itself has" in text
+    assert "cosine at least 0.999980 for every token of all 64 prompts" in text
     assert "error / eager bf16's" in text
     line = next(line for line in text.splitlines() if line.startswith("last_hidden_state"))
     assert line.split() == [
@@ -90,6 +93,7 @@ def test_the_terminal_shows_verdict_passes_and_fusions() -> None:
         "3.0x",
         "5.50e-03",
         "0.9999800",
+        "0.9999900",
         "45.2",
         "-",
     ]

@@ -109,5 +109,8 @@ def from_json(content: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Compari
 
 
 def _metrics(fields: Mapping[str, Any]) -> Metrics:
-    first = fields["first_nonfinite"]
-    return Metrics(**{**fields, "first_nonfinite": None if first is None else tuple(first)})
+    places = {
+        name: None if fields.get(name) is None else tuple(fields[name])
+        for name in ("first_nonfinite", "worst_at")
+    }
+    return Metrics(**{**fields, **places})

@@ -58,6 +58,14 @@ class Metrics:
     """Relative L2 error over the rows that the mask leaves out; None without such rows."""
     degenerate: str = ""
     """Why the reference proves little: "all zero" or "constant"; else empty."""
+    worst_at: tuple[int, ...] | None = None
+    """Where the worst row is: its indices along the leading dimensions, such as prompt and token;
+    None over several cases."""
+    prompts: int = 0
+    """Prompts judged; 0 for an output that follows no mask."""
+    prompt_cosine: float = 1.0
+    """Smallest cosine between a prompt's mean over its valid rows and that of the reference: what
+    sentence embeddings are made of."""
 
     @property
     def relative(self) -> float:
@@ -105,8 +113,13 @@ def measure(output: Array, reference: Array, mask: Mask | None = None) -> Metric
     usable = np.isfinite(found) & np.isfinite(wanted)
     judged, pads = _split(np.where(usable, found, 0.0), np.where(usable, wanted, 0.0), mask)
     first = np.argwhere(wrong)[:1]
+    measured, worst = _measure_rows(*judged)
+    means = _prompt_means(found, wanted, mask) if usable.all() else None
     return replace(
-        _measure_rows(*judged),
+        measured,
+        worst_at=_place(worst, found.shape, mask) if measured.rows else None,
+        prompts=0 if means is None else len(means[0]),
+        prompt_cosine=1.0 if means is None else _cosine_of_means(*means),
         nonfinite=int(wrong.sum()),
         first_nonfinite=tuple(int(i) for i in first[0]) if len(first) else None,
         pad_error=None if pads is None else ratio(_norm(pads[0] - pads[1]), _norm(pads[1])),
@@ -154,17 +167,47 @@ def _as_rows(array: NDArray[np.float64]) -> NDArray[np.float64]:
     return array.reshape(rows, array.shape[-1])
 
 
-def _measure_rows(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> Metrics:
+def _place(row: int, shape: tuple[int, ...], mask: Mask | None) -> tuple[int, ...]:
+    """Indices of a judged row along the leading dimensions."""
+    if mask is None:
+        return tuple(int(i) for i in np.unravel_index(row, shape[:-1] or (1,)))
+    inner = shape[mask.ndim : -1]
+    outer, rest = divmod(row, math.prod(inner))
+    places = (*np.argwhere(mask)[outer], *np.unravel_index(rest, inner or (1,))[: len(inner)])
+    return tuple(int(i) for i in places)
+
+
+def _prompt_means(
+    found: NDArray[np.float64], wanted: NDArray[np.float64], mask: Mask | None
+) -> Rows | None:
+    """The mean of each prompt's valid rows, on both sides [prompts, size]; None for outputs that
+    are not [prompts, tokens, size].
+    """
+    if mask is None or mask.ndim != 2 or found.ndim != 3:
+        return None
+    weights = mask / np.maximum(mask.sum(1, keepdims=True), 1)
+    kept = mask.any(1)
+    return tuple(np.einsum("bt,bts->bs", weights, side)[kept] for side in (found, wanted))
+
+
+def _cosine_of_means(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> float:
+    lengths = np.linalg.norm(wanted, axis=1)
+    return _least_cosine(found, wanted, lengths > 1e-300)
+
+
+def _measure_rows(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> tuple[Metrics, int]:
+    """What can be said of the judged rows, and which of them is the worst."""
     if found.size == 0:
-        return Metrics(0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+        return Metrics(0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0), 0
     # Dividing by the largest value first keeps the squares of tiny and huge values inside float64.
     scale = float(np.abs(wanted).max()) or 1.0
     found, wanted = found / scale, wanted / scale
     error = found - wanted
     error_rows, wanted_rows = np.linalg.norm(error, axis=1), np.linalg.norm(wanted, axis=1)
     least = SMALL_ROW * float(np.sqrt(np.mean(wanted_rows**2)))
-    worst = max(map(ratio, error_rows.tolist(), np.maximum(wanted_rows, least).tolist()))
-    return Metrics(
+    errors = list(map(ratio, error_rows.tolist(), np.maximum(wanted_rows, least).tolist()))
+    worst = max(errors)
+    measured = Metrics(
         rows=len(found),
         error_norm=_finite(_norm(error_rows) * scale),
         reference_norm=_finite(_norm(wanted_rows) * scale),
@@ -174,6 +217,7 @@ def _measure_rows(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> Me
         reference_max=scale if wanted.any() else 0.0,
         degenerate=_degenerate(wanted),
     )
+    return measured, errors.index(worst)
 
 
 def _least_cosine(found: NDArray[np.float64], wanted: NDArray[np.float64], keep: Mask) -> float:
@@ -218,6 +262,9 @@ def pool(cases: Iterable[Metrics]) -> Metrics:
         first_nonfinite=broken.first_nonfinite if broken else None,
         pad_error=max(pads, default=None),
         degenerate=flags.pop() if len(flags) == 1 else "",
+        worst_at=found[0].worst_at if len(found) == 1 else None,
+        prompts=sum(m.prompts for m in found),
+        prompt_cosine=min((m.prompt_cosine for m in found), default=1.0),
     )
 
 

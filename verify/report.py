@@ -66,6 +66,7 @@ def _outputs_table(outputs: Iterable[OutputVerdict], dtype: str) -> Table:
         "limit",
         "relative L2",
         "cosine",
+        "prompt cosine",
         "SQNR dB",
         "pad rows",
     )
@@ -76,6 +77,7 @@ def _outputs_table(outputs: Iterable[OutputVerdict], dtype: str) -> Table:
             _or_dash(output.limit, times),
             _or_dash(output.error, "{:.2e}".format),
             _or_dash(output.cosine, "{:.7f}".format),
+            _or_dash(output.prompt_cosine, "{:.7f}".format),
             _or_dash(output.sqnr_db, "{:.1f}".format),
             _or_dash(output.pad_error, "{:.2e}".format),
         )

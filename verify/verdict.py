@@ -8,6 +8,7 @@ error infinite.  A floor far above the dtype's precision is a rejection, not a w
 tolerance that cannot fail says nothing.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -117,7 +118,19 @@ def verdict_line(verdict: Verdict, dtype: str) -> str:
         return f"rejected: {verdict.reasons[0]}"
     worst = max((o.ratio or 0.0 for o in verdict.outputs), default=0.0)
     text = f"{verdict.outcome}: {times(worst)} the error eager {dtype} itself has"
+    text += _prompts(verdict.outputs)
     return text if verdict.engine == "ran" else f"{text}; the engine has not run on its target"
+
+
+def _prompts(outputs: Sequence[OutputVerdict]) -> str:
+    """Agreement on prompts, as people who use embeddings read it."""
+    followed = [o for o in outputs if o.prompts and o.cosine is not None]
+    if not followed:
+        return ""
+    count = max(o.prompts for o in followed)
+    least = min(o.cosine for o in followed if o.cosine is not None)
+    shown = math.floor(least * 1e6) / 1e6  # never more than it is
+    return f"; cosine at least {shown:.6f} for every token of all {count} prompts"
 
 
 def times(value: float) -> str:
@@ -167,10 +180,15 @@ def _row_failures(
         worst = outputs[name].worst_row
         if worst > allowed:
             yield (
-                f"output {name!r}, case {case!r}: its worst row has {times(ratio(worst, used))} "
+                f"output {name!r}, case {case!r}: its worst row{_at(outputs[name])} has "
+                f"{times(ratio(worst, used))} "
                 f"the error of eager {floor.dtype}'s worst row "
                 f"(relative {worst:.2g}, floor {used:.2g}, limit {allowed:.2g})"
             )
+
+
+def _at(found: Metrics) -> str:
+    return "" if not found.worst_at else f" (at {list(found.worst_at)})"
 
 
 def _coverage_failures(measured: Comparison, floor: Floor) -> Iterator[str]:
@@ -257,4 +275,6 @@ def _output_verdict(output: _Judged) -> OutputVerdict:
         sqnr_db=pooled.sqnr_db if pooled.error_norm else None,
         max_abs=pooled.max_abs,
         pad_error=pooled.pad_error,
+        prompts=pooled.prompts,
+        prompt_cosine=pooled.prompt_cosine if pooled.prompts else None,
     )
