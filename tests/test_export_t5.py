@@ -12,7 +12,16 @@ from transformers import T5EncoderModel
 from enginecast.runtime.load import load
 from enginecast.runtime.manifest import Fusion
 
-CASES = ("smallest", "ragged masks", "odd sizes", "empty prompt", "long")
+CASES = (
+    "smallest",
+    "ragged masks",
+    "odd sizes",
+    "empty prompt",
+    "long",
+    "longest",
+    "empty prompt, 255 pads",
+    "empty prompt, 511 pads",
+)
 
 
 def fusions(exports: Exports, name: str, precision: str) -> dict[str, Fusion]:
