@@ -18,6 +18,7 @@ from enginecast.cli_options import (
     AsJson,
     BundleDir,
     Device,
+    DropGuilty,
     Dynamic,
     Fallback,
     HiddenStates,
@@ -38,6 +39,7 @@ from enginecast.cli_options import (
     Verbose,
     require_folder,
 )
+from enginecast.cli_passes import bisect, opt, passes
 from enginecast.errors import EnginecastError, UsageError
 from enginecast.terminal import progress, show_log
 
@@ -112,6 +114,7 @@ def export(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a bundle that is there.")
     ] = False,
+    drop_guilty: DropGuilty = False,
     allow_code: AllowCode = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -141,6 +144,7 @@ def export(
             fallback=fallback,
             threads=threads,
             overwrite=overwrite,
+            drop_guilty=drop_guilty,
             allow_code=allow_code,
             as_json=as_json,
             console=progress(quiet),
@@ -237,53 +241,8 @@ def inspect(
     run_inspect(model, plan, options, as_json=as_json, console=progress())
 
 
-@app.command()
-def opt(
-    model: Model,
-    pipeline: Annotated[str, typer.Option("--pipeline", metavar="SPEC", help="Passes to run.")],
-    print_ir: Annotated[bool, typer.Option("--print-ir", help="Print the program.")] = False,
-    print_diff: Annotated[bool, typer.Option("--print-diff", help="Print each change.")] = False,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="OUT.pt2", help="Save the program.")
-    ] = None,
-    inputs: Inputs = None,
-    dynamic: Dynamic = None,
-    outputs: Outputs = None,
-    hidden_state: HiddenStates = None,
-    random_weights: RandomWeights = None,
-    allow_code: AllowCode = False,
-    as_json: AsJson = False,
-) -> None:
-    """Run passes alone, with a check after each."""
-    if output is not None:
-        require_folder(output)
-        if output.suffix != ".pt2":
-            raise UsageError(f"-o {output}: expected a name that ends in .pt2")
-    from enginecast.commands_opt import run_opt
-    from enginecast.prepare import ModelOptions
-
-    lists = (tuple(given or ()) for given in (dynamic, outputs, hidden_state))
-    options = ModelOptions(random_weights, allow_code, inputs, None, *lists)
-    raise typer.Exit(
-        run_opt(
-            model,
-            pipeline,
-            options,
-            print_ir=print_ir,
-            print_diff=print_diff,
-            output=output,
-            as_json=as_json,
-            console=progress(),
-        )
-    )
-
-
-@app.command()
-def passes(as_json: AsJson = False) -> None:
-    """List the passes with their options."""
-    from enginecast.commands import list_passes
-
-    list_passes(as_json=as_json)
+for command in (opt, bisect, passes):
+    app.command()(command)
 
 
 @app.command()

@@ -66,6 +66,10 @@ Fallback = Annotated[
 SkipPatterns = Annotated[
     list[str] | None, typer.Option(metavar="RE", help="Modules that stay in fp32; repeatable.")
 ]
+DropGuilty = Annotated[
+    bool,
+    typer.Option("--drop-guilty", help="Leave out the sites that break a pass's promise."),
+]
 SkipClasses = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Classes that stay in fp32; repeatable.")
 ]

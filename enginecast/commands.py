@@ -46,6 +46,7 @@ def run_export(
     fallback: str,
     threads: int | None,
     overwrite: bool,
+    drop_guilty: bool,
     allow_code: bool,
     as_json: bool,
     console: Console,
@@ -60,7 +61,8 @@ def run_export(
         random_weights, allow_code, inputs, prompts, dynamic, outputs, hidden_states
     )
     steps = Steps(console)
-    done = export(model, output, replace(plan, arch=arch), options, None, threads, overwrite, steps)
+    plan = replace(plan, arch=arch)
+    done = export(model, output, plan, options, None, threads, overwrite, steps, drop_guilty)
     if as_json:
         print_json(_export_json(done, steps))
     else:
@@ -94,6 +96,8 @@ def _export_json(done: Export, steps: Steps) -> dict[str, Any]:
         "seconds": dict(steps.seconds),
         "memory": _memory_json(steps.memory),
         "notes": list(done.report.notes),
+        "bisection": None if done.bisection is None else done.bisection.to_json(),
+        "dropped": [culprit.to_json() for culprit in done.dropped],
     }
 
 

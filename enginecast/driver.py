@@ -31,6 +31,7 @@ def compile(
     overwrite: bool = False,
     outputs: Sequence[str] = (),
     hidden_states: Sequence[int] = (),
+    drop_guilty: bool = False,
     options: ModelOptions | None = None,
     steps: Steps | None = None,
 ) -> Bundle:
@@ -48,6 +49,7 @@ def compile(
         overwrite: replace a bundle that is there.
         outputs: names of the outputs that the engine gives, in order; empty: all.
         hidden_states: indices of hidden states that come as outputs, too, as `hidden_states.-2`.
+        drop_guilty: leave out the sites with which a pass breaks its promise, and go on.
         options: weights, inputs, dynamic dimensions.
         steps: gets the progress.
 
@@ -63,7 +65,7 @@ def compile(
         hidden_states=hidden_states or options.hidden_states,
     )
     source = model if isinstance(model, nn.Module) else os.fspath(model)
-    done = export(source, output, plan, options, example, threads, overwrite, steps)
+    done = export(source, output, plan, options, example, threads, overwrite, steps, drop_guilty)
     if done.bundle is None:
         verdict = done.report.verdict
         raise VerificationError(
@@ -81,6 +83,7 @@ def export(
     threads: int | None = None,
     overwrite: bool = False,
     steps: Steps | None = None,
+    drop_guilty: bool = False,
 ) -> Export:
     """Like `compile`, with the whole outcome, a rejection included, as the result."""
     if threads is not None and threads < 1:
@@ -91,4 +94,4 @@ def export(
         source = open_model(model, options, example)
         require(source, plan, staging.folder)
         prepared = prepare(source, options, steps)
-        return Job(prepared, plan, passes, threads, staging, steps).run()
+        return Job(prepared, plan, passes, threads, staging, steps, drop_guilty).run()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from enginecast import __version__
 from enginecast.capture.shapes import symbol_names
+from enginecast.culprits import explained
 from enginecast.describe import describe_manifest, judged
 from enginecast.exporters.fusion_contract import count_fusions, expect_fusions
 from enginecast.exporters.onnx import Lowered, lower_to_onnx
@@ -14,12 +15,13 @@ from enginecast.passes.base import Pass
 from enginecast.passes.ir_text import print_ir
 from enginecast.plan import Plan
 from enginecast.prepare import Prepared, reference_of
-from enginecast.rewrite import Rewritten, rewrite
+from enginecast.rewrite import Rewritten
 from enginecast.runtime.bundle import Bundle, open_bundle
 from enginecast.runtime.manifest import Fusion, Manifest, Verdict, Where
 from enginecast.runtime.staging import Staging
 from enginecast.steps import Steps
 from enginecast.trial import by_emulation, try_engine
+from enginecast.verify.culprit import Bisection, Culprit
 from enginecast.verify.fidelity import capture_failures
 from enginecast.verify.reference import REFERENCE_NAME, Reference, write_reference
 from enginecast.verify.report import HTML_NAME, JSON_NAME, write_report
@@ -49,6 +51,10 @@ class Export:
     ops: Mapping[str, int] = field(default_factory=dict)
     size: int = 0
     """Bytes of graph and weights."""
+    bisection: Bisection | None = None
+    """What of the passes does harm, when they made the program wrong."""
+    dropped: tuple[Culprit, ...] = ()
+    """Whose sites were left out because they did."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +67,17 @@ class Job:
     threads: int | None
     staging: Staging
     steps: Steps
+    drop_guilty: bool = False
+    """Leave out the sites that break a pass's promise, and go on."""
 
     def run(self) -> Export:
         """Do it; a result that does not agree with eager is an outcome, not an error."""
         with self.steps("reference"):
             reference = reference_of(self.prepared, self.plan.precision)
             problems = self._capture_problems(reference)
-        rewritten = rewrite(self.prepared, self.passes, reference, self.steps)
+        rewritten = explained(
+            self.prepared, self.passes, reference, self.steps, drop_guilty=self.drop_guilty
+        )
         problems = (*problems, *rewritten.failures)
         if problems or any(floor_failures(reference.floor)):
             verdict = by_emulation(rewritten, reference, problems)
@@ -133,15 +143,16 @@ class Job:
             fusions=tuple(fusions),
             seconds=dict(self.steps.seconds),
             memory=dict(self.steps.memory),
-            notes=self.prepared.captured.notes,
+            notes=(*self.prepared.captured.notes, *rewritten.notes),
         )
 
     def _reject(self, rewritten: Rewritten, report: Report, lowered: Lowered | None) -> Export:
         self._write_reports(rewritten, report)
         folder = self.staging.reject(REPORTS)
-        if lowered is None:
-            return Export(report, None, folder)
-        return Export(report, None, folder, lowered.nodes, lowered.ops)
+        done = Export(
+            report, None, folder, bisection=rewritten.bisection, dropped=rewritten.dropped
+        )
+        return done if lowered is None else replace(done, nodes=lowered.nodes, ops=lowered.ops)
 
     def _publish(
         self,
@@ -159,7 +170,9 @@ class Job:
         size = sum((self.staging.folder / name).stat().st_size for name in lowered.files)
         folder = self.staging.publish(judged(manifest, report.verdict, report.fusions))
         bundle = open_bundle(folder, check="size")
-        return Export(report, bundle, folder, lowered.nodes, lowered.ops, size)
+        return Export(
+            report, bundle, folder, lowered.nodes, lowered.ops, size, dropped=rewritten.dropped
+        )
 
     def _write_reports(self, rewritten: Rewritten, report: Report) -> None:
         write_report(self.staging.folder, report)

@@ -18,6 +18,7 @@ from enginecast.capture.outputs import run_named
 from enginecast.capture.source import Source, open_source
 from enginecast.capture.wanted import Wanted, parse_wanted
 from enginecast.errors import UsageError
+from enginecast.passes.base import PassContext
 from enginecast.passes.cut_outputs import drop_dead, keep_outputs
 from enginecast.passes.graph_edit import structural_copy
 from enginecast.steps import Steps
@@ -61,6 +62,11 @@ class Prepared:
         """The input that marks valid rows."""
         masks = [spec.name for spec in self.captured.inputs if spec.kind == "attention_mask"]
         return masks[0] if masks else None
+
+    @property
+    def context(self) -> PassContext:
+        """What passes may know of the model."""
+        return PassContext(calibration=tuple(case.inputs for case in self.cases))
 
     @property
     def output_names(self) -> tuple[str, ...]:

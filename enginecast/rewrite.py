@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 from torch.export import ExportedProgram
 
-from enginecast.passes.base import Pass, PassContext, Site
+from enginecast.passes.base import Pass, Site
 from enginecast.passes.graph_edit import structural_copy
 from enginecast.passes.pipeline import PassRun, run_pipeline
 from enginecast.prepare import Prepared
 from enginecast.steps import Steps
+from enginecast.verify.culprit import Bisection, Culprit, Leave
 from enginecast.verify.floor import range_culprit
 from enginecast.verify.program import Observer, TrueDtypeRun, true_dtype_check
 from enginecast.verify.reference import Reference
@@ -29,6 +30,10 @@ class Rewritten:
     """The program in true fp16 or bf16; None for fp32."""
     cause: str = ""
     """Where values leave fp16's range, when that is what broke; empty when it is not."""
+    bisection: Bisection | None = None
+    """What does harm, when it is wrong and that was looked for."""
+    dropped: tuple[Culprit, ...] = ()
+    """Whose sites were left out after they had been found to do harm."""
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -40,13 +45,30 @@ class Rewritten:
         if not broken:
             return ()
         later = f"; then {len(broken) - 1} later passes, too" if len(broken) > 1 else ""
-        return (*self._cause(), f"pass {broken[0]}{later}")
+        return (*self._cause(), f"pass {broken[0]}{later}", *self.blame)
 
     @property
     def problems(self) -> tuple[str, ...]:
         """What the run in the true dtype found."""
         found = self.emulated.problems if self.emulated is not None else ()
-        return self._cause() if found and self.cause else found
+        return (*(self._cause() if found and self.cause else found), *self.blame)
+
+    @property
+    def blame(self) -> tuple[str, ...]:
+        """The culprits in words, and what would help."""
+        if self.bisection is None:
+            return ()
+        hint = self.bisection.hint()
+        return (*self.bisection.lines(), *([hint] if hint else ()))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out, and why."""
+        return tuple(
+            f"dropped {len(culprit.left_out)} of {culprit.rewritten} sites: {line}"
+            for culprit in self.dropped
+            for line in culprit.lines()
+        )
 
     def _cause(self) -> tuple[str, ...]:
         if not self.cause:
@@ -65,17 +87,23 @@ class Rewritten:
 
 
 def rewrite(
-    prepared: Prepared, passes: tuple[Pass, ...], reference: Reference, steps: Steps
+    prepared: Prepared,
+    passes: tuple[Pass, ...],
+    reference: Reference,
+    steps: Steps,
+    leave: Leave = (),
 ) -> Rewritten:
     """Run the passes on a copy of the captured program.
 
     A pass that breaks its promise does not stop the others: the report should hold them all.
+
+    Args:
+        leave: sites that each pass leaves alone; empty: none.
     """
     observer = observe(prepared, reference)
     program = structural_copy(prepared.captured.program)
-    context = PassContext(calibration=tuple(case.inputs for case in prepared.cases))
     with steps("passes"):
-        runs = run_pipeline(passes, program, context, (observer,))
+        runs = run_pipeline(passes, program, prepared.context, (observer,), leave)
     for run in runs:
         left = len(run.sites) - run.rewritten
         steps.log(

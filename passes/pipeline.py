@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.export import ExportedProgram
 
 from enginecast.errors import EnginecastError, PassError, SpecError
-from enginecast.passes.base import Pass, PassContext, Site
+from enginecast.passes.base import Pass, PassContext, Site, SiteKey
 from enginecast.passes.graph_edit import tracked_outputs
 from enginecast.passes.options import pass_from_spec
 from enginecast.passes.registry import pass_class
@@ -60,6 +60,7 @@ def run_pipeline(
     program: ExportedProgram,
     context: PassContext,
     observe: Sequence[Observer] = (),
+    leave: Sequence[frozenset[SiteKey]] = (),
 ) -> list[PassRun]:
     """Run the passes over the program, in place, and check the program after each.
 
@@ -68,16 +69,19 @@ def run_pipeline(
         program: rewritten in place; after an error it is in an undefined state.
         context: handed to every pass.
         observe: called in order after each pass that succeeded.
+        leave: for each pass the sites that it alone leaves out, besides those of the context;
+            empty: none.  Two passes may call different places by one key.
 
     Raises:
         PassError: a pass or an observer failed, or the program is not valid after a pass; names the
             pass and those before it.  Errors of this package keep their type.
     """
     runs: list[PassRun] = []
-    for pass_ in passes:
+    for pass_, skip in zip(passes, leave or [frozenset()] * len(passes), strict=True):
         before = [run.pass_.name for run in runs]
+        own = replace(context, skip=context.skip | skip)
         with _blame(f"pass '{pass_.name}'", before):
-            runs.append(_run_one(pass_, program, context))
+            runs.append(_run_one(pass_, program, own))
         for observer in observe:
             with _blame(f"looking at the program after pass '{pass_.name}'", before):
                 observer(pass_, program, runs[-1])

@@ -37,6 +37,7 @@ STEPS = [
     "enginecast.prepare",
     "enginecast.rewrite",
     "enginecast.trial",
+    "enginecast.culprits",
     "enginecast.describe",
 ]
 # The table of docs/design.md.  Everybody may import enginecast.errors and their own folder.
@@ -56,6 +57,13 @@ MAY_IMPORT: dict[str, list[str]] = {
     "enginecast.prepare": ["enginecast.steps", *WORKERS],
     "enginecast.rewrite": ["enginecast.prepare", "enginecast.steps", *WORKERS],
     "enginecast.trial": ["enginecast.plan", "enginecast.rewrite", *WORKERS],
+    "enginecast.culprits": [
+        "enginecast.prepare",
+        "enginecast.rewrite",
+        "enginecast.steps",
+        "enginecast.trial",
+        *WORKERS,
+    ],
     "enginecast.describe": [
         "enginecast.plan",
         "enginecast.prepare",
@@ -75,6 +83,12 @@ MAY_IMPORT: dict[str, list[str]] = {
         *STEPS,
         *WORKERS,
     ],
+    "enginecast.commands_bisect": [
+        "enginecast.commands_engine",
+        "enginecast.terminal",
+        *STEPS,
+        *WORKERS,
+    ],
     "enginecast.commands": [
         "enginecast.commands_engine",
         "enginecast.terminal",
@@ -87,12 +101,21 @@ MAY_IMPORT: dict[str, list[str]] = {
     ],
     "enginecast.cli_options": [],
     "enginecast.cli_errors": ["enginecast.terminal"],
+    "enginecast.cli_passes": [
+        "enginecast.cli_options",
+        "enginecast.commands",
+        "enginecast.commands_bisect",
+        "enginecast.commands_opt",
+        "enginecast.plan",
+        "enginecast.prepare",
+        "enginecast.terminal",
+    ],
     "enginecast.cli": [
         "enginecast.cli_errors",
         "enginecast.cli_options",
         "enginecast.commands",
+        "enginecast.cli_passes",
         "enginecast.commands_engine",
-        "enginecast.commands_opt",
         "enginecast.doctor",
         "enginecast.plan",
         "enginecast.prepare",

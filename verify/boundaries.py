@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from enginecast.passes.graph_edit import is_float, value, weight_expressions
 from enginecast.passes.source import module_path, source_line
-from enginecast.verify.interpret import interpret, interpret_cases
+from enginecast.verify.interpret import Feed, interpret, interpret_cases
 
 SAMPLE = 1 << 16
 """Elements kept of a boundary: enough for an L2 norm, little enough to keep hundreds of boundaries
@@ -76,6 +76,7 @@ def snapshots(
     *,
     names: tuple[str, ...] | None = None,
     masks: Sequence[Tensor | None] | None = None,
+    feed: Feed | None = None,
 ) -> list[Snapshot]:
     """Run a program once over all cases; keep the outputs and what leaves each module.
 
@@ -83,6 +84,7 @@ def snapshots(
         cases: inputs by placeholder name.
         names: of the outputs.
         masks: attention mask [B, S] of each case; rows with 0 are left out of samples and ranges.
+        feed: replaces values for what reads them; kept is what was computed.
     """
     paths = leaving(program)
     masks = [None] * len(cases) if masks is None else masks
@@ -95,7 +97,7 @@ def snapshots(
             for path in paths[node]:
                 kept[path] = [*kept.pop(path, []), boundary]  # a module stands where it ends
 
-    outputs = interpret_cases(program, cases, names=names, watch=keep)
+    outputs = interpret_cases(program, cases, names=names, watch=keep, feed=feed)
     return [
         Snapshot(results, {path: tuple(values) for path, values in kept.items()})
         for results, kept in zip(outputs, found, strict=True)

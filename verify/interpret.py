@@ -30,6 +30,8 @@ from enginecast.passes.written import written_values
 Watch = Callable[[int, Node, Tensor], None]
 """Called with the number of the case and every tensor that a node computes from its inputs, as soon
 as it exists; must not keep or change it."""
+Feed = Callable[[int, Node, Tensor], Tensor]
+"""Called after `Watch`: what the nodes that read this value get in its place."""
 
 
 def interpret(
@@ -49,6 +51,7 @@ def interpret_cases(
     *,
     names: Sequence[str] | None = None,
     watch: Watch | None = None,
+    feed: Feed | None = None,
 ) -> list[dict[str, Tensor]]:
     """Run a program on several cases without altering it, its buffers or the inputs.
 
@@ -57,6 +60,7 @@ def interpret_cases(
         cases: inputs by placeholder name; names that the program does not have are ignored.
         names: of the tensor outputs, in order; None: `output_names`.
         watch: sees every tensor that depends on the inputs.
+        feed: may put another value in the place of each of them; None: nothing is replaced.
 
     Returns:
         For each case the tensor outputs by name: bit-equal with a run of that case alone.
@@ -65,7 +69,7 @@ def interpret_cases(
         InputError: an input is missing, or `names` does not fit the number of outputs.
     """
     with torch.no_grad():
-        results = _Run(program, cases, watch).results()
+        results = _Run(program, cases, watch, feed).results()
     return [_named(found, names) for found in results]
 
 
@@ -93,10 +97,12 @@ class _Run(Interpreter):
         program: ExportedProgram,
         cases: Sequence[Mapping[str, Tensor]],
         watch: Watch | None,
+        feed: Feed | None,
     ) -> None:
         super().__init__(program.graph_module, garbage_collect_values=False)
         self._program = program
         self._watch = watch
+        self._replace = feed
         self._written = written_placeholders(program)
         # What an op writes into is computed anew for each case, and so is what follows from it.
         self._weights = weight_expressions(program) - _reached_by(written_values(program.graph))
@@ -132,8 +138,11 @@ class _Run(Interpreter):
             found = self._feeds[case][node.name]
             return found.clone() if node in self._written else found
         found = self.run_node(node)
-        if self._watch is not None and isinstance(found, Tensor) and node not in self._weights:
-            self._watch(case, node, found)
+        if isinstance(found, Tensor) and node not in self._weights:
+            if self._watch is not None:
+                self._watch(case, node, found)
+            if self._replace is not None:
+                return self._replace(case, node, found)
         return found
 
     def _forget(self, node: Node) -> None:

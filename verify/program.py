@@ -34,6 +34,7 @@ class Observer:
             Without it those are only checked for values that are not finite.
         mask_input: input that marks valid rows; None: every row counts.
         masked: outputs whose rows follow the mask.
+        start: the program as it stands before the first pass that is looked at; None: `program`.
 
     A broken promise is recorded in `checks`, and what comes after it is checked all the same.
     """
@@ -47,32 +48,53 @@ class Observer:
         floor: Floor | None = None,
         mask_input: str | None = None,
         masked: frozenset[str] = frozenset(),
+        start: ExportedProgram | None = None,
     ) -> None:
-        self._names = None if names is None else tuple(names)
-        self._cases = tuple(cases)
-        self._masks = [mask_of(case, mask_input) for case in self._cases]
-        self._rules = Rules(floor, masked)
+        self.names = None if names is None else tuple(names)
+        self.cases = tuple(cases)
+        self.masks = [mask_of(case, mask_input) for case in self.cases]
+        self.rules = Rules(floor, masked)
         self._reference = self._run(reference_program(program))
-        self._before, self._state = self._run(program), _State.of(program)
+        start = program if start is None else start
+        self._before, self._state = self._run(start), _State.of(start)
         self.checks: list[PassCheck] = []
 
     def __call__(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> None:
-        """Check one pass."""
+        """Check one pass; the next is compared with what this one left."""
+        self.accept(self.look(pass_, program, run))
+
+    def look(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> "Look":
+        """Check one pass; the next is compared with what was there before."""
         start = time.perf_counter()
         state = _State.of(program)
         after = self._before if state.is_same(self._state) else self._run(program)
         runs = [
             CaseRuns(case.name, mask, *snapshots)
             for case, mask, *snapshots in zip(
-                self._cases, self._masks, self._reference, self._before, after, strict=True
+                self.cases, self.masks, self._reference, self._before, after, strict=True
             )
         ]
-        self._before, self._state = after, state
-        self.checks.append(self._rules.check(pass_, run, runs, time.perf_counter() - start))
+        check = self.rules.check(pass_, run, runs, time.perf_counter() - start)
+        return Look(check, runs, after, state)
+
+    def accept(self, look: "Look") -> None:
+        """Take the program that was looked at as the one to compare the next with."""
+        self._before, self._state = look.after, look.state
+        self.checks.append(look.check)
 
     def _run(self, program: ExportedProgram) -> list[Snapshot]:
-        inputs = [case.inputs for case in self._cases]
-        return snapshots(program, inputs, names=self._names, masks=self._masks)
+        inputs = [case.inputs for case in self.cases]
+        return snapshots(program, inputs, names=self.names, masks=self.masks)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was found in a program after a pass."""
+
+    check: PassCheck
+    runs: Sequence[CaseRuns]
+    after: list[Snapshot]
+    state: "_State"
 
 
 @dataclass(frozen=True)

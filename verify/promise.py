@@ -98,7 +98,7 @@ class Rules:
             seconds: that the runs took.
         """
         outputs = [self._output(pass_.promise, name, runs) for name in runs[0].after.outputs]
-        inner = list(self._inner(pass_.promise, runs))
+        inner = list(self.inner(pass_.promise, runs))
         moved: tuple[str, ...] = ()
         if not any(check.problem for check in outputs):
             moved = tuple(check.place for check in inner if check.may_have_moved)
@@ -149,7 +149,8 @@ class Rules:
         own = self.floor.only(frozenset(run.case for run in runs))
         return max(pool_output(own.cases, name).relative, least_floor(own.dtype))
 
-    def _inner(self, promise: Promise, runs: Sequence[CaseRuns]) -> Iterator[Check]:
+    def inner(self, promise: Promise, runs: Sequence[CaseRuns]) -> Iterator[Check]:
+        """Every module boundary that all runs have, in order of execution."""
         for module in runs[0].after.boundaries:
             found = [place for run in runs if (place := _at(module, run)) is not None]
             if len(found) == len(runs):

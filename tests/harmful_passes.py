@@ -1,0 +1,142 @@
+"""Passes that do harm on purpose, at the sites that their options name."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from enginecast.passes.base import Pass, PassContext, Promise, Site
+from enginecast.passes.graph_edit import aten, insert
+from enginecast.passes.sites import SiteLog
+from enginecast.passes.source import module_path
+
+
+def scale(node: Node, factor: float) -> None:
+    """Multiply what a node gives."""
+    with node.graph.inserting_after(node):
+        scaled = insert(node.graph, aten.mul.Tensor, (node, factor), like=node)
+    node.replace_all_uses_with(scaled, delete_user_cb=lambda user: user is not scaled)
+
+
+@dataclass(frozen=True)
+class TouchLinears(Pass):
+    """Every linear is a site; those whose module ends in one of `wrong` come out too large.
+
+    A pair "A+B" in `wrong` does harm only where both are rewritten: one alone changes nothing.
+    """
+
+    name: ClassVar[str] = "touch-linears"
+    promise: ClassVar[Promise] = "reordered"
+
+    wrong: tuple[str, ...] = ()
+    by: float = 1e-3
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        log = SiteLog(context)
+        touched = []
+        for node in list(program.graph.nodes):
+            if node.target is aten.linear.default and not log.skipped(node):
+                touched.append(node)
+                log.done(node)
+        for ends in (wrong.split("+") for wrong in self.wrong):
+            found = [n for end in ends for n in touched if module_path(n).endswith(end)]
+            if len({module_path(node) for node in found}) >= len(ends):
+                for node in found[-1:] if len(ends) > 1 else found:
+                    scale(node, 1 + self.by)
+        return log.sites
+
+
+@dataclass(frozen=True)
+class TouchExactly(TouchLinears):
+    """The same, and it promises more."""
+
+    name: ClassVar[str] = "touch-exactly"
+    promise: ClassVar[Promise] = "exact"
+
+
+@dataclass(frozen=True)
+class Stubborn(TouchLinears):
+    """Does not listen to what it is told to leave alone."""
+
+    name: ClassVar[str] = "stubborn"
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        return super().run(program, PassContext())
+
+
+@dataclass(frozen=True)
+class Elsewhere(TouchLinears):
+    """Does its harm outside of its sites."""
+
+    name: ClassVar[str] = "elsewhere"
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        sites = super().run(program, context)
+        last = [n for n in program.graph.nodes if n.target is aten.linear.default][-1]
+        scale(last, 1 + self.by)
+        return sites
+
+
+@dataclass(frozen=True)
+class Drift(Pass):
+    """Every residual sum is a site and moves a little, by a few roundings, always one way."""
+
+    name: ClassVar[str] = "drift"
+    promise: ClassVar[Promise] = "reordered"
+
+    by: float = 4e-7
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        log = SiteLog(context)
+        for node in list(program.graph.nodes):
+            value = node.meta.get("val")
+            if node.target is not aten.linear.default or not math.prod(value.shape[2:]):
+                continue
+            if not log.skipped(node):
+                scale(node, 1 + self.by)
+                log.done(node)
+        return log.sites
+
+
+@dataclass(frozen=True)
+class Siteless(Pass):
+    """Changes every linear of the last layer and tells of no site."""
+
+    name: ClassVar[str] = "siteless"
+    promise: ClassVar[Promise] = "reordered"
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        linears = [n for n in program.graph.nodes if n.target is aten.linear.default]
+        scale(linears[-1], 1.01)
+        return []
+
+
+@dataclass(frozen=True)
+class ShrinkRange(Pass):
+    """Computes one module's linears in the rounding of bfloat16: a pass of precision."""
+
+    name: ClassVar[str] = "shrink-range"
+    promise: ClassVar[Promise] = "precision"
+
+    module: str = "wo"
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        log = SiteLog(context)
+        for node in list(program.graph.nodes):
+            if node.target is aten.linear.default and module_path(node).endswith(self.module):
+                with node.graph.inserting_after(node):
+                    low = insert(node.graph, aten.to.dtype, (node, torch.bfloat16), like=node)
+                with node.graph.inserting_after(low):
+                    back = insert(node.graph, aten.to.dtype, (low, torch.float32), like=node)
+                node.replace_all_uses_with(back, delete_user_cb=lambda u, low=low: u is not low)
+                log.done(node)
+        return log.sites
+
+
+NAMES = {
+    found.name: f"harmful_passes:{found.__name__}"
+    for found in (TouchLinears, TouchExactly, Stubborn, Elsewhere, Drift, Siteless, ShrinkRange)
+}
