@@ -66,7 +66,7 @@ def run_bisect(
 
 def _why(rewritten: Rewritten, reference: Reference) -> tuple[str, ...]:
     verdict = by_emulation(rewritten, reference, (*rewritten.failures, *rewritten.problems))
-    return verdict.reasons
+    return tuple(dict.fromkeys(verdict.reasons))
 
 
 def _show(outcome: Outcome, console: Console) -> None:
@@ -81,10 +81,13 @@ def _show(outcome: Outcome, console: Console) -> None:
     for reason in outcome.why:
         say(console, f"error: {reason}", "bold red")
     shown = table("module", "source", "error / floor", "isolated / floor")
-    for error in found.modules:
+    beyond = [error for error in found.modules if error.off]
+    for error in beyond:
         isolated = "-" if error.isolated is None else _times(error.isolated)
         shown.add_row(error.module, error.source, _times(error.accumulated), isolated)
-    console.print(shown)
+    if beyond:
+        console.print(shown)
+    say(console, f"{len(found.modules) - len(beyond)} other modules are as they should be")
     for line in found.lines() or ("no pass, site or module could be told apart",):
         say(results(), line)
     if found.hint():

@@ -1,6 +1,5 @@
 """Passes that do harm on purpose, at the sites that their options name."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,7 +24,7 @@ def scale(node: Node, factor: float) -> None:
 class TouchLinears(Pass):
     """Every linear is a site; those whose module ends in one of `wrong` come out too large.
 
-    A pair "A+B" in `wrong` does harm only where both are rewritten: one alone changes nothing.
+    "A+B" in `wrong` does harm at B, and only when a linear of A is rewritten too.
     """
 
     name: ClassVar[str] = "touch-linears"
@@ -42,9 +41,9 @@ class TouchLinears(Pass):
                 touched.append(node)
                 log.done(node)
         for ends in (wrong.split("+") for wrong in self.wrong):
-            found = [n for end in ends for n in touched if module_path(n).endswith(end)]
-            if len({module_path(node) for node in found}) >= len(ends):
-                for node in found[-1:] if len(ends) > 1 else found:
+            found = [[n for n in touched if module_path(n).endswith(end)] for end in ends]
+            if all(found):
+                for node in found[-1]:
                     scale(node, 1 + self.by)
         return log.sites
 
@@ -82,7 +81,7 @@ class Elsewhere(TouchLinears):
 
 @dataclass(frozen=True)
 class Drift(Pass):
-    """Every residual sum is a site and moves a little, by a few roundings, always one way."""
+    """What every layer adds to the residual is a site, and grows by a few roundings."""
 
     name: ClassVar[str] = "drift"
     promise: ClassVar[Promise] = "reordered"
@@ -92,10 +91,8 @@ class Drift(Pass):
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
         log = SiteLog(context)
         for node in list(program.graph.nodes):
-            value = node.meta.get("val")
-            if node.target is not aten.linear.default or not math.prod(value.shape[2:]):
-                continue
-            if not log.skipped(node):
+            ends_layer = module_path(node).rpartition(".")[2] in ("o", "wo")
+            if node.target is aten.linear.default and ends_layer and not log.skipped(node):
                 scale(node, 1 + self.by)
                 log.done(node)
         return log.sites

@@ -113,8 +113,10 @@ class _Bisect:
                 stage = self._stage(done.program, position, stage.observer)
                 done = stage.run()
             done = self._freed(stage, done)
+            if done.wrong:
+                break  # what is found after it is mostly its consequence
             stage.observer.accept(done.look)
-        return self._result(helps=all(culprit.left_out for culprit in self._culprits))
+        return self._result(helps=not done.wrong)
 
     def whole(self, wrong: Sequence[Case]) -> Bisection:
         """The passes after which the outputs are wrong, each after those before it were freed."""

@@ -22,10 +22,20 @@ class ModuleError:
     """As the program computes it."""
     isolated: float | None
     """When the module is fed the values from before the pass; None: it cannot be compared so."""
+    bits: tuple[bool, bool] | None = None
+    """After a pass that promises *exact*: whether the value has other bits than before, and whether
+    it has them when the module is fed the values from before; None: other bits are no harm."""
+
+    @property
+    def off(self) -> bool:
+        """Whether the value is not what the promise allows."""
+        return self.bits[0] if self.bits is not None else self.accumulated > LIMIT
 
     @property
     def arises(self) -> bool:
         """Whether the module makes an error of its own, and not only hands one on."""
+        if self.bits is not None:
+            return self.bits[1]
         return self.isolated is not None and self.isolated > LIMIT
 
     @property
@@ -36,6 +46,8 @@ class ModuleError:
     def words(self) -> str:
         """Such as "error 41x the noise floor; isolated error 0.9x (accumulated)"."""
         error = _floors(self.accumulated, " the noise floor")
+        if self.bits is not None:
+            error = f"{error}{', other bits than before' if self.bits[0] else ''}"
         if self.isolated is None:
             return error
         place = "arises here" if self.arises else "accumulated"
@@ -202,4 +214,6 @@ def _error(error: ModuleError | None) -> dict[str, Any] | None:
         "source": error.source,
         "error": error.accumulated,
         "isolated": error.isolated,
+        "off": error.off,
+        "arises_here": error.arises,
     }

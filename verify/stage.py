@@ -15,7 +15,12 @@ from enginecast.passes.unify_dtype import UnifyDtype
 from enginecast.verify.culprit import Culprit, GuiltySite, ModuleError
 from enginecast.verify.isolate import isolated
 from enginecast.verify.program import Look, Observer
+from enginecast.verify.promise import CaseRuns
 from enginecast.verify.search import search
+from enginecast.verify.verdict import floor_failures
+
+KEPT = 3
+"""Modules that are tried in fp32: the one that loses precision, and those around it."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +128,7 @@ class Stage:
     def _around(self, module: str) -> ModuleError | None:
         """The error at the innermost boundary around a module."""
         known = {error.module: error for error in self.modules}
-        parts = module.split(".")
-        paths = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-        return next((known[path] for path in paths if path in known), None)
+        return next((known[path] for path in _around(module) if path in known), None)
 
     def _entry(self, whole: Done) -> ModuleError | None:
         """Where the error comes in: the first module that makes one of its own, else the place
@@ -149,21 +152,43 @@ class Stage:
         )
         apart = [replace(run, after=found) for run, found in zip(runs, alone, strict=True)]
         ratios = {check.place: check.ratio for check in observer.rules.inner("reordered", apart)}
+        changed = None
+        if self.pass_.promise == "exact" and self.judged_as is None:
+            changed = self._changed(runs), self._changed(apart)
         return tuple(
-            ModuleError(check.place, check.source, check.ratio, ratios.get(check.place))
+            ModuleError(
+                check.place,
+                check.source,
+                check.ratio,
+                ratios.get(check.place),
+                None if changed is None else (check.place in changed[0], check.place in changed[1]),
+            )
             for check in observer.rules.inner("reordered", runs)
         )
 
+    def _changed(self, runs: Sequence[CaseRuns]) -> set[str]:
+        """Modules whose result has other bits than before the pass."""
+        checks = self.observer.rules.inner("exact", runs)
+        return {check.place for check in checks if check.problem}
+
     def _module_that_needs_range(self, whole: Done) -> Culprit:
         """The module of a lost precision; for `unify-dtype`, tried in fp32."""
-        module = self._worst_module()
+        module, unify = self._worst_module(), self.pass_
         culprit = self._culprit(whole, module=module)
-        if module is None or not isinstance(self.pass_, UnifyDtype):
+        if module is None or not isinstance(unify, UnifyDtype):
             return culprit
-        keep = rf"^{re.escape(module.module)}(\.|$)"
-        kept = replace(self.pass_, keep=(*self.pass_.keep, keep))
-        helps = not self.run_as(kept, self.context).wrong
-        return replace(culprit, keep=keep, keep_helps=helps)
+        paths = _around(module.module)
+        tried = (path for path in paths[:KEPT] if self._can_stay(unify, path))
+        helps = next(tried, None)
+        return replace(culprit, keep=_pattern(helps or paths[0]), keep_helps=helps is not None)
+
+    def _can_stay(self, pass_: UnifyDtype, module: str) -> bool:
+        """Whether all is well with the module in fp32; a broken floor cannot tell."""
+        floor = self.observer.rules.floor
+        if floor is None or any(floor_failures(floor)):
+            return False
+        kept = replace(pass_, keep=(*pass_.keep, _pattern(module)))
+        return not self.run_as(kept, self.context).wrong
 
     def _worst_module(self) -> ModuleError | None:
         """The first that gives values that are not finite, else the one that loses most itself."""
@@ -192,6 +217,16 @@ class Stage:
             module=module,
             reason=reason,
         )
+
+
+def _around(module: str) -> list[str]:
+    """The path and those of the modules around it, innermost first, without the root."""
+    parts = module.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+
+
+def _pattern(module: str) -> str:
+    return rf"^{re.escape(module)}(\.|$)"
 
 
 def _in_order(sites: Sequence[Site], chosen: Sequence[Site]) -> list[Site]:
