@@ -87,13 +87,19 @@ class Drift(Pass):
     promise: ClassVar[Promise] = "reordered"
 
     by: float = 4e-7
+    modules: tuple[str, ...] = ("o", "wo")
 
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
         log = SiteLog(context)
         for node in list(program.graph.nodes):
-            ends_layer = module_path(node).rpartition(".")[2] in ("o", "wo")
+            ends_layer = module_path(node).rpartition(".")[2] in self.modules
             if node.target is aten.linear.default and ends_layer and not log.skipped(node):
-                scale(node, 1 + self.by)
+                # x + by * x rounds once: 1 + by would itself be rounded to whole steps.
+                with node.graph.inserting_after(node):
+                    more = insert(
+                        node.graph, aten.add.Tensor, (node, node), {"alpha": self.by}, like=node
+                    )
+                node.replace_all_uses_with(more, delete_user_cb=lambda u, more=more: u is not more)
                 log.done(node)
         return log.sites
 

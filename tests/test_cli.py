@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from enginecast.cli import main
 
 Capture = pytest.CaptureFixture[str]
-COMMANDS = ("export", "verify", "run", "inspect", "opt", "passes", "doctor")
+COMMANDS = ("export", "verify", "run", "inspect", "opt", "bisect", "passes", "doctor")
 
 
 def process(*arguments: object) -> Ran:

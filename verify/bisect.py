@@ -71,9 +71,6 @@ class Subject:
             start=start,
         )
 
-    def context_of(self, position: int) -> PassContext:
-        return replace(self.context, skip=self.context.skip | self.leave[position])
-
 
 def bisect(
     subject: Subject, checks: Sequence[PassCheck], observed: Sequence[Case], wrong: Sequence[Case]
@@ -112,7 +109,10 @@ class _Bisect:
             if position > first:
                 stage = self._stage(done.program, position, stage.observer)
                 done = stage.run()
-            done = self._freed(stage, done)
+            if done.wrong:
+                stage, done = self._confirmed(stage, self._freed(stage, done), observed)
+            else:
+                self._trials += stage.trials
             if done.wrong:
                 break  # what is found after it is mostly its consequence
             stage.observer.accept(done.look)
@@ -135,15 +135,26 @@ class _Bisect:
                 return self._result(helps=True)
         return self._result(helps=False)
 
-    def _freed(self, stage: Stage, done: Done) -> Done:
-        """Without what does harm, where it does any."""
-        if done.wrong:
-            culprit, done = stage.explain(done)
-            self._culprits.append(culprit)
-            self._leave[culprit.position] |= culprit.left_out
-            self._modules = self._modules or stage.modules
+    def _freed(self, stage: Stage, wrong: Done) -> Done:
+        """Without what does harm."""
+        culprit, done = stage.explain(wrong)
+        if self._culprits and self._culprits[-1].position == culprit.position:
+            culprit = self._culprits.pop().joined(culprit)
+        self._culprits.append(culprit)
+        self._leave[culprit.position] |= culprit.left_out
+        self._modules = self._modules or stage.modules
         self._trials += stage.trials
         return done
+
+    def _confirmed(self, stage: Stage, done: Done, observed: Sequence[Case]) -> tuple[Stage, Done]:
+        """What one case was enough to find is held against all of them."""
+        if done.wrong or len(stage.observer.cases) == len(observed):
+            return stage, done
+        observer = self._subject.observer(observed, stage.before)
+        wide = self._stage(stage.before, stage.position, observer)
+        done = wide.run()
+        self._trials += 3
+        return wide, self._freed(wide, done) if done.wrong else done
 
     def _stage(
         self,
@@ -153,15 +164,19 @@ class _Bisect:
         judged_as: Pass | None = None,
     ) -> Stage:
         subject = self._subject
-        context = subject.context_of(position)
+        context = self._context(position)
         return Stage(subject.passes[position], position, program, context, observer, judged_as)
+
+    def _context(self, position: int) -> PassContext:
+        context = self._subject.context
+        return replace(context, skip=context.skip | self._leave[position])
 
     def _prefixes(self, program: ExportedProgram, start: int, end: int) -> list[ExportedProgram]:
         """The program, and what it is after each of some passes."""
         found = [structural_copy(program)]
         for position in range(start, end):
             copy = structural_copy(found[-1])
-            context = self._subject.context_of(position)
+            context = self._context(position)
             run_pipeline((self._subject.passes[position],), copy, context)
             found.append(copy)
         return found

@@ -1,7 +1,7 @@
 """What a bisection ends in, as data and in words."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from enginecast.passes.base import Promise, Site, SiteKey
@@ -91,6 +91,12 @@ class Culprit:
     def left_out(self) -> frozenset[SiteKey]:
         """Sites without which the pass was found to do no harm."""
         return frozenset(s.key for s in (*(guilty.site for guilty in self.sites), *self.undecided))
+
+    def joined(self, more: "Culprit") -> "Culprit":
+        """With what was found when these sites had been left out."""
+        return replace(
+            self, sites=(*self.sites, *more.sites), undecided=(*self.undecided, *more.undecided)
+        )
 
     def lines(self) -> Iterator[str]:
         """In words."""

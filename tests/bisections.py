@@ -1,0 +1,80 @@
+"""Bisect pipelines of harmful passes over a small encoder of many layers."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from small_programs import NAMES, Block, Encoder, cases, program
+from torch import nn
+from torch.export import ExportedProgram
+
+from enginecast.passes.base import Pass, PassContext
+from enginecast.passes.graph_edit import structural_copy
+from enginecast.passes.pipeline import run_pipeline
+from enginecast.verify.bisect import Subject, bisect
+from enginecast.verify.culprit import Bisection
+from enginecast.verify.floor import make_reference
+from enginecast.verify.program import Observer
+from enginecast.verify.reference import Reference
+from enginecast.verify.report_data import PassCheck
+
+BLOCKS = 6
+
+
+class Deep(Encoder):
+    """The small encoder with more blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(BLOCKS)])
+
+
+def deep(dtype: torch.dtype = torch.float32) -> Deep:
+    """Seeded."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        return Deep().eval().requires_grad_(False).to(dtype)
+
+
+@cache
+def deep_program() -> ExportedProgram:
+    return program(deep())
+
+
+@cache
+def deep_reference(dtype: str) -> Reference:
+    return make_reference(
+        deep_program(),
+        deep,
+        cases(),
+        dtype=dtype,
+        names=NAMES,
+        forward=lambda module, inputs: dict(module(**inputs)),
+        mask_input="attention_mask",
+    )
+
+
+def subject_of(passes: Sequence[Pass], dtype: str = "fp32") -> Subject:
+    reference = deep_reference(dtype)
+    return Subject(
+        deep_program(),
+        tuple(passes),
+        reference.floor,
+        names=NAMES,
+        mask_input="attention_mask",
+        masked=reference.masked,
+    )
+
+
+def checks_of(subject: Subject) -> list[PassCheck]:
+    """What an export finds after each pass, with what the subject leaves alone left alone."""
+    observer: Observer = subject.observer(cases(), subject.program)
+    copy = structural_copy(subject.program)
+    run_pipeline(subject.passes, copy, PassContext(), [observer], subject.leave)
+    return observer.checks
+
+
+def bisected(passes: Sequence[Pass], dtype: str = "fp32") -> Bisection:
+    """Check as an export does, then search on the same cases."""
+    subject = subject_of(passes, dtype)
+    return bisect(subject, checks_of(subject), cases(), cases())

@@ -1,0 +1,207 @@
+"""Passes that are wrong on purpose are found: the pass, its sites, the module."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from bisections import bisected, checks_of, deep_program, subject_of
+from harmful_passes import (
+    Drift,
+    Elsewhere,
+    ShrinkRange,
+    Siteless,
+    Stubborn,
+    TouchExactly,
+    TouchLinears,
+)
+from small_programs import cases
+
+from enginecast.passes.canonicalize import Canonicalize
+from enginecast.passes.unify_dtype import UnifyDtype
+from enginecast.verify.bisect import bisect
+from enginecast.verify.culprit import Bisection, ModuleError, why_dropped
+
+LINEARS = 12
+
+
+def named(found: Bisection) -> list[str]:
+    return [guilty.site.module for culprit in found.culprits for guilty in culprit.sites]
+
+
+def is_fine_without(found: Bisection, subject_passes: tuple[TouchLinears, ...]) -> bool:
+    """Whether an export that leaves out what was found sees nothing wrong."""
+    checks = checks_of(replace(subject_of(subject_passes), leave=found.leave))
+    return not any(check.failure for check in checks)
+
+
+def test_a_pipeline_that_keeps_its_promises_has_no_culprit() -> None:
+    found = bisected([Canonicalize(), TouchLinears()])
+    assert (found.culprits, found.helps, found.hint()) == ((), False, "")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("blocks.3.second",),
+        ("blocks.5.second",),
+        ("blocks.0.first",),
+        ("blocks.1.first", "blocks.4.second"),
+        ("blocks.0.second", "blocks.1.second", "blocks.5.first"),
+    ],
+)
+def test_every_guilty_site_is_named_and_no_other(wrong: tuple[str, ...]) -> None:
+    passes = (TouchLinears(), TouchLinears(wrong))
+    found = bisected(passes)
+    assert named(found) == list(wrong)
+    (culprit,) = found.culprits
+    assert (culprit.position, culprit.name, culprit.rewritten) == (1, "touch-linears", LINEARS)
+    assert all(g.error is not None and g.error.arises for g in culprit.sites)
+    assert found.helps
+    assert found.hint() == f"--drop-guilty would leave {len(wrong)} of {LINEARS} sites out"
+    assert is_fine_without(found, passes)
+    assert not is_fine_without(replace(found, leave=()), passes)
+    line = found.lines()[0]
+    assert re.fullmatch(
+        rf"pass touch-linears, site {wrong[0]}, small_programs.py:\d+, error \S+x the noise floor;"
+        r" isolated error \S+x \(arises here\)",
+        line,
+    ), line
+
+
+def test_few_runs_are_needed() -> None:
+    one = bisected([TouchLinears(("blocks.3.second",))])
+    assert one.trials <= 12
+
+
+def test_the_error_is_carried_on_but_arises_in_one_module() -> None:
+    found = bisected([TouchLinears(("blocks.2.first",))])
+    arising = {error.module for error in found.modules if error.arises}
+    off = {error.module for error in found.modules if error.off}
+    assert arising == {"blocks.2.first"}
+    assert {"blocks.2", "blocks.3", "blocks.5.norm"} <= off
+    later = next(error for error in found.modules if error.module == "blocks.5.second")
+    assert later.accumulated > 10
+    assert later.isolated is not None
+    assert later.isolated < 2
+    assert "(accumulated)" in later.words()
+
+
+def test_of_two_rewrites_that_harm_only_together_one_is_left_out() -> None:
+    passes = (TouchLinears(("blocks.1.first+blocks.4.second",)),)
+    found = bisected(passes)
+    assert named(found) == ["blocks.4.second"]
+    assert is_fine_without(found, passes)
+
+
+def test_errors_that_add_up_are_called_so() -> None:
+    """No module is off by itself; all of them together are."""
+    passes = (Drift(by=2.2e-7, modules=("first", "second")),)
+    found = bisected(passes)
+    assert found.helps
+    (culprit,) = found.culprits
+    assert culprit.sites
+    assert 0 < found.left_out < LINEARS
+    assert not any(error.arises for error in found.modules)
+    assert all("(accumulated)" in line for line in culprit.lines() if "site" in line)
+    assert not any(c.failure for c in checks_of(replace(subject_of(passes), leave=found.leave)))
+
+
+def test_a_changed_bit_is_found_where_it_is_changed() -> None:
+    found = bisected([TouchExactly(("blocks.2.second",), by=2.0**-22)])
+    assert named(found) == ["blocks.2.second"]
+    arising = {error.module for error in found.modules if error.arises}
+    assert arising == {"blocks.2.second"}
+    assert "other bits than before" in found.lines()[0]
+    assert "arises here" in found.lines()[0]
+
+
+def test_every_pass_that_breaks_its_promise_is_named() -> None:
+    passes = (
+        TouchLinears(("blocks.1.first",)),
+        Canonicalize(),
+        TouchLinears(),
+        TouchLinears(("blocks.4.first", "blocks.2.second")),
+    )
+    found = bisected(passes)
+    assert [culprit.position for culprit in found.culprits] == [0, 3]
+    assert named(found) == ["blocks.1.first", "blocks.2.second", "blocks.4.first"]
+    assert [len(keys) for keys in found.leave] == [1, 0, 0, 2]
+    assert found.helps
+
+
+@pytest.mark.parametrize(
+    ("harmful", "reason"),
+    [
+        (Siteless(), "it tells of no site that it rewrote"),
+        (Stubborn(("blocks.5.second",)), "it rewrites sites that it was told to leave alone"),
+        (Elsewhere(), "it does harm with all of its sites left alone, too"),
+    ],
+)
+def test_a_pass_whose_sites_cannot_be_told_apart_is_named_with_its_module(
+    harmful: TouchLinears, reason: str
+) -> None:
+    found = bisected([Canonicalize(), harmful, Canonicalize()])
+    (culprit,) = found.culprits
+    assert (culprit.position, culprit.sites, culprit.reason) == (1, (), reason)
+    assert culprit.module is not None
+    assert culprit.module.module == "blocks.5.second"
+    assert (found.helps, found.hint()) == (False, "")
+    (line,) = found.lines()
+    assert line.endswith(f"; {reason}")
+
+
+def test_a_pass_of_precision_is_named_with_the_module_that_loses_it() -> None:
+    found = bisected([ShrinkRange(module="blocks.4.second")])
+    (culprit,) = found.culprits
+    assert culprit.module is not None
+    assert culprit.module.module == "blocks.4.second"
+    assert culprit.keep == ""
+    assert not found.helps
+
+
+def test_passes_that_keep_their_promises_and_are_wrong_together_are_bisected() -> None:
+    """Each makes the error a few times larger, which is allowed; in the end it is too large."""
+    by = (1e-3, 2e-3, 4e-3, 8e-3)
+    passes = (UnifyDtype(to="fp16"), *(TouchLinears(("blocks.0.second",), by=b) for b in by))
+    subject = subject_of(passes, "fp16")
+    checks = checks_of(subject)
+    assert not any(check.failure for check in checks)
+    found = bisect(subject, checks, cases(), cases())
+    assert found.culprits
+    assert set(named(found)) == {"blocks.0.second"}
+    first = found.culprits[0].position
+    assert first >= 2
+    assert "pipeline" in found.culprits[0].failure
+    assert found.helps
+    again = bisect(replace(subject, leave=found.leave), checks, cases(), cases())
+    assert again.culprits == ()
+
+
+def test_nothing_is_named_where_nothing_is_seen() -> None:
+    subject = subject_of([Canonicalize()])
+    found = bisect(subject, checks_of(subject), cases(), cases())
+    assert (found.culprits, found.helps) == ((), False)
+
+
+def test_the_program_is_not_altered_by_the_search() -> None:
+    before = str(deep_program().graph)
+    bisected([TouchLinears(("blocks.3.second",))])
+    assert str(deep_program().graph) == before
+
+
+def test_json_and_reasons_have_what_the_words_have() -> None:
+    found = bisected([TouchLinears(("blocks.3.second",))])
+    content = found.to_json()
+    (culprit,) = content["culprits"]
+    assert culprit["pass"] == "touch-linears"
+    (site,) = culprit["sites"]
+    assert (site["module"], site["ordinal"]) == ("blocks.3.second", 0)
+    assert site["error"]["arises_here"]
+    assert (content["drop_guilty_helps"], content["left_out"]) == (True, 1)
+    (reason,) = why_dropped(found.culprits).values()
+    assert reason.startswith("dropped as guilty: error ")
+
+
+def test_words_of_values_that_are_not_finite() -> None:
+    lost = ModuleError("a", "m.py:1", 1e30, None)
+    assert lost.words() == "error not finite"

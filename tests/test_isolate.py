@@ -1,0 +1,88 @@
+"""Modules run on the values from before a pass: what they hand on is not held against them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from bisections import deep_program
+from harmful_passes import TouchLinears, scale
+from program_edits import find
+from small_programs import NAMES, cases
+from torch.export import ExportedProgram
+
+from enginecast.passes.base import PassContext
+from enginecast.passes.graph_edit import erase_dead, insert, structural_copy
+from enginecast.passes.pipeline import run_pipeline
+from enginecast.passes.unify_dtype import UnifyDtype
+from enginecast.verify.boundaries import Snapshot, snapshots
+from enginecast.verify.isolate import isolated
+
+aten = torch.ops.aten
+INPUTS = [case.inputs for case in cases()]
+
+
+def edited(edit: Callable[[ExportedProgram], object]) -> ExportedProgram:
+    copy = structural_copy(deep_program())
+    edit(copy)
+    copy.graph_module.recompile()
+    return copy
+
+
+def changed(before: list[Snapshot], after: list[Snapshot]) -> set[str]:
+    """Modules whose result has other bits, in any case."""
+    return {
+        module
+        for old, new in zip(before, after, strict=True)
+        for module in old.boundaries
+        if old.boundaries[module][-1].digest != new.boundaries[module][-1].digest
+    }
+
+
+def test_only_the_module_that_was_changed_differs() -> None:
+    after = edited(
+        lambda p: scale(find(p, aten.linear.default, "blocks.2.first"), 1.5),
+    )
+    before = snapshots(deep_program(), INPUTS, names=NAMES)
+    assert len(changed(before, snapshots(after, INPUTS, names=NAMES))) > 10
+    apart = isolated(deep_program(), after, INPUTS, names=NAMES)
+    assert changed(before, apart) == {"blocks.2.first"}
+
+
+def test_an_unchanged_program_differs_nowhere() -> None:
+    before = snapshots(deep_program(), INPUTS, names=NAMES)
+    apart = isolated(deep_program(), edited(lambda p: None), INPUTS, names=NAMES)
+    assert changed(before, apart) == set()
+
+
+def test_a_node_that_was_replaced_stands_for_the_one_in_its_place() -> None:
+    """The new linear has another name; what reads it gets the value of the old one."""
+
+    def replace(program: ExportedProgram) -> None:
+        old = find(program, aten.linear.default, "blocks.2.second")
+        with program.graph.inserting_after(old):
+            new = insert(program.graph, aten.linear.default, old.args, like=old, name="other")
+        old.replace_all_uses_with(new)
+        scale(new, 1.5)
+        erase_dead(program.graph)
+
+    before = snapshots(deep_program(), INPUTS, names=NAMES)
+    apart = isolated(deep_program(), edited(replace), INPUTS, names=NAMES)
+    assert changed(before, apart) == {"blocks.2.second"}
+
+
+def test_values_are_fed_in_the_dtype_that_the_program_wants() -> None:
+    low = edited(lambda p: run_pipeline((UnifyDtype(to="fp16"),), p, PassContext()))
+    apart = isolated(deep_program(), low, INPUTS, names=NAMES)
+    boundary = apart[0].boundaries["blocks.5.second"][-1]
+    assert boundary.dtype is torch.float16
+    wanted = snapshots(deep_program(), INPUTS, names=NAMES)[0].boundaries["blocks.5.second"][-1]
+    error = (boundary.sample - wanted.sample).norm() / wanted.sample.norm()
+    assert 0 < error < 2 * 2.0**-11  # its own rounding and that of its inputs
+
+
+@pytest.mark.parametrize("module", ["blocks.0.first", "blocks.5.second"])
+def test_looking_alters_neither_program(module: str) -> None:
+    after = edited(lambda p: TouchLinears((module,)).run(p, PassContext()))
+    texts = str(deep_program().graph), str(after.graph)
+    isolated(deep_program(), after, INPUTS, names=NAMES)
+    assert (str(deep_program().graph), str(after.graph)) == texts
