@@ -65,6 +65,8 @@ def run_opt(
         _show(done, print_ir, print_diff, console)
     for failure in done.failures:
         say(console, f"error: {failure}", "bold red")
+    if done.failures:
+        say(console, "`enginecast bisect` with this pipeline names the sites that do harm.")
     if output is not None:
         say(console, f"{output}: saved" if saved else f"{output}: not written")
     return 1 if done.failures else 0

@@ -46,6 +46,7 @@ def explained(
             rewritten = replace(rewritten, bisection=found)
             break
         leave, dropped = found.leave, (*dropped, *found.culprits)
+        steps.say(f"--drop-guilty leaves {found.left_out} of {found.rewritten} sites out")
         again = rewrite(prepared, passes, reference, steps, leave)
         rewritten = replace(again, runs=_with_reasons(again.runs, dropped))
     return replace(rewritten, dropped=dropped)

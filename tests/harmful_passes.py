@@ -80,6 +80,33 @@ class Elsewhere(TouchLinears):
 
 
 @dataclass(frozen=True)
+class Brittle(TouchLinears):
+    """Fails when more than `spare` of its sites are left alone."""
+
+    name: ClassVar[str] = "brittle"
+
+    spare: int = 0
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        sites = super().run(program, context)
+        if sum(not site.rewritten for site in sites) > self.spare:
+            raise RuntimeError("too few linears are left")
+        return sites
+
+
+@dataclass(frozen=True)
+class Dependent(Pass):
+    """Runs only on a program in which a linear was made too large."""
+
+    name: ClassVar[str] = "dependent"
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        if not any(1 + TouchLinears.by in node.args for node in program.graph.nodes):
+            raise RuntimeError("no linear is too large")
+        return []
+
+
+@dataclass(frozen=True)
 class Drift(Pass):
     """What every layer adds to the residual is a site, and grows by a few roundings."""
 
@@ -141,5 +168,8 @@ class ShrinkRange(Pass):
 
 NAMES = {
     found.name: f"harmful_passes:{found.__name__}"
-    for found in (TouchLinears, TouchExactly, Stubborn, Elsewhere, Drift, Siteless, ShrinkRange)
+    for found in (
+        *(TouchLinears, TouchExactly, Stubborn, Elsewhere, Brittle, Dependent),
+        *(Drift, Siteless, ShrinkRange),
+    )
 }

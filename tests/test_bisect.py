@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 from bisections import bisected, checks_of, deep_program, subject_of
 from harmful_passes import (
+    Brittle,
+    Dependent,
     Drift,
     Elsewhere,
     ShrinkRange,
@@ -148,6 +150,20 @@ def test_a_pass_whose_sites_cannot_be_told_apart_is_named_with_its_module(
     assert (found.helps, found.hint()) == (False, "")
     (line,) = found.lines()
     assert line.endswith(f"; {reason}")
+
+
+def test_a_pass_that_does_not_run_without_its_sites_is_named_as_a_whole() -> None:
+    found = bisected([Brittle(("blocks.3.second",))])
+    (culprit,) = found.culprits
+    assert culprit.reason.startswith("it does not run with all of its sites left alone: pass 'brit")
+    assert "too few linears are left" in culprit.reason
+    assert not found.helps
+
+
+def test_a_later_pass_that_cannot_do_without_the_sites_means_that_it_does_not_help() -> None:
+    found = bisected([TouchLinears(("blocks.3.second",)), Dependent()])
+    assert named(found) == ["blocks.3.second"]
+    assert (found.helps, found.hint()) == (False, "")
 
 
 def test_a_pass_of_precision_is_named_with_the_module_that_loses_it() -> None:

@@ -188,6 +188,16 @@ def test_drop_guilty_does_not_publish_what_it_cannot_heal(
     assert [path.name for path in tmp_path.iterdir()] == ["b.rejected"]
 
 
+def test_a_pass_that_cannot_do_without_the_dropped_sites_is_a_rejection(
+    t5: str, tmp_path: Path, capsys: Capture
+) -> None:
+    pipeline = f"touch-linears{{wrong={LATE}}},dependent"
+    done = export(capsys, t5, tmp_path / "b", "--pipeline", pipeline, "--drop-guilty")
+    assert done.code == 1
+    assert f"site {LATE}" in done.err
+    assert "would leave" not in done.err
+
+
 def test_drop_guilty_changes_nothing_where_nothing_is_guilty(
     t5: str, tmp_path: Path, capsys: Capture
 ) -> None:

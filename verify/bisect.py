@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from torch.export import ExportedProgram
 
+from enginecast.errors import EnginecastError
 from enginecast.passes.base import Pass, PassContext, Promise, Site
 from enginecast.passes.graph_edit import structural_copy
 from enginecast.passes.pipeline import PassRun, run_pipeline
@@ -85,9 +86,12 @@ def bisect(
     """
     search = _Bisect(subject)
     broken = [check.failure != "" for check in checks]
-    if any(broken):
-        return search.promises(broken.index(True), observed)
-    return search.whole(wrong)
+    try:
+        if any(broken):
+            return search.promises(broken.index(True), observed)
+        return search.whole(wrong)
+    except EnginecastError:  # a later pass cannot run on what an earlier one leaves without sites
+        return search.result(helps=False)
 
 
 class _Bisect:
@@ -116,7 +120,7 @@ class _Bisect:
             if done.wrong:
                 break  # what is found after it is mostly its consequence
             stage.observer.accept(done.look)
-        return self._result(helps=not done.wrong)
+        return self.result(helps=not done.wrong)
 
     def whole(self, wrong: Sequence[Case]) -> Bisection:
         """The passes after which the outputs are wrong, each after those before it were freed."""
@@ -132,8 +136,8 @@ class _Bisect:
             start += first + 1
             prefixes = self._prefixes(done.program, start, count)
             if not self._is_wrong(observer, prefixes[-1]):
-                return self._result(helps=True)
-        return self._result(helps=False)
+                return self.result(helps=True)
+        return self.result(helps=False)
 
     def _freed(self, stage: Stage, wrong: Done) -> Done:
         """Without what does harm."""
@@ -212,7 +216,8 @@ class _Bisect:
         self._trials += 1
         return bool(observer.look(WHOLE, program, PassRun(WHOLE, (), 0.0)).check.failure)
 
-    def _result(self, *, helps: bool) -> Bisection:
+    def result(self, *, helps: bool) -> Bisection:
+        """What was found so far."""
         culprits = tuple(self._culprits)
         leave = tuple(self._leave)
         return Bisection(culprits, leave, bool(culprits) and helps, self._trials, self._modules)

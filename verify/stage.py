@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from torch.export import ExportedProgram
 
+from enginecast.errors import EnginecastError
 from enginecast.passes.base import Pass, PassContext, Site
 from enginecast.passes.graph_edit import structural_copy
 from enginecast.passes.pipeline import PassRun, run_pipeline
@@ -65,11 +66,28 @@ class Stage:
         return self.run_as(self.pass_, replace(self.context, skip=self.context.skip | keys))
 
     def run_as(self, pass_: Pass, context: PassContext) -> Done:
-        """Run another form of the pass."""
+        """Run another form of the pass.
+
+        Raises:
+            PassError: the pass does not run so, or what it leaves does not.
+        """
         program = structural_copy(self.before)
-        (run,) = run_pipeline((pass_,), program, context)
+        looks: list[Look] = []
+
+        def look(found: Pass, changed: ExportedProgram, run: PassRun) -> None:
+            looks.append(self.observer.look(self.judged_as or found, changed, run))
+
         self.trials += 1
-        return Done(program, run, self.observer.look(self.judged_as or self.pass_, program, run))
+        (run,) = run_pipeline((pass_,), program, context, (look,))
+        return Done(program, run, looks[0])
+
+    def tried(self, leave: Sequence[Site]) -> Done | None:
+        """Like `run`; None when it does not run at all, or does harm."""
+        try:
+            done = self.run(leave)
+        except EnginecastError:
+            return None
+        return None if done.wrong else done
 
     def explain(self, whole: Done) -> tuple[Culprit, Done]:
         """Say what does harm, and do without it where that was found to help.
@@ -91,9 +109,9 @@ class Stage:
 
         def good(kept: Sequence[Site]) -> bool:
             keys = {site.key for site in kept}
-            done = self.run([site for site in sites if site.key not in keys])
-            last[:] = [done] if not done.wrong else last
-            return not done.wrong
+            done = self.tried([site for site in sites if site.key not in keys])
+            last[:] = last if done is None else [done]
+            return done is not None
 
         suspects = [site for site in sites if self._is_suspect(site)]
         others = [site for site in sites if site not in suspects]
@@ -113,7 +131,10 @@ class Stage:
         """Why no site can be blamed; empty when one can."""
         if not sites:
             return "it tells of no site that it rewrote"
-        none = self.run(sites)
+        try:
+            none = self.run(sites)
+        except EnginecastError as error:
+            return f"it does not run with all of its sites left alone: {error.message}"
         left = {site.key for site in sites}
         if any(site.rewritten and site.key in left for site in none.run.sites):
             return "it rewrites sites that it was told to leave alone"
@@ -188,7 +209,10 @@ class Stage:
         if floor is None or any(floor_failures(floor)):
             return False
         kept = replace(pass_, keep=(*pass_.keep, _pattern(module)))
-        return not self.run_as(kept, self.context).wrong
+        try:
+            return not self.run_as(kept, self.context).wrong
+        except EnginecastError:
+            return False
 
     def _worst_module(self) -> ModuleError | None:
         """The first that gives values that are not finite, else the one that loses most itself."""
