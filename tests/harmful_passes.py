@@ -8,6 +8,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.passes.base import Pass, PassContext, Promise, Site
+from enginecast.passes.fuse_rms_norm import FuseRmsNorm
 from enginecast.passes.graph_edit import aten, insert
 from enginecast.passes.sites import SiteLog
 from enginecast.passes.source import module_path
@@ -107,6 +108,22 @@ class Dependent(Pass):
 
 
 @dataclass(frozen=True)
+class FuseWrongly(FuseRmsNorm):
+    """Fuses norms, those of one module with another epsilon."""
+
+    name: ClassVar[str] = "fuse-wrongly"
+
+    wrong: str = "block.1.layer.1.layer_norm"
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        sites = super().run(program, context)
+        for node in program.graph.nodes:
+            if node.target is aten.rms_norm.default and module_path(node).endswith(self.wrong):
+                node.args = (*node.args[:3], 0.5)
+        return sites
+
+
+@dataclass(frozen=True)
 class Drift(Pass):
     """What every layer adds to the residual is a site, and grows by a few roundings."""
 
@@ -170,6 +187,6 @@ NAMES = {
     found.name: f"harmful_passes:{found.__name__}"
     for found in (
         *(TouchLinears, TouchExactly, Stubborn, Elsewhere, Brittle, Dependent),
-        *(Drift, Siteless, ShrinkRange),
+        *(FuseWrongly, Drift, Siteless, ShrinkRange),
     )
 }

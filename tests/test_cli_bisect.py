@@ -46,6 +46,17 @@ def test_a_culprit_is_named_on_stdout_and_the_exit_code_is_1(t5: str, capsys: Ca
     assert f"--drop-guilty would leave 1 of {LINEARS} sites out" in done.err
 
 
+def test_a_wrong_fusion_in_half_precision_is_named(exports: Exports, capsys: Capture) -> None:
+    pipeline = "unify-dtype{to=fp16},canonicalize,fuse-wrongly,fuse-skip-norm"
+    done = cast(capsys, "bisect", exports.model("t5-4"), "--pipeline", pipeline)
+    assert done.code == 1
+    (line,) = done.out.splitlines()
+    norm = "encoder.block.1.layer.1.layer_norm"
+    assert line.startswith(f"pass fuse-wrongly, site {norm}, modeling_t5.py:")
+    assert line.endswith("(arises here)")
+    assert "--drop-guilty would leave 1 of 9 sites out" in done.err
+
+
 def test_json_names_pass_site_and_modules(t5: str, capsys: Capture) -> None:
     done = cast(capsys, "bisect", t5, "--pipeline", TWO, "--json")
     assert done.code == 1

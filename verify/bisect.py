@@ -136,7 +136,7 @@ class _Bisect:
             start += first + 1
             prefixes = self._prefixes(done.program, start, count)
             if not self._is_wrong(observer, prefixes[-1]):
-                return self.result(helps=True)
+                return self.result(helps=self._observer_of_wrong(wrong, prefixes[-1]) is None)
         return self.result(helps=False)
 
     def _freed(self, stage: Stage, wrong: Done) -> Done:
