@@ -89,6 +89,7 @@ def _export_json(done: Export, steps: Steps) -> dict[str, Any]:
         "verdict": msgspec.to_builtins(verdict),
         "precision": done.report.precision,
         "pipeline": done.report.pipeline,
+        "emulation": msgspec.to_builtins(done.report.emulation),
         "fusions": msgspec.to_builtins(done.report.fusions),
         "nodes": done.nodes,
         "ops": dict(done.ops),

@@ -28,14 +28,16 @@ def explained(
     reference: Reference,
     steps: Steps,
     *,
+    target: str = "onnxruntime",
     drop_guilty: bool = False,
 ) -> Rewritten:
     """Run the passes; where the result is wrong, say which sites or modules do harm.
 
     Args:
+        target: of the export.
         drop_guilty: leave them out, where that helps, and verify the whole again.
     """
-    rewritten = rewrite(prepared, passes, reference, steps)
+    rewritten = rewrite(prepared, passes, reference, steps, target=target)
     dropped: tuple[Culprit, ...] = ()
     leave: Leave = (frozenset(),) * len(passes)
     for _ in range(ROUNDS):
@@ -47,7 +49,7 @@ def explained(
             break
         leave, dropped = found.leave, (*dropped, *found.culprits)
         steps.say(f"--drop-guilty leaves {found.left_out} of {found.rewritten} sites out")
-        again = rewrite(prepared, passes, reference, steps, leave)
+        again = rewrite(prepared, passes, reference, steps, leave, target)
         rewritten = replace(again, runs=_with_reasons(again.runs, dropped))
     return replace(rewritten, dropped=dropped)
 

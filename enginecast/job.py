@@ -76,7 +76,12 @@ class Job:
             reference = reference_of(self.prepared, self.plan.precision)
             problems = self._capture_problems(reference)
         rewritten = explained(
-            self.prepared, self.passes, reference, self.steps, drop_guilty=self.drop_guilty
+            self.prepared,
+            self.passes,
+            reference,
+            self.steps,
+            target=self.plan.target,
+            drop_guilty=self.drop_guilty,
         )
         problems = (*problems, *rewritten.failures)
         if problems or any(floor_failures(reference.floor)):
@@ -140,6 +145,7 @@ class Job:
             verdict=verdict,
             floor_dtype=reference.floor.dtype,
             passes=rewritten.checks,
+            emulation=rewritten.emulation,
             fusions=tuple(fusions),
             seconds=dict(self.steps.seconds),
             memory=dict(self.steps.memory),

@@ -10,6 +10,8 @@ from enginecast.passes.pipeline import PassRun, run_pipeline
 from enginecast.prepare import Prepared
 from enginecast.steps import Steps
 from enginecast.verify.culprit import Bisection, Culprit, Leave
+from enginecast.verify.emulate_profiles import Profile, profile_for
+from enginecast.verify.emulation_data import Emulation, overflow_sentence
 from enginecast.verify.floor import range_culprit
 from enginecast.verify.program import Observer, TrueDtypeRun, true_dtype_check
 from enginecast.verify.reference import Reference
@@ -27,7 +29,7 @@ class Rewritten:
     runs: tuple[PassRun, ...]
     checks: tuple[PassCheck, ...]
     emulated: TrueDtypeRun | None
-    """The program in true fp16 or bf16; None for fp32."""
+    """The program in the target's fp16 or bf16 arithmetic; None for fp32."""
     cause: str = ""
     """Where values leave fp16's range, when that is what broke; empty when it is not."""
     bisection: Bisection | None = None
@@ -70,6 +72,11 @@ class Rewritten:
             for line in culprit.lines()
         )
 
+    @property
+    def emulation(self) -> Emulation | None:
+        """What that run found, module by module."""
+        return self.emulated.emulation if self.emulated is not None else None
+
     def _cause(self) -> tuple[str, ...]:
         if not self.cause:
             return ()
@@ -92,6 +99,7 @@ def rewrite(
     reference: Reference,
     steps: Steps,
     leave: Leave = (),
+    target: str = "onnxruntime",
 ) -> Rewritten:
     """Run the passes on a copy of the captured program.
 
@@ -99,6 +107,7 @@ def rewrite(
 
     Args:
         leave: sites that each pass leaves alone; empty: none.
+        target: of the export: low precision is judged as its kernels compute.
     """
     observer = observe(prepared, reference)
     program = structural_copy(prepared.captured.program)
@@ -112,12 +121,12 @@ def rewrite(
         )
     emulated = None
     if reference.floor.dtype != "fp32":
-        with steps(f"run the program in {reference.floor.dtype}"):
-            emulated = _emulate(prepared, program, reference)
+        with steps(f"emulate {reference.floor.dtype}"):
+            emulated = _emulate(prepared, program, reference, profile_for(target))
     broken = any(check.failure for check in observer.checks)
     cause = ""
     if reference.floor.dtype == "fp16" and (broken or (emulated and emulated.problems)):
-        cause = range_culprit(prepared.captured.program, prepared.cases)
+        cause = _range_cause(prepared, emulated)
     return Rewritten(program, tuple(runs), tuple(observer.checks), emulated, cause)
 
 
@@ -134,13 +143,24 @@ def observe(prepared: Prepared, reference: Reference) -> Observer:
     )
 
 
-def _emulate(prepared: Prepared, program: ExportedProgram, reference: Reference) -> TrueDtypeRun:
-    """Judge low precision where it is stored as such: the CPU provider computes in fp32."""
+def _range_cause(prepared: Prepared, emulated: TrueDtypeRun | None) -> str:
+    """Where values leave fp16's range: where they overflow, or else what a module hands on."""
+    overflow = emulated.emulation.overflow if emulated is not None else None
+    if overflow is not None and overflow.largest > overflow.max_finite:
+        return overflow_sentence(overflow)
+    return range_culprit(prepared.captured.program, prepared.cases)
+
+
+def _emulate(
+    prepared: Prepared, program: ExportedProgram, reference: Reference, profile: Profile
+) -> TrueDtypeRun:
+    """Judge low precision as a GPU computes it: the CPU provider computes it in fp32."""
     return true_dtype_check(
         program,
         prepared.cases,
         {case.name: case.reference for case in reference.cases},
         floor=reference.floor,
+        profile=profile,
         names=prepared.output_names,
         mask_input=prepared.mask_input,
         masked=reference.masked,

@@ -16,6 +16,7 @@ from small_programs import NAMES, cases, encoder, program
 from torch import Tensor, nn
 
 from enginecast.errors import VerificationError
+from enginecast.verify.emulate_profiles import get_profile
 from enginecast.verify.floor import make_reference
 from enginecast.verify.program import true_dtype_check
 from enginecast.verify.verdict import judge
@@ -39,6 +40,7 @@ def test_the_verdict_finds_the_same_mutations(edit: Edit) -> None:
         cases(),
         {case.name: case.reference for case in reference.cases},
         floor=reference.floor,
+        profile=get_profile("torch-cpu"),
         names=NAMES,
         mask_input="attention_mask",
         masked=reference.masked,

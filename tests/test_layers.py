@@ -27,6 +27,9 @@ ENGINE_SIDE = [
     "enginecast.verify.reference",
     "enginecast.verify.report",
     "enginecast.verify.report_data",
+    "enginecast.verify.emulate_profiles",
+    "enginecast.verify.emulation_data",
+    "enginecast.verify.report_emulation",
     "enginecast.verify.report_page",
 ]
 WORKERS = [f"enginecast.{folder}" for folder in FOLDERS]

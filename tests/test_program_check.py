@@ -30,6 +30,7 @@ from enginecast.passes.graph_edit import insert
 from enginecast.passes.pipeline import run_pipeline
 from enginecast.passes.unify_dtype import UnifyDtype
 from enginecast.verify.boundaries import Snapshot
+from enginecast.verify.emulate_profiles import get_profile
 from enginecast.verify.program import Observer, true_dtype_check
 from enginecast.verify.verdict import judge
 
@@ -162,6 +163,7 @@ def test_a_change_of_precision_is_judged_by_eager(dtype: Any) -> None:
         cases(),
         {case.name: case.reference for case in reference.cases},
         floor=reference.floor,
+        profile=get_profile("torch-cpu"),
         names=NAMES,
         mask_input="attention_mask",
         masked=reference.masked,
@@ -192,11 +194,12 @@ def test_fp16_that_overflows_is_rejected_with_the_module() -> None:
         cases(),
         {case.name: case.reference for case in reference.cases},
         floor=reference.floor,
+        profile=get_profile("torch-cpu"),
         names=NAMES,
         mask_input="attention_mask",
         masked=reference.masked,
     )
-    assert "values stop being finite at blocks.0" in run.problems[0]
+    assert "values leave fp16's range at blocks.0" in run.problems[0]
     verdict = judge(
         run.measured, reference.floor, where=WHERE, engine_ran=False, problems=run.problems
     )
@@ -226,6 +229,7 @@ def test_values_in_pad_rows_do_not_matter() -> None:
         cases(),
         {case.name: case.reference for case in reference.cases},
         floor=reference.floor,
+        profile=get_profile("torch-cpu"),
         names=NAMES,
         mask_input="attention_mask",
         masked=reference.masked,

@@ -69,11 +69,12 @@ def interpret_cases(
         InputError: an input is missing, or `names` does not fit the number of outputs.
     """
     with torch.no_grad():
-        results = _Run(program, cases, watch, feed).results()
-    return [_named(found, names) for found in results]
+        results = Run(program, cases, watch, feed).results()
+    return [named(found, names) for found in results]
 
 
-def _named(results: Sequence[Any], names: Sequence[str] | None) -> dict[str, Tensor]:
+def named(results: Sequence[Any], names: Sequence[str] | None) -> dict[str, Tensor]:
+    """The tensors among a case's outputs, by name."""
     tensors = [found for found in results if isinstance(found, Tensor)]
     wanted = output_names(len(tensors)) if names is None else tuple(names)
     if len(wanted) != len(tensors):
@@ -89,8 +90,11 @@ def output_names(count: int) -> tuple[str, ...]:
     return tuple(f"output_{index}" for index in range(count))
 
 
-class _Run(Interpreter):
-    """One run; the environments hold the values that are still needed."""
+class Run(Interpreter):
+    """One run; the environments hold the values that are still needed.
+
+    `verify.emulate` derives from it; what it overrides is `evaluate` and `user_outputs`.
+    """
 
     def __init__(
         self,
@@ -116,7 +120,7 @@ class _Run(Interpreter):
         pending = Counter(source for node in order for source in node.all_input_nodes)
         for node in order:
             if node.op == "output":
-                return [self._user_outputs(node, own) for own in self._own]
+                return [self.user_outputs(node, own) for own in self._own]
             self._compute(node)
             for source in (node, *node.all_input_nodes):
                 pending[source] -= source is not node
@@ -127,13 +131,14 @@ class _Run(Interpreter):
     def _compute(self, node: Node) -> None:
         if node in self._weights:
             self.env = self._shared
-            self._shared[node] = self._evaluate(node, 0)
+            self._shared[node] = self.evaluate(node, 0)
             return
         for case, own in enumerate(self._own):
             self.env = ChainMap(own, self._shared)  # type: ignore[assignment]  # it is a mapping
-            own[node] = self._evaluate(node, case)
+            own[node] = self.evaluate(node, case)
 
-    def _evaluate(self, node: Node, case: int) -> Any:
+    def evaluate(self, node: Node, case: int) -> Any:
+        """The value of one node from the values in `self.env`."""
         if node.op == "placeholder":
             found = self._feeds[case][node.name]
             return found.clone() if node in self._written else found
@@ -149,7 +154,8 @@ class _Run(Interpreter):
         for values in (self._shared, *self._own):
             values.pop(node, None)
 
-    def _user_outputs(self, node: Node, own: dict[Node, Any]) -> list[Any]:
+    def user_outputs(self, node: Node, own: dict[Node, Any]) -> list[Any]:
+        """What one case gives back."""
         self.env = ChainMap(own, self._shared)  # type: ignore[assignment]
         values: Any = self.map_nodes_to_values(node.args[0], node)
         specs = self._program.graph_signature.output_specs

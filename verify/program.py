@@ -2,7 +2,7 @@
 reference."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -13,8 +13,11 @@ from enginecast.passes.ir_text import print_ir
 from enginecast.passes.pipeline import PassRun
 from enginecast.verify.boundaries import Snapshot, snapshots
 from enginecast.verify.comparison import Comparison, Floor, compare, output_names, pool_output
+from enginecast.verify.emulate import emulate
+from enginecast.verify.emulate_profiles import Profile
+from enginecast.verify.emulation_data import Emulation, overflow_sentence
 from enginecast.verify.floor import Case, reference_program
-from enginecast.verify.metrics import Array, Metrics
+from enginecast.verify.metrics import Array
 from enginecast.verify.promise import CaseRuns, Rules, as_array
 from enginecast.verify.report_data import PassCheck
 from enginecast.verify.verdict import LIMIT
@@ -126,12 +129,14 @@ class _State:
 
 @dataclass(frozen=True)
 class TrueDtypeRun:
-    """The final program run in real fp16 or bf16 storage."""
+    """The final program run in the target's arithmetic."""
 
     measured: Comparison
     """Hand it to `judge` as `emulated`."""
     problems: tuple[str, ...]
     """Where values stop being finite or leave fp16's range, when the outputs are wrong."""
+    emulation: Emulation
+    """What was found, module by module."""
 
 
 def true_dtype_check(
@@ -140,57 +145,51 @@ def true_dtype_check(
     references: Mapping[str, Mapping[str, Array]],
     *,
     floor: Floor,
+    profile: Profile,
     names: Sequence[str] | None = None,
     mask_input: str | None = None,
     masked: frozenset[str] = frozenset(),
 ) -> TrueDtypeRun:
-    """Run the final program in torch on the CPU, which stores real fp16 and bf16, over all cases.
+    """Run the final program in the arithmetic of a target, over all cases.
 
     Args:
         program: after all passes.
         references: case name -> output name -> fp64 array.
         floor: eager in the same dtype.
+        profile: the target's arithmetic.
         names: of the outputs.
         mask_input: input that marks valid rows.
         masked: outputs whose rows follow the mask.
     """
-    measured: dict[str, dict[str, Metrics]] = {}
-    problems: list[str] = []
     masks = [mask_of(case, mask_input) for case in cases]
-    runs = snapshots(
-        program,
-        [case.inputs for case in cases],
-        names=None if names is None else tuple(names),
-        masks=masks,
-    )
-    for case, mask, run in zip(cases, masks, runs, strict=True):
-        measured[case.name] = compare(
-            {name: as_array(tensor) for name, tensor in run.outputs.items()},
+    inputs = {case.name: case.inputs for case in cases}
+    outputs, emulation = emulate(program, inputs, profile, names=names, masks=masks)
+    measured = {
+        case.name: compare(
+            {name: as_array(tensor) for name, tensor in found.items()},
             references[case.name],
             attention_mask=None if mask is None else as_array(mask),
             masked=masked,
         )
-        if any(found.nonfinite for found in measured[case.name].values()):
-            problems.append(f"case {case.name!r}: {_first_nonfinite(run)}")
-    if not problems and floor.culprit and _beyond(measured, floor):
-        problems.append(floor.culprit)
-    return TrueDtypeRun(measured, tuple(problems))
+        for case, mask, found in zip(cases, masks, outputs, strict=True)
+    }
+    return TrueDtypeRun(measured, tuple(_problems(measured, floor, emulation)), emulation)
+
+
+def _problems(measured: Comparison, floor: Floor, emulation: Emulation) -> Iterator[str]:
+    broken = [case for case, found in measured.items() if any(m.nonfinite for m in found.values())]
+    if broken and emulation.overflow is not None:
+        told = overflow_sentence(emulation.overflow)
+        yield f"case {emulation.overflow.case!r}, as {emulation.profile} computes: {told}"
+    elif broken:
+        yield f"case {broken[0]!r}: values stop being finite in the fp32 part of the program"
+    elif floor.culprit and _beyond(measured, floor):
+        yield floor.culprit
 
 
 def mask_of(case: Case, mask_input: str | None) -> Tensor | None:
     """The attention mask of a case."""
     return None if mask_input is None else case.inputs[mask_input]
-
-
-def _first_nonfinite(run: Snapshot) -> str:
-    largest = ("", 0.0)
-    for module, boundaries in run.boundaries.items():
-        if boundaries[-1].nonfinite:
-            place = f"{module} {boundaries[-1].source}".strip()
-            before = f" (the largest value before it: {largest[1]:.3g} at {largest[0]})"
-            return f"values stop being finite at {place}{before if largest[0] else ''}"
-        largest = max(largest, (module, boundaries[-1].max_abs), key=lambda item: item[1])
-    return "values stop being finite behind the last module boundary"
 
 
 def _beyond(measured: Comparison, floor: Floor) -> bool:

@@ -11,6 +11,7 @@ from rich.table import Table
 from enginecast.runtime.manifest import Fusion, OutputVerdict, Verdict
 from enginecast.verify.metrics import BEYOND
 from enginecast.verify.report_data import PassCheck, Report
+from enginecast.verify.report_emulation import print_emulation
 from enginecast.verify.report_page import render_page
 from enginecast.verify.verdict import times, verdict_line
 
@@ -41,6 +42,8 @@ def print_report(report: Report, console: Console) -> None:
         console.print(_passes_table(report.passes))
     if report.fusions:
         console.print(_fusions_table(report.fusions))
+    if report.emulation is not None:
+        print_emulation(report.emulation, console)
     for note in report.notes:
         console.print(note, markup=False, highlight=False)
 

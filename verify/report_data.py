@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from enginecast.runtime.manifest import Fusion, Verdict
+from enginecast.verify.emulation_data import Emulation
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Report:
     verdict: Verdict
     floor_dtype: str
     passes: tuple[PassCheck, ...] = ()
+    emulation: Emulation | None = None
+    """The program in the arithmetic of the target; None for fp32."""
     fusions: tuple[Fusion, ...] = ()
     left_out: tuple[str, ...] = ()
     """Cases that were verified but are not stored in the bundle."""

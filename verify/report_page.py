@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from jinja2 import Environment, StrictUndefined
 
 from enginecast.verify.report_data import Report
+from enginecast.verify.report_emulation import told
 from enginecast.verify.verdict import times
 
 _SMALLEST, _LARGEST = -8.0, 0.0
@@ -23,6 +24,8 @@ def render_page(report: Report, verdict: str) -> str:
         times=lambda v: "-" if v is None else times(v),
         tiny=lambda v: "-" if v is None else f"{v:.2e}",
         fixed=lambda v, digits: "-" if v is None else f"{v:.{digits}f}",
+        brief="{:.4g}".format,
+        told=told,
         shade=shade,
     )
     page = environment.from_string(_PAGE)
@@ -121,6 +124,37 @@ Cases: {{ report.verdict.cases | join(", ") }}.
 <td>{% for m in f.missing %}<code>{{ m }}</code><br>{% endfor %}</td></tr>
 {% endfor %}
 </table>
+{% endif %}
+{% if report.emulation %}
+<h2>In {{ report.precision }} as {{ report.emulation.profile }} computes</h2>
+<p class="quiet">{{ report.emulation.about }}.
+{{ report.emulation | told }}</p>
+<table>
+<tr><th>module</th><th>largest</th><th>headroom, bits</th><th>overflow</th><th>clamped</th>
+<th>subnormal</th><th>energy lost</th><th>SQNR dB</th><th>where it is largest</th></tr>
+{% for p in report.emulation.modules %}
+<tr><td><code>{{ p.module or "the model itself" }}</code></td>
+<td class="n">{{ p.max_abs | brief }}</td>
+<td class="n{{ ' bad' if p.overflow }}">{{ p.headroom_bits | fixed(1) }}</td>
+<td class="n{{ ' bad' if p.overflow }}">{{ p.overflow }}</td>
+<td class="n{{ ' bad' if p.clamped }}">{{ p.clamped }}</td>
+<td class="n">{{ (100 * p.subnormal) | fixed(2) }} %</td>
+<td class="n">{{ p.energy_lost | tiny }}</td>
+<td class="n">{{ p.sqnr_db | fixed(1) }}</td>
+<td><code>{{ p.op }}</code> {{ p.source }}</td></tr>
+{% endfor %}
+</table>
+{% if report.emulation.weights %}
+<table>
+<tr><th>weight</th><th>largest</th><th>overflow</th><th>subnormal</th><th>energy lost</th></tr>
+{% for w in report.emulation.weights %}
+<tr><td><code>{{ w.name }}</code></td><td class="n">{{ w.max_abs | brief }}</td>
+<td class="n{{ ' bad' if w.overflow }}">{{ w.overflow }}</td>
+<td class="n">{{ (100 * w.subnormal) | fixed(2) }} %</td>
+<td class="n">{{ w.energy_lost | tiny }}</td></tr>
+{% endfor %}
+</table>
+{% endif %}
 {% endif %}
 {% if strips %}
 <h2>Error by module</h2>

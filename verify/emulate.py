@@ -1,0 +1,269 @@
+"""Runs a program in the arithmetic of a target: real rounding, overflow and saturation on the CPU.
+
+Every value of a low dtype is a `Twin`: what the target stores, and what the same program has in
+fp32.  Both are computed node by node, side by side, so that an overflow, a clamp or a loss is seen
+at the op where it happens, and in about twice the memory that `verify.interpret` needs.
+
+An op whose result is fp16, bf16 or fp8 reads its inputs exactly, computes in fp32, and is rounded
+once; where the profile says that a kernel rounds on the way, `emulate_kernels` has it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.fx.node import map_aggregate
+
+from enginecast.passes.dtype_ops import JOINS, SHAPE_ONLY
+from enginecast.passes.graph_edit import aten, value
+from enginecast.passes.purity import ASSERTS
+from enginecast.passes.written import written_values
+from enginecast.verify.emulate_kernels import kernel_of
+from enginecast.verify.emulate_profiles import Profile
+from enginecast.verify.emulate_record import Recorder
+from enginecast.verify.emulate_rounding import FP8, LOW, round_to
+from enginecast.verify.emulation_data import Emulation
+from enginecast.verify.interpret import Run, named
+
+_MOVES = frozenset(
+    {
+        *SHAPE_ONLY,
+        *JOINS,
+        aten.embedding.default,
+        aten.index.Tensor,
+        aten.index_select.default,
+        aten.gather.default,
+        aten.where.self,
+        aten.relu.default,
+        aten.repeat.default,
+        aten.flip.default,
+        aten.roll.default,
+        aten.constant_pad_nd.default,
+        aten.unfold.default,
+    }
+)
+"""Ops that hand values on as they are: nothing to round."""
+_CLAMPS = frozenset({aten.clamp.default, aten.clamp.Tensor, aten.clip.default, aten.clip.Tensor})
+RANGE_CLAMP = 0.98
+"""A clamp to both ends of the dtype's range, or to almost all of it (transformers clamps to 1,000
+less), has no meaning in fp32."""
+
+
+class Twin:
+    """A value of a low dtype (or computed from one), and the same in fp32."""
+
+    __slots__ = ("_plain", "_wide", "low")
+
+    def __init__(self, low: Any, plain: Any = None) -> None:
+        self.low = low
+        self._plain = plain
+        self._wide: Any = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing was rounded yet: fp32 has the same values."""
+        return self._plain is None
+
+    @property
+    def wide(self) -> Any:
+        """What is stored, as fp32 for computing; kept as long as the value."""
+        if self._wide is None:
+            self._wide = map_aggregate(self.low, _widened)
+        return self._wide
+
+    @property
+    def plain(self) -> Any:
+        return self.wide if self._plain is None else self._plain
+
+
+def emulate(
+    program: ExportedProgram,
+    cases: Mapping[str, Mapping[str, Tensor]],
+    profile: Profile,
+    *,
+    names: Sequence[str] | None = None,
+    masks: Sequence[Tensor | None] | None = None,
+) -> tuple[list[dict[str, Tensor]], Emulation]:
+    """Run a program on several cases as a target would compute it.
+
+    Args:
+        program: after all passes, with its casts.
+        cases: inputs by placeholder name, by name of the case.
+        profile: the target's arithmetic.
+        names: of the tensor outputs, in order; None: `interpret.output_names`.
+        masks: attention mask [B, S] of each case: signal to noise ratios leave its rows with 0 out.
+
+    Returns:
+        The outputs of each case by name, and what was found on the way.
+
+    Raises:
+        InputError: an input is missing, or `names` does not fit the number of outputs.
+    """
+    recorder = Recorder(program, tuple(cases), masks or [None] * len(cases))
+    with torch.no_grad():
+        results = _Emulated(program, list(cases.values()), profile, recorder).results()
+    return [named(found, names) for found in results], recorder.result(profile)
+
+
+class _Emulated(Run):
+    def __init__(
+        self,
+        program: ExportedProgram,
+        cases: Sequence[Mapping[str, Tensor]],
+        profile: Profile,
+        recorder: Recorder,
+    ) -> None:
+        super().__init__(program, cases, None)
+        self._profile = profile
+        self._recorder = recorder
+        self._families = written_values(program.graph)
+
+    def evaluate(self, node: Node, case: int) -> Any:
+        if node.op == "placeholder":
+            found = super().evaluate(node, case)
+            if node in self._families and isinstance(found, Tensor):  # each is written into
+                return Twin(found, found.float() if _is_low(found) else found.clone())
+            if not _is_low(found):
+                return found
+            return Twin(found)
+        if node.op != "call_function":
+            return self.run_node(node)
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        found = self._call(node, args, kwargs)
+        if isinstance(found, Twin):
+            if node in self._weights:
+                self._recorder.see_weight(node, found.low, found.plain)
+            else:
+                self._recorder.see(case, node, found)
+        return found
+
+    def user_outputs(self, node: Node, own: dict[Node, Any]) -> list[Any]:
+        return [_low(found) for found in super().user_outputs(node, own)]
+
+    def _call(self, node: Node, args: Any, kwargs: Any) -> Any:
+        assert callable(node.target)
+        twins = [found for found in _leaves((args, kwargs)) if isinstance(found, Twin)]
+        low_args, low_kwargs = _each((args, kwargs), _low)
+        if node.target in ASSERTS or not _is_plain_op(node):
+            found = node.target(*low_args, **low_kwargs)
+            return Twin(found) if _has_low(found) else found
+        in_family = node in self._families
+        if not twins and not _gives_low(node) and not in_family:
+            return node.target(*args, **kwargs)
+        low = self._stored(node, args, kwargs, native=in_family)
+        if in_family:
+            return Twin(low, self._plain(node, args, kwargs, low_args))
+        if not isinstance(low, Tensor | tuple | list):
+            return low  # a size: the same in both
+        if all(twin.exact for twin in twins):
+            if node.target in _MOVES and twins:
+                return Twin(low)
+            if twins and not _gives_low(node):
+                return low
+        return Twin(low, self._plain(node, args, kwargs, low_args))
+
+    def _stored(self, node: Node, args: Any, kwargs: Any, *, native: bool) -> Any:
+        """What the target stores."""
+        assert callable(node.target)
+        low_args, low_kwargs = _each((args, kwargs), _low)
+        floats = [t for t in _leaves((low_args, low_kwargs)) if _is_float(t)]
+        moves = node.target in _MOVES and not any(t.dtype in FP8 for t in floats)
+        if native or moves:
+            return node.target(*low_args, **low_kwargs)
+        kernel = kernel_of(node, self._profile)
+        if kernel is not None and floats and all(t.dtype in LOW for t in floats):
+            return _rounded(kernel(*low_args, **low_kwargs), node)
+        wide_args, wide_kwargs = _each((args, kwargs), _wide)
+        return _rounded(node.target(*wide_args, **wide_kwargs), node)
+
+    def _plain(self, node: Node, args: Any, kwargs: Any, low_args: Any) -> Any:
+        """The same in fp32."""
+        assert callable(node.target)
+        plain_args, plain_kwargs = _each((args, kwargs), _plain)
+        if node.target in _CLAMPS and _is_range_clamp(low_args):
+            return plain_args[0]
+        return node.target(*plain_args, **plain_kwargs)
+
+
+def _is_range_clamp(args: Sequence[Any]) -> bool:
+    tensor, bounds = args[0], args[1:3]
+    if not _is_low(tensor) or len(bounds) < 2 or any(bound is None for bound in bounds):
+        return False
+    limit = RANGE_CLAMP * torch.finfo(tensor.dtype).max
+    sizes = [torch.as_tensor(bound, dtype=torch.float64).abs().min().item() for bound in bounds]
+    return min(sizes) >= limit
+
+
+def _rounded(found: Any, node: Node) -> Any:
+    """Round each result to the dtype that the program gives it."""
+    wanted = value(node)
+    if isinstance(found, Tensor):
+        return _to(found, wanted)
+    if isinstance(found, tuple | list):
+        return type(found)(_to(f, w) for f, w in zip(found, wanted, strict=True))
+    return found
+
+
+def _to(found: Any, wanted: Any) -> Any:
+    if not _is_float(found) or not isinstance(wanted, Tensor) or found.dtype == wanted.dtype:
+        return found
+    return round_to(found, wanted.dtype) if wanted.dtype in LOW else found.to(wanted.dtype)
+
+
+def _is_plain_op(node: Node) -> bool:
+    """Whether an op may be computed from other dtypes: not one of functions, nor of bits."""
+    if node.target is aten.view.dtype:
+        return False
+    is_aten = isinstance(node.target, torch._ops.OpOverload)
+    return is_aten or node.target in _MOVES  # of Python's operators, getitem alone takes tensors
+
+
+def _gives_low(node: Node) -> bool:
+    found = value(node)
+    results = found if isinstance(found, tuple | list) else (found,)
+    return any(_is_low(f) for f in results)
+
+
+def _is_float(found: Any) -> bool:
+    return isinstance(found, Tensor) and found.is_floating_point()
+
+
+def _is_low(found: Any) -> bool:
+    return isinstance(found, Tensor) and found.dtype in LOW
+
+
+def _has_low(found: Any) -> bool:
+    return any(_is_low(f) for f in _leaves(found))
+
+
+def _leaves(nested: Any) -> list[Any]:
+    found: list[Any] = []
+    map_aggregate(nested, found.append)
+    return found
+
+
+def _each(nested: Any, change: Callable[[Any], Any]) -> Any:
+    return map_aggregate(nested, change)
+
+
+def _low(found: Any) -> Any:
+    return found.low if isinstance(found, Twin) else found
+
+
+def _widened(found: Any) -> Any:
+    return found.float() if _is_low(found) else found
+
+
+def _wide(found: Any) -> Any:
+    return found.wide if isinstance(found, Twin) else _fp32(found)
+
+
+def _plain(found: Any) -> Any:
+    return found.plain if isinstance(found, Twin) else _fp32(found)
+
+
+def _fp32(found: Any) -> Any:
+    return torch.float32 if isinstance(found, torch.dtype) and found in LOW else found
