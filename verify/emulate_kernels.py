@@ -59,6 +59,7 @@ def _rms_norm(how: How, profile: Profile) -> Kernel:
     ) -> Tensor:
         dims = tuple(range(-len(shape), 0))
         mean = total(x * x, dims, profile) / math.prod(shape)
+        mean, x = _after_statistics(mean, x, how)
         found = x * _reciprocal_root(mean, eps)
         return found if weight is None else found * weight
 
@@ -77,6 +78,7 @@ def _layer_norm(how: How, profile: Profile) -> Kernel:
         dims, size = tuple(range(-len(shape), 0)), math.prod(shape)
         centred = x - total(x, dims, profile) / size
         variance = total(centred * centred, dims, profile) / size
+        variance, centred = _after_statistics(variance, centred, how)
         found = centred * _reciprocal_root(variance, eps)
         found = found if weight is None else found * weight
         return found if bias is None else found + bias
@@ -96,6 +98,11 @@ def _skip_rms_norm(how: How, profile: Profile) -> Kernel:
         return total * _reciprocal_root(mean, epsilon) * weight, total
 
     return kernel
+
+
+def _after_statistics(statistic: Tensor, x: Tensor, how: How) -> tuple[Tensor, Tensor]:
+    """Statistics that are stored are read back into fp32; the result is rounded at the end."""
+    return (statistic.float(), x.float()) if how == "stored" else (statistic, x)
 
 
 def _reciprocal_root(mean: Tensor, eps: float | None) -> Tensor:

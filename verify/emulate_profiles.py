@@ -116,6 +116,10 @@ _ALL = (
         "onnx.reference on numpy halves: every step of a composite op is rounded",
         "storage",
         _NUMPY,
+        norm=Rule(
+            "stored",
+            f"{_NUMPY}; epsilon is a numpy float32, so what follows the statistics is fp32",
+        ),
         matmul=Rule("fp32", "numpy, matmul.c.src: HALF_matmul_inner_noblas sums in float"),
         reduction=Rule("fp32", "numpy, loops_utils.h.src: HALF_pairwise_sum sums in float"),
     ),

@@ -79,7 +79,10 @@ class Recorder:
     _overflow: Overflow | None = None
 
     def __post_init__(self) -> None:
-        self._leaving = leaving(self.program)
+        self._leaving = dict(leaving(self.program))
+        for node in self.program.graph.output_node().all_input_nodes:
+            if node.op == "call_function":
+                self._leaving[node] = (*self._leaving.get(node, ()), "")
         self._fills = fill_values(self.program)
 
     def see(self, case: int, node: Node, found: Stored) -> None:
@@ -150,10 +153,13 @@ class Recorder:
         sizes = torch.where(finite, stored, 0.0).abs()
         tally.max_abs = max(tally.max_abs, float(sizes.max()))
         wanted = plain.abs()
-        tally.clamped += int((finite & (sizes >= NEAR_LIMIT * limit) & (wanted > limit)).sum())
+        clamped = finite & (sizes >= NEAR_LIMIT * limit) & (wanted > limit)
+        tally.clamped += int(clamped.sum())
         lost = ~finite & (wanted < FILL)
         count = int(lost.sum())
         tally.overflow += count
+        beyond = float(torch.where(lost | clamped, wanted, 0.0).max())
+        tally.max_abs = max(tally.max_abs, beyond)
         if count and self._overflow is None:
             self._overflow = Overflow(
                 module=module_path(tally.node),

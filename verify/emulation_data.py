@@ -16,9 +16,11 @@ class Place:
     dtype: str
     """Storage dtype: "float16", "bfloat16", "float8_e4m3fn", ..."""
     max_abs: float
-    """Largest finite magnitude stored; fill values of masks are left out."""
+    """Largest magnitude stored, or, where values overflow or are clamped, that they have in fp32;
+    fill values of masks are left out."""
     headroom_bits: float | None
-    """log2(largest finite value of the dtype / largest magnitude); None: every value is zero."""
+    """log2(largest finite value of the dtype / largest magnitude), negative where values do not
+    fit; None: every value is zero."""
     overflow: int
     """Values that are infinite or NaN and finite in fp32."""
     clamped: int

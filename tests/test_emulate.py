@@ -1,0 +1,286 @@
+"""The emulator on programs: what it finds and where, and that onnx.reference finds the same."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from lowering import lower
+from lowering import run as run_engine
+from models import OUTLIER_CHANNELS, perturb, t5_config
+from onnx.reference import ReferenceEvaluator
+from programs import captured, rewritten
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.nn import functional
+from transformers import T5EncoderModel
+
+import enginecast.ops
+from enginecast.errors import UsageError
+from enginecast.passes.presets import preset
+from enginecast.passes.source import module_path
+from enginecast.verify.emulate import emulate
+from enginecast.verify.emulate_profiles import get_profile, profile_for
+from enginecast.verify.emulation_data import Emulation, overflow_sentence, tightest
+from enginecast.verify.interpret import interpret
+
+WITHOUT_SKIP = "unify-dtype{to=fp16},canonicalize,fuse-gelu,fuse-rms-norm,fuse-attention"
+HIDDEN_UNIT, TRIGGER = 7, 9
+EOS = 1
+
+
+class Wrapped(nn.Module):
+    """A T5 encoder with one output."""
+
+    def __init__(self, peak: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.model = T5EncoderModel(t5_config()).eval().requires_grad_(False)
+        perturb(self.model)
+        if peak:
+            plant(self.model, peak)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        found: Tensor = self.model(input_ids, attention_mask=attention_mask).last_hidden_state
+        return found
+
+
+def plant(model: nn.Module, peak: float) -> None:
+    """Let one hidden unit of block 1 fire on the end-of-text token and write `peak` or so to two
+    channels of the stream, as trained T5 does (huggingface/transformers#10956)."""
+    state = dict(model.named_parameters())
+    embedding = state["shared.weight"]
+    embedding[:, TRIGGER] = 0.0
+    embedding[EOS, TRIGGER] = 40.0
+    block = "encoder.block.1.layer.1."
+    state[block + "layer_norm.weight"][TRIGGER] = 1.0
+    for name in ("wi_0", "wi_1"):
+        state[f"{block}DenseReluDense.{name}.weight"][HIDDEN_UNIT, TRIGGER] = 8.0
+    for channel in OUTLIER_CHANNELS:
+        state[f"{block}DenseReluDense.wo.weight"][channel, HIDDEN_UNIT] = peak / 1500
+
+
+def text() -> tuple[Tensor, Tensor]:
+    ids = torch.randint(2, 96, (3, 11))
+    mask = (torch.arange(11)[None] < torch.tensor([[11], [6], [2]])).long()
+    return ids.masked_fill(torch.arange(11)[None] == mask.sum(1, keepdim=True) - 1, EOS), mask
+
+
+def t5(peak: float = 0.0, pipeline: str = preset("fp16")) -> tuple[nn.Module, ExportedProgram]:
+    module = Wrapped(peak)
+    program = captured(module, *text())
+    return module, rewritten(program, pipeline)[0]
+
+
+def run(program: ExportedProgram, profile: str, *given: Tensor) -> tuple[Tensor, Emulation]:
+    inputs = dict(zip(map(str, program.graph_signature.user_inputs), given, strict=True))
+    mask = inputs.get("attention_mask")
+    [found], told = emulate(program, {"one": inputs}, get_profile(profile), masks=[mask])
+    return found["output_0"], told
+
+
+def relative(found: Tensor, wanted: Tensor, mask: Tensor) -> float:
+    found, wanted = found.double()[mask != 0], wanted.double()[mask != 0]
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def reference(folder: Path, *given: Tensor) -> Tensor:
+    """onnx.reference: numpy halves, op by op."""
+    model = onnx.load(folder / "engine.onnx")
+    session: Any = ReferenceEvaluator(model)
+    feeds = {i.name: x.numpy() for i, x in zip(model.graph.input, given, strict=True)}
+    with np.errstate(all="ignore"):
+        [found] = session.run(None, feeds)
+    return torch.from_numpy(np.asarray(found))
+
+
+def test_it_rounds_as_onnx_reference_does(tmp_path: Path) -> None:
+    module, program = t5(pipeline=WITHOUT_SKIP)
+    ids, mask = text()
+    exact = module.double()(ids, mask)
+    lower(program, tmp_path / "engine")
+    wanted = reference(tmp_path / "engine", ids, mask)
+    assert wanted.dtype is torch.float16
+    found, told = run(program, "onnx-reference", ids, mask)
+    theirs, ours = relative(wanted, exact, mask), relative(found, exact, mask)
+    assert 2e-4 < theirs < 1e-2
+    assert 0.8 < ours / theirs < 1.25
+    assert relative(found, wanted, mask) < 1.6 * theirs  # sqrt(2) for errors that are independent
+    assert told.overflow is None
+
+
+OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "rms_norm": lambda x, y: functional.rms_norm(x, (64,), y[0], 1e-6),
+    "layer_norm": lambda x, y: functional.layer_norm(x, (64,), y[0], y[1]),
+    "softmax": lambda x, y: torch.softmax(x, -1),
+    "matmul": lambda x, y: x @ y.mT,
+    "mul": lambda x, y: x * y,
+}
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_single_ops_are_those_of_onnx_reference(tmp_path: Path, name: str) -> None:
+    class Op(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            found: Tensor = OPS[name](x, y)
+            return found
+
+    x, y = (torch.randn(8, 64).mul(2).half() for _ in range(2))
+    program = captured(Op(), x, y)
+    lower(program, tmp_path / "engine")
+    wanted = reference(tmp_path / "engine", x, y)
+    found, _ = run(program, "onnx-reference", x, y)
+    assert (found == wanted).float().mean() > 0.97
+    if name == "layer_norm":  # one rounding, where the reference has several
+        assert (run(program, "ort-cuda", x, y)[0] == wanted).float().mean() < 0.85
+    if name != "mul":
+        assert (run(program, "strict", x, y)[0] == wanted).float().mean() < 0.85
+
+
+def test_what_overflows_in_onnx_reference_overflows_here(tmp_path: Path) -> None:
+    _, program = t5(peak=1.4e5, pipeline=WITHOUT_SKIP)
+    ids, mask = text()
+    lower(program, tmp_path / "engine")
+    wanted = reference(tmp_path / "engine", ids, mask)
+    found, told = run(program, "onnx-reference", ids, mask)
+    assert not wanted[mask != 0].isfinite().all()
+    assert torch.equal(found.isfinite(), wanted.isfinite())
+    assert told.overflow is not None
+    assert told.overflow.module == "model.encoder.block.1.layer.1.DenseReluDense.wo"
+    assert told.overflow.source.startswith("modeling_t5.py:")
+    assert 65504 < told.overflow.largest < 2e5
+    assert "values leave fp16's range at model.encoder.block.1.layer.1" in overflow_sentence(
+        told.overflow
+    )
+    assert tightest(told, 3)[0].overflow
+    assert (tightest(told, 1)[0].headroom_bits or 0) < 0
+
+
+def test_what_passes_on_the_cpu_provider_and_overflows_in_real_halves_is_found(
+    tmp_path: Path,
+) -> None:
+    module, program = t5(peak=1.4e5, pipeline="unify-dtype{to=fp16},canonicalize")
+    ids, mask = text()
+    lower(program, tmp_path / "engine")
+    passed = run_engine(tmp_path / "engine", ids, mask)[0]
+    assert relative(passed, module(ids, mask), mask) < 5e-3
+    assert not reference(tmp_path / "engine", ids, mask)[mask != 0].isfinite().all()
+    for profile in ("ort-cuda", "tensorrt", "strict"):
+        found, told = run(program, profile, ids, mask)
+        assert not found[mask != 0].isfinite().all()
+        assert told.overflow is not None
+        assert "encoder.block.1.layer.1.DenseReluDense" in told.overflow.module
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_sound_program_has_headroom_and_no_false_alarm(precision: str) -> None:
+    module, program = t5(peak=1e3, pipeline=preset(precision))
+    ids, mask = text()  # with padding: the fill values of its mask are no lack of headroom
+    found, told = run(program, "ort-cuda", ids, mask)
+    assert told.overflow is None
+    assert relative(found, module(ids, mask), mask) < (5e-3 if precision == "fp16" else 4e-2)
+    rows = {place.module: place for place in told.modules}
+    wo = rows["model.encoder.block.1.layer.1.DenseReluDense.wo"]
+    assert wo.headroom_bits is not None
+    assert 2 < wo.headroom_bits < 9 if precision == "fp16" else wo.headroom_bits > 100
+    assert all(p.headroom_bits is None or p.headroom_bits > 1 for p in told.modules)
+    for place in told.modules:
+        assert place.sqnr_db is None or 20 < place.sqnr_db < 120
+    assert wo.max_abs == pytest.approx(largest(program, ids, mask, wo.module), rel=1e-2)
+
+
+def largest(program: ExportedProgram, ids: Tensor, mask: Tensor, module: str) -> float:
+    found = [0.0]
+
+    def watch(_: int, node: Any, tensor: Tensor) -> None:
+        if module_path(node) == module and tensor.is_floating_point():
+            found.append(float(tensor.abs().max()))
+
+    interpret(program, {"input_ids": ids, "attention_mask": mask}, watch=watch)
+    return max(found)
+
+
+def test_old_onnx_runtime_gives_zeros_where_new_gives_norms() -> None:
+    class Norm(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            weight = torch.ones(64, dtype=x.dtype)
+            found: Tensor = torch.ops.enginecast.skip_rms_norm(x, y, weight, 1e-6)[0]
+            return found
+
+    x, y = torch.randn(2, 4, 64).half() * 5e3, torch.randn(2, 4, 64).half()
+    program = captured(Norm(), x, y)
+    new, _ = run(program, "ort-cuda", x, y)
+    old, told = run(program, "ort-cuda<1.28", x, y)
+    assert relative(new, x.float() / x.float().square().mean(-1, keepdim=True).sqrt(), new) < 2e-3
+    assert (old == 0).all()
+    assert told.overflow is None  # nothing is infinite: the kernel says nothing
+    assert told.modules[-1].sqnr_db is not None
+    assert told.modules[-1].sqnr_db < 1
+    assert told.modules[-1].energy_lost > 0.9
+    small, _ = run(program, "ort-cuda<1.28", x / 1e3, y)
+    assert relative(small, run(program, "ort-cuda", x / 1e3, y)[0], small) < 0.01
+
+
+def test_values_that_a_clamp_cuts_off_are_counted_and_measured() -> None:
+    class Clamped(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            half = (x * 4).to(torch.float16)
+            wide = half * 32
+            return wide.clamp(min=-64504.0, max=64504.0) / 32
+
+    x = torch.cat([torch.linspace(-1, 1, 96), torch.tensor([900.0, -700.0])])
+    found, told = run(captured(Clamped(), x), "torch-cpu", x)
+    assert told.overflow is not None
+    assert (told.overflow.elements, told.overflow.largest) == (2, 900 * 128)
+    assert sum(place.clamped for place in told.ops) == 2
+    assert found.isfinite().all()
+    assert told.modules[-1].sqnr_db is not None
+    assert told.modules[-1].sqnr_db < 15  # against fp32, which needs no clamp
+
+
+def test_weights_that_do_not_survive_the_cast_are_named() -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loud, self.faint, self.fine = (nn.Linear(8, 8, bias=False) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.loud(x) * 1e-6 + self.faint(x) * 1e6 + self.fine(x)
+            return found
+
+    module = Weighted().requires_grad_(False)
+    module.loud.weight[2, 3] = 1e5
+    module.faint.weight.mul_(1e-7)
+    x = torch.randn(2, 8)
+    program, _ = rewritten(captured(module, x), "unify-dtype{to=fp16}")
+    _, told = run(program, "torch-cpu", x)
+    losses = {loss.name: loss for loss in told.weights}
+    assert set(losses) == {"loud.weight", "faint.weight"}
+    assert (losses["loud.weight"].overflow, losses["loud.weight"].max_abs) == (1, 1e5)
+    assert losses["faint.weight"].subnormal == 1.0
+    assert losses["faint.weight"].energy_lost > 0.1
+    assert told.overflow is not None  # the infinite weight reaches the product
+    assert told.overflow.module == "loud"
+
+
+def test_cases_run_side_by_side_are_those_run_alone() -> None:
+    _, program = t5()
+    ids, mask = text()
+    one = {"input_ids": ids, "attention_mask": mask}
+    two = {"input_ids": ids.flip(0), "attention_mask": mask.flip(0)}
+    found, told = emulate(program, {"one": one, "two": two}, get_profile("ort-cuda"))
+    assert told.cases == ("one", "two")
+    assert torch.equal(found[0]["output_0"], run(program, "ort-cuda", ids, mask)[0])
+    assert torch.equal(found[1]["output_0"], found[0]["output_0"].flip(0))
+
+
+def test_a_profile_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(UsageError, match="no arithmetic profile 'cuda'; known: ort-cuda, "):
+        get_profile("cuda")
+    with pytest.raises(UsageError, match="for target 'tpu'"):
+        profile_for("tpu")
+    assert profile_for("onnxruntime").name == "ort-cuda"
+    assert enginecast.ops is not None
