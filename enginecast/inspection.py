@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind
 
 from enginecast.describe import dtype_name
 from enginecast.exporters.fusion_contract import expect_fusions
+from enginecast.forecast import forecast, print_forecast
 from enginecast.passes.base import PassContext, Site
 from enginecast.passes.graph_edit import structural_copy, weight_specs, weight_tensor
 from enginecast.passes.ir_text import dtype_text
@@ -21,6 +22,7 @@ from enginecast.passes.pipeline import build, run_pipeline
 from enginecast.plan import Plan
 from enginecast.prepare import Prepared
 from enginecast.terminal import say, table
+from enginecast.verify.emulation_data import Emulation
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Inspection:
     runs_here: bool
     nodes: tuple[int, int]
     """Nodes of the program as captured, and after the passes."""
+    emulation: Emulation | None
+    """What low precision would do, module by module; None for fp32."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -96,6 +100,7 @@ def inspect_model(prepared: Prepared, plan: Plan) -> Inspection:
         device=plan.device,
         runs_here=plan.runs_here,
         nodes=(_calls(captured.program), _calls(program)),
+        emulation=forecast(prepared, plan, program),
     )
 
 
@@ -131,6 +136,7 @@ def print_inspection(found: Inspection, console: Console) -> None:
     say(console, f"sites to fuse: {expected or 'none'}")
     where = "this machine runs it" if found.runs_here else "no provider of this machine runs it"
     say(console, f"{found.precision} for {found.device}: {where}")
+    print_forecast(found.emulation, console)
 
 
 def _census_table(rows: Sequence[Stored]) -> Table:

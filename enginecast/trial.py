@@ -61,6 +61,7 @@ def try_engine(
         session = open_session(bundle, record, plan.providers, threads)
         with Engine(bundle, record, session) as engine:
             verdict = verify_engine(engine, reference, emulated=emulated, problems=problems)
+            verdict = _name_arithmetic(verdict, rewritten)
         executed = profile_ops(
             bundle.path(record.file),
             reference.cases[0].inputs,
@@ -77,7 +78,7 @@ def try_engine(
 
 def by_emulation(rewritten: Rewritten, reference: Reference, problems: Sequence[str]) -> Verdict:
     """Judge by the program alone: the engine has not run."""
-    return judge(
+    verdict = judge(
         None,
         reference.floor,
         where=where_it_ran(""),
@@ -85,6 +86,12 @@ def by_emulation(rewritten: Rewritten, reference: Reference, problems: Sequence[
         emulated=rewritten.emulated.measured if rewritten.emulated is not None else None,
         problems=tuple(problems),
     )
+    return _name_arithmetic(verdict, rewritten)
+
+
+def _name_arithmetic(verdict: Verdict, rewritten: Rewritten) -> Verdict:
+    found = rewritten.emulation
+    return verdict if found is None else msgspec.structs.replace(verdict, arithmetic=found.profile)
 
 
 def _unsealed(names: Sequence[str]) -> tuple[FileRecord, ...]:

@@ -18,9 +18,18 @@ def module_path(node: Node) -> str:
     Nodes that torch.export adds itself carry a module stack with a made-up name: no module.
     """
     stack = node.meta.get("nn_module_stack") or {}
-    path = str(list(stack.values())[-1][0]) if stack else ""
+    return _path(list(stack.values())[-1][0]) if stack else ""
+
+
+def module_paths(node: Node) -> frozenset[str]:
+    """Dotted paths of all modules around the node; lists of modules are none."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return frozenset(_path(name) for name, _ in stack.values())
+
+
+def _path(name: object) -> str:
     # Older captures name modules by the Python expression that reaches them.
-    path = path.removeprefix("L['self']").removeprefix("L__self__").removeprefix(".")
+    path = str(name).removeprefix("L['self']").removeprefix("L__self__").removeprefix(".")
     return "" if path == _SYNTHETIC else path
 
 

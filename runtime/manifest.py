@@ -132,6 +132,8 @@ class Verdict(Record, frozen=True, kw_only=True):
     outputs: tuple[OutputVerdict, ...] = ()
     cases: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
+    arithmetic: str = ""
+    """The profile that the program was emulated in, such as "ort-cuda"; empty: it was not."""
 
 
 class EngineRecord(Record, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from enginecast.passes.dtype_ops import JOINS, SHAPE_ONLY
 from enginecast.passes.graph_edit import weight_specs
-from enginecast.passes.source import module_path, source_line
+from enginecast.passes.source import module_path, module_paths, source_line
 from enginecast.verify.boundaries import FILL, leaving
 from enginecast.verify.emulate_fills import fill_values
 from enginecast.verify.emulate_profiles import Profile
@@ -124,10 +124,12 @@ class Recorder:
 
     def result(self, profile: Profile) -> Emulation:
         """What was found, in order of execution."""
+        modules = {"", *(path for node in self._tallies for path in module_paths(node))}
         by_module: dict[str, list[_Tally]] = {}
         for node, tally in self._tallies.items():
             for path in dict.fromkeys((module_path(node), *self._leaving.get(node, ()))):
-                by_module.setdefault(path, []).append(tally)
+                if path in modules:
+                    by_module.setdefault(path, []).append(tally)
         ops = [_place(module_path(node), [tally]) for node, tally in self._tallies.items()]
         return Emulation(
             profile=profile.name,
@@ -153,7 +155,7 @@ class Recorder:
         sizes = torch.where(finite, stored, 0.0).abs()
         tally.max_abs = max(tally.max_abs, float(sizes.max()))
         wanted = plain.abs()
-        clamped = finite & (sizes >= NEAR_LIMIT * limit) & (wanted > limit)
+        clamped = finite & (sizes >= NEAR_LIMIT * limit) & (wanted > limit) & (wanted < torch.inf)
         tally.clamped += int(clamped.sum())
         lost = ~finite & (wanted < FILL)
         count = int(lost.sum())

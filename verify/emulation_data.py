@@ -100,8 +100,9 @@ def overflow_sentence(found: Overflow) -> str:
 
 
 def tightest(emulation: Emulation, count: int) -> list[Place]:
-    """The modules with the least headroom, those that overflow or clamp first."""
-    return sorted(
-        (place for place in emulation.modules if place.headroom_bits is not None),
-        key=lambda p: (not p.overflow, not p.clamped, p.headroom_bits or 0.0),
-    )[:count]
+    """The modules with the least headroom; of those that hand on the same value, the innermost."""
+    innermost: dict[tuple[str, str, float], Place] = {}
+    for place in sorted(emulation.modules, key=lambda p: p.module.count(".")):
+        innermost[place.op, place.source, place.max_abs] = place
+    found = [place for place in innermost.values() if place.headroom_bits is not None]
+    return sorted(found, key=lambda p: p.headroom_bits or 0.0)[:count]

@@ -1,0 +1,134 @@
+"""What users see of emulated arithmetic: verdicts, reports, and the forecast of `inspect`."""
+
+import io
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from exports import Exports, cast
+from models import add_tokenizer
+from rich.console import Console
+from test_emulate import Wrapped
+from test_report import report
+
+from enginecast.verify.emulation_data import Emulation, Overflow, Place, WeightLoss, tightest
+from enginecast.verify.report import print_report, write_report
+from enginecast.verify.report_data import Report
+from enginecast.verify.report_emulation import told
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def loud(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A T5 that writes 1.6e5 to its stream."""
+    folder = tmp_path_factory.mktemp("models") / "loud"
+    wrapped = Wrapped(peak=1.4e5)
+    wrapped.model.config.architectures = ["T5EncoderModel"]
+    wrapped.model.save_pretrained(folder)
+    return add_tokenizer(folder)
+
+
+def test_an_export_is_judged_in_the_arithmetic_of_its_target(exports: Exports) -> None:
+    done = exports("t5", "fp16")
+    assert done.bundle is not None
+    assert done.bundle.manifest.engines[0].verdict.arithmetic == "ort-cuda"
+    found = json.loads((done.folder / "report.json").read_text(encoding="utf-8"))
+    emulation = found["emulation"]
+    assert (emulation["profile"], emulation["overflow"]) == ("ort-cuda", None)
+    rows = {row["module"]: row for row in emulation["modules"]}
+    assert {"", "encoder", "encoder.block.1.layer.0.SelfAttention.q"} <= set(rows)
+    assert "encoder.block" not in rows  # a list of modules computes nothing
+    assert all(row["dtype"] == "float16" and row["overflow"] == 0 for row in rows.values())
+    assert 40 < rows["encoder"]["sqnr_db"] < 90
+    page = (done.folder / "report.html").read_text(encoding="utf-8")
+    assert "as ort-cuda computes" in page
+    assert "encoder.block.1.layer.0.SelfAttention.q" in page
+    assert exports("t5").report.emulation is None
+
+
+def test_a_naive_conversion_is_rejected_with_the_place(
+    loud: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    naive = ("--pipeline", "unify-dtype{to=fp16},canonicalize")
+    done = cast(capsys, "export", loud, "-o", tmp_path / "out", *naive, "--json")
+    assert done.code == 1
+    assert not (tmp_path / "out").exists()
+    overflow = done.json["emulation"]["overflow"]
+    assert overflow["module"].startswith("encoder.block.1.layer.1.DenseReluDense")
+    assert overflow["source"]
+    assert (
+        "fp16 cannot hold this model: values leave fp16's range"
+        in (done.json["verdict"]["reasons"][0])
+    )
+    assert done.json["verdict"]["arithmetic"] == "ort-cuda"
+    found = json.loads((tmp_path / "out.rejected" / "report.json").read_text(encoding="utf-8"))
+    assert found["emulation"]["overflow"] == overflow
+
+
+def test_inspect_foretells_it(loud: Path, exports: Exports, capsys: Capture) -> None:
+    found = cast(capsys, "inspect", loud, "--precision", "fp16", "--json").json["emulation"]
+    assert found["overflow"]["module"] == "encoder.block.1.layer.1.DenseReluDense.wo"
+    assert found["overflow"]["largest"] > 65504
+    shown = cast(capsys, "inspect", exports.model("t5"), "--precision", "bf16").out
+    assert "as ort-cuda computes: no value overflows" in shown
+    plain = cast(capsys, "inspect", exports.model("t5"), "--json").json
+    assert plain["emulation"] is None
+
+
+def place(module: str, bits: float, **others: int) -> Place:
+    fields = {"overflow": 0, "clamped": 0, **others}
+    return Place(
+        module=module,
+        source="model.py:7",
+        op="aten.linear",
+        dtype="float16",
+        max_abs=65504 / 2**bits,
+        headroom_bits=bits,
+        subnormal=0.125,
+        energy_lost=1e-9,
+        sqnr_db=None,
+        **fields,
+    )
+
+
+def emulation(overflow: Overflow | None = None, clamped: int = 0) -> Emulation:
+    loss = WeightLoss("a.weight", "float16", 1e5, 3, 0.25, 0.5)
+    places = (place("a", 9.0), place("a.<b>", 0.5, clamped=clamped), place("c", 4.0))
+    return Emulation("ort-cuda", "ONNX Runtime", ("long",), places, places[1:2], (loss,), overflow)
+
+
+def reported(found: Emulation) -> Report:
+    return replace(report(), emulation=found)
+
+
+def test_the_terminal_shows_the_tightest_modules_and_the_first_overflow() -> None:
+    overflow = Overflow("a.<b>", "model.py:7", "aten.linear", "float16", "long", 2, 9e4, 65504.0)
+    found = emulation(overflow, clamped=2)
+    assert [p.module for p in tightest(found, 2)] == ["a.<b>", "c"]
+    out = io.StringIO()
+    whole = reported(found)
+    print_report(whole, Console(file=out, width=120))
+    text = out.getvalue()
+    assert "values leave fp16's range at a.<b> model.py:7 (max 9e+04 > 65504), case 'long'" in text
+    assert text.index("a.<b> model.py:7  ") < text.index("c model.py:7")
+    assert "a.weight lose values" in text
+
+
+def test_what_is_told_without_an_overflow() -> None:
+    assert told(emulation(clamped=2)).startswith("no overflow, but values are cut off at a.<b>")
+    assert told(emulation()).startswith("no value overflows")
+    underflow = Overflow("a", "", "aten.rsqrt", "float16", "long", 1, 3.0, 65504.0)
+    assert "stop being finite in fp16 at a (aten.rsqrt; in fp32 they are at most 3)" in told(
+        emulation(underflow)
+    )
+
+
+def test_the_page_holds_every_module(tmp_path: Path) -> None:
+    _, page = write_report(tmp_path, reported(emulation(clamped=2)))
+    text = page.read_text(encoding="utf-8")
+    HTMLParser().feed(text)
+    for shown in ("<code>a.&lt;b&gt;</code>", "12.50 %", "25.00 %", "as ort-cuda computes"):
+        assert shown in text
