@@ -1,12 +1,18 @@
 """What only a GPU can show.  Never run so far: no GPU was at hand when this was written."""
 
+import copy
 from pathlib import Path
 
 import onnxruntime
 import pytest
+import torch
+from lowering import lower
 from models import tiny_bert, tiny_t5
+from test_emulate import relative, run, t5, text
 
 import enginecast
+from enginecast.exporters.onnx import GRAPH_FILE
+from enginecast.passes.presets import preset
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,3 +39,24 @@ def test_verify_on_cuda_completes_a_verdict_by_emulation(tmp_path: Path) -> None
     assert check.completed
     with enginecast.load(tmp_path / "out", device="cuda", require="verified") as engine:
         assert engine.verdict.where.provider == "CUDAExecutionProvider"
+
+
+@pytest.mark.parametrize("peak", [0.0, 1.4e5])
+def test_emulation_says_what_cuda_computes(tmp_path: Path, peak: float) -> None:
+    module, program = t5(peak, preset("fp16", device="cuda"))
+    ids, mask = text()
+    lower(program, tmp_path / "engine", device="cuda")
+    session = onnxruntime.InferenceSession(
+        tmp_path / "engine" / GRAPH_FILE,
+        providers=["CUDAExecutionProvider", "CPUExecutionProvider"],
+    )
+    feeds = {i.name: x.numpy() for i, x in zip(session.get_inputs(), (ids, mask), strict=True)}
+    wanted = torch.from_numpy(session.run(None, feeds)[0])
+    found, told = run(program, "ort-cuda", ids, mask)
+    assert torch.equal(found[mask != 0].isfinite(), wanted[mask != 0].isfinite())
+    assert (told.overflow is None) == bool(wanted[mask != 0].isfinite().all())
+    if peak:
+        assert told.overflow is not None
+        return
+    exact = copy.deepcopy(module).double()(ids, mask)
+    assert 0.6 < relative(found, exact, mask) / relative(wanted, exact, mask) < 1.6

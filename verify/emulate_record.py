@@ -21,7 +21,7 @@ from enginecast.verify.emulate_rounding import LOW
 from enginecast.verify.emulation_data import OPS, Emulation, Overflow, Place, WeightLoss
 from enginecast.verify.metrics import sqnr_db
 
-SAMPLE = 1 << 14
+SAMPLE = 1 << 13
 """Elements of a value that shares and ratios are taken from."""
 TIGHT_BITS = 2.0
 """Ops with less headroom are named one by one."""
@@ -108,7 +108,7 @@ class Recorder:
         overflow = 0
         if not _is_finite(low):
             overflow = int((~torch.isfinite(_wide(low)) & torch.isfinite(plain)).sum())
-        kept, wanted = _sample(_wide(low)), _sample(plain)
+        kept, wanted = _wide(_sample(low)), _sample(plain)
         tiny, lost, energy = _tiny(kept, wanted, low.dtype)
         loss = lost / energy if energy else 0.0
         if overflow or loss > WEIGHT_LOSS:
@@ -177,7 +177,7 @@ class Recorder:
     def _see_loss(self, tally: _Tally, low: Tensor, plain: Tensor, mask: Tensor | None) -> None:
         if mask is not None and low.shape[: mask.ndim] == mask.shape:
             low, plain = low[mask != 0], plain[mask != 0]
-        kept, wanted = _sample(_wide(low)), _sample(plain)
+        kept, wanted = _wide(_sample(low)), _sample(plain)
         usable = torch.isfinite(wanted) & (wanted.abs() < FILL)
         if tally.node in self._fills:
             usable &= wanted > -torch.finfo(tally.dtype).max / 2
