@@ -19,7 +19,7 @@ from torch.fx.node import map_aggregate
 
 from enginecast.passes.dtype_ops import JOINS, SHAPE_ONLY
 from enginecast.passes.graph_edit import aten, value
-from enginecast.passes.purity import ASSERTS
+from enginecast.passes.purity import ASSERTS, is_mutating
 from enginecast.passes.written import written_values
 from enginecast.verify.emulate_kernels import kernel_of
 from enginecast.verify.emulate_profiles import Profile
@@ -147,7 +147,7 @@ class _Emulated(Run):
         assert callable(node.target)
         twins = [found for found in _leaves((args, kwargs)) if isinstance(found, Twin)]
         low_args, low_kwargs = _each((args, kwargs), _low)
-        if node.target in ASSERTS or not _is_plain_op(node):
+        if not _is_emulated(node):
             found = node.target(*low_args, **low_kwargs)
             return Twin(found) if _has_low(found) else found
         in_family = node in self._families
@@ -156,8 +156,6 @@ class _Emulated(Run):
         low = self._stored(node, args, kwargs, native=in_family)
         if in_family:
             return Twin(low, self._plain(node, args, kwargs, low_args))
-        if not isinstance(low, Tensor | tuple | list):
-            return low  # a size: the same in both
         if all(twin.exact for twin in twins):
             if node.target in _MOVES and twins:
                 return Twin(low)
@@ -174,7 +172,8 @@ class _Emulated(Run):
         if native or moves:
             return node.target(*low_args, **low_kwargs)
         kernel = kernel_of(node, self._profile)
-        if kernel is not None and floats and all(t.dtype in LOW for t in floats):
+        is_low = _gives_low(node) and floats and all(t.dtype in LOW for t in floats)
+        if kernel is not None and is_low:
             return _rounded(kernel(*low_args, **low_kwargs), node)
         wide_args, wide_kwargs = _each((args, kwargs), _wide)
         return _rounded(node.target(*wide_args, **wide_kwargs), node)
@@ -213,12 +212,14 @@ def _to(found: Any, wanted: Any) -> Any:
     return round_to(found, wanted.dtype) if wanted.dtype in LOW else found.to(wanted.dtype)
 
 
-def _is_plain_op(node: Node) -> bool:
-    """Whether an op may be computed from other dtypes: not one of functions, nor of bits."""
-    if node.target is aten.view.dtype:
+def _is_emulated(node: Node) -> bool:
+    """Whether an op may be computed from other dtypes: none of sizes, functions, bits, checks."""
+    if node.target in ASSERTS or node.target is aten.view.dtype:
         return False
-    is_aten = isinstance(node.target, torch._ops.OpOverload)
-    return is_aten or node.target in _MOVES  # of Python's operators, getitem alone takes tensors
+    gives_tensors = isinstance(value(node), Tensor | tuple | list) or is_mutating(node)
+    # Of Python's operators, getitem alone takes tensors.
+    is_op = isinstance(node.target, torch._ops.OpOverload) or node.target in _MOVES
+    return is_op and gives_tensors
 
 
 def _gives_low(node: Node) -> bool:

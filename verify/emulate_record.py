@@ -28,7 +28,8 @@ TIGHT_BITS = 2.0
 NEAR_LIMIT = 0.98
 """Of the largest finite value: transformers clamps to 1,000 less than 65,504."""
 WEIGHT_LOSS = 1e-6
-"""Share of a weight's energy that is worth naming: an eighth of what fp16 rounding costs."""
+"""Share of a weight's energy that is worth naming: a relative error of 1e-3, twice fp16's unit
+roundoff."""
 _HANDS_ON = (SHAPE_ONLY | JOINS) - {operator.getitem}
 
 
