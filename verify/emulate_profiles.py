@@ -48,7 +48,9 @@ class Profile:
 
 _ORT = "microsoft/onnxruntime, onnxruntime/"
 _ORT_GEMM = Rule("fp32", _ORT + "test/providers/cuda/test_cases: CudaGemmOptions default 32F")
-_ORT_NORM = Rule("fp32", _ORT + "core/providers/cuda/nn/layer_norm_impl.cu: statistics of type U")
+_ORT_NORM = Rule(
+    "fp32", _ORT + "core/providers/cuda/nn/layer_norm.cc: float between MLFloat16 types"
+)
 _ORT_SOFTMAX = Rule("fp32", _ORT + "core/providers/cuda/math/softmax.h: AccumulationType")
 _ORT_SUM = Rule("fp32", _ORT + "core/providers/cuda/reduction: AccumulationType<half> is float")
 _ORT_ATTENTION = Rule(
@@ -56,7 +58,10 @@ _ORT_ATTENTION = Rule(
     _ORT + "contrib_ops/cuda/bert/attention_softmax.cu: scores and weights of type T, the bias is"
     " added in float; core/providers/cuda/llm/attention.cc takes this path",
 )
-_ORT_GELU = Rule("fp32", _ORT + "core/providers/cuda/cu_inc/common.cuh: _Gelu by way of float")
+_ORT_GELU = Rule(
+    "storage",
+    _ORT + "core/providers/cuda/cu_inc/common.cuh: _Gelu(half) multiplies and adds halves",
+)
 _TORCH = "pytorch, aten/src/ATen/native/cpu: opmath_type of Half and BFloat16 is float"
 _TENSORRT = "NVIDIA TensorRT 11 API reference"
 _NUMPY = "onnx.reference, onnx/reference/ops: numpy of dtype float16, op by op"
@@ -71,7 +76,8 @@ def _same(name: str, about: str, how: How, source: str, **others: Rule) -> Profi
 
 _ORT_CUDA = Profile(
     name="ort-cuda",
-    about="ONNX Runtime 1.28 and later on CUDA: fp32 sums; attention stores scores and weights",
+    about="ONNX Runtime 1.28 and later on CUDA: fp32 sums; attention stores scores and weights,"
+    " GELU rounds its steps",
     matmul=_ORT_GEMM,
     reduction=_ORT_SUM,
     norm=_ORT_NORM,
