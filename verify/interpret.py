@@ -100,8 +100,8 @@ class Run(Interpreter):
         self,
         program: ExportedProgram,
         cases: Sequence[Mapping[str, Tensor]],
-        watch: Watch | None,
-        feed: Feed | None,
+        watch: Watch | None = None,
+        feed: Feed | None = None,
     ) -> None:
         super().__init__(program.graph_module, garbage_collect_values=False)
         self._program = program
