@@ -38,7 +38,7 @@ HiddenStates = Annotated[
     ),
 ]
 Precision = Annotated[
-    str | None, typer.Option(metavar="NAME", help="fp32, fp16 or bf16: a preset pipeline.")
+    str | None, typer.Option(metavar="NAME", help="fp32, fp16, bf16 or mixed: a preset pipeline.")
 ]
 PipelineText = Annotated[
     str | None, typer.Option("--pipeline", metavar="SPEC", help="Passes instead of a preset.")

@@ -42,7 +42,7 @@ def compile(
         output: the bundle's folder; it must not exist.
         example: inputs by name, for a module.
         target: only "onnxruntime" is built so far.
-        precision: "fp32" (default), "fp16" or "bf16": the preset pipeline and the measure.
+        precision: "fp32" (default), "fp16", "bf16" or "mixed": the preset pipeline and the measure.
         pipeline: a pipeline spec instead of a preset.
         device: "cpu" or "cuda": what the engine is for; None: where the precision runs.
         threads: threads within one operator, when the engine is verified.

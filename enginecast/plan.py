@@ -3,7 +3,7 @@ run.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -22,6 +22,8 @@ from enginecast.runtime.ort_session import CUDA_PROVIDER
 
 FALLBACKS = ("none", "rewrite", "specialise", "torchscript")
 """How far down the control-flow ladder a capture may go; no rung below torch.export is built."""
+COMPUTES: Mapping[str, str] = {"mixed": "fp16"}
+"""What a preset computes in, where it is not called so."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ def make_plan(
 
     Args:
         target: only "onnxruntime" is built so far.
-        precision: None: fp32, or what the pipeline's unify-dtype says.
+        precision: None: fp32, or what the pipeline's unify-dtype says. "mixed" computes in fp16
+            with the residual stream in fp32.
         pipeline: None: the precision's preset.
         device: None: the CPU, or a GPU for a precision that the CPU provider lacks.
         keep: patterns of modules that stay in fp32: options of the pipeline's unify-dtype.
@@ -83,9 +86,10 @@ def make_plan(
             f"--precision {precision} does not fit the pipeline, which computes in {computes}",
             hint="Leave --precision out, or change the pipeline's unify-dtype.",
         )
-    precision = precision or computes or "fp32"
-    chosen = device or ("cuda" if precision == "bf16" else "cpu")
-    text = preset(precision, target, device=chosen)
+    name = precision or computes or "fp32"
+    chosen = device or ("cuda" if name == "bf16" else "cpu")
+    text = preset(name, target, device=chosen)
+    precision = COMPUTES.get(name, name)
     text = _keeping(pipeline if pipeline is not None else text, keep, keep_classes)
     if precision == "bf16" and device == "cpu":
         raise UsageError(
@@ -126,7 +130,7 @@ def _keeping(text: str, keep: tuple[str, ...], keep_classes: tuple[str, ...]) ->
         raise UsageError(
             "--skip-modules-pattern and --skip-modules-classes keep modules in fp32, and nothing"
             " else is computed in this pipeline",
-            hint="They go with --precision fp16 or bf16.",
+            hint="They go with --precision fp16, bf16 or mixed.",
         )
     return render([spec_from_pass(p) for p in passes])
 

@@ -9,6 +9,7 @@ from torch.export import ExportedProgram
 
 from enginecast.errors import EnginecastError, PassError, SpecError
 from enginecast.passes.base import Pass, PassContext, Site, SiteKey
+from enginecast.passes.cast_borders import check_casts
 from enginecast.passes.graph_edit import tracked_outputs
 from enginecast.passes.options import pass_from_spec
 from enginecast.passes.registry import pass_class
@@ -74,7 +75,8 @@ def run_pipeline(
 
     Raises:
         PassError: a pass or an observer failed, or the program is not valid after a pass; names the
-            pass and those before it.  Errors of this package keep their type.
+            pass and those before it.  Errors of this package keep their type.  Or casts between
+            float dtypes are left that stand at no border, after dtypes were decided.
     """
     runs: list[PassRun] = []
     for pass_, skip in zip(passes, leave or [frozenset()] * len(passes), strict=True):
@@ -85,6 +87,9 @@ def run_pipeline(
         for observer in observe:
             with _blame(f"looking at the program after pass '{pass_.name}'", before):
                 observer(pass_, program, runs[-1])
+    if any(pass_.name == "unify-dtype" for pass_ in passes):
+        with _blame("the pipeline", [run.pass_.name for run in runs]):
+            check_casts(program)
     return runs
 
 

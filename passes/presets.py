@@ -10,6 +10,7 @@ _PIPELINES = {
     "fp32": f"{_CLEAN},{FUSIONS}",
     "fp16": f"unify-dtype{{to=fp16}},{_CLEAN},{FUSIONS}",
     "bf16": f"unify-dtype{{to=bf16}},{_CLEAN},{FUSIONS}",
+    "mixed": f"unify-dtype{{to=fp16 residual=fp32}},{_CLEAN},{FUSIONS}",
 }
 _PLANNED = ("int8", "fp8")
 _TARGETS = ("onnxruntime",)

@@ -7,6 +7,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from enginecast.passes.cast_borders import mark_border
 from enginecast.passes.dtype_classes import KEPT_HIGH, Class, is_binding_cast
 from enginecast.passes.dtype_ops import BOUNDED
 from enginecast.passes.graph_edit import (
@@ -163,16 +164,21 @@ class Retyper:
         self.casts[source, dtype] = node
         if source.op == "placeholder":
             self.prologue = node
+        border = self._class_name(source)
+        mark_border(node, f"{border} to {self._class_name(user)}")
         if source.name not in self.weights:
-            kind = self.classes.get(source)
-            border = kind.name.lower() if kind is not None else "value"
             self.log.done(node, f"border: {border} {source.name} to {dtype_text(dtype)}")
         return node
+
+    def _class_name(self, node: Node) -> str:
+        kind = self.classes.get(node)
+        return kind.name.lower() if kind is not None else "value"
 
     def _cast_before(self, user: Node, source: Node, dtype: torch.dtype) -> Node:
         """A cast of a value that is written into: each user sees it at another time."""
         with self.program.graph.inserting_before(user):
             node = insert(self.program.graph, aten.to.dtype, (source, dtype), like=user)
+        mark_border(node, f"{self._class_name(source)} to {self._class_name(user)}")
         self.log.done(node, f"border: {source.name}, written in place, to {dtype_text(dtype)}")
         return node
 

@@ -14,7 +14,22 @@ source is dropped and the casts that the classes need are put in.  Fill values t
 cannot hold (-3.4e38 in fp16 is -inf, and a fully masked row then NaN) become its largest finite
 value.  Integer paths stay as they are.
 
-Must not happen, and is checked at the end: an op that reads two float dtypes.
+`residual=fp32` keeps the residual stream, its norms and what else is computed from it up to the
+next linear in fp32, and the branches in the compute dtype:
+
+    after unify-dtype{to=fp16 residual=fp32}:
+        %branch: f16 = aten.linear(...)
+        %branch_f32: f32 = aten.to.dtype(%branch, f32)
+        %h: f32 = aten.add(%residual: f32, %branch_f32)
+        %norm: f32 = ...
+        %norm_f16: f16 = aten.to.dtype(%norm, f16)
+
+Clamps that transformers puts around fp16 values (`inf_clamps`) are dropped: whether a program has
+them depends on the dtype it was captured in.  Where values leave the range, the result is infinite
+then, which verification sees, and not finite and wrong.
+
+Must not happen, and is checked at the end: an op that reads two float dtypes, and a cast that
+stands at no border (`cast_borders`).
 """
 
 import re
@@ -27,6 +42,7 @@ from torch.fx import Node
 
 from enginecast.errors import PassError
 from enginecast.passes.base import Pass, PassContext, Promise, Site
+from enginecast.passes.cast_borders import check_casts
 from enginecast.passes.dtype_classes import Class, classify
 from enginecast.passes.dtype_ops import FILLS, LITERALS
 from enginecast.passes.graph_edit import (
@@ -34,8 +50,10 @@ from enginecast.passes.graph_edit import (
     erase_dead,
     is_float,
 )
+from enginecast.passes.inf_clamps import drop_inf_clamps
 from enginecast.passes.ir_text import dtype_text
 from enginecast.passes.purity import ASSERTS
+from enginecast.passes.residual import residual_stream
 from enginecast.passes.retype import Retyper
 from enginecast.passes.sites import SiteLog
 from enginecast.passes.source import module_classes, module_path, source_line
@@ -61,17 +79,40 @@ class UnifyDtype(Pass):
     """Regular expressions (re.search) on module paths: these modules compute in fp32."""
     keep_classes: tuple[str, ...] = ()
     """Class names of modules that compute in fp32, e.g. T5LayerFF."""
+    residual: Literal["same", "fp32"] = "same"
+    """fp32: sums of the residual stream and their norms stay in fp32; same: they are as `to`."""
 
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
-        kept = _kept_by_path(program, self.keep) | _kept_by_class(program, self.keep_classes)
-        _drop_asserts(program)
-        classes = classify(program, frozenset(kept))
         log = SiteLog(context)
+        _drop_asserts(program)
+        for clamp in drop_inf_clamps(program):
+            log.done(clamp, "the source's inf-clamp dropped: it is there in fp16 alone")
+        kept = self.kept(program)
+        classes = classify(program, frozenset(kept))
         _clamp_fills(program, classes, DTYPES[self.to], log)
         Retyper(program, classes, DTYPES[self.to], log).run()
         erase_dead(program.graph)
         check_one_dtype_per_op(program)
+        check_casts(program)
         return log.sites
+
+    def kept(self, program: ExportedProgram) -> set[Node]:
+        """The nodes that compute in fp32 because the options say so.
+
+        Raises:
+            PassError: an option finds nothing in this program.
+        """
+        kept = _kept_by_path(program, self.keep) | _kept_by_class(program, self.keep_classes)
+        if self.residual == "same":
+            return kept
+        stream = residual_stream(program)
+        if not stream:
+            raise PassError(
+                "residual=fp32 finds no residual sum in the program",
+                hint="It is for models whose layers add to a stream; leave it out, or keep modules"
+                " in fp32 by keep and keep_classes.",
+            )
+        return kept | stream
 
 
 def check_one_dtype_per_op(program: ExportedProgram) -> None:

@@ -8,7 +8,7 @@ from enginecast.passes.presets import preset
 from enginecast.passes.spec import parse, render
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "mixed"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_presets_build_and_are_canonical(precision: str, device: str) -> None:
     text = preset(precision, device=device)

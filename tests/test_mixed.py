@@ -1,0 +1,182 @@
+"""residual=fp32: the stream and its norms in fp32, the branches in fp16, and every fusion kept."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from programs import (
+    Function,
+    captured,
+    outputs,
+    program_of,
+    relative_error,
+    rewritten,
+)
+from test_unify_dtype import MAKE, capture_model, inputs_of
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from enginecast.errors import PassError, UsageError
+from enginecast.passes.base import Pass, PassContext, Site
+from enginecast.passes.cast_borders import border_of, check_casts, unexplained_casts
+from enginecast.passes.graph_edit import aten, dtype_of, insert, structural_copy
+from enginecast.passes.match import is_float_cast
+from enginecast.passes.pipeline import build, run_pipeline
+from enginecast.passes.presets import preset
+from enginecast.passes.residual import residual_sums
+from enginecast.passes.unify_dtype import UnifyDtype
+from enginecast.plan import make_plan
+
+FUSED = (
+    "aten.rms_norm.default",
+    "enginecast.skip_rms_norm.default",
+    "enginecast.attention.default",
+)
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, ExportedProgram]:
+    return {name: capture_model(name, make()) for name, make in MAKE.items()}
+
+
+def fusions(program: ExportedProgram) -> dict[str, int]:
+    calls = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    return {name: calls.count(name) for name in FUSED}
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_every_layer_adds_to_the_stream_twice(
+    programs: dict[str, ExportedProgram], name: str
+) -> None:
+    assert len(residual_sums(programs[name])) == 4, "two layers of attention and feed-forward"
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_stream_is_fp32_branches_are_fp16_and_no_fusion_is_lost(
+    programs: dict[str, ExportedProgram], name: str
+) -> None:
+    after, _ = rewritten(programs[name], "unify-dtype{to=fp16 residual=fp32}")
+    sums = residual_sums(after)
+    assert {dtype_of(node) for node in sums} == {torch.float32}
+    linears = [n for n in after.graph.nodes if n.target is aten.linear.default]
+    assert {dtype_of(node) for node in linears} == {torch.float16}
+    low, _ = rewritten(programs[name], preset("fp16"))
+    mixed, _ = rewritten(programs[name], preset("mixed"))
+    had, have = fusions(low), fusions(mixed)
+    for kind in FUSED[1:]:
+        assert have[kind] >= had[kind], kind
+    assert have[FUSED[0]] + have[FUSED[1]] == had[FUSED[0]] + had[FUSED[1]], "norms"
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_error_is_no_larger_than_in_fp16(programs: dict[str, ExportedProgram], name: str) -> None:
+    reference, _ = rewritten(programs[name], "unify-dtype{to=fp64}")
+    low, _ = rewritten(programs[name], preset("fp16"))
+    mixed, _ = rewritten(programs[name], preset("mixed"))
+    inputs = inputs_of(name, 3, 17)
+    wide = [t.double() if t.is_floating_point() else t for t in inputs]
+    (expected,) = outputs(reference, *wide)
+    errors = [relative_error(outputs(p, *inputs)[0], expected) for p in (mixed, low)]
+    assert outputs(mixed, *inputs)[0].dtype == torch.float16
+    assert errors[0] <= 1.1 * errors[1]
+
+
+class Deep(nn.Module):
+    """Pre-norm layers whose stream grows beyond fp16's range while no branch does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+        for name, parameter in self.named_parameters():
+            if name.endswith("weight"):  # every branch points where the stream points
+                nn.init.eye_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            norm = x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+            x = x + layer(norm) * 1.5e4
+        return x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def test_stream_beyond_the_range_of_fp16_survives_in_mixed() -> None:
+    torch.manual_seed(0)
+    before = captured(Deep().requires_grad_(False), x := torch.randn(2, 5, 16))
+    low, _ = rewritten(before, "unify-dtype{to=fp16}")
+    mixed, _ = rewritten(before, "unify-dtype{to=fp16 residual=fp32}")
+    (expected,) = outputs(before, x)
+    assert not outputs(low, x.half())[0].isfinite().all()
+    assert relative_error(outputs(mixed, x.half())[0], expected) < 2e-3
+
+
+def test_residual_is_refused_where_there_is_none() -> None:
+    before = program_of(lambda x: x * 2 + x, torch.randn(2, 5))
+    with pytest.raises(PassError, match="residual=fp32 finds no residual sum"):
+        rewritten(before, "unify-dtype{to=fp16 residual=fp32}")
+
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        (lambda x, w: x + torch.relu(x @ w), 1),
+        (lambda x, w: torch.relu(x @ w) + x, 1),
+        (lambda x, w: x @ w + torch.relu(x), 0),
+        (lambda x, w: x + 0.044715 * x**3, 0),
+    ],
+    ids=["residual first", "branch first", "two branches", "a GELU"],
+)
+def test_what_is_a_residual_sum(function: Callable[..., Tensor], found: int) -> None:
+    before = captured(Function(function), torch.randn(4, 4), torch.randn(4, 4))
+    assert len(residual_sums(before)) == found
+
+
+def test_mixed_is_a_plan_that_computes_in_fp16() -> None:
+    plan = make_plan(precision="mixed", keep=("wo$",))
+    assert plan.precision == "fp16"
+    (unify,) = [p for p in build(plan.pipeline) if isinstance(p, UnifyDtype)]
+    assert (unify.to, unify.residual, unify.keep) == ("fp16", "fp32", ("wo$",))
+    with pytest.raises(UsageError, match="does not fit the pipeline, which computes in fp16"):
+        make_plan(precision="mixed", pipeline="unify-dtype{to=fp16}")
+
+
+def test_every_cast_says_between_which_classes_it_stands(
+    programs: dict[str, ExportedProgram],
+) -> None:
+    for spec in (preset("fp16"), preset("mixed"), 'unify-dtype{to=bf16 keep="wo$"},canonicalize'):
+        after, _ = rewritten(programs["t5"], spec)
+        casts = [n for n in after.graph.nodes if is_float_cast(n)]
+        assert casts
+        assert all(" to " in border_of(cast) for cast in casts)
+        assert unexplained_casts(after) == []
+
+
+@dataclass(frozen=True)
+class Rounds(Pass):
+    """Rounds what the first linear reads to bf16 and back."""
+
+    name = "rounds"
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        graph = program.graph
+        node = next(n for n in graph.nodes if n.target is aten.linear.default)
+        source = node.args[0]
+        with graph.inserting_before(node):
+            low = insert(graph, aten.to.dtype, (source, torch.bfloat16), like=node, name="low")
+            back = insert(graph, aten.to.dtype, (low, torch.float16), like=node, name="back")
+        node.replace_input_with(source, back)
+        return []
+
+
+def test_cast_that_nobody_explains_is_an_error_with_the_list(
+    programs: dict[str, ExportedProgram],
+) -> None:
+    passes = (UnifyDtype(to="fp16"), Rounds())
+    with pytest.raises(PassError) as caught:
+        run_pipeline(passes, structural_copy(programs["t5"]), PassContext())
+    message = caught.value.message
+    assert "2 unexpected casts between float dtypes are left" in message
+    place = r"model\.encoder\.block\.0\.layer\.0\.SelfAttention\.q modeling_t5\.py:\d+"
+    assert re.search(rf"low casts \S+ f16 -> bf16 \({place}\)", message), message
+    assert re.search(rf"back casts low bf16 -> f16 \({place}\)", message), message
+    check_casts(rewritten(programs["t5"], "unify-dtype{to=fp16}")[0])
