@@ -12,6 +12,7 @@ from rich.table import Table
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from enginecast.census_page import Dtypes, dtypes_of, print_census
 from enginecast.describe import dtype_name
 from enginecast.exporters.fusion_contract import expect_fusions
 from enginecast.forecast import forecast, print_forecast
@@ -55,6 +56,7 @@ class Inspection:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     census: tuple[Stored, ...]
+    dtypes: Dtypes
     expected: dict[str, int]
     """Fusable sites of the captured program by kind."""
     passes: tuple[PassPlan, ...]
@@ -90,6 +92,7 @@ def inspect_model(prepared: Prepared, plan: Plan) -> Inspection:
             f"{spec.name}: [{', '.join(map(str, spec.dims))}]" for spec in captured.outputs
         ),
         census=census(captured.program),
+        dtypes=dtypes_of(captured.program, prepared.source.model_class),
         expected={
             kind: len(sites) for kind, sites in expect_fusions(captured.program).sites.items()
         },
@@ -131,6 +134,8 @@ def print_inspection(found: Inspection, console: Console) -> None:
     for content in (_census_table(found.census), _passes_table(found.passes)):
         console.print()
         console.print(content)
+    console.print()
+    print_census(found.dtypes, console)
     console.print()
     expected = ", ".join(f"{count} {kind}" for kind, count in found.expected.items() if count)
     say(console, f"sites to fuse: {expected or 'none'}")

@@ -232,6 +232,10 @@ def test_inspect_a_model(exports: Exports, capsys: Capture) -> None:
     told = cast(capsys, "inspect", exports.model("t5-4-wo-in-fp32"), "--json").json
     assert {row["dtype"]: row["tensors"] for row in told["census"]} == {"f16": 36, "f32": 4}
     assert told["expected"] == {"rms-norm": 9, "residual+norm": 8, "attention": 4}
+    assert "T5EncoderModel._keep_in_fp32_modules names 'wo'" in done.out
+    assert [kept["dtypes"] for kept in told["dtypes"]["kept_in_fp32"]] == [["f32"]]
+    met = {m["what"]: (m["by"], m["count"]) for m in told["dtypes"]["census"]["meetings"]}
+    assert met["cast f16 -> f32"] == ("a weight stored so", 35), "of 36 one is tied"
     assert max(map(len, done.out.splitlines())) <= 120
 
 
@@ -287,7 +291,7 @@ def test_passes_are_listed_with_their_options(capsys: Capture) -> None:
     assert "fuse-rms-norm" in done.out
     told = cast(capsys, "passes", "--json").json["passes"]
     names = {row["name"]: row for row in told}
-    assert set(names["unify-dtype"]["options"]) == {"to", "keep", "keep_classes"}
+    assert set(names["unify-dtype"]["options"]) == {"to", "keep", "keep_classes", "residual"}
     assert names["canonicalize"]["promise"] == "exact"
     assert all(row["summary"] for row in told)
 
