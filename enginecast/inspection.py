@@ -12,6 +12,8 @@ from rich.table import Table
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from enginecast.advice import Advice, advise
+from enginecast.advice_words import print_advice
 from enginecast.census_page import Dtypes, dtypes_of, print_census
 from enginecast.describe import dtype_name
 from enginecast.exporters.fusion_contract import expect_fusions
@@ -57,6 +59,7 @@ class Inspection:
     outputs: tuple[str, ...]
     census: tuple[Stored, ...]
     dtypes: Dtypes
+    advice: Advice
     expected: dict[str, int]
     """Fusable sites of the captured program by kind."""
     passes: tuple[PassPlan, ...]
@@ -93,6 +96,7 @@ def inspect_model(prepared: Prepared, plan: Plan) -> Inspection:
         ),
         census=census(captured.program),
         dtypes=dtypes_of(captured.program, prepared.source.model_class),
+        advice=advise(prepared),
         expected={
             kind: len(sites) for kind, sites in expect_fusions(captured.program).sites.items()
         },
@@ -136,6 +140,9 @@ def print_inspection(found: Inspection, console: Console) -> None:
         console.print(content)
     console.print()
     print_census(found.dtypes, console)
+    console.print()
+    advice = found.advice
+    print_advice(advice.options, advice.recommended, len(advice.cases), console)
     console.print()
     expected = ", ".join(f"{count} {kind}" for kind, count in found.expected.items() if count)
     say(console, f"sites to fuse: {expected or 'none'}")

@@ -78,7 +78,11 @@ MAY_IMPORT: dict[str, list[str]] = {
     "enginecast.forecast": [*STEPS, *WORKERS],
     "enginecast.source_clamps": [],
     "enginecast.census_page": ["enginecast.source_clamps", "enginecast.terminal", *WORKERS],
+    "enginecast.advice_words": ["enginecast.terminal"],
+    "enginecast.advice": ["enginecast.advice_words", "enginecast.prepare", *WORKERS],
     "enginecast.inspection": [
+        "enginecast.advice",
+        "enginecast.advice_words",
         "enginecast.census_page",
         "enginecast.forecast",
         "enginecast.terminal",

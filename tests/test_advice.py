@@ -1,0 +1,191 @@
+"""inspect's advice: which precision holds a model, where it does not, and what to do."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import models
+import pytest
+import torch
+from exports import cast
+from programs import program_of, rewritten
+from test_mixed import Deep
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from transformers import T5EncoderModel
+
+import enginecast.advice as advice_module
+from enginecast.advice import Advice, advise
+from enginecast.advice_words import Option
+from enginecast.passes.base import Pass, PassContext, Site
+from enginecast.passes.graph_edit import aten
+from enginecast.passes.low_values import low_values
+from enginecast.passes.unify_dtype import UnifyDtype
+from enginecast.prepare import ModelOptions, Prepared, open_model, prepare
+from enginecast.steps import Steps
+from enginecast.verify.interpret import interpret
+from enginecast.verify.reach import reaches
+
+WO = "^encoder[.]block[.][0-9]+[.]layer[.][0-9]+[.]DenseReluDense[.]wo([.]|$)"
+
+
+def by_name(advice: Advice) -> dict[str, Option]:
+    return {option.precision: option for option in advice.options}
+
+
+def prepared_module(module: nn.Module, *shape: int) -> Prepared:
+    options = ModelOptions()
+    torch.manual_seed(0)
+    return prepare(open_model(module, options, {"x": torch.randn(*shape)}), options, Steps())
+
+
+def loud_t5(folder: Path) -> Path:
+    """A T5 whose feed-forwards write far more than fp16 holds."""
+    models.tiny_t5(folder)
+    model = T5EncoderModel.from_pretrained(folder)
+    with torch.no_grad():
+        for block in model.encoder.block:
+            block.layer[1].DenseReluDense.wo.weight.mul_(4000.0)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def loud(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return loud_t5(tmp_path_factory.mktemp("loud"))
+
+
+def test_overflow_is_named_with_its_module_and_the_way_out_holds(loud: Path) -> None:
+    options = ModelOptions()
+    prepared = prepare(open_model(str(loud), options), options, Steps())
+    found = advise(prepared)
+    told = by_name(found)
+    assert [told[name].safe for name in ("fp16", "mixed", "bf16", "fp32")] == [0, 0, 1, 1]
+    assert found.recommended == "bf16"
+    fp16 = told["fp16"]
+    assert fp16.largest is not None
+    assert fp16.largest.largest > 65504
+    assert fp16.headroom_bits is not None
+    assert fp16.headroom_bits < 0
+    assert fp16.sentence.startswith(f"not safe as it is: {fp16.largest.module} reaches ")
+    assert f"at {fp16.largest.source} (limit 65504)" in fp16.sentence
+    assert fp16.largest.source.startswith("modeling_t5.py:")
+    assert told["mixed"].keep == WO
+    program, case = prepared.captured.program, prepared.cases[1].inputs
+    results = {}
+    for keep, spec in (("", "to=fp16"), ("", "to=fp16 residual=fp32"), (WO, "residual=fp32")):
+        policy = f'unify-dtype{{to=fp16 residual=fp32 keep="{keep}"}}'
+        after, _ = rewritten(program, policy if keep else f"unify-dtype{{{spec}}}")
+        results[keep, spec] = bool(next(iter(interpret(after, case).values())).isfinite().all())
+    assert list(results.values()) == [False, False, True], results
+
+
+def test_mixed_is_advised_where_only_the_stream_overflows() -> None:
+    found = advise(prepared_module(Deep(), 2, 5, 16))
+    told = by_name(found)
+    assert not told["fp16"].safe
+    assert "use --precision mixed or --precision bf16" in told["fp16"].sentence
+    assert told["mixed"].safe
+    assert found.recommended == "mixed"
+    assert told["fp16"].error is None
+    assert told["fp16"].trouble == "its outputs are not finite in true arithmetic"
+    assert told["mixed"].error is not None
+    assert 1e-5 < told["mixed"].error < 2e-3
+    assert told["mixed"].error < (told["bf16"].error or 0.0)
+    weights = sum(p.numel() for p in Deep().parameters())
+    assert [told[p].weight_bytes for p in ("fp16", "bf16", "fp32")] == [
+        2 * weights,
+        2 * weights,
+        4 * weights,
+    ]
+
+
+class Scaled(nn.Module):
+    """Two linears, with a large factor between them that is taken back at the end."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.b(torch.tanh(self.a(x)) * self.scale)
+        return hidden * 2.0**-16
+
+
+@dataclass(frozen=True)
+class Shrink(Pass):
+    """Stands for a pass that brings values into range."""
+
+    name = "shrink"
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        assert context.calibration
+        for node in program.graph.nodes:
+            if node.target is aten.mul.Tensor:
+                factor = node.args[1]
+                node.args = (node.args[0], factor * (2.0**-10 if factor > 1 else 2.0**10))
+        return []
+
+
+def test_passes_in_front_of_unify_dtype_are_run_and_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prepared = prepared_module(Scaled(3e5), 4, 8)
+    plain = by_name(advise(prepared))["fp16"]
+    assert not plain.safe
+    assert plain.left == plain.beyond
+    monkeypatch.setattr(advice_module, "_split", lambda name: ((Shrink(),), UnifyDtype(to="fp16")))
+    shrunk = by_name(advise(prepared))["fp16"]
+    assert shrunk.safe
+    assert shrunk.beyond == plain.beyond
+    assert shrunk.sentence.startswith("safe with shrink, which is in its pipeline: ")
+    assert shrunk.headroom_bits is not None
+    assert shrunk.headroom_bits > 5
+
+
+def test_little_headroom_is_close_and_no_stream_is_no_mixed() -> None:
+    told = by_name(advise(prepared_module(Scaled(5e4), 4, 8)))
+    assert told["fp16"].safe
+    assert told["fp16"].sentence.startswith("close: ")
+    assert told["fp16"].sentence.endswith("other inputs may pass it")
+    assert told["mixed"].sentence.startswith("not possible: ")
+    assert "finds no residual sum" in told["mixed"].refusal
+
+
+def test_result_that_is_finite_and_wrong_is_not_safe() -> None:
+    class Wrong(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 1e-3 + 64.0) - 64.0
+
+    told = by_name(advise(prepared_module(Wrong(), 4, 8)))
+    assert told["fp16"].left == ()
+    assert told["fp16"].sentence.startswith("not safe: its outputs are finite, and off by ")
+    assert told["fp16"].sentence.endswith("use --precision fp32")
+
+
+def test_masks_and_what_stays_in_a_module_do_not_count() -> None:
+    def masked(x: Tensor) -> Tensor:
+        keep = torch.arange(x.shape[1]) > 0
+        scores = x @ x.transpose(0, 1) + (1.0 - keep[:, None].float().sum()) * -1e9
+        return torch.softmax(scores.masked_fill(x[:, :1] > 0, -1e9), -1)
+
+    program = program_of(masked, torch.randn(4, 4))
+    largest, _ = reaches(program, [{"inputs_0": torch.randn(4, 4)}])
+    assert max(largest.values()) >= 1e9
+    counted = low_values(program, UnifyDtype(to="fp16"))
+    assert counted
+    assert max(largest[node] for node in counted) < 100
+
+
+def test_inspect_shows_it(
+    loud: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    done = cast(capsys, "inspect", loud)
+    assert "not safe as it is: " in done.out
+    assert "the cheapest that is safe: --precision bf16" in done.out
+    told = cast(capsys, "inspect", loud, "--json").json["advice"]
+    assert told["recommended"] == "bf16"
+    options = {option["precision"]: option for option in told["options"]}
+    assert options["mixed"]["keep"] == WO
+    assert options["fp16"]["largest"]["largest"] > 65504
