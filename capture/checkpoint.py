@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from enginecast.capture.finite import Lost, lost_in
 from enginecast.errors import SourceError
 
 SINGLE = "model.safetensors"
@@ -88,11 +89,14 @@ def sha256_of(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def sha256_of_weights(folder: Path) -> str:
+def sha256_of_weights(folder: Path) -> tuple[str, dict[str, Lost]]:
     """sha256 over name, dtype, shape and bytes of every tensor of the folder, sorted by name.
 
     Files that hold the same tensors in another order, or in other shards, have the same.  The bytes
     are read and not mapped: a mapping of all weights would count as memory.
+
+    Returns:
+        The digest, and by name the tensors that hold what is not finite: found in the same reading.
 
     Raises:
         SourceError: see `read_weights`.
@@ -100,14 +104,17 @@ def sha256_of_weights(folder: Path) -> str:
     read_weights(folder)  # refuses what is damaged
     found = {n: (f, entry) for f in find_weight_files(folder) for n, entry in _entries(f).items()}
     digest = hashlib.sha256()
+    lost: dict[str, Lost] = {}
     for name, (file, entry) in sorted(found.items()):
         digest.update(json.dumps([name, entry["dtype"], entry["shape"]]).encode())
         start, end = entry["data_offsets"]
         with file.open("rb") as stream:
             stream.seek(8 + _header_size(stream) + start)
             for position in range(start, end, _CHUNK):
-                digest.update(stream.read(min(_CHUNK, end - position)))
-    return digest.hexdigest()
+                data = stream.read(min(_CHUNK, end - position))
+                digest.update(data)
+                lost[name] = lost.get(name, Lost()) + lost_in(data, entry["dtype"])
+    return digest.hexdigest(), {name: each for name, each in lost.items() if each}
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from enginecast.capture.empty import empty_copy
+from enginecast.capture.finite import require_finite_module
 from enginecast.capture.source import Source
 from enginecast.errors import SourceError
 
@@ -33,6 +34,7 @@ class FactorySource(Source):
         self.config = config if isinstance(config, PreTrainedConfig) else None
 
     def fingerprint(self) -> dict[str, str]:
+        require_finite_module(self._module, self.name)
         digest = hashlib.sha256()
         for name, tensor in sorted(self.weights().items()):
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())

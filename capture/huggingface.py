@@ -21,8 +21,10 @@ from enginecast.capture.checkpoint import (
     read_json,
     read_weights,
     sha256_of_weights,
+    weights_file,
 )
 from enginecast.capture.empty import buffers_to_meta, parameters_on_meta
+from enginecast.capture.finite import Lost, require_finite
 from enginecast.capture.quiet import quiet_transformers
 from enginecast.capture.source import Source
 from enginecast.capture.stored_weights import Checkpoint, name_weights
@@ -52,13 +54,32 @@ class HuggingFaceSource(Source):
         self.tokenizer_files = tuple(file for file in files if file.is_file())
 
     def fingerprint(self) -> dict[str, str]:
+        return dict(self._fingerprint)
+
+    @cached_property
+    def _fingerprint(self) -> Mapping[str, str]:
         config = read_json(self.folder / "config.json")
         canonical = json.dumps(config, sort_keys=True).encode()
         if self.seed is not None:
             weights = {"random_weights": str(self.seed)}
         else:
-            weights = {"weights": sha256_of_weights(self.folder)}
+            digest, lost = sha256_of_weights(self.folder)
+            self._require_finite(lost)
+            weights = {"weights": digest}
         return {"config": hashlib.sha256(canonical).hexdigest(), **weights}
+
+    def _require_finite(self, lost: Mapping[str, Lost]) -> None:
+        """Refuse weights that are no numbers, but not in what the class leaves out."""
+        if not lost:
+            return
+        dropped = DROPPED if self.config.model_type in TEXT_ENCODERS else ()
+        names = {tensor.data_ptr(): name for name, tensor in self._named.items()}
+        buffers = {name for name, _ in self.empty().named_buffers()}
+        for name, each in lost.items():
+            if not name.startswith(dropped):
+                own = names.get(self._tensors[name].data_ptr(), "")
+                what = f"{weights_file(self.folder, name)}: {name}"
+                require_finite(each, what, is_buffer=own in buffers)
 
     def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         weights = self.weights()  # transformers only warns of missing tensors, and draws them

@@ -11,6 +11,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
 from enginecast.capture.checkpoint import sha256_of
+from enginecast.capture.finite import lost_of, require_finite
 from enginecast.capture.source import Source
 from enginecast.errors import SourceError, UsageError
 
@@ -55,6 +56,9 @@ class ProgramSource(Source):
         self._program = program
 
     def fingerprint(self) -> dict[str, str]:
+        buffers = set(self._program.graph_signature.buffers)
+        for name, tensor in self._program.state_dict.items():
+            require_finite(lost_of(tensor), f"{self._path}: {name}", is_buffer=name in buffers)
         return {"program": sha256_of([self._path])}
 
     def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -25,7 +25,11 @@ class Source(ABC):
 
     @abstractmethod
     def fingerprint(self) -> dict[str, str]:
-        """What the model is: sha256 by part ("config", "weights"), equal from run to run."""
+        """What the model is: sha256 by part ("config", "weights"), equal from run to run.
+
+        Raises:
+            SourceError: a weight is infinite or NaN; all of them are read here anyway.
+        """
 
     @abstractmethod
     def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:

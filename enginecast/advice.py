@@ -19,7 +19,7 @@ from torch.fx import Node
 from enginecast.advice_words import Option, Place, worded
 from enginecast.errors import PassError
 from enginecast.passes.base import Pass, PassContext
-from enginecast.passes.graph_edit import structural_copy, value, weight_expressions
+from enginecast.passes.graph_edit import dtype_of, structural_copy, value, weight_expressions
 from enginecast.passes.low_values import low_values
 from enginecast.passes.pipeline import build, run_pipeline
 from enginecast.passes.presets import preset
@@ -78,12 +78,18 @@ class _Run:
 
 
 def advise(prepared: Prepared) -> Advice:
-    """Run the captured program in fp32 over the verification inputs, and judge each precision."""
+    """Run the captured program in fp32 over the verification inputs, and judge each precision.
+
+    Raises:
+        SourceError: the outputs are not finite, for the weights are not.
+    """
     elements = sum(prepared.source.weight_elements().values())
     cases = prepared.cases[:FEW] if elements > LARGE else prepared.cases
     inputs = tuple(case.inputs for case in cases)
     run = _Run(inputs, prepared.mask_input, elements <= SMALL)
     plain = _measure(prepared.captured.program, inputs)
+    if not all(tensor.isfinite().all() for each in plain.outputs for tensor in each.values()):
+        prepared.source.fingerprint()  # names the weights that are no numbers, if it is they
     options = [_option(name, plain, run) for name in PRECISIONS]
     safe = [option.precision for option in options if option.safe]
     return Advice(
@@ -94,7 +100,21 @@ def advise(prepared: Prepared) -> Advice:
 
 
 def _measure(program: ExportedProgram, cases: Sequence[Inputs]) -> _Measured:
-    return _Measured(program, *reaches(program, cases))
+    """Run in fp32, also what was captured in a low dtype: values must not leave their range."""
+    if not _has_low_values(program):
+        return _Measured(program, *reaches(program, cases))
+    wide = structural_copy(program)
+    run_pipeline((UnifyDtype(to="fp32"),), wide, PassContext())
+    largest, outputs = reaches(wide, cases)
+    names = {node.name: reach for node, reach in largest.items()}
+    nodes = [node for node in program.graph.nodes if node.name in names]
+    return _Measured(program, {node: names[node.name] for node in nodes}, outputs)
+
+
+def _has_low_values(program: ExportedProgram) -> bool:
+    weights = weight_expressions(program)
+    low = (torch.float16, torch.bfloat16)
+    return any(dtype_of(node) in low for node in program.graph.nodes if node not in weights)
 
 
 def _split(precision: str) -> tuple[tuple[Pass, ...], UnifyDtype]:

@@ -72,6 +72,8 @@ class Job:
 
     def run(self) -> Export:
         """Do it; a result that does not agree with eager is an outcome, not an error."""
+        with self.steps("read the weights"):
+            self.prepared.source.fingerprint()  # refuses weights that are no numbers
         with self.steps("reference"):
             reference = reference_of(self.prepared, self.plan.precision)
             problems = self._capture_problems(reference)

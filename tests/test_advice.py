@@ -7,7 +7,7 @@ import models
 import pytest
 import torch
 from exports import cast
-from programs import program_of, rewritten
+from programs import captured, program_of, rewritten
 from test_mixed import Deep
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -125,6 +125,19 @@ class Shrink(Pass):
                 factor = node.args[1]
                 node.args = (node.args[0], factor * (2.0**-10 if factor > 1 else 2.0**10))
         return []
+
+
+def test_program_captured_in_fp16_is_measured_in_fp32(tmp_path: Path) -> None:
+    file = tmp_path / "deep.pt2"
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 16).half()
+    torch.export.save(captured(Deep().half().requires_grad_(False), x), file)
+    options = ModelOptions(allow_code=True)
+    told = by_name(advise(prepare(open_model(str(file), options), options, Steps())))
+    assert told["fp16"].largest is not None
+    assert told["fp16"].largest.largest > 65504
+    assert not told["fp16"].safe
+    assert told["mixed"].safe
 
 
 def test_passes_in_front_of_unify_dtype_are_run_and_measured(
