@@ -18,6 +18,7 @@ from enginecast.runtime.load import load
 from enginecast.runtime.manifest import EngineRecord, Fusion, Manifest
 from enginecast.runtime.prompts import encode_prompts, read_prompts
 from enginecast.runtime.session import Engine
+from enginecast.runtime.stored import stored_dtypes
 from enginecast.terminal import results, say, table
 from enginecast.verify.report import print_verdict
 from enginecast.verify.verdict import verdict_line
@@ -156,9 +157,15 @@ def _join(parts: Sequence[Array]) -> Array:
 
 def show_bundle(path: Path, *, as_json: bool) -> None:
     """Print what a bundle holds."""
-    manifest = open_bundle(path, check="size").manifest
+    bundle = open_bundle(path, check="size")
+    manifest = bundle.manifest
+    stored = {
+        engine.file: stored_dtypes(bundle.path(engine.weights))
+        for engine in manifest.engines
+        if engine.weights is not None
+    }
     if as_json:
-        print_json(msgspec.to_builtins(manifest))
+        print_json({**msgspec.to_builtins(manifest), "stored": msgspec.to_builtins(stored)})
         return
     console = results()
     title = f"{manifest.model.name} in {manifest.precision}, by enginecast {manifest.enginecast}"
@@ -167,6 +174,11 @@ def show_bundle(path: Path, *, as_json: bool) -> None:
     for engine in manifest.engines:
         say(console, f"{engine.file}: {verdict_line(engine.verdict, manifest.precision)}")
         say(console, f"  {_place(engine)}")
+        weights = ", ".join(
+            f"{each.tensors} tensors {each.dtype} ({each.bytes / 2**20:.2f} MiB)"
+            for each in stored.get(engine.file, ())
+        )
+        say(console, f"  {engine.weights or 'weights'}: {weights or 'all in the graph'}")
     if manifest.fusion:
         console.print(_fusions(manifest.fusion))
 

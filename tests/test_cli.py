@@ -4,14 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from exports import Exports, Ran, cast
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from enginecast.cli import main
+from enginecast.exporters.onnx import WEIGHTS_FILE
 
 Capture = pytest.CaptureFixture[str]
 COMMANDS = ("export", "verify", "run", "inspect", "opt", "bisect", "passes", "doctor")
@@ -245,7 +248,12 @@ def test_inspect_a_bundle_without_torch(exports: Exports) -> None:
     assert (done.code, done.err) == (0, "")
     assert "verified: " in done.out
     assert "[batch, sequence, 32]" in done.out
+    with safe_open(bundle / WEIGHTS_FILE, framework="np") as reader:
+        kinds = Counter(reader.get_slice(name).get_dtype() for name in reader.keys())  # noqa: SIM118
+    assert f"{WEIGHTS_FILE}: {kinds['F32']} tensors F32 (" in done.out
     told = process("inspect", bundle, "--json").json
+    (stored,) = told.pop("stored").values()
+    assert {each["dtype"]: each["tensors"] for each in stored} == kinds
     assert told == json.loads((bundle / "manifest.json").read_text())
 
 
