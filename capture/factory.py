@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -34,6 +35,10 @@ class FactorySource(Source):
         self.config = config if isinstance(config, PreTrainedConfig) else None
 
     def fingerprint(self) -> dict[str, str]:
+        return dict(self._fingerprint)
+
+    @cached_property
+    def _fingerprint(self) -> dict[str, str]:
         require_finite_module(self._module, self.name)
         digest = hashlib.sha256()
         for name, tensor in sorted(self.weights().items()):

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import enginecast
-from enginecast.capture.factory import FactorySource
+from enginecast.capture.finite import require_finite_module
 from enginecast.errors import BundleError, UsageError, VerificationError
 from enginecast.runtime.manifest_json import decode
 
@@ -69,13 +69,12 @@ def test_compile_leaves_the_module_as_it_was(tmp_path: Path) -> None:
 def test_an_export_hashes_the_weights_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text encoder of ten gigabytes takes half a minute to hash."""
     calls: list[str] = []
-    fingerprint = FactorySource.fingerprint
 
-    def counted(source: FactorySource) -> dict[str, str]:
-        calls.append(source.name)
-        return fingerprint(source)
+    def counted(module: nn.Module, name: str) -> None:
+        calls.append(name)
+        require_finite_module(module, name)
 
-    monkeypatch.setattr(FactorySource, "fingerprint", counted)
+    monkeypatch.setattr("enginecast.capture.factory.require_finite_module", counted)
     enginecast.compile(Small(), tmp_path / "bundle", example=example())
     assert calls == ["Small"]
 

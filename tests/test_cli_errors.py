@@ -120,7 +120,7 @@ def test_damaged_models(
         (2, ("--dynamic", "nonsense"), "--dynamic nonsense: expected NAME:DIM=MIN..MAX"),
         (2, ("--dynamic", "nothing:0=1..4"), "no input 'nothing'; there is features, keep"),
         (2, ("--dynamic", "features:9=1..4"), "features has dimensions 0 to 2"),
-        (2, ("--skip-modules-pattern", "wo"), "--precision fp16 or bf16"),
+        (2, ("--skip-modules-pattern", "wo"), "--precision fp16, bf16 or mixed"),
         (2, ("--skip-modules-pattern", "(", "--precision", "fp16"), "--skip-modules-pattern ("),
         (2, ("--skip-modules-pattern", "zz", "--precision", "fp16"), "'zz' matches no module"),
         (2, ("--skip-modules-classes", "Zz", "--precision", "fp16"), "'Zz'"),
