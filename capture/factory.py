@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig
 
 from enginecast.capture.empty import empty_copy
 from enginecast.capture.finite import require_finite_module
+from enginecast.capture.kept_in_fp32 import kept_in_fp32
 from enginecast.capture.source import Source
 from enginecast.errors import SourceError
 
@@ -48,8 +49,16 @@ class FactorySource(Source):
         return {"factory": self.name, "weights": digest.hexdigest()}
 
     def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
-        """A copy of the factory's module with floats in `dtype`; weights in `dtype` are shared."""
-        return copy_sharing_weights(self._module).to(dtype)
+        """A copy of the factory's module with floats in `dtype`; weights in `dtype` are shared.
+
+        In fp16, what transformers keeps in fp32 when it loads a model stays so.
+        """
+        module = copy_sharing_weights(self._module)
+        kept = kept_in_fp32(module) if dtype == torch.float16 else {}
+        module.to(dtype)
+        for parameter, tensor in kept.items():
+            parameter.data = tensor.to(torch.float32)
+        return module
 
     def empty(self) -> nn.Module:
         return empty_copy(self._module)

@@ -11,7 +11,7 @@ from rich.console import Console
 from torch.export import ExportedProgram
 
 from enginecast.commands_engine import print_json
-from enginecast.passes.base import Pass, PassContext
+from enginecast.passes.base import Pass
 from enginecast.passes.graph_edit import structural_copy
 from enginecast.passes.ir_text import diff_ir
 from enginecast.passes.ir_text import print_ir as text_of
@@ -84,7 +84,7 @@ def run_passes(prepared: Prepared, passes: Sequence[Pass], steps: Steps) -> Rewr
         texts.append(text_of(changed))
 
     with steps("passes"):
-        runs = run_pipeline(passes, program, PassContext(), (observer, keep_text))
+        runs = run_pipeline(passes, program, prepared.context, (observer, keep_text))
     diffs = tuple(map(diff_ir, texts, texts[1:]))
     return Rewrite(program, tuple(runs), tuple(observer.checks), diffs)
 

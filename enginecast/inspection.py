@@ -18,7 +18,7 @@ from enginecast.census_page import Dtypes, dtypes_of, print_census
 from enginecast.describe import dtype_name
 from enginecast.exporters.fusion_contract import expect_fusions
 from enginecast.forecast import forecast, print_forecast
-from enginecast.passes.base import PassContext, Site
+from enginecast.passes.base import Site
 from enginecast.passes.graph_edit import structural_copy, weight_specs, weight_tensor
 from enginecast.passes.ir_text import dtype_text
 from enginecast.passes.pipeline import build, run_pipeline
@@ -83,7 +83,7 @@ def inspect_model(prepared: Prepared, plan: Plan) -> Inspection:
     """
     captured = prepared.captured
     program = structural_copy(captured.program)
-    runs = run_pipeline(build(plan.pipeline), program, PassContext())
+    runs = run_pipeline(build(plan.pipeline), program, prepared.context)
     return Inspection(
         model=prepared.source.name,
         inputs=tuple(

@@ -1,5 +1,6 @@
 """The passes of an export, each compared with eager as it runs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch.export import ExportedProgram
@@ -7,6 +8,7 @@ from torch.export import ExportedProgram
 from enginecast.passes.base import Pass, Site
 from enginecast.passes.graph_edit import structural_copy
 from enginecast.passes.pipeline import PassRun, run_pipeline
+from enginecast.passes.rescale_residual import RescaleResidual
 from enginecast.prepare import Prepared
 from enginecast.steps import Steps
 from enginecast.verify.culprit import Bisection, Culprit, Leave
@@ -126,7 +128,7 @@ def rewrite(
     broken = any(check.failure for check in observer.checks)
     cause = ""
     if reference.floor.dtype == "fp16" and (broken or (emulated and emulated.problems)):
-        cause = _range_cause(prepared, emulated)
+        cause = _range_cause(prepared, passes, runs, emulated)
     return Rewritten(program, tuple(runs), tuple(observer.checks), emulated, cause)
 
 
@@ -143,12 +145,35 @@ def observe(prepared: Prepared, reference: Reference) -> Observer:
     )
 
 
-def _range_cause(prepared: Prepared, emulated: TrueDtypeRun | None) -> str:
-    """Where values leave fp16's range: where they overflow, or else what a module hands on."""
+def _range_cause(
+    prepared: Prepared,
+    passes: tuple[Pass, ...],
+    runs: Sequence[PassRun],
+    emulated: TrueDtypeRun | None,
+) -> str:
+    """Where values leave fp16's range, and what rescale-residual did about it."""
+    cause = _place(prepared, passes, emulated)
+    rescaling = [run for run in runs if run.pass_.name == RescaleResidual.name]
+    if cause and not rescaling:
+        return f"{cause}, and the pipeline has no {RescaleResidual.name}"
+    left = [site for run in rescaling for site in run.sites if site.reason]
+    if not cause or not left:
+        return cause
+    place = left[0].module or "the model itself"
+    return f"{cause} ({RescaleResidual.name} left {place}: {left[0].reason})"
+
+
+def _place(prepared: Prepared, passes: tuple[Pass, ...], emulated: TrueDtypeRun | None) -> str:
+    """Where values overflow, or else what a module hands on once rescale-residual has done what it
+    can.
+    """
     overflow = emulated.emulation.overflow if emulated is not None else None
     if overflow is not None and overflow.largest > overflow.max_finite:
         return overflow_sentence(overflow)
-    return range_culprit(prepared.captured.program, prepared.cases)
+    program = structural_copy(prepared.captured.program)
+    rescaling = [pass_ for pass_ in passes if pass_.name == RescaleResidual.name]
+    run_pipeline(rescaling, program, prepared.context)
+    return range_culprit(program, prepared.cases)
 
 
 def _emulate(

@@ -1,8 +1,8 @@
 """`make demo`: a text encoder with outliers, from a model folder to verified engines.
 
 Makes a T5 v1.1-small-shaped encoder (its real config, seeded weights) and a small tokenizer in
-`demo/`, exports it in fp32, bf16 and fp16, prints the verdicts, and runs prompts through the engine
-in a process that has no torch.
+`demo/`, exports it in fp32, bf16 and fp16, and once more in fp16 by a mere conversion, which is
+refused; prints the verdicts, and runs prompts through the engine in a process that has no torch.
 
 Random weights do not behave like trained ones.  Trained T5 encoders drive a few channels of the
 residual stream past fp16's largest value at the end-of-text token (huggingface/transformers#10956);
@@ -29,6 +29,7 @@ from transformers.utils import logging as transformers_logging
 
 from enginecast.driver import export
 from enginecast.job import Export
+from enginecast.passes.presets import preset
 from enginecast.plan import make_plan
 from enginecast.prepare import ModelOptions
 from enginecast.runtime.bundle import open_bundle
@@ -49,10 +50,12 @@ TEXTS = (
 )
 EOS, HIDDEN_UNIT, OUTLIER_BLOCK = 1, 7, 2
 TRIGGER, OUTLIER_CHANNELS = 11, (3, 200)
+NAIVE = preset("fp16").removeprefix("rescale-residual,")
+"""The pipeline of fp16 without the pass that keeps the stream in range: a mere conversion."""
 
 
 def main() -> None:
-    """Make the model, export it three times, print the table, run prompts."""
+    """Make the model, export it four times, print the table, run prompts."""
     transformers_logging.disable_progress_bar()
     console = Console(width=None if Console().is_terminal else 120)
     shutil.rmtree(ROOT, ignore_errors=True)
@@ -61,6 +64,7 @@ def main() -> None:
     model = make_model(MODEL)
     make_tokenizer(MODEL)
     rows = [export_one(precision, model, console) for precision in ("fp32", "bf16", "fp16")]
+    rows.append(export_one("fp16", model, console, pipeline=NAIVE))
     print_table(rows, console)
     run_without_torch(console)
 
@@ -124,20 +128,30 @@ def make_tokenizer(folder: Path) -> None:
 class Row:
     """One line of the table."""
 
+    name: str
     precision: str
     done: Export
     latency: float | None
     """Eager's time over the engine's, on the prompts; None where the engine does not run here."""
 
 
-def export_one(precision: str, model: T5EncoderModel, console: Console) -> Row:
-    """Export as `enginecast export MODEL -o DIR --precision P --prompts F` does."""
-    console.print(f"enginecast export {MODEL} -o {ROOT / precision} --precision {precision}")
-    plan = make_plan(precision=precision)
+def export_one(
+    precision: str, model: T5EncoderModel, console: Console, *, pipeline: str | None = None
+) -> Row:
+    """Export as `enginecast export MODEL -o DIR --precision P --prompts F` does.
+
+    Args:
+        pipeline: instead of the precision's preset, as `--pipeline` says.
+    """
+    name = precision if pipeline is None else f"{precision}-naive"
+    chosen = "" if pipeline is None else f" --pipeline '{pipeline}'"
+    said = f"enginecast export {MODEL} -o {ROOT / name} --precision {precision}{chosen}"
+    console.print(said, markup=False, highlight=False)
+    plan = make_plan(precision=precision, pipeline=pipeline)
     options = ModelOptions(prompts=PROMPTS)
-    done = export(str(MODEL), ROOT / precision, plan, options, steps=Steps(Console(stderr=True)))
+    done = export(str(MODEL), ROOT / name, plan, options, steps=Steps(Console(stderr=True)))
     runs = done.bundle is not None and plan.runs_here
-    return Row(precision, done, speed_up(done.folder, model) if runs else None)
+    return Row(name, precision, done, speed_up(done.folder, model) if runs else None)
 
 
 def speed_up(bundle: Path, model: T5EncoderModel, rounds: int = 9) -> float:
@@ -174,7 +188,7 @@ def print_table(rows: list[Row], console: Console) -> None:
         worst = max((o.ratio for o in verdict.outputs if o.ratio is not None), default=None)
         fused = {f.kind: f"{f.engine}/{f.expected}" for f in row.done.report.fusions}
         table.add_row(
-            row.precision,
+            row.name,
             verdict.outcome,
             f"{times(worst)} eager {row.precision}" if worst is not None else "not finite",
             str(row.done.nodes or "-"),
@@ -188,7 +202,7 @@ def print_table(rows: list[Row], console: Console) -> None:
     console.print("speed: eager fp32's time over the engine's on this machine, in one run")
     for row in rows:
         for reason in row.done.report.verdict.reasons:
-            text = f"{row.precision}: {reason}"
+            text = f"{row.name}: {reason}"
             console.print(text, markup=False, highlight=False)
 
 

@@ -72,6 +72,22 @@ class RmsNorm:
 
 
 @dataclass(frozen=True)
+class Normalised:
+    """The chain that divides a value by its root mean square."""
+
+    measured: Node
+    square: Node
+    mean: Node
+    plus: Node
+    """Adds epsilon."""
+    epsilon: float
+    root: Node
+    """Of the sum, or its reciprocal."""
+    scaled: Node
+    """The measured value over the root."""
+
+
+@dataclass(frozen=True)
 class FuseRmsNorm(Pass):
     """Replace the pow-mean-rsqrt-mul chain by one rms_norm."""
 
@@ -115,14 +131,35 @@ def match_rms_norm(mean: Node, weights: set[Node]) -> RmsNorm:
     Raises:
         NoMatch: with the reason why it is not one.
     """
+    found = normalised(mean)
+    return _with_weight(found.measured, found.epsilon, found.scaled, weights)
+
+
+def normalised(mean: Node) -> Normalised:
+    """Match what is around a mean of squares, up to the product with a weight.
+
+    Raises:
+        NoMatch: with the reason why it is no norm.
+    """
     square = mean.args[0]
     assert isinstance(square, Node)
     measured = _squared(square)
     assert measured is not None
     if not reduces_last_dim(mean):
         raise NoMatch(mean, f"the mean is over dims {mean.args[1]}, expected the last one, kept")
-    epsilon, scaled = _scaled(mean, measured)
-    return _with_weight(measured, epsilon, scaled, weights)
+    for plus in real_users(mean):
+        split = scalar_operand(plus, aten.add.Tensor)
+        if split is None:
+            continue
+        for root in real_users(plus):
+            if is_call(root, aten.rsqrt.default):
+                scaled = _multiplied(root, measured)
+            elif is_call(root, aten.sqrt.default):
+                scaled = _divided(root, measured)
+            else:
+                continue
+            return Normalised(measured, square, mean, plus, split[1], root, scaled)
+    raise NoMatch(mean, "no reciprocal root over mean + epsilon follows the mean of squares")
 
 
 def _squared(node: Node) -> Node | None:
@@ -135,20 +172,6 @@ def _squared(node: Node) -> Node | None:
         return None
     assert isinstance(found, Node)
     return found
-
-
-def _scaled(mean: Node, measured: Node) -> tuple[float, Node]:
-    """Epsilon, and the node that multiplies the measured value by its reciprocal root."""
-    for plus in real_users(mean):
-        split = scalar_operand(plus, aten.add.Tensor)
-        if split is None:
-            continue
-        for root in real_users(plus):
-            if is_call(root, aten.rsqrt.default):
-                return split[1], _multiplied(root, measured)
-            if is_call(root, aten.sqrt.default):
-                return split[1], _divided(root, measured)
-    raise NoMatch(mean, "no reciprocal root over mean + epsilon follows the mean of squares")
 
 
 def _multiplied(rstd: Node, measured: Node) -> Node:

@@ -18,6 +18,9 @@ from enginecast.passes.purity import ASSERTS, is_pure
 
 aten = torch.ops.aten
 
+SCALE = "enginecast_scale"
+"""Key of a node's metadata; see `scaled_values`."""
+
 WEIGHT_KINDS = frozenset({InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR})
 
 
@@ -125,8 +128,8 @@ def insert(
 
 
 def take_place(node: Node, like: Node) -> None:
-    """Give a node the module and the line of the source that `like` has."""
-    for key in ("nn_module_stack", "stack_trace"):
+    """Give a node the module, the line of the source and the scale that `like` has."""
+    for key in ("nn_module_stack", "stack_trace", SCALE):
         if key in like.meta:
             node.meta[key] = like.meta[key]
 

@@ -8,7 +8,7 @@ _CLEAN = "canonicalize,exact-position-buckets"
 
 _PIPELINES = {
     "fp32": f"{_CLEAN},{FUSIONS}",
-    "fp16": f"unify-dtype{{to=fp16}},{_CLEAN},{FUSIONS}",
+    "fp16": f"rescale-residual,unify-dtype{{to=fp16}},{_CLEAN},{FUSIONS}",
     "bf16": f"unify-dtype{{to=bf16}},{_CLEAN},{FUSIONS}",
     "mixed": f"unify-dtype{{to=fp16 residual=fp32}},{_CLEAN},{FUSIONS}",
 }

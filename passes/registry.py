@@ -15,6 +15,7 @@ GROUP = "enginecast.passes"
 """Entry-point group by which other packages add passes."""
 
 PASSES: Mapping[str, str] = {
+    "rescale-residual": "enginecast.passes.rescale_residual:RescaleResidual",
     "canonicalize": "enginecast.passes.canonicalize:Canonicalize",
     "unify-dtype": "enginecast.passes.unify_dtype:UnifyDtype",
     "exact-position-buckets": "enginecast.passes.exact_position_buckets:ExactPositionBuckets",

@@ -39,6 +39,13 @@ def rewritten(
     return copy, list(runs[-1].sites)
 
 
+def calibrated(program: ExportedProgram, *inputs: Tensor, **options: Any) -> PassContext:
+    """A context with one calibration case: the inputs, or those that it was captured with."""
+    given = inputs or torch.utils._pytree.tree_leaves(program.example_inputs)
+    case = dict(zip(program.graph_signature.user_inputs, given, strict=True))
+    return PassContext(calibration=(case,), **options)
+
+
 def outputs(program: ExportedProgram, *inputs: Tensor) -> tuple[Tensor, ...]:
     """What a program returns, as a flat tuple."""
     with torch.no_grad():

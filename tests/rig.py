@@ -26,7 +26,11 @@ EOS, UNIT = 1, 7
 TRIGGER, ECHO, OUTLIERS = 11, 21, (3, 40)
 FINAL = 0.004
 """Weight of the outliers in the final norm."""
-SPILL = 0.6
+BRANCHES = 2.0
+"""How much more blocks write than random ones, of whatever kind: in trained encoders the stream is
+what they wrote, not the embedding.  It decides what pure fp16 costs at 12 layers, because `wo` in
+fp32 keeps the whole stream in fp32: 1.1 times the error with 2, 1.2 with 1, 1.35 with a half."""
+SPILL = 0.4
 """How much of its random weights the column of `wo` keeps for the other channels."""
 WIDTH = 64
 
@@ -37,7 +41,7 @@ class Rig:
 
     layers: int = 4
     seed: int = 0
-    product: float = 5.5e4
+    product: float = 5.2e4
     """gate * linear of the hidden unit that fires; fp16 holds 65,504."""
     peak: float = 1.4e5
     """The largest value of the residual stream."""
@@ -76,6 +80,9 @@ class Rig:
         return replace(self, seed=seed)
 
     def _plant(self, model: T5EncoderModel) -> None:
+        for block in model.encoder.block:
+            block.layer[0].SelfAttention.o.weight *= BRANCHES
+            block.layer[1].DenseReluDense.wo.weight *= BRANCHES
         embedding = model.shared.weight
         for channel in (TRIGGER, ECHO):
             embedding[:, channel] = 0.0

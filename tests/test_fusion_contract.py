@@ -8,7 +8,7 @@ import models
 import pytest
 import torch
 from lowering import lower
-from programs import TOKENS, Function, Image, Text, captured, prompts, seeded
+from programs import TOKENS, Function, Image, Text, calibrated, captured, prompts, seeded
 from torch.export import ExportedProgram
 from transformers import BertModel, LlamaModel, T5EncoderModel, ViTModel
 
@@ -20,7 +20,7 @@ from enginecast.exporters.fusion_contract import (
     expect_fusions,
 )
 from enginecast.exporters.onnx import GRAPH_FILE
-from enginecast.passes.base import PassContext, Site, SiteKey
+from enginecast.passes.base import Site, SiteKey
 from enginecast.passes.graph_edit import structural_copy
 from enginecast.passes.pipeline import build, run_pipeline
 from enginecast.passes.presets import preset
@@ -62,7 +62,7 @@ def passed(
 ) -> tuple[ExportedProgram, Sites]:
     copy = structural_copy(program)
     sites: Sites = {}
-    for run in run_pipeline(build(pipeline), copy, PassContext(skip=skip)):
+    for run in run_pipeline(build(pipeline), copy, calibrated(program, skip=skip)):
         sites.setdefault(run.pass_.name, []).extend(run.sites)
     return copy, sites
 

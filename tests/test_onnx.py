@@ -23,6 +23,7 @@ from enginecast import __version__
 from enginecast.capture.shapes import symbol_names
 from enginecast.exporters.onnx import GRAPH_FILE, WEIGHTS_FILE, Lowered
 from enginecast.exporters.onnx_weights import INLINE
+from enginecast.passes.base import PassContext
 from enginecast.passes.ir_text import print_ir
 from enginecast.passes.presets import preset
 from enginecast.prepare import ModelOptions, Prepared, open_model, prepare
@@ -56,7 +57,8 @@ def prepared(folder: Path, *, layers: int, dtype: torch.dtype = torch.float32) -
 
 def engine(source: Prepared, precision: str, folder: Path) -> Engine:
     captured = source.captured
-    program, _ = rewritten(captured.program, preset(precision))
+    context = PassContext(calibration=[case.inputs for case in source.cases])
+    program, _ = rewritten(captured.program, preset(precision), context)
     names = symbol_names(captured.program, captured.inputs)
     symbols = {str(symbol): name for symbol, name in names.items()}
     return Engine(source, program, folder, lower(program, folder, source.output_names, symbols))

@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.passes.graph_edit import is_float, value, weight_expressions
+from enginecast.passes.scaled_values import scale_of
 from enginecast.passes.source import module_path, source_line
 from enginecast.verify.interpret import Feed, interpret, interpret_cases
 
@@ -32,7 +33,7 @@ class Boundary:
     digest: bytes
     """Of all elements; equal for equal values (-0 counts as 0)."""
     sample: Tensor
-    """Evenly spaced elements of the valid rows, [n], in the tensor's dtype."""
+    """Evenly spaced elements of the valid rows, [n], in the tensor's dtype or a wider one."""
     max_abs: float
     """Of the finite elements of the valid rows."""
     nonfinite: int
@@ -92,7 +93,7 @@ def snapshots(
 
     def keep(case: int, node: Node, tensor: Tensor) -> None:
         if node in paths:
-            boundary = _boundary(tensor, source_line(node), masks[case])
+            boundary = _boundary(tensor, source_line(node), masks[case], scale_of(node))
             kept = found[case]
             for path in paths[node]:
                 kept[path] = [*kept.pop(path, []), boundary]  # a module stands where it ends
@@ -129,7 +130,12 @@ def range_report(program: ExportedProgram, inputs: Mapping[str, Tensor]) -> list
     return list(found.items())
 
 
-def _boundary(tensor: Tensor, source: str, mask: Tensor | None) -> Boundary:
+def _boundary(tensor: Tensor, source: str, mask: Tensor | None, scale: int) -> Boundary:
+    """Describe a value; one that a pass scaled by a power of two is described as it was before."""
+    dtype = tensor.dtype
+    if scale:  # fp16 may not hold what it was
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        tensor = tensor.to(wide) * 2.0**-scale
     valid = tensor
     if mask is not None and tensor.shape[: mask.ndim] == mask.shape:
         valid = tensor[mask != 0]
@@ -139,7 +145,7 @@ def _boundary(tensor: Tensor, source: str, mask: Tensor | None) -> Boundary:
     step = -(-flat.numel() // SAMPLE) | 1
     return Boundary(
         shape=tuple(tensor.shape),
-        dtype=tensor.dtype,
+        dtype=dtype,
         digest=_digest(tensor),
         sample=flat[::step].clone(),
         max_abs=max_abs,

@@ -1,7 +1,7 @@
 """Outputs of several cases against a reference, and the noise floor they are judged by."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from enginecast.errors import UsageError
@@ -39,6 +39,8 @@ class Floor:
     """For fp16: the same in bf16, which has fp32's range; tells lost precision from lost range."""
     culprit: str = ""
     """For fp16: where values leave its range, in words; empty when they do not."""
+    estimated: bool = False
+    """Whether `cases` are an eighth of `wider`, because eager fp16 itself leaves its range."""
 
     def __post_init__(self) -> None:
         unit_roundoff(self.dtype)
@@ -46,7 +48,12 @@ class Floor:
     def only(self, cases: frozenset[str]) -> "Floor":
         """The floor of some of the cases."""
         wider = None if self.wider is None else _only(self.wider, cases)
-        return Floor(self.dtype, _only(self.cases, cases), wider, self.culprit)
+        return replace(self, cases=_only(self.cases, cases), wider=wider)
+
+    @property
+    def owner(self) -> str:
+        """Whose error it is, to go before "has"."""
+        return "fp16 in bf16's range" if self.estimated else f"eager {self.dtype} itself"
 
 
 def _only(comparison: Comparison, cases: frozenset[str]) -> Comparison:

@@ -98,6 +98,7 @@ def judge(
     worst = [max(outputs, key=lambda o: o.ratio) for outputs in zip(*rounds, strict=True)]
     passed: Outcome = "verified" if engine_ran else "verified-by-emulation"
     notes = [*_where_notes(floor.dtype, where, measured, emulated, engine_ran), *_notes(worst)]
+    notes += _floor_notes(floor)
     return Verdict(
         outcome="rejected" if failures else passed,
         engine="ran" if engine_ran else "not run on target",
@@ -150,7 +151,7 @@ def _judge_output(measured: Comparison, floor: Floor, name: str) -> _Judged:
         failures.append(_nonfinite(name, measured))
     elif judged.ratio > LIMIT:
         failures.append(
-            f"output {name!r} has {times(judged.ratio)} the error eager {floor.dtype} itself has "
+            f"output {name!r} has {times(judged.ratio)} the error {floor.owner} has "
             f"(relative L2 {pooled.relative:.2g}, floor {used:.2g}, limit {times(LIMIT)})"
         )
     failures += _row_failures(measured, floor, name, used)
@@ -182,7 +183,7 @@ def _row_failures(
             yield (
                 f"output {name!r}, case {case!r}: its worst row{_at(outputs[name])} has "
                 f"{times(ratio(worst, used))} "
-                f"the error of eager {floor.dtype}'s worst row "
+                f"the error {floor.owner} has in its worst row "
                 f"(relative {worst:.2g}, floor {used:.2g}, limit {allowed:.2g})"
             )
 
@@ -250,6 +251,12 @@ def _where_notes(
         yield f"the engine ran on {where.provider}, which does not compute in {dtype}"
     if emulated is not None:
         yield f"the program was judged in true {dtype} arithmetic"
+
+
+def _floor_notes(floor: Floor) -> Iterator[str]:
+    if floor.estimated:
+        cause = floor.culprit or "values leave fp16's range"
+        yield f"eager fp16 is no measure ({cause}): an eighth of eager bf16's error is taken"
 
 
 def _notes(judged: Sequence[_Judged]) -> Iterator[str]:

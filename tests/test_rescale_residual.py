@@ -1,0 +1,325 @@
+"""rescale-residual: every bit kept in every family, the smallest powers, and a reason where not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import golden
+import models
+import pytest
+import torch
+from family import TEXT
+from family_text import GEMMA, GROUPED, clip_text
+from family_text import T5 as T5_SIZES
+from programs import (
+    TOKENS,
+    Text,
+    calibrated,
+    captured,
+    count,
+    ir_diff,
+    notes,
+    outputs,
+    prompts,
+    reasons,
+    reloaded,
+    rewritten,
+    same_bits,
+    seeded,
+    targets,
+)
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from transformers import (
+    BertModel,
+    CLIPTextModel,
+    Gemma2Config,
+    Gemma2Model,
+    Gemma3TextConfig,
+    Gemma3TextModel,
+    GemmaConfig,
+    GemmaModel,
+    LlamaModel,
+    T5EncoderModel,
+    UMT5Config,
+    UMT5EncoderModel,
+)
+
+from enginecast.errors import PassError, SpecError
+from enginecast.passes.base import PassContext
+from enginecast.passes.pipeline import build, run_pipeline
+from enginecast.passes.scaled_values import scale_of
+from enginecast.passes.sites import SKIPPED
+from enginecast.verify.program import Observer
+
+WIDTH = 16
+DECODER = {**TEXT, **GROUPED, "intermediate_size": 48, "max_position_embeddings": 80}
+MODELS: dict[str, tuple[Any, Any]] = {
+    "t5": (T5EncoderModel, lambda: models.t5_config()),
+    "t5-relu": (T5EncoderModel, lambda: models.t5_config(gated=False)),
+    "umt5": (UMT5EncoderModel, lambda: UMT5Config(**T5_SIZES, feed_forward_proj="gated-gelu")),
+    "llama": (LlamaModel, lambda: models.llama_config()),
+    "gemma": (GemmaModel, lambda: GemmaConfig(**DECODER, head_dim=16)),
+    "gemma2": (Gemma2Model, lambda: Gemma2Config(**DECODER, **GEMMA)),
+    "gemma3": (Gemma3TextModel, lambda: Gemma3TextConfig(**DECODER, **GEMMA)),
+}
+GIVEN = "rescale-residual{k=3 j=2}"
+
+
+def model_program(name: str) -> ExportedProgram:
+    model_class, config = MODELS[name]
+    # A window of 6 tokens makes torch.export narrow the range of a dynamic length.
+    dynamic = None if "layer_types" in vars(config()) else TOKENS
+    return captured(Text(seeded(model_class, config())), *prompts(2, 9), dynamic=dynamic)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("t5-relu", "llama", "gemma2")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in MODELS
+    ],
+)
+def test_every_family_keeps_every_bit_at_every_boundary(name: str) -> None:
+    before = model_program(name)
+    context = calibrated(before)
+    observer = Observer(before, [Named("case", dict(context.calibration[0]))])
+    (run,) = run_pipeline(build(GIVEN), program := copied(before), context, [observer])
+    (check,) = observer.checks
+    assert (check.failure, check.moved, check.worst_error) == ("", (), 0.0)
+    assert same_bits(before, program, *prompts(2, 9))
+    assert [site.rewritten for site in run.sites] == [True] * 3, reasons(run.sites)
+    assert "scaled by 2^-3 (5 writers, 5 norms)" in run.sites[0].note
+    scaled = {scale_of(node) for node in program.graph.nodes}
+    assert {-3, -2, 0} <= scaled
+    # Nothing but factors of weights is new, and values never pay for them.
+    added = [n for n in program.graph.nodes if n.name not in names(before)]
+    assert {str(n.target) for n in added} == {"aten.mul.Tensor"}
+    assert same_bits(before, reloaded(program), *prompts(2, 9))
+
+
+def names(program: ExportedProgram) -> set[str]:
+    return {node.name for node in program.graph.nodes}
+
+
+class Named:
+    """A case of the verifier."""
+
+    def __init__(self, name: str, inputs: dict[str, Tensor]) -> None:
+        self.name, self.inputs = name, inputs
+
+
+def copied(program: ExportedProgram) -> ExportedProgram:
+    return rewritten(program, "rescale-residual{k=0 j=0}", calibrated(program))[0]
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config", "reason"),
+    [
+        (BertModel, models.bert_config(), "linear reads the stream itself"),
+        (CLIPTextModel, clip_text(), "layer_norm reads the stream: it subtracts the mean"),
+    ],
+)
+def test_other_norms_are_refused(model_class: Any, config: Any, reason: str) -> None:
+    before = captured(Text(seeded(model_class, config)), *prompts(2, 9), dynamic=TOKENS)
+    after, sites = rewritten(before, GIVEN, calibrated(before))
+    assert targets(after) == targets(before)
+    assert any(reason in found for found in reasons(sites))
+    assert notes(sites) == []
+
+
+class Net(nn.Module):
+    """Two residual blocks over values of a chosen size, read by `head`."""
+
+    def __init__(self, head: Callable[..., Any], size: float = 1e5, *, gate: float = 1.0) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, WIDTH)
+        self.position = nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.norms = nn.ModuleList(nn.RMSNorm(WIDTH, eps=1e-5) for _ in range(3))
+        self.up, self.gate = nn.Linear(WIDTH, 24), nn.Linear(WIDTH, 24)
+        self.down, self.out = nn.Linear(24, WIDTH), nn.Linear(WIDTH, 4)
+        self.plain = nn.LayerNorm(WIDTH)
+        self.head = head
+        with torch.no_grad():
+            self.embed.weight.mul_(size)
+            self.gate.weight.mul_(gate)
+
+    def forward(self, ids: Tensor) -> Any:
+        x = self.embed(ids) + self.position
+        n = self.norms[0](x)
+        x = x + self.down(torch.nn.functional.gelu(self.gate(n)) * self.up(n))
+        n = self.norms[1](x)
+        x = x + self.down(torch.relu(self.up(n)))
+        return self.head(self, x)
+
+
+def net(head: Callable[..., Any], size: float = 1e5, **options: Any) -> ExportedProgram:
+    torch.manual_seed(0)
+    module = Net(head, size, **options).eval().requires_grad_(False)
+    models.perturb(module)
+    ids = torch.randint(0, 32, (2, 5))
+    return captured(module, ids, dynamic=TOKENS)
+
+
+def last_norm(module: Any, x: Tensor) -> Tensor:
+    normed: Tensor = module.norms[2](x)
+    return normed
+
+
+def test_the_ir_before_and_after() -> None:
+    before = net(last_norm)
+    after, _ = rewritten(before, "rescale-residual", calibrated(before))
+    golden.check("rescale_residual.diff", ir_diff(before, after))
+
+
+@pytest.mark.parametrize(("headroom", "k"), [(0, 3), (1, 4), (3, 6)])
+def test_k_is_the_smallest_that_leaves_the_headroom(headroom: int, k: int) -> None:
+    before = net(last_norm, 1e5)
+    ids = torch.randint(0, 32, (3, 9))
+    after, sites = rewritten(
+        before, f"rescale-residual{{headroom={headroom}}}", calibrated(before, ids)
+    )
+    (note,) = notes(sites)
+    assert f"scaled by 2^-{k} " in note
+    assert same_bits(before, after, ids)
+
+
+def test_values_within_range_are_left_alone() -> None:
+    before = net(last_norm, 1.0)
+    after, sites = rewritten(before, "rescale-residual", calibrated(before))
+    assert targets(after) == targets(before)
+    (reason,) = reasons(sites)
+    assert reason.startswith("its values are within fp16's range (max ")
+
+
+def test_a_bias_is_scaled_with_its_weight_and_not_by_the_product() -> None:
+    before = net(last_norm)
+    after, _ = rewritten(before, "rescale-residual{k=2 j=4}", calibrated(before))
+    factors = [
+        node.args[1]
+        for node in after.graph.nodes
+        if node.op == "call_function" and "bias" in str(node.args[:1]) and "mul" in node.name
+    ]
+    assert sorted(factors) == [2.0**-4, 2.0**-4, 2.0**-2, 2.0**-2]
+    assert same_bits(before, after, torch.randint(0, 32, (2, 7)))
+
+
+def test_an_output_that_is_the_stream_gets_its_power_back_where_fp16_holds_it() -> None:
+    def head(module: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        return module.norms[2](x), x
+
+    small, large = net(head, 1e3), net(head, 1e5)
+    ids = torch.randint(0, 32, (2, 7))
+    after, sites = rewritten(small, "rescale-residual{k=3}", calibrated(small))
+    assert len(notes(sites)) == 1
+    assert same_bits(small, after, ids)
+    after, sites = rewritten(large, "rescale-residual", calibrated(large))
+    assert targets(after) == targets(large)
+    assert reasons(sites)[0].startswith("the stream itself is an output, and fp16 does not hold it")
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
+    "layer norm": (lambda n, x: n.norms[2](x) + n.plain(x), "layer_norm reads the stream"),
+    "linear": (lambda n, x: (n.norms[2](x), n.out(x)), "linear reads the stream itself"),
+    "tanh": (lambda n, x: (n.norms[2](x), x.tanh()), "tanh.default reads the stream, and is not"),
+    "number": (lambda n, x: n.norms[2](x + 1.0), "add.Tensor reads the stream, and is not"),
+    "guard": (lambda n, x: n.norms[2](x.clamp(-6e4, 6e4)), "clamp.default reads the stream: a gua"),
+    "in place": (lambda n, x: n.norms[2](x.mul_(2.0)), "a value of the stream is written in place"),
+    "norm": (lambda n, x: x / x.norm(dim=-1, keepdim=True), "linalg_vector_norm"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_readers_that_are_not_scale_free(case: str) -> None:
+    head, reason = REFUSED[case]
+    before = net(head)
+    after, sites = rewritten(before, "rescale-residual", calibrated(before))
+    assert targets(after) == targets(before)
+    assert reason in " ".join(reasons(sites)), reasons(sites)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        lambda n, x: n.norms[2](torch.cat([n.position.expand(x.shape[0], 1, -1), x], 1))[:, 0],
+        lambda n, x: n.norms[2]((0.25 * x).transpose(0, 1) / 3.0).mean(0),
+        lambda n, x: n.norms[2](x * n.position),
+        lambda n, x: n.norms[2](x.mean(1)),
+        lambda n, x: (n.norms[2](x), torch.zeros_like(x).sum() + x.shape[1]),
+        lambda n, x: n.norms[2](x + torch.sin(n.norms[1](x))),
+    ],
+    ids=["class token", "numbers and views", "layer scale", "mean", "shapes", "any value"],
+)
+def test_what_carries_and_writes_a_stream(head: Callable[..., Any]) -> None:
+    before = net(head)
+    after, sites = rewritten(before, "rescale-residual", calibrated(before))
+    assert notes(sites), reasons(sites)
+    assert same_bits(before, after, torch.randint(0, 32, (3, 9)))
+
+
+def test_a_product_that_leaves_the_range_is_scaled_and_back() -> None:
+    before = net(last_norm, 1.0, gate=3e4)
+    after, sites = rewritten(before, "rescale-residual", calibrated(before))
+    assert any("reads a product scaled by 2^-" in note for note in notes(sites))
+    assert same_bits(before, after, torch.randint(0, 32, (3, 9)))
+
+
+def test_an_overflow_in_the_gate_is_named_with_the_way_out() -> None:
+    before = net(last_norm, 1.0, gate=3e5)
+    _, sites = rewritten(before, "rescale-residual", calibrated(before))
+    (reason,) = [r for r in reasons(sites) if "no power of two" in r]
+    assert "leave fp16's range (max " in reason
+    assert "--precision bf16 has the range, --skip-modules-pattern" in reason
+    assert [s.module for s in sites if s.reason == reason] == ["gate"]
+
+
+def test_sites_may_be_skipped() -> None:
+    before = net(last_norm)
+    _, sites = rewritten(before, GIVEN, calibrated(before))
+    context = calibrated(before, skip=frozenset(site.key for site in sites))
+    after, skipped = rewritten(before, GIVEN, context)
+    assert targets(after) == targets(before)
+    assert set(reasons(skipped)) == {SKIPPED}
+
+
+def test_a_tied_table_is_scaled_for_the_stream_alone() -> None:
+    def head(module: Any, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(module.norms[2](x), module.embed.weight)
+
+    before = net(head)
+    after, sites = rewritten(before, "rescale-residual", calibrated(before))
+    assert len(notes(sites)) == 1
+    assert same_bits(before, after, torch.randint(0, 32, (3, 9)))
+
+
+def test_a_program_in_half_precision_is_refused() -> None:
+    module = Net(last_norm, 1.0).half().eval().requires_grad_(False)
+    before = captured(module, torch.randint(0, 32, (2, 5)), dynamic=TOKENS)
+    after, sites = rewritten(before, "rescale-residual{k=3 j=0}", calibrated(before))
+    assert targets(after) == targets(before)
+    assert reasons(sites) == ["the stream is f16: scaling is exact in f32 only"]
+
+
+def test_bad_input() -> None:
+    before = net(last_norm)
+    with pytest.raises(PassError, match="no calibration inputs") as caught:
+        rewritten(before, "rescale-residual")
+    assert "k=3 j=0" in caught.value.hint
+    with pytest.raises(PassError, match=r"reach \d.*e\+05 .* is known to reach 1e\+06") as caught:
+        rewritten(before, "rescale-residual{reach=1e6}", calibrated(before))
+    assert "--prompts" in caught.value.hint
+    with pytest.raises(SpecError, match="headroom: expected 0 to 63, got -1"):
+        build("rescale-residual{headroom=-1}")
+    before.state_dict["down.weight"].data[0, 0] = float("inf")
+    with pytest.raises(PassError, match="not finite in fp32 already"):
+        rewritten(before, "rescale-residual", calibrated(before))
+
+
+def test_given_powers_need_no_calibration() -> None:
+    before = net(last_norm)
+    after, _ = rewritten(before, GIVEN, PassContext())
+    assert count(after, "mul") > count(before, "mul")
+    assert torch.equal(
+        outputs(before, torch.tensor([[3]]))[0], outputs(after, torch.tensor([[3]]))[0]
+    )
