@@ -129,15 +129,21 @@ class _Rescaling:
             return False  # the input of a norm, not a stream
         if stream.is_residual and self._log.skipped(site):
             return False
-        dtypes = {dtype_of(node) for node in stream.members if is_float(node)}
+        dtypes = {dtype_of(node) for node in self._program.graph.nodes if self._computes(node)}
         if stream.blockers:
             self._log.refused(site, stream.blockers[0][1])
             return False
-        if dtypes != {torch.float32}:
+        if dtypes & {torch.float16, torch.bfloat16}:
             names = " and ".join(sorted(dtype_text(d) for d in dtypes if d is not None))
-            self._log.refused(site, f"the stream is {names}: scaling is exact in f32 only")
+            self._log.refused(
+                site, f"the program computes in {names}: scaling is exact in f32 only"
+            )
             return False
         return bool(stream.norms)
+
+    def _computes(self, node: Node) -> bool:
+        """Whether a node is a float that depends on the inputs, or is one."""
+        return node not in self._weights and is_float(node)
 
     def _projections(self, stream: Stream) -> list[Node]:
         return [

@@ -54,6 +54,23 @@ def loud(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return loud_t5(tmp_path_factory.mktemp("loud"))
 
 
+@pytest.fixture
+def converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fp16 is a mere conversion, without the pass that its preset has in front."""
+    split = advice_module._split
+    monkeypatch.setattr(advice_module, "_split", lambda name: ((), split(name)[1]))
+
+
+def test_what_is_rescaled_is_safe_in_fp16() -> None:
+    found = advise(prepared_module(Deep(), 2, 5, 16))
+    fp16 = by_name(found)["fp16"]
+    assert fp16.sentence.startswith("safe with rescale-residual, which is in its pipeline: ")
+    assert fp16.error is not None
+    assert fp16.error < 2e-3
+    assert found.recommended == "fp16"
+
+
+@pytest.mark.usefixtures("converted")
 def test_overflow_is_named_with_its_module_and_the_way_out_holds(loud: Path) -> None:
     options = ModelOptions()
     prepared = prepare(open_model(str(loud), options), options, Steps())
@@ -79,6 +96,7 @@ def test_overflow_is_named_with_its_module_and_the_way_out_holds(loud: Path) -> 
     assert list(results.values()) == [False, False, True], results
 
 
+@pytest.mark.usefixtures("converted")
 def test_mixed_is_advised_where_only_the_stream_overflows() -> None:
     found = advise(prepared_module(Deep(), 2, 5, 16))
     told = by_name(found)
@@ -190,6 +208,7 @@ def test_masks_and_what_stays_in_a_module_do_not_count() -> None:
     assert max(largest[node] for node in counted) < 100
 
 
+@pytest.mark.usefixtures("converted")
 def test_inspect_shows_it(
     loud: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

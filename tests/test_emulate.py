@@ -77,7 +77,11 @@ def captured_t5(peak: float) -> tuple[Wrapped, ExportedProgram]:
     return module, captured(module, *text())
 
 
-def t5(peak: float = 0.0, pipeline: str = preset("fp16")) -> tuple[nn.Module, ExportedProgram]:
+NAIVE = preset("fp16").removeprefix("rescale-residual,")
+"""A mere conversion, whose stream stays as large as it is."""
+
+
+def t5(peak: float = 0.0, pipeline: str = NAIVE) -> tuple[nn.Module, ExportedProgram]:
     module, program = captured_t5(peak)
     return module, rewritten(program, pipeline)[0]
 
@@ -184,7 +188,7 @@ def test_what_passes_on_the_cpu_provider_and_overflows_in_real_halves_is_found(
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_sound_program_has_headroom_and_no_false_alarm(precision: str) -> None:
-    module, program = t5(peak=1e3, pipeline=preset(precision))
+    module, program = t5(peak=1e3, pipeline=preset(precision).removeprefix("rescale-residual,"))
     ids, mask = text()  # with padding: the fill values of its mask are no lack of headroom
     found, told = run(program, "ort-cuda", ids, mask)
     assert told.overflow is None

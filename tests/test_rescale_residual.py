@@ -298,7 +298,7 @@ def test_a_program_in_half_precision_is_refused() -> None:
     before = captured(module, torch.randint(0, 32, (2, 5)), dynamic=TOKENS)
     after, sites = rewritten(before, "rescale-residual{k=3 j=0}", calibrated(before))
     assert targets(after) == targets(before)
-    assert reasons(sites) == ["the stream is f16: scaling is exact in f32 only"]
+    assert reasons(sites) == ["the program computes in f16: scaling is exact in f32 only"]
 
 
 def test_bad_input() -> None:

@@ -5,7 +5,7 @@ program interpreted with its weights raised to fp64 one by one, right before the
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -21,7 +21,7 @@ from enginecast.runtime.arrays import to_array
 from enginecast.verify.boundaries import range_report
 from enginecast.verify.comparison import Comparison, Floor, compare
 from enginecast.verify.interpret import interpret_cases
-from enginecast.verify.metrics import Array, masked_outputs
+from enginecast.verify.metrics import Array, Metrics, masked_outputs
 from enginecast.verify.padding import UNCHANGED, moved, other_padding, padded_case
 from enginecast.verify.reference import Reference, ReferenceCase
 from enginecast.verify.verdict import FP16_PER_BF16, floor_failures
@@ -210,8 +210,21 @@ def _low_floor(
 
 def _eighth(wider: Comparison) -> Comparison:
     return {
-        case: {n: m.scaled(1 / FP16_PER_BF16) for n, m in c.items()} for case, c in wider.items()
+        case: {name: _less(found, 1 / FP16_PER_BF16) for name, found in outputs.items()}
+        for case, outputs in wider.items()
     }
+
+
+def _less(found: Metrics, factor: float) -> Metrics:
+    """The same with errors times `factor`; a cosine's distance from one goes with its square."""
+    return replace(
+        found,
+        error_norm=found.error_norm * factor,
+        worst_row=found.worst_row * factor,
+        max_abs=found.max_abs * factor,
+        cosine=1 - (1 - found.cosine) * factor**2,
+        pad_error=None if found.pad_error is None else found.pad_error * factor,
+    )
 
 
 def range_culprit(program: ExportedProgram, cases: Sequence[Case]) -> str:

@@ -72,16 +72,6 @@ class Metrics:
         """Relative L2 error, ||y - r|| / ||r||."""
         return ratio(self.error_norm, self.reference_norm)
 
-    def scaled(self, factor: float) -> "Metrics":
-        """The same with errors times `factor`; the cosine, which is no error, stays."""
-        return replace(
-            self,
-            error_norm=self.error_norm * factor,
-            worst_row=self.worst_row * factor,
-            max_abs=self.max_abs * factor,
-            pad_error=None if self.pad_error is None else self.pad_error * factor,
-        )
-
     @property
     def sqnr_db(self) -> float:
         """Signal to quantisation noise ratio in dB."""
