@@ -83,7 +83,7 @@ def ratios(
 ) -> dict[str, Any]:
     """Time of each profile, and of torch's own halves, over eager's."""
     program = structural_copy(captured)
-    run_pipeline(build(preset(precision)), program, PassContext())
+    run_pipeline(build(preset(precision)), program, PassContext(calibration=(inputs,)))
 
     def emulated(profile: Profile) -> Callable[[], object]:
         return lambda: emulate(program, {"one": inputs}, profile)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from programs import (
     Function,
+    calibrated,
     captured,
     outputs,
     program_of,
@@ -62,7 +63,7 @@ def test_stream_is_fp32_branches_are_fp16_and_no_fusion_is_lost(
     assert {dtype_of(node) for node in sums} == {torch.float32}
     linears = [n for n in after.graph.nodes if n.target is aten.linear.default]
     assert {dtype_of(node) for node in linears} == {torch.float16}
-    low, _ = rewritten(programs[name], preset("fp16"))
+    low, _ = rewritten(programs[name], preset("fp16"), calibrated(programs[name]))
     mixed, _ = rewritten(programs[name], preset("mixed"))
     had, have = fusions(low), fusions(mixed)
     for kind in FUSED[1:]:
@@ -73,7 +74,7 @@ def test_stream_is_fp32_branches_are_fp16_and_no_fusion_is_lost(
 @pytest.mark.parametrize("name", MAKE)
 def test_error_is_no_larger_than_in_fp16(programs: dict[str, ExportedProgram], name: str) -> None:
     reference, _ = rewritten(programs[name], "unify-dtype{to=fp64}")
-    low, _ = rewritten(programs[name], preset("fp16"))
+    low, _ = rewritten(programs[name], preset("fp16"), calibrated(programs[name]))
     mixed, _ = rewritten(programs[name], preset("mixed"))
     inputs = inputs_of(name, 3, 17)
     wide = [t.double() if t.is_floating_point() else t for t in inputs]
@@ -144,7 +145,7 @@ def test_every_cast_says_between_which_classes_it_stands(
     programs: dict[str, ExportedProgram],
 ) -> None:
     for spec in (preset("fp16"), preset("mixed"), 'unify-dtype{to=bf16 keep="wo$"},canonicalize'):
-        after, _ = rewritten(programs["t5"], spec)
+        after, _ = rewritten(programs["t5"], spec, calibrated(programs["t5"]))
         casts = [n for n in after.graph.nodes if is_float_cast(n)]
         assert casts
         assert all(" to " in border_of(cast) for cast in casts)
