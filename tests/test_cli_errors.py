@@ -343,13 +343,15 @@ def test_a_pass_that_breaks_its_promise_publishes_nothing(
     assert (done.code, (exports.root / "p.pt2").exists()) == (1, False)
 
 
-def test_weights_that_overflow_fp16_are_rejected_by_name(
+def test_an_overflow_that_cannot_be_removed_is_rejected_by_name(
     exports: Exports, tmp_path: Path, capsys: Capture
 ) -> None:
+    """No power of two passes through the GELU of the gate."""
+
     def scale(folder: Path) -> None:
         weights = load_file(folder / "model.safetensors")
-        name = "encoder.block.1.layer.1.DenseReluDense.wo.weight"
-        weights[name] = weights[name] * 3e4
+        name = "encoder.block.1.layer.1.DenseReluDense.wi_0.weight"
+        weights[name] = weights[name] * 1e6
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
     folder = folder_with(exports, tmp_path / "loud", scale)
@@ -357,6 +359,9 @@ def test_weights_that_overflow_fp16_are_rejected_by_name(
     done = cast(capsys, "export", folder, "-o", bundle, "--precision", "fp16", "--json")
     assert done.code == 1
     assert not bundle.exists()
-    reasons = done.json["verdict"]["reasons"]
-    assert "leave fp16's range at encoder.block.1.layer.1" in reasons[0]
-    assert "> 65504" in reasons[0]
+    reason = done.json["verdict"]["reasons"][0]
+    place = "encoder.block.1.layer.1.DenseReluDense.wi_0"
+    assert f"leave fp16's range at {place}" in reason
+    assert "> 65504" in reason
+    assert f"rescale-residual left {place}: its values leave fp16's range" in reason
+    assert "--precision bf16 has the range" in reason
