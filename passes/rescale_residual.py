@@ -25,6 +25,7 @@ does not hold.  An overflow that no power of two reaches, such as inside the GEL
 left, and named.
 """
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
@@ -50,6 +51,7 @@ from enginecast.passes.match import NoMatch, is_call
 from enginecast.passes.residual_stream import Norm, Stream, find_streams, foldable
 from enginecast.passes.scaled_values import mark_scaled
 from enginecast.passes.sites import SiteLog
+from enginecast.passes.value_bounds import largest_for_any_input
 from enginecast.passes.value_ranges import largest_values
 
 LARGEST = torch.finfo(torch.float16).max
@@ -202,6 +204,7 @@ class _Rescaling:
             return
         if not stream.is_residual and self._log.skipped(site):
             return
+        bound = self._bound(stream) if stream.is_residual else ""
         self._scale(stream.members, stream.entries, -power)
         for norm in stream.norms:
             _scale_norm(norm, power)
@@ -211,8 +214,16 @@ class _Rescaling:
         self._log.done(
             site,
             f"scaled by 2^-{power} ({writers} writers, {len(stream.norms)} norms):"
-            f" max {largest:.3g}, now {largest * 2.0**-power:.3g}",
+            f" max {largest:.3g}, now {largest * 2.0**-power:.3g}{bound}",
         )
+
+    def _bound(self, stream: Stream) -> str:
+        """What no input exceeds, and the power that would hold even that."""
+        most = largest_for_any_input(self._program, self._weights, stream.members)
+        if most is None:
+            return ""
+        power = max(0, math.ceil(math.log2(most / LARGEST))) if most else 0
+        return f"; no input exceeds {most:.3g}, which k={power} holds"
 
     def _rescale_branch(
         self, projection: Node, branch: Branch | None, sizes: dict[Node, float]

@@ -1,0 +1,125 @@
+"""Bounds from weights alone: never exceeded, exact where they can be, and nothing where unknown."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import models
+import pytest
+import torch
+from programs import TOKENS, Function, Text, captured, outputs, prompts, rewritten, seeded
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import Node
+from transformers import LlamaModel, T5EncoderModel
+
+from enginecast.passes.graph_edit import weight_expressions
+from enginecast.passes.interpret import interpret_cases
+from enginecast.passes.residual_stream import find_streams
+from enginecast.passes.value_bounds import largest_for_any_input
+
+WIDTH = 8
+
+
+class Block(nn.Module):
+    """Norm, linear, and what a test does with them."""
+
+    def __init__(self, function: Callable[["Block", Tensor], Tensor]) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(WIDTH, eps=1e-6)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.function = function
+        with torch.no_grad():
+            self.norm.weight.fill_(2.0)
+            self.linear.weight.zero_()
+            self.linear.weight[3, 5] = 7.0
+            self.linear.bias.fill_(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def bound_of(function: Callable[[Block, Tensor], Tensor]) -> float | None:
+    program = captured(Block(function), torch.randn(2, 5, WIDTH), dynamic=TOKENS)
+    [result] = program.graph.output_node().all_input_nodes
+    return largest_for_any_input(program, weight_expressions(program), [result])
+
+
+# The longest row of a norm is sqrt(WIDTH), and all of it may stand in one element.
+KNOWN: dict[str, tuple[Callable[[Block, Tensor], Tensor], float]] = {
+    "norm": (lambda b, x: b.norm(x), 2 * math.sqrt(WIDTH)),
+    "linear": (lambda b, x: b.linear(b.norm(x)), 7 * 2 * math.sqrt(WIDTH) + 0.5),
+    "sum": (lambda b, x: b.norm(x) + b.norm(x * 3), 4 * math.sqrt(WIDTH)),
+    "gate": (lambda b, x: torch.sigmoid(x) * b.norm(x), 2 * math.sqrt(WIDTH)),
+    "join": (lambda b, x: torch.cat([b.norm(x), -b.norm(x * 2)], 1), 2 * math.sqrt(WIDTH)),
+    "number": (lambda b, x: b.norm(x) * -4.0, 8 * math.sqrt(WIDTH)),
+    "attention": (
+        lambda b, x: nn.functional.scaled_dot_product_attention(
+            x[:, None], x[:, None], b.norm(x)[:, None]
+        ),
+        2 * math.sqrt(WIDTH),
+    ),
+    "spelled attention": (
+        lambda b, x: torch.softmax(x @ x.transpose(1, 2), -1) @ b.norm(x),
+        2 * math.sqrt(WIDTH),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_bound_is_what_the_worst_input_reaches(name: str) -> None:
+    function, expected = KNOWN[name]
+    assert bound_of(function) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda b, x: x, lambda b, x: b.linear(x), lambda b, x: b.norm(x).exp(), lambda b, x: x @ x.mT],
+    ids=["input", "linear of an input", "unknown op", "product of inputs"],
+)
+def test_what_has_no_bound_is_told_as_such(function: Callable[[Block, Tensor], Tensor]) -> None:
+    assert bound_of(function) is None
+
+
+def test_one_element_reaches_the_bound_of_a_norm() -> None:
+    """The bound is sharp: a row with one large element."""
+    program = captured(Block(KNOWN["linear"][0]), torch.randn(2, 5, WIDTH), dynamic=TOKENS)
+    x = torch.zeros(1, 2, WIDTH)
+    x[0, 0, 5] = 1e4
+    [found] = outputs(program, x)
+    assert float(found.abs().max()) == pytest.approx(KNOWN["linear"][1], rel=1e-5)
+
+
+@pytest.fixture(scope="module", params=["t5", "llama"])
+def program(request: pytest.FixtureRequest) -> ExportedProgram:
+    made: Any = {
+        "t5": lambda: seeded(T5EncoderModel, models.t5_config()),
+        "llama": lambda: seeded(LlamaModel, models.llama_config()),
+    }[request.param]()
+    return captured(Text(made), *prompts(2, 9), dynamic=TOKENS)
+
+
+@pytest.mark.parametrize("pipeline", ["", "fuse-rms-norm"])
+def test_no_prompt_exceeds_the_bound_of_a_stream(program: ExportedProgram, pipeline: str) -> None:
+    program = rewritten(program, pipeline)[0] if pipeline else program
+    weights = weight_expressions(program)
+    [stream] = [s for _, s in find_streams(program, weights) if s.is_residual]
+    bound = largest_for_any_input(program, weights, stream.members)
+    assert bound is not None
+    names = [n.name for n in program.graph.nodes if n.op == "placeholder" and n not in weights]
+    cases = [dict(zip(names, prompts(4, 12), strict=True)) for _ in range(8)]
+    largest = 0.0
+
+    def watch(_: int, node: Node, tensor: Tensor) -> None:
+        nonlocal largest
+        if node in stream.members:
+            largest = max(largest, float(tensor.abs().max()))
+
+    interpret_cases(program, cases, watch=watch)
+    assert 0 < largest <= bound
+
+
+def test_a_function_of_inputs_alone_has_no_bound() -> None:
+    program = captured(Function(lambda x: x + 1.0), torch.randn(2, 3))
+    [result] = program.graph.output_node().all_input_nodes
+    assert largest_for_any_input(program, weight_expressions(program), [result]) is None
