@@ -217,6 +217,7 @@ def inspect(
     precision: Precision = None,
     pipeline: PipelineText = None,
     inputs: Inputs = None,
+    prompts: Prompts = None,
     dynamic: Dynamic = None,
     outputs: Outputs = None,
     hidden_state: HiddenStates = None,
@@ -237,7 +238,7 @@ def inspect(
 
     plan = make_plan("onnxruntime", precision, pipeline, device)
     lists = (tuple(given or ()) for given in (dynamic, outputs, hidden_state))
-    options = ModelOptions(random_weights, allow_code, inputs, None, *lists)
+    options = ModelOptions(random_weights, allow_code, inputs, prompts, *lists)
     run_inspect(model, plan, options, as_json=as_json, console=progress())
 
 

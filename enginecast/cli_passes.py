@@ -35,6 +35,7 @@ def opt(
         Path | None, typer.Option("-o", "--output", metavar="OUT.pt2", help="Save the program.")
     ] = None,
     inputs: Inputs = None,
+    prompts: Prompts = None,
     dynamic: Dynamic = None,
     outputs: Outputs = None,
     hidden_state: HiddenStates = None,
@@ -51,7 +52,7 @@ def opt(
     from enginecast.prepare import ModelOptions
 
     lists = (tuple(given or ()) for given in (dynamic, outputs, hidden_state))
-    options = ModelOptions(random_weights, allow_code, inputs, None, *lists)
+    options = ModelOptions(random_weights, allow_code, inputs, prompts, *lists)
     raise typer.Exit(
         run_opt(
             model,

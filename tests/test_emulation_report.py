@@ -52,7 +52,7 @@ def test_an_export_is_judged_in_the_arithmetic_of_its_target(exports: Exports) -
 def test_a_naive_conversion_is_rejected_with_the_place(
     loud: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    naive = ("--pipeline", "unify-dtype{to=fp16},canonicalize")
+    naive = ("--pipeline", "unify-dtype{to=fp16},canonicalize,fuse-gelu")
     done = cast(capsys, "export", loud, "-o", tmp_path / "out", *naive, "--json")
     assert done.code == 1
     assert not (tmp_path / "out").exists()
@@ -69,7 +69,8 @@ def test_a_naive_conversion_is_rejected_with_the_place(
 
 
 def test_inspect_foretells_it(loud: Path, exports: Exports, capsys: Capture) -> None:
-    found = cast(capsys, "inspect", loud, "--precision", "fp16", "--json").json["emulation"]
+    naive = ("--precision", "fp16", "--pipeline", "unify-dtype{to=fp16},canonicalize,fuse-gelu")
+    found = cast(capsys, "inspect", loud, *naive, "--json").json["emulation"]
     assert found["overflow"]["module"] == "encoder.block.1.layer.1.DenseReluDense.wo"
     assert found["overflow"]["largest"] > 65504
     shown = cast(capsys, "inspect", exports.model("t5"), "--precision", "bf16").out
