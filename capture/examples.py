@@ -17,7 +17,7 @@ LONGEST = 64
 CORNERS = (512, 256)
 """Tokens of texts at the corners of the range: 511 and 255 pads behind an empty prompt, and a text
 without any.  Pipelines of text-to-image models pad to these."""
-WORK = 3e10
+WORK = 2e10
 """Products that a run of one corner may take: seconds.  Larger models do without."""
 
 

@@ -35,6 +35,7 @@ from enginecast.cli_options import (
     SkipClasses,
     SkipPatterns,
     Target,
+    Thorough,
     Threads,
     Verbose,
     require_folder,
@@ -115,6 +116,7 @@ def export(
         bool, typer.Option("--overwrite", help="Replace a bundle that is there.")
     ] = False,
     drop_guilty: DropGuilty = False,
+    thorough: Thorough = False,
     allow_code: AllowCode = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -145,6 +147,7 @@ def export(
             threads=threads,
             overwrite=overwrite,
             drop_guilty=drop_guilty,
+            thorough=thorough,
             allow_code=allow_code,
             as_json=as_json,
             console=progress(quiet),
@@ -237,8 +240,8 @@ def inspect(
     from enginecast.prepare import ModelOptions
 
     plan = make_plan("onnxruntime", precision, pipeline, device)
-    lists = (tuple(given or ()) for given in (dynamic, outputs, hidden_state))
-    options = ModelOptions(random_weights, allow_code, inputs, prompts, *lists)
+    dims, kept, states = (tuple(given or ()) for given in (dynamic, outputs, hidden_state))
+    options = ModelOptions(random_weights, allow_code, inputs, prompts, dims, kept, states)
     run_inspect(model, plan, options, as_json=as_json, console=progress())
 
 

@@ -17,6 +17,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Load files whose loading can run code.")
 ]
+Thorough = Annotated[
+    bool, typer.Option("--thorough", help="Verify on the longest texts, whatever the model's size.")
+]
 RandomWeights = Annotated[
     int | None,
     typer.Option(metavar="SEED", help="Random weights, for a folder with a config alone."),

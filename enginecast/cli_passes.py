@@ -51,8 +51,8 @@ def opt(
     from enginecast.commands_opt import run_opt
     from enginecast.prepare import ModelOptions
 
-    lists = (tuple(given or ()) for given in (dynamic, outputs, hidden_state))
-    options = ModelOptions(random_weights, allow_code, inputs, prompts, *lists)
+    dims, kept, states = (tuple(given or ()) for given in (dynamic, outputs, hidden_state))
+    options = ModelOptions(random_weights, allow_code, inputs, prompts, dims, kept, states)
     raise typer.Exit(
         run_opt(
             model,
@@ -92,8 +92,8 @@ def bisect(
 
     kept = (tuple(skip_modules_pattern or ()), tuple(skip_modules_classes or ()))
     plan = make_plan("onnxruntime", precision, pipeline, device, *kept)
-    lists = (tuple(given or ()) for given in (dynamic, outputs, hidden_state))
-    options = ModelOptions(random_weights, allow_code, inputs, prompts, *lists)
+    dims, wanted, states = (tuple(given or ()) for given in (dynamic, outputs, hidden_state))
+    options = ModelOptions(random_weights, allow_code, inputs, prompts, dims, wanted, states)
     raise typer.Exit(run_bisect(model, plan, options, as_json=as_json, console=progress()))
 
 

@@ -47,6 +47,7 @@ def run_export(
     threads: int | None,
     overwrite: bool,
     drop_guilty: bool,
+    thorough: bool,
     allow_code: bool,
     as_json: bool,
     console: Console,
@@ -58,7 +59,7 @@ def run_export(
         raise UsageError(f"--arch {arch}: expected a GPU architecture such as sm90")
     plan = make_plan(target, precision, pipeline, device, skip_patterns, skip_classes)
     options = ModelOptions(
-        random_weights, allow_code, inputs, prompts, dynamic, outputs, hidden_states
+        random_weights, allow_code, inputs, prompts, dynamic, outputs, hidden_states, thorough
     )
     steps = Steps(console)
     plan = replace(plan, arch=arch)

@@ -15,8 +15,11 @@ from torch import nn
 
 import enginecast
 from enginecast.capture.finite import require_finite_module
+from enginecast.capture.source import open_source
 from enginecast.errors import BundleError, UsageError, VerificationError
+from enginecast.prepare import ModelOptions, prepare
 from enginecast.runtime.manifest_json import decode
+from enginecast.steps import Steps
 
 
 class Small(nn.Module):
@@ -91,6 +94,18 @@ def test_equal_calls_give_equal_bundles(tmp_path: Path) -> None:
     timed = {file.name for file in set(first.files) ^ set(second.files)}
     assert timed <= {"build.log", "report.json", "report.html"}
     assert replace(first, files=()) == replace(second, files=())
+
+
+def test_thorough_takes_the_longest_texts_of_a_large_model(
+    exports: Exports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("enginecast.capture.examples.WORK", 1.0)  # every model is large
+    source = open_source(str(exports.model("t5")))
+    usual, thorough = (
+        {case.name for case in prepare(source, ModelOptions(thorough=on), Steps()).cases}
+        for on in (False, True)
+    )
+    assert thorough - usual == {"longest", "empty prompt, 255 pads", "empty prompt, 511 pads"}
 
 
 def test_a_rejected_export_raises_and_keeps_the_report(tmp_path: Path) -> None:
