@@ -23,11 +23,11 @@ from transformers import T5Config, T5EncoderModel
 
 from enginecast.passes.base import PassContext
 from enginecast.passes.graph_edit import structural_copy
+from enginecast.passes.interpret import interpret
 from enginecast.passes.pipeline import build, run_pipeline
 from enginecast.passes.presets import preset
 from enginecast.verify.emulate import emulate
 from enginecast.verify.emulate_profiles import PROFILES, Profile
-from enginecast.verify.interpret import interpret
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from enginecast.advice_words import Option, Place, worded
 from enginecast.errors import PassError
 from enginecast.passes.base import Pass, PassContext
 from enginecast.passes.graph_edit import dtype_of, structural_copy, value, weight_expressions
+from enginecast.passes.interpret import interpret_cases
 from enginecast.passes.low_values import low_values
 from enginecast.passes.pipeline import build, run_pipeline
 from enginecast.passes.presets import preset
@@ -28,7 +29,6 @@ from enginecast.passes.unify_dtype import DTYPES, UnifyDtype
 from enginecast.prepare import Prepared
 from enginecast.runtime.arrays import Array, to_array
 from enginecast.verify.comparison import compare, output_names, pool_output
-from enginecast.verify.interpret import interpret_cases
 from enginecast.verify.metrics import masked_outputs
 from enginecast.verify.reach import reaches
 from enginecast.verify.verdict import LARGEST_FLOOR

@@ -1,17 +1,16 @@
 """Compute once, at compile time, what depends on no input and no weight."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from enginecast.passes.graph_edit import add_weight, free_name, value, weight_specs, weight_tensor
+from enginecast.passes.graph_edit import add_weight, free_name, value, weight_specs
 from enginecast.passes.purity import is_pure
 from enginecast.passes.sites import SiteLog
 from enginecast.passes.strides import may_change_bits, take_strides
+from enginecast.passes.weight_values import weight_value
 from enginecast.passes.written import written_values
 
 LARGEST = 4096
@@ -35,7 +34,8 @@ def fold_constants(program: ExportedProgram, log: SiteLog) -> None:
             continue
         if log.skipped(node):
             continue
-        tensor = _evaluate(program, node)
+        # In order, and no view: a lifted constant is stored whole.
+        tensor = weight_value(program, node).clone(memory_format=torch.contiguous_format)
         name = free_name(program, f"folded.{node.name}")
         folded = add_weight(program, name, tensor, InputKind.CONSTANT_TENSOR)
         log.done(node, "fold constants")
@@ -85,20 +85,3 @@ def _foldable(node: Node) -> bool:
 
 def _is_small(tensor: Tensor) -> bool:
     return all(isinstance(size, int) for size in tensor.shape) and tensor.numel() <= LARGEST
-
-
-def _evaluate(program: ExportedProgram, node: Node) -> Tensor:
-    specs = weight_specs(program)
-
-    def load(source: Node) -> Any:
-        if source.op == "placeholder":
-            return weight_tensor(program, specs[source.name])
-        args = torch.fx.map_arg(source.args, load)
-        kwargs = torch.fx.map_arg(source.kwargs, load)
-        assert callable(source.target)
-        with torch.no_grad():
-            return source.target(*args, **kwargs)
-
-    result = load(node)
-    assert isinstance(result, Tensor)
-    return result.clone(memory_format=torch.contiguous_format)

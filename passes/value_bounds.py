@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.passes.dtype_ops import SHAPE_ONLY
 from enginecast.passes.fuse_rms_norm import is_statistic, normalised
-from enginecast.passes.graph_edit import aten, first_input, value, weight_specs, weight_tensor
+from enginecast.passes.graph_edit import aten, first_input, value
 from enginecast.passes.match import CASTS, INERT, NoMatch, is_call
 from enginecast.passes.purity import DETACHES
+from enginecast.passes.weight_values import weight_value
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,6 @@ class _Bounds:
     def __init__(self, program: ExportedProgram, weights: set[Node]) -> None:
         self._program = program
         self._weights = weights
-        self._specs = weight_specs(program)
         self._known: dict[Node, Bound | None] = {}
         self._norms: set[Node] = set()
         for node in program.graph.nodes:
@@ -144,8 +143,9 @@ class _Bounds:
 
     def _of_embedding(self, node: Node) -> Bound | None:
         table = node.args[0]
-        known = isinstance(table, Node) and table in self._weights
-        return _of_rows(self._weight(table)) if known else None  # type: ignore[arg-type]
+        if not isinstance(table, Node) or table not in self._weights:
+            return None
+        return _of_rows(self._weight(table))
 
     def _of_product(self, node: Node) -> Bound | None:
         left, right = node.args[:2]
@@ -171,7 +171,7 @@ class _Bounds:
             if isinstance(term, Node):
                 found = self._known.get(term)
             else:
-                found = Bound(abs(float(term)), math.inf)  # type: ignore[arg-type]
+                found = Bound(abs(term), math.inf) if isinstance(term, int | float) else None
             if found is None:
                 return None
             total = Bound(total.largest + found.largest, total.length + found.length)
@@ -201,15 +201,9 @@ class _Bounds:
         return _times(found, float(self._weight(weight).float().abs().max()))
 
     def _weight(self, node: Node) -> Tensor:
-        """A weight expression's value; a mapped weight is not copied."""
-        if node.op == "placeholder":
-            return weight_tensor(self._program, self._specs[node.name]).detach()
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self._weight)
-        assert callable(node.target)
-        with torch.no_grad():
-            result = node.target(*args, **kwargs)
-        assert isinstance(result, Tensor)
-        return result
+        found = weight_value(self._program, node)
+        assert isinstance(found, Tensor)
+        return found
 
 
 def _of_rows(weight: Tensor) -> Bound:

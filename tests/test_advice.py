@@ -18,11 +18,11 @@ from enginecast.advice import Advice, advise
 from enginecast.advice_words import Option
 from enginecast.passes.base import Pass, PassContext, Site
 from enginecast.passes.graph_edit import aten
+from enginecast.passes.interpret import interpret
 from enginecast.passes.low_values import low_values
 from enginecast.passes.unify_dtype import UnifyDtype
 from enginecast.prepare import ModelOptions, Prepared, open_model, prepare
 from enginecast.steps import Steps
-from enginecast.verify.interpret import interpret
 from enginecast.verify.reach import reaches
 
 WO = "^encoder[.]block[.][0-9]+[.]layer[.][0-9]+[.]DenseReluDense[.]wo([.]|$)"

@@ -22,12 +22,12 @@ from transformers import T5EncoderModel
 
 import enginecast.ops
 from enginecast.errors import UsageError
+from enginecast.passes.interpret import interpret
 from enginecast.passes.presets import preset
 from enginecast.passes.source import module_path
 from enginecast.verify.emulate import emulate
 from enginecast.verify.emulate_profiles import get_profile, profile_for
 from enginecast.verify.emulation_data import Emulation, overflow_sentence, tightest
-from enginecast.verify.interpret import interpret
 
 WITHOUT_SKIP = "unify-dtype{to=fp16},canonicalize,fuse-gelu,fuse-rms-norm,fuse-attention"
 HIDDEN_UNIT, TRIGGER = 7, 9

@@ -15,14 +15,14 @@ from torch.overrides import TorchFunctionMode
 
 from enginecast.errors import InputError
 from enginecast.passes.graph_edit import weight_expressions
-from enginecast.verify.boundaries import Snapshot, leaving, range_report, snapshots
-from enginecast.verify.floor import reference_program
-from enginecast.verify.interpret import (
+from enginecast.passes.interpret import (
     interpret,
     interpret_cases,
     schedule,
     written_placeholders,
 )
+from enginecast.verify.boundaries import Snapshot, leaving, range_report, snapshots
+from enginecast.verify.floor import reference_program
 
 
 def snapshot(exported: ExportedProgram, inputs: Mapping[str, Tensor]) -> Snapshot:

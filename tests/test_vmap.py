@@ -8,7 +8,7 @@ from enginecast.capture.export import capture
 from enginecast.capture.factory import FactorySource
 from enginecast.capture.inputs import DimSpec, InputSpec
 from enginecast.capture.vmap import LEVELS
-from enginecast.verify.interpret import interpret_cases
+from enginecast.passes.interpret import interpret_cases
 
 DIMS = (DimSpec("batch", 3, 1, 9), DimSpec("rows", 5, 1, 40))
 SPECS = (InputSpec("x", "tensor", torch.float32, DIMS),)

@@ -13,9 +13,9 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.passes.graph_edit import is_float, value, weight_expressions
+from enginecast.passes.interpret import Feed, interpret, interpret_cases
 from enginecast.passes.scaled_values import scale_of
 from enginecast.passes.source import module_path, source_line
-from enginecast.verify.interpret import Feed, interpret, interpret_cases
 
 SAMPLE = 1 << 16
 """Elements kept of a boundary: enough for an L2 norm, little enough to keep hundreds of boundaries

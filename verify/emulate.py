@@ -2,7 +2,7 @@
 
 Every value of a low dtype is a `Twin`: what the target stores, and what the same program has in
 fp32.  Both are computed node by node, side by side, so that an overflow, a clamp or a loss is seen
-at the op where it happens, and in about twice the memory that `verify.interpret` needs.
+at the op where it happens, and in about twice the memory that `passes.interpret` needs.
 
 An op whose result is fp16, bf16 or fp8 reads its inputs exactly, computes in fp32, and is rounded
 once; where the profile says that a kernel rounds on the way, `emulate_kernels` has it.
@@ -19,6 +19,7 @@ from torch.fx.node import map_aggregate
 
 from enginecast.passes.dtype_ops import JOINS, SHAPE_ONLY
 from enginecast.passes.graph_edit import aten, value
+from enginecast.passes.interpret import Run, named
 from enginecast.passes.purity import ASSERTS, is_mutating
 from enginecast.passes.written import written_values
 from enginecast.verify.emulate_kernels import kernel_of
@@ -26,7 +27,6 @@ from enginecast.verify.emulate_profiles import Profile
 from enginecast.verify.emulate_record import Recorder
 from enginecast.verify.emulate_rounding import FP8, LOW, round_to
 from enginecast.verify.emulation_data import Emulation
-from enginecast.verify.interpret import Run, named
 
 _MOVES = frozenset(
     {

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.export import ExportedProgram
 
+from enginecast.passes.interpret import interpret_cases
 from enginecast.runtime.arrays import to_array
 from enginecast.verify.floor import Case
-from enginecast.verify.interpret import interpret_cases
 from enginecast.verify.metrics import Array
 from enginecast.verify.reference import Reference
 from enginecast.verify.verdict import LIMIT, least_floor

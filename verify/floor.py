@@ -15,12 +15,12 @@ from torch.export import ExportedProgram
 from enginecast.errors import EnginecastError, VerificationError
 from enginecast.passes.base import PassContext
 from enginecast.passes.graph_edit import structural_copy
+from enginecast.passes.interpret import interpret_cases
 from enginecast.passes.pipeline import run_pipeline
 from enginecast.passes.unify_dtype import DTYPES, UnifyDtype
 from enginecast.runtime.arrays import to_array
 from enginecast.verify.boundaries import range_report
 from enginecast.verify.comparison import Comparison, Floor, compare
-from enginecast.verify.interpret import interpret_cases
 from enginecast.verify.metrics import Array, Metrics, masked_outputs
 from enginecast.verify.padding import UNCHANGED, moved, other_padding, padded_case
 from enginecast.verify.reference import Reference, ReferenceCase

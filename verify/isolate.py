@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from enginecast.passes.interpret import interpret_cases
 from enginecast.passes.source import module_path, source_line
 from enginecast.verify.boundaries import Snapshot, leaving, snapshots
-from enginecast.verify.interpret import interpret_cases
 
 
 def isolated(

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from enginecast.passes.interpret import interpret_cases
 from enginecast.verify.boundaries import FILL
-from enginecast.verify.interpret import interpret_cases
 
 
 def reaches(
