@@ -4,6 +4,7 @@ The facts are those of torch 2.13: a non-strict export names the culprit in the 
 and constraint violations in the text of the message.
 """
 
+import functools
 import linecache
 import re
 import sysconfig
@@ -164,6 +165,7 @@ def _place(error: BaseException) -> tuple[str, int] | None:
     return None
 
 
+@functools.cache
 def is_user_code(file: str) -> bool:
     """Whether a frame's file belongs to a model rather than to torch, Python or this package."""
     if file.startswith("<"):

@@ -1,0 +1,116 @@
+"""The recorder sees each read of a tensor's value, and knows on what the value depends."""
+
+import pytest
+import torch
+from control_flow import ROWS, Row
+from torch import Tensor, nn
+
+from enginecast.capture.recorder import Recorder, decide, record
+from enginecast.errors import CaptureError
+
+READS = {
+    "IfElse": {"bool"},
+    "EarlyReturn": {"bool"},
+    "IfWithoutElse": {"bool"},
+    "InfClamp": {"bool"},
+    "WhileNorm": {"bool"},
+    "EarlyExit": {"bool"},
+    "AssertValue": {"bool"},
+    "Ternary": {"item"},
+    "SliceByItem": {"item"},
+    "PrintItem": {"item"},
+    "ForRangeTensor": {"int"},
+    "TryValue": {"int"},
+    "ToList": {"tolist"},
+    "NumpyHop": {"numpy"},
+}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_reads_stand_where_they_are_written(row: Row) -> None:
+    runs = record(row.module(), [row.a(), row.b()])
+    reads = [read for run in runs for read in run]
+    assert {read.kind for read in reads} == READS.get(row.name, set())
+    assert {read.line for read in reads} <= {row.line}
+    assert {read.decides for read in reads} <= {"inputs"}
+
+
+def test_both_values_are_seen() -> None:
+    row = next(row for row in ROWS if row.name == "IfElse")
+    [[first], [second]] = record(row.module(), [row.a(), row.b()])
+    assert (first.value, second.value) == (True, False)
+    assert "if x.sum() > 0:" in first.code
+    assert first.function == "IfElse.forward"
+
+
+class Buffers(nn.Module):
+    """Predicates on a buffer: as it is, cut to a size, and beside values made from sizes."""
+
+    flags: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("flags", torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.flags[1] > 0:
+            x = x + 1
+        if self.flags[: x.shape[0]].sum() > 3:
+            x = x + 2
+        if torch.arange(x.shape[0]).max() > 4:
+            x = x + 3
+        if torch.arange(8).max() > 4:
+            x = x + 4
+        seen = torch.zeros(2)
+        seen[0] = x.sum()  # what is written in place counts, too
+        if seen.max() > 0:
+            x = x + 5
+        return x
+
+
+def test_weights_sizes_and_inputs_are_told_apart() -> None:
+    runs = record(Buffers(), [{"x": torch.ones(3)}, {"x": torch.ones(7)}])
+    expected = ["weights", "shapes", "shapes", "weights", "inputs"]
+    assert [read.decides for read in runs[0]] == expected
+    assert [read.decides for read in runs[1]] == expected
+
+
+def test_one_run_cannot_tell_sizes_from_weights() -> None:
+    [reads] = record(Buffers(), [{"x": torch.ones(3)}])
+    assert [read.decides for read in reads[:3]] == ["weights"] * 3
+    assert decide([reads])[0] == reads
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Buffers()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        return y
+
+
+def test_the_module_is_named() -> None:
+    module = Outer()
+    with Recorder(module, {}) as seen:
+        module(x=torch.ones(3))
+    assert {read.module for read in seen.reads} == {"inner"}
+
+
+class Endless(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        while x.sum() > -1:
+            x = x * 0.5
+        return x
+
+
+def test_a_loop_without_end_is_named() -> None:
+    with (
+        pytest.raises(
+            CaptureError, match=r"(?s)test_recorder.py:\d+.*while x.sum\(\) > -1.*10,000"
+        ),
+        Recorder(Endless(), {}) as seen,
+    ):
+        Endless()(torch.ones(3))
+    assert len(seen.reads) == 10_000
