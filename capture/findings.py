@@ -1,0 +1,167 @@
+"""What a capture meets in a model's Python code: one `Finding` for each source line.
+
+Several witnesses look at the same model (the scan of its source, the recorder of a run, the error
+of torch.export, Dynamo), and each of them may meet a line many times.  `merge` makes one finding of
+all that they say of a line.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import PurePath
+from typing import Any, Literal, get_args
+
+Kind = Literal[
+    # Python decides by a value.
+    "if",
+    "while",
+    "for",
+    "ternary",
+    "assert",
+    "comprehension",
+    "boolean",
+    "try",
+    # A value leaves the tensor.
+    "numpy",
+    "tolist",
+    "item",
+    "print",
+    # A size depends on values.
+    "nonzero",
+    "mask-index",
+    "index",
+    # The module changes itself.
+    "state",
+    # What a run or an export met without saying which of the above it is.
+    "graph-break",
+    "refused",
+    # The scan could not look: no source, or too much of it.
+    "not-scanned",
+]
+"""Ordered: of several that are met on one line, the first names it."""
+
+Decides = Literal["inputs", "state", "shapes", "weights", "dtypes", "unknown"]
+"""What a predicate depends on; of several the first one, since only "weights" alone can be baked.
+
+"shapes" includes values that are made from shapes alone, such as position ids.
+"""
+
+Witness = Literal["scan", "recorder", "export", "dynamo"]
+
+KINDS: tuple[str, ...] = get_args(Kind)
+DECIDES: tuple[str, ...] = get_args(Decides)
+WITNESSES: tuple[str, ...] = get_args(Witness)
+SHOWN_PLACES = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One source line at which a capture stumbles, or might."""
+
+    kind: Kind
+    file: str
+    line: int
+    code: str
+    """The text of that line."""
+    function: str
+    """Qualified name of the function that holds the line."""
+    module: str
+    """Dotted path of the module whose forward it was met in, the first of them; "" for the root."""
+    tensor: str
+    """Source text of the expression that decides."""
+    decides: Decides
+    count: int = 1
+    """How often it was met in one run."""
+    witnesses: tuple[Witness, ...] = ()
+    ways: tuple[str, ...] = ()
+    """Values that were seen."""
+    action: str = ""
+    """What is done about it."""
+    is_blocking: bool = False
+    """Whether capture needs something done about it."""
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else ""
+
+    @property
+    def short_place(self) -> str:
+        """The file without its folder, and the line."""
+        return f"{PurePath(self.file).name}:{self.line}" if self.file else "(no line)"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "witnesses": list(self.witnesses), "ways": list(self.ways)}
+
+
+def merge(findings: Iterable[Finding]) -> list[Finding]:
+    """One finding for each line: blocking ones first, then in the order in which they were met.
+
+    Within one witness the counts add up; between witnesses the largest stands, since all of them
+    saw the same run.
+    """
+    groups: dict[tuple[str, int], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.file, finding.line), []).append(finding)
+    merged = [_union(group) for group in groups.values()]
+    return sorted(merged, key=lambda finding: not finding.is_blocking)
+
+
+def _union(group: list[Finding]) -> Finding:
+    # What blocks names the line; a module or text that one witness lacks comes from another.
+    first = min(group, key=lambda each: (not each.is_blocking, KINDS.index(each.kind)))
+    known = [each.decides for each in group if each.decides != "unknown"]
+    if first.decides != "unknown" and first.is_blocking:
+        known = [each.decides for each in group if each.is_blocking]
+    return replace(
+        first,
+        code=_first(each.code for each in group),
+        function=first.function or _first(each.function for each in group),
+        module=_module(group),
+        tensor=first.tensor or _first(each.tensor for each in group),
+        decides=min(known, key=DECIDES.index, default="unknown"),
+        count=_count(group),
+        witnesses=tuple(sorted({w for f in group for w in f.witnesses}, key=WITNESSES.index)),
+        ways=tuple(dict.fromkeys(way for each in group for way in each.ways)),
+        action=first.action or _first(each.action for each in group),
+        is_blocking=any(each.is_blocking for each in group),
+    )
+
+
+def _module(group: list[Finding]) -> str:
+    """The first module path; what torch says of a refusal names none."""
+    named = [each.module for each in group if each.witnesses != ("export",)]
+    return named[0] if named else group[0].module
+
+
+def _first(texts: Iterable[str]) -> str:
+    return next((text for text in texts if text), "")
+
+
+def _count(group: list[Finding]) -> int:
+    """Met by one witness at different expressions of the line: the most that one was met."""
+    counts: dict[tuple[str, ...], dict[tuple[str, str], int]] = {}
+    for each in group:
+        by_kind = counts.setdefault(each.witnesses, {})
+        key = (each.kind, each.tensor)
+        by_kind[key] = by_kind.get(key, 0) + each.count
+    return max(max(by_kind.values()) for by_kind in counts.values())
+
+
+def is_decided_by_data(finding: Finding) -> bool:
+    """Whether values, not shapes or dtypes, decide here and a capture needs something done."""
+    return finding.is_blocking and finding.kind not in ("state", "not-scanned")
+
+
+def summarise(findings: Iterable[Finding]) -> str:
+    """The blocking findings in one line: "3 places: a.py:7 if; b.py:9 while (197 times); ..."."""
+    blocking = [finding for finding in findings if finding.is_blocking]
+    if not blocking:
+        return ""
+    shown = [
+        f"{finding.short_place} {finding.kind}"
+        + (f" ({finding.count} times)" if finding.count > 1 else "")
+        for finding in blocking[:SHOWN_PLACES]
+    ]
+    if len(blocking) > SHOWN_PLACES:
+        shown.append(f"and {len(blocking) - SHOWN_PLACES} more")
+    places = "1 place" if len(blocking) == 1 else f"{len(blocking)} places"
+    return f"{places}: {'; '.join(shown)}"
