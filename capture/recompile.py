@@ -1,0 +1,194 @@
+"""Swap the code of Python functions for a `with` block: source -> syntax tree -> new code.
+
+Only `function.__code__` is exchanged. So a function keeps its identity, its defaults and its
+closure, and whoever holds it (a module's class, a decorator, a name imported elsewhere) runs the
+new code. The new code keeps the file and the line numbers of the nodes it was made from, which is
+why stack traces and `node.meta["stack_trace"]` still name the user's lines.
+"""
+
+import ast
+import copy
+import functools
+import inspect
+import linecache
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from enginecast.errors import CaptureError
+
+FACTORY = "_enginecast_factory"
+
+
+class SourceUnavailable(CaptureError):  # noqa: N818, a fact about a function and no fault of it
+    """The source of a function cannot be read; the message says which function and why."""
+
+
+@dataclass(frozen=True)
+class FunctionSource:
+    """A function and the syntax tree it was compiled from."""
+
+    function: FunctionType
+    """The innermost function, below decorators that name it in `__wrapped__`."""
+    definition: ast.FunctionDef
+    """A copy, with the line numbers of the file and the decorators."""
+    file: str
+    free: tuple[str, ...]
+    """Names that the function reads from the functions around it."""
+
+
+def innermost(function: Callable[..., Any]) -> FunctionType:
+    """The Python function below methods, partials and decorators that set `__wrapped__`.
+
+    Raises:
+        SourceUnavailable: there is none, as with functions written in C.
+    """
+    inner: Any = function
+    for _ in range(100):
+        if isinstance(inner, MethodType):
+            inner = inner.__func__
+        elif isinstance(inner, functools.partial):
+            inner = inner.func
+        elif hasattr(inner, "__wrapped__"):
+            inner = inner.__wrapped__
+        else:
+            break
+    if isinstance(inner, FunctionType):
+        return inner
+    name = getattr(function, "__qualname__", None) or repr(function)
+    raise SourceUnavailable(
+        f"{name} is compiled code ({type(inner).__name__}) without Python source"
+    )
+
+
+def source_of(function: Callable[..., Any]) -> FunctionSource:
+    """The syntax tree of `function`, with the line numbers of its file.
+
+    Raises:
+        SourceUnavailable: it is no Python function, was compiled from a string, its file is gone
+            or has changed since, or it is a lambda, a generator or a coroutine.
+    """
+    inner = innermost(function)
+    code = inner.__code__
+    name, file = inner.__qualname__, code.co_filename
+    if code.co_name == "<lambda>":
+        raise SourceUnavailable(f"{file}:{code.co_firstlineno} is a lambda: it has no statements")
+    if inspect.iscoroutinefunction(inner) or inspect.isgeneratorfunction(inner):
+        raise SourceUnavailable(f"{file}:{code.co_firstlineno} {name} is a generator or coroutine")
+    lines = linecache.getlines(file, inner.__globals__)
+    if not lines:
+        raise SourceUnavailable(f"the source of {name} is not available: it comes from {file}")
+    definition = _definition("".join(lines), file, code)
+    return FunctionSource(inner, copy.deepcopy(definition), file, code.co_freevars)
+
+
+@contextmanager
+def swapped(replacements: Mapping[FunctionType, ast.FunctionDef]) -> Iterator[None]:
+    """Run each function with the code of another definition; the old code is back afterwards.
+
+    A definition has the arguments of its function and may read the same free variables; its
+    decorators, defaults and annotations are ignored. It may import what it needs in its body.
+    Swaps may be nested, and are undone after errors as well.
+    """
+    compiled = {
+        function: recompiled(function, definition) for function, definition in replacements.items()
+    }
+    before = [(function, function.__code__) for function in compiled]
+    try:
+        for function, code in compiled.items():
+            function.__code__ = code
+        yield
+    finally:
+        for function, code in reversed(before):
+            function.__code__ = code
+
+
+def recompiled(function: FunctionType, definition: ast.FunctionDef) -> CodeType:
+    """The code of `definition`, such that it can be set as `function.__code__`.
+
+    Nothing is executed: the definition is compiled inside a function that has the free variables
+    as arguments, and inside a class where the function is a method (names such as `self.__x`
+    depend on it), and its code is taken out of the result.
+    """
+    old = function.__code__
+    bare = _bare(definition, old.co_freevars)
+    owner = function.__qualname__.split(".")[-2:-1]
+    body: list[ast.stmt] = [bare]
+    if owner and owner[0].isidentifier():
+        body = [ast.ClassDef(name=owner[0], bases=[], keywords=[], body=body, decorator_list=[])]
+        if owner[0] not in old.co_freevars:  # or its name would mean this class, not the real one
+            body.insert(0, ast.Global(names=owner))
+    free = [ast.arg(arg=name) for name in old.co_freevars]
+    arguments = ast.arguments(posonlyargs=[], args=free, kwonlyargs=[], kw_defaults=[], defaults=[])
+    factory = ast.FunctionDef(name=FACTORY, args=arguments, body=body, decorator_list=[])
+    module = ast.Module(body=[ast.copy_location(factory, definition)], type_ignores=[])
+    ast.fix_missing_locations(module)
+    whole = compile(module, old.co_filename, "exec", dont_inherit=True)
+    code = _within(whole, [FACTORY, *(owner if body[-1] is not bare else []), definition.name])
+    return code.replace(co_qualname=old.co_qualname, co_firstlineno=old.co_firstlineno)
+
+
+def first_line(definition: ast.FunctionDef) -> int:
+    """Where Python says that the function begins: at its first decorator."""
+    return min([definition.lineno, *(node.lineno for node in definition.decorator_list)])
+
+
+@functools.lru_cache(maxsize=256)
+def _functions(text: str, file: str) -> Mapping[tuple[str, int], ast.FunctionDef]:
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise SourceUnavailable(f"{file} cannot be read as Python any more: {error}") from error
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return {(node.name, first_line(node)): node for node in found}
+
+
+def _definition(text: str, file: str, code: CodeType) -> ast.FunctionDef:
+    definition = _functions(text, file).get((code.co_name, code.co_firstlineno))
+    if definition is None or _arguments(definition) != code.co_varnames[: _count(code)]:
+        raise SourceUnavailable(
+            f"{file}:{code.co_firstlineno} no longer holds {code.co_qualname}: "
+            "the file has changed since it was imported"
+        )
+    return definition
+
+
+def _count(code: CodeType) -> int:
+    stars = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return code.co_argcount + code.co_kwonlyargcount + stars
+
+
+def _arguments(definition: ast.FunctionDef) -> tuple[str, ...]:
+    """Names of the arguments in the order of `co_varnames`."""
+    spec = definition.args
+    listed = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]
+    stars = [star for star in (spec.vararg, spec.kwarg) if star is not None]
+    return tuple(argument.arg for argument in [*listed, *stars])
+
+
+def _bare(definition: ast.FunctionDef, free: tuple[str, ...]) -> ast.FunctionDef:
+    """A copy without decorators, default values and annotations, that names all of `free`."""
+    bare = copy.deepcopy(definition)
+    bare.decorator_list, bare.returns = [], None
+    nothing = ast.Constant(value=None)
+    bare.args.defaults = [nothing for _ in bare.args.defaults]
+    bare.args.kw_defaults = [default and nothing for default in bare.args.kw_defaults]
+    spec = bare.args
+    for argument in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg):
+        if argument is not None:
+            argument.annotation = None
+    if free:  # never run, and dropped by the compiler, but it keeps the closure as it is
+        names: list[ast.expr] = [ast.Name(id=name, ctx=ast.Load()) for name in free]
+        kept = ast.Expr(value=ast.Tuple(elts=names, ctx=ast.Load()))
+        never = ast.If(test=ast.Constant(value=False), body=[kept], orelse=[])
+        bare.body.insert(1 if ast.get_docstring(bare) is not None else 0, never)
+    return bare
+
+
+def _within(code: CodeType, path: list[str]) -> CodeType:
+    for name in path:
+        inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        code = next(constant for constant in inner if constant.co_name == name)
+    return code

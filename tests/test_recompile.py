@@ -1,0 +1,187 @@
+"""Functions whose code is exchanged for a `with` block."""
+
+import ast
+import functools
+import traceback
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from enginecast.capture.recompile import (
+    SourceUnavailable,
+    first_line,
+    innermost,
+    source_of,
+    swapped,
+)
+
+
+class Doubled(ast.NodeTransformer):
+    """Returns twice as much."""
+
+    def visit_Return(self, node: ast.Return) -> ast.Return:
+        assert node.value is not None
+        twice = ast.BinOp(left=node.value, op=ast.Mult(), right=ast.Constant(value=2))
+        return ast.copy_location(ast.Return(value=twice), node)
+
+
+def doubled(function: Callable[..., Any]) -> dict[FunctionType, ast.FunctionDef]:
+    source = source_of(function)
+    return {source.function: Doubled().visit(source.definition)}
+
+
+def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def inner(*arguments: Any, **named: Any) -> Any:
+        return function(*arguments, **named) + 1
+
+    return inner
+
+
+def plain(value: int, *rest: int, scale: int = 3, **named: int) -> int:
+    """A documented function."""
+    return value * scale
+
+
+@noted
+def decorated(value: int) -> int:
+    return value
+
+
+class Base(nn.Module):
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return value + 1
+
+
+class Derived(Base):
+    __secret = 5
+
+    @noted
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        assert __class__ is Derived  # type: ignore[name-defined]
+        return super().forward(value) + self.__secret
+
+
+def closure(step: int, other: int) -> Callable[[int], int]:
+    def stepped(value: int) -> int:
+        return value + step - other + sum(step for _ in range(2))
+
+    return stepped
+
+
+imported_elsewhere = plain
+
+
+def test_function_runs_other_code_and_keeps_its_defaults() -> None:
+    before = plain.__code__
+    with swapped(doubled(plain)):
+        assert plain(2) == imported_elsewhere(2) == 12
+        assert plain(2, scale=1) == 4
+    assert plain(2) == 6
+    assert plain.__code__ is before
+
+
+def test_decorated_function_is_swapped_below_its_decorator() -> None:
+    with swapped(doubled(decorated)):
+        assert decorated(4) == 9
+    assert decorated(4) == 5
+
+
+def test_method_keeps_super_and_private_names() -> None:
+    module = Derived()
+    with swapped(doubled(module.forward)):
+        assert module(torch.tensor(1)).item() == 2 * (2 + 5) + 1
+    assert module(torch.tensor(1)).item() == 8
+
+
+def test_closure_keeps_its_values_although_the_new_code_ignores_them() -> None:
+    stepped = closure(10, 1)
+    source = source_of(stepped)
+    assert source.free == ("other", "step")
+    with swapped(doubled(stepped)):
+        assert stepped(1) == 60
+    source.definition.body = ast.parse("return value + step").body
+    with swapped({source.function: source.definition}):
+        assert stepped(1) == 11
+    assert stepped(1) == 30
+
+
+def test_swaps_nest_and_are_undone_after_errors() -> None:
+    before = plain.__code__
+    with swapped(doubled(plain)):
+        middle = plain.__code__
+        with pytest.raises(ZeroDivisionError), swapped(doubled(plain)):
+            fails(plain(2) - 12 + (plain.__code__ is not middle))
+        assert plain.__code__ is middle
+    assert plain.__code__ is before
+
+
+def test_a_definition_that_does_not_compile_leaves_all_as_it_was() -> None:
+    before = plain.__code__
+    source = source_of(plain)
+    source.definition.body = ast.parse("break").body
+    replacements = doubled(decorated) | {source.function: source.definition}
+    with pytest.raises(SyntaxError), swapped(replacements):
+        pass
+    assert plain.__code__ is before
+    assert decorated(4) == 5
+
+
+def fails(value: int) -> int:
+    return value // 0
+
+
+def test_stack_traces_name_the_lines_of_the_file() -> None:
+    source = source_of(fails)
+    line = source.definition.body[0].lineno
+    assert line == first_line(source.definition) + 1
+    with pytest.raises(ZeroDivisionError) as error, swapped(doubled(fails)):
+        fails(1)
+    last = traceback.extract_tb(error.tb)[-1]
+    assert (last.filename, last.lineno, last.line) == (__file__, line, "return value // 0")
+
+
+def test_export_names_the_lines_of_the_file() -> None:
+    source = source_of(Base.forward)
+    line = source.definition.body[0].lineno
+    with swapped(doubled(Base.forward)):
+        program = torch.export.export(Base(), (torch.ones(3),))
+    traces = [node.meta["stack_trace"] for node in program.graph.nodes if node.op[:4] == "call"]
+    assert len(traces) == 2
+    assert all(f'{__file__}", line {line}, in forward' in trace for trace in traces)
+
+
+def test_new_code_may_import_what_it_needs() -> None:
+    source = source_of(plain)
+    source.definition.body[1:] = ast.parse("import math as _m\nreturn _m.gcd(value, 6)").body
+    with swapped({source.function: source.definition}):
+        assert plain(4) == 2
+
+
+def test_source_that_is_not_there_is_said_to_be_so() -> None:
+    made: dict[str, Any] = {}
+    exec("def made(x):\n    return x", made)
+    with pytest.raises(SourceUnavailable, match=r"source of made is not available.*<string>"):
+        source_of(made["made"])
+    with pytest.raises(SourceUnavailable, match="is compiled code"):
+        source_of(torch.relu)
+    with pytest.raises(SourceUnavailable, match="lambda"):
+        source_of(lambda: 1)
+
+
+def test_a_file_that_has_changed_is_refused(tmp_path: Any, monkeypatch: Any) -> None:
+    (tmp_path / "changing.py").write_text("def first(a):\n    return a\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import changing  # type: ignore[import-not-found]
+
+    (tmp_path / "changing.py").write_text("def first(b):\n    return b\n")
+    with pytest.raises(SourceUnavailable, match=r"changing.py:1 no longer holds first"):
+        source_of(changing.first)
+
+
+def test_innermost_gives_the_function_below_methods_and_partials() -> None:
+    assert innermost(functools.partial(Base().forward)) is Base.forward
