@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,33 +11,26 @@ from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArg
 from torch.utils import _pytree as pytree
 
 from enginecast.capture.bind import bind_weights
-from enginecast.capture.empty import capture_mode, fake_weights
-from enginecast.capture.examples import example_sizes, sample
+from enginecast.capture.examples import verification_inputs
 from enginecast.capture.inputs import InputSpec
+from enginecast.capture.ladder import Fallback, Ladder, Rung
 from enginecast.capture.mutation import drop_idle_writes, refuse_mutation
-from enginecast.capture.narrowing import fix, narrow
-from enginecast.capture.outputs import Named, OutputSpec, name_outputs, name_result
+from enginecast.capture.outputs import Named, OutputSpec, name_result
 from enginecast.capture.program_inputs import program_inputs
-from enginecast.capture.quiet import quiet_torch
-from enginecast.capture.refusal import explain
 from enginecast.capture.shapes import (
-    FrozenDimensionError,
     Range,
-    Shapes,
-    check_shapes,
-    dynamic_shapes,
     output_specs,
     symbol_names,
 )
 from enginecast.capture.source import Source
-from enginecast.capture.vmap import without_vmap
+from enginecast.capture.trace import trace
 from enginecast.capture.wanted import Wanted
-from enginecast.errors import CaptureError, EnginecastError, UsageError
+from enginecast.errors import UsageError
 
-MOST_NARROWINGS = 4
-"""How often a trace is tried again with narrower dimensions; each costs as much as the first."""
 SEED = 0
-"""Of the example of a trace that is tried again."""
+"""Of the inputs that the model is run on when its trace is refused."""
+TRIALS = 2
+"""How many sizes besides the traced one."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +49,8 @@ class Captured:
     """Smallest and largest size by dimension name."""
     notes: tuple[str, ...] = ()
     """What a user should know, such as a range that the model narrowed."""
+    rungs: tuple[Rung, ...] = ()
+    """How it was captured, and what was tried before; empty for a program that was given."""
 
 
 def capture(
@@ -62,6 +58,7 @@ def capture(
     specs: tuple[InputSpec, ...],
     example: Mapping[str, Tensor],
     wanted: Wanted | None = None,
+    fallback: Fallback = "torchscript",
 ) -> Captured:
     """Capture `source` in fp32, whatever dtype its weights are stored in.
 
@@ -73,10 +70,11 @@ def capture(
         specs: its inputs, in the order that the program takes them.
         example: one tensor for each, of the example sizes.
         wanted: the outputs that the program returns; a program that was given keeps all.
+        fallback: how far down the ladder it may go (see `ladder`).
 
     Raises:
-        CaptureError: torch.export refused the model, a dimension cannot vary as asked, or the
-            model writes to its own state.
+        RefusedError: torch.export refused the model, whichever way it was asked.
+        CaptureError: a dimension cannot vary as asked, or the model writes to its own state.
         SourceError: the weights do not fit.
         UsageError: `example` does not fit `specs`.
     """
@@ -86,7 +84,13 @@ def capture(
     _check_example(specs, example)
     inputs = {spec.name: example[spec.name] for spec in specs}
     weights = source.weights()  # before the trace, which takes long, and they are only mapped
-    traced = _trace(source, specs, inputs, wanted or Wanted())
+    ladder = Ladder(
+        source=source,
+        attempt=partial(trace, source, specs, inputs, wanted or Wanted()),
+        cases=partial(_trials, specs, inputs),
+        fallback=fallback,
+    )
+    traced, rungs = ladder.climb()
     program, shapes = traced.program, traced.shapes
     drop_idle_writes(program)
     refuse_mutation(program)
@@ -94,51 +98,12 @@ def capture(
     bind_weights(program, weights)
     program.validate()
     notes = (*traced.notes, *shapes.notes)
-    return Captured(program, shapes.inputs, outputs, shapes.symbols, notes)
+    return Captured(program, shapes.inputs, outputs, shapes.symbols, notes, rungs)
 
 
-@dataclass(frozen=True)
-class _Traced:
-    program: ExportedProgram
-    shapes: Shapes
-    specs: tuple[InputSpec, ...]
-    """As traced: with the dimensions that were narrowed."""
-    notes: tuple[str, ...]
-
-
-def _trace(
-    source: Source, specs: tuple[InputSpec, ...], inputs: dict[str, Tensor], wanted: Wanted
-) -> _Traced:
-    """Trace, narrowing what nobody asked for as long as that helps."""
-    notes: tuple[str, ...] = ()
-    is_proved = False
-    for _ in range(MOST_NARROWINGS):
-        try:
-            return _once(source, specs, inputs, wanted, notes, is_proved)
-        except FrozenDimensionError as error:
-            fitted = fix(specs, error.names)
-            if fitted is None:
-                raise
-        except CaptureError as error:
-            fitted = narrow(specs, str(error.__cause__))
-            if fitted is None:
-                raise
-        specs, notes = fitted.specs, (*notes, *fitted.notes)
-        is_proved = is_proved or fitted.is_proved
-        inputs = sample(specs, example_sizes(specs), SEED)
-    return _once(source, specs, inputs, wanted, notes, is_proved)
-
-
-def _once(
-    source: Source,
-    specs: tuple[InputSpec, ...],
-    inputs: dict[str, Tensor],
-    wanted: Wanted,
-    notes: tuple[str, ...],
-    is_proved: bool,
-) -> _Traced:
-    program, named = _export(source, specs, inputs, wanted, is_proved)
-    return _Traced(program, check_shapes(program, specs), specs, (*notes, *named))
+def _trials(specs: tuple[InputSpec, ...], example: dict[str, Tensor]) -> list[Mapping[str, Tensor]]:
+    """Inputs that the model is run on when its trace is refused: as traced, and of other sizes."""
+    return [example, *(case.inputs for case in verification_inputs(specs, SEED)[:TRIALS])]
 
 
 def describe(program: ExportedProgram) -> Captured:
@@ -198,44 +163,6 @@ def _stand_in(argument: object) -> object:
     if isinstance(argument, TensorArgument):
         return torch.empty(0, device="meta")
     return argument.value if isinstance(argument, ConstantArgument) else argument
-
-
-def _export(
-    source: Source,
-    specs: tuple[InputSpec, ...],
-    inputs: dict[str, Tensor],
-    wanted: Wanted,
-    is_proved: bool,
-) -> tuple[ExportedProgram, tuple[str, ...]]:
-    """The program, and notes on the names of its outputs.
-
-    Where the guards are proved, torch puts those it cannot prove itself into the program, where
-    every case that is verified checks them again.
-    """
-    module = source.empty()
-    mode = capture_mode()
-    fake_weights(module, mode)
-    notes = name_outputs(module, tuple(inputs), wanted)
-    fakes = {name: mode.from_tensor(tensor) for name, tensor in inputs.items()}
-    try:
-        # Without no_grad the sdpa decomposition fails on symbolic shapes.
-        with torch.no_grad(), quiet_torch():
-            program = torch.export.export(
-                module,
-                (),
-                fakes,
-                dynamic_shapes=dynamic_shapes(specs),
-                strict=False,
-                prefer_deferred_runtime_asserts_over_guards=is_proved,
-            )
-    except EnginecastError:
-        raise
-    except Exception as error:  # torch raises many kinds, and the model's own code any
-        refusal = explain(error)
-        raise CaptureError(refusal.message(), hint=refusal.hint) from error
-    program = without_vmap(program)
-    program.example_inputs = ((), inputs)
-    return program, tuple(notes)
 
 
 def _check_example(specs: tuple[InputSpec, ...], example: Mapping[str, Tensor]) -> None:

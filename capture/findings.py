@@ -108,7 +108,7 @@ def merge(findings: Iterable[Finding]) -> list[Finding]:
 def _union(group: list[Finding]) -> Finding:
     # What blocks names the line; a module or text that one witness lacks comes from another.
     first = min(group, key=lambda each: (not each.is_blocking, KINDS.index(each.kind)))
-    known = [each.decides for each in group if each.decides != "unknown"]
+    known: list[Decides] = [each.decides for each in group if each.decides != "unknown"]
     if first.decides != "unknown" and first.is_blocking:
         known = [each.decides for each in group if each.is_blocking]
     return replace(

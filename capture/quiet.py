@@ -2,6 +2,7 @@
 
 import io
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
@@ -20,7 +21,9 @@ def quiet_torch() -> Iterator[None]:
     disabled = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with redirect_stdout(printed), redirect_stderr(printed):
+        with warnings.catch_warnings(), redirect_stdout(printed), redirect_stderr(printed):
+            # A strict export sees how we collect notes on outputs.
+            warnings.filterwarnings("ignore", "While compiling, we found certain side effects")
             yield
     finally:
         logging.disable(disabled)

@@ -102,10 +102,10 @@ class Recorder:
 
     def note(self, kind: ReadKind, tensor: Tensor, value: Any) -> None:
         """Add a read by the innermost frame of the user's code."""
-        frame = user_frame()
+        frame = _user_frame()
         if frame is None:
             return
-        file, line = os.path.realpath(frame.f_code.co_filename), frame.f_lineno
+        file, line = _place(frame)
         history = self._histories.of(tensor)
         self.reads.append(
             Read(
@@ -171,12 +171,21 @@ def decide(runs: Sequence[Sequence[Read]]) -> list[list[Read]]:
     ]
 
 
-def user_frame() -> FrameType | None:
-    """The innermost frame that belongs to the model's code."""
+def place_of_reader() -> tuple[str, int]:
+    """File and line of the innermost frame that belongs to the model's code; empty without one."""
+    frame = _user_frame()
+    return ("", 0) if frame is None else _place(frame)
+
+
+def _user_frame() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user_code(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def _place(frame: FrameType) -> tuple[str, int]:
+    return os.path.realpath(frame.f_code.co_filename), frame.f_lineno
 
 
 class _Readers(TorchFunctionMode):

@@ -4,11 +4,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from rich.console import Console
 
+from enginecast.capture.ladder import Fallback
 from enginecast.commands_engine import print_json
 from enginecast.driver import export
 from enginecast.errors import UsageError
@@ -61,6 +62,7 @@ def run_export(
     options = ModelOptions(
         random_weights, allow_code, inputs, prompts, dynamic, outputs, hidden_states, thorough
     )
+    options = replace(options, fallback=cast(Fallback, fallback))
     steps = Steps(console)
     plan = replace(plan, arch=arch)
     done = export(model, output, plan, options, None, threads, overwrite, steps, drop_guilty)

@@ -7,6 +7,7 @@ import torch
 from torch.export import ExportedProgram
 
 from enginecast import __version__
+from enginecast.capture.export import Captured
 from enginecast.capture.inputs import InputSpec
 from enginecast.capture.outputs import OutputSpec
 from enginecast.exporters.onnx import WEIGHTS_FILE, Lowered
@@ -24,6 +25,7 @@ from enginecast.runtime.manifest import (
     Model,
     Output,
     PassRecord,
+    Rung,
     Site,
     Text,
     Verdict,
@@ -72,6 +74,13 @@ def describe_text(prepared: Prepared) -> Text | None:
     if not ids or all(f.name != "tokenizer.json" for f in prepared.source.tokenizer_files):
         return None
     return Text(padding_id=ids[0].padding or 0, max_length=ids[0].dims[-1].maximum)
+
+
+def describe_capture(captured: Captured) -> tuple[Rung, ...]:
+    return tuple(
+        Rung(name=rung.name, outcome=rung.outcome, reason=rung.reason, place=rung.place)
+        for rung in captured.rungs
+    )
 
 
 def describe_passes(runs: Sequence[PassRun]) -> tuple[PassRecord, ...]:
@@ -125,6 +134,7 @@ def describe_manifest(
         symbols=dict(prepared.captured.symbols),
         outputs=describe_outputs(prepared.captured.outputs, rewritten.program),
         outputs_chosen=bool(prepared.wanted),
+        capture=describe_capture(prepared.captured),
         pipeline=plan.pipeline,
         precision=plan.precision,
         passes=describe_passes(rewritten.runs),

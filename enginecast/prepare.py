@@ -14,6 +14,7 @@ from enginecast.capture.export import Captured, capture, describe, named_leaves
 from enginecast.capture.factory import FactorySource, copy_sharing_weights
 from enginecast.capture.given import check_arguments, given_prompts, read_inputs, tokenize
 from enginecast.capture.inputs import InputSpec, captured_dtype, from_example
+from enginecast.capture.ladder import Fallback
 from enginecast.capture.outputs import run_named
 from enginecast.capture.source import Source, open_source
 from enginecast.capture.wanted import Wanted, parse_wanted
@@ -48,6 +49,8 @@ class ModelOptions:
     """Indices of hidden states that come as outputs, too."""
     thorough: bool = False
     """Verify on the longest texts however large the model is."""
+    fallback: Fallback = "torchscript"
+    """How far down the ladder a capture may go."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,9 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
     specs, given = ((), {}) if given_program is not None else _inputs(source, options)
     specs = apply_dynamic(specs, [parse_dynamic(text) for text in options.dynamic])
     with steps("capture"):
-        captured = _capture(source, specs, wanted)
+        captured = _capture(source, specs, wanted, options.fallback)
+    for rung in captured.rungs:
+        (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
     for note in captured.notes:
         steps.say(note)
     weights = captured.program.state_dict.values()
@@ -132,12 +137,14 @@ def reference_of(prepared: Prepared, dtype: str) -> Reference:
     )
 
 
-def _capture(source: Source, specs: tuple[InputSpec, ...], wanted: Wanted) -> Captured:
+def _capture(
+    source: Source, specs: tuple[InputSpec, ...], wanted: Wanted, fallback: Fallback
+) -> Captured:
     """Capture without what only outputs need that nobody wants."""
     given = source.given_program()
     if given is not None and wanted:
         return _cut(given, wanted)
-    captured = capture(source, specs, sample(specs, example_sizes(specs), SEED), wanted)
+    captured = capture(source, specs, sample(specs, example_sizes(specs), SEED), wanted, fallback)
     if not wanted:
         return captured
     # A copy, because nodes of torch's own may lack some of their users.

@@ -65,6 +65,17 @@ class Site(Record, frozen=True, kw_only=True):
     note: str = ""
 
 
+class Rung(Record, frozen=True, kw_only=True):
+    """One way that was tried to capture the model; the last one was taken."""
+
+    name: Literal["export", "bake", "strict", "rewrite", "specialise", "torchscript"]
+    outcome: Literal["taken", "refused"]
+    reason: str = ""
+    """Why it was refused, or what it did."""
+    place: str = ""
+    """FILE:LINE of the culprit."""
+
+
 class PassRecord(Record, frozen=True, kw_only=True):
     """A pass of the pipeline and what it did."""
 
@@ -172,6 +183,8 @@ class Manifest(Record, frozen=True, kw_only=True):
     outputs: tuple[Output, ...]
     outputs_chosen: bool = False
     """Whether a user chose the outputs; else they are all that the model gives."""
+    capture: tuple[Rung, ...] = ()
+    """How the model was captured, and what was tried before."""
     pipeline: str
     precision: Precision
     passes: tuple[PassRecord, ...] = ()

@@ -16,8 +16,11 @@ from enginecast.capture.dynamic import apply_dynamic, parse_dynamic
 from enginecast.capture.examples import example_sizes, sample
 from enginecast.capture.export import capture
 from enginecast.capture.factory import FactorySource
+from enginecast.capture.ladder import Way
 from enginecast.capture.refusal import Kind, Refusal, explain, is_user_code
 from enginecast.capture.source import open_source
+from enginecast.capture.trace import trace
+from enginecast.capture.wanted import Wanted
 from enginecast.errors import CaptureError
 
 
@@ -76,7 +79,7 @@ def refused(module: nn.Module, *dynamic: str) -> CaptureError:
     source = FactorySource("test:factory", module, {"x": torch.randn(3, 6)})
     specs = apply_dynamic(derive(source), [parse_dynamic(text) for text in dynamic])
     with pytest.raises(CaptureError) as caught:
-        capture(source, specs, sample(specs, example_sizes(specs), 0))
+        trace(source, specs, sample(specs, example_sizes(specs), 0), Wanted(), Way())
     return caught.value
 
 

@@ -1,0 +1,128 @@
+"""Trace a model: torch.export on a module without weights, with dimensions that may be narrowed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from enginecast.capture.empty import capture_mode, fake_weights
+from enginecast.capture.examples import example_sizes, sample
+from enginecast.capture.inputs import InputSpec
+from enginecast.capture.ladder import RefusedError, Way
+from enginecast.capture.narrowing import fix, narrow
+from enginecast.capture.outputs import name_outputs
+from enginecast.capture.quiet import quiet_torch
+from enginecast.capture.refusal import explain
+from enginecast.capture.shapes import FrozenDimensionError, Shapes, check_shapes, dynamic_shapes
+from enginecast.capture.source import Source
+from enginecast.capture.vmap import without_vmap
+from enginecast.capture.wanted import Wanted
+from enginecast.errors import CaptureError, EnginecastError
+
+MOST_NARROWINGS = 4
+"""How often a trace is tried again with narrower dimensions; each costs as much as the first."""
+SEED = 0
+"""Of the example of a trace that is tried again."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A program without weights."""
+
+    program: ExportedProgram
+    shapes: Shapes
+    specs: tuple[InputSpec, ...]
+    """As traced: with the dimensions that were narrowed."""
+    notes: tuple[str, ...]
+
+
+def trace(
+    source: Source,
+    specs: tuple[InputSpec, ...],
+    inputs: Mapping[str, Tensor],
+    wanted: Wanted,
+    way: Way,
+) -> Traced:
+    """Trace in one way, narrowing what nobody asked for as long as that helps.
+
+    Args:
+        source: the model.
+        specs: its inputs.
+        inputs: one tensor for each, of the example sizes.
+        wanted: the outputs that the program returns.
+        way: how.
+
+    Raises:
+        RefusedError: torch.export refused it.
+        FrozenDimensionError: a dimension that the user asked for cannot vary.
+    """
+    notes: tuple[str, ...] = ()
+    is_proved = False
+    for _ in range(MOST_NARROWINGS):
+        try:
+            return _once(source, specs, inputs, wanted, way, notes, is_proved)
+        except FrozenDimensionError as error:
+            fitted = fix(specs, error.names)
+            if fitted is None:
+                raise
+        except CaptureError as error:
+            fitted = narrow(specs, str(error.__cause__))
+            if fitted is None:
+                raise
+        specs, notes = fitted.specs, (*notes, *fitted.notes)
+        is_proved = is_proved or fitted.is_proved
+        inputs = sample(specs, example_sizes(specs), SEED)
+    return _once(source, specs, inputs, wanted, way, notes, is_proved)
+
+
+def _once(
+    source: Source,
+    specs: tuple[InputSpec, ...],
+    inputs: Mapping[str, Tensor],
+    wanted: Wanted,
+    way: Way,
+    notes: tuple[str, ...],
+    is_proved: bool,
+) -> Traced:
+    program, named = _export(source, specs, inputs, wanted, way, is_proved)
+    return Traced(program, check_shapes(program, specs), specs, (*notes, *named))
+
+
+def _export(
+    source: Source,
+    specs: tuple[InputSpec, ...],
+    inputs: Mapping[str, Tensor],
+    wanted: Wanted,
+    way: Way,
+    is_proved: bool,
+) -> tuple[ExportedProgram, tuple[str, ...]]:
+    """The program, and notes on the names of its outputs.
+
+    Where the guards are proved, torch puts those it cannot prove itself into the program, where
+    every case that is verified checks them again.
+    """
+    module = source.empty()
+    mode = capture_mode()
+    fake_weights(module, mode)
+    notes = name_outputs(module, tuple(inputs), wanted)
+    fakes = {name: mode.from_tensor(tensor) for name, tensor in inputs.items()}
+    try:
+        # Without no_grad the sdpa decomposition fails on symbolic shapes.
+        with way.entered(module), torch.no_grad(), quiet_torch():
+            program = torch.export.export(
+                module,
+                (),
+                fakes,
+                dynamic_shapes=dynamic_shapes(specs),
+                strict=way.is_strict,
+                prefer_deferred_runtime_asserts_over_guards=is_proved,
+            )
+    except EnginecastError:
+        raise
+    except Exception as error:  # torch raises many kinds, and the model's own code any
+        raise RefusedError(explain(error)) from error
+    program = without_vmap(program)
+    program.example_inputs = ((), dict(inputs))
+    return program, tuple(notes)

@@ -1,0 +1,121 @@
+"""What torch.export refuses is tried in other ways, in order, and each is told."""
+
+import pytest
+import torch
+from control_flow import ROWS
+from torch import Tensor, nn
+
+from enginecast.capture.examples import example_sizes, sample
+from enginecast.capture.export import Captured, capture
+from enginecast.capture.factory import FactorySource
+from enginecast.capture.inputs import from_example
+from enginecast.capture.ladder import RefusedError
+from enginecast.errors import CaptureError
+
+
+def captured(module: nn.Module, example: dict[str, Tensor]) -> Captured:
+    specs = from_example(example, None)
+    source = FactorySource(type(module).__name__, module.eval(), example)
+    return capture(source, specs, sample(specs, example_sizes(specs), 0), fallback="none")
+
+
+def taken(found: Captured) -> list[tuple[str, str]]:
+    return [(rung.name, rung.outcome) for rung in found.rungs]
+
+
+def row(name: str) -> Captured:
+    [found] = [row for row in ROWS if row.name == name]
+    return captured(found.module(), found.a())
+
+
+class Flags(nn.Module):
+    """As EoMT: which layers do what is written in a buffer."""
+
+    flags: Tensor
+
+    def __init__(self, flags: tuple[float, ...] = (1.0, 0.0, 0.5)) -> None:
+        super().__init__()
+        self.register_buffer("flags", torch.tensor(flags))
+        self.register_buffer("many", torch.ones(100))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for flag in self.flags:
+            if flag > 0:
+                x = x * 2
+            if flag.item() == 0:
+                x = x + 1
+        return x
+
+
+def test_healthy_models_are_exported_and_no_more() -> None:
+    assert taken(row("ArgmaxPool")) == [("export", "taken")]
+
+
+@pytest.mark.parametrize(("flags", "expected"), [((1.0, 0.0, 0.5), 6.0), ((0.0, 0.0, 0.0), 4.0)])
+def test_predicates_on_weights_are_answered(flags: tuple[float, ...], expected: float) -> None:
+    found = captured(Flags(flags), {"x": torch.ones(3, 2)})
+    assert taken(found) == [("export", "refused"), ("bake", "taken")]
+    assert "weights alone" in found.rungs[1].reason
+    assert "test_ladder.py" in found.rungs[1].reason
+    result = found.program.module()(x=torch.ones(5, 2))["output_0"]
+    assert result.eq(expected).all()
+
+
+class Sized(Flags):
+    """A buffer cut to a size: its answer holds for the sizes of one trace only."""
+
+    many: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.many[: x.shape[0]].sum() > 4:
+            x = x * 2
+        return x
+
+
+def test_predicates_on_sizes_are_not_answered() -> None:
+    with pytest.raises(RefusedError) as caught:
+        captured(Sized(), {"x": torch.ones(3, 2)})
+    assert "bake" not in [rung.name for rung in caught.value.rungs]
+
+
+class Both(Flags):
+    """A predicate on weights, then one on inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.flags[0] > 0:
+            x = x * 2
+        if x.sum() > 0:
+            x = x + 1
+        return x
+
+
+def test_the_refusal_tells_what_was_tried() -> None:
+    with pytest.raises(RefusedError) as caught:
+        captured(Both(), {"x": torch.ones(3, 2)})
+    error = caught.value
+    assert [(rung.name, rung.outcome) for rung in error.rungs] == [
+        ("export", "refused"),
+        ("bake", "refused"),
+        ("strict", "refused"),
+    ]
+    # The bake got past the first predicate: what stops it is the second.
+    assert error.rungs[0].place != error.rungs[1].place
+    assert "then bake refused at" in error.message
+    assert "then strict refused at" in error.message
+
+
+@pytest.mark.parametrize("name", ["AssertValue", "NumpyHop"])
+def test_strict_takes_what_else_is_refused(name: str) -> None:
+    assert taken(row(name)) == [("export", "refused"), ("strict", "taken")]
+
+
+class Endless(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        while x.sum() > -1e9:
+            x = x * 0.5
+        return x
+
+
+def test_a_loop_without_end_is_refused_by_name() -> None:
+    with pytest.raises(CaptureError, match=r"(?s)test_ladder.py:\d+.*while x.sum.*no end"):
+        captured(Endless(), {"x": torch.ones(3, 2)})
