@@ -1,0 +1,252 @@
+"""Which ways the branches and loops of a model's code were taken, run by run.
+
+The tests of `if`, `while`, `assert` and conditional expressions, and the iterables of `for`, are
+wrapped where they stand in the source; the wrapped code runs for the time of a `with` block.
+"""
+
+import ast
+import gc
+import os
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import CodeType, FrameType, FunctionType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from enginecast.capture.recompile import SourceUnavailable, source_of, swapped
+
+Place = tuple[str, int]
+Form = Literal["branch", "loop"]
+WATCH = "_enginecast_watch"
+
+
+@dataclass(frozen=True)
+class Predicate:
+    """One test or loop in the source."""
+
+    file: str
+    line: int
+    column: int
+    form: Form
+    code: str
+    """Source of the test, or of what the loop runs over."""
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass
+class Ways:
+    """The ways that were seen: True and False of a branch, numbers of rounds of a loop."""
+
+    seen: dict[Predicate, set[int]] = field(default_factory=dict)
+
+    def open(self) -> list[Predicate]:
+        """Predicates of which only one way was seen; those never reached are not among them."""
+        return [predicate for predicate, ways in self.seen.items() if len(ways) < 2]
+
+    def add(self, other: "Ways") -> bool:
+        """Take over what another run saw; whether anything was new."""
+        is_new = False
+        for predicate, ways in other.seen.items():
+            known = self.seen.setdefault(predicate, set())
+            # A third number of rounds proves nothing more.
+            if len(known) < 2 and ways - known:
+                known |= ways
+                is_new = True
+        return is_new
+
+    def told(self, predicate: Predicate) -> str:
+        """What was seen of a predicate that is open, in words."""
+        [way] = self.seen[predicate]
+        if predicate.form == "branch":
+            return f"was always {bool(way)}"
+        return f"always went {way} round{'' if way == 1 else 's'}"
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Predicates at some places of a model's code, ready to be watched.
+
+    Args:
+        definitions: by function, its definition with wrapped tests.
+        predicates: by number, as the wrapped tests know them.
+        unseen: places without a readable source.
+    """
+
+    definitions: Mapping[FunctionType, ast.FunctionDef]
+    predicates: tuple[Predicate, ...]
+    unseen: tuple[Place, ...] = ()
+
+    @contextmanager
+    def watched(self) -> Iterator[Ways]:
+        """Within the block, runs of the model add to the ways that are yielded."""
+        ways = Ways()
+        with _watching(self.predicates, ways), swapped(self.definitions):
+            yield ways
+
+
+def find_predicates(
+    module: nn.Module, inputs: Mapping[str, Tensor], places: Collection[Place]
+) -> Coverage:
+    """The predicates at `places`, in functions that a run of `module` enters.
+
+    Args:
+        module: with real weights; it is run once.
+        inputs: what it is run on.
+        places: file and line; a test that goes over several lines counts with each of them.
+    """
+    definitions: dict[FunctionType, ast.FunctionDef] = {}
+    predicates: list[Predicate] = []
+    found: set[Place] = set()
+    for function in _functions(_entered(module, inputs), places):
+        try:
+            source = source_of(function)
+        except SourceUnavailable:
+            continue
+        lines = {line for file, line in places if file == os.path.realpath(source.file)}
+        wrap = _Wrap(os.path.realpath(source.file), lines, predicates)
+        definitions[source.function] = wrap.visit(source.definition)
+        found |= {(wrap.file, line) for line in wrap.met}
+    return Coverage(definitions, tuple(predicates), tuple(sorted(set(places) - found)))
+
+
+def _entered(module: nn.Module, inputs: Mapping[str, Tensor]) -> set[CodeType]:
+    """The code of every Python function that a run enters."""
+    codes: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            codes.add(frame.f_code)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        with torch.no_grad():
+            module(**inputs)
+    finally:
+        sys.setprofile(before)
+    return codes
+
+
+def _functions(codes: Collection[CodeType], places: Collection[Place]) -> list[FunctionType]:
+    """The functions whose code holds one of `places`."""
+    found: dict[int, FunctionType] = {}
+    for code in codes:
+        file = os.path.realpath(code.co_filename)
+        lines = [line for *_, line in code.co_lines() if line is not None]
+        if not lines or not any(f == file and min(lines) <= n <= max(lines) for f, n in places):
+            continue
+        for owner in gc.get_referrers(code):
+            if isinstance(owner, FunctionType) and owner.__code__ is code:
+                found[id(owner)] = owner
+    return list(found.values())
+
+
+class _Wrap(ast.NodeTransformer):
+    """Wraps the tests and iterables on some lines of one function."""
+
+    def __init__(self, file: str, lines: Collection[int], predicates: list[Predicate]) -> None:
+        self.file = file
+        self.met: set[int] = set()
+        self._lines = lines
+        self._predicates = predicates
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        return self._with_test(node, "branch")
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        return self._with_test(node, "branch")
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        return self._with_test(node, "loop")
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        # Its other way is an error, in the engine as in eager: nothing to compare.
+        self.met |= self._own(node.test)
+        self.generic_visit(node)
+        return node
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        lines = self._own(node.iter)
+        self.generic_visit(node)
+        if lines:
+            node.iter = self._call("rounds", node.iter, "loop")
+            self.met |= lines
+        return node
+
+    def _with_test(self, node: ast.If | ast.IfExp | ast.While, form: Form) -> ast.AST:
+        lines = self._own(node.test)
+        self.generic_visit(node)
+        if lines:
+            node.test = self._call("branch" if form == "branch" else "again", node.test, form)
+            self.met |= lines
+        return node
+
+    def _own(self, test: ast.expr) -> set[int]:
+        """The wanted lines that a test stands on."""
+        last = test.end_lineno or test.lineno
+        return {line for line in self._lines if test.lineno <= line <= last}
+
+    def _call(self, method: str, test: ast.expr, form: Form) -> ast.expr:
+        number = len(self._predicates)
+        self._predicates.append(
+            Predicate(self.file, test.lineno, test.col_offset, form, ast.unparse(test))
+        )
+        watch = f"__import__('enginecast.capture.coverage', fromlist=['']).{WATCH}"
+        call = ast.parse(f"{watch}[-1].{method}({number})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        call.args.append(test)
+        for part in ast.walk(call):
+            if not hasattr(part, "lineno") or part is call:
+                ast.copy_location(part, test)
+        return ast.copy_location(call, test)
+
+
+class _Watch:
+    """What wrapped code calls."""
+
+    def __init__(self, predicates: tuple[Predicate, ...], ways: Ways) -> None:
+        self._predicates = predicates
+        self._ways = ways
+        self._rounds: dict[int, int] = {}
+
+    def branch(self, number: int, test: Any) -> bool:
+        value = bool(test)
+        self._note(number, int(value))
+        return value
+
+    def again(self, number: int, test: Any) -> bool:
+        value = bool(test)
+        self._rounds[number] = self._rounds.get(number, 0) + value
+        if not value:
+            self._note(number, self._rounds.pop(number))
+        return value
+
+    def rounds(self, number: int, iterable: Any) -> Iterator[Any]:
+        count = 0
+        try:
+            for item in iterable:
+                count += 1
+                yield item
+        finally:  # also when the loop is left with a break
+            self._note(number, count)
+
+    def _note(self, number: int, way: int) -> None:
+        self._ways.seen.setdefault(self._predicates[number], set()).add(way)
+
+
+_enginecast_watch: list[_Watch] = []
+
+
+@contextmanager
+def _watching(predicates: tuple[Predicate, ...], ways: Ways) -> Iterator[None]:
+    with ExitStack() as stack:
+        _enginecast_watch.append(_Watch(predicates, ways))
+        stack.callback(_enginecast_watch.pop)
+        yield

@@ -1,0 +1,116 @@
+"""Both ways of a branch are found, or it is said which was not."""
+
+import os
+
+import pytest
+import torch
+from control_flow import BRANCHES, ROWS, Row
+from torch import Tensor, nn
+
+from enginecast.capture.branches import Branches, cover
+from enginecast.capture.coverage import find_predicates
+from enginecast.capture.examples import Case
+from enginecast.capture.inputs import from_example
+from enginecast.capture.perturb import perturbed
+
+
+def place(row: Row) -> tuple[str, int]:
+    return os.path.realpath(row.file), row.line
+
+
+def covered(module: nn.Module, example: dict[str, Tensor], *lines: tuple[str, int]) -> Branches:
+    specs = from_example(example, None)
+    return cover(module.eval(), specs, [Case("example", example)], lines, 0)
+
+
+@pytest.mark.parametrize("row", BRANCHES, ids=lambda row: row.name)
+def test_the_two_inputs_of_a_row_go_two_ways(row: Row) -> None:
+    module = row.module()
+    before = type(module).forward.__code__
+    found = find_predicates(module, row.a(), [place(row)])
+    with found.watched() as ways, torch.no_grad():
+        plain = module(**row.a())
+        module(**row.b())
+    assert [predicate.line for predicate in ways.seen] == [row.line]
+    assert ways.open() == []
+    assert type(module).forward.__code__ is before
+    assert torch.equal(plain, module(**row.a()))
+
+
+@pytest.mark.parametrize("row", BRANCHES, ids=lambda row: row.name)
+def test_the_other_way_is_found(row: Row) -> None:
+    found = covered(row.module(), row.a(), place(row))
+    assert found.unverified == ()
+    assert found.verified == (f"{place(row)[0]}:{row.line}",)
+    names = [case.name for case in found.cases]
+    # The three experts of one run go both ways already.
+    assert names == ([] if row.name == "MoeLoop" else [f"other way at control_flow.py:{row.line}"])
+
+
+def test_the_search_is_the_same_each_time() -> None:
+    row = next(row for row in ROWS if row.name == "EarlyExit")
+    first, second = (covered(row.module(), row.a(), place(row)).cases for _ in range(2))
+    assert all(
+        torch.equal(tensor, other.inputs[name])
+        for case, other in zip(first, second, strict=True)
+        for name, tensor in case.inputs.items()
+    )
+
+
+class Rare(nn.Module):
+    """A way that no search can guess."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() == 0.123456:  # HERE
+            x = x + 1
+        return x
+
+
+class Hidden(nn.Module):
+    """A predicate behind a way that is never taken."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() == 0.123456:
+            if x.max() > 0:  # HERE
+                x = x + 1
+            x = x + 1
+        return x
+
+
+@pytest.mark.parametrize(
+    ("make", "told"), [(Rare, "`x.sum() == 0.123456` was always False"), (Hidden, "never reached")]
+)
+def test_a_way_that_is_not_found_is_told(make: type[nn.Module], told: str) -> None:
+    row = Row(make, dict, dict, "if")
+    found = covered(make(), {"x": torch.ones(3, 2)}, place(row))
+    assert found.cases == ()
+    [line] = found.unverified
+    assert line.startswith(f"{place(row)[0]}:{row.line}: ")
+    assert told in line
+
+
+class Picky(nn.Module):
+    """Refuses some of what it is asked; the search goes on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] != 3:
+            raise ValueError("three rows")
+        if x.sum() > 0:  # HERE
+            x = x + 1
+        return x
+
+
+def test_errors_of_the_model_do_not_end_the_search() -> None:
+    row = Row(Picky, dict, dict, "if")
+    assert covered(Picky(), {"x": torch.ones(3, 2)}, place(row)).unverified == ()
+
+
+def test_perturbed_inputs_fit_the_model() -> None:
+    base = {"x": torch.rand(3, 4), "n": torch.tensor([2, 1]), "flag": torch.tensor([True, False])}
+    specs = from_example(base, None)
+    for inputs in perturbed(specs, [base], 0):
+        assert {name: t.dtype for name, t in inputs.items()} == {
+            name: t.dtype for name, t in base.items()
+        }
+        assert inputs["x"].isfinite().all()
+        assert inputs["x"].shape[1:] == (4,)
