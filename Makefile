@@ -43,6 +43,9 @@ test-slow: $(STAMP) ## run the slow tests too
 zoo: $(STAMP) ## export every architecture of transformers in small: docs/zoo.md; ONLY=bert,t5 for some
 	$(BIN)/python tests/zoo/run.py --only '$(ONLY)'
 
+control-flow: $(STAMP) ## export models with control flow: docs/control-flow.md; ONLY=db,IfElse for some
+	$(BIN)/python tests/flow/run.py --only '$(ONLY)'
+
 golden: $(STAMP) ## rewrite the golden IR diffs; read `git diff tests/golden` before committing
 	GOLDEN=accept $(BIN)/python -m pytest tests -q -k golden
 
@@ -53,4 +56,4 @@ models: $(STAMP) ## test every family and rewrite docs/models.md from what was f
 clean: ## remove what the targets made
 	rm -rf $(VENV) demo build dist *.egg-info
 
-.PHONY: help setup demo format lint types unit test test-slow zoo golden models clean
+.PHONY: help setup demo format lint types unit test test-slow zoo control-flow golden models clean
