@@ -107,4 +107,6 @@ def _changed(spec: InputSpec, index: int, dim: DimSpec, option: DynamicOption) -
     fallback = f"{spec.name}_{index}"
     own = IMAGE_AXES.get(index, fallback) if spec.kind == "image" else fallback
     size = min(max(dim.size, option.minimum), option.maximum)
-    return DimSpec(dim.name or own, size, option.minimum, option.maximum, asked=True)
+    return DimSpec(
+        dim.name or own, size, option.minimum, option.maximum, asked=True, given=dim.given
+    )

@@ -14,7 +14,7 @@ from enginecast.capture.bind import bind_weights
 from enginecast.capture.examples import verification_inputs
 from enginecast.capture.inputs import InputSpec
 from enginecast.capture.ladder import Fallback, Ladder, Rung
-from enginecast.capture.mutation import drop_idle_writes, refuse_mutation
+from enginecast.capture.mutation import drop_idle_writes, input_writes, refuse_mutation
 from enginecast.capture.outputs import Named, OutputSpec, name_result
 from enginecast.capture.program_inputs import program_inputs
 from enginecast.capture.shapes import (
@@ -97,7 +97,7 @@ def capture(
     outputs = output_specs(program, output_names(program), symbol_names(program, traced.specs))
     bind_weights(program, weights)
     program.validate()
-    notes = (*traced.notes, *shapes.notes)
+    notes = (*traced.notes, *shapes.notes, *input_writes(program))
     return Captured(program, shapes.inputs, outputs, shapes.symbols, notes, rungs)
 
 

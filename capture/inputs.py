@@ -35,6 +35,7 @@ class DimSpec:
         minimum: smallest size that the engine takes.
         maximum: largest size that the engine takes.
         asked: whether the user gave the range, so that it is never narrowed without a refusal.
+        given: its size in the inputs that the user gave; None when they were derived.
     """
 
     name: str | None
@@ -42,6 +43,7 @@ class DimSpec:
     minimum: int
     maximum: int
     asked: bool = field(default=False, compare=False)
+    given: int | None = field(default=None, compare=False)
 
     @classmethod
     def static(cls, size: int) -> "DimSpec":
@@ -96,9 +98,11 @@ def from_example(
     for name, tensor in example.items():
         dims = [DimSpec.static(size) for size in tensor.shape]
         if has_batch:
-            dims[0] = DimSpec(BATCH, tensor.shape[0], 1, max(LARGEST_BATCH, tensor.shape[0]))
+            rows = tensor.shape[0]
+            dims[0] = DimSpec(BATCH, rows, 1, max(LARGEST_BATCH, rows), given=rows)
         if name in text and len(lengths) == 1:
-            dims[1] = DimSpec(SEQUENCE, tensor.shape[1], 1, longest)
+            tokens = tensor.shape[1]
+            dims[1] = DimSpec(SEQUENCE, tokens, 1, longest, given=tokens)
         kind = kinds[name]
         low, high = _id_range(kind, tensor, config)
         padding, ending = (None, None)

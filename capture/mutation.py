@@ -1,9 +1,12 @@
 """Find programs that write to their own state: an engine would drop the write without a word."""
 
+from collections.abc import Iterator, Mapping
+
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from enginecast.capture.refusal import FRAME, is_user_code
 from enginecast.errors import CaptureError
 
 aten = torch.ops.aten
@@ -40,16 +43,36 @@ def _original(node: Node) -> Node:
 
 
 def refuse_mutation(program: ExportedProgram) -> None:
-    """Raise CaptureError when `program` writes to a parameter or buffer, also through a view.
+    """Raise CaptureError when `program` writes to a parameter or buffer, also through a view."""
+    signature = program.graph_signature
+    state = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    for node, owner in _writes(program, state):
+        raise CaptureError(
+            f"the model writes to its own state: {node.target} changes {owner}{_place(node)}",
+            hint="An engine keeps no state between calls: return the new value instead.",
+        )
+
+
+def input_writes(program: ExportedProgram) -> tuple[str, ...]:
+    """Notes on inputs that `program` writes into, as sentences: an engine has copies of its own."""
+    inputs = {str(name): str(name) for name in program.graph_signature.user_inputs}
+    found = {owner: node for node, owner in reversed(list(_writes(program, inputs)))}
+    return tuple(
+        f"the model writes into its input {name!r}{_place(node)}; the engine leaves what the "
+        "caller gave as it is"
+        for name, node in found.items()
+    )
+
+
+def _writes(program: ExportedProgram, owners: Mapping[str, str]) -> Iterator[tuple[Node, str]]:
+    """Each node that writes into one of the placeholders, and whose that is.
 
     The signature does not tell before decomposition, so the in-place operators are looked at.
     """
-    signature = program.graph_signature
-    state = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     aliases: dict[str, str] = {}
     for node in program.graph.nodes:
-        if node.op == "placeholder" and node.name in state:
-            aliases[node.name] = state[node.name]
+        if node.op == "placeholder" and node.name in owners:
+            aliases[node.name] = owners[node.name]
         if node.op != "call_function" or not hasattr(node.target, "_schema"):
             continue
         for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
@@ -57,9 +80,16 @@ def refuse_mutation(program: ExportedProgram) -> None:
                 continue
             owner = aliases.get(value.name)
             if owner is not None and argument.alias_info.is_write:
-                raise CaptureError(
-                    f"the model writes to its own state: {node.target} changes {owner}",
-                    hint="An engine keeps no state between calls: return the new value instead.",
-                )
+                yield node, owner
             if owner is not None:
                 aliases[node.name] = owner
+
+
+def _place(node: Node) -> str:
+    """` at file:line` of the user's code; empty where torch recorded none."""
+    frames = [
+        (match["file"], match["line"])
+        for match in FRAME.finditer(node.meta.get("stack_trace") or "")
+        if is_user_code(match["file"])
+    ]
+    return f" at {frames[-1][0]}:{frames[-1][1]}" if frames else ""

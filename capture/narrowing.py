@@ -17,7 +17,8 @@ from typing import Any
 from enginecast.capture.inputs import BATCH, SEQUENCE, DimSpec, InputSpec, with_example_sizes
 
 FIXED = {BATCH: 1, SEQUENCE: 16}
-"""Sizes of dimensions that must be fixed; others keep the size they were traced with."""
+"""Sizes of dimensions that must be fixed where no inputs were given; with given ones they keep the
+size they have there, and others the size they were traced with."""
 
 MOST_TRIALS = 100_000
 """Sizes that a guard is tried on before it counts as unproved."""
@@ -185,7 +186,8 @@ def _bounds(dim: DimSpec) -> tuple[int, int]:
 
 
 def _fixed_size(dim: DimSpec) -> int:
-    return min(max(FIXED.get(str(dim.name), dim.size), dim.minimum), dim.maximum)
+    wanted = FIXED.get(str(dim.name), dim.size) if dim.given is None else dim.given
+    return min(max(wanted, dim.minimum), dim.maximum)
 
 
 def _with_range(

@@ -114,6 +114,7 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
     cases = verification_inputs(captured.inputs, SEED, parameters=parameters)
     if given:
         cases = [Case("given inputs", given), *cases]
+    cases = [*_example_case(source, captured, steps), *cases]
     if prompts is not None:
         encoded = tokenize(prompts, source, captured.inputs)
         cases = [Case("given prompts", _filled(encoded, captured.inputs)), *cases]
@@ -186,6 +187,25 @@ def _inputs(
     specs = check_required(source, from_example(given, source.config))
     _check_values(given, specs, f"--inputs {options.inputs}")
     return specs, given
+
+
+def _example_case(source: Source, captured: Captured, steps: Steps) -> list[Case]:
+    """The example that came with the model, where the program takes its sizes."""
+    example = {
+        spec.name: source.example()[spec.name].to(spec.dtype)
+        for spec in captured.inputs
+        if spec.name in source.example()
+    }
+    if len(example) != len(captured.inputs) or not example:
+        return []
+    _check_values(example, captured.inputs, "the example")
+    case = Case("example inputs", example)
+    try:
+        _check_sizes(captured.inputs, case)
+    except UsageError as error:
+        steps.say(f"not verified on the example: {error.message}")
+        return []
+    return [case]
 
 
 def _check_values(given: Mapping[str, Tensor], specs: Sequence[InputSpec], origin: str) -> None:

@@ -123,6 +123,16 @@ def test_the_batch_is_fixed_at_one_and_a_sequence_at_sixteen() -> None:
     assert len(found.notes) == 2
 
 
+class RowLoop(nn.Module):
+    """Unrolls a loop over the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.zeros_like(x[0])
+        for row in range(x.shape[0]):
+            state = torch.tanh(state + x[row])
+        return state
+
+
 class Recurrent(nn.Module):
     """Unrolls a loop over the sequence."""
 
@@ -138,11 +148,26 @@ class Recurrent(nn.Module):
         return state
 
 
-def test_given_inputs_of_another_size_than_the_fixed_one_are_refused(tmp_path: Path) -> None:
+def test_a_dimension_that_must_be_fixed_has_the_size_of_the_given_inputs(tmp_path: Path) -> None:
     save_file({"input_ids": torch.randint(0, 20, (2, 5))}, tmp_path / "given.safetensors")
     source = FactorySource("recurrent", Recurrent(), {})
     options = ModelOptions(inputs=tmp_path / "given.safetensors")
+    prepared = prepare(source, options, Steps())
+    assert prepared.captured.inputs[0].dims[1] == DimSpec.static(5)
+    assert "sequence is fixed at 5" in prepared.captured.notes[0]
+    other = replace(options, dynamic=("input_ids:1=9",))
     with pytest.raises(UsageError, match="the given inputs have 5 in dimension 1 of input_ids"):
-        prepare(source, options, Steps())
-    fixed = replace(options, dynamic=("input_ids:1=5",))
-    assert prepare(source, fixed, Steps()).captured.inputs[0].dims[1] == DimSpec.static(5)
+        prepare(source, other, Steps())
+
+
+def test_the_example_of_a_factory_is_verified_on_and_gives_a_fixed_size() -> None:
+    example = {"x": torch.randn(3, 5)}
+    steps = Steps()
+    prepared = prepare(FactorySource("loop", RowLoop(), example), ModelOptions(), steps)
+    assert prepared.captured.inputs[0].dims[0] == DimSpec.static(3)
+    [case] = [case for case in prepared.cases if case.name == "example inputs"]
+    assert torch.equal(case.inputs["x"], example["x"])
+    other = ModelOptions(dynamic=("x:0=7",))
+    prepared = prepare(FactorySource("loop", RowLoop(), example), other, steps)
+    assert "example inputs" not in [case.name for case in prepared.cases]
+    assert any("the example inputs have 3 in dimension 0 of x" in line for line in steps.lines)

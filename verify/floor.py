@@ -76,8 +76,9 @@ def eager_outputs(eager: Eager, cases: Sequence[Case], *, dtype: str, forward: F
     module = eager(DTYPES[dtype])
     found = {}
     for case in cases:
+        # Copies: a forward may write into what it is given.
         inputs = {
-            name: tensor.to(DTYPES[dtype]) if tensor.is_floating_point() else tensor
+            name: tensor.to(DTYPES[dtype] if tensor.is_floating_point() else None, copy=True)
             for name, tensor in case.inputs.items()
         }
         try:

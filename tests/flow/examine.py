@@ -85,10 +85,9 @@ def _export(case: Case, model: Model, bundle: Path, row: Row) -> None:
 
 
 def rung(manifest: Mapping[str, Any]) -> str:
-    """The last rung of the ladder that a bundle's manifest names."""
-    rungs = manifest.get("rungs") or (manifest.get("capture") or {}).get("rungs") or ["export"]
-    last = rungs[-1]
-    return str(last.get("rung") or last.get("name")) if isinstance(last, dict) else str(last)
+    """The rung of the ladder that gave the program."""
+    taken = [str(rung["name"]) for rung in manifest["capture"] if rung["outcome"] == "taken"]
+    return taken[-1] if taken else ""
 
 
 def _tell(row: Row, reason: str) -> None:
