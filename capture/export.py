@@ -51,6 +51,8 @@ class Captured:
     """What a user should know, such as a range that the model narrowed."""
     rungs: tuple[Rung, ...] = ()
     """How it was captured, and what was tried before; empty for a program that was given."""
+    branches: tuple[tuple[str, int], ...] = ()
+    """File and line of each branch that the capture made an operator of: both ways are verified."""
 
 
 def capture(

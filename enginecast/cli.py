@@ -14,6 +14,7 @@ from enginecast import __version__
 from enginecast.cli_errors import BadCommandLine, crash, fail, show_warning, usage_error
 from enginecast.cli_options import (
     AllowCode,
+    AllowUnverified,
     Arch,
     AsJson,
     BundleDir,
@@ -111,6 +112,7 @@ def export(
     device: Device = None,
     arch: Arch = None,
     fallback: Fallback = "torchscript",
+    allow_unverified_branches: AllowUnverified = False,
     threads: Threads = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a bundle that is there.")
@@ -144,6 +146,7 @@ def export(
             device=device,
             arch=arch,
             fallback=fallback,
+            allow_unverified=allow_unverified_branches,
             threads=threads,
             overwrite=overwrite,
             drop_guilty=drop_guilty,

@@ -60,6 +60,13 @@ Verbose = Annotated[
 ]
 Target = Annotated[str, typer.Option(metavar="NAME", help="What runs the engine.")]
 Arch = Annotated[str | None, typer.Option(metavar="NAME", help="GPU architecture, such as sm90.")]
+AllowUnverified = Annotated[
+    bool,
+    typer.Option(
+        "--allow-unverified-branches",
+        help="Publish although no input was found for some way of a branch.",
+    ),
+]
 Fallback = Annotated[
     str,
     typer.Option(

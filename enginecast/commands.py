@@ -45,6 +45,7 @@ def run_export(
     device: str | None,
     arch: str | None,
     fallback: str,
+    allow_unverified: bool,
     threads: int | None,
     overwrite: bool,
     drop_guilty: bool,
@@ -62,7 +63,11 @@ def run_export(
     options = ModelOptions(
         random_weights, allow_code, inputs, prompts, dynamic, outputs, hidden_states, thorough
     )
-    options = replace(options, fallback=cast(Fallback, fallback))
+    options = replace(
+        options,
+        fallback=cast(Fallback, fallback),
+        allow_unverified_branches=allow_unverified,
+    )
     steps = Steps(console)
     plan = replace(plan, arch=arch)
     done = export(model, output, plan, options, None, threads, overwrite, steps, drop_guilty)

@@ -76,7 +76,7 @@ class Job:
             self.prepared.source.fingerprint()  # refuses weights that are no numbers
         with self.steps("reference"):
             reference = reference_of(self.prepared, self.plan.precision)
-            problems = self._capture_problems(reference)
+            problems = (*self.prepared.unverified, *self._capture_problems(reference))
         rewritten = explained(
             self.prepared,
             self.passes,

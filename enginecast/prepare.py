@@ -1,6 +1,6 @@
 """From a MODEL argument to a captured program: the start of export, inspect and opt."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,16 +9,16 @@ from torch.export import ExportedProgram
 
 from enginecast.capture.derive import check_required, derive
 from enginecast.capture.dynamic import apply_dynamic, parse_dynamic
-from enginecast.capture.examples import Case, example_sizes, sample, verification_inputs
+from enginecast.capture.examples import Case, example_sizes, sample
 from enginecast.capture.export import Captured, capture, describe, named_leaves
 from enginecast.capture.factory import FactorySource, copy_sharing_weights
-from enginecast.capture.given import check_arguments, given_prompts, read_inputs, tokenize
+from enginecast.capture.given import check_arguments, given_prompts, read_inputs
 from enginecast.capture.inputs import InputSpec, captured_dtype, from_example
 from enginecast.capture.ladder import Fallback
 from enginecast.capture.outputs import run_named
 from enginecast.capture.source import Source, open_source
 from enginecast.capture.wanted import Wanted, parse_wanted
-from enginecast.errors import UsageError
+from enginecast.cases import Covered, check_values, choose_cases, cover_branches
 from enginecast.passes.base import PassContext
 from enginecast.passes.cut_outputs import drop_dead, keep_outputs
 from enginecast.passes.graph_edit import structural_copy
@@ -51,6 +51,8 @@ class ModelOptions:
     """Verify on the longest texts however large the model is."""
     fallback: Fallback = "torchscript"
     """How far down the ladder a capture may go."""
+    allow_unverified_branches: bool = False
+    """Publish although no input was found that takes some way of a branch."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Prepared:
     captured: Captured
     cases: tuple[Case, ...]
     wanted: Wanted = field(default_factory=Wanted)
+    unverified: tuple[str, ...] = ()
+    """Branches of which no case takes one of the ways, where that was not allowed."""
 
     @property
     def mask_input(self) -> str | None:
@@ -111,14 +115,29 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
         steps.say(note)
     weights = captured.program.state_dict.values()
     parameters = 0 if options.thorough else sum(tensor.numel() for tensor in weights)
-    cases = verification_inputs(captured.inputs, SEED, parameters=parameters)
-    if given:
-        cases = [Case("given inputs", given), *cases]
-    cases = [*_example_case(source, captured, steps), *cases]
-    if prompts is not None:
-        encoded = tokenize(prompts, source, captured.inputs)
-        cases = [Case("given prompts", _filled(encoded, captured.inputs)), *cases]
-    return Prepared(source, captured, tuple(_within(captured.inputs, cases)), wanted)
+    cases = choose_cases(source, captured.inputs, given, prompts, parameters, steps)
+    prepared = Prepared(source, captured, cases, wanted)
+    if not captured.branches:
+        return prepared
+    with steps("branches"):
+        covered = cover_branches(source, captured.inputs, cases, captured.branches)
+    return _with_branches(prepared, covered, options, steps)
+
+
+def _with_branches(
+    prepared: Prepared, covered: Covered, options: ModelOptions, steps: Steps
+) -> Prepared:
+    """With the cases that take other ways, and what no case takes."""
+    for line in covered.told:
+        steps.say(line)
+    allowed = options.allow_unverified_branches
+    notes = (*prepared.captured.notes, *(covered.told if allowed else covered.verified))
+    return replace(
+        prepared,
+        captured=replace(prepared.captured, inputs=covered.inputs, notes=notes),
+        cases=covered.cases,
+        unverified=() if allowed else covered.unverified,
+    )
 
 
 def reference_of(prepared: Prepared, dtype: str) -> Reference:
@@ -185,41 +204,8 @@ def _inputs(
     ordered = sorted(given, key=_position(source))
     given = {name: given[name].to(captured_dtype(given[name])) for name in ordered}
     specs = check_required(source, from_example(given, source.config))
-    _check_values(given, specs, f"--inputs {options.inputs}")
+    check_values(given, specs, f"--inputs {options.inputs}")
     return specs, given
-
-
-def _example_case(source: Source, captured: Captured, steps: Steps) -> list[Case]:
-    """The example that came with the model, where the program takes its sizes."""
-    example = {
-        spec.name: source.example()[spec.name].to(spec.dtype)
-        for spec in captured.inputs
-        if spec.name in source.example()
-    }
-    if len(example) != len(captured.inputs) or not example:
-        return []
-    _check_values(example, captured.inputs, "the example")
-    case = Case("example inputs", example)
-    try:
-        _check_sizes(captured.inputs, case)
-    except UsageError as error:
-        steps.say(f"not verified on the example: {error.message}")
-        return []
-    return [case]
-
-
-def _check_values(given: Mapping[str, Tensor], specs: Sequence[InputSpec], origin: str) -> None:
-    """Refuse ids that the model has no row for, before they reach a kernel."""
-    for spec in specs:
-        tensor = given[spec.name]
-        if spec.low is None or spec.high is None or not tensor.numel():
-            continue
-        least, most = tensor.min().item(), tensor.max().item()
-        if least < spec.low or most > spec.high:
-            wrong = least if least < spec.low else most
-            raise UsageError(
-                f"{origin}: {spec.name}: expected values in {spec.low}..{spec.high}, got {wrong}"
-            )
 
 
 def _check_example(source: Source) -> None:
@@ -232,50 +218,3 @@ def _position(source: Source) -> Callable[[str], int]:
     """Where an input stands in the model's forward: a safetensors file sorts by name."""
     order = {name: index for index, name in enumerate(source.forward_arguments)}
     return lambda name: order.get(name, len(order))
-
-
-def _filled(tensors: dict[str, Tensor], specs: Sequence[InputSpec]) -> dict[str, Tensor]:
-    lacking = [spec.name for spec in specs if spec.name not in tensors]
-    if lacking:
-        raise UsageError(
-            f"--prompts gives no values for {', '.join(lacking)}",
-            hint="Give all inputs as tensors: --inputs FILE.safetensors.",
-        )
-    return tensors
-
-
-def _within(specs: Sequence[InputSpec], cases: Sequence[Case]) -> list[Case]:
-    """Cases cut to the largest batch: a prompt file may be longer than a batch."""
-    limits = {spec.name: spec.dims[0].maximum for spec in specs if spec.dims}
-    cut = [
-        replace(
-            case,
-            inputs={n: t[: limits[n]] if n in limits else t for n, t in case.inputs.items()},
-        )
-        for case in cases
-    ]
-    for case in cut:
-        _check_sizes(specs, case)
-    return cut
-
-
-def _check_sizes(specs: Sequence[InputSpec], case: Case) -> None:
-    """Refuse what was given in a size that the program, narrowed to what the model takes, does not.
-
-    Raises:
-        UsageError: names the input, its dimension, and what it may be.
-    """
-    for spec in specs:
-        sizes = case.inputs[spec.name].shape
-        for index, (size, dim) in enumerate(zip(sizes, spec.dims, strict=True)):
-            if not dim.minimum <= size <= dim.maximum:
-                allowed = (
-                    str(dim.minimum)
-                    if dim.minimum == dim.maximum
-                    else f"{dim.minimum}..{dim.maximum}"
-                )
-                raise UsageError(
-                    f"the {case.name} have {size} in dimension {index} of {spec.name}, "
-                    f"the program takes {allowed}",
-                    hint=f"Fix it for them: --dynamic {spec.name}:{index}={size}.",
-                )

@@ -36,6 +36,7 @@ WORKERS = [f"enginecast.{folder}" for folder in FOLDERS]
 # What an export consists of; the order in which each builds on the ones before.
 STEPS = [
     "enginecast.steps",
+    "enginecast.cases",
     "enginecast.plan",
     "enginecast.prepare",
     "enginecast.rewrite",
@@ -57,7 +58,8 @@ MAY_IMPORT: dict[str, list[str]] = {
     "enginecast.budget": ["enginecast.memory", "enginecast.plan", *WORKERS],
     "enginecast.steps": ["enginecast.memory"],
     "enginecast.plan": WORKERS,
-    "enginecast.prepare": ["enginecast.steps", *WORKERS],
+    "enginecast.cases": ["enginecast.steps", *WORKERS],
+    "enginecast.prepare": ["enginecast.cases", "enginecast.steps", *WORKERS],
     "enginecast.rewrite": ["enginecast.prepare", "enginecast.steps", *WORKERS],
     "enginecast.trial": ["enginecast.plan", "enginecast.rewrite", *WORKERS],
     "enginecast.culprits": [
