@@ -90,7 +90,7 @@ def export(
         raise UsageError(f"threads: expected at least 1, got {threads}")
     options, steps = options or ModelOptions(), steps or Steps()
     passes = build(plan.pipeline)
-    with stage(output, overwrite=overwrite) as staging:
+    with stage(output, overwrite=overwrite) as staging, steps.listening():
         source = open_model(model, options, example)
         require(source, plan, staging.folder)
         prepared = prepare(source, options, steps)

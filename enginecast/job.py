@@ -2,11 +2,21 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from enginecast import __version__
+from enginecast.build_log import (
+    LOG_NAME,
+    build_log,
+    capture_lines,
+    input_lines,
+    machine_lines,
+    pass_lines,
+    request_lines,
+    verdict_lines,
+)
 from enginecast.capture.shapes import symbol_names
+from enginecast.cases import SEED
 from enginecast.culprits import explained
 from enginecast.describe import describe_manifest, judged
 from enginecast.exporters.fusion_contract import count_fusions, expect_fusions
@@ -28,7 +38,6 @@ from enginecast.verify.report import HTML_NAME, JSON_NAME, write_report
 from enginecast.verify.report_data import Report
 from enginecast.verify.verdict import floor_failures
 
-LOG_NAME = "build.log"
 REPORTS = (JSON_NAME, HTML_NAME, LOG_NAME)
 PENDING = Verdict(
     outcome="rejected",
@@ -182,8 +191,26 @@ class Job:
             report, bundle, folder, lowered.nodes, lowered.ops, size, dropped=rewritten.dropped
         )
 
+    def _request(self) -> list[str]:
+        asked = {"model": self.prepared.source.name, "threads": self.threads}
+        asked |= {"drop_guilty": self.drop_guilty, "seed": SEED}
+        return request_lines({**asked, **asdict(self.plan), **asdict(self.prepared.options)})
+
     def _write_reports(self, rewritten: Rewritten, report: Report) -> None:
         write_report(self.staging.folder, report)
         self.steps.log(f"verdict: {report.verdict.outcome} {'; '.join(report.verdict.reasons)}")
-        lines = [f"enginecast {__version__}", *self.steps.lines, "", print_ir(rewritten.program)]
-        (self.staging.folder / LOG_NAME).write_text("\n".join(lines), encoding="utf-8")
+        prepared, captured = self.prepared, self.prepared.captured
+        log = build_log(
+            [
+                ("request", self._request()),
+                ("machine", machine_lines()),
+                ("model", request_lines(prepared.source.fingerprint())),
+                ("capture", capture_lines(captured.rungs, report.notes)),
+                ("inputs", input_lines(captured.inputs, prepared.cases)),
+                ("steps", self.steps.lines),
+                ("passes", pass_lines(rewritten.runs, report)),
+                ("verdict", verdict_lines(report)),
+                ("program", print_ir(rewritten.program).splitlines()),
+            ]
+        )
+        (self.staging.folder / LOG_NAME).write_text(log, encoding="utf-8")

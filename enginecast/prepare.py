@@ -63,6 +63,8 @@ class Prepared:
     captured: Captured
     cases: tuple[Case, ...]
     wanted: Wanted = field(default_factory=Wanted)
+    options: ModelOptions = field(default_factory=ModelOptions)
+    """What was asked for."""
     unverified: tuple[str, ...] = ()
     """Branches of which no case takes one of the ways, where that was not allowed."""
 
@@ -116,7 +118,7 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
     weights = captured.program.state_dict.values()
     parameters = 0 if options.thorough else sum(tensor.numel() for tensor in weights)
     cases = choose_cases(source, captured.inputs, given, prompts, parameters, steps)
-    prepared = Prepared(source, captured, cases, wanted)
+    prepared = Prepared(source, captured, cases, wanted, options)
     if not captured.branches:
         return prepared
     with steps("branches"):

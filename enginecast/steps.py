@@ -4,8 +4,10 @@ log.
 
 import logging
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 from rich.console import Console
 
@@ -17,6 +19,17 @@ LONG = 1.0
 """Seconds from which on a step is told of: a log that nobody watches has no spinner."""
 MUCH = 2_000_000_000
 """Bytes of anonymous memory from which on they are told of."""
+
+
+class _Listener(logging.Handler):
+    """Writes what libraries log as warnings or errors to a list."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(f"{record.levelname.lower()} of {record.name}: {record.getMessage()}")
 
 
 class Steps:
@@ -52,6 +65,28 @@ class Steps:
         if self._console is not None and self._console.is_terminal:
             return self._console.status(name)
         return nullcontext()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Within the block, warnings of Python and of the libraries are in the build log, too."""
+        show = warnings.showwarning
+        handler = _Listener(self.lines)
+
+        def heard(message: Warning | str, *where: Any, **more: Any) -> None:
+            self.lines.append(f"warning: {message}")
+            show(message, *where, **more)
+
+        # torch keeps its log to itself.
+        heard_at = [logging.root, logging.getLogger("torch")]
+        for place in heard_at:
+            place.addHandler(handler)
+        warnings.showwarning = heard
+        try:
+            yield
+        finally:
+            warnings.showwarning = show
+            for place in heard_at:
+                place.removeHandler(handler)
 
     def log(self, line: str) -> None:
         """Add a line to the build log."""

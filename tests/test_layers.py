@@ -43,6 +43,7 @@ STEPS = [
     "enginecast.trial",
     "enginecast.culprits",
     "enginecast.describe",
+    "enginecast.build_log",
 ]
 # The table of docs/design.md.  Everybody may import enginecast.errors and their own folder.
 MAY_IMPORT: dict[str, list[str]] = {
@@ -75,6 +76,7 @@ MAY_IMPORT: dict[str, list[str]] = {
         "enginecast.rewrite",
         *WORKERS,
     ],
+    "enginecast.build_log": ["enginecast.doctor", *WORKERS],
     "enginecast.job": [*STEPS, *WORKERS],
     "enginecast.driver": ["enginecast.budget", "enginecast.job", *STEPS, *WORKERS],
     "enginecast.forecast": [*STEPS, *WORKERS],
