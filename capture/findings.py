@@ -23,8 +23,8 @@ Kind = Literal[
     # A value leaves the tensor.
     "numpy",
     "tolist",
-    "item",
     "print",
+    "item",
     # A size depends on values.
     "nonzero",
     "mask-index",
