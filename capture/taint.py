@@ -4,6 +4,8 @@ A `Value` says what a value depends on (`labels`), whether it is a tensor, wheth
 out of one, and, where that is known, which object it is.
 """
 
+import types
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +24,7 @@ class _Unknown:
 UNKNOWN: Any = _Unknown()
 """No object is known."""
 NOTHING: frozenset[str] = frozenset()
+MAPPINGS = (dict, weakref.WeakKeyDictionary, types.MappingProxyType)
 PLAIN = (int, float, str, bool, bytes, complex, type(None), type(Ellipsis))
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from enginecast.capture.taint import (
     CLEAN,
+    MAPPINGS,
     UNKNOWN,
     Value,
     constant,
@@ -23,6 +24,10 @@ from enginecast.capture.taint import (
 from enginecast.capture.taint_frame import Arguments, Frame
 from enginecast.capture.taint_tensors import python_number, tensor_attribute
 
+SEQUENCES = (
+    *(nn.ModuleList, nn.Sequential, nn.ParameterList),
+    *(tuple, list, range, set, frozenset),
+)
 MOST_ELEMENTS = 64
 """Longer loops over known elements are walked through once, for all of them."""
 
@@ -34,9 +39,9 @@ def elements(value: Value) -> list[Value] | None:
     if value.fields is not None and not value.is_known:
         return [constant(name) for name in value.fields]
     const = value.const
-    if isinstance(const, nn.ModuleDict | dict):
+    if isinstance(const, (nn.ModuleDict, *MAPPINGS)):
         found: list[Any] = list(const.keys())
-    elif isinstance(const, nn.ModuleList | nn.Sequential | tuple | list | range | nn.ParameterList):
+    elif isinstance(const, SEQUENCES):
         if len(const) > MOST_ELEMENTS:
             return None
         found = list(const)
@@ -211,8 +216,8 @@ def _dict(arguments: Arguments, frame: Frame, node: ast.Call) -> Value:
 def _setattr(arguments: Arguments, frame: Frame, node: ast.Call) -> Value:
     owner, name = arguments.positional[:2]
     if isinstance(owner.const, nn.Module):
-        frame.meet("state", node, owner, blocking=True)
-        frame.walk.write_state(owner.const, str(name.const))
+        written = arguments.positional[2] if len(arguments.positional) > 2 else CLEAN
+        frame.write(node, owner, str(name.const), written)
     return constant(None)
 
 

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from enginecast.capture.refusal import is_user_code
 from enginecast.capture.taint import (
     CLEAN,
+    MAPPINGS,
     UNKNOWN,
     Value,
     constant,
     element,
     guess,
+    is_plain,
     join,
     mix,
     scalar,
@@ -25,9 +27,9 @@ from enginecast.capture.taint import (
     tensor_from,
 )
 from enginecast.capture.taint_builtins import call_builtin, elements
-from enginecast.capture.taint_containers import OneOf
 from enginecast.capture.taint_frame import Arguments, Frame, Local
 from enginecast.capture.taint_lookup import Bound
+from enginecast.capture.taint_places import OneOf
 from enginecast.capture.taint_source import FunctionNode
 from enginecast.capture.taint_tensors import is_math, python_number, tensor_method, torch_call
 
@@ -35,6 +37,7 @@ MUTATORS = {
     *("append", "extend", "insert", "pop", "clear", "update", "add", "remove", "setdefault"),
     *("popitem", "discard", "appendleft", "sort", "reverse"),
 }
+REGISTER = (nn.Module.register_buffer, nn.Module.register_parameter, nn.Module.__setattr__)
 GROWING = {"append", "add", "appendleft"}
 
 
@@ -74,11 +77,26 @@ def method_call(
         return _container_method(base, name, arguments, frame, node)
     if base.fields is not None and not base.is_known:
         return _mapping_method(base, name, arguments, frame, node)
-    if isinstance(base.const, list | dict | set):
+    if isinstance(base.const, str | tuple | int | float):
+        return _computed_method(base, name, arguments)
+    if isinstance(base.const, (list, set, *MAPPINGS)):
         return _outer_container(base, name, arguments, frame, node)
     if base.tensor and (not base.is_known or isinstance(base.const, Tensor)):
         return tensor_method(base, name, arguments, frame, node)
     return None
+
+
+def _computed_method(base: Value, name: str, arguments: Arguments) -> Value:
+    """A method of a text, number or tuple, which has no side effects."""
+    is_known = all(is_plain(value) or isinstance(value.const, tuple) for value in arguments.all)
+    if not is_known or arguments.rest is not None or name.startswith("__"):
+        return scalar((base, *arguments.all))
+    named = {key: value.const for key, value in arguments.named.items()}
+    try:
+        method = getattr(base.const, name)
+        return constant(method(*(value.const for value in arguments.positional), **named))
+    except Exception:  # what it would raise in a run is not known here
+        return CLEAN
 
 
 def _rebind(node: ast.Call, value: Value, frame: Frame) -> None:
@@ -145,7 +163,7 @@ def _outer_container(
             frame.walk.write_state(owner, target.attr)
             return CLEAN
     first = arguments.positional[0] if arguments.positional else CLEAN
-    if name == "get" and isinstance(base.const, dict) and first.is_known:
+    if name == "get" and isinstance(base.const, MAPPINGS) and first.is_known:
         try:
             found = base.const.get(first.const, UNKNOWN)
         except TypeError:
@@ -153,7 +171,7 @@ def _outer_container(
         default = arguments.positional[1] if len(arguments.positional) > 1 else constant(None)
         return default if found is UNKNOWN else constant(found)
     known = elements(base)
-    if name in ("values", "items") and isinstance(base.const, dict) and known is not None:
+    if name in ("values", "items") and isinstance(base.const, MAPPINGS) and known is not None:
         if name == "values":
             return sequence(map(constant, base.const.values()))
         return sequence(sequence(map(constant, pair)) for pair in base.const.items())
@@ -216,6 +234,10 @@ def outside_call(function: Any, arguments: Arguments, frame: Frame, node: ast.Ca
         return found
     if is_math(function) and len(arguments.positional) == 1:
         return python_number(function, arguments.positional[0], frame, node)
+    if function in REGISTER:
+        owner = arguments.positional[0]
+        frame.meet("state", node, owner, blocking=True)
+        return constant(None)
     if is_torch(function):
         return torch_call(function, arguments, frame, node)
     values = arguments.all

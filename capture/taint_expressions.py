@@ -95,6 +95,8 @@ def combine(op: ast.operator, left: Value, right: Value) -> Value:
     """`left op right`."""
     if is_plain(left) and is_plain(right):
         return _computed(BINARY.get(type(op)), left.const, right.const)
+    if isinstance(op, ast.BitOr) and (left.const is True or right.const is True):
+        return constant(True)
     if left.items is not None and right.items is not None and isinstance(op, ast.Add):
         return sequence((*left.items, *right.items))
     is_sequence = any(v.items is not None or v.many for v in (left, right))
@@ -228,7 +230,17 @@ def _text(node: ast.JoinedStr, frame: Frame) -> Value:
     values = [
         frame.evaluate(part.value) for part in node.values if isinstance(part, ast.FormattedValue)
     ]
-    return mix(values)
+    texts = [each.value if isinstance(each, ast.Constant) else None for each in node.values]
+    if all(is_plain(value) for value in values) and not any(map(_is_formatted, node.values)):
+        shown = iter(values)
+        return constant("".join(str(next(shown).const if t is None else t) for t in texts))
+    return scalar(values)
+
+
+def _is_formatted(part: ast.expr) -> bool:
+    return isinstance(part, ast.FormattedValue) and (
+        part.format_spec is not None or part.conversion != -1
+    )
 
 
 _HANDLERS: Mapping[type[ast.expr], Callable[[Any, Frame], Value]] = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from enginecast.capture.findings import Finding, Kind
-from enginecast.capture.taint import CLEAN, Value
+from enginecast.capture.taint import CLEAN, PLAIN, Value
 from enginecast.capture.taint_source import FunctionNode, line_of
 
 
@@ -121,6 +121,13 @@ class Frame:
             witnesses=("scan",),
             is_blocking=blocking,
         )
+
+    def write(self, node: ast.AST, owner: Value, name: str, value: Value) -> None:
+        """Note that a module's attribute is written; a constant is the same in every call."""
+        is_constant = value.is_known and isinstance(value.const, PLAIN)
+        self.meet("state", node, owner, blocking=not is_constant)
+        if not is_constant:
+            self.walk.write_state(owner.const, name)
 
     def decide(self, kind: Kind, node: ast.AST, test: ast.expr, value: Value) -> None:
         """Note that Python decides by a value, where that matters to a capture."""

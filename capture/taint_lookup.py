@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
@@ -46,6 +47,8 @@ def stored(obj: object, name: str) -> Value | Property | None:
             return held
     if isinstance(obj, PreTrainedConfig):
         return _of_config(obj, name)
+    if isinstance(obj, types.FunctionType | types.CodeType | torch.dtype | torch.finfo):
+        return constant(getattr(obj, name)) if hasattr(obj, name) else None
     own = _own(obj).get(name, CLEAN)
     if own is not CLEAN and not (isinstance(obj, type) and _is_descriptor(own)):
         return constant(own)

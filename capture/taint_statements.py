@@ -7,11 +7,20 @@ from typing import Any
 
 from torch import nn
 
-from enginecast.capture.taint import CLEAN, Value, constant, depending, element, join, truth
+from enginecast.capture.taint import (
+    CLEAN,
+    Value,
+    constant,
+    depending,
+    element,
+    is_plain,
+    join,
+    truth,
+)
 from enginecast.capture.taint_builtins import count_of, elements
-from enginecast.capture.taint_containers import bind
 from enginecast.capture.taint_expressions import combine
 from enginecast.capture.taint_frame import Frame
+from enginecast.capture.taint_places import bind
 
 Outcome = frozenset[str]
 NEXT: Outcome = frozenset({"next"})
@@ -236,8 +245,12 @@ def _assert(node: ast.Assert, frame: Frame) -> Outcome:
 def _try(node: ast.Try, frame: Frame) -> Outcome:
     before = dict(frame.names)
     frame.tries += bool(node.handlers)
+    returned = len(frame.returns)
     ways = execute(node.body, frame)
     frame.tries -= bool(node.handlers)
+    if ways == END and len(frame.returns) > returned:
+        if all(is_plain(value) for value in frame.returns[returned:]):
+            return ways  # what was computed did not raise
     if "next" in ways:
         ways = (ways - NEXT) | execute(node.orelse, frame)
     after = frame.names if ways - END else None

@@ -21,10 +21,10 @@ from enginecast.capture.taint_calls import (
     outside_call,
     unwrapped,
 )
-from enginecast.capture.taint_containers import OneOf
 from enginecast.capture.taint_expressions import attribute_of, evaluate
 from enginecast.capture.taint_frame import Arguments, Frame, Local
 from enginecast.capture.taint_lookup import Property, Super, stored, super_attribute
+from enginecast.capture.taint_places import OneOf
 from enginecast.capture.taint_source import function_node
 from enginecast.capture.taint_statements import execute
 
