@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from enginecast.capture.taint import (
     CLEAN,
     MAPPINGS,
+    PLAIN,
     UNKNOWN,
     Value,
     constant,
@@ -221,6 +222,13 @@ def _setattr(arguments: Arguments, frame: Frame, node: ast.Call) -> Value:
     return constant(None)
 
 
+def _text(arguments: Arguments, frame: Frame, node: ast.Call) -> Value:
+    value = arguments.positional[0] if arguments.positional else constant("")
+    return (
+        constant(str(value.const)) if isinstance(value.const, (*PLAIN, type)) else scalar((value,))
+    )
+
+
 def _type(arguments: Arguments, frame: Frame, node: ast.Call) -> Value:
     value = arguments.positional[0]
     return constant(type(value.const)) if value.is_known and not value.tensor else CLEAN
@@ -269,6 +277,7 @@ _HANDLERS: Mapping[Any, Callable[[Arguments, Frame, ast.Call], Value | None]] = 
     print: _print,
     dict: _dict,
     type: _type,
+    str: _text,
     bool: _bool,
     int: _number(int),
     float: _number(float),

@@ -79,11 +79,16 @@ def method_call(
         return _mapping_method(base, name, arguments, frame, node)
     if isinstance(base.const, str | tuple | int | float):
         return _computed_method(base, name, arguments)
-    if isinstance(base.const, (list, set, *MAPPINGS)):
+    if isinstance(base.const, (list, set, *MAPPINGS)) and not _is_own(base.const, name):
         return _outer_container(base, name, arguments, frame, node)
     if base.tensor and (not base.is_known or isinstance(base.const, Tensor)):
         return tensor_method(base, name, arguments, frame, node)
     return None
+
+
+def _is_own(container: Any, name: str) -> bool:
+    """Whether a method of a container is the user's own."""
+    return isinstance(getattr(type(container), name, None), types.FunctionType)
 
 
 def _computed_method(base: Value, name: str, arguments: Arguments) -> Value:
@@ -230,6 +235,10 @@ def is_torch(function: Any) -> bool:
 def outside_call(function: Any, arguments: Arguments, frame: Frame, node: ast.Call) -> Value:
     """A callable that is not walked through: Python's, torch's, another library's, a class."""
     found = call_builtin(function, arguments, frame, node)
+    if found is None and isinstance(function, types.MethodDescriptorType) and arguments.positional:
+        receiver, *others = arguments.positional
+        passed = Arguments(tuple(others), arguments.named, arguments.rest)
+        found = method_call(receiver, function.__name__, passed, frame, node)
     if found is not None:
         return found
     if is_math(function) and len(arguments.positional) == 1:

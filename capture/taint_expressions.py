@@ -164,9 +164,10 @@ def _compare(node: ast.Compare, frame: Frame) -> Value:
     if len(node.ops) == 1:
         return _one_comparison(node, node.ops[0], *values)
     made = mix(values)
-    if made.tensor:  # a < b < c asks for the truth of a < b
+    is_data = any(value.is_data for value in values)
+    if is_data and made.tensor:  # a < b < c asks for the truth of a < b
         frame.meet("boolean", node, made, blocking=True)
-    return replace(made, tensor=False, read=made.read or made.tensor)
+    return replace(made, tensor=False, read=is_data)
 
 
 def _one_comparison(node: ast.Compare, op: ast.cmpop, left: Value, right: Value) -> Value:

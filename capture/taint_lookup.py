@@ -49,6 +49,8 @@ def stored(obj: object, name: str) -> Value | Property | None:
         return _of_config(obj, name)
     if isinstance(obj, types.FunctionType | types.CodeType | torch.dtype | torch.finfo):
         return constant(getattr(obj, name)) if hasattr(obj, name) else None
+    if name == "__class__":
+        return constant(type(obj))
     own = _own(obj).get(name, CLEAN)
     if own is not CLEAN and not (isinstance(obj, type) and _is_descriptor(own)):
         return constant(own)

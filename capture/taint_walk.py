@@ -137,7 +137,7 @@ class Walker:
 
     def _call_back(self, target: Any, arguments: Arguments, frame: Frame, node: ast.Call) -> None:
         """Functions that are handed on, as to torch.cond or checkpoint: they will be called."""
-        if isinstance(target, type) and not is_torch(target):
+        if not is_torch(target) and target not in (map, filter):
             return
         functions = list(called_back(arguments))
         if not functions:
@@ -213,7 +213,7 @@ class Walker:
         """Walk through a function: what it returns, and what it and those it calls meet."""
         code = function.__code__
         node = function_node(code)
-        name = getattr(function, "__qualname__", code.co_name)
+        name = code.co_qualname  # a decorator gives its wrapper the name of what it wraps
         if node is None:
             return guess(arguments.all), [_not_scanned(code, name, path)]
         names = bind_arguments(node, arguments, _defaults(function))
