@@ -113,7 +113,7 @@ class Job:
             trial.executed,
             rewritten.sites(),
         )
-        report = self._report(rewritten, reference, trial.verdict, fusions)
+        report = self._report(rewritten, reference, trial.verdict, fusions, lowered.notes)
         if trial.verdict.outcome == "rejected":
             return self._reject(rewritten, report, lowered)
         with self.steps("publish"):
@@ -139,6 +139,8 @@ class Job:
             device=self.plan.device,
         )
         self.steps.log(f"lowered: {lowered.nodes} nodes, {dict(lowered.ops)}")
+        for note in lowered.notes:
+            self.steps.say(note)
         return lowered
 
     def _report(
@@ -147,6 +149,7 @@ class Job:
         reference: Reference,
         verdict: Verdict,
         fusions: Sequence[Fusion],
+        notes: Sequence[str] = (),
     ) -> Report:
         return Report(
             model=self.prepared.source.name,
@@ -160,7 +163,7 @@ class Job:
             fusions=tuple(fusions),
             seconds=dict(self.steps.seconds),
             memory=dict(self.steps.memory),
-            notes=(*self.prepared.captured.notes, *rewritten.notes),
+            notes=(*self.prepared.captured.notes, *rewritten.notes, *notes),
         )
 
     def _reject(self, rewritten: Rewritten, report: Report, lowered: Lowered | None) -> Export:

@@ -2,11 +2,17 @@
 conversion.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+import enginecast.ops  # noqa: F401 - registers enginecast::attention
+from enginecast.exporters.legalize_blocks import copy_results
 from enginecast.passes.base import PassContext
+from enginecast.passes.block_view import opened
 from enginecast.passes.common_subexpressions import merge_equal
 from enginecast.passes.graph_edit import (
     aten,
@@ -18,28 +24,29 @@ from enginecast.passes.graph_edit import (
     tracked_outputs,
     value,
 )
-from enginecast.passes.match import is_call
+from enginecast.passes.lift_weights import lift_weights
 from enginecast.passes.sites import SiteLog
+from enginecast.passes.structure import blocks
 
 
 def legalize(program: ExportedProgram) -> None:
-    """Apply every rewrite of this file, in place."""
+    """Apply every rewrite of this file, in place, within blocks too."""
+    _rewrite(program)
+    lift_weights(program)
+    merge_equal(program, SiteLog(PassContext()))
+
+
+def _rewrite(program: ExportedProgram) -> None:
     # A linear may be an output, and the signature names outputs.
     with tracked_outputs(program):
         for node in list(program.graph.nodes):
-            if is_call(node, aten.linear.default):
-                _linear_to_matmul(program, node)
-            elif is_call(node, torch.ops.enginecast.attention.default):
-                _full_bias(program, node)
-            elif is_call(node, aten.rms_norm.default):
-                _one_dtype(program, node)
-            elif is_call(node, aten.group_norm.default):
-                _group_norm(program, node)
-            elif is_call(node, aten.rsub.Scalar):
-                _promoted(program, node)
-            elif is_call(node, aten.unsqueeze.default) and value(node).dtype.is_complex:
-                _complex_unsqueeze(program, node)
-        merge_equal(program, SiteLog(PassContext()))
+            rule = _RULES.get(node.target)
+            if rule is not None:
+                rule(program, node)
+            for block in blocks(node):
+                with opened(program, node, block) as inner:
+                    _rewrite(inner)
+                    copy_results(inner, block)
 
 
 def _linear_to_matmul(program: ExportedProgram, node: Node) -> None:
@@ -133,6 +140,8 @@ def _promoted(program: ExportedProgram, node: Node) -> None:
 
 def _complex_unsqueeze(program: ExportedProgram, node: Node) -> None:
     """torch.onnx holds a complex value as pairs of real ones, and has no unsqueeze of them."""
+    if not value(node).dtype.is_complex:
+        return
     source, dim = first_input(node), int(node.args[1])  # type: ignore[arg-type]
     with program.graph.inserting_before(node):
         pairs = insert(program.graph, aten.view_as_real.default, (source,), like=node)
@@ -148,3 +157,21 @@ def _size(program: ExportedProgram, source: Node, dim: int, like: Node) -> Node 
     if isinstance(size, int):
         return size
     return insert(program.graph, aten.sym_size.int, (source, dim), like=like)
+
+
+def _all_dims(program: ExportedProgram, node: Node) -> None:
+    """The largest of all elements: torch.onnx wants the dimensions named."""
+    if len(node.args) == 1 and shape_of(first_input(node)):
+        node.args = (first_input(node), list(range(len(shape_of(first_input(node))))))
+
+
+_RULES: dict[Any, Callable[[ExportedProgram, Node], None]] = {
+    aten.linear.default: _linear_to_matmul,
+    torch.ops.enginecast.attention.default: _full_bias,
+    aten.rms_norm.default: _one_dtype,
+    aten.group_norm.default: _group_norm,
+    aten.rsub.Scalar: _promoted,
+    aten.unsqueeze.default: _complex_unsqueeze,
+    aten.amax.default: _all_dims,
+    aten.amin.default: _all_dims,
+}

@@ -18,6 +18,7 @@ from torch.fx import Node
 
 from enginecast import __version__
 from enginecast.errors import LoweringError
+from enginecast.exporters.assertions import drop_assertions
 from enginecast.exporters.hoist_weights import hoist_weights
 from enginecast.exporters.legalize import legalize
 from enginecast.exporters.onnx_convert import convert, quiet
@@ -54,6 +55,8 @@ class Lowered:
     """Oldest ONNX Runtime that is known to run this graph right, as a requirement:
     "onnxruntime>=1.28".
     """
+    notes: tuple[str, ...] = ()
+    """What of the program is not in the engine, as sentences."""
 
 
 def lower_to_onnx(
@@ -81,6 +84,7 @@ def lower_to_onnx(
     program = structural_copy(program)
     _refuse_state(program)
     _refuse_names(program, outputs)
+    notes = drop_assertions(program)
     legalize(program)
     weights = hoist_weights(program)
     check_dtypes(weights)
@@ -92,7 +96,7 @@ def lower_to_onnx(
     keep_pads_of_max_pools(model)
     _name_values(model, _input_names(program), outputs, symbols)
     _plain_metadata(model)
-    return _describe(model, _save(model, folder))
+    return _describe(model, _save(model, folder), notes)
 
 
 def _save(model: ir.Model, folder: Path) -> tuple[str, ...]:
@@ -206,7 +210,7 @@ def op_counts(model: ir.Model) -> Counter[str]:
     return Counter(f"{n.domain}::{n.op_type}" if n.domain else n.op_type for n in nodes)
 
 
-def _describe(model: ir.Model, files: tuple[str, ...]) -> Lowered:
+def _describe(model: ir.Model, files: tuple[str, ...], notes: tuple[str, ...]) -> Lowered:
     ops = op_counts(model)
     return Lowered(
         files,
@@ -217,4 +221,5 @@ def _describe(model: ir.Model, files: tuple[str, ...]) -> Lowered:
         # 1.28: the first whose CUDA skip norm does not return zeros for large fp16 inputs
         # (microsoft/onnxruntime#29034); Attention and RMSNormalization of opset 23 are older.
         "onnxruntime>=1.28",
+        notes,
     )

@@ -66,6 +66,8 @@ class PassContext:
     """The verification inputs of an export by name, for passes that look at real values."""
     skip: frozenset[SiteKey] = field(default_factory=frozenset)
     """Sites that a pass must leave alone, as to find the one that does harm."""
+    earlier: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """How many sites of a module and line the pass has found in graphs that it saw before."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,11 @@ class Pass(ABC):
     after: ClassVar[frozenset[str]] = frozenset()
     """Passes that must come earlier, when present; checked when a pipeline is built."""
     promise: ClassVar[Promise] = "exact"
+    in_blocks: ClassVar[bool] = False
+    """Whether the runner hands it the graphs within the graph too (of cond, while_loop, scan), one
+    by one, each as if it were a program; else each op that runs graphs becomes a site left alone."""
+    covers_blocks: ClassVar[bool] = False
+    """Whether it looks into those graphs itself."""
 
     def requires(self, program: ExportedProgram) -> None:  # noqa: B027 - optional hook
         """Raise PassError when the pass does not apply to this program at all."""

@@ -54,6 +54,7 @@ class Canonicalize(Pass):
     # before it goes.
     after: ClassVar[frozenset[str]] = frozenset({"unify-dtype"})
     promise: ClassVar[Promise] = "exact"
+    in_blocks: ClassVar[bool] = True
 
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
         log = SiteLog(context)

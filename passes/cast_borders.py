@@ -14,6 +14,7 @@ from enginecast.passes.graph_edit import dtype_of, first_input
 from enginecast.passes.ir_text import dtype_text
 from enginecast.passes.match import is_float_cast
 from enginecast.passes.source import module_path, source_line
+from enginecast.passes.structure import all_nodes
 
 BORDER = "enginecast_border"
 """Key in a node's meta; the value says between which classes the cast stands."""
@@ -33,7 +34,7 @@ def unexplained_casts(program: ExportedProgram) -> list[Node]:
     """Casts from one float dtype to another that have no mark, in graph order."""
     return [
         node
-        for node in program.graph.nodes
+        for node in all_nodes(program)
         if is_float_cast(node)
         and dtype_of(node) != dtype_of(first_input(node))
         and not border_of(node)

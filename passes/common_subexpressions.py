@@ -24,6 +24,8 @@ def merge_equal(program: ExportedProgram, log: SiteLog) -> None:
             continue
         if node in written or not written.isdisjoint(node.all_input_nodes):
             continue
+        if _decides_sizes(node) or any(map(_decides_sizes, node.users)):
+            continue  # torch gave each result a size of its own, and its tracer would see one
         key = (node.target, _frozen(node.args), _frozen(node.kwargs))
         if key not in first:
             first[key] = node
@@ -31,6 +33,11 @@ def merge_equal(program: ExportedProgram, log: SiteLog) -> None:
             log.done(node, f"same as {first[key].name}")
             node.replace_all_uses_with(first[key])
             program.graph.erase_node(node)
+
+
+def _decides_sizes(node: Node) -> bool:
+    """Whether what an op reads decides a size of its result: nonzero, a mask as an index, item."""
+    return bool(node.meta.get("unbacked_bindings"))
 
 
 def _is_random(node: Node) -> bool:

@@ -2,33 +2,20 @@
 it computes.
 
 The program may be captured in fp32 (where the source's upcasts are no-op casts, still in the graph)
-or in a mix. Classes:
-
-* `WEIGHT`: a parameter, or an expression of parameters alone. Has no dtype of its own; it is cast
-  where it is used.
-* `INPUT`: a float input of the user, cast where it is used.
-* `STREAM`: takes the compute dtype.
-* `RAISED`: a stream value that the source raised to fp32. Because an fp32 capture's cast is a
-  no-op, torch.export may show *later* uses of the value through the cast as well (T5's residual
-  add reads it): so each user decides which one it reads.
-* `PRECISE`: stays in fp32: statistics of norms, totals and lengths (they outgrow fp16), what
-  follows from a raised value up to where the source casts back.
-* `EXACT`: stays in fp32: computed from integers and buffers alone (positions, rotary angles,
-  masks). No cast of the source lowers it; the stream op that reads it gets it cast.
-* `ISLAND`: EXACT, and ends in integers or booleans only (T5's position buckets): no target dtype
-  may touch it.
+or in a mix.  The classes are told in `dtype_kinds`.
 
 Values that share a memory which some op writes into are of one class.
 """
 
 from collections.abc import Mapping
-from enum import Enum, auto
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx import Node
+from torch.fx import Graph, Node
 
+from enginecast.passes.dtype_blocks import block_classes, result_classes
+from enginecast.passes.dtype_kinds import KEPT_HIGH, Class
 from enginecast.passes.dtype_ops import (
     ELEMENTWISE_PAIR,
     HEAVY,
@@ -50,22 +37,8 @@ from enginecast.passes.graph_edit import (
     weight_specs,
 )
 from enginecast.passes.match import is_call, is_float_cast
+from enginecast.passes.structure import is_result, is_structured
 from enginecast.passes.written import written_families
-
-
-class Class(Enum):
-    """How much precision a float value needs; see the module's text."""
-
-    WEIGHT = auto()
-    INPUT = auto()
-    STREAM = auto()
-    RAISED = auto()
-    PRECISE = auto()
-    EXACT = auto()
-    ISLAND = auto()
-
-
-KEPT_HIGH = frozenset({Class.PRECISE, Class.EXACT, Class.ISLAND})
 
 
 def classify(program: ExportedProgram, kept: frozenset[Node] = frozenset()) -> dict[Node, Class]:
@@ -75,16 +48,29 @@ def classify(program: ExportedProgram, kept: frozenset[Node] = frozenset()) -> d
         program: on the export IR, source casts still in place.
         kept: nodes that must compute in fp32 because the user said so.
     """
-    pinned = dict.fromkeys(kept | _statistics(program), Class.PRECISE)
-    families = written_families(program.graph)
+    kinds = weight_specs(program)
+    given = {
+        node: _placeholder_class(kinds[node.name].kind if node.name in kinds else None)
+        for node in program.graph.nodes
+        if node.op == "placeholder" and is_float(node)
+    }
+    return _classify(program.graph, given, kept)
+
+
+def _classify(
+    graph: Graph, given: Mapping[Node, Class], kept: frozenset[Node]
+) -> dict[Node, Class]:
+    """The classes in one graph and in those within it; `given`: of its placeholders."""
+    pinned = dict.fromkeys(kept | _statistics(graph), Class.PRECISE)
+    families = written_families(graph)
     while True:
-        classes = _sort(program, pinned)
+        classes = _sort(graph, given, pinned, kept)
         clashes = [found for found in families if len({classes.get(n) for n in found}) > 1]
         shared = {n: k for found in clashes for n, k in _one_class(found, classes).items()}
         if shared.items() <= pinned.items():
             break
         pinned.update(shared)
-    _mark_islands(program, classes)
+    _mark_islands(graph, classes)
     return classes
 
 
@@ -97,16 +83,23 @@ def _one_class(family: set[Node], classes: Mapping[Node, Class]) -> dict[Node, C
     return {node: kind for node in floats if node.op == "call_function"}
 
 
-def _sort(program: ExportedProgram, pinned: Mapping[Node, Class]) -> dict[Node, Class]:
+def _sort(
+    graph: Graph,
+    given: Mapping[Node, Class],
+    pinned: Mapping[Node, Class],
+    kept: frozenset[Node],
+) -> dict[Node, Class]:
     """The class of every float value, in graph order; `pinned` overrules."""
-    classes: dict[Node, Class] = {}
-    kinds = weight_specs(program)
-    for node in program.graph.nodes:
-        if not is_float(node):
+    classes: dict[Node, Class] = dict(given)
+    for node in graph.nodes:
+        if is_structured(node):
+            classes |= block_classes(node, classes, lambda g, known: _classify(g, known, kept))
+        elif not is_float(node) or node.op == "placeholder":
             continue
-        if node.op == "placeholder":
-            spec = kinds.get(node.name)
-            classes[node] = _placeholder_class(None if spec is None else spec.kind)
+        elif is_result(node):
+            found = result_classes(first_input(node), classes)[arguments(node)[1]]
+            assert found is not None  # it is a float
+            classes[node] = found
         elif node in pinned:
             classes[node] = pinned[node]
         elif node.op == "call_function":
@@ -194,14 +187,12 @@ def _is_statistic(source: Node, node: Node) -> bool:
     return bool(shape) and shape[-1] == 1 and shape_of(node)[-1] != 1
 
 
-def _statistics(program: ExportedProgram) -> set[Node]:
+def _statistics(graph: Graph) -> set[Node]:
     """Totals, and the chain from a square to a root over a mean: what a norm divides by, whatever
     the source says of dtypes.
     """
-    found: set[Node] = {
-        n for n in program.graph.nodes if is_call(n, *TOTALS) and is_float(n.args[0])
-    }
-    for node in program.graph.nodes:
+    found: set[Node] = {n for n in graph.nodes if is_call(n, *TOTALS) and is_float(n.args[0])}
+    for node in graph.nodes:
         if not (is_call(node, *ROOTS) and is_float(node)):
             continue
         chain = [node]
@@ -222,8 +213,8 @@ def _statistics(program: ExportedProgram) -> set[Node]:
     return found
 
 
-def _mark_islands(program: ExportedProgram, classes: dict[Node, Class]) -> None:
-    for node in reversed(list(program.graph.nodes)):
+def _mark_islands(graph: Graph, classes: dict[Node, Class]) -> None:
+    for node in reversed(list(graph.nodes)):
         if classes.get(node) is not Class.EXACT or node.op != "call_function" or not node.users:
             continue
         if all(_ends_in_integers(user, classes) for user in node.users):
@@ -231,7 +222,7 @@ def _mark_islands(program: ExportedProgram, classes: dict[Node, Class]) -> None:
 
 
 def _ends_in_integers(user: Node, classes: Mapping[Node, Class]) -> bool:
-    if user.op != "call_function":
+    if user.op != "call_function" or is_structured(user):
         return False
     return classes.get(user) is Class.ISLAND or not is_float(user)
 
@@ -246,4 +237,5 @@ def is_binding_cast(node: Node) -> bool:
         and isinstance(source, Node)
         and source.op == "placeholder"
         and not node.meta.get("nn_module_stack")
+        and not node.meta.get("stack_trace")
     )

@@ -73,6 +73,7 @@ class ExactPositionBuckets(Pass):
     name: ClassVar[str] = "exact-position-buckets"
     after: ClassVar[frozenset[str]] = frozenset({"unify-dtype", "canonicalize"})
     promise: ClassVar[Promise] = "exact"
+    in_blocks: ClassVar[bool] = True
 
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
         log = SiteLog(context)

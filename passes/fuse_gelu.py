@@ -45,6 +45,7 @@ class FuseGelu(Pass):
     name: ClassVar[str] = "fuse-gelu"
     after: ClassVar[frozenset[str]] = frozenset({"canonicalize"})
     promise: ClassVar[Promise] = "reordered"
+    in_blocks: ClassVar[bool] = True
 
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
         log = SiteLog(context)

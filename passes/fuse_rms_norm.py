@@ -95,6 +95,7 @@ class FuseRmsNorm(Pass):
     # Casts decide whether the chain is one norm; they have to be the final ones.
     after: ClassVar[frozenset[str]] = frozenset({"unify-dtype", "canonicalize"})
     promise: ClassVar[Promise] = "reordered"
+    in_blocks: ClassVar[bool] = True
 
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
         log = SiteLog(context)

@@ -48,6 +48,7 @@ class FuseSkipNorm(Pass):
     name: ClassVar[str] = "fuse-skip-norm"
     after: ClassVar[frozenset[str]] = frozenset({"unify-dtype", "canonicalize", "fuse-rms-norm"})
     promise: ClassVar[Promise] = "reordered"
+    in_blocks: ClassVar[bool] = True
 
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
         log = SiteLog(context)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
 from enginecast.passes.purity import ASSERTS, is_pure
+from enginecast.passes.structure import copy_module
 
 aten = torch.ops.aten
 
@@ -160,6 +161,8 @@ def erase_dead(graph: Graph, *, keep: frozenset[Node] = frozenset()) -> int:
     """
     erased = 0
     for node in reversed(list(graph.nodes)):
+        if node.op == "get_attr" and not node.users:  # the block of an op that went
+            graph.erase_node(node)
         if node.op != "call_function" or node in keep:
             continue
         if is_pure(node) and all(user.target in ASSERTS for user in node.users):
@@ -278,17 +281,10 @@ def tracked_outputs(program: ExportedProgram) -> Iterator[None]:
 
 def structural_copy(program: ExportedProgram) -> ExportedProgram:
     """Copy graph and signature, share every weight.  (`copy.deepcopy` copies the weights, too.)"""
-    graph = Graph()
-    mapping: dict[Node, Node] = {}
-    for node in program.graph.nodes:
-        mapping[node] = graph.node_copy(node, lambda n: mapping[n])
-        # fx renames what is called like a Python builtin; the signature goes by names.
-        mapping[node].name = node.name
-    module = GraphModule(program.graph_module, graph)
-    module.meta.update(program.graph_module.meta)
+    module = copy_module(program.graph_module)
     return ExportedProgram(
         root=module,
-        graph=graph,
+        graph=module.graph,
         graph_signature=copy.deepcopy(program.graph_signature),
         state_dict=dict(program.state_dict),
         range_constraints=dict(program.range_constraints),

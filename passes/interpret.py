@@ -25,6 +25,7 @@ from enginecast.passes.graph_edit import (
     weight_tensor,
 )
 from enginecast.passes.purity import is_mutating
+from enginecast.passes.structure import Block, is_structured, run_structured
 from enginecast.passes.written import written_values
 
 ALIGNMENT = 64
@@ -34,7 +35,8 @@ Watch = Callable[[int, Node, Tensor], None]
 """Called with the number of the case and every tensor that a node computes from its inputs, as soon
 as it exists; must not keep or change it."""
 Feed = Callable[[int, Node, Tensor], Tensor]
-"""Called after `Watch`: what the nodes that read this value get in its place."""
+"""Called after `Watch`, but for no node within a block: what the nodes that read this value get in
+its place."""
 
 
 def interpret(
@@ -147,13 +149,46 @@ class Run(Interpreter):
             if node in self._weights:
                 return _aligned(found)
             return found.clone() if node in self._written else found
+        if is_structured(node):
+            args, _ = self.fetch_args_kwargs_from_env(node)
+            return run_structured(node, args, self._runner(case), _call)
         found = self.run_node(node)
         if isinstance(found, Tensor) and node not in self._weights:
             if self._watch is not None:
                 self._watch(case, node, found)
-            if self._replace is not None:
+            if self._replace is not None and node.graph is self._program.graph:
                 return self._replace(case, node, found)
         return found
+
+    def _runner(self, case: int) -> Callable[[Block, list[Any]], list[Any]]:
+        """Runs blocks in a case: their nodes are evaluated, and watched, like those outside."""
+
+        def run(block: Block, values: list[Any]) -> list[Any]:
+            outer = self.env
+            try:
+                return self._run_block(block, values, case)
+            finally:
+                self.env = outer
+
+        return run
+
+    def _run_block(self, block: Block, values: list[Any], case: int) -> list[Any]:
+        env: dict[Node, Any] = dict(zip(block.placeholders, values, strict=True))
+        self.env = env
+        pending = Counter(source for n in block.module.graph.nodes for source in n.all_input_nodes)
+        for node in block.module.graph.nodes:
+            if node.op == "output":
+                return [env[found] if isinstance(found, Node) else found for found in block.results]
+            if node.op == "get_attr":
+                env[node] = None  # a block: `blocks` finds it by its node
+            elif node.op == "call_function":
+                env[node] = self.evaluate(node, case)
+                self.env = env
+            for source in node.all_input_nodes:
+                pending[source] -= 1
+                if not pending[source]:
+                    env.pop(source, None)
+        raise AssertionError("a graph without an output node")
 
     def _forget(self, node: Node) -> None:
         for values in (self._shared, *self._own):
@@ -169,6 +204,10 @@ class Run(Interpreter):
             for spec, value in zip(specs, values, strict=True)
             if spec.kind is OutputKind.USER_OUTPUT
         ]
+
+
+def _call(op: Callable[..., Any], *values: Any) -> Any:
+    return op(*values)
 
 
 def _aligned(weight: Any) -> Any:

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.passes.dtype_classes import Class, classify
+from enginecast.passes.dtype_classes import classify
+from enginecast.passes.dtype_kinds import Class
 from enginecast.passes.dtype_ops import ELEMENTWISE_PAIR, HEAVY, LITERALS, SHAPE_ONLY
 from enginecast.passes.graph_edit import is_float
 from enginecast.passes.match import is_float_cast

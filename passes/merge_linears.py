@@ -40,6 +40,7 @@ class MergeLinears(Pass):
     name: ClassVar[str] = "merge-linears"
     after: ClassVar[frozenset[str]] = frozenset({"unify-dtype", "canonicalize"})
     promise: ClassVar[Promise] = "reordered"
+    in_blocks: ClassVar[bool] = True
 
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
         log = SiteLog(context)

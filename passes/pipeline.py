@@ -9,6 +9,7 @@ from torch.export import ExportedProgram
 
 from enginecast.errors import EnginecastError, PassError, SpecError
 from enginecast.passes.base import Pass, PassContext, Site, SiteKey
+from enginecast.passes.block_view import run_pass
 from enginecast.passes.cast_borders import check_casts
 from enginecast.passes.graph_edit import tracked_outputs
 from enginecast.passes.options import pass_from_spec
@@ -105,7 +106,7 @@ def _run_one(pass_: Pass, program: ExportedProgram, context: PassContext) -> Pas
     start = time.perf_counter()
     pass_.requires(program)
     with _tracked_edit(program):
-        sites = pass_.run(program, context)
+        sites = run_pass(pass_, program, context)
     return PassRun(pass_, tuple(number(sites)), time.perf_counter() - start)
 
 

@@ -5,9 +5,22 @@ import operator
 import torch
 from torch.fx import Node
 
+from enginecast.passes.structure import blocks, is_structured
+
 aten = torch.ops.aten
 
 ASSERTS = frozenset({aten._assert_tensor_metadata.default})
+CHECKS = frozenset(
+    {
+        *ASSERTS,
+        aten._assert_async.default,
+        aten._assert_async.msg,
+        aten._assert_scalar.default,
+        aten.sym_constrain_range.default,
+        aten.sym_constrain_range_for_size.default,
+    }
+)
+"""Fail when the program runs, and compute nothing."""
 DETACHES = frozenset({aten.detach_.default})
 """Say that they write, and change what autograd knows alone."""
 
@@ -22,8 +35,11 @@ def is_mutating(node: Node) -> bool:
 
 def is_pure(node: Node) -> bool:
     """Whether a node may be dropped when unused, and merged with an equal one."""
-    if node.op != "call_function" or node.target in ASSERTS or is_mutating(node):
+    if node.op != "call_function" or node.target in CHECKS or is_mutating(node):
         return False
+    if is_structured(node):
+        inner = (found for block in blocks(node) for found in block.module.graph.nodes)
+        return all(is_pure(found) for found in inner if found.op == "call_function")
     # fx calls every op that can draw random numbers impure, whether or not this call draws any.
     return _without_dropout(node) or node.target is operator.getitem or not node.is_impure()
 

@@ -1,18 +1,22 @@
 """Walk a graph once: drop the casts of the source, put in those that the precision classes need."""
 
-import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from enginecast.passes.block_view import opened
 from enginecast.passes.cast_borders import mark_border
-from enginecast.passes.dtype_classes import KEPT_HIGH, Class, is_binding_cast
-from enginecast.passes.dtype_ops import BOUNDED
+from enginecast.passes.dtype_blocks import result_classes
+from enginecast.passes.dtype_classes import is_binding_cast
+from enginecast.passes.dtype_kinds import KEPT_HIGH, Class
 from enginecast.passes.graph_edit import (
+    arguments,
     aten,
     dtype_of,
+    first_input,
     insert,
     is_float,
     take_place,
@@ -21,8 +25,16 @@ from enginecast.passes.graph_edit import (
     weight_tensor,
 )
 from enginecast.passes.ir_text import dtype_text
+from enginecast.passes.large_literals import from_large_literal
 from enginecast.passes.match import is_float_cast
 from enginecast.passes.sites import SiteLog
+from enginecast.passes.structure import (
+    blocks,
+    is_result,
+    is_structured,
+    operands,
+    set_operand,
+)
 from enginecast.passes.written import written_values
 
 
@@ -34,6 +46,7 @@ class Retyper:
         classes: the class of every float value.
         to: the compute dtype of stream values.
         log: gets a site for every border and every cast of the source that changed a dtype.
+        results: of a block: the dtype of each float result; None: they are as `to`.
     """
 
     def __init__(
@@ -42,8 +55,10 @@ class Retyper:
         classes: dict[Node, Class],
         to: torch.dtype,
         log: SiteLog,
+        results: Sequence[torch.dtype | None] | None = None,
     ) -> None:
         self.program = program
+        self.results = results
         self.classes = classes
         self.low = to
         self.high = to if to is torch.float64 else torch.float32
@@ -61,6 +76,10 @@ class Retyper:
                 self._cast_outputs(node)
             elif node.op != "call_function":
                 continue
+            elif is_structured(node):
+                self._retype_blocks(node)
+            elif is_result(node):
+                node.meta["val"] = value(first_input(node))[arguments(node)[1]]
             elif is_float_cast(node):
                 self._drop_cast(node)
             else:
@@ -132,7 +151,43 @@ class Retyper:
         node.kwargs = {**node.kwargs, "dtype": dtype}
         return True
 
+    def _retype_blocks(self, node: Node) -> None:
+        """Retype the graphs that a node runs: what crosses a border has one dtype there."""
+        kinds = [self.classes.get(found) for found in blocks(node)[0].placeholders]
+        for position, (operand, kind) in enumerate(zip(operands(node), kinds, strict=True)):
+            # A weight is cast within the blocks, where it is used.
+            if kind is not None and kind is not Class.WEIGHT:
+                set_operand(node, position, self.cast(operand, self._border_dtype(kind), node))
+        results = [
+            None if kind is None else self._border_dtype(kind)
+            for kind in result_classes(node, self.classes)
+        ]
+        for block in blocks(node):
+            for placeholder, operand in zip(block.placeholders, operands(node), strict=True):
+                if is_float(operand):
+                    kept = dtype_of(operand)
+                    assert kept is not None
+                    placeholder.meta["val"] = retyped(value(placeholder), kept)
+            given = [None] if block.way == "condition" else results
+            with opened(self.program, node, block) as inner:
+                Retyper(inner, self.classes, self.low, self.log, given).run()
+        found = zip(value(node), results, strict=True)
+        node.meta["val"] = tuple(v if d is None else retyped(v, d) for v, d in found)
+
+    def _border_dtype(self, kind: Class) -> torch.dtype:
+        return self.high if kind in KEPT_HIGH else self.low
+
+    def _cast_results(self, output: Node, dtypes: Sequence[torch.dtype | None]) -> None:
+        values: Any = output.args[0]
+        if not isinstance(values, tuple | list):
+            return  # the condition of a loop
+        found = zip(values, dtypes, strict=True)
+        output.args = (tuple(v if d is None else self.cast(v, d, output) for v, d in found),)
+
     def _cast_outputs(self, output: Node) -> None:
+        if self.results is not None:
+            self._cast_results(output, self.results)
+            return
         for source in list(output.all_input_nodes):
             if is_float(source) and dtype_of(source) != self.low:
                 output.replace_input_with(source, self.cast(source, self.low, output))
@@ -149,6 +204,7 @@ class Retyper:
             return self._cast_before(user, source, dtype)
         graph = self.program.graph
         behind = self.prologue if source.op == "placeholder" else source
+        assert behind is not None
         with graph.inserting_after(behind):
             start = self._finite(source, dtype)
         with graph.inserting_after(start if start is not source else behind):
@@ -187,7 +243,7 @@ class Retyper:
         masks made of large literals, `(1 - mask) * -3.4e38`.
         """
         exact = self.classes.get(source) is Class.EXACT and source.op == "call_function"
-        if exact and _from_large_literal(source, torch.finfo(dtype).max, self.classes):
+        if exact and from_large_literal(source, torch.finfo(dtype).max, self.classes):
             return self._clamp(source, dtype, f"{source.name}, made of large literals,")
         spec = self.weights.get(source.name)
         if spec is None or self.classes.get(source) is Class.WEIGHT:
@@ -218,25 +274,10 @@ def retyped(found: Any, dtype: torch.dtype) -> Any:
     return found
 
 
-def _from_large_literal(node: Node, limit: float, classes: dict[Node, Class]) -> bool:
-    """Whether a finite literal beyond the limit goes into a value computed from integers."""
-    found, todo = {node}, [node]
-    while todo:
-        here = todo.pop()
-        if here.target in BOUNDED:
-            continue
-        if any(isinstance(a, float) and limit < abs(a) < math.inf for a in here.args):
-            return True
-        sources = {s for s in here.all_input_nodes if classes.get(s) is Class.EXACT} - found
-        found |= sources
-        todo += [s for s in sources if s.op == "call_function"]
-    return False
-
-
 def _says_dtype(node: Node) -> bool:
     return any(isinstance(a, torch.dtype) for a in (*node.args, *node.kwargs.values()))
 
 
-def _last_placeholder(graph: torch.fx.Graph) -> Node:
+def _last_placeholder(graph: torch.fx.Graph) -> Node | None:
     placeholders: list[Node] = [node for node in graph.nodes if node.op == "placeholder"]
-    return placeholders[-1]
+    return placeholders[-1] if placeholders else None

@@ -37,7 +37,7 @@ class SiteLog:
         self._skip = context.skip
         self._found: dict[Node, Site] = {}
         self._settled: set[Node] = set()
-        self._ordinals: Counter[tuple[str, str]] = Counter()
+        self._ordinals: Counter[tuple[str, str]] = Counter(context.earlier)
 
     def skipped(self, node: Node) -> bool:
         """Whether the context wants this site left alone; if so, that is recorded."""

@@ -43,7 +43,8 @@ from torch.fx import Node
 from enginecast.errors import PassError
 from enginecast.passes.base import Pass, PassContext, Promise, Site
 from enginecast.passes.cast_borders import check_casts
-from enginecast.passes.dtype_classes import Class, classify
+from enginecast.passes.dtype_classes import classify
+from enginecast.passes.dtype_kinds import Class
 from enginecast.passes.dtype_ops import FILLS, LITERALS
 from enginecast.passes.graph_edit import (
     dtype_of,
@@ -52,11 +53,13 @@ from enginecast.passes.graph_edit import (
 )
 from enginecast.passes.inf_clamps import drop_inf_clamps
 from enginecast.passes.ir_text import dtype_text
+from enginecast.passes.lift_weights import lift_weights
 from enginecast.passes.purity import ASSERTS
 from enginecast.passes.residual import residual_stream
 from enginecast.passes.retype import Retyper
 from enginecast.passes.sites import SiteLog
 from enginecast.passes.source import module_classes, module_path, source_line
+from enginecast.passes.structure import all_modules, all_nodes, is_structured
 
 DTYPES: dict[str, torch.dtype] = {
     "fp16": torch.float16,
@@ -72,6 +75,7 @@ class UnifyDtype(Pass):
 
     name: ClassVar[str] = "unify-dtype"
     promise: ClassVar[Promise] = "precision"
+    covers_blocks: ClassVar[bool] = True
 
     to: Literal["fp16", "bf16", "fp32", "fp64"] = "fp32"
     """The compute dtype. fp64 makes the reference program that errors are measured from."""
@@ -91,7 +95,9 @@ class UnifyDtype(Pass):
         classes = classify(program, frozenset(kept))
         _clamp_fills(program, classes, DTYPES[self.to], log)
         Retyper(program, classes, DTYPES[self.to], log).run()
-        erase_dead(program.graph)
+        lift_weights(program)
+        for module in all_modules(program):
+            erase_dead(module.graph)
         check_one_dtype_per_op(program)
         check_casts(program)
         return log.sites
@@ -118,8 +124,8 @@ class UnifyDtype(Pass):
 def check_one_dtype_per_op(program: ExportedProgram) -> None:
     """Raise PassError, naming every op that reads floats of two dtypes."""
     mixed = []
-    for node in program.graph.nodes:
-        if node.op != "call_function":
+    for node in all_nodes(program):
+        if node.op != "call_function" or is_structured(node):
             continue
         found = {dtype_of(s) for s in node.all_input_nodes if is_float(s)}
         if len(found) > 1:
@@ -139,7 +145,7 @@ def _kept_by_path(program: ExportedProgram, patterns: tuple[str, ...]) -> set[No
             raise PassError(f"keep={pattern!r} is not a regular expression: {error}") from error
         found = {
             node
-            for node in program.graph.nodes
+            for node in all_nodes(program)
             if node.op == "call_function" and expression.search(module_path(node))
         }
         _require_found(found, f"keep={pattern!r}")
@@ -150,7 +156,7 @@ def _kept_by_path(program: ExportedProgram, patterns: tuple[str, ...]) -> set[No
 def _kept_by_class(program: ExportedProgram, names: tuple[str, ...]) -> set[Node]:
     kept: set[Node] = set()
     for name in names:
-        found = {node for node in program.graph.nodes if name in module_classes(node)}
+        found = {node for node in all_nodes(program) if name in module_classes(node)}
         _require_found(found, f"keep_classes={name!r}")
         kept |= found
     return kept
@@ -167,9 +173,9 @@ def _require_found(found: set[Node], option: str) -> None:
 
 def _drop_asserts(program: ExportedProgram) -> None:
     """Metadata asserts pin the captured dtypes."""
-    for node in list(program.graph.nodes):
+    for node in list(all_nodes(program)):
         if node.target in ASSERTS:
-            program.graph.erase_node(node)
+            node.graph.erase_node(node)
 
 
 def _clamp_fills(
@@ -183,7 +189,7 @@ def _clamp_fills(
             return largest if argument > 0 else -largest
         return argument
 
-    for node in program.graph.nodes:
+    for node in all_nodes(program):
         kind = classes.get(node, Class.ISLAND)
         # What is computed from integers keeps its literals (a rotary base of 1e6) and is clamped
         # where it meets the stream; a fill is not computed with.

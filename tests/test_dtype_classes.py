@@ -21,7 +21,8 @@ from programs import (
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.passes.dtype_classes import Class, classify
+from enginecast.passes.dtype_classes import classify
+from enginecast.passes.dtype_kinds import Class
 from enginecast.passes.graph_edit import dtype_of
 
 WIDTH = 16

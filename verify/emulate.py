@@ -8,6 +8,7 @@ An op whose result is fp16, bf16 or fp8 reads its inputs exactly, computes in fp
 once; where the profile says that a kernel rounds on the way, `emulate_kernels` has it.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from enginecast.passes.dtype_ops import JOINS, SHAPE_ONLY
 from enginecast.passes.graph_edit import aten, value
 from enginecast.passes.interpret import Run, named
 from enginecast.passes.purity import ASSERTS, is_mutating
+from enginecast.passes.structure import is_structured, run_structured
 from enginecast.passes.written import written_values
 from enginecast.verify.emulate_kernels import kernel_of
 from enginecast.verify.emulate_profiles import Profile
@@ -132,7 +134,12 @@ class _Emulated(Run):
         if node.op != "call_function":
             return self.run_node(node)
         args, kwargs = self.fetch_args_kwargs_from_env(node)
-        found = self._call(node, args, kwargs)
+        if is_structured(node):
+            return run_structured(node, args, self._runner(case), _apply)
+        if node.target is operator.getitem and is_structured(node.args[0]):
+            found = args[0][args[1]]
+        else:
+            found = self._call(node, args, kwargs)
         if isinstance(found, Twin):
             if node in self._weights:
                 self._recorder.see_weight(node, found.low, found.plain)
@@ -185,6 +192,15 @@ class _Emulated(Run):
         if node.target in _CLAMPS and _is_range_clamp(low_args):
             return plain_args[0]
         return node.target(*plain_args, **plain_kwargs)
+
+
+def _apply(op: Callable[..., Any], *values: Any) -> Any:
+    """Call an op that moves values, or reads one, on both halves of twins."""
+    twins = [found for found in _leaves(values) if isinstance(found, Twin)]
+    low = op(*_each(values, _low))
+    if not twins or not isinstance(low, Tensor):
+        return low
+    return Twin(low) if all(t.exact for t in twins) else Twin(low, op(*_each(values, _plain)))
 
 
 def _is_range_clamp(args: Sequence[Any]) -> bool:

@@ -40,7 +40,8 @@ def isolated(
     values: list[dict[str, Tensor]] = [{} for _ in cases]
 
     def keep(case: int, node: Node, tensor: Tensor) -> None:
-        if node.name in wanted:
+        # Nodes within a block have names of their own.
+        if node.name in wanted and node.graph is before.graph:
             values[case][node.name] = tensor.clone()  # a later op may write into it
 
     def feed(case: int, node: Node, tensor: Tensor) -> Tensor:

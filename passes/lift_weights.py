@@ -1,0 +1,82 @@
+"""Take weight expressions out of blocks, where each would be computed whenever the block runs.
+
+    before:  %true_graph_0 = attribute "true_graph_0"      after:  %w_f16 = aten.to.dtype(%w, f16)
+                 %w: f32[8, 8] = input                             %true_graph_0 = ...
+                 %w_f16 = aten.to.dtype(%w, f16)                       %w_f16: f16[8, 8] = input
+             %cond = cond(..., [%w])                               %cond = cond(..., [%w_f16])
+
+Outside they are weight expressions like any other: stored when the engine is written.
+"""
+
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from enginecast.passes.block_view import view
+from enginecast.passes.graph_edit import weight_expressions
+from enginecast.passes.structure import (
+    Block,
+    add_operand,
+    blocks,
+    drop_operand,
+    lasting_positions,
+    operands,
+)
+
+
+def lift_weights(program: ExportedProgram) -> None:
+    """Move every weight expression out of the blocks of a program, in place; operands that no block
+    reads any more are dropped.
+    """
+    for node in list(program.graph.nodes):
+        for block in blocks(node):
+            seen = view(program, node, block)
+            lift_weights(seen)  # from the innermost outwards
+            # What came out of a block within this one is no operand of it yet.
+            _lift(program, node, block, weight_expressions(view(program, node, block)))
+            block.module.recompile()
+        if blocks(node):
+            _drop_unread(node)
+
+
+def _lift(program: ExportedProgram, node: Node, block: Block, weights: set[Node]) -> None:
+    outside = dict(zip(block.placeholders, operands(node), strict=True))
+    roots = [
+        found
+        for found in block.module.graph.nodes
+        if found in weights
+        and found.op == "call_function"
+        and any(user not in weights for user in found.users)
+    ]
+    position = [b.way for b in blocks(node)].index(block.way)
+    for root in roots:
+        moved = _copy_out(program, node, root, outside)
+        inside = add_operand(node, moved)[position]
+        outside[inside] = moved
+        for user in list(root.users):
+            if user not in weights:
+                user.replace_input_with(root, inside)
+    for found in reversed(block.module.graph.nodes):
+        if found in weights and found.op == "call_function" and not found.users:
+            block.module.graph.erase_node(found)
+
+
+def _copy_out(program: ExportedProgram, node: Node, root: Node, outside: dict[Node, Node]) -> Node:
+    """Copy an expression to right before `node`; `outside` knows what was copied already."""
+    if root in outside:
+        return outside[root]
+    for source in root.all_input_nodes:
+        _copy_out(program, node, source, outside)
+    with program.graph.inserting_before(node):
+        moved = program.graph.node_copy(root, outside.__getitem__)
+    first = root.all_input_nodes[0]
+    if root.name.startswith(first.name):  # "arg0_1_f16" is "p_weight_f16" outside
+        moved._rename(outside[first].name + root.name.removeprefix(first.name))
+    outside[root] = moved
+    return moved
+
+
+def _drop_unread(node: Node) -> None:
+    """Operands that last and that no block reads."""
+    for position in sorted(lasting_positions(node), reverse=True):
+        if not any(block.placeholders[position].users for block in blocks(node)):
+            drop_operand(node, position)
