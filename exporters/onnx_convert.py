@@ -49,18 +49,7 @@ def convert(program: ExportedProgram, *, opset: int, device: str) -> ir.Model:
             hint="Replace the op in the model, or take it out with a pass.",
         ) from error
     assert converted is not None
-    _agree_on_versions(converted.model)
     return converted.model
-
-
-def _agree_on_versions(model: ir.Model) -> None:
-    """torch.onnx makes a function of each block, and imports their domain in two versions; the
-    inliner refuses that for a block within a block.
-    """
-    for owner in (model, *model.functions.values()):
-        for domain in owner.opset_imports:
-            if domain.startswith("pkg."):
-                owner.opset_imports[domain] = 1
 
 
 @contextlib.contextmanager

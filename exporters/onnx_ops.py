@@ -14,6 +14,7 @@ from onnx.defs import OpSchema
 from onnxscript import opset23 as op
 
 from enginecast.exporters.onnx_experts import expert_translations
+from enginecast.exporters.onnx_loops import loop_translations
 
 MICROSOFT = onnxscript.values.Opset("com.microsoft", 1)
 _FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
@@ -126,4 +127,5 @@ def translation_table(*, device: str) -> dict[Callable[..., Any], Callable[..., 
         torch.ops.enginecast.attention.default: _attention(device),
         torch.ops.aten.rms_norm.default: _rms_norm,
         **expert_translations(),
+        **loop_translations(),
     }
