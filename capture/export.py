@@ -15,6 +15,7 @@ from enginecast.capture.examples import verification_inputs
 from enginecast.capture.inputs import InputSpec
 from enginecast.capture.ladder import Fallback, Ladder, Rung
 from enginecast.capture.mutation import drop_idle_writes, input_writes, refuse_mutation
+from enginecast.capture.oracle import Guard
 from enginecast.capture.outputs import Named, OutputSpec, name_result
 from enginecast.capture.program_inputs import program_inputs
 from enginecast.capture.shapes import (
@@ -53,6 +54,8 @@ class Captured:
     """How it was captured, and what was tried before; empty for a program that was given."""
     branches: tuple[tuple[str, int], ...] = ()
     """File and line of each branch that the capture made an operator of: both ways are verified."""
+    guards: tuple[Guard, ...] = ()
+    """Outputs that tell whether inputs go the way of the program; none when it goes all ways."""
 
 
 def capture(
@@ -61,6 +64,7 @@ def capture(
     example: Mapping[str, Tensor],
     wanted: Wanted | None = None,
     fallback: Fallback = "torchscript",
+    given: Mapping[str, Tensor] | None = None,
 ) -> Captured:
     """Capture `source` in fp32, whatever dtype its weights are stored in.
 
@@ -73,6 +77,7 @@ def capture(
         example: one tensor for each, of the example sizes.
         wanted: the outputs that the program returns; a program that was given keeps all.
         fallback: how far down the ladder it may go (see `ladder`).
+        given: inputs that the user gave, whose way a specialised program goes.
 
     Raises:
         RefusedError: torch.export refused the model, whichever way it was asked.
@@ -80,19 +85,20 @@ def capture(
         SourceError: the weights do not fit.
         UsageError: `example` does not fit `specs`.
     """
-    given = source.given_program()
-    if given is not None:
-        return describe(given)
+    program = source.given_program()
+    if program is not None:
+        return describe(program)
     _check_example(specs, example)
     inputs = {spec.name: example[spec.name] for spec in specs}
     weights = source.weights()  # before the trace, which takes long, and they are only mapped
     ladder = Ladder(
         source=source,
         attempt=partial(trace, source, specs, inputs, wanted or Wanted()),
-        cases=partial(_trials, specs, inputs),
+        cases=partial(_trials, specs, inputs, given or source.example()),
         fallback=fallback,
     )
-    traced, rungs = ladder.climb()
+    climbed = ladder.climb()
+    traced = climbed.made
     program, shapes = traced.program, traced.shapes
     drop_idle_writes(program)
     refuse_mutation(program)
@@ -100,12 +106,26 @@ def capture(
     bind_weights(program, weights)
     program.validate()
     notes = (*traced.notes, *shapes.notes, *input_writes(program))
-    return Captured(program, shapes.inputs, outputs, shapes.symbols, notes, rungs)
+    return Captured(
+        program,
+        shapes.inputs,
+        outputs,
+        shapes.symbols,
+        notes,
+        climbed.rungs,
+        guards=climbed.way.guards,
+    )
 
 
-def _trials(specs: tuple[InputSpec, ...], example: dict[str, Tensor]) -> list[Mapping[str, Tensor]]:
-    """Inputs that the model is run on when its trace is refused: as traced, and of other sizes."""
-    return [example, *(case.inputs for case in verification_inputs(specs, SEED)[:TRIALS])]
+def _trials(
+    specs: tuple[InputSpec, ...], traced: Mapping[str, Tensor], given: Mapping[str, Tensor]
+) -> list[Mapping[str, Tensor]]:
+    """Inputs that the model is run on when its trace is refused: the user's, those of the trace,
+    and of other sizes.
+    """
+    own = [given] if given.keys() == traced.keys() else []
+    others = [case.inputs for case in verification_inputs(specs, SEED)[:TRIALS]]
+    return [*own, traced, *others]
 
 
 def describe(program: ExportedProgram) -> Captured:

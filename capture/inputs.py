@@ -77,9 +77,9 @@ def from_example(
 ) -> tuple[InputSpec, ...]:
     """Inputs of a model from one example of each.
 
-    Dimension 0 is the batch when all inputs have the same one, of two or more.  Two-dimensional
-    integer `input_ids` and masks are known for what they are: their dimension 1 is the sequence.
-    So are four-dimensional `pixel_values`.  With either, a batch of one may grow, too.
+    Dimension 0 is the batch when all inputs but scalars have the same one, of two or more.
+    Two-dimensional integer `input_ids` and masks are known for what they are: their dimension 1 is
+    the sequence.  So are four-dimensional `pixel_values`.  With either, a batch of one may grow.
     Inputs of any float dtype are fp32, as the captured module is.
 
     Raises:
@@ -87,7 +87,7 @@ def from_example(
     """
     if not example:
         raise UsageError("the example inputs are empty", hint="Give at least one input.")
-    leading = {tensor.shape[0] if tensor.ndim else 0 for tensor in example.values()}
+    leading = {tensor.shape[0] for tensor in example.values() if tensor.ndim}
     kinds = {name: kind_of(name, tensor) for name, tensor in example.items()}
     is_known = set(kinds.values()) != {"tensor"}
     has_batch = len(leading) == 1 and leading.pop() >= (1 if is_known else 2)
@@ -97,7 +97,7 @@ def from_example(
     specs = []
     for name, tensor in example.items():
         dims = [DimSpec.static(size) for size in tensor.shape]
-        if has_batch:
+        if has_batch and tensor.ndim:
             rows = tensor.shape[0]
             dims[0] = DimSpec(BATCH, rows, 1, max(LARGEST_BATCH, rows), given=rows)
         if name in text and len(lengths) == 1:

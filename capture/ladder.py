@@ -11,15 +11,15 @@ failed.
 Nothing below `export` is tried for a model that `export` takes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Literal, TypeVar
 
 from torch import Tensor, nn
 
-from enginecast.capture.oracle import answering, baked_places
+from enginecast.capture.oracle import Guard, answering, baked_places, guarding, guards_of
 from enginecast.capture.quiet import quiet_torch
 from enginecast.capture.recorder import Read, record
 from enginecast.capture.refusal import Refusal
@@ -56,9 +56,14 @@ class Rung:
 class Way:
     """How a trace is made."""
 
-    is_strict: bool = False
+    name: Name = "export"
+    told: str = ""
+    """What it does, where that is not the name alone."""
     around: tuple[Around, ...] = ()
     """Context managers for the module that is traced, entered while it is."""
+    is_strict: bool = False
+    guards: tuple[Guard, ...] = ()
+    """Outputs that the program has besides the model's own."""
 
     def entered(self, module: nn.Module) -> ExitStack:
         """All of `around`, for `module`."""
@@ -83,6 +88,16 @@ class RefusedError(CaptureError):
         self.rungs = tuple(rungs)
 
 
+@dataclass(frozen=True)
+class Climbed(Generic[T]):
+    """What was made, and how."""
+
+    made: T
+    way: Way
+    rungs: tuple[Rung, ...]
+    """What was tried, in order; the last one was taken."""
+
+
 @dataclass
 class Ladder(Generic[T]):
     """Climbs down from torch.export as far as it may.
@@ -90,7 +105,8 @@ class Ladder(Generic[T]):
     Args:
         source: the model.
         attempt: makes a trace in some way, or raises `RefusedError`.
-        cases: makes inputs of different sizes to run the model on, those of the trace first.
+        cases: makes inputs of different sizes to run the model on; a specialised program goes the
+            way of the first.
         fallback: how far it may go.
     """
 
@@ -98,71 +114,62 @@ class Ladder(Generic[T]):
     attempt: Callable[[Way], T]
     cases: Callable[[], Sequence[Mapping[str, Tensor]]]
     fallback: Fallback
-    rungs: list[Rung] = field(default_factory=list)
 
-    def climb(self) -> tuple[T, tuple[Rung, ...]]:
+    def climb(self) -> Climbed[T]:
         """The first trace that succeeds, and what was tried up to it.
 
         Raises:
             RefusedError: nothing helped, or nothing can.
             CaptureError: a loop of the model does not end.
         """
-        try:
-            made = self.attempt(Way())
-        except RefusedError as error:
-            if error.refusal.kind not in LEADS_ON:
-                raise
-            first = error
-        else:
-            self.rungs.append(Rung("export", "taken"))
-            return made, tuple(self.rungs)
-        # Outside of the handler, or what is raised below would have this error as its context.
-        return self._go_on(first)
+        rungs: list[Rung] = []
+        first: RefusedError | None = None
+        for way in self._ways():
+            try:
+                made = self.attempt(way)
+            except RefusedError as error:
+                refusal = error.refusal
+                rungs.append(Rung(way.name, "refused", refusal.reason, refusal.place))
+                first = first or error
+                if refusal.kind not in LEADS_ON and len(rungs) == 1:
+                    raise
+            else:
+                rungs.append(Rung(way.name, "taken", way.told))
+                return Climbed(made, way, tuple(rungs))
+        assert first is not None  # the first way was refused
+        raise RefusedError(first.refusal, rungs) from first.__cause__
 
-    def _go_on(self, first: RefusedError) -> tuple[T, tuple[Rung, ...]]:
-        self._refused("export", first)
-        way = Way()
-        baked = self._baked()
-        if baked is not None:
-            way, told = baked
-            made = self._try("bake", way, told)
-            if made is not None:
-                return made, tuple(self.rungs)
-        for name, other in (("strict", Way(is_strict=True)), *self._below(way)):
-            made = self._try(name, other)
-            if made is not None:
-                return made, tuple(self.rungs)
-        raise RefusedError(first.refusal, self.rungs) from first.__cause__
-
-    def _below(self, way: Way) -> list[tuple[Name, Way]]:
-        """The rungs that change what the model's code does."""
-        return []
-
-    def _try(self, name: Name, way: Way, told: str = "") -> T | None:
-        try:
-            made = self.attempt(way)
-        except RefusedError as error:
-            self._refused(name, error)
-            return None
-        self.rungs.append(Rung(name, "taken", told))
-        return made
-
-    def _refused(self, name: Name, error: RefusedError) -> None:
-        refusal = error.refusal
-        self.rungs.append(Rung(name, "refused", refusal.reason, refusal.place))
-
-    def _baked(self) -> tuple[Way, str] | None:
-        """A way that answers what depends on weights alone, and what it answers; None: nothing."""
+    def _ways(self) -> Iterator[Way]:
+        """The rungs, each made when the one before has failed."""
+        yield Way("export")
         runs = self._recorded()
-        places = baked_places(runs)
-        if not places:
-            return None
-        way = Way(around=(partial(answering, reads=runs[0], places=places),))
-        told = "; ".join(f"{file}:{line}" for file, line in places)
-        return way, f"depends on weights alone: {told}"
+        baked = _baked(runs)
+        if baked.around:
+            yield baked
+        yield Way("strict", is_strict=True)
+        if self.fallback == "specialise" and runs:
+            yield _specialised(runs[0])
 
     def _recorded(self) -> list[list[Read]]:
-        """What runs of the real model read; nothing where it does not run on these inputs."""
+        """What runs of the real model read."""
         module = self.source.eager()
         with quiet_torch():
             return record(module, self.cases())
+
+
+def _baked(runs: Sequence[Sequence[Read]]) -> Way:
+    """Answers what depends on weights alone; does nothing where there is no such read."""
+    places = baked_places(runs)
+    if not places:
+        return Way("bake")
+    told = "; ".join(f"{file}:{line}" for file, line in places)
+    around = (partial(answering, reads=runs[0], places=places),)
+    return Way("bake", f"depends on weights alone: {told}", around)
+
+
+def _specialised(reads: Sequence[Read]) -> Way:
+    """Goes the way of one run; the program tells for which inputs that is right."""
+    guards = guards_of(reads)
+    places = dict.fromkeys(f"{guard.read.file}:{guard.read.line}" for guard in guards)
+    told = f"takes one way, and refuses inputs that want another: {'; '.join(places)}"
+    return Way("specialise", told, (partial(guarding, reads=reads),), guards=guards)

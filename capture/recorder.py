@@ -9,6 +9,7 @@ are compared (see `decide`).
 
 import hashlib
 import linecache
+import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +27,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from enginecast.capture.refusal import is_user_code
 from enginecast.errors import CaptureError
+
+logger = logging.getLogger(__name__)
 
 ReadKind = Literal["bool", "item", "int", "float", "index", "tolist", "numpy"]
 Decides = Literal["inputs", "weights", "shapes"]
@@ -132,6 +135,9 @@ class Recorder:
 def record(module: nn.Module, cases: Iterable[Mapping[str, Tensor]]) -> list[list[Read]]:
     """The reads of a run on each case, each told whether inputs, weights or sizes decide.
 
+    A case that the model does not take, because inputs drawn at random break a rule of its own,
+    gives no run.
+
     Args:
         module: with real weights; it is run, once for each case, without gradients.
         cases: inputs by name, of different sizes.
@@ -141,8 +147,15 @@ def record(module: nn.Module, cases: Iterable[Mapping[str, Tensor]]) -> list[lis
     """
     runs = []
     for inputs in cases:
-        with torch.no_grad(), Recorder(module, inputs) as seen:
-            module(**inputs)
+        copies = {name: tensor.clone() for name, tensor in inputs.items()}
+        try:
+            with torch.no_grad(), Recorder(module, copies) as seen:
+                module(**copies)
+        except CaptureError:
+            raise
+        except Exception:  # the model's own code may raise any
+            logger.debug("no run for the recorder", exc_info=True)
+            continue
         runs.append(seen.reads)
     return decide(runs)
 

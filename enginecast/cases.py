@@ -12,8 +12,10 @@ from enginecast.capture.coverage import Place
 from enginecast.capture.examples import Case, verification_inputs
 from enginecast.capture.given import tokenize
 from enginecast.capture.inputs import InputSpec
+from enginecast.capture.oracle import Guard
+from enginecast.capture.recorder import record
 from enginecast.capture.source import Source
-from enginecast.errors import UsageError
+from enginecast.errors import CaptureError, UsageError
 from enginecast.steps import Steps
 
 SEED = 0
@@ -93,6 +95,42 @@ def cover_branches(
         verified=(told,) if found.verified else (),
         unverified=tuple(f"unverified branch: {line}" for line in found.unverified),
     )
+
+
+def along_guards(
+    source: Source, cases: Sequence[Case], guards: Sequence[Guard], steps: Steps
+) -> tuple[Case, ...]:
+    """The cases in which the model goes the way that its program was specialised to.
+
+    Args:
+        source: the model; it is run in fp32.
+        cases: the verification inputs.
+        guards: of the program.
+        steps: is told of cases that the engine will refuse.
+
+    Raises:
+        CaptureError: it goes that way in none of them, or a loop does not end.
+    """
+    module = source.eager()
+    places = {guard.read.place for guard in guards}
+    taken = [(guard.read.place, guard.read.value) for guard in guards]
+    kept: list[Case] = []
+    left: list[Case] = []
+    for case in cases:
+        ways = [
+            [(read.place, read.value) for read in reads if read.place in places]
+            for reads in record(module, [case.inputs])
+        ]
+        (kept if ways == [taken] else left).append(case)
+    if not kept:
+        raise CaptureError(
+            "no verification input goes the way of the specialised program",
+            hint="Give inputs that do: --inputs FILE.safetensors.",
+        )
+    if left:
+        names = ", ".join(repr(case.name) for case in left)
+        steps.say(f"the engine will refuse inputs that go another way, such as {names}")
+    return tuple(kept)
 
 
 def _widened(spec: InputSpec, cases: Sequence[Case]) -> InputSpec:

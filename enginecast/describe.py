@@ -20,6 +20,7 @@ from enginecast.rewrite import Rewritten
 from enginecast.runtime.manifest import (
     EngineRecord,
     Fusion,
+    Guard,
     Input,
     Manifest,
     Model,
@@ -83,6 +84,18 @@ def describe_capture(captured: Captured) -> tuple[Rung, ...]:
     )
 
 
+def describe_guards(captured: Captured) -> tuple[Guard, ...]:
+    return tuple(
+        Guard(
+            output=guard.output,
+            place=f"{guard.read.file}:{guard.read.line}",
+            code=guard.read.code,
+            value=str(guard.read.value),
+        )
+        for guard in captured.guards
+    )
+
+
 def describe_passes(runs: Sequence[PassRun]) -> tuple[PassRecord, ...]:
     return tuple(
         PassRecord(
@@ -102,6 +115,12 @@ def describe_passes(runs: Sequence[PassRun]) -> tuple[PassRecord, ...]:
         )
         for run in runs
     )
+
+
+def _without_guards(outputs: Sequence[Output], captured: Captured) -> tuple[Output, ...]:
+    """What users get: the runtime looks at the guards itself."""
+    guards = {guard.output for guard in captured.guards}
+    return tuple(output for output in outputs if output.name not in guards)
 
 
 def describe_manifest(
@@ -132,9 +151,12 @@ def describe_manifest(
         model=describe_model(prepared),
         inputs=describe_inputs(prepared.captured.inputs),
         symbols=dict(prepared.captured.symbols),
-        outputs=describe_outputs(prepared.captured.outputs, rewritten.program),
+        outputs=_without_guards(
+            describe_outputs(prepared.captured.outputs, rewritten.program), prepared.captured
+        ),
         outputs_chosen=bool(prepared.wanted),
         capture=describe_capture(prepared.captured),
+        guards=describe_guards(prepared.captured),
         pipeline=plan.pipeline,
         precision=plan.precision,
         passes=describe_passes(rewritten.runs),

@@ -123,7 +123,11 @@ class Job:
         prepared = self.prepared
         return tuple(
             capture_failures(
-                prepared.captured.program, prepared.cases, prepared.output_names, reference
+                prepared.captured.program,
+                prepared.cases,
+                prepared.output_names,
+                reference,
+                [guard.output for guard in prepared.captured.guards],
             )
         )
 

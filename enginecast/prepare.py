@@ -18,7 +18,7 @@ from enginecast.capture.ladder import Fallback
 from enginecast.capture.outputs import run_named
 from enginecast.capture.source import Source, open_source
 from enginecast.capture.wanted import Wanted, parse_wanted
-from enginecast.cases import Covered, check_values, choose_cases, cover_branches
+from enginecast.cases import Covered, along_guards, check_values, choose_cases, cover_branches
 from enginecast.passes.base import PassContext
 from enginecast.passes.cut_outputs import drop_dead, keep_outputs
 from enginecast.passes.graph_edit import structural_copy
@@ -80,7 +80,14 @@ class Prepared:
         return PassContext(calibration=tuple(case.inputs for case in self.cases))
 
     @property
+    def model_outputs(self) -> tuple[str, ...]:
+        """What the model returns."""
+        guards = {guard.output for guard in self.captured.guards}
+        return tuple(name for name in self.output_names if name not in guards)
+
+    @property
     def output_names(self) -> tuple[str, ...]:
+        """Of the program, guards included."""
         return tuple(spec.name for spec in self.captured.outputs)
 
 
@@ -110,7 +117,7 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
     specs, given = ((), {}) if given_program is not None else _inputs(source, options)
     specs = apply_dynamic(specs, [parse_dynamic(text) for text in options.dynamic])
     with steps("capture"):
-        captured = _capture(source, specs, wanted, options.fallback)
+        captured = _capture(source, specs, given, wanted, options.fallback)
     for rung in captured.rungs:
         (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
     for note in captured.notes:
@@ -119,6 +126,9 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
     parameters = 0 if options.thorough else sum(tensor.numel() for tensor in weights)
     cases = choose_cases(source, captured.inputs, given, prompts, parameters, steps)
     prepared = Prepared(source, captured, cases, wanted, options)
+    if captured.guards:
+        kept = along_guards(source, cases, captured.guards, steps)
+        return replace(prepared, cases=kept)
     if not captured.branches:
         return prepared
     with steps("branches"):
@@ -160,13 +170,18 @@ def reference_of(prepared: Prepared, dtype: str) -> Reference:
 
 
 def _capture(
-    source: Source, specs: tuple[InputSpec, ...], wanted: Wanted, fallback: Fallback
+    source: Source,
+    specs: tuple[InputSpec, ...],
+    inputs: dict[str, Tensor],
+    wanted: Wanted,
+    fallback: Fallback,
 ) -> Captured:
     """Capture without what only outputs need that nobody wants."""
     given = source.given_program()
     if given is not None and wanted:
         return _cut(given, wanted)
-    captured = capture(source, specs, sample(specs, example_sizes(specs), SEED), wanted, fallback)
+    example = sample(specs, example_sizes(specs), SEED)
+    captured = capture(source, specs, example, wanted, fallback, inputs)
     if not wanted:
         return captured
     # A copy, because nodes of torch's own may lack some of their users.

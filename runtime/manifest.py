@@ -76,6 +76,17 @@ class Rung(Record, frozen=True, kw_only=True):
     """FILE:LINE of the culprit."""
 
 
+class Guard(Record, frozen=True, kw_only=True):
+    """An output of the engine that is true where it goes the way that the model would."""
+
+    output: str
+    place: str
+    """FILE:LINE of what decides."""
+    code: str
+    value: str
+    """What was read there, such as "True"."""
+
+
 class PassRecord(Record, frozen=True, kw_only=True):
     """A pass of the pipeline and what it did."""
 
@@ -185,6 +196,8 @@ class Manifest(Record, frozen=True, kw_only=True):
     """Whether a user chose the outputs; else they are all that the model gives."""
     capture: tuple[Rung, ...] = ()
     """How the model was captured, and what was tried before."""
+    guards: tuple[Guard, ...] = ()
+    """What has to hold of the inputs; the runtime refuses others."""
     pipeline: str
     precision: Precision
     passes: tuple[PassRecord, ...] = ()
@@ -193,6 +206,12 @@ class Manifest(Record, frozen=True, kw_only=True):
     engines: tuple[EngineRecord, ...]
     files: tuple[FileRecord, ...] = ()
     """Every file of the bundle but the manifest."""
+
+    @property
+    def engine_outputs(self) -> tuple[Output, ...]:
+        """What an engine file gives: the outputs and the guards."""
+        guards = [Output(name=guard.output, dtype="bool", shape=()) for guard in self.guards]
+        return (*self.outputs, *guards)
 
 
 def is_file_name(name: str) -> bool:

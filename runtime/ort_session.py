@@ -79,8 +79,9 @@ def open_session(
         )
     options = options_for(record.precision, providers[0])
     session = create_session(bundle.path(record.file), providers, threads, options)
+    declared = bundle.manifest.engine_outputs
     _require_signature(record.file, "inputs", bundle.manifest.inputs, session.get_inputs())
-    _require_signature(record.file, "outputs", bundle.manifest.outputs, session.get_outputs())
+    _require_signature(record.file, "outputs", declared, session.get_outputs())
     return OrtSession(session, providers[0], record.file)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from enginecast.errors import InputError, UsageError, VerificationError
 from enginecast.runtime.arrays import Array
 from enginecast.runtime.bundle import Bundle
-from enginecast.runtime.manifest import EngineRecord, Input, Manifest, Output, Verdict
+from enginecast.runtime.manifest import EngineRecord, Guard, Input, Manifest, Output, Verdict
 from enginecast.runtime.validate import check_inputs
 
 
@@ -95,7 +95,8 @@ class Engine:
             The outputs by name: numpy arrays, bfloat16 as `ml_dtypes.bfloat16`.
 
         Raises:
-            InputError: the feeds do not fit the declared inputs, or there is no such output.
+            InputError: the feeds do not fit the declared inputs, there is no such output, or the
+                engine was specialised and the model would go another way.
             VerificationError: an output is not finite.
             UsageError: the engine is closed.
         """
@@ -103,14 +104,18 @@ class Engine:
         if session is None:
             raise UsageError(f"{self.folder}: the engine is closed", hint="Load it again.")
         wanted = self._wanted(outputs)
-        values = session.run(check_inputs(self.inputs, self.manifest.symbols, feeds), wanted)
+        guards = [guard.output for guard in self.manifest.guards]
+        arrays = check_inputs(self.inputs, self.manifest.symbols, feeds)
+        values = session.run(arrays, [*wanted, *guards])
+        for guard in self.manifest.guards:
+            _require(guard, session.to_host(values.pop(guard.output)))
         if as_dlpack and not check_finite:
             return values
-        arrays = {name: session.to_host(value) for name, value in values.items()}
+        found = {name: session.to_host(value) for name, value in values.items()}
         if check_finite:
-            for name, array in arrays.items():
+            for name, array in found.items():
                 _require_finite(name, array)
-        return values if as_dlpack else arrays
+        return values if as_dlpack else found
 
     def close(self) -> None:
         """Give the engine's memory back, once the runs under way are done; twice does no harm."""
@@ -137,6 +142,16 @@ class Engine:
         if not outputs:
             raise InputError(f"outputs: expected some of {', '.join(names)}, got none")
         return list(dict.fromkeys(outputs))
+
+
+def _require(guard: Guard, holds: Array) -> None:
+    """Refuse what the engine computed for inputs with which the model goes another way."""
+    if not holds.all():
+        raise InputError(
+            f"these inputs go another way than the engine, which was specialised: expected "
+            f"{guard.value} at {guard.place}\n    {guard.code}",
+            hint="Export without --fallback specialise, or on inputs like these.",
+        )
 
 
 def _require_finite(name: str, array: Array) -> None:
