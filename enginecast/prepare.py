@@ -22,6 +22,8 @@ from enginecast.cases import Covered, along_guards, check_values, choose_cases, 
 from enginecast.passes.base import PassContext
 from enginecast.passes.cut_outputs import drop_dead, keep_outputs
 from enginecast.passes.graph_edit import structural_copy
+from enginecast.passes.lift_constants import lift_constants
+from enginecast.passes.structure import has_structure
 from enginecast.steps import Steps
 from enginecast.verify.floor import make_reference
 from enginecast.verify.reference import Reference
@@ -117,7 +119,7 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
     specs, given = ((), {}) if given_program is not None else _inputs(source, options)
     specs = apply_dynamic(specs, [parse_dynamic(text) for text in options.dynamic])
     with steps("capture"):
-        captured = _capture(source, specs, given, wanted, options.fallback)
+        captured = _lifted(_capture(source, specs, given, wanted, options.fallback))
     for rung in captured.rungs:
         (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
     for note in captured.notes:
@@ -188,6 +190,16 @@ def _capture(
     program = structural_copy(captured.program)
     drop_dead(program)
     return replace(captured, program=program, notes=(*captured.notes, *_unread(program)))
+
+
+def _lifted(captured: Captured) -> Captured:
+    """Constants within blocks become constants of the program, which passes and exporters know."""
+    if not has_structure(captured.program):
+        return captured
+    program = structural_copy(captured.program)
+    lift_constants(program)
+    program.graph_module.recompile()
+    return replace(captured, program=program)
 
 
 def _cut(given: ExportedProgram, wanted: Wanted) -> Captured:

@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 import enginecast.ops  # noqa: F401 - registers enginecast::attention
-from enginecast.exporters.legalize_blocks import copy_results
+from enginecast.exporters.legalize_blocks import separate_memory
 from enginecast.passes.base import PassContext
 from enginecast.passes.block_view import opened
 from enginecast.passes.common_subexpressions import merge_equal
@@ -19,6 +19,7 @@ from enginecast.passes.graph_edit import (
     dtype_of,
     first_input,
     insert,
+    same_shape,
     same_size,
     shape_of,
     tracked_outputs,
@@ -34,6 +35,7 @@ def legalize(program: ExportedProgram) -> None:
     _rewrite(program)
     lift_weights(program)
     merge_equal(program, SiteLog(PassContext()))
+    separate_memory(program)
 
 
 def _rewrite(program: ExportedProgram) -> None:
@@ -46,7 +48,6 @@ def _rewrite(program: ExportedProgram) -> None:
             for block in blocks(node):
                 with opened(program, node, block) as inner:
                     _rewrite(inner)
-                    copy_results(inner, block)
 
 
 def _linear_to_matmul(program: ExportedProgram, node: Node) -> None:
@@ -165,6 +166,15 @@ def _all_dims(program: ExportedProgram, node: Node) -> None:
         node.args = (first_input(node), list(range(len(shape_of(first_input(node))))))
 
 
+def _select_by_index(program: ExportedProgram, node: Node) -> None:
+    """masked_select has no ONNX form, and a mask as an index has; the new size keeps its name."""
+    source, mask = node.args[:2]
+    assert isinstance(source, Node)
+    assert isinstance(mask, Node)
+    if same_shape(shape_of(source), shape_of(mask)):
+        node.target, node.args = aten.index.Tensor, (source, [mask])
+
+
 _RULES: dict[Any, Callable[[ExportedProgram, Node], None]] = {
     aten.linear.default: _linear_to_matmul,
     torch.ops.enginecast.attention.default: _full_bias,
@@ -174,4 +184,5 @@ _RULES: dict[Any, Callable[[ExportedProgram, Node], None]] = {
     aten.unsqueeze.default: _complex_unsqueeze,
     aten.amax.default: _all_dims,
     aten.amin.default: _all_dims,
+    aten.masked_select.default: _select_by_index,
 }

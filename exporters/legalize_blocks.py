@@ -1,40 +1,94 @@
-"""What the blocks of cond, while_loop and scan may return in ONNX: values of their own.
+"""What goes into the blocks of cond, while_loop and scan and comes out of them in ONNX: values that
+share no memory.
 
-torch.onnx refuses a block that hands back what it was given, a view of it, or one value twice; a
-pass that drops an inert dropout makes such blocks.
+torch.onnx refuses a block that hands back what it was given, a view of it, or one value twice (a
+pass that drops an inert dropout makes such blocks), and one that is given a value twice.
 """
 
+from collections.abc import Callable, Iterable
+
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from enginecast.passes.block_view import opened
 from enginecast.passes.graph_edit import aten, insert, value
-from enginecast.passes.structure import Block
+from enginecast.passes.structure import (
+    Block,
+    blocks,
+    drop_operand,
+    is_structured,
+    lasting_positions,
+    operands,
+    set_operand,
+)
 from enginecast.passes.written import may_alias
 
 
-def copy_results(program: ExportedProgram, block: Block) -> None:
-    """Put a copy in the place of every result that shares memory with an operand or another result.
-
-    Args:
-        program: a view of the block (`passes.block_view`).
-    """
-    output = program.graph.output_node()
-    results = list(block.results)
-    owners: set[Node] = set()
-    for position, result in enumerate(results):
-        if not isinstance(result, Node) or not hasattr(value(result), "shape"):
+def separate_memory(program: ExportedProgram) -> None:
+    """Copy what shares memory across the borders of blocks, in place."""
+    for node in list(program.graph.nodes):
+        if not is_structured(node):
             continue
-        origins = _origins(result)
-        if any(origin.op == "placeholder" for origin in origins) or origins & owners:
-            with program.graph.inserting_before(output):
-                results[position] = insert(
-                    program.graph, aten.clone.default, (result,), like=result
-                )
+        _merge_operands(node)
+        _copy_operands(node)
+        for block in blocks(node):
+            with opened(program, node, block) as inner:
+                separate_memory(inner)
+                _copy_results(block)
+
+
+def _merge_operands(node: Node) -> None:
+    """Hand a value in once."""
+    lasting = lasting_positions(node)
+    for position in reversed(lasting):
+        given = operands(node)
+        first = next(i for i in lasting if given[i] is given[position])
+        if first != position and isinstance(given[position], Node):
+            for block in blocks(node):
+                block.placeholders[position].replace_all_uses_with(block.placeholders[first])
+            drop_operand(node, position)
+
+
+def _copy_operands(node: Node) -> None:
+    given = operands(node)
+    for position in _sharing(given, lambda origins: False):
+        operand = given[position]
+        with node.graph.inserting_before(node):
+            set_operand(
+                node, position, insert(node.graph, aten.clone.default, (operand,), like=node)
+            )
+
+
+def _copy_results(block: Block) -> None:
+    graph = block.module.graph
+    output = graph.output_node()
+    results = list(block.results)
+    for position in _sharing(results, _has_placeholder):
+        with graph.inserting_before(output):
+            results[position] = insert(
+                graph, aten.clone.default, (results[position],), like=results[position]
+            )
+    is_plain = not isinstance(output.args[0], tuple | list)
+    output.args = (results[0] if is_plain else tuple(results),)
+
+
+def _has_placeholder(origins: set[Node]) -> bool:
+    return any(origin.op == "placeholder" for origin in origins)
+
+
+def _sharing(values: Iterable[object], also: Callable[[set[Node]], bool]) -> list[int]:
+    """Positions of the tensors that lie in the memory of an earlier one, or that `also` says."""
+    owners: set[Node] = set()
+    found = []
+    for position, given in enumerate(values):
+        if not isinstance(given, Node) or not isinstance(value(given), Tensor):
+            continue
+        origins = _origins(given)
+        if origins & owners or also(origins):
+            found.append(position)
         owners |= origins
-    if isinstance(output.args[0], tuple | list):
-        output.args = (tuple(results),)
-    else:
-        output.args = (results[0],)
+    return found
 
 
 def _origins(node: Node) -> set[Node]:
@@ -43,7 +97,9 @@ def _origins(node: Node) -> set[Node]:
     waiting = [node]
     while waiting:
         current = waiting.pop()
-        if current.op != "call_function" or not may_alias(current):
+        if is_structured(current.args[0] if current.args else None):
+            found.add(current)  # one of several results, each with memory of its own
+        elif current.op != "call_function" or not may_alias(current):
             found.add(current)
         else:
             waiting += current.all_input_nodes

@@ -16,9 +16,11 @@ from torch.fx import Node
 from enginecast.errors import LoweringError
 from enginecast.exporters.onnx_ops import translation_table
 from enginecast.passes.source import module_path, source_line
+from enginecast.passes.structure import all_nodes
 
 _LOGGERS = ("torch.onnx", "torch.onnx._internal.exporter", "onnx_ir", "onnxscript")
 _NODE = re.compile(r"Error when translating node %(?P<name>\w+)")
+_OP = re.compile(r"No ONNX function found for <OpOverload\(op='\w+\.(?P<name>\w+)'")
 _NO_FUNCTION = "No ONNX function found for"
 
 
@@ -75,7 +77,8 @@ def _explain(error: BaseException, program: ExportedProgram) -> str:
     errors = [error]
     while (cause := errors[-1].__cause__) is not None:
         errors.append(cause)
-    named = next((found for e in errors if (found := _NODE.search(str(e)))), None)
+    said = [found for e in errors if (found := _NODE.search(str(e)) or _OP.search(str(e)))]
+    named = said[0] if said else None
     node = _find(program, named["name"]) if named is not None else None
     text = next(iter(str(errors[-1]).strip().splitlines()), type(errors[-1]).__name__)
     if node is None:
@@ -90,8 +93,9 @@ def _find(program: ExportedProgram, name: str) -> Node | None:
     """The node that torch.onnx names: one of the program or of its decomposition, or else the one
     whose op is called like it (torch.onnx decomposes further: special_bessel_j0 to bessel_j0).
     """
-    programs = (program, program.run_decompositions())
-    calls = [n for p in programs for n in p.graph.nodes if n.op == "call_function"]
+    calls = [node for node in all_nodes(program) if node.op == "call_function"]
+    with contextlib.suppress(Exception):  # what torch.onnx did not manage may fail here as well
+        calls += [n for n in all_nodes(program.run_decompositions()) if n.op == "call_function"]
     op = name.rstrip("_0123456789")
     same_name = (node for node in calls if node.name == name)
     same_op = (node for node in calls if op in str(node.target))

@@ -180,7 +180,7 @@ class Run(Interpreter):
             if node.op == "output":
                 return [env[found] if isinstance(found, Node) else found for found in block.results]
             if node.op == "get_attr":
-                env[node] = None  # a block: `blocks` finds it by its node
+                env[node] = getattr(block.module, str(node.target))
             elif node.op == "call_function":
                 env[node] = self.evaluate(node, case)
                 self.env = env

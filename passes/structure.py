@@ -147,6 +147,7 @@ def add_operand(node: Node, value: Node) -> list[Node]:
         point = graph.inserting_after(behind[-1]) if behind else graph.inserting_before(first)
         with point:
             placeholder: Node = graph.placeholder(value.name)
+        placeholder.target = placeholder.name  # two may be asked for by one name
         placeholder.meta["val"] = value.meta["val"]
         added.append(placeholder)
         block.module.recompile()
