@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from enginecast.capture.refusal import FRAME, is_user_code
 from enginecast.errors import CaptureError
+from enginecast.passes.structure import all_blocks, all_nodes, blocks, operands
 
 aten = torch.ops.aten
 _COPIES = (
@@ -22,13 +23,14 @@ def drop_idle_writes(program: ExportedProgram) -> None:
     `self.table = self.table.to(x.device, x.dtype)` in a forward is traced as one, and changes
     nothing where the table has that dtype already.
     """
-    for node in list(program.graph.nodes):
+    for node in list(all_nodes(program)):
         if node.target is not aten.copy_.default:
             continue
         target, source = node.args[:2]
+        assert isinstance(source, Node)
         if _original(source) is target:
             node.replace_all_uses_with(target)
-            program.graph.erase_node(node)
+            node.graph.erase_node(node)
 
 
 def _original(node: Node) -> Node:
@@ -43,20 +45,31 @@ def _original(node: Node) -> Node:
 
 
 def refuse_mutation(program: ExportedProgram) -> None:
-    """Raise CaptureError when `program` writes to a parameter or buffer, also through a view."""
+    """Raise CaptureError when `program` writes to a parameter or buffer, also through a view, or
+    when a branch or the body of a loop writes into anything that it was given.
+    """
     signature = program.graph_signature
     state = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    for node, owner in _writes(program, state):
+    for node, owner in _writes(program.graph, _owners(program, state)):
         raise CaptureError(
             f"the model writes to its own state: {node.target} changes {owner}{_place(node)}",
             hint="An engine keeps no state between calls: return the new value instead.",
         )
+    for outer, block in all_blocks(program):
+        given = {placeholder: placeholder.name for placeholder in block.placeholders}
+        for node, name in _writes(block.module.graph, given):
+            raise CaptureError(
+                f"{node.target}{_place(node)} writes into {name}, which the {block.way} graph of"
+                f" {outer.target} is given",
+                hint="Write into a copy of it: x = x.clone().",
+            )
 
 
 def input_writes(program: ExportedProgram) -> tuple[str, ...]:
     """Notes on inputs that `program` writes into, as sentences: an engine has copies of its own."""
     inputs = {str(name): str(name) for name in program.graph_signature.user_inputs}
-    found = {owner: node for node, owner in reversed(list(_writes(program, inputs)))}
+    writes = list(_writes(program.graph, _owners(program, inputs)))
+    found = {owner: node for node, owner in reversed(writes)}
     return tuple(
         f"the model writes into its input {name!r}{_place(node)}; the engine leaves what the "
         "caller gave as it is"
@@ -64,25 +77,33 @@ def input_writes(program: ExportedProgram) -> tuple[str, ...]:
     )
 
 
-def _writes(program: ExportedProgram, owners: Mapping[str, str]) -> Iterator[tuple[Node, str]]:
-    """Each node that writes into one of the placeholders, and whose that is.
+def _owners(program: ExportedProgram, names: Mapping[str, str]) -> dict[Node, str]:
+    """The placeholders that have these names, each with whose it is."""
+    placeholders = (node for node in program.graph.nodes if node.op == "placeholder")
+    return {node: names[node.name] for node in placeholders if node.name in names}
+
+
+def _writes(graph: Graph, owners: Mapping[Node, str]) -> Iterator[tuple[Node, str]]:
+    """Each node that writes into one of the placeholders, and whose that is; within blocks, too.
 
     The signature does not tell before decomposition, so the in-place operators are looked at.
     """
-    aliases: dict[str, str] = {}
-    for node in program.graph.nodes:
-        if node.op == "placeholder" and node.name in owners:
-            aliases[node.name] = owners[node.name]
+    aliases = dict(owners)
+    for node in graph.nodes:
+        for block in blocks(node):
+            pairs = zip(block.placeholders, operands(node), strict=True)
+            given = {inner: aliases[outer] for inner, outer in pairs if outer in aliases}
+            yield from _writes(block.module.graph, given)
         if node.op != "call_function" or not hasattr(node.target, "_schema"):
             continue
         for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
             if not isinstance(value, Node) or argument.alias_info is None:
                 continue
-            owner = aliases.get(value.name)
+            owner = aliases.get(value)
             if owner is not None and argument.alias_info.is_write:
                 yield node, owner
             if owner is not None:
-                aliases[node.name] = owner
+                aliases[node] = owner
 
 
 def _place(node: Node) -> str:

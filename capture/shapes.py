@@ -1,6 +1,6 @@
 """Hold the dimensions that were asked for against those that a program kept."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sympy  # type: ignore[import-untyped] # it has no stubs
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from enginecast.capture.inputs import InputSpec
 from enginecast.capture.outputs import OutputSpec
@@ -125,17 +126,37 @@ def input_values(program: ExportedProgram) -> dict[str, Tensor]:
 def output_specs(
     program: ExportedProgram, output_names: tuple[str, ...], names: Mapping[sympy.Symbol, str]
 ) -> tuple[OutputSpec, ...]:
-    """Name, dtype and dimensions of each output; dimensions in our names."""
+    """Name, dtype and dimensions of each output; dimensions in our names.
+
+    A size that the values decide (how many elements a mask keeps) is called after the first output
+    that has it, as `NAME_DIMENSION`: nothing is promised of its range.
+    """
     nodes = {node.name: node for node in program.graph.nodes}
     values = [
         nodes[spec.arg.name].meta["val"]
         for spec in program.graph_signature.output_specs
         if spec.kind == OutputKind.USER_OUTPUT and isinstance(spec.arg, TensorArgument)
     ]
+    names = {**data_sizes(output_names, [value.shape for value in values]), **names}
     return tuple(
         OutputSpec(name, value.dtype, tuple(_dim(size, names) for size in value.shape))
         for name, value in zip(output_names, values, strict=True)
     )
+
+
+def data_sizes(
+    output_names: Sequence[str], shapes: Sequence[Sequence[int | torch.SymInt]]
+) -> dict[sympy.Symbol, str]:
+    """A name for each size that the values decide, by torch's symbol for it."""
+    names: dict[sympy.Symbol, str] = {}
+    for output, shape in zip(output_names, shapes, strict=True):
+        for index, size in enumerate(shape):
+            expression = size.node.expr if isinstance(size, torch.SymInt) else None
+            symbols = () if expression is None else sorted(expression.free_symbols, key=str)
+            for symbol in symbols:
+                if symbol_is_type(symbol, SymT.UNBACKED_INT):
+                    names.setdefault(symbol, f"{output}_{index}")
+    return names
 
 
 def _dim(size: int | torch.SymInt, names: Mapping[sympy.Symbol, str]) -> int | str:

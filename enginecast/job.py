@@ -140,6 +140,7 @@ class Job:
             self.staging.folder,
             outputs=self.prepared.output_names,
             symbols={str(symbol): name for symbol, name in names.items()},
+            shapes=[spec.dims for spec in captured.outputs],
             device=self.plan.device,
         )
         self.steps.log(f"lowered: {lowered.nodes} nodes, {dict(lowered.ops)}")

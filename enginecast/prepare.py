@@ -23,7 +23,7 @@ from enginecast.passes.base import PassContext
 from enginecast.passes.cut_outputs import drop_dead, keep_outputs
 from enginecast.passes.graph_edit import structural_copy
 from enginecast.passes.lift_constants import lift_constants
-from enginecast.passes.structure import has_structure
+from enginecast.passes.structure import has_structure, name_places
 from enginecast.steps import Steps
 from enginecast.verify.floor import make_reference
 from enginecast.verify.reference import Reference
@@ -198,6 +198,7 @@ def _lifted(captured: Captured) -> Captured:
         return captured
     program = structural_copy(captured.program)
     lift_constants(program)
+    name_places(program)
     program.graph_module.recompile()
     return replace(captured, program=program)
 

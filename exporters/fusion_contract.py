@@ -19,6 +19,7 @@ from enginecast.passes.fuse_skip_norm import RANKS
 from enginecast.passes.graph_edit import aten, first_input, same_shape, shape_of
 from enginecast.passes.match import behind_casts, is_call
 from enginecast.passes.source import module_path, source_line
+from enginecast.passes.structure import all_nodes
 from enginecast.runtime.manifest import Fusion
 
 RMS_NORM, SKIP_NORM, ATTENTION = "rms-norm", "residual+norm", "attention"
@@ -46,10 +47,8 @@ def expect_fusions(captured: ExportedProgram) -> Expected:
     """Find the sites of a captured program: means of squares under a root, attentions, norms of
     residual sums.
     """
-    norms = [
-        n for n in captured.graph.nodes if is_statistic(n) or is_call(n, aten.rms_norm.default)
-    ]
-    cores = [node for node in captured.graph.nodes if is_attention_core(node)]
+    norms = [n for n in all_nodes(captured) if is_statistic(n) or is_call(n, aten.rms_norm.default)]
+    cores = [node for node in all_nodes(captured) if is_attention_core(node)]
     return Expected(
         {
             RMS_NORM: tuple(map(_place, norms)),
@@ -101,7 +100,7 @@ def _in_program(program: ExportedProgram, kind: str) -> int:
         SKIP_NORM: (torch.ops.enginecast.skip_rms_norm.default,),
         ATTENTION: (torch.ops.enginecast.attention.default,),
     }[kind]
-    return sum(is_call(node, *targets) for node in program.graph.nodes)
+    return sum(is_call(node, *targets) for node in all_nodes(program))
 
 
 def _missing(

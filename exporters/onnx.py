@@ -65,6 +65,7 @@ def lower_to_onnx(
     *,
     outputs: Sequence[str],
     symbols: Mapping[str, str],
+    shapes: Sequence[Sequence[int | str]] = (),
     device: str = "cpu",
 ) -> Lowered:
     """Write `engine.onnx` and `weights.safetensors`.
@@ -74,6 +75,7 @@ def lower_to_onnx(
         folder: where the files go; it exists.
         outputs: names for the outputs, in the program's order.
         symbols: torch's symbol names to the ones that users see: {"s43": "batch"}.
+        shapes: of the outputs, in names that users see; empty: as torch.onnx writes them.
         device: "cpu" or "cuda": chooses between ops that differ in speed, and in rows that are
             masked whole.
 
@@ -95,6 +97,8 @@ def lower_to_onnx(
         optimize_ir(model)
     keep_pads_of_max_pools(model)
     _name_values(model, _input_names(program), outputs, symbols)
+    for value, dims in zip(model.graph.outputs, shapes, strict=False):
+        value.shape = ir.Shape(dims)
     _plain_metadata(model)
     return _describe(model, _save(model, folder), notes)
 

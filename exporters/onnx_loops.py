@@ -14,7 +14,7 @@ import torch
 def loop_translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """For the translation table; empty where torch keeps its translation elsewhere."""
     try:
-        from torch.onnx._internal.exporter._torchlib.ops import hop  # noqa: PLC0415
+        from torch.onnx._internal.exporter._torchlib.ops import hop
     except ImportError:
         return {}
 

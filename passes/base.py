@@ -81,7 +81,7 @@ class Pass(ABC):
     promise: ClassVar[Promise] = "exact"
     in_blocks: ClassVar[bool] = False
     """Whether the runner hands it the graphs within the graph too (of cond, while_loop, scan), one
-    by one, each as if it were a program; else each op that runs graphs becomes a site left alone."""
+    by one, each as if it were a program; else each op that runs graphs is a site left alone."""
     covers_blocks: ClassVar[bool] = False
     """Whether it looks into those graphs itself."""
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from torch import Tensor
@@ -55,14 +56,15 @@ class _View:
         self.graph: Graph = block.module.graph
         self.graph_module: GraphModule = block.module
         weights = weight_expressions(program)
-        specs, computed = [], {}
+        specs: list[InputSpec] = []
+        computed: dict[str, Callable[[], Tensor]] = {}
         lasting = lasting_positions(node)
         pairs = zip(block.placeholders, operands(node), strict=True)
         for position, (placeholder, operand) in enumerate(pairs):
             own = _spec(program, operand) if position in lasting else None
             if own is None and position in lasting and operand in weights:
                 own = (InputKind.PARAMETER, f"{block.way} {placeholder.name}")
-                computed[own[1]] = lambda operand=operand: weight_value(program, operand)
+                computed[own[1]] = partial(weight_value, program, operand)
             kind, target = own or (InputKind.USER_INPUT, None)
             persistent = True if kind is InputKind.BUFFER else None
             specs.append(InputSpec(kind, TensorArgument(placeholder.name), target, persistent))
@@ -83,7 +85,7 @@ def view(program: ExportedProgram, node: Node, block: Block) -> ExportedProgram:
 
 @contextmanager
 def opened(program: ExportedProgram, node: Node, block: Block) -> Iterator[ExportedProgram]:
-    """A view to edit: weights that are added become operands, and none goes that an operand feeds."""
+    """A view to edit: weights that are added become operands, and no placeholder is lost."""
     names = [placeholder.name for placeholder in block.placeholders]
     values = [value(placeholder) for placeholder in block.placeholders]
     seen = view(program, node, block)

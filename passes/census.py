@@ -29,6 +29,7 @@ from enginecast.passes.inf_clamps import find_inf_clamps
 from enginecast.passes.ir_text import dtype_text
 from enginecast.passes.match import is_float_cast, op_name
 from enginecast.passes.source import module_path, source_line
+from enginecast.passes.structure import all_nodes, is_structured
 
 Kind = Literal["parameter", "buffer", "constant", "edge"]
 _KINDS: dict[InputKind, Kind] = {
@@ -92,7 +93,7 @@ def take_census(program: ExportedProgram) -> Census:
         count, total = held.get((kind, dtype, module), (0, 0))
         held[kind, dtype, module] = count + 1, total + elements
     met: dict[tuple[str, str, str], list[str]] = {}
-    for node in program.graph.nodes:
+    for node in all_nodes(program):
         for what, by in _meetings(node):
             met.setdefault((what, by, source_line(node)), []).append(_place(node))
     return Census(
@@ -116,7 +117,7 @@ def _weights(program: ExportedProgram) -> Iterator[tuple[Kind, str, str, int]]:
 
 def _edges(program: ExportedProgram) -> Iterator[tuple[Kind, str, str, int]]:
     weights = weight_specs(program)
-    for node in program.graph.nodes:
+    for node in all_nodes(program):
         found = value(node) if node.op in ("placeholder", "call_function") else None
         if node.name in weights:
             continue
@@ -126,7 +127,7 @@ def _edges(program: ExportedProgram) -> Iterator[tuple[Kind, str, str, int]]:
 
 
 def _meetings(node: Node) -> Iterator[tuple[str, str]]:
-    if node.op != "call_function":
+    if node.op != "call_function" or is_structured(node):
         return
     if is_float_cast(node):
         source, wanted = dtype_text(dtype_of(first_input(node))), dtype_text(dtype_of(node))

@@ -60,7 +60,7 @@ def _returned(block: Block, classes: Mapping[Node, Class]) -> list[Class | None]
 def _entering(node: Node, classes: Mapping[Node, Class]) -> dict[int, Class]:
     """The class of each float operand within the blocks, by position."""
     lasting = lasting_positions(node)
-    given = {}
+    given: dict[int, Class] = {}
     for position, operand in enumerate(operands(node)):
         if not is_float(operand):
             continue

@@ -10,6 +10,7 @@ which is most of the time that a model of some billion parameters takes.
 
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,14 +20,15 @@ from torch.export.graph_signature import ConstantArgument, OutputKind
 from torch.fx import Interpreter, Node
 
 from enginecast.errors import InputError
+from enginecast.passes.checks import run_check
 from enginecast.passes.graph_edit import (
     weight_expressions,
     weight_specs,
     weight_tensor,
 )
-from enginecast.passes.purity import is_mutating
+from enginecast.passes.purity import CHECKS
 from enginecast.passes.structure import Block, is_structured, run_structured
-from enginecast.passes.written import written_values
+from enginecast.passes.written import reached_by, written_placeholders, written_values
 
 ALIGNMENT = 64
 """Bytes; where torch's allocator puts what it computes."""
@@ -114,7 +116,7 @@ class Run(Interpreter):
         self._replace = feed
         self._written = written_placeholders(program)
         # What an op writes into is computed anew for each case, and so is what follows from it.
-        self._weights = weight_expressions(program) - _reached_by(written_values(program.graph))
+        self._weights = weight_expressions(program) - reached_by(written_values(program.graph))
         self._feeds = [dict(_feed(program, inputs)) for inputs in cases]
         self._shared: dict[Node, Any] = {}
         self._own: list[dict[Node, Any]] = [{} for _ in cases]
@@ -152,6 +154,8 @@ class Run(Interpreter):
         if is_structured(node):
             args, _ = self.fetch_args_kwargs_from_env(node)
             return run_structured(node, args, self._runner(case), _call)
+        if node.target in CHECKS:
+            return run_check(node, case, partial(self.run_node, node))
         found = self.run_node(node)
         if isinstance(found, Tensor) and node not in self._weights:
             if self._watch is not None:
@@ -257,44 +261,3 @@ def schedule(program: ExportedProgram, weights: set[Node]) -> list[Node]:
         if node not in weights:
             place(node)
     return order
-
-
-def written_placeholders(program: ExportedProgram) -> set[Node]:
-    """Placeholders whose memory some op of the graph writes to, directly or through views."""
-    found: set[Node] = set()
-    for node in program.graph.nodes:
-        if node.op == "call_function" and is_mutating(node):
-            for source in _aliased(node, written=True):
-                found |= _origins(source)
-    return found
-
-
-def _origins(node: Node) -> set[Node]:
-    if node.op == "placeholder":
-        return {node}
-    found: set[Node] = set()
-    for source in _aliased(node, written=False):
-        found |= _origins(source)
-    return found
-
-
-def _aliased(node: Node, *, written: bool) -> Iterator[Node]:
-    """Arguments whose memory the result may share, or (`written`) that the op writes to."""
-    schema = getattr(node.target, "_schema", None)
-    for position, argument in enumerate(schema.arguments if schema is not None else ()):
-        given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-        alias = argument.alias_info
-        if isinstance(given, Node) and alias is not None and (alias.is_write or not written):
-            yield given
-
-
-def _reached_by(nodes: set[Node]) -> set[Node]:
-    """The nodes and everything computed from them."""
-    found: set[Node] = set()
-    waiting = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += node.users
-    return found

@@ -67,7 +67,7 @@ def _copy_out(program: ExportedProgram, node: Node, root: Node, outside: dict[No
     for source in root.all_input_nodes:
         _copy_out(program, node, source, outside)
     with program.graph.inserting_before(node):
-        moved = program.graph.node_copy(root, outside.__getitem__)
+        moved: Node = program.graph.node_copy(root, outside.__getitem__)
     first = root.all_input_nodes[0]
     if root.name.startswith(first.name):  # "arg0_1_f16" is "p_weight_f16" outside
         moved._rename(outside[first].name + root.name.removeprefix(first.name))

@@ -8,10 +8,10 @@ from torch.fx import Node
 from enginecast.passes.dtype_classes import classify
 from enginecast.passes.dtype_kinds import Class
 from enginecast.passes.dtype_ops import ELEMENTWISE_PAIR, HEAVY, LITERALS, SHAPE_ONLY
-from enginecast.passes.graph_edit import is_float
 from enginecast.passes.match import is_float_cast
 from enginecast.passes.residual import residual_sums
 from enginecast.passes.source import module_path
+from enginecast.passes.structure import all_nodes
 from enginecast.passes.unify_dtype import UnifyDtype
 
 LOW = frozenset({Class.STREAM, Class.RAISED})
@@ -35,9 +35,9 @@ def low_values(program: ExportedProgram, policy: UnifyDtype) -> list[Node]:
     sums = residual_sums(program)
     return [
         node
-        for node in program.graph.nodes
+        for node in all_nodes(program)
         if node.op == "call_function"
-        and is_float(node)
+        and node in classes
         and not is_float_cast(node)
         and node not in masked
         and classes[node] in (*LOW, Class.PRECISE)
@@ -72,7 +72,7 @@ def _readers(node: Node) -> Iterator[Node]:
 def _masked(program: ExportedProgram, classes: Mapping[Node, Class]) -> set[Node]:
     """Values that were filled, or that something computed from integers alone was added to."""
     found: set[Node] = set()
-    for node in program.graph.nodes:
+    for node in all_nodes(program):
         if node.op != "call_function" or node not in classes:
             continue
         sources = [s for s in node.all_input_nodes if s in classes]

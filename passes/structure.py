@@ -34,6 +34,9 @@ _WAYS: dict[Any, tuple[tuple[int, str], ...]] = {
 }
 """Where a node's arguments name its blocks, and how a reader calls them."""
 
+_FIRST: dict[Any, int] = {COND: 3, WHILE_LOOP: 2, SCAN: 1}
+"""Where the operands begin."""
+
 Apply = Callable[..., Any]
 """Calls an op on values of the run; `verify.emulate` has values of its own."""
 
@@ -79,7 +82,9 @@ def blocks(node: Node) -> tuple[Block, ...]:
     for position, way in _WAYS[node.target]:
         attribute = node.args[position]
         assert isinstance(attribute, Node)
-        module = attribute.graph.owning_module.get_submodule(str(attribute.target))
+        owner = attribute.graph.owning_module
+        assert owner is not None
+        module = owner.get_submodule(str(attribute.target))
         assert isinstance(module, GraphModule)
         found.append(Block(way, attribute, module))
     return tuple(found)
@@ -94,7 +99,7 @@ def operand_groups(node: Node) -> tuple[tuple[Any, ...], ...]:
     """The operands as the node groups them: `[operands]` of cond, `[carried, additional]` of
     while_loop, `[init, xs, additional]` of scan.
     """
-    first = {COND: 3, WHILE_LOOP: 2, SCAN: 1}[node.target]
+    first = _FIRST[node.target]
     groups: Any = node.args[first:]
     return tuple(map(tuple, groups))
 
@@ -106,7 +111,7 @@ def carried(node: Node) -> int:
 
 def set_operand(node: Node, position: int, value: Any) -> None:
     """Put another value in the place of one operand."""
-    first = {COND: 3, WHILE_LOOP: 2, SCAN: 1}[node.target]
+    first = _FIRST[node.target]
     groups = [list(group) for group in operand_groups(node)]
     for group in groups:
         if position < len(group):
@@ -174,8 +179,31 @@ def all_nodes(program: ExportedProgram) -> Iterator[Node]:
         yield from module.graph.nodes
 
 
+def all_blocks(program: ExportedProgram) -> Iterator[tuple[Node, Block]]:
+    """Every block of a program with the node that runs it, from the outside in."""
+    for module in all_modules(program):
+        for node in module.graph.nodes:
+            for block in blocks(node):
+                yield node, block
+
+
 def has_structure(program: ExportedProgram) -> bool:
     return any(map(is_structured, program.graph.nodes))
+
+
+def name_places(program: ExportedProgram) -> None:
+    """Give nodes within blocks the module of the op that runs them, where torch.export names none."""
+    _name_places(program.graph_module)
+
+
+def _name_places(module: GraphModule) -> None:
+    for node in module.graph.nodes:
+        for block in blocks(node):
+            for inner in block.module.graph.nodes:
+                for key in ("nn_module_stack", "stack_trace"):
+                    if inner.op == "call_function" and node.meta.get(key):
+                        inner.meta[key] = inner.meta.get(key) or node.meta[key]
+            _name_places(block.module)
 
 
 def block_name(node: Node, block: Block) -> str:

@@ -4,6 +4,7 @@ import operator
 from collections.abc import Iterator
 
 import torch
+from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from enginecast.passes.graph_edit import aten
@@ -60,3 +61,44 @@ def _head(family: dict[Node, Node], node: Node) -> Node:
 
 def _join(family: dict[Node, Node], left: Node, right: Node) -> None:
     family[_head(family, left)] = _head(family, right)
+
+
+def written_placeholders(program: ExportedProgram) -> set[Node]:
+    """Placeholders whose memory some op of the graph writes to, directly or through views."""
+    found: set[Node] = set()
+    for node in program.graph.nodes:
+        if node.op == "call_function" and is_mutating(node):
+            for source in _aliased(node, written=True):
+                found |= _origins(source)
+    return found
+
+
+def _origins(node: Node) -> set[Node]:
+    if node.op == "placeholder":
+        return {node}
+    found: set[Node] = set()
+    for source in _aliased(node, written=False):
+        found |= _origins(source)
+    return found
+
+
+def _aliased(node: Node, *, written: bool) -> Iterator[Node]:
+    """Arguments whose memory the result may share, or (`written`) that the op writes to."""
+    schema = getattr(node.target, "_schema", None)
+    for position, argument in enumerate(schema.arguments if schema is not None else ()):
+        given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        alias = argument.alias_info
+        if isinstance(given, Node) and alias is not None and (alias.is_write or not written):
+            yield given
+
+
+def reached_by(nodes: set[Node]) -> set[Node]:
+    """The nodes and everything computed from them."""
+    found: set[Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.users
+    return found

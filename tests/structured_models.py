@@ -1,7 +1,5 @@
 """Small modules whose graphs hold graphs (cond, while_loop, scan) or sizes that data decide."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn

@@ -19,8 +19,8 @@ from enginecast.passes.interpret import (
     interpret,
     interpret_cases,
     schedule,
-    written_placeholders,
 )
+from enginecast.passes.written import written_placeholders
 from enginecast.verify.boundaries import Snapshot, leaving, range_report, snapshots
 from enginecast.verify.floor import reference_program
 

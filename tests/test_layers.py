@@ -47,7 +47,7 @@ STEPS = [
 ]
 # The table of docs/design.md.  Everybody may import enginecast.errors and their own folder.
 MAY_IMPORT: dict[str, list[str]] = {
-    "enginecast.capture": ["enginecast.runtime"],
+    "enginecast.capture": ["enginecast.runtime", "enginecast.passes.structure"],
     "enginecast.passes": ["enginecast.ops"],
     "enginecast.exporters": ["enginecast.runtime", "enginecast.passes", "enginecast.ops"],
     "enginecast.verify": ["enginecast.runtime", "enginecast.passes", "enginecast.CallableFolder"],

@@ -16,6 +16,7 @@ from enginecast.passes.graph_edit import is_float, value, weight_expressions
 from enginecast.passes.interpret import Feed, interpret, interpret_cases
 from enginecast.passes.scaled_values import scale_of
 from enginecast.passes.source import module_path, source_line
+from enginecast.passes.structure import all_blocks, block_name
 
 SAMPLE = 1 << 16
 """Elements kept of a boundary: enough for an L2 norm, little enough to keep hundreds of boundaries
@@ -55,7 +56,8 @@ class Snapshot:
 def leaving(program: ExportedProgram) -> dict[Node, tuple[str, ...]]:
     """For each float value that leaves modules, the paths of those modules, innermost first.
 
-    A value leaves a module when a node outside of the module, or the output, reads it.
+    A value leaves a module when a node outside of the module, or the output, reads it.  What a block
+    of a branch or a loop returns leaves that block: "encoder.cond[true]".
     """
     weights = weight_expressions(program)
     found: dict[Node, tuple[str, ...]] = {}
@@ -68,6 +70,16 @@ def leaving(program: ExportedProgram) -> dict[Node, tuple[str, ...]]:
         )
         if left:
             found[node] = left
+    return found | _leaving_blocks(program)
+
+
+def _leaving_blocks(program: ExportedProgram) -> dict[Node, tuple[str, ...]]:
+    found: dict[Node, tuple[str, ...]] = {}
+    for node, block in all_blocks(program):
+        path = ".".join(part for part in (module_path(node), block_name(node, block)) if part)
+        for result in block.results:
+            if isinstance(result, Node) and result.op == "call_function" and is_float(result):
+                found[result] = (path,)
     return found
 
 
@@ -89,18 +101,20 @@ def snapshots(
     """
     paths = leaving(program)
     masks = [None] * len(cases) if masks is None else masks
-    found: list[dict[str, list[Boundary]]] = [{} for _ in cases]
+    found: list[dict[str, dict[Node, Boundary]]] = [{} for _ in cases]
 
     def keep(case: int, node: Node, tensor: Tensor) -> None:
         if node in paths:
             boundary = _boundary(tensor, source_line(node), masks[case], scale_of(node))
             kept = found[case]
             for path in paths[node]:
-                kept[path] = [*kept.pop(path, []), boundary]  # a module stands where it ends
+                values = kept.pop(path, {})
+                values.pop(node, None)  # of an iteration before
+                kept[path] = values | {node: boundary}  # a module stands where it ends
 
     outputs = interpret_cases(program, cases, names=names, watch=keep, feed=feed)
     return [
-        Snapshot(results, {path: tuple(values) for path, values in kept.items()})
+        Snapshot(results, {path: tuple(values.values()) for path, values in kept.items()})
         for results, kept in zip(outputs, found, strict=True)
     ]
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from enginecast.errors import UsageError
-from enginecast.verify.metrics import Array, Metrics, measure, pool, row_mask
+from enginecast.errors import UsageError, VerificationError
+from enginecast.verify.metrics import Array, Mask, Metrics, measure, pool, row_mask
 
 Comparison = Mapping[str, Mapping[str, Metrics]]
 """Case name -> output name -> metrics."""
@@ -79,7 +79,8 @@ def compare(
         VerificationError: a shape differs.
     """
     return {
-        name: measure(
+        name: _measured(
+            name,
             outputs[name],
             wanted,
             row_mask(wanted.shape, attention_mask) if name in masked else None,
@@ -87,6 +88,13 @@ def compare(
         for name, wanted in reference.items()
         if name in outputs
     }
+
+
+def _measured(name: str, output: Array, wanted: Array, mask: Mask | None) -> Metrics:
+    try:
+        return measure(output, wanted, mask)
+    except VerificationError as error:
+        raise VerificationError(f"output {name!r}: {error.message}", hint=error.hint) from error
 
 
 def pool_output(comparison: Comparison, output: str) -> Metrics:

@@ -18,11 +18,12 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 
+from enginecast.passes.checks import run_check
 from enginecast.passes.dtype_ops import JOINS, SHAPE_ONLY
 from enginecast.passes.graph_edit import aten, value
 from enginecast.passes.interpret import Run, named
-from enginecast.passes.purity import ASSERTS, is_mutating
-from enginecast.passes.structure import is_structured, run_structured
+from enginecast.passes.purity import ASSERTS, CHECKS, is_mutating
+from enginecast.passes.structure import all_modules, is_structured, run_structured
 from enginecast.passes.written import written_values
 from enginecast.verify.emulate_kernels import kernel_of
 from enginecast.verify.emulate_profiles import Profile
@@ -121,7 +122,8 @@ class _Emulated(Run):
         super().__init__(program, cases, None)
         self._profile = profile
         self._recorder = recorder
-        self._families = written_values(program.graph)
+        graphs = [module.graph for module in all_modules(program)]
+        self._families = set().union(*map(written_values, graphs))
 
     def evaluate(self, node: Node, case: int) -> Any:
         if node.op == "placeholder":
@@ -136,6 +138,9 @@ class _Emulated(Run):
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         if is_structured(node):
             return run_structured(node, args, self._runner(case), _apply)
+        if node.target in CHECKS:
+            low = _each((args, kwargs), _low)
+            return run_check(node, case, lambda: node.target(*low[0], **low[1]))  # type: ignore[operator]
         if node.target is operator.getitem and is_structured(node.args[0]):
             found = args[0][args[1]]
         else:

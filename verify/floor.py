@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 
 from enginecast.errors import EnginecastError, VerificationError
 from enginecast.passes.base import PassContext
+from enginecast.passes.checks import AssertionFailedError
 from enginecast.passes.graph_edit import structural_copy
 from enginecast.passes.interpret import interpret_cases
 from enginecast.passes.pipeline import run_pipeline
@@ -57,9 +58,16 @@ def reference_outputs(
     Args:
         program: as captured, before any pass.
         names: of the tensor outputs, in order.
+
+    Raises:
+        VerificationError: an assertion of the program does not hold in a case.
     """
     inputs = [case.inputs for case in cases]
-    outputs = interpret_cases(reference_program(program), inputs, names=names)
+    try:
+        outputs = interpret_cases(reference_program(program), inputs, names=names)
+    except AssertionFailedError as error:
+        case = cases[error.case].name
+        raise VerificationError(f"case {case!r}: {error.message}", hint=error.hint) from error
     return {case.name: _arrays(found) for case, found in zip(cases, outputs, strict=True)}
 
 
@@ -128,10 +136,17 @@ def make_reference(
     )
 
     def against(outputs: Outputs) -> Comparison:
-        return {
-            case: compare(found, references[case], attention_mask=masks[case], masked=masked)
-            for case, found in outputs.items()
-        }
+        return {case: _compared(case, found) for case, found in outputs.items()}
+
+    def _compared(case: str, found: Mapping[str, Array]) -> dict[str, Metrics]:
+        try:
+            return compare(found, references[case], attention_mask=masks[case], masked=masked)
+        except VerificationError as error:
+            raise VerificationError(
+                f"case {case!r}: eager does not give what the captured program does: "
+                f"{error.message}",
+                hint="Where values decide a size, a precision may change it.",
+            ) from error
 
     if dtype == "fp32":
         floor = Floor("fp32", against(plain))

@@ -60,8 +60,8 @@ def _counterparts(before: ExportedProgram, after: ExportedProgram) -> dict[str, 
     A name that both programs have is the same place: fx never gives a name twice in one graph.
     What a pass put in the place of something else stands in the same module and on the same line.
     """
-    old = {node.name: node for node in leaving(before)}
-    new = {node.name: node for node in leaving(after)}
+    old = {node.name: node for node in leaving(before) if node.graph is before.graph}
+    new = {node.name: node for node in leaving(after) if node.graph is after.graph}
     every = {node.name for node in before.graph.nodes}
     found = {name: name for name in new if name in every}
     gone = _by_place(node for name, node in old.items() if name not in new)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from enginecast.errors import VerificationError
 from enginecast.passes.base import Pass
 from enginecast.passes.ir_text import print_ir
 from enginecast.passes.pipeline import PassRun
@@ -164,15 +165,18 @@ def true_dtype_check(
     masks = [mask_of(case, mask_input) for case in cases]
     inputs = {case.name: case.inputs for case in cases}
     outputs, emulation = emulate(program, inputs, profile, names=names, masks=masks)
-    measured = {
-        case.name: compare(
-            {name: as_array(tensor) for name, tensor in found.items()},
-            references[case.name],
-            attention_mask=None if mask is None else as_array(mask),
-            masked=masked,
-        )
-        for case, mask, found in zip(cases, masks, outputs, strict=True)
-    }
+    measured = {}
+    for case, mask, found in zip(cases, masks, outputs, strict=True):
+        arrays = {name: as_array(tensor) for name, tensor in found.items()}
+        mask_array = None if mask is None else as_array(mask)
+        try:
+            measured[case.name] = compare(
+                arrays, references[case.name], attention_mask=mask_array, masked=masked
+            )
+        except VerificationError as error:
+            raise VerificationError(
+                f"case {case.name!r}, as {profile.name} computes: {error.message}", hint=error.hint
+            ) from error
     return TrueDtypeRun(measured, tuple(_problems(measured, floor, emulation)), emulation)
 
 

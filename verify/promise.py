@@ -151,9 +151,10 @@ class Rules:
 
     def inner(self, promise: Promise, runs: Sequence[CaseRuns]) -> Iterator[Check]:
         """Every module boundary that all runs have, in order of execution."""
-        for module in runs[0].after.boundaries:
-            found = [place for run in runs if (place := _at(module, run)) is not None]
-            if len(found) == len(runs):
+        for module in dict.fromkeys(name for run in runs for name in run.after.boundaries):
+            here = [run for run in runs if module in run.before.boundaries]  # the way it went
+            found = [place for run in here if (place := _at(module, run)) is not None]
+            if found and len(found) == len(here):
                 yield self._boundary(promise, module, found)
 
     def _boundary(self, promise: Promise, module: str, places: Sequence["_Place"]) -> Check:
