@@ -90,7 +90,7 @@ def cover_branches(
     found = cover(source.eager(), specs, cases, places, SEED)
     told = f"both ways verified: {', '.join(found.verified)}"
     return Covered(
-        inputs=tuple(_widened(spec, found.cases) for spec in specs),
+        inputs=tuple(widened(spec, found.cases) for spec in specs),
         cases=(*cases, *found.cases),
         verified=(told,) if found.verified else (),
         unverified=tuple(f"unverified branch: {line}" for line in found.unverified),
@@ -133,7 +133,7 @@ def along_guards(
     return tuple(kept)
 
 
-def _widened(spec: InputSpec, cases: Sequence[Case]) -> InputSpec:
+def widened(spec: InputSpec, cases: Sequence[Case]) -> InputSpec:
     """`spec` with a range of values that holds those of `cases`: the example's was a guess."""
     if spec.low is None or spec.high is None or spec.kind != "tensor":
         return spec

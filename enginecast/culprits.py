@@ -6,7 +6,7 @@ from dataclasses import replace
 from enginecast.passes.base import Pass, Site
 from enginecast.passes.pipeline import PassRun
 from enginecast.prepare import Prepared
-from enginecast.rewrite import OBSERVED, Rewritten, rewrite
+from enginecast.rewrite import Rewritten, observed_cases, rewrite
 from enginecast.steps import Steps
 from enginecast.trial import by_emulation
 from enginecast.verify.bisect import Subject, bisect
@@ -88,7 +88,7 @@ def find_culprits(
     )
     with steps("bisect"):
         found = bisect(
-            subject, rewritten.checks, prepared.cases[:OBSERVED], _worst_first(prepared, rewritten)
+            subject, rewritten.checks, observed_cases(prepared), _worst_first(prepared, rewritten)
         )
     steps.log(f"bisect: {found.trials} runs")
     for line in found.lines():

@@ -5,7 +5,7 @@ from torch.export import ExportedProgram
 
 from enginecast.plan import Plan
 from enginecast.prepare import Prepared
-from enginecast.rewrite import OBSERVED
+from enginecast.rewrite import observed_cases
 from enginecast.verify.emulate import emulate
 from enginecast.verify.emulate_profiles import profile_for
 from enginecast.verify.emulation_data import Emulation
@@ -24,7 +24,7 @@ def forecast(prepared: Prepared, plan: Plan, program: ExportedProgram) -> Emulat
     """
     if plan.precision == "fp32":
         return None
-    cases = prepared.cases[:OBSERVED]
+    cases = observed_cases(prepared)
     _, found = emulate(
         program,
         {case.name: case.inputs for case in cases},

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -27,6 +27,7 @@ from enginecast.passes.structure import has_structure, name_places
 from enginecast.steps import Steps
 from enginecast.verify.floor import make_reference
 from enginecast.verify.reference import Reference
+from enginecast.ways import MOST_TRIALS, cover_ways
 
 SEED = 0
 """Of the example and of the verification inputs: equal calls give equal bundles."""
@@ -69,6 +70,8 @@ class Prepared:
     """What was asked for."""
     unverified: tuple[str, ...] = ()
     """Branches of which no case takes one of the ways, where that was not allowed."""
+    watched: tuple[Case, ...] = ()
+    """The cases that every pass is watched on; empty: the first ones."""
 
     @property
     def mask_input(self) -> str | None:
@@ -130,12 +133,25 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
     prepared = Prepared(source, captured, cases, wanted, options)
     if captured.guards:
         kept = along_guards(source, cases, captured.guards, steps)
-        return replace(prepared, cases=kept)
-    if not captured.branches:
-        return prepared
-    with steps("branches"):
-        covered = cover_branches(source, captured.inputs, cases, captured.branches)
-    return _with_branches(prepared, covered, options, steps)
+        prepared = replace(prepared, cases=kept)
+    elif captured.branches:
+        with steps("branches"):
+            covered = cover_branches(source, captured.inputs, cases, captured.branches)
+        prepared = _with_branches(prepared, covered, options, steps)
+    if has_structure(captured.program):
+        prepared = _with_ways(prepared, options, steps)
+    return prepared
+
+
+def _with_ways(prepared: Prepared, options: ModelOptions, steps: Steps) -> Prepared:
+    """With cases for the ways through the blocks that the program holds."""
+    captured = prepared.captured
+    known = [f"{PurePath(file).name}:{line}" for file, line in captured.branches]
+    # Other inputs may go a way that a specialised program does not have.
+    trials = 0 if captured.guards else MOST_TRIALS
+    with steps("ways"):
+        found = cover_ways(captured.program, captured.inputs, prepared.cases, known, trials)
+    return replace(_with_branches(prepared, found.covered, options, steps), watched=found.cases)
 
 
 def _with_branches(
@@ -150,7 +166,7 @@ def _with_branches(
         prepared,
         captured=replace(prepared.captured, inputs=covered.inputs, notes=notes),
         cases=covered.cases,
-        unverified=() if allowed else covered.unverified,
+        unverified=() if allowed else (*prepared.unverified, *covered.unverified),
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch.export import ExportedProgram
 
+from enginecast.capture.examples import Case
 from enginecast.passes.base import Pass, Site
 from enginecast.passes.graph_edit import structural_copy
 from enginecast.passes.pipeline import PassRun, run_pipeline
@@ -132,9 +133,14 @@ def rewrite(
     return Rewritten(program, tuple(runs), tuple(observer.checks), emulated, cause)
 
 
+def observed_cases(prepared: Prepared) -> tuple[Case, ...]:
+    """The cases that are run after every pass: together they take every way that any case takes."""
+    return prepared.watched or prepared.cases[:OBSERVED]
+
+
 def observe(prepared: Prepared, reference: Reference) -> Observer:
     """What compares the program after each pass."""
-    observed = prepared.cases[:OBSERVED]
+    observed = observed_cases(prepared)
     return Observer(
         prepared.captured.program,
         observed,

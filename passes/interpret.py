@@ -100,7 +100,7 @@ def output_names(count: int) -> tuple[str, ...]:
 class Run(Interpreter):
     """One run; the environments hold the values that are still needed.
 
-    `verify.emulate` derives from it; what it overrides is `evaluate` and `user_outputs`.
+    `verify.emulate` and `ways` derive from it; what they override is public.
     """
 
     def __init__(
@@ -170,13 +170,14 @@ class Run(Interpreter):
         def run(block: Block, values: list[Any]) -> list[Any]:
             outer = self.env
             try:
-                return self._run_block(block, values, case)
+                return self.run_block(block, values, case)
             finally:
                 self.env = outer
 
         return run
 
-    def _run_block(self, block: Block, values: list[Any], case: int) -> list[Any]:
+    def run_block(self, block: Block, values: list[Any], case: int) -> list[Any]:
+        """What one block returns in a case."""
         env: dict[Node, Any] = dict(zip(block.placeholders, values, strict=True))
         self.env = env
         pending = Counter(source for n in block.module.graph.nodes for source in n.all_input_nodes)

@@ -22,6 +22,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
+from enginecast.errors import VerificationError
+from enginecast.passes.source import source_line
+
 aten = torch.ops.aten
 
 COND = torch.ops.higher_order.cond
@@ -37,6 +40,8 @@ _WAYS: dict[Any, tuple[tuple[int, str], ...]] = {
 _FIRST: dict[Any, int] = {COND: 3, WHILE_LOOP: 2, SCAN: 1}
 """Where the operands begin."""
 
+MOST_ROUNDS = 1 << 16
+"""Of a loop that is interpreted; one that runs longer counts as one without end."""
 Apply = Callable[..., Any]
 """Calls an op on values of the run; `verify.emulate` has values of its own."""
 
@@ -234,8 +239,15 @@ def run_structured(
     if node.target is WHILE_LOOP:
         condition, body = blocks(node)
         state, additional = list(args[2]), list(args[3])
+        rounds = 0
         while truth(run(condition, [*state, *additional])[0], apply):
             state = run(body, [*state, *additional])
+            rounds += 1
+            if rounds > MOST_ROUNDS:
+                raise VerificationError(
+                    f"the loop at {source_line(node) or node.name} has not ended after"
+                    f" {MOST_ROUNDS} rounds"
+                )
         return tuple(state)
     return _scan(node, args, run, apply)
 

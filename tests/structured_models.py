@@ -1,6 +1,5 @@
 """Small modules whose graphs hold graphs (cond, while_loop, scan) or sizes that data decide."""
 
-
 import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan

@@ -37,6 +37,7 @@ WORKERS = [f"enginecast.{folder}" for folder in FOLDERS]
 STEPS = [
     "enginecast.steps",
     "enginecast.cases",
+    "enginecast.ways",
     "enginecast.plan",
     "enginecast.prepare",
     "enginecast.rewrite",
@@ -47,7 +48,11 @@ STEPS = [
 ]
 # The table of docs/design.md.  Everybody may import enginecast.errors and their own folder.
 MAY_IMPORT: dict[str, list[str]] = {
-    "enginecast.capture": ["enginecast.runtime", "enginecast.passes.structure"],
+    "enginecast.capture": [
+        "enginecast.runtime",
+        "enginecast.passes.source",
+        "enginecast.passes.structure",
+    ],
     "enginecast.passes": ["enginecast.ops"],
     "enginecast.exporters": ["enginecast.runtime", "enginecast.passes", "enginecast.ops"],
     "enginecast.verify": ["enginecast.runtime", "enginecast.passes", "enginecast.CallableFolder"],
@@ -60,7 +65,8 @@ MAY_IMPORT: dict[str, list[str]] = {
     "enginecast.steps": ["enginecast.memory"],
     "enginecast.plan": WORKERS,
     "enginecast.cases": ["enginecast.steps", *WORKERS],
-    "enginecast.prepare": ["enginecast.cases", "enginecast.steps", *WORKERS],
+    "enginecast.ways": ["enginecast.cases", *WORKERS],
+    "enginecast.prepare": ["enginecast.cases", "enginecast.steps", "enginecast.ways", *WORKERS],
     "enginecast.rewrite": ["enginecast.prepare", "enginecast.steps", *WORKERS],
     "enginecast.trial": ["enginecast.plan", "enginecast.rewrite", *WORKERS],
     "enginecast.culprits": [
