@@ -197,7 +197,7 @@ def has_structure(program: ExportedProgram) -> bool:
 
 
 def name_places(program: ExportedProgram) -> None:
-    """Give nodes within blocks the module of the op that runs them, where torch.export names none."""
+    """Give nodes within blocks the module of the op that runs them: torch.export names none."""
     _name_places(program.graph_module)
 
 

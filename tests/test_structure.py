@@ -1,0 +1,306 @@
+"""Passes, checks and emulation over programs that hold graphs within the graph."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from structured_models import MODELS, WIDTH
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from enginecast.errors import CaptureError, PassError, VerificationError
+from enginecast.passes.base import Pass, PassContext, Promise, Site
+from enginecast.passes.graph_edit import aten, dtype_of, structural_copy, weight_specs
+from enginecast.passes.interpret import interpret_cases
+from enginecast.passes.ir_text import print_ir
+from enginecast.passes.pipeline import PassRun, build, run_pipeline
+from enginecast.passes.sites import SiteLog
+from enginecast.passes.structure import all_blocks, all_nodes, blocks, operands
+from enginecast.passes.unify_dtype import UnifyDtype
+from enginecast.prepare import ModelOptions, Prepared, open_model, prepare
+from enginecast.steps import Steps
+from enginecast.verify.emulate import emulate
+from enginecast.verify.emulate_profiles import profile_for
+from enginecast.verify.program import Observer
+
+NAMES = ("Branches", "NormInBranch", "Constants", "Counted", "Recurrent", "OwnLength", "Cut")
+_PREPARED: dict[str, Prepared] = {}
+
+
+def prepared(name: str) -> Prepared:
+    """A captured model; captured once for all tests."""
+    if name not in _PREPARED:
+        module, example = MODELS[name].make()
+        source = open_model(module, ModelOptions(), example)
+        _PREPARED[name] = prepare(source, ModelOptions(), Steps())
+    return _PREPARED[name]
+
+
+def copied(name: str) -> ExportedProgram:
+    return structural_copy(prepared(name).captured.program)
+
+
+def outputs(name: str, program: ExportedProgram) -> list[dict[str, torch.Tensor]]:
+    ready = prepared(name)
+    inputs = [case.inputs for case in ready.cases]
+    return interpret_cases(program, inputs, names=ready.output_names)
+
+
+def floats(program: ExportedProgram) -> Iterator[Node]:
+    for node in all_nodes(program):
+        if node.op in ("call_function", "placeholder") and dtype_of(node) is not None:
+            yield node
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_interpreting_gives_what_eager_gives(name: str) -> None:
+    ready = prepared(name)
+    eager = ready.source.eager()
+    for case, found in zip(ready.cases, outputs(name, copied(name)), strict=True):
+        result = eager(**case.inputs)
+        wanted = result if isinstance(result, dict) else {"output_0": result}
+        for key, tensor in wanted.items():
+            torch.testing.assert_close(found[key], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_editing_a_copy_leaves_the_blocks_of_the_program_alone() -> None:
+    program = copied("Counted")
+    before = print_ir(program)
+    copy = structural_copy(program)
+    assert print_ir(copy) == before
+    run_pipeline((UnifyDtype(to="fp16"),), copy, PassContext())
+    assert print_ir(copy) != before
+    assert print_ir(program) == before
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_float_of_the_reference_is_fp64(name: str) -> None:
+    program = copied(name)
+    run_pipeline((UnifyDtype(to="fp64"),), program, PassContext())
+    weights = weight_specs(program)
+    low = [
+        node.name
+        for node in floats(program)
+        if dtype_of(node) in (torch.float32, torch.float16)
+        and node.op == "call_function"
+        and node not in weights
+    ]
+    assert low == []
+    assert all(
+        tensor.dtype == torch.float64
+        for found in outputs(name, program)
+        for tensor in found.values()
+        if tensor.is_floating_point()
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_borders_of_blocks_have_one_dtype(name: str) -> None:
+    program = copied(name)
+    run_pipeline((UnifyDtype(to="fp16"),), program, PassContext())
+    for node, block in all_blocks(program):
+        for placeholder, operand in zip(block.placeholders, operands(node), strict=True):
+            assert dtype_of(placeholder) == dtype_of(operand), placeholder
+        if block.way == "condition":
+            continue
+        for result, whole in zip(block.results, node.meta["val"], strict=True):
+            dtype = whole.dtype
+            assert result.meta["val"].dtype == dtype, result
+    for found in outputs(name, program):
+        assert {t.dtype for t in found.values() if t.is_floating_point()} == {torch.float16}
+
+
+def test_casts_of_weights_stand_outside_of_blocks() -> None:
+    program = copied("Counted")
+    run_pipeline((UnifyDtype(to="fp16"),), program, PassContext())
+    text = print_ir(program)
+    assert "\n%p_up_weight_f16: f16[8, 8] = aten.to.dtype(%p_up_weight, f16)" in text
+    assert text.count("aten.to.dtype(%p_up_weight") == 1
+    assert "    %true_graph_0 = attribute" in text  # blocks are indented, and blocks in them more
+
+
+def test_emulation_rounds_within_blocks() -> None:
+    ready, program = prepared("NormInBranch"), copied("NormInBranch")
+    run_pipeline((UnifyDtype(to="fp16"),), program, PassContext())
+    cases = {case.name: case.inputs for case in ready.cases}
+    found, emulation = emulate(program, cases, profile_for("onnxruntime"), names=ready.output_names)
+    exact = outputs("NormInBranch", copied("NormInBranch"))
+    for low, wide in zip(found, exact, strict=True):
+        assert low["full"].dtype == torch.float16
+        error = (low["full"].float() - wide["full"]).norm() / wide["full"].norm()
+        assert 1e-5 < error < 3e-3  # rounded, and no more than that
+    assert emulation.overflow is None
+
+
+class Large(nn.Module):
+    """Leaves fp16's range in one branch alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.cond(
+            x.sum() > 0, lambda h: self.up(h) * 1e6 * 1e-6, lambda h: self.up(h), (x,)
+        )
+        return found
+
+
+def test_emulation_sees_an_overflow_within_a_branch() -> None:
+    torch.manual_seed(0)
+    example = {"x": torch.randn(3, 5, WIDTH)}
+    ready = prepare(open_model(Large(), ModelOptions(), example), ModelOptions(), Steps())
+    program = structural_copy(ready.captured.program)
+    run_pipeline((UnifyDtype(to="fp16"),), program, PassContext())
+    x = torch.randn(2, 5, WIDTH).abs()
+    profile = profile_for("onnxruntime")
+    _, calm = emulate(program, {"calm": {"x": -x}}, profile)
+    assert calm.overflow is None
+    _, wild = emulate(program, {"wild": {"x": x}}, profile)
+    assert wild.overflow is not None
+    assert wild.overflow.case == "wild"
+
+
+@dataclass(frozen=True)
+class Shift(Pass):
+    """Wrong on purpose: changes the sum of a branch."""
+
+    name: ClassVar[str] = "shift"
+    promise: ClassVar[Promise] = "exact"
+    in_blocks: ClassVar[bool] = True
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        log = SiteLog(context)
+        for node in list(program.graph.nodes):
+            if node.target is aten.mul.Tensor and node.args[1] == 2.0 and not log.skipped(node):
+                node.update_arg(1, 2.001)
+                log.done(node)
+        return log.sites
+
+
+def test_a_wrong_rewrite_in_one_branch_is_found_and_named() -> None:
+    ready, program = prepared("Unchanged"), copied("Unchanged")
+    observer = Observer(program, ready.watched, names=ready.output_names)
+    run_pipeline((Shift(),), program, PassContext(), (observer,))
+    [check] = observer.checks
+    assert "cond[false]" in check.failure
+    assert "bit-equal" in check.failure
+
+
+def test_sites_of_blocks_can_be_left_alone_one_by_one() -> None:
+    first, second = _shifted(PassContext())
+    assert (first.rewritten, second.rewritten) == (True, True)
+    assert first.key != second.key
+    again = _shifted(PassContext(skip=frozenset({second.key})))
+    assert [site.rewritten for site in again] == [True, False]
+
+
+def _shifted(context: PassContext) -> tuple[Site, ...]:
+    class Two(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = torch.cond(
+                x.sum() > 0, lambda h: h * 2.0, lambda h: (h + 1) * 2.0, (x,)
+            )
+            return found
+
+    program = torch.export.export(Two(), (), {"x": torch.randn(3, 2)}, strict=False)
+    [run] = run_pipeline((Shift(),), program, context)
+    return run.sites
+
+
+def test_a_pass_that_looks_at_no_blocks_says_so() -> None:
+    ready, program = prepared("Branches"), copied("Branches")
+    runs: list[PassRun] = run_pipeline(build("rescale-residual"), program, ready.context)
+    reasons = [site.reason for site in runs[0].sites]
+    assert "this pass does not look into the graphs that the op runs" in reasons
+
+
+def test_canonicalize_folds_and_merges_within_blocks() -> None:
+    program = copied("Attends")
+    wanted = outputs("Attends", program)
+    run_pipeline(build("canonicalize"), program, PassContext())
+    text = print_ir(program)
+    assert 'constant "folded' in text  # made in the branch, and handed in
+    for found, expected in zip(outputs("Attends", program), wanted, strict=True):
+        assert torch.equal(found["output_0"], expected["output_0"])
+
+
+def test_a_policy_may_keep_what_a_branch_computes() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = MODELS["Branches"].make()[0]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.part(x) * 2.0
+            return found
+
+    example = {"x": torch.randn(3, 5, WIDTH)}
+    ready = prepare(open_model(Outer(), ModelOptions(), example), ModelOptions(), Steps())
+    program = structural_copy(ready.captured.program)
+    run_pipeline((UnifyDtype(to="fp16", keep=("part",)),), program, PassContext())
+    for _, block in all_blocks(program):
+        dtypes = {dtype_of(node) for node in block.module.graph.nodes if dtype_of(node)}
+        assert dtypes == {torch.float32}
+
+
+class Endless(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch._higher_order_ops.while_loop import while_loop
+
+        found: torch.Tensor = while_loop(
+            lambda i, h: i >= 0, lambda i, h: (i + 1, h * 1.0), (torch.zeros(()), x)
+        )[1]
+        return found
+
+
+def test_a_loop_without_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("enginecast.passes.structure.MOST_ROUNDS", 50)
+    example = {"x": torch.randn(3, 2)}
+    program = torch.export.export(Endless(), (), example, strict=False)
+    with pytest.raises(VerificationError, match=r"loop at test_structure\.py:\d+ has not ended"):
+        interpret_cases(program, [example])
+
+
+class Spoils(nn.Module):
+    """A branch that writes into a value from outside of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = x * 2.0
+
+        def write(h: torch.Tensor) -> torch.Tensor:
+            return h.add_(1.0) * 3.0
+
+        found: torch.Tensor = torch.cond(x.sum() > 0, write, lambda h: h * 1.0, (hidden,))
+        return found + hidden
+
+
+def test_a_branch_that_writes_into_what_it_is_given_is_refused() -> None:
+    example = {"x": torch.randn(3, 2)}
+    with pytest.raises(CaptureError, match=r"add_.*writes into .* the true graph|mutat"):
+        prepare(open_model(Spoils(), ModelOptions(), example), ModelOptions(), Steps())
+
+
+def test_casts_without_a_border_are_refused_within_blocks() -> None:
+    program = copied("Branches")
+    run_pipeline((UnifyDtype(to="fp16"),), program, PassContext())
+    [node] = [n for n in program.graph.nodes if blocks(n)]
+    graph = blocks(node)[0].module.graph
+    result = blocks(node)[0].results[0]
+    with graph.inserting_after(result):
+        cast = graph.call_function(aten.to.dtype, (result, torch.float32))
+    cast.meta["val"] = result.meta["val"].float()
+    with pytest.raises(PassError, match="unexpected casts"):
+        run_pipeline((_Nothing(),), program, PassContext())
+
+
+@dataclass(frozen=True)
+class _Nothing(Pass):
+    name: ClassVar[str] = "unify-dtype"
+    covers_blocks: ClassVar[bool] = True
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        return []

@@ -1,0 +1,130 @@
+"""Branches, loops and sizes that values decide, from a module to a verified engine."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from structured_models import MODELS, STRUCTURED, Bessel, OneWay, Remembers, Structured, tokens
+
+import enginecast
+from enginecast.driver import export
+from enginecast.errors import CaptureError, LoweringError, VerificationError
+from enginecast.job import Export
+from enginecast.plan import make_plan
+from enginecast.prepare import ModelOptions
+
+OFTEN = {("Branches", "fp16"), ("Counted", "fp32"), ("Recurrent", "fp32")}
+"""What a default run exports; the others are slow together."""
+
+
+def made(case: Structured, folder: Path, precision: str = "fp32") -> Export:
+    module, example = case.make()
+    return export(module, folder / "bundle", make_plan(precision=precision), example=example)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        pytest.param(
+            name,
+            precision,
+            marks=[] if (name, precision) in OFTEN else pytest.mark.slow,
+            id=f"{name}-{precision}",
+        )
+        for name in MODELS
+        for precision in ("fp32", "fp16", "bf16")
+    ],
+)
+def test_engine_agrees_with_eager(name: str, precision: str, tmp_path: Path) -> None:
+    case = MODELS[name]
+    done = made(case, tmp_path, precision)
+    verdict = done.report.verdict
+    expected = "verified" if precision == "fp32" else "verified-by-emulation"
+    assert verdict.outcome == expected, verdict.reasons
+    assert done.ops.get(case.op, 0) >= 1
+    if case.op in ("If", "Loop"):
+        assert any("every way of the program verified" in note for note in done.report.notes)
+
+
+def test_every_model_is_listed_once() -> None:
+    assert len(MODELS) == len(STRUCTURED)
+    assert {name for name, _ in OFTEN} <= MODELS.keys()
+
+
+def test_engine_takes_both_ways_and_sizes_of_its_own(tmp_path: Path) -> None:
+    module, example = MODELS["OwnLength"].make()
+    enginecast.compile(module, tmp_path / "bundle", example=example)
+    x = example["x"]
+    with enginecast.load(tmp_path / "bundle") as engine:
+        [output] = engine.outputs
+        assert output.shape == ("batch", "output_0_1", 8)
+        for inputs, length in ((x.abs(), 2), (-x.abs(), 3)):
+            found = torch.from_numpy(engine.run({"x": inputs.numpy()})["output_0"])
+            assert found.shape == (3, length, 8)
+            torch.testing.assert_close(found, module.eval()(inputs))
+
+
+def test_fusions_reach_into_a_branch(tmp_path: Path) -> None:
+    done = made(MODELS["NormInBranch"], tmp_path)
+    assert done.ops["RMSNormalization"] == 2
+    assert done.ops["Gelu"] == 1
+    [norms] = [fusion for fusion in done.report.fusions if fusion.kind == "rms-norm"]
+    assert (norms.expected, norms.program, norms.engine) == (2, 2, 2)
+    checked = [place for check in done.report.passes for place in check.modules]
+    assert any(place.endswith("cond[true]") for place in checked)
+    assert any(place.endswith("cond[false]") for place in checked)
+
+
+def test_a_size_that_values_decide_has_a_name_without_a_range(tmp_path: Path) -> None:
+    done = made(MODELS["Cut"], tmp_path)
+    assert done.bundle is not None
+    manifest = done.bundle.manifest
+    shapes = {output.name: output.shape for output in manifest.outputs}
+    assert shapes == {"hidden": ("batch", "hidden_1", 8), "twice": ("batch", "2*hidden_1", 8)}
+    assert set(manifest.symbols) == {"batch"}
+    assert [note for note in done.report.notes if "is not in the engine" in note] != []
+
+
+@pytest.mark.slow
+def test_nothing_kept_by_a_mask_is_a_size_too(tmp_path: Path) -> None:
+    module, example = MODELS["Chosen"].make()
+    enginecast.compile(module, tmp_path / "bundle", example=example)
+    with enginecast.load(tmp_path / "bundle") as engine:
+        found = engine.run({"x": -example["x"].abs().numpy()})["output_0"]
+    assert found.shape == (0, 8)
+
+
+def test_a_way_that_no_input_takes_is_a_rejection(tmp_path: Path) -> None:
+    plan = make_plan(precision="fp32")
+    done = export(OneWay(), tmp_path / "bundle", plan, example=tokens())
+    assert done.bundle is None
+    [reason] = done.report.verdict.reasons
+    assert reason.startswith("unverified branch: structured_models.py:")
+    assert reason.endswith("cond never took the false way")
+
+
+def test_a_way_that_no_input_takes_may_be_allowed(tmp_path: Path) -> None:
+    options = ModelOptions(allow_unverified_branches=True)
+    plan = make_plan(precision="fp32")
+    done = export(OneWay(), tmp_path / "bundle", plan, options, example=tokens())
+    assert done.report.verdict.outcome == "verified"
+    assert any("unverified branch" in note for note in done.report.notes)
+
+
+@pytest.mark.slow
+def test_an_op_without_onnx_form_is_named_within_a_branch(tmp_path: Path) -> None:
+    with pytest.raises(LoweringError, match=r"special_bessel_j0.*structured_models\.py:\d+"):
+        export(Bessel(), tmp_path / "bundle", make_plan(), example=tokens())
+
+
+def test_a_write_to_state_within_a_branch_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"add_.*changes table at .*structured_models\.py"):
+        export(Remembers(), tmp_path / "bundle", make_plan(), example=tokens())
+
+
+def test_an_assertion_that_fails_names_its_line(tmp_path: Path) -> None:
+    module, example = MODELS["Guarded"].make()
+    with pytest.raises(
+        VerificationError, match=r"case .*the assertion at structured_models\.py:\d+ does not hold"
+    ):
+        export(module, tmp_path / "bundle", make_plan(), example={"x": example["x"] * 1000})
