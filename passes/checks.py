@@ -37,5 +37,5 @@ def run_check(node: Node, case: int, call: Callable[[], Any]) -> Any:
         raise AssertionFailedError(
             f"the assertion at {place} does not hold: {said}",
             case,
-            hint="Give inputs that it holds for, with --inputs; or narrow the sizes, with --dynamic.",
+            hint="Give inputs that it holds for: --inputs; or narrow the sizes: --dynamic.",
         ) from error

@@ -118,7 +118,9 @@ class Constants(Base):
             made = h.clone()
             made.add_(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], dtype=h.dtype))
             made[:, 0] = 0.5
-            return self.up(made.relu_())
+            made = made.relu_()
+            found: Tensor = self.up(made)
+            return found
 
         return torch.cond(x.sum() > 0, fill, lambda h: h + self.table, (x,))
 

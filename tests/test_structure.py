@@ -86,7 +86,7 @@ def test_every_float_of_the_reference_is_fp64(name: str) -> None:
         for node in floats(program)
         if dtype_of(node) in (torch.float32, torch.float16)
         and node.op == "call_function"
-        and node not in weights
+        and node.name not in weights
     ]
     assert low == []
     assert all(

@@ -56,8 +56,8 @@ class Snapshot:
 def leaving(program: ExportedProgram) -> dict[Node, tuple[str, ...]]:
     """For each float value that leaves modules, the paths of those modules, innermost first.
 
-    A value leaves a module when a node outside of the module, or the output, reads it.  What a block
-    of a branch or a loop returns leaves that block: "encoder.cond[true]".
+    A value leaves a module when a node outside of the module, or the output, reads it.  What a
+    block of a branch or a loop returns leaves that block: "encoder.cond[true]".
     """
     weights = weight_expressions(program)
     found: dict[Node, tuple[str, ...]] = {}
