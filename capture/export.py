@@ -14,7 +14,12 @@ from enginecast.capture.bind import bind_weights
 from enginecast.capture.examples import verification_inputs
 from enginecast.capture.inputs import InputSpec
 from enginecast.capture.ladder import Fallback, Ladder, Rung
-from enginecast.capture.mutation import drop_idle_writes, input_writes, refuse_mutation
+from enginecast.capture.mutation import (
+    compute_overwritten,
+    drop_idle_writes,
+    input_writes,
+    refuse_mutation,
+)
 from enginecast.capture.oracle import Guard
 from enginecast.capture.outputs import Named, OutputSpec, name_result
 from enginecast.capture.program_inputs import program_inputs
@@ -101,11 +106,12 @@ def capture(
     traced = climbed.made
     program, shapes = traced.program, traced.shapes
     drop_idle_writes(program)
+    overwritten = compute_overwritten(program)
     refuse_mutation(program)
     outputs = output_specs(program, output_names(program), symbol_names(program, traced.specs))
     bind_weights(program, weights)
     program.validate()
-    notes = (*traced.notes, *shapes.notes, *input_writes(program))
+    notes = (*traced.notes, *shapes.notes, *overwritten, *input_writes(program))
     return Captured(
         program,
         shapes.inputs,
@@ -132,8 +138,10 @@ def describe(program: ExportedProgram) -> Captured:
     """Inputs and outputs of a program that was captured elsewhere (see `program_inputs`).
 
     Raises:
-        CaptureError: a dimension of an input is an expression such as 8*s0.
+        CaptureError: a dimension of an input is an expression such as 8*s0, or the program writes
+            to its own state.
     """
+    refuse_mutation(program)
     inputs = program_inputs(program)
     symbols = {
         dim.name: (dim.minimum, dim.maximum)

@@ -44,6 +44,58 @@ def _original(node: Node) -> Node:
     return node
 
 
+def compute_overwritten(program: ExportedProgram) -> tuple[str, ...]:
+    """Take away writes into buffers that every call overwrites whole before it reads them.
+
+    `self.frequencies.copy_(computed)` keeps nothing from one call to the next when nothing reads
+    the buffer before: longrope does so.  What reads it later reads what was computed.
+
+    Returns:
+        Notes on these buffers, as sentences.
+    """
+    buffers = program.graph_signature.inputs_to_buffers
+    writes = list(_writes(program, buffers))
+    notes = []
+    for node, owner in writes:
+        buffer = node.args[0]
+        assert isinstance(buffer, Node)
+        is_only = [name for _, name in writes].count(owner) == 1
+        if node.target is aten.copy_.default and is_only and _is_whole(node, buffer):
+            _compute(program, node, buffer)
+            notes.append(
+                f"the model overwrites its buffer {owner}{_place(node)} before it reads it: the "
+                "engine computes it in every call"
+            )
+    return tuple(notes)
+
+
+def _is_whole(node: Node, buffer: Node) -> bool:
+    """Whether a copy fills a buffer that nothing has looked at yet."""
+    source = node.args[1]
+    assert isinstance(source, Node)
+    if buffer.op != "placeholder" or source.meta["val"].shape != buffer.meta["val"].shape:
+        return False
+    order = {found: index for index, found in enumerate(node.graph.nodes)}
+    return all(order[user] >= order[node] for user in buffer.users)
+
+
+def _compute(program: ExportedProgram, node: Node, buffer: Node) -> None:
+    source = node.args[1]
+    assert isinstance(source, Node)
+    dtype = buffer.meta["val"].dtype
+    with program.graph.inserting_before(node):
+        # A copy: an op that writes into either must not reach the other.
+        made = program.graph.call_function(
+            aten.clone.default if source.meta["val"].dtype == dtype else aten.to.dtype,
+            (source,) if source.meta["val"].dtype == dtype else (source, dtype),
+        )
+    made.meta = dict(node.meta)
+    node.replace_all_uses_with(made)
+    program.graph.erase_node(node)
+    for user in list(buffer.users):
+        user.replace_input_with(buffer, made)
+
+
 def refuse_mutation(program: ExportedProgram) -> None:
     """Raise CaptureError when `program` writes to a parameter or buffer, also through a view, or
     when a branch or the body of a loop writes into anything that it was given.

@@ -78,14 +78,17 @@ class Job:
     steps: Steps
     drop_guilty: bool = False
     """Leave out the sites that break a pass's promise, and go on."""
+    _state_notes: list[str] = field(default_factory=list)
 
     def run(self) -> Export:
         """Do it; a result that does not agree with eager is an outcome, not an error."""
         with self.steps("read the weights"):
             self.prepared.source.fingerprint()  # refuses weights that are no numbers
         with self.steps("reference"):
-            reference = reference_of(self.prepared, self.plan.precision)
+            reference = reference_of(self.prepared, self.plan.precision, self._state_notes)
             problems = (*self.prepared.unverified, *self._capture_problems(reference))
+        for note in self._state_notes:
+            self.steps.say(note)
         rewritten = explained(
             self.prepared,
             self.passes,
@@ -168,7 +171,12 @@ class Job:
             fusions=tuple(fusions),
             seconds=dict(self.steps.seconds),
             memory=dict(self.steps.memory),
-            notes=(*self.prepared.captured.notes, *rewritten.notes, *notes),
+            notes=(
+                *self.prepared.captured.notes,
+                *self._state_notes,
+                *rewritten.notes,
+                *notes,
+            ),
         )
 
     def _reject(self, rewritten: Rewritten, report: Report, lowered: Lowered | None) -> Export:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePath
 
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from enginecast.capture.inputs import InputSpec, captured_dtype, from_example
 from enginecast.capture.ladder import Fallback
 from enginecast.capture.outputs import run_named
 from enginecast.capture.source import Source, open_source
+from enginecast.capture.state import CalledTwice
 from enginecast.capture.wanted import Wanted, parse_wanted
 from enginecast.cases import Covered, along_guards, check_values, choose_cases, cover_branches
 from enginecast.passes.base import PassContext
@@ -170,21 +172,32 @@ def _with_branches(
     )
 
 
-def reference_of(prepared: Prepared, dtype: str) -> Reference:
+def reference_of(prepared: Prepared, dtype: str, notes: list[str] | None = None) -> Reference:
     """What the model itself gives for the verification inputs, and its noise floor in `dtype`.
 
+    Args:
+        prepared: the model.
+        dtype: that the engine computes in.
+        notes: gets sentences on state that the model keeps between calls.
+
     Raises:
+        CaptureError: a second call with equal inputs gives another result.
         VerificationError: eager does not run in this dtype.
     """
-    return make_reference(
+    smallest = min(prepared.cases, key=lambda case: sum(t.numel() for t in case.inputs.values()))
+    run = CalledTwice(partial(run_named, wanted=prepared.wanted), smallest.inputs)
+    reference = make_reference(
         prepared.captured.program,
         prepared.source.eager,
         prepared.cases,
         dtype=dtype,
         names=prepared.output_names,
-        forward=lambda module, inputs: run_named(module, inputs, prepared.wanted),
+        forward=run,
         mask_input=prepared.mask_input,
     )
+    if notes is not None:
+        notes += run.notes
+    return reference
 
 
 def _capture(

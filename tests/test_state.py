@@ -1,0 +1,273 @@
+"""State that a model keeps between calls is refused or told, with its name and line."""
+
+import copy
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from control_flow import BufferCounter, KvCache, PythonCounter
+from torch import Tensor, nn
+
+import enginecast
+from enginecast.capture.export import capture
+from enginecast.capture.factory import FactorySource
+from enginecast.capture.inputs import from_example
+from enginecast.capture.source import open_source
+from enginecast.driver import export
+from enginecast.errors import CaptureError
+from enginecast.plan import make_plan
+from enginecast.prepare import ModelOptions, prepare, reference_of
+from enginecast.steps import Steps
+
+X = torch.arange(12.0).reshape(3, 4) / 7
+
+
+class Appends(nn.Module):
+    """Keeps what it saw, and never looks at it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(1.0)  # HERE
+        return x * 2
+
+
+class Assigns(nn.Module):
+    """Remembers a tensor of the last call, and adds it to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2 if self.last is None else x * 2 + self.last.sum()
+        self.last = x  # HERE
+        return y
+
+
+class Counts(nn.Module):
+    """A counter that decides nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1  # HERE
+        return x * 2
+
+
+class Parent(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x)
+
+
+class Draws(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+
+class Overwrites(nn.Module):
+    """A buffer that holds nothing from call to call."""
+
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.zeros(4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.table.copy_(x.amax(0).double())  # HERE
+        return x * self.table
+
+
+class ReadsFirst(Overwrites):
+    """The same buffer, read before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.table
+        self.table.copy_(x.amax(0))  # HERE
+        return y
+
+
+class WritesIntoInput(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x.mul_(2)  # HERE
+        return x.cos()
+
+
+def place(made: type) -> str:
+    lines, first = inspect.getsourcelines(made)
+    line = next(first + i for i, text in enumerate(lines) if "# HERE" in text)
+    return f"{Path(str(inspect.getsourcefile(made))).name}:{line}"
+
+
+def prepared_reference(module: nn.Module) -> list[str]:
+    """Up to the reference, which calls eager twice; what it notes."""
+    notes: list[str] = []
+    source = FactorySource("model", module.eval(), {"x": X})
+    made = prepare(source, ModelOptions(), Steps())
+    reference_of(made, "fp32", notes)
+    return [*made.captured.notes, *notes]
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attribute")  # torch's; the command holds it back
+@pytest.mark.parametrize(
+    ("make", "name", "how"),
+    [(PythonCounter, "calls", "was 0, is 1"), (Assigns, "last", "a tensor")],
+)
+def test_state_that_changes_the_result_is_refused(
+    make: Callable[[], nn.Module], name: str, how: str
+) -> None:
+    with pytest.raises(CaptureError) as caught:
+        prepared_reference(Parent(make()))
+    assert f"inner.{name} at " in caught.value.message
+    assert f"{place(make)} ({how})" in caught.value.message  # type: ignore[arg-type]
+    assert "another 'output_0'" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("make", "how"),
+    [(Appends, "seen at {} (had 0 items, has 1)"), (Counts, "calls at {} (was 0, is 1)")],
+)
+def test_state_that_decides_nothing_is_a_note(make: type[nn.Module], how: str) -> None:
+    [note] = prepared_reference(make())
+    name, told = how.split(" at {} ")
+    assert note.startswith(f"forward changes {name} at ")
+    assert f"{place(make)} {told}; an engine keeps no state" in note
+
+
+def test_a_model_without_state_gives_no_note() -> None:
+    assert prepared_reference(Parent(nn.Linear(4, 4))) == []
+
+
+def test_noise_is_refused() -> None:
+    with pytest.raises(CaptureError, match="two calls with equal inputs give different values"):
+        prepared_reference(Draws())
+
+
+def captured(module: nn.Module) -> tuple[str, ...]:
+    example = {"x": X}
+    if isinstance(module, KvCache):
+        example |= {"position": torch.tensor([0, 1, 2])}
+    specs = from_example(example)
+    inputs = {
+        spec.name: torch.zeros([d.size for d in spec.dims], dtype=spec.dtype) for spec in specs
+    }
+    return capture(FactorySource("model", module.eval(), {}), specs, inputs).notes
+
+
+@pytest.mark.parametrize(
+    ("make", "owner"), [(BufferCounter, "n"), (KvCache, "cache"), (ReadsFirst, "table")]
+)
+def test_a_write_to_a_buffer_is_refused_with_its_line(make: type[nn.Module], owner: str) -> None:
+    with pytest.raises(CaptureError, match="writes to its own state") as caught:
+        captured(make())
+    assert f" changes {owner} at " in caught.value.message
+    assert caught.value.message.endswith(place(make))
+
+
+def test_a_buffer_that_is_overwritten_first_is_computed(tmp_path: Path) -> None:
+    bundle = enginecast.compile(Overwrites(), tmp_path / "bundle", example={"x": X}, threads=1)
+    with enginecast.load(bundle.root, threads=1) as engine:
+        for factor in (1.0, -3.0):  # the second call must not see the first one's table
+            found = engine.run({"x": (X * factor).numpy()})["output_0"]
+            wanted = Overwrites()(X * factor).numpy()
+            np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    [note] = [note for note in captured(Overwrites()) if "overwrites" in note]
+    assert place(Overwrites) in note
+
+
+def test_an_input_that_is_written_into_is_told_and_verified(tmp_path: Path) -> None:
+    example = {"x": X.clone()}
+    module = WritesIntoInput()
+    done = export(module, tmp_path / "bundle", make_plan(), example=example, threads=1)
+    assert done.bundle is not None, done.report.verdict.reasons
+    [note] = done.report.notes
+    assert "writes into its input 'x' at " in note
+    assert place(WritesIntoInput) in note
+    assert torch.equal(example["x"], X)
+
+
+class Stateful(nn.Module):
+    """Python values, a buffer and a tied parameter, none of which an export may touch."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.drop = nn.Dropout(0.5)
+        self.register_buffer("scale", torch.ones(4))
+        self.calls, self.seen = 0, [1, 2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen.append(self.calls)
+        return self.drop(self.linear(x)) * self.scale
+
+
+def test_a_module_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
+    module = Stateful().half().train()
+    module.scale.requires_grad_(True)
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    plain = copy.deepcopy({k: v for k, v in vars(module).items() if k in ("calls", "seen")})
+    forward = module.forward
+    versions = {name: tensor._version for name, tensor in module.state_dict().items()}
+    enginecast.compile(module, tmp_path / "bundle", example={"x": X}, threads=1)
+    assert module.training
+    assert all(part.training for part in module.modules())
+    assert all(p.requires_grad for p in module.parameters())
+    assert all(p.grad is None for p in module.parameters())
+    assert {k: v for k, v in vars(module).items() if k in ("calls", "seen")} == plain
+    assert module.forward == forward
+    assert "forward" not in vars(module)
+    for name, tensor in module.state_dict().items():
+        assert tensor.dtype == state[name].dtype
+        assert torch.equal(tensor, state[name])
+        assert tensor._version == versions[name], name
+
+
+class Holds(nn.Module):
+    n: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("n", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n.add_(1)
+        return x + self.n
+
+
+def test_a_program_that_was_given_and_writes_to_its_state_is_refused(tmp_path: Path) -> None:
+    program = torch.export.export(Holds(), (X,), strict=False)
+    torch.export.save(program, tmp_path / "holds.pt2")
+    source = open_source(str(tmp_path / "holds.pt2"), allow_code=True)
+    with pytest.raises(CaptureError, match="writes to its own state"):
+        prepare(source, ModelOptions(), Steps())
+    given = source.given_program()
+    assert given is not None
+    assert not given.state_dict["n"].any()
+
+
+def test_verification_leaves_the_program_as_it_was() -> None:
+    source = FactorySource("model", Parent(nn.Linear(4, 4)).eval(), {"x": X})
+    made = prepare(source, ModelOptions(), Steps())
+    program = made.captured.program
+    before = {name: tensor.clone() for name, tensor in program.state_dict.items()}
+    code = program.graph_module.code
+    reference_of(made, "fp32")
+    assert program.graph_module.code == code
+    for name, tensor in program.state_dict.items():
+        assert torch.equal(tensor, before[name])
