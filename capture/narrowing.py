@@ -56,12 +56,13 @@ class Narrowed:
     """Whether torch only lacked a proof: what it asked holds for every size there is."""
 
 
-def narrow(specs: tuple[InputSpec, ...], message: str) -> Narrowed | None:
+def narrow(specs: tuple[InputSpec, ...], message: str, place: str = "") -> Narrowed | None:
     """Narrow what torch.export names in `message`.
 
     Args:
         specs: the inputs as they were traced.
         message: of the error.
+        place: FILE:LINE of the code that does not take all sizes, where it is known.
 
     Returns:
         None when the message names no dimension, or one that the user asked for.  What holds for
@@ -79,7 +80,7 @@ def narrow(specs: tuple[InputSpec, ...], message: str) -> Narrowed | None:
         return None
     notes = []
     for name, low, high in changed:
-        notes.append(_note(specs, dims[name], name, low, high))
+        notes.append(_note(specs, dims[name], name, low, high, place))
         specs = _with_range(specs, name, low, high)
     return Narrowed(with_example_sizes(specs), tuple(notes))
 
@@ -201,16 +202,19 @@ def _with_range(
     return tuple(replace(spec, dims=tuple(changed(dim) for dim in spec.dims)) for spec in specs)
 
 
-def _note(specs: tuple[InputSpec, ...], dim: DimSpec, name: str, low: int, high: int) -> str:
+def _note(
+    specs: tuple[InputSpec, ...], dim: DimSpec, name: str, low: int, high: int, line: str = ""
+) -> str:
+    code = f"this model's code ({line})" if line else "this model's code"
     spec = next(spec for spec in specs if any(found.name == name for found in spec.dims))
     index = next(index for index, found in enumerate(spec.dims) if found.name == name)
     place = f"{spec.name}:{index}"
     if low == high:
         return (
-            f"{name} is fixed at {low}: this model's code cannot be captured with a size that "
-            f"varies; --dynamic {place}=K fixes another one"
+            f"{name} is fixed at {low}: {code} cannot be captured with a size that varies; "
+            f"--dynamic {place}=K fixes another one"
         )
     return (
-        f"{name} takes {low}..{high}, not {dim.minimum}..{dim.maximum}: at other sizes this "
-        f"model's code does something else; --dynamic {place}={low}..{high} says so"
+        f"{name} takes {low}..{high}, not {dim.minimum}..{dim.maximum}: at other sizes {code} "
+        f"does something else; --dynamic {place}={low}..{high} says so"
     )

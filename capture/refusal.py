@@ -16,6 +16,8 @@ from typing import Literal
 
 import torch
 
+from enginecast.capture.constraints import culprit, violations
+
 Kind = Literal[
     "data-dependent-branch",
     "data-dependent-size",
@@ -122,8 +124,14 @@ def explain(error: BaseException) -> Refusal:
     chain = list(_chain(error))
     kinds = [kind for kind in map(_kind, chain) if kind is not None]
     kind: Kind = kinds[0] if kinds else "model-error"
-    file, line = next((place for place in map(_place, chain) if place is not None), ("", 0))
+    places = [_place(link) for link in chain]
+    if kind == "specialized-dimension":
+        places = [culprit(link, is_user_code) for link in chain] + places
+    file, line = next((place for place in places if place is not None), ("", 0))
     reason, hint = REASONS[kind]
+    told = violations(str(error))
+    if kind == "specialized-dimension" and told:
+        reason = f"{reason}: {told}"
     fixes = re.search(r"Suggested fixes:\s*\n((?:[ \t]+\S.*\n?)+)", str(error))
     if kind == "specialized-dimension" and fixes:
         reason = f"{reason}; torch suggests {' '.join(fixes[1].split())}"

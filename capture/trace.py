@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from enginecast.capture.constraints import user_places
 from enginecast.capture.empty import capture_mode, fake_weights
 from enginecast.capture.examples import example_sizes, sample
 from enginecast.capture.inputs import InputSpec
@@ -14,7 +15,7 @@ from enginecast.capture.ladder import RefusedError, Way
 from enginecast.capture.narrowing import fix, narrow
 from enginecast.capture.outputs import name_outputs
 from enginecast.capture.quiet import quiet_torch
-from enginecast.capture.refusal import explain
+from enginecast.capture.refusal import explain, is_user_code
 from enginecast.capture.shapes import FrozenDimensionError, Shapes, check_shapes, dynamic_shapes
 from enginecast.capture.source import Source
 from enginecast.capture.vmap import without_vmap
@@ -68,7 +69,8 @@ def trace(
             if fitted is None:
                 raise
         except CaptureError as error:
-            fitted = narrow(specs, str(error.__cause__))
+            place = error.refusal.place if isinstance(error, RefusedError) else ""
+            fitted = narrow(specs, str(error.__cause__), place)
             if fitted is None:
                 raise
         specs, notes = fitted.specs, (*notes, *fitted.notes)
@@ -110,7 +112,7 @@ def _export(
     fakes = {name: mode.from_tensor(tensor) for name, tensor in inputs.items()}
     try:
         # Without no_grad the sdpa decomposition fails on symbolic shapes.
-        with way.entered(module), torch.no_grad(), quiet_torch():
+        with way.entered(module), torch.no_grad(), quiet_torch(), user_places(is_user_code):
             program = torch.export.export(
                 module,
                 (),

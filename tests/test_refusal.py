@@ -9,6 +9,7 @@ import pytest
 import torch
 from models import llama_config
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from transformers import LlamaModel
 
 from enginecast.capture.derive import derive, from_config
@@ -64,15 +65,22 @@ class Mismatch(nn.Module):
 
 class ShapeBranch(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return x + 1 if x.shape[0] > 5 else x
+        return x + 1 if x.shape[0] > 5 else x  # culprit
 
 
 class ShapeLoop(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         total = x[0]
-        for row in range(x.shape[0]):
+        for row in range(x.shape[0]):  # culprit
             total = total + x[row]
         return total
+
+
+class ShapeRound(nn.Module):
+    """The guard is made inside of an operator of torch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[: round(x.shape[0] / 2)]  # culprit
 
 
 def refused(module: nn.Module, *dynamic: str) -> CaptureError:
@@ -121,6 +129,22 @@ def test_dimensions_that_cannot_vary(module: Callable[[], nn.Module], suggestion
     assert refusal.kind == "specialized-dimension"
     assert refusal.reason.endswith(f"torch suggests {suggestion}")
     assert "--dynamic NAME:DIM" in refusal.hint
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        (ShapeBranch, "not every batch satisfies 2 <= batch and batch <= 5"),
+        (ShapeLoop, "batch is always 3"),
+        (ShapeRound, "not every batch satisfies round(batch / 2) != 1"),
+    ],
+)
+def test_the_line_that_fixes_a_dimension(module: type[nn.Module], told: str) -> None:
+    before = vars(ShapeEnv)["_get_user_frame"]
+    refusal = explained(module(), "x:0=1..64")
+    assert refusal.place == f"{__file__}:{culprit(module)}"
+    assert told in refusal.reason
+    assert vars(ShapeEnv)["_get_user_frame"] is before
 
 
 def test_the_message_names_place_code_reason_and_way_out() -> None:

@@ -214,7 +214,8 @@ class Stateful(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         self.seen.append(self.calls)
-        return self.drop(self.linear(x)) * self.scale
+        found: Tensor = self.drop(self.linear(x)) * self.scale
+        return found
 
 
 def test_a_module_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
