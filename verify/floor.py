@@ -25,6 +25,7 @@ from enginecast.verify.comparison import Comparison, Floor, compare
 from enginecast.verify.metrics import Array, Metrics, masked_outputs
 from enginecast.verify.padding import UNCHANGED, moved, other_padding, padded_case
 from enginecast.verify.reference import Reference, ReferenceCase
+from enginecast.verify.valueless import valueless_outputs
 from enginecast.verify.verdict import FP16_PER_BF16, floor_failures
 
 Outputs = Mapping[str, Mapping[str, Array]]
@@ -135,18 +136,21 @@ def make_reference(
         ({n: a.shape for n, a in references[case].items()} for case in masks), masks.values()
     )
 
+    fixed = valueless_outputs(program, names)
+
     def against(outputs: Outputs) -> Comparison:
         return {case: _compared(case, found) for case, found in outputs.items()}
 
     def _compared(case: str, found: Mapping[str, Array]) -> dict[str, Metrics]:
         try:
-            return compare(found, references[case], attention_mask=masks[case], masked=masked)
+            measured = compare(found, references[case], attention_mask=masks[case], masked=masked)
         except VerificationError as error:
             raise VerificationError(
                 f"case {case!r}: eager does not give what the captured program does: "
                 f"{error.message}",
                 hint="Where values decide a size, a precision may change it.",
             ) from error
+        return _by_construction(measured, fixed)
 
     if dtype == "fp32":
         floor = Floor("fp32", against(plain))
@@ -161,6 +165,16 @@ def make_reference(
         masked=masked,
         guarded=_guarded(references, repadded, masks, masked),
     )
+
+
+def _by_construction(found: Mapping[str, Metrics], fixed: frozenset[str]) -> dict[str, Metrics]:
+    """Say of zeros that no value leads to that they are meant: there, agreement proves enough."""
+    return {
+        name: replace(metrics, degenerate="zero by construction")
+        if name in fixed and metrics.degenerate == "all zero"
+        else metrics
+        for name, metrics in found.items()
+    }
 
 
 def _repadded(inputs: Outputs, mask_input: str | None) -> dict[str, "_Inputs"]:
