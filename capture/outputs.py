@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from enginecast.capture.returns import return_place
 from enginecast.capture.wanted import HIDDEN_STATES, UnknownOutputError, Wanted, hidden_index
 from enginecast.errors import CaptureError, UsageError
 
@@ -135,7 +136,13 @@ def name_outputs(
     notes: list[str] = []
 
     def named_forward(**inputs: Tensor) -> dict[str, Tensor]:
-        named = name_result(forward(**inputs, **asking), wanted, inputs, own_hidden)
+        returned = forward(**inputs, **asking)
+        try:
+            named = name_result(returned, wanted, inputs, own_hidden)
+        except CaptureError as error:
+            place = return_place(forward)
+            where = f" at {place}" if place else ""
+            raise CaptureError(f"{error.message}{where}", hint=error.hint) from None
         notes[:] = named.notes
         return named.tensors
 

@@ -22,6 +22,12 @@ _LOGGERS = ("torch.onnx", "torch.onnx._internal.exporter", "onnx_ir", "onnxscrip
 _NODE = re.compile(r"Error when translating node %(?P<name>\w+)")
 _OP = re.compile(r"No ONNX function found for <OpOverload\(op='\w+\.(?P<name>\w+)'")
 _NO_FUNCTION = "No ONNX function found for"
+_DRAWS = re.compile(
+    r"aten::(rand|randn|randint|randperm|bernoulli|multinomial|normal|uniform|exponential|random)"
+    r"(_like|_)?"
+)
+"""Ops that draw random numbers.  Those of ONNX have no kernels in ONNX Runtime (1.31) since opset
+22, and would draw other numbers than torch."""
 
 
 def convert(program: ExportedProgram, *, opset: int, device: str) -> ir.Model:
@@ -33,8 +39,10 @@ def convert(program: ExportedProgram, *, opset: int, device: str) -> ir.Model:
         device: "cpu" or "cuda": see `translation_table`.
 
     Raises:
-        LoweringError: an op has no ONNX form; names it with module and source line.
+        LoweringError: an op has no ONNX form, or draws random numbers; names it with module and
+            source line.
     """
+    _refuse_noise(program)
     try:
         with quiet(), torch.no_grad():
             converted = torch.onnx.export(
@@ -52,6 +60,16 @@ def convert(program: ExportedProgram, *, opset: int, device: str) -> ir.Model:
         ) from error
     assert converted is not None
     return converted.model
+
+
+def _refuse_noise(program: ExportedProgram) -> None:
+    for node in program.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.users:
+            if _DRAWS.fullmatch(node.target.overloadpacket._qualified_op_name):
+                raise LoweringError(
+                    f"ONNX Runtime draws no random numbers for {_place(node)}",
+                    hint="Make the noise an input, or switch it off.",
+                )
 
 
 @contextlib.contextmanager
@@ -83,10 +101,13 @@ def _explain(error: BaseException, program: ExportedProgram) -> str:
     text = next(iter(str(errors[-1]).strip().splitlines()), type(errors[-1]).__name__)
     if node is None:
         return f"torch.onnx cannot convert this program: {text}"
-    place = f"{node.target} (module '{module_path(node)}', {source_line(node) or 'no source line'})"
     if text.startswith(_NO_FUNCTION):
-        return f"ONNX has no form for {place}"
-    return f"the conversion of {place} to ONNX failed: {text}"
+        return f"ONNX has no form for {_place(node)}"
+    return f"the conversion of {_place(node)} to ONNX failed: {text}"
+
+
+def _place(node: Node) -> str:
+    return f"{node.target} (module '{module_path(node)}', {source_line(node) or 'no source line'})"
 
 
 def _find(program: ExportedProgram, name: str) -> Node | None:

@@ -65,6 +65,14 @@ def test_op_that_is_decomposed_first_is_named_as_the_user_called_it(tmp_path: Pa
     assert "ONNX has no form for aten.special_bessel_j0.default" in refusal(program, tmp_path)
 
 
+@pytest.mark.parametrize("draw", [torch.rand_like, torch.randn_like, torch.bernoulli])
+def test_noise_is_refused_with_its_place(tmp_path: Path, draw: Callable[[Tensor], Tensor]) -> None:
+    program = captured(Net(Function(lambda x: x + draw(x.sigmoid()) * 0)), torch.randn(3, 16))
+    message = refusal(program, tmp_path)
+    assert f"draws no random numbers for aten.{draw.__name__}.default (module 'inner'" in message
+    assert "programs.py:" in message
+
+
 @pytest.mark.parametrize("part", [lambda t: t, lambda t: t[1:].view(-1)], ids=["all", "part"])
 def test_state_is_refused(tmp_path: Path, part: Callable[[Tensor], Tensor]) -> None:
     class Counter(nn.Module):

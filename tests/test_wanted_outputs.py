@@ -154,7 +154,7 @@ def test_fewer_nodes_for_a_hidden_state(capsys: Capture) -> None:
         (
             ("wanted_factories:cached",),
             "the model returns a DynamicCache as past_key_values, expected tensors in tuples, dicts"
-            " or dataclasses Leave it out: --outputs last_hidden_state.",
+            " or dataclasses at ",
         ),
     ],
 )
