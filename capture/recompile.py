@@ -20,6 +20,9 @@ from typing import Any
 from enginecast.errors import CaptureError
 
 FACTORY = "_enginecast_factory"
+OWN = "_ec_"
+"""How the names of functions begin that new code defines for itself: traces show them under the
+name of the function they stand in, and torch.export keeps only frames called `forward`."""
 
 
 class SourceUnavailable(CaptureError):  # noqa: N818, a fact about a function and no fault of it
@@ -127,7 +130,17 @@ def recompiled(function: FunctionType, definition: ast.FunctionDef) -> CodeType:
     ast.fix_missing_locations(module)
     whole = compile(module, old.co_filename, "exec", dont_inherit=True)
     code = _within(whole, [FACTORY, *(owner if body[-1] is not bare else []), definition.name])
-    return code.replace(co_qualname=old.co_qualname, co_firstlineno=old.co_firstlineno)
+    return _renamed(code, old).replace(co_firstlineno=old.co_firstlineno)
+
+
+def _renamed(code: CodeType, outer: CodeType) -> CodeType:
+    constants = tuple(
+        _renamed(constant, outer if constant.co_name.startswith(OWN) else constant)
+        if isinstance(constant, CodeType)
+        else constant
+        for constant in code.co_consts
+    )
+    return code.replace(co_name=outer.co_name, co_qualname=outer.co_qualname, co_consts=constants)
 
 
 def first_line(definition: ast.FunctionDef) -> int:

@@ -1,0 +1,141 @@
+"""Expressions that decide by the truth of a value: `and`, `or`, `not`, ternaries, `int()`."""
+
+import ast
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from enginecast.capture.restructure_names import COMPREHENSIONS, SCOPES, walk
+
+GLUE = "_ec_glue"
+Placed = TypeVar("Placed", bound=ast.AST)
+CASTS = ("int", "float", "bool")
+STATIC_CALLS = ("isinstance", "hasattr", "callable", "issubclass")
+FORBIDDEN = (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await)
+
+
+def glue(name: str, *arguments: ast.expr) -> ast.Call:
+    """A call of the glue."""
+    function = ast.Attribute(ast.Name(GLUE, ast.Load()), name, ast.Load())
+    return ast.Call(func=function, args=list(arguments), keywords=[])
+
+
+def later(value: ast.expr) -> ast.Lambda:
+    """A function without arguments that gives `value`."""
+    nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+    return ast.Lambda(args=nothing, body=value)
+
+
+def place_at(node: Placed, place: ast.AST) -> Placed:
+    """Give `node`, and what is new below it, the first line of `place`.
+
+    Python takes the last line of what is called for the line of a call.
+    """
+    ast.copy_location(node, place)
+    made: Any = node
+    made.end_lineno, made.end_col_offset = made.lineno, made.col_offset
+    ast.fix_missing_locations(node)
+    return node
+
+
+def is_static(test: ast.expr) -> bool:
+    """Whether a predicate cannot depend on the values or sizes of tensors, whatever they are."""
+    if isinstance(test, ast.Constant):
+        return True
+    if isinstance(test, ast.BoolOp):
+        return all(is_static(value) for value in test.values)
+    if isinstance(test, ast.UnaryOp):
+        return is_static(test.operand)
+    if isinstance(test, ast.Compare):
+        return all(isinstance(op, ast.Is | ast.IsNot) for op in test.ops)
+    if isinstance(test, ast.Call):
+        return isinstance(test.func, ast.Name) and test.func.id in STATIC_CALLS
+    return isinstance(test, ast.Attribute) and test.attr == "training"
+
+
+def is_forbidden(node: ast.AST) -> bool:
+    """Whether it binds a name or gives up control inside of an expression."""
+    return any(isinstance(part, FORBIDDEN) for part in walk([node]))
+
+
+class Expressions(ast.NodeTransformer):
+    """Rewrites expressions; what is inside lambdas and comprehensions remains as it is."""
+
+    def __init__(self, place: Callable[[ast.AST, str], int], names: frozenset[str], owner: str):
+        """`place` gives the index of a place; `names` are bound in the function.
+
+        `owner` is the name of the first argument, which `super()` means.
+        """
+        self._place = place
+        self._names = names
+        self._owner = owner
+
+    def predicate(self, test: ast.expr) -> ast.expr:
+        """The same, where only the truth of the value matters."""
+        if is_static(test):
+            return test
+        return Items().visit(self.visit(test))  # type: ignore[no-any-return]
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, (*SCOPES, *COMPREHENSIONS)):
+            return node
+        rewritten: ast.AST = super().visit(node)
+        if rewritten is not node:
+            place_at(rewritten, node)
+        return rewritten
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        if is_static(node.test) or is_forbidden(node):
+            self.generic_visit(node)
+            return node
+        place = ast.Constant(value=self._place(node, "ternary"))
+        ways = (self.visit(node.body), self.visit(node.orelse))
+        return glue("ternary", place, self.predicate(node.test), *map(later, ways))  # type: ignore[arg-type]
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        self.generic_visit(node)
+        if is_static(node) or is_forbidden(node):
+            return node
+        return glue("and_" if isinstance(node.op, ast.And) else "or_", *map(later, node.values))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Not) and not is_static(node.operand):
+            return glue("not_", node.operand)
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        """`a < b < c` is `a < b and b < c` where b is a name or a constant."""
+        self.generic_visit(node)
+        middle = node.comparators[:-1]
+        if not middle or not all(isinstance(part, ast.Name | ast.Constant) for part in middle):
+            return node
+        left: list[ast.expr] = [node.left, *middle]
+        pairs = zip(left, node.ops, node.comparators, strict=True)
+        parts = [ast.Compare(left=one, ops=[op], comparators=[other]) for one, op, other in pairs]
+        return glue("and_", *map(later, parts))
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        if not isinstance(node.func, ast.Name) or node.func.id in self._names:
+            return node
+        if node.func.id in CASTS and len(node.args) == 1 and not node.keywords:
+            return glue(f"{node.func.id}_", *node.args)
+        if node.func.id == "super" and not node.args:
+            node.args = [ast.Name("__class__", ast.Load()), ast.Name(self._owner, ast.Load())]
+        return node
+
+
+class Items(ast.NodeTransformer):
+    """`x.item()` in a predicate may stay a tensor."""
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.Lambda:
+        if not node.args.args:
+            node.body = self.visit(node.body)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        function = node.func
+        if isinstance(function, ast.Attribute) and function.attr == "item" and not node.args:
+            return place_at(glue("item", function.value), node)
+        return node

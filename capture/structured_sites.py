@@ -1,0 +1,77 @@
+"""Where code was rewritten, and what became of each place when it ran."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import nn
+
+from enginecast.errors import CaptureError
+
+
+class RewriteRefused(CaptureError):  # noqa: N818, said of a place and no fault of the program
+    """A place that cannot become structured control flow; the message names file and line."""
+
+
+@dataclass
+class Site:
+    """One statement or expression that was rewritten or left alone."""
+
+    file: str
+    line: int
+    function: str
+    was: str
+    """Such as "if" or "while"."""
+    became: str = ""
+    """Such as "torch.cond"; empty until it ran, and where it was refused."""
+    reason: str = ""
+    """Why it was left as it is or refused; empty otherwise."""
+    effects: tuple[str, ...] = ()
+    """What its statements do besides binding names, such as "sets self.calls"."""
+
+    def refuse(self, reason: str) -> RewriteRefused:
+        """Note the reason, and give the error to raise."""
+        self.became, self.reason = "", reason
+        place = f"{self.file}:{self.line}: this {self.was} in {self.function}"
+        return RewriteRefused(
+            f"{place} depends on the values of tensors and cannot become structured control "
+            f"flow: {reason}"
+        )
+
+    def done(self, became: str) -> None:
+        """Note what it became; what depends on data says more than what did not."""
+        if not self.became or self.became == PYTHON:
+            self.became, self.reason = became, ""
+
+
+PYTHON = "Python"
+"""What a place stays whose predicate is a plain value."""
+
+
+@dataclass(frozen=True)
+class _Running:
+    sites: Sequence[Site]
+    module: nn.Module | None
+
+
+_running: list[_Running] = []
+
+
+@contextmanager
+def running(sites: Sequence[Site], module: nn.Module | None) -> Iterator[None]:
+    """Rewritten code names its places by their index in `sites` while this is entered."""
+    _running.append(_Running(sites, module))
+    try:
+        yield
+    finally:
+        _running.pop()
+
+
+def site_of(index: int) -> Site:
+    """The place that rewritten code calls `index`."""
+    return _running[-1].sites[index]
+
+
+def running_module() -> nn.Module | None:
+    """The module that runs rewritten code, of which no branch may change the state."""
+    return _running[-1].module
