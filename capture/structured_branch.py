@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._higher_order_ops.cond import cond_op
 from torch.utils import _pytree as pytree
 
-from enginecast.capture.structured_probe import Operands, Probe, probe, unaliased
+from enginecast.capture.structured_probe import Operands, Probe, probe, unaliased, with_modes
 from enginecast.capture.structured_sites import Site
 from enginecast.capture.structured_values import UNDEFINED, Leaf, as_predicate, reconcile
 
@@ -117,7 +117,7 @@ def _subgraph(way: Way, results: _Aligned, operands: Operands) -> Callable[..., 
         outputs = unaliased(tensors, [*operands.tensors, *arguments])
         return (*outputs, *(root.clone() for root in operands.roots))
 
-    return run
+    return with_modes(run)
 
 
 def _is_cheap(

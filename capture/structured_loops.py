@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 from enginecast.capture.structured_lists import Appended, Rows
-from enginecast.capture.structured_probe import Operands, Probe, probe, unaliased
+from enginecast.capture.structured_probe import Operands, Probe, probe, unaliased, with_modes
 from enginecast.capture.structured_sites import RewriteRefused, Site
 from enginecast.capture.structured_values import UNDEFINED, as_predicate, as_tensor, scalar_dtype
 
@@ -87,7 +87,7 @@ def loop_while(site: Site, test: Test, body: Body, state: State, names: Sequence
         return tuple(unaliased(outputs, [*operands.tensors, *arguments, *inner]))
 
     first = tuple(unaliased(carried.first, operands.tensors))
-    outputs = while_loop_op(run_test, run_body, first, operands.flat())
+    outputs = while_loop_op(with_modes(run_test), with_modes(run_body), first, operands.flat())
     site.done("while_loop")
     return carried.state(outputs)
 
@@ -166,7 +166,7 @@ def _scan(
 
     first = unaliased(carried.first, operands.tensors)
     rounds = torch.arange(count.count)
-    outputs = list(scan_op(run, first, [rounds], operands.flat()))
+    outputs = list(scan_op(with_modes(run), first, [rounds], operands.flat()))
     site.done("scan")
     after = list(carried.state(outputs[:size]))
     stacked = outputs[size:]

@@ -5,7 +5,7 @@ are is found by running it once where nothing is traced.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import (
     set_proxy_slot,
 )
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -196,6 +197,24 @@ class Operands:
         written = {id(root) for root in self.roots}
         for outside, argument in zip(self.tensors, arguments, strict=False):
             same(outside, argument.clone() if id(outside) in written else argument)
+
+
+def with_modes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, run with the function modes of now: inside an operator they are not active.
+
+    torch.export understands `x[i]` with a symbolic `i` through such a mode.
+    """
+    modes = _get_current_function_mode_stack()
+
+    def run(*arguments: Any) -> Any:
+        active = {type(mode) for mode in _get_current_function_mode_stack()}
+        with ExitStack() as stack:
+            for mode in modes:
+                if type(mode) not in active:
+                    stack.enter_context(mode)
+            return function(*arguments)
+
+    return run
 
 
 def same(outside: Tensor, inside: Tensor) -> None:
