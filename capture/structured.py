@@ -46,8 +46,8 @@ __all__ = [
 
 MOST_ROUNDS = 100_000
 """Of a while loop that runs in Python; one that needs more is taken for one that never ends."""
-_open_ways = [0]
-"""How many open branches the code that runs is inside of."""
+_open_sites: list[Site] = []
+"""Of the open ways that the code that runs is inside of."""
 
 
 def if_(
@@ -292,19 +292,22 @@ def into(place: int, container: Any) -> None:
     Raises:
         RewriteRefused: the branch may not be taken, and the container is no tensor.
     """
-    if _open_ways[0] and not isinstance(container, Tensor):
-        raise site_of(place).refuse(f"it writes into a {type(container).__name__} from outside")
+    if _open_sites and not isinstance(container, Tensor):
+        kind = type(container).__name__
+        raise _open_sites[-1].refuse(
+            f"line {site_of(place).line} writes into a {kind} that it has from outside"
+        )
 
 
 def _inside(site: Site, way: Callable[..., Any]) -> Callable[..., Any]:
-    """`way`, whose own errors are about `site`."""
+    """`way`, which belongs to the open `site`."""
 
     def run(*values: Any) -> Any:
-        _open_ways[0] += 1
+        _open_sites.append(site)
         try:
             return way(*values)
         finally:
-            _open_ways[0] -= 1
+            _open_sites.pop()
 
     return run
 

@@ -124,9 +124,8 @@ def _is_cheap(
     site: Site, probes: tuple[Probe, Probe], results: _Aligned, operands: Operands
 ) -> bool:
     """Whether `torch.where` over both ways is the same: few operators and values of one shape."""
-    if site.was != "ternary" or operands.roots:
-        return False
-    if any(one.impure or one.count > CHEAP for one in probes):
+    most = CHEAP if site.was == "ternary" else 0
+    if operands.roots or any(one.impure or one.count > most or not one.simple for one in probes):
         return False
     flat = [results.flat(one.result) for one in probes]
     pairs = zip(*flat, results.leaves, strict=True)
@@ -138,13 +137,21 @@ def _one_shape(one: Any, other: Any) -> bool:
     return [str(size) for size in shapes[0]] == [str(size) for size in shapes[1]]
 
 
+def _select(predicate: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """`torch.where`; ONNX Runtime has none for booleans."""
+    if one.dtype != torch.bool:
+        return torch.where(predicate, one, other)
+    kept = torch.logical_and(torch.logical_not(predicate), other)
+    return torch.logical_or(torch.logical_and(predicate, one), kept)
+
+
 def _where(site: Site, predicate: Any, ways: tuple[Way, Way], results: _Aligned) -> Any:
     predicate = as_predicate(predicate)
     one, other = (results.flat(way()) for way in ways)
     chosen = [
         leaf.constant
         if leaf.like is None
-        else torch.where(predicate, leaf.tensor(first), leaf.tensor(second))
+        else _select(predicate, leaf.tensor(first), leaf.tensor(second))
         for leaf, first, second in zip(results.leaves, one, other, strict=True)
     ]
     site.done("torch.where")

@@ -21,6 +21,10 @@ class Appended:
     def append(self, value: Any) -> "Appended":
         return Appended(self.before, (*self.new, value))
 
+    def settled(self) -> "Appended":
+        """After a round that ran in Python."""
+        return Appended([*self.before, *self.new])
+
 
 class Row:
     """All rows; torch's functions meet it where they expect a list of tensors."""

@@ -8,12 +8,20 @@ import torch
 from torch import SymInt, Tensor
 from torch._higher_order_ops.scan import scan_op
 from torch._higher_order_ops.while_loop import while_loop_op
+from torch._prims_common import get_higher_dtype
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 from enginecast.capture.structured_lists import Appended, Rows
-from enginecast.capture.structured_probe import Operands, Probe, probe, unaliased, with_modes
+from enginecast.capture.structured_probe import (
+    Operands,
+    Probe,
+    is_symbolic,
+    probe,
+    unaliased,
+    with_modes,
+)
 from enginecast.capture.structured_sites import RewriteRefused, Site
 from enginecast.capture.structured_values import UNDEFINED, as_predicate, as_tensor, scalar_dtype
 
@@ -112,6 +120,7 @@ def loop_for(
         if not statically_known_true(count.count > 1):
             raise
     state = body(count.start, *state)  # now everything has the shape that it keeps
+    state = tuple(value.settled() if isinstance(value, Appended) else value for value in state)
     return _again(site, count.rest(), body, state, names, is_over)
 
 
@@ -219,9 +228,11 @@ def _first(site: Site, name: str, value: Any, result: Any) -> Tensor | None:
             return None
         raise site.refuse(f"{name} is {value!r:.40} before the loop and something else in it")
     if isinstance(result, Tensor):
-        dtype = torch.promote_types(dtype, result.dtype)
+        dtype = get_higher_dtype(dtype, result.dtype)
+        if result.dim() and not is_symbolic(value):  # a number acts like one for each element
+            return torch.full(result.shape, value, dtype=dtype)
     elif (after := scalar_dtype(result)) is not None:
-        dtype = torch.promote_types(dtype, after)
+        dtype = get_higher_dtype(dtype, after)
     return as_tensor(0 if value is UNDEFINED else value, dtype)
 
 

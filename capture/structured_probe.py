@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import (
     set_proxy_slot,
 )
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.overrides import _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,7 +27,43 @@ from enginecast.capture.structured_sites import Site, running_module
 from enginecast.errors import EnginecastError
 
 IMPURE = ("_assert_async", "_assert_scalar", "sym_constrain_range")
+REDUCED = ("sum", "mean", "any", "all", "full", "zeros", "ones", "scalar_tensor", "clone")
 FRESH = ("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift")
+
+
+class _Constants(TorchFunctionMode):
+    """Makes tensors from Python values by operators: a subgraph with constants of its own does not
+    survive `run_decompositions`."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is Tensor.__setitem__ and isinstance(args[2], bool | int | float):
+            value = torch.full((), args[2], dtype=args[0].dtype, device=args[0].device)
+            args = (*args[:2], value)
+        elif func in (torch.tensor, torch.as_tensor) and _is_small(args[0]):
+            return _filled(args[0], kwargs.get("dtype"), kwargs.get("device"))
+        return func(*args, **kwargs)
+
+
+def _is_small(data: Any) -> bool:
+    leaves = pytree.tree_leaves(data)
+    return 0 < len(leaves) <= 64 and all(isinstance(leaf, bool | int | float) for leaf in leaves)
+
+
+def _filled(data: Any, dtype: torch.dtype | None, device: Any) -> Tensor:
+    if isinstance(data, list | tuple):
+        dtype = dtype or _dtype_of(data)
+        return torch.stack([_filled(part, dtype, device) for part in data])
+    return torch.full((), data, dtype=dtype or _dtype_of(data), device=device)
+
+
+def _dtype_of(data: Any) -> torch.dtype:
+    kinds = {type(leaf) for leaf in pytree.tree_leaves(data)}
+    if float in kinds:
+        return torch.get_default_dtype()
+    return torch.int64 if int in kinds else torch.bool
 
 
 class _Recorder(TorchDispatchMode):
@@ -45,6 +81,7 @@ class _Recorder(TorchDispatchMode):
         """Numbers that were read from tensors in here."""
         self.outside: set[str] = set()
         self.impure = False
+        self.simple = True
         self.count = 0
 
     def __torch_dispatch__(
@@ -57,6 +94,7 @@ class _Recorder(TorchDispatchMode):
         self._note_writes(func, args, kwargs)
         self.impure = self.impure or any(word in name for word in IMPURE)
         self.count += 1
+        self.simple = self.simple and _is_simple(func, name)
         result = func(*args, **kwargs)
         for leaf in pytree.tree_leaves(result):
             self._note_made(leaf)
@@ -111,8 +149,19 @@ class Probe:
     """Whether it asserts something."""
     count: int
     """Operators that ran."""
+    simple: bool
+    """Whether they work on any values, element by element or on all of them."""
     kept: list[Any] = field(default_factory=list)
     """Keeps what is known by its id alive."""
+
+
+def _is_simple(func: Any, name: str) -> bool:
+    """Integer division by zero is an error, and so is an index that is too large."""
+    if any(word in name for word in ("div", "remainder", "fmod")):
+        return False
+    return (
+        torch.Tag.pointwise in getattr(func, "tags", ()) or name.removeprefix("aten::") in REDUCED
+    )
 
 
 def storage(tensor: Tensor) -> int:
@@ -149,6 +198,7 @@ def probe(site: Site, function: Callable[[], Any]) -> Probe:
         written={key for key in recorder.written if key in outside},
         impure=recorder.impure,
         count=recorder.count,
+        simple=recorder.simple,
         kept=[*recorder.made.values()],
     )
 
@@ -209,7 +259,7 @@ def with_modes(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*arguments: Any) -> Any:
         active = {type(mode) for mode in _get_current_function_mode_stack()}
         with ExitStack() as stack:
-            for mode in modes:
+            for mode in (*modes, _Constants()):
                 if type(mode) not in active:
                     stack.enter_context(mode)
             return function(*arguments)

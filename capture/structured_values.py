@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
+from torch._prims_common import get_higher_dtype
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -128,7 +129,7 @@ def _tensor(
     if one[1] != other[1]:
         if isinstance(one[0], Tensor) and isinstance(other[0], Tensor):
             raise site.refuse(f"{name} is {one[1]} one way and {other[1]} the other")
-        dtype = torch.promote_types(one[1], other[1])
+        dtype = get_higher_dtype(one[1], other[1])
     ranks = {value.dim() if isinstance(value, Tensor) else 0 for value in _bound(one, other)}
     if len(ranks) > 1:
         raise site.refuse(f"{name} has {_kind(one[0])} one way and {_kind(other[0])} the other")

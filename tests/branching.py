@@ -1,0 +1,318 @@
+"""Modules whose control flow is harder to rewrite than one `if`; all take x: float32 [rows, 4]."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SIZE = 4
+
+
+class NestedReturns(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            if x.max() > 2:
+                return x * 2
+            y = x + 1
+            if x.min() > 0.5:
+                y = y - x.min()
+        elif x.mean() < -1:
+            return x.abs()
+        else:
+            y = x - 1
+        return y * 3
+
+
+class Scalars(nn.Module):
+    """Python numbers that differ from way to way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale, shift, is_large = 1.5, 0, False
+        if x.abs().max() > 1:
+            scale, shift, is_large = 0.25, 2, True
+        y = x * scale + shift
+        if is_large:
+            y = y - 1
+        return y
+
+
+class OneWayOnly(nn.Module):
+    """`y` is bound on one way and read on it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        is_positive = x.sum() > 0
+        if is_positive:
+            y = x * 2
+        if is_positive:
+            x = y + 1
+        return x
+
+
+def shrink(x: Tensor, limit: float) -> Tensor:
+    """A helper with a loop of its own."""
+    rounds = 0
+    while x.norm() > limit and rounds < 5:
+        x = x / 2
+        rounds += 1
+    return x + rounds
+
+
+class Helper(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return shrink(x, 1.0)
+
+
+class Chained(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        total = x.sum()
+        if 0 < total < 3 or not (x > -1).all().item():
+            x = x + 1
+        return x if bool(x.max() > 1) and x.dim() == 2 else x * 2
+
+
+class Structures(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        if x.sum() > 0:
+            return {"first": x, "rest": (x * 2, None)}
+        return {"first": x.abs(), "rest": (x - 1, None)}
+
+
+class InPlace(nn.Module):
+    """The view sees what the branch writes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 1
+        view = y[0]
+        if x.sum() > 0:
+            y[0] = 7
+            y.mul_(2)
+        return y + view
+
+
+class WhileBreak(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        count = 0
+        while True:
+            x = x * 0.75
+            count = count + 1
+            if x.abs().max() < 0.5:
+                break
+            if count >= 4:
+                continue
+            x = x - 0.01
+        return x + count
+
+
+class ReturnInLoop(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if x.mean() > 100:
+                continue
+            x = torch.relu(layer(x)) + x
+            if x.abs().mean() > 1:
+                return x * 10
+        return x
+
+
+class GrowingSum(nn.Module):
+    """The total is a Python number before the first round and a tensor after it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = 0
+        rows = []
+        for row in x:
+            total = total + row
+            if row.sum() > 1:
+                total = total * 0.5
+            rows.append(total * 2)
+        return torch.cat([torch.stack(rows), x], dim=1)
+
+
+class NestedLoops(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        for t in range(1, x.shape[0]):
+            for k in range(2):
+                if x[t, k] > 0.5:
+                    y = y + x[t] * k
+                else:
+                    y = y - 1
+        return y
+
+
+class Parent(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1
+
+
+class Super(Parent):
+    def forward(self, x: Tensor) -> Tensor:
+        """Calls its parent on one way."""
+        if x.sum() > 0:
+            x = super().forward(x)
+        return x * 2
+
+
+class RaiseOnValue(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.max() < 100:
+            raise ValueError("too large")
+        assert x.min() > -100, f"too small: {x.min()}"
+        return x + 1
+
+
+class LoopToData(nn.Module):
+    """The number of rounds is read from a tensor, and the loop may end before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = int(x.sum().abs()) + 1
+        for i in range(n):
+            x = x + i * 0.5
+            if x.mean() > 3:
+                break
+        return x
+
+
+class Elif(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] > 5:
+            y = x.sum(dim=0)
+        elif x.sum() > 0:
+            y = x.max(dim=0).values
+        else:
+            y = x.min(dim=0).values
+        return torch.stack([part * 2 for part in (y, y + 1)])
+
+
+WORKING = (
+    NestedReturns,
+    Scalars,
+    OneWayOnly,
+    Helper,
+    Chained,
+    Structures,
+    InPlace,
+    WhileBreak,
+    ReturnInLoop,
+    GrowingSum,
+    NestedLoops,
+    Super,
+    RaiseOnValue,
+    LoopToData,
+    Elif,
+)
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.seen: list[str] = []
+        self.options: dict[str, int] = {}
+
+    def count(self) -> None:
+        self.calls += 1
+
+
+class SetsAttribute(Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:  # HERE
+            self.calls = self.calls + 1
+        return x * 2
+
+
+class CountsInMethod(Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:  # HERE
+            self.count()
+        return x * 2
+
+
+class FillsList(Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            self.seen.append("positive")  # HERE
+        return x * 2
+
+
+class FillsDict(Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        options = self.options
+        if x.sum() > 0:
+            options["positive"] = 1  # HERE
+        return x * 2
+
+
+class GrowsOneWay(Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        rows = [x]
+        if x.sum() > 0:  # HERE
+            rows.append(x * 2)
+        return torch.cat(rows)
+
+
+class OtherDtype(Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:  # HERE
+            return x.to(torch.int64)
+        return x
+
+
+class OtherRank(Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:  # HERE
+            x = x.sum()
+        return x + 1
+
+
+class NoneOneWay(Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        y = None
+        if x.sum() > 0:  # HERE
+            y = x
+        return x if y is None else y
+
+
+class RaisesDeep(Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:  # HERE
+            y = x * 2
+            raise ValueError("never positive")
+        return x
+
+
+class TriesOneWay(Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:  # HERE
+            try:
+                x = x * 2
+            except ValueError:
+                x = x * 3
+        return x
+
+
+class Grows(Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        while x.norm() > 1:  # HERE
+            x = torch.cat([x, x * 0.1])[::2] * 0.5
+            x = torch.cat([x, x])
+        return x
+
+
+REFUSED = {
+    SetsAttribute: "sets self.calls",
+    CountsInMethod: "changes the state of the module: calls",
+    FillsList: "line 238 writes into a list",
+    FillsDict: "line 246 writes into a dict",
+    GrowsOneWay: "rows has another structure on either way",
+    OtherDtype: "the returned value is torch.int64 one way and torch.float32 the other",
+    OtherRank: "x has a tensor of torch.float32 \\[\\] one way",
+    NoneOneWay: "y is a tensor of .* one way and NoneType None the other",
+    RaisesDeep: "one way of it fails: ValueError: never positive",
+    TriesOneWay: "catches exceptions",
+    Grows: "x has the shape",
+}
