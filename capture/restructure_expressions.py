@@ -2,39 +2,13 @@
 
 import ast
 from collections.abc import Callable
-from typing import Any, TypeVar
 
+from enginecast.capture.restructure_build import glue, later, place_at
 from enginecast.capture.restructure_names import COMPREHENSIONS, SCOPES, walk
 
-GLUE = "_ec_glue"
-Placed = TypeVar("Placed", bound=ast.AST)
 CASTS = ("int", "float", "bool")
 STATIC_CALLS = ("isinstance", "hasattr", "callable", "issubclass")
 FORBIDDEN = (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await)
-
-
-def glue(name: str, *arguments: ast.expr) -> ast.Call:
-    """A call of the glue."""
-    function = ast.Attribute(ast.Name(GLUE, ast.Load()), name, ast.Load())
-    return ast.Call(func=function, args=list(arguments), keywords=[])
-
-
-def later(value: ast.expr) -> ast.Lambda:
-    """A function without arguments that gives `value`."""
-    nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-    return ast.Lambda(args=nothing, body=value)
-
-
-def place_at(node: Placed, place: ast.AST) -> Placed:
-    """Give `node`, and what is new below it, the first line of `place`.
-
-    Python takes the last line of what is called for the line of a call.
-    """
-    ast.copy_location(node, place)
-    made: Any = node
-    made.end_lineno, made.end_col_offset = made.lineno, made.col_offset
-    ast.fix_missing_locations(node)
-    return node
 
 
 def is_static(test: ast.expr) -> bool:

@@ -13,16 +13,28 @@ import ast
 import copy
 from collections.abc import Callable, Sequence
 
-from enginecast.capture.restructure_expressions import (
+from enginecast.capture.restructure_build import (
     GLUE,
-    Expressions,
+    bind,
+    constants,
     glue,
-    is_forbidden,
-    is_static,
     later,
+    loaded,
+    names_tuple,
     place_at,
+    strings,
+    undefined,
 )
-from enginecast.capture.restructure_jumps import PREFIX, Jumps, falls, jumps_out_of_blocks
+from enginecast.capture.restructure_candidates import (
+    effects,
+    has,
+    is_candidate,
+    is_range,
+    jumps_out,
+    unmovable,
+)
+from enginecast.capture.restructure_expressions import Expressions, is_static
+from enginecast.capture.restructure_jumps import PREFIX, Jumps, falls
 from enginecast.capture.restructure_names import (
     LOOPS,
     SCOPES,
@@ -36,47 +48,8 @@ from enginecast.capture.restructure_names import (
 )
 
 MUTATORS = ("append", "extend", "insert", "update", "add", "pop", "setdefault", "remove", "clear")
-UNMOVABLE = (ast.Global, ast.Nonlocal, ast.Delete, ast.Import, ast.ImportFrom, ast.ClassDef)
 Place = Callable[[ast.AST, str], int]
 Note = Callable[[ast.AST, str, str], None]
-
-
-def is_candidate(node: ast.stmt) -> bool:
-    """Whether a statement may depend on data and can be moved into functions."""
-    if over_of(node) is not None:  # its jumps are taken out
-        return True
-    if isinstance(node, ast.If):
-        return not is_static(node.test) and unmovable(node) is None
-    if isinstance(node, ast.While):
-        return not node.orelse and unmovable(node) is None and not jumps_out_of_blocks(node.body)
-    if isinstance(node, ast.For):
-        if node.orelse or unmovable(node) is not None or jumps_out_of_blocks(node.body):
-            return False
-        return _may_be_dynamic(node.iter) or _ends_by_data(node)
-    return False
-
-
-def unmovable(node: ast.stmt) -> str | None:
-    """Why a statement cannot be moved into a function of its own."""
-    for part in walk([node]):
-        if isinstance(part, UNMOVABLE) or is_forbidden(part):
-            return f"line {getattr(part, 'lineno', 0)} cannot stand in a function of its own"
-    if isinstance(node, LOOPS) and node.orelse:
-        return "it has an else"
-    if isinstance(node, LOOPS) and jumps_out_of_blocks(node.body):
-        return "it is left from inside a with or try"
-    return None
-
-
-def effects(nodes: Sequence[ast.AST]) -> list[str]:
-    """What statements do besides binding names, and cannot be done on one way only."""
-    found = []
-    for node in walk(nodes):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
-            found.append(f"line {node.lineno} sets {ast.unparse(node)}")
-        elif isinstance(node, ast.Try):
-            found.append(f"line {node.lineno} catches exceptions")
-    return list(dict.fromkeys(found))
 
 
 class Statements:
@@ -102,7 +75,7 @@ class Statements:
         documented = ast.get_docstring(self._function) is not None
         start, rest = (body[:1], body[1:]) if documented else ([], body)
         glued = ast.parse(f"import enginecast.capture.structured as {GLUE}").body
-        first = [*glued, *_undefined(sorted(self._needs - self._arguments))]
+        first = [*glued, *undefined(sorted(self._needs - self._arguments))]
         for node in first:
             place_at(node, self._function.body[0])
         return [*start, *first, *rest]
@@ -126,14 +99,17 @@ class Statements:
         name = appended_name(node)
         if name is not None and name in self._names and isinstance(node, ast.Expr):
             return [self._append(node, name)]
+        return self._other(node, own)
+
+    def _other(self, node: ast.stmt, own: frozenset[str]) -> list[ast.stmt]:
+        """A statement that remains, with what it holds rewritten."""
         for field in ("body", "orelse", "finalbody"):
             block = getattr(node, field, None)
             if isinstance(block, list):
                 setattr(node, field, self._block(block, own))
-        for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+        for part in getattr(node, "cases", ()):
             part.body = self._block(part.body, own)
-        checks = self._writes(node, own)
-        return [*checks, self._plain(node)]
+        return [*self._writes(node, own), self._plain(node)]
 
     def _plain(self, node: ast.stmt) -> ast.stmt:
         """With its own expressions rewritten; its blocks are done."""
@@ -152,16 +128,16 @@ class Statements:
 
     def _writes(self, node: ast.stmt, own: frozenset[str]) -> list[ast.stmt]:
         """Checks before something is written into a container that others may see."""
-        targets = list(getattr(node, "targets", ())) + [getattr(node, "target", None)]
+        targets = [*getattr(node, "targets", ()), getattr(node, "target", None)]
         bases = [t.value for t in targets if isinstance(t, ast.Subscript)]
-        call = node.value if isinstance(node, ast.Expr) else None
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
-            if call.func.attr in MUTATORS:
-                bases.append(call.func.value)
+        call = getattr(node, "value", None) if isinstance(node, ast.Expr) else None
+        method = call.func if isinstance(call, ast.Call) else None
+        if isinstance(method, ast.Attribute) and method.attr in MUTATORS:
+            bases.append(method.value)
         bases = [b for b in bases if not (isinstance(b, ast.Name) and b.id in own)]
         place = ast.Constant(value=self._place(node, "write")) if bases else None
         return [
-            place_at(ast.Expr(glue("into", place, _loaded(base))), node)
+            place_at(ast.Expr(glue("into", place, loaded(base))), node)
             for base in bases
             if place is not None and isinstance(base, ast.Name | ast.Attribute)
         ]
@@ -185,28 +161,28 @@ class Statements:
         place = self._place(node, "if")
         self._effects(node, [*node.body, *node.orelse])
         names = sorted(self._bound([*node.body, *node.orelse]))
-        returns = _has(node, ast.Return)
+        returns = has(node, ast.Return)
         live = sorted(set(names) & self._live.after(node))
         self._needs |= set(names)
         ways = []
         for word, block in (("then", node.body), ("else", node.orelse)):
             inner = self._block(block, frozenset(own | bound(block)))
             if not returns:
-                inner.append(ast.Return(_tuple(live)))
+                inner.append(ast.Return(names_tuple(live)))
             ways.append(self._define(word, names, inner, node))
         test = self._expressions.predicate(node.test)
         functions = [ast.Name(way.name, ast.Load()) for way in ways]
-        head: list[ast.expr] = [ast.Constant(place), test, *functions, _tuple(names)]
+        head: list[ast.expr] = [ast.Constant(place), test, *functions, names_tuple(names)]
         if returns:
             return [*ways, place_at(ast.Return(glue("if_return", *head)), node)]
-        call = glue("if_", *head, _strings(live))
-        return [*ways, place_at(_bind(live, call), node)]
+        call = glue("if_", *head, strings(live))
+        return [*ways, place_at(bind(live, call), node)]
 
     def _leaves(self, node: ast.If) -> str | None:
         """Why its ways cannot be functions: they jump somewhere else."""
-        if _jumps_out(node, ast.Break, ast.Continue):
+        if jumps_out(node, ast.Break, ast.Continue):
             return "it jumps out of a loop that cannot be rewritten"
-        if _has(node, ast.Return) and (falls(node.body) or falls(node.orelse)):
+        if has(node, ast.Return) and (falls(node.body) or falls(node.orelse)):
             return "it returns from inside a block that cannot be rewritten"
         return None
 
@@ -237,14 +213,14 @@ class Statements:
         self._needs |= written
         lists = [index for index, name in enumerate(names) if name in appended(node.body)]
         inner = self._block(node.body, frozenset(own | bound(node.body)) - set(names))
-        temporary = _undefined(sorted(set(written) - set(names)))
+        temporary = undefined(sorted(set(written) - set(names)))
         if isinstance(node, ast.For):
             item = f"{PREFIX}item"
             given = ast.Assign(targets=[node.target], value=ast.Name(item, ast.Load()))
-            inner = [*temporary, given, *inner, ast.Return(_tuple(names))]
+            inner = [*temporary, given, *inner, ast.Return(names_tuple(names))]
             body = self._define("body", [item, *names], inner, node)
             return [body, self._for(node, place, body.name, names, lists, over)]
-        inner = [*temporary, *inner, ast.Return(_tuple(names))]
+        inner = [*temporary, *inner, ast.Return(names_tuple(names))]
         body = self._define("body", names, inner, node)
         decides = self._expressions.predicate(node.test)
         if over is not None:
@@ -256,11 +232,11 @@ class Statements:
             ast.Constant(place),
             ast.Name(test.name, ast.Load()),
             ast.Name(body.name, ast.Load()),
-            _tuple(names),
-            _strings(names),
-            _constants(lists),
+            names_tuple(names),
+            strings(names),
+            constants(lists),
         )
-        return [test, body, place_at(_bind(names, call), node)]
+        return [test, body, place_at(bind(names, call), node)]
 
     def _for(
         self,
@@ -272,7 +248,7 @@ class Statements:
         over: str | None,
     ) -> ast.stmt:
         values = self._expressions.visit(node.iter)
-        if _is_range(values):
+        if is_range(values):
             assert isinstance(values, ast.Call)
             values = glue("range_", *values.args)
         assert isinstance(values, ast.expr)
@@ -281,12 +257,12 @@ class Statements:
             ast.Constant(place),
             values,
             ast.Name(body, ast.Load()),
-            _tuple(names),
-            _strings(names),
+            names_tuple(names),
+            strings(names),
             ast.Constant(value=None if over is None else names.index(over)),
-            _constants(lists),
+            constants(lists),
         )
-        return place_at(_bind(names, call), node)
+        return place_at(bind(names, call), node)
 
     def _head(self, node: ast.For | ast.While) -> frozenset[str]:
         """Names that a round reads before it binds them."""
@@ -321,67 +297,3 @@ class Statements:
         )
         place_at(function, place)
         return function
-
-
-def _may_be_dynamic(values: ast.expr) -> bool:
-    if _is_range(values):
-        assert isinstance(values, ast.Call)
-        return not all(isinstance(bound, ast.Constant) for bound in values.args)
-    return isinstance(values, ast.Name)
-
-
-def _is_range(values: ast.AST) -> bool:
-    return (
-        isinstance(values, ast.Call)
-        and isinstance(values.func, ast.Name)
-        and values.func.id == "range"
-        and not values.keywords
-    )
-
-
-def _ends_by_data(node: ast.For) -> bool:
-    """Whether the loop is left by an `if` that may depend on data."""
-    jumps = (ast.Break, ast.Continue, ast.Return)
-    ifs = [part for part in walk(node.body) if isinstance(part, ast.If)]
-    return any(not is_static(one.test) and _has(one, *jumps) for one in ifs)
-
-
-def _has(node: ast.AST, *kinds: type[ast.AST]) -> bool:
-    return any(isinstance(part, kinds) for part in walk([node]))
-
-
-def _jumps_out(node: ast.AST, *kinds: type[ast.AST]) -> bool:
-    """Whether there is a jump that belongs to a loop around `node`."""
-    return any(
-        isinstance(part, kinds)
-        or (not isinstance(part, (*LOOPS, *SCOPES)) and _jumps_out(part, *kinds))
-        for part in ast.iter_child_nodes(node)
-    )
-
-
-def _tuple(names: Sequence[str]) -> ast.Tuple:
-    return ast.Tuple(elts=[ast.Name(name, ast.Load()) for name in names], ctx=ast.Load())
-
-
-def _strings(names: Sequence[str]) -> ast.Tuple:
-    return ast.Tuple(elts=[ast.Constant(value=name) for name in names], ctx=ast.Load())
-
-
-def _constants(values: Sequence[int]) -> ast.Tuple:
-    return ast.Tuple(elts=[ast.Constant(value=value) for value in values], ctx=ast.Load())
-
-
-def _bind(names: Sequence[str], call: ast.expr) -> ast.stmt:
-    if not names:
-        return ast.Expr(value=call)
-    target = ast.Tuple(elts=[ast.Name(name, ast.Store()) for name in names], ctx=ast.Store())
-    return ast.Assign(targets=[target], value=call)
-
-
-def _undefined(names: Sequence[str]) -> list[ast.stmt]:
-    value = ast.Attribute(ast.Name(GLUE, ast.Load()), "UNDEFINED", ast.Load())
-    return [ast.Assign(targets=[ast.Name(name, ast.Store())], value=value) for name in names]
-
-
-def _loaded(base: ast.expr) -> ast.expr:
-    return ast.parse(ast.unparse(base), mode="eval").body

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch._higher_order_ops.cond import cond_op
 from torch.utils import _pytree as pytree
 
-from enginecast.capture.structured_probe import Operands, Probe, probe, unaliased, with_modes
+from enginecast.capture.structured_modes import with_modes
+from enginecast.capture.structured_probe import Operands, Probe, probe, unaliased
 from enginecast.capture.structured_sites import Site
 from enginecast.capture.structured_values import UNDEFINED, Leaf, as_predicate, reconcile
 

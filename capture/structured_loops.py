@@ -8,22 +8,27 @@ import torch
 from torch import SymInt, Tensor
 from torch._higher_order_ops.scan import scan_op
 from torch._higher_order_ops.while_loop import while_loop_op
-from torch._prims_common import get_higher_dtype
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 from enginecast.capture.structured_lists import Appended, Rows
+from enginecast.capture.structured_modes import with_modes
 from enginecast.capture.structured_probe import (
     Operands,
     Probe,
     is_symbolic,
     probe,
     unaliased,
-    with_modes,
 )
 from enginecast.capture.structured_sites import RewriteRefused, Site
-from enginecast.capture.structured_values import UNDEFINED, as_predicate, as_tensor, scalar_dtype
+from enginecast.capture.structured_values import (
+    UNDEFINED,
+    as_predicate,
+    as_tensor,
+    scalar_dtype,
+    wider,
+)
 
 State = tuple[Any, ...]
 Test = Callable[..., Any]
@@ -223,16 +228,16 @@ def _first(site: Site, name: str, value: Any, result: Any) -> Tensor | None:
     if value is UNDEFINED and isinstance(result, Tensor):
         return torch.zeros(result.shape, dtype=result.dtype)
     dtype = scalar_dtype(result if value is UNDEFINED else value)
+    if dtype is None and value is result:
+        return None
     if dtype is None:
-        if value is result:
-            return None
         raise site.refuse(f"{name} is {value!r:.40} before the loop and something else in it")
     if isinstance(result, Tensor):
-        dtype = get_higher_dtype(dtype, result.dtype)
+        dtype = wider(dtype, result.dtype)
         if result.dim() and not is_symbolic(value):  # a number acts like one for each element
             return torch.full(result.shape, value, dtype=dtype)
     elif (after := scalar_dtype(result)) is not None:
-        dtype = get_higher_dtype(dtype, after)
+        dtype = wider(dtype, after)
     return as_tensor(0 if value is UNDEFINED else value, dtype)
 
 

@@ -5,7 +5,7 @@ are is found by running it once where nothing is traced.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,51 +19,16 @@ from torch.fx.experimental.proxy_tensor import (
     set_proxy_slot,
 )
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from enginecast.capture.structured_sites import Site, running_module
+from enginecast.capture.structured_sites import Site
+from enginecast.capture.structured_state import refuse_changes, state_now
 from enginecast.errors import EnginecastError
 
 IMPURE = ("_assert_async", "_assert_scalar", "sym_constrain_range")
 REDUCED = ("sum", "mean", "any", "all", "full", "zeros", "ones", "scalar_tensor", "clone")
 FRESH = ("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift")
-
-
-class _Constants(TorchFunctionMode):
-    """Makes tensors from Python values by operators: a subgraph with constants of its own does not
-    survive `run_decompositions`."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is Tensor.__setitem__ and isinstance(args[2], bool | int | float):
-            value = torch.full((), args[2], dtype=args[0].dtype, device=args[0].device)
-            args = (*args[:2], value)
-        elif func in (torch.tensor, torch.as_tensor) and _is_small(args[0]):
-            return _filled(args[0], kwargs.get("dtype"), kwargs.get("device"))
-        return func(*args, **kwargs)
-
-
-def _is_small(data: Any) -> bool:
-    leaves = pytree.tree_leaves(data)
-    return 0 < len(leaves) <= 64 and all(isinstance(leaf, bool | int | float) for leaf in leaves)
-
-
-def _filled(data: Any, dtype: torch.dtype | None, device: Any) -> Tensor:
-    if isinstance(data, list | tuple):
-        dtype = dtype or _dtype_of(data)
-        return torch.stack([_filled(part, dtype, device) for part in data])
-    return torch.full((), data, dtype=dtype or _dtype_of(data), device=device)
-
-
-def _dtype_of(data: Any) -> torch.dtype:
-    kinds = {type(leaf) for leaf in pytree.tree_leaves(data)}
-    if float in kinds:
-        return torch.get_default_dtype()
-    return torch.int64 if int in kinds else torch.bool
 
 
 class _Recorder(TorchDispatchMode):
@@ -72,7 +37,7 @@ class _Recorder(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.made: dict[int, Tensor] = {}
         self.tensors: dict[int, Tensor] = {}
         self.numbers: dict[str, SymInt] = {}
@@ -176,7 +141,7 @@ def probe(site: Site, function: Callable[[], Any]) -> Probe:
         RewriteRefused: it changed something in Python besides what it returns.
     """
     recorder = _Recorder()
-    before = _state()
+    before = state_now()
     shapes = _shape_env()
     ignored = nullcontext() if shapes is None else shapes.ignore_fresh_unbacked_symbols()
     try:
@@ -187,7 +152,7 @@ def probe(site: Site, function: Callable[[], Any]) -> Probe:
     except Exception as error:  # the user's code, and whatever torch raises about it
         first = str(error).strip().split("\n")[0]
         raise site.refuse(f"one way of it fails: {type(error).__name__}: {first}") from error
-    _refuse_changes(site, before)
+    refuse_changes(site, before)
     recorder.note(pytree.tree_leaves(result))
     tensors = [tensor for key, tensor in recorder.tensors.items() if key not in recorder.made]
     outside = {storage(tensor) for tensor in tensors}
@@ -249,24 +214,6 @@ class Operands:
             same(outside, argument.clone() if id(outside) in written else argument)
 
 
-def with_modes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, run with the function modes of now: inside an operator they are not active.
-
-    torch.export understands `x[i]` with a symbolic `i` through such a mode.
-    """
-    modes = _get_current_function_mode_stack()
-
-    def run(*arguments: Any) -> Any:
-        active = {type(mode) for mode in _get_current_function_mode_stack()}
-        with ExitStack() as stack:
-            for mode in (*modes, _Constants()):
-                if type(mode) not in active:
-                    stack.enter_context(mode)
-            return function(*arguments)
-
-    return run
-
-
 def same(outside: Tensor, inside: Tensor) -> None:
     """Let `outside` mean `inside` in the graph that is being traced."""
     mode = get_proxy_mode()
@@ -302,42 +249,3 @@ def _shape_env() -> Any:
     mode = detect_fake_mode()
     mode = mode or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     return None if mode is None else mode.shape_env
-
-
-def _state() -> dict[tuple[str, str], Any]:
-    """Every attribute of every module, and the length of every container among them."""
-    module = running_module()
-    state: dict[tuple[str, str], Any] = {}
-    for path, owner in module.named_modules() if module is not None else ():
-        for store in (vars(owner), owner._buffers, owner._parameters):
-            for name, value in store.items():
-                size = len(value) if isinstance(value, list | dict | set) else 0
-                state[path, str(name)] = (value, size)
-    return state
-
-
-def _refuse_changes(site: Site, before: Mapping[tuple[str, str], Any]) -> None:
-    after = _state()
-    for key in {**before, **after}:
-        old, new = before.get(key), after.get(key)
-        if old is None or new is None or old[0] is not new[0] or old[1] != new[1]:
-            path, name = key
-            _put_back(path, name, old)
-            raise site.refuse(f"a branch changes the state of the module: {_dotted(path, name)}")
-
-
-def _put_back(path: str, name: str, old: Any) -> None:
-    module = running_module()
-    assert module is not None
-    owner = module.get_submodule(path)
-    for store in (owner._buffers, owner._parameters, vars(owner)):
-        if name in store:
-            if old is None:
-                store.pop(name)
-            else:
-                store[name] = old[0]
-            return
-
-
-def _dotted(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

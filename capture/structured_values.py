@@ -28,7 +28,7 @@ def is_open(value: object) -> bool:
     A size whose truth follows from the range of its dimension is known.
     """
     if isinstance(value, FakeTensor):
-        return value.constant is None  # type: ignore[attr-defined]
+        return value.constant is None
     if isinstance(value, SymInt | SymFloat):
         value = value != 0
     if isinstance(value, SymBool):
@@ -68,6 +68,13 @@ def scalar_dtype(value: object) -> torch.dtype | None:
     return None
 
 
+def wider(one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """The dtype that two numbers have in common."""
+    found = get_higher_dtype(one, other)
+    assert found is not None
+    return found
+
+
 def as_tensor(value: Any, dtype: torch.dtype) -> Tensor:
     """A tensor as it is, a number as a tensor of zero dimensions."""
     if isinstance(value, Tensor):
@@ -75,7 +82,8 @@ def as_tensor(value: Any, dtype: torch.dtype) -> Tensor:
     if isinstance(value, SymBool):
         return as_predicate(value).to(dtype)
     if isinstance(value, SymInt | SymFloat):
-        return torch.scalar_tensor(value, dtype=dtype)
+        number: Any = value
+        return torch.scalar_tensor(number, dtype=dtype)
     return torch.full((), value, dtype=dtype)
 
 
@@ -129,7 +137,7 @@ def _tensor(
     if one[1] != other[1]:
         if isinstance(one[0], Tensor) and isinstance(other[0], Tensor):
             raise site.refuse(f"{name} is {one[1]} one way and {other[1]} the other")
-        dtype = get_higher_dtype(one[1], other[1])
+        dtype = wider(one[1], other[1])
     ranks = {value.dim() if isinstance(value, Tensor) else 0 for value in _bound(one, other)}
     if len(ranks) > 1:
         raise site.refuse(f"{name} has {_kind(one[0])} one way and {_kind(other[0])} the other")

@@ -141,6 +141,7 @@ class NestedLoops(nn.Module):
                     y = y + x[t] * k
                 else:
                     y = y - 1
+                    y = y * 0.5
         return y
 
 
@@ -280,7 +281,7 @@ class NoneOneWay(Counts):
 class RaisesDeep(Counts):
     def forward(self, x: Tensor) -> Tensor:
         if x.sum() > 0:  # HERE
-            y = x * 2
+            x = x * 2
             raise ValueError("never positive")
         return x
 
