@@ -307,8 +307,8 @@ class Grows(Counts):
 REFUSED = {
     SetsAttribute: "sets self.calls",
     CountsInMethod: "changes the state of the module: calls",
-    FillsList: "line 238 writes into a list",
-    FillsDict: "line 246 writes into a dict",
+    FillsList: "line \\d+ writes into a list",
+    FillsDict: "line \\d+ writes into a dict",
     GrowsOneWay: "rows has another structure on either way",
     OtherDtype: "the returned value is torch.int64 one way and torch.float32 the other",
     OtherRank: "x has a tensor of torch.float32 \\[\\] one way",
