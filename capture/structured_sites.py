@@ -9,10 +9,6 @@ from torch import nn
 from enginecast.errors import CaptureError
 
 
-class RewriteRefused(CaptureError):  # noqa: N818, said of a place and no fault of the program
-    """A place that cannot become structured control flow; the message names file and line."""
-
-
 @dataclass
 class Site:
     """One statement or expression that was rewritten or left alone."""
@@ -29,19 +25,27 @@ class Site:
     effects: tuple[str, ...] = ()
     """What its statements do besides binding names, such as "sets self.calls"."""
 
-    def refuse(self, reason: str) -> RewriteRefused:
+    def refuse(self, reason: str) -> "RewriteRefused":
         """Note the reason, and give the error to raise."""
         self.became, self.reason = "", reason
-        place = f"{self.file}:{self.line}: this {self.was} in {self.function}"
-        return RewriteRefused(
-            f"{place} depends on the values of tensors and cannot become structured control "
-            f"flow: {reason}"
-        )
+        return RewriteRefused(self, reason)
 
     def done(self, became: str) -> None:
         """Note what it became; what depends on data says more than what did not."""
         if not self.became or self.became == PYTHON:
             self.became, self.reason = became, ""
+
+
+class RewriteRefused(CaptureError):  # noqa: N818, said of a place and no fault of the program
+    """A place that cannot become structured control flow; the message names file and line."""
+
+    def __init__(self, site: Site, reason: str) -> None:
+        super().__init__(
+            f"{site.file}:{site.line}: this {site.was} in {site.function} depends on the values of "
+            f"tensors and cannot become structured control flow: {reason}"
+        )
+        self.site = site
+        self.reason = reason
 
 
 PYTHON = "Python"
