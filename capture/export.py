@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from enginecast.capture.bind import bind_weights
 from enginecast.capture.examples import verification_inputs
 from enginecast.capture.inputs import InputSpec
-from enginecast.capture.ladder import Fallback, Ladder, Rung
+from enginecast.capture.ladder import Ladder
 from enginecast.capture.mutation import (
     compute_overwritten,
     drop_idle_writes,
@@ -31,6 +31,7 @@ from enginecast.capture.shapes import (
 from enginecast.capture.source import Source
 from enginecast.capture.trace import trace
 from enginecast.capture.wanted import Wanted
+from enginecast.capture.way import Fallback, Rung
 from enginecast.errors import UsageError
 
 SEED = 0
@@ -103,7 +104,7 @@ def capture(
         fallback=fallback,
     )
     climbed = ladder.climb()
-    traced = climbed.made
+    traced = climbed.traced
     program, shapes = traced.program, traced.shapes
     drop_idle_writes(program)
     overwritten = compute_overwritten(program)
@@ -119,6 +120,7 @@ def capture(
         shapes.symbols,
         notes,
         climbed.rungs,
+        branches=tuple(dict.fromkeys(climbed.way.branches())),
         guards=climbed.way.guards,
     )
 

@@ -5,141 +5,98 @@ failed.
     bake        the same, with predicates answered that depend on weights alone
     strict      torch.export, strict: Dynamo follows the bytecode
     rewrite     control flow rewritten to torch.cond, while_loop, scan, torch.where
-    specialise  one way taken, and an output that tells whether it was the right one
-    torchscript what the caller does when all of these refuse (see `enginecast.script_job`)
+    specialise  one way taken, and outputs that tell whether it was the right one
+    torchscript what the caller does when all of these refuse
 
-Nothing below `export` is tried for a model that `export` takes.
+Nothing below `export` is tried for a model that `export` takes in all its sizes.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, Literal, TypeVar
 
 from torch import Tensor, nn
 
-from enginecast.capture.oracle import Guard, answering, baked_places, guarding, guards_of
+from enginecast.capture.oracle import answering, baked_places, guarding, guards_of
 from enginecast.capture.quiet import quiet_torch
 from enginecast.capture.recorder import Read, record
-from enginecast.capture.refusal import Refusal
+from enginecast.capture.restructure import restructure
+from enginecast.capture.shapes import FrozenDimensionError
 from enginecast.capture.source import Source
+from enginecast.capture.structured_sites import PYTHON, Site
+from enginecast.capture.trace import Traced
+from enginecast.capture.way import Fallback, Place, RefusedError, Rung, Way
 from enginecast.errors import CaptureError
 
-Name = Literal["export", "bake", "strict", "rewrite", "specialise", "torchscript"]
-Fallback = Literal["none", "rewrite", "specialise", "torchscript"]
-Around = Callable[[nn.Module], AbstractContextManager[object]]
-T = TypeVar("T")
-
-LEADS_ON = frozenset({"data-dependent-branch", "data-dependent-size", "data-leaves-torch"})
+LEADS_ON = frozenset(
+    {
+        "data-dependent-branch",
+        "data-dependent-size",
+        "data-leaves-torch",
+        "specialized-dimension",
+    }
+)
 """Kinds of refusals that another rung may help with."""
+REWRITES = ("rewrite", "specialise", "torchscript")
+"""Fallbacks that allow to rewrite."""
 
 
 @dataclass(frozen=True)
-class Rung:
-    """One way that was tried."""
-
-    name: Name
-    outcome: Literal["taken", "refused"]
-    reason: str = ""
-    """Why it was refused, or what it did."""
-    place: str = ""
-    """FILE:LINE of the culprit."""
-
-    def __str__(self) -> str:
-        where = f" at {self.place}" if self.place else ""
-        why = f": {self.reason}" if self.reason else ""
-        return f"{self.name} {self.outcome}{where}{why}"
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a trace is made."""
-
-    name: Name = "export"
-    told: str = ""
-    """What it does, where that is not the name alone."""
-    around: tuple[Around, ...] = ()
-    """Context managers for the module that is traced, entered while it is."""
-    is_strict: bool = False
-    guards: tuple[Guard, ...] = ()
-    """Outputs that the program has besides the model's own."""
-
-    def entered(self, module: nn.Module) -> ExitStack:
-        """All of `around`, for `module`."""
-        stack = ExitStack()
-        for manager in self.around:
-            stack.enter_context(manager(module))
-        return stack
-
-
-class RefusedError(CaptureError):
-    """torch.export refused a model; also says why, in parts.
-
-    Args:
-        refusal: the parts.
-        rungs: what was tried, in order.
-    """
-
-    def __init__(self, refusal: Refusal, rungs: Sequence[Rung] = ()) -> None:
-        tried = [f"then {rung}" for rung in rungs[1:]]
-        super().__init__("\n".join([refusal.message(), *tried]), hint=refusal.hint)
-        self.refusal = refusal
-        self.rungs = tuple(rungs)
-
-
-@dataclass(frozen=True)
-class Climbed(Generic[T]):
+class Climbed:
     """What was made, and how."""
 
-    made: T
+    traced: Traced
     way: Way
     rungs: tuple[Rung, ...]
     """What was tried, in order; the last one was taken."""
 
 
-@dataclass
-class Ladder(Generic[T]):
+@dataclass(frozen=True)
+class Ladder:
     """Climbs down from torch.export as far as it may.
 
     Args:
         source: the model.
-        attempt: makes a trace in some way, or raises `RefusedError`.
+        attempt: makes a trace in some way.
         cases: makes inputs of different sizes to run the model on; a specialised program goes the
             way of the first.
         fallback: how far it may go.
     """
 
     source: Source
-    attempt: Callable[[Way], T]
+    attempt: Callable[[Way], Traced]
     cases: Callable[[], Sequence[Mapping[str, Tensor]]]
     fallback: Fallback
 
-    def climb(self) -> Climbed[T]:
+    def climb(self) -> Climbed:
         """The first trace that succeeds, and what was tried up to it.
 
         Raises:
             RefusedError: nothing helped, or nothing can.
-            CaptureError: a loop of the model does not end.
+            CaptureError: a loop of the model does not end, or a size that was asked for cannot
+                vary.
         """
         rungs: list[Rung] = []
-        first: RefusedError | None = None
-        for way in self._ways():
+        first: CaptureError | None = None
+        for way in self._ways(rungs):
             try:
-                made = self.attempt(way)
-            except RefusedError as error:
-                refusal = error.refusal
-                rungs.append(Rung(way.name, "refused", refusal.reason, refusal.place))
-                first = first or error
-                if refusal.kind not in LEADS_ON and len(rungs) == 1:
+                traced = self.attempt(way)
+            except CaptureError as error:
+                if not rungs and not _leads_on(error):
                     raise
+                first = first or error
+                rungs.append(_refused(way, error))
             else:
                 rungs.append(Rung(way.name, "taken", way.told))
-                return Climbed(made, way, tuple(rungs))
+                return self._widened(Climbed(traced, way, tuple(rungs)))
         assert first is not None  # the first way was refused
-        raise RefusedError(first.refusal, rungs) from first.__cause__
+        if isinstance(first, RefusedError):
+            raise RefusedError(first.refusal, rungs) from first.__cause__
+        raise first
 
-    def _ways(self) -> Iterator[Way]:
+    def _ways(self, rungs: Sequence[Rung]) -> Iterator[Way]:
         """The rungs, each made when the one before has failed."""
         yield Way("export")
         runs = self._recorded()
@@ -147,14 +104,55 @@ class Ladder(Generic[T]):
         if baked.around:
             yield baked
         yield Way("strict", is_strict=True)
+        if self.fallback in REWRITES:
+            reads = {read.place for run in runs for read in run if read.decides != "weights"}
+            yield _rewritten(reads | {_split(rung.place) for rung in rungs if rung.place}, baked)
         if self.fallback == "specialise" and runs:
             yield _specialised(runs[0])
+
+    def _widened(self, climbed: Climbed) -> Climbed:
+        """The same model for all sizes, where rewriting its own code makes that possible.
+
+        Code that goes through the rows of an input one by one is unrolled by a plain export, for
+        one number of rows.  Only the user's own code is rewritten for this: a library's may well
+        have a branch on sizes at every layer.
+        """
+        narrowed = climbed.traced.narrowed
+        if not narrowed or climbed.way.name != "export" or self.fallback not in REWRITES:
+            return climbed
+        if not restructure(self.source.empty()).functions:
+            return climbed
+        way = replace(_rewritten((), Way()), narrows=False)
+        try:
+            traced = self.attempt(way)
+        except CaptureError:
+            return climbed
+        refused = Rung("export", "refused", "; ".join(narrowed))
+        return Climbed(traced, way, (refused, Rung("rewrite", "taken")))
 
     def _recorded(self) -> list[list[Read]]:
         """What runs of the real model read."""
         module = self.source.eager()
         with quiet_torch():
             return record(module, self.cases())
+
+
+def _leads_on(error: CaptureError) -> bool:
+    """Whether another way may help where the first one failed."""
+    if isinstance(error, RefusedError):
+        return error.refusal.kind in LEADS_ON
+    return isinstance(error, FrozenDimensionError)
+
+
+def _refused(way: Way, error: CaptureError) -> Rung:
+    if isinstance(error, RefusedError):
+        return Rung(way.name, "refused", error.refusal.reason, error.refusal.place)
+    return Rung(way.name, "refused", error.message)
+
+
+def _split(place: str) -> Place:
+    file, _, line = place.rpartition(":")
+    return file, int(line)
 
 
 def _baked(runs: Sequence[Sequence[Read]]) -> Way:
@@ -165,6 +163,31 @@ def _baked(runs: Sequence[Sequence[Read]]) -> Way:
     told = "; ".join(f"{file}:{line}" for file, line in places)
     around = (partial(answering, reads=runs[0], places=places),)
     return Way("bake", f"depends on weights alone: {told}", around)
+
+
+def _rewritten(places: Sequence[Place] | set[Place], baked: Way) -> Way:
+    """Rewrites the functions that hold `places`, or all of the user's own."""
+    rewriting = _Rewriting(tuple(sorted(places)))
+    around = (*baked.around, rewriting.active)
+    return Way("rewrite", baked.told, around, branches=rewriting.branches)
+
+
+class _Rewriting:
+    def __init__(self, places: tuple[Place, ...]) -> None:
+        self._places = places
+        self._sites: tuple[Site, ...] = ()
+
+    @contextmanager
+    def active(self, module: nn.Module) -> Iterator[None]:
+        restructured = restructure(module, (), self._places)
+        with restructured.active():
+            yield
+        self._sites = restructured.sites
+
+    def branches(self) -> tuple[Place, ...]:
+        """Where control flow became an operator."""
+        became = [site for site in self._sites if site.became not in ("", PYTHON)]
+        return tuple((os.path.realpath(site.file), site.line) for site in became)
 
 
 def _specialised(reads: Sequence[Read]) -> Way:

@@ -11,7 +11,6 @@ from enginecast.capture.constraints import user_places
 from enginecast.capture.empty import capture_mode, fake_weights
 from enginecast.capture.examples import example_sizes, sample
 from enginecast.capture.inputs import InputSpec
-from enginecast.capture.ladder import RefusedError, Way
 from enginecast.capture.narrowing import fix, narrow
 from enginecast.capture.outputs import name_outputs
 from enginecast.capture.quiet import quiet_torch
@@ -20,6 +19,7 @@ from enginecast.capture.shapes import FrozenDimensionError, Shapes, check_shapes
 from enginecast.capture.source import Source
 from enginecast.capture.vmap import without_vmap
 from enginecast.capture.wanted import Wanted
+from enginecast.capture.way import RefusedError, Way
 from enginecast.errors import CaptureError, EnginecastError
 
 MOST_NARROWINGS = 4
@@ -37,6 +37,8 @@ class Traced:
     specs: tuple[InputSpec, ...]
     """As traced: with the dimensions that were narrowed."""
     notes: tuple[str, ...]
+    narrowed: tuple[str, ...] = ()
+    """Those of the notes that tell of dimensions that were narrowed or fixed."""
 
 
 def trace(
@@ -66,12 +68,12 @@ def trace(
             return _once(source, specs, inputs, wanted, way, notes, is_proved)
         except FrozenDimensionError as error:
             fitted = fix(specs, error.names)
-            if fitted is None:
+            if fitted is None or (fitted.notes and not way.narrows):
                 raise
         except CaptureError as error:
             place = error.refusal.place if isinstance(error, RefusedError) else ""
             fitted = narrow(specs, str(error.__cause__), place)
-            if fitted is None:
+            if fitted is None or (fitted.notes and not way.narrows):
                 raise
         specs, notes = fitted.specs, (*notes, *fitted.notes)
         is_proved = is_proved or fitted.is_proved
@@ -89,7 +91,8 @@ def _once(
     is_proved: bool,
 ) -> Traced:
     program, named = _export(source, specs, inputs, wanted, way, is_proved)
-    return Traced(program, check_shapes(program, specs), specs, (*notes, *named))
+    shapes = check_shapes(program, specs)
+    return Traced(program, shapes, specs, (*notes, *named), (*notes, *shapes.notes))
 
 
 def _export(

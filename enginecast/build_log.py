@@ -10,7 +10,7 @@ import msgspec
 from enginecast import __version__
 from enginecast.capture.examples import Case
 from enginecast.capture.inputs import InputSpec
-from enginecast.capture.ladder import Rung
+from enginecast.capture.way import Rung
 from enginecast.doctor import examine
 from enginecast.passes.pipeline import PassRun
 from enginecast.verify.report_data import Report

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 from rich.console import Console
 
-from enginecast.capture.ladder import Fallback
+from enginecast.capture.way import Fallback
 from enginecast.commands_engine import print_json
 from enginecast.driver import export
 from enginecast.errors import UsageError

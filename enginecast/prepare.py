@@ -15,11 +15,11 @@ from enginecast.capture.export import Captured, capture, describe, named_leaves
 from enginecast.capture.factory import FactorySource, copy_sharing_weights
 from enginecast.capture.given import check_arguments, given_prompts, read_inputs
 from enginecast.capture.inputs import InputSpec, captured_dtype, from_example
-from enginecast.capture.ladder import Fallback
 from enginecast.capture.outputs import run_named
 from enginecast.capture.source import Source, open_source
 from enginecast.capture.state import CalledTwice
 from enginecast.capture.wanted import Wanted, parse_wanted
+from enginecast.capture.way import Fallback
 from enginecast.cases import Covered, along_guards, check_values, choose_cases, cover_branches
 from enginecast.passes.base import PassContext
 from enginecast.passes.cut_outputs import drop_dead, keep_outputs

@@ -1,22 +1,26 @@
 """What torch.export refuses is tried in other ways, in order, and each is told."""
 
+import os
+
 import pytest
 import torch
-from control_flow import ROWS
+from control_flow import BRANCHES, ROWS, Row
 from torch import Tensor, nn
 
 from enginecast.capture.examples import example_sizes, sample
 from enginecast.capture.export import Captured, capture
 from enginecast.capture.factory import FactorySource
 from enginecast.capture.inputs import from_example
-from enginecast.capture.ladder import RefusedError
+from enginecast.capture.way import Fallback, RefusedError
 from enginecast.errors import CaptureError
 
 
-def captured(module: nn.Module, example: dict[str, Tensor]) -> Captured:
+def captured(
+    module: nn.Module, example: dict[str, Tensor], fallback: Fallback = "none"
+) -> Captured:
     specs = from_example(example, None)
     source = FactorySource(type(module).__name__, module.eval(), example)
-    return capture(source, specs, sample(specs, example_sizes(specs), 0), fallback="none")
+    return capture(source, specs, sample(specs, example_sizes(specs), 0), fallback=fallback)
 
 
 def taken(found: Captured) -> list[tuple[str, str]]:
@@ -102,6 +106,27 @@ def test_the_refusal_tells_what_was_tried() -> None:
     assert error.rungs[0].place != error.rungs[1].place
     assert "then bake refused at" in error.message
     assert "then strict refused at" in error.message
+
+
+@pytest.mark.parametrize("row", BRANCHES, ids=lambda row: row.name)
+def test_branches_are_rewritten_and_both_ways_are_exact(row: Row) -> None:
+    module = row.module()
+    found = captured(module, row.a(), "rewrite")
+    assert taken(found)[0] == ("export", "refused")
+    assert taken(found)[-1] == ("rewrite", "taken")
+    assert (os.path.realpath(row.file), row.line) in found.branches
+    program = found.program.module()
+    for inputs in (row.a(), row.b()):
+        assert torch.equal(program(**inputs)["output_0"], module(**inputs))
+
+
+def test_a_branch_on_sizes_is_rewritten_for_all_of_them() -> None:
+    [row] = [row for row in ROWS if row.name == "IfShape"]
+    assert captured(row.module(), row.a()).symbols == {"batch": (1, 5)}
+    found = captured(row.module(), row.a(), "rewrite")
+    assert taken(found) == [("export", "refused"), ("rewrite", "taken")]
+    assert found.symbols == {"batch": (1, 64)}
+    assert found.notes == ()
 
 
 @pytest.mark.parametrize("name", ["AssertValue", "NumpyHop"])

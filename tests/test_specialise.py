@@ -8,7 +8,7 @@ import torch
 from control_flow import ROWS
 from torch import Tensor, nn
 
-from enginecast.capture.ladder import RefusedError
+from enginecast.capture.way import RefusedError
 from enginecast.driver import compile as export
 from enginecast.errors import InputError
 from enginecast.prepare import ModelOptions
