@@ -54,7 +54,7 @@ def compute_overwritten(program: ExportedProgram) -> tuple[str, ...]:
         Notes on these buffers, as sentences.
     """
     buffers = program.graph_signature.inputs_to_buffers
-    writes = list(_writes(program, buffers))
+    writes = list(_writes(program.graph, _owners(program, buffers)))
     notes = []
     for node, owner in writes:
         buffer = node.args[0]
