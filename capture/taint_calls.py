@@ -79,14 +79,14 @@ def method_call(
         return _mapping_method(base, name, arguments, frame, node)
     if isinstance(base.const, str | tuple | int | float):
         return _computed_method(base, name, arguments)
-    if isinstance(base.const, (list, set, *MAPPINGS)) and not _is_own(base.const, name):
+    if isinstance(base.const, (list, set, *MAPPINGS)):
         return _outer_container(base, name, arguments, frame, node)
     if base.tensor and (not base.is_known or isinstance(base.const, Tensor)):
         return tensor_method(base, name, arguments, frame, node)
     return None
 
 
-def _is_own(container: Any, name: str) -> bool:
+def is_own(container: Any, name: str) -> bool:
     """Whether a method of a container is the user's own."""
     return isinstance(getattr(type(container), name, None), types.FunctionType)
 

@@ -15,6 +15,7 @@ from enginecast.capture.taint_calls import (
     bind_arguments,
     called_back,
     data_of,
+    is_own,
     is_torch,
     is_user_file,
     method_call,
@@ -87,10 +88,12 @@ class Walker:
             return self.call(frame.evaluate(node.func), arguments_of(node, frame), frame, node)
         base = frame.evaluate(node.func.value)
         arguments = arguments_of(node, frame)
-        found = method_call(base, node.func.attr, arguments, frame, node)
+        name = node.func.attr
+        is_users = isinstance(base.const, (list, set, dict)) and is_own(base.const, name)
+        found = None if is_users else method_call(base, name, arguments, frame, node)
         if found is not None:
             return found
-        function = attribute_of(base, node.func.attr, frame)
+        function = attribute_of(base, name, frame)
         if not function.is_known:
             return guess((base, *arguments.all))
         return self.call(function, arguments, frame, node)
@@ -139,6 +142,8 @@ class Walker:
         """Functions that are handed on, as to torch.cond or checkpoint: they will be called."""
         if not is_torch(target) and target not in (map, filter):
             return
+        if getattr(nn.Module, getattr(target, "__name__", ""), None) is target:
+            return  # a method of nn.Module gets the module as self, and hooks to call later
         functions = list(called_back(arguments))
         if not functions:
             return
