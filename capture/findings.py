@@ -78,6 +78,8 @@ class Finding:
     """What is done about it."""
     is_blocking: bool = False
     """Whether capture needs something done about it."""
+    reason: str = ""
+    """What torch says of it, in torch's words."""
 
     @property
     def place(self) -> str:
@@ -107,7 +109,7 @@ def merge(findings: Iterable[Finding]) -> list[Finding]:
 
 def _union(group: list[Finding]) -> Finding:
     # What blocks names the line; a module or text that one witness lacks comes from another.
-    first = min(group, key=lambda each: (not each.is_blocking, KINDS.index(each.kind)))
+    first = min(group, key=_rank)
     known: list[Decides] = [each.decides for each in group if each.decides != "unknown"]
     if first.decides != "unknown" and first.is_blocking:
         known = [each.decides for each in group if each.is_blocking]
@@ -123,12 +125,18 @@ def _union(group: list[Finding]) -> Finding:
         ways=tuple(dict.fromkeys(way for each in group for way in each.ways)),
         action=first.action or _first(each.action for each in group),
         is_blocking=any(each.is_blocking for each in group),
+        reason=_first(each.reason for each in group),
     )
 
 
+def _rank(finding: Finding) -> tuple[bool, bool, int]:
+    is_general = finding.kind in ("graph-break", "refused", "not-scanned")
+    return (is_general, not finding.is_blocking, KINDS.index(finding.kind))
+
+
 def _module(group: list[Finding]) -> str:
-    """The first module path; what torch says of a refusal names none."""
-    named = [each.module for each in group if each.witnesses != ("export",)]
+    """The first module path; what torch says names none."""
+    named = [each.module for each in group if {"scan", "recorder"} & {*each.witnesses}]
     return named[0] if named else group[0].module
 
 
@@ -144,11 +152,6 @@ def _count(group: list[Finding]) -> int:
         key = (each.kind, each.tensor)
         by_kind[key] = by_kind.get(key, 0) + each.count
     return max(max(by_kind.values()) for by_kind in counts.values())
-
-
-def is_decided_by_data(finding: Finding) -> bool:
-    """Whether values, not shapes or dtypes, decide here and a capture needs something done."""
-    return finding.is_blocking and finding.kind not in ("state", "not-scanned")
 
 
 def summarise(findings: Iterable[Finding]) -> str:

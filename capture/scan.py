@@ -68,8 +68,8 @@ def _round(walker: Walker, module: nn.Module, tensors: Collection[str]) -> list[
         signature = inspect.signature(module.forward)
     except (TypeError, ValueError):
         return [_given_up(module, forward, "forward has no signature")]
-    named = {name: _argument(signature, name, tensors) for name in signature.parameters}
-    named = {name: value for name, value in named.items() if value is not None}
+    given = {name: _argument(signature, name, tensors) for name in signature.parameters}
+    named = {name: value for name, value in given.items() if value is not None}
     try:
         return walker.scan_module(module, Arguments(named=named))
     except TooMuchError:

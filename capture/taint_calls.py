@@ -313,16 +313,17 @@ def _variadic(arguments: Arguments, taken: int) -> Value:
     return replace(mix((*left, arguments.rest)), many=True)
 
 
+CALLED_BACK = (
+    *(types.FunctionType, types.MethodType, functools.partial, nn.Module),
+    *(Bound, Local, OneOf),
+)
+
+
 def called_back(arguments: Arguments) -> Iterable[Value]:
     """Functions of the user that are handed to a function that is not walked through."""
     for value in arguments.all:
         for each in (value, *(value.items or ())):
-            is_function = isinstance(each.const, types.FunctionType | types.MethodType | Bound)
-            if (
-                is_function
-                or isinstance(each.const, Local)
-                or isinstance(each.const, nn.Module | functools.partial | OneOf)
-            ):
+            if isinstance(each.const, CALLED_BACK):
                 yield each
 
 

@@ -248,9 +248,9 @@ def _try(node: ast.Try, frame: Frame) -> Outcome:
     returned = len(frame.returns)
     ways = execute(node.body, frame)
     frame.tries -= bool(node.handlers)
-    if ways == END and len(frame.returns) > returned:
-        if all(is_plain(value) for value in frame.returns[returned:]):
-            return ways  # what was computed did not raise
+    results = frame.returns[returned:]
+    if ways == END and results and all(map(is_plain, results)):
+        return ways  # what was computed did not raise
     if "next" in ways:
         ways = (ways - NEXT) | execute(node.orelse, frame)
     after = frame.names if ways - END else None

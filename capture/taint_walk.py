@@ -134,9 +134,10 @@ class Walker:
         """`__call__` of an object of the user's own class."""
         if isinstance(target, type | types.FunctionType | types.BuiltinFunctionType):
             return None
-        found = getattr(type(target), "__call__", None)
-        is_function = isinstance(found, types.FunctionType)
-        return found if is_function and is_user_file(found.__code__.co_filename) else None
+        found = next((vars(c)["__call__"] for c in type(target).__mro__ if "__call__" in vars(c)), 0)
+        if not isinstance(found, types.FunctionType):
+            return None
+        return found if is_user_file(found.__code__.co_filename) else None
 
     def _call_back(self, target: Any, arguments: Arguments, frame: Frame, node: ast.Call) -> None:
         """Functions that are handed on, as to torch.cond or checkpoint: they will be called."""

@@ -26,7 +26,8 @@ def fail(error: EnginecastError, *, as_json: bool) -> int:
         say(console, error.hint)
     if as_json:
         kind = type(error).__name__
-        print(json.dumps({"error": kind, "message": error.message, "hint": error.hint}, indent=1))
+        told = {"error": kind, "message": error.message, "hint": error.hint, **error.details}
+        print(json.dumps(told, indent=1))
     return error.exit_code
 
 

@@ -12,14 +12,15 @@ from rich.console import Console
 from enginecast.capture.way import Fallback
 from enginecast.commands_engine import print_json
 from enginecast.driver import export
-from enginecast.errors import UsageError
+from enginecast.errors import CaptureError, UsageError
+from enginecast.flow_page import flow_of_refused, print_flow
 from enginecast.inspection import inspect_model, print_inspection
 from enginecast.job import Export
 from enginecast.memory import peak_resident
 from enginecast.passes.options import describe, option_fields
 from enginecast.passes.registry import known_passes, pass_class
 from enginecast.plan import FALLBACKS, Plan, make_plan
-from enginecast.prepare import ModelOptions, open_model, prepare
+from enginecast.prepare import ModelOptions, input_specs, open_model, prepare
 from enginecast.steps import Steps
 from enginecast.terminal import results, say, table
 from enginecast.verify.report import print_report
@@ -123,7 +124,16 @@ def run_inspect(
     model: str, plan: Plan, options: ModelOptions, *, as_json: bool, console: Console
 ) -> None:
     """Capture and plan; print."""
-    prepared = prepare(open_model(model, options), options, Steps(console))
+    source = open_model(model, options)
+    try:
+        prepared = prepare(source, options, Steps(console))
+    except CaptureError as error:
+        specs, _ = input_specs(source, options)
+        flow = flow_of_refused(error, source, specs)
+        error.details["control_flow"] = flow
+        if not as_json:
+            print_flow(flow, results())
+        raise
     found = inspect_model(prepared, plan)
     if as_json:
         print_json(found.to_json())

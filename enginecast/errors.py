@@ -15,7 +15,7 @@
 A message names the file or field, what was expected and what was got; `hint` says what to do next.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class EnginecastError(Exception):
@@ -32,6 +32,8 @@ class EnginecastError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.details: dict[str, Any] = {}
+        """What `--json` gives besides the message."""
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.hint}" if self.hint else self.message

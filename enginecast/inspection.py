@@ -17,6 +17,7 @@ from enginecast.advice_words import print_advice
 from enginecast.census_page import Dtypes, dtypes_of, print_census
 from enginecast.describe import dtype_name
 from enginecast.exporters.fusion_contract import expect_fusions
+from enginecast.flow_page import flow_of, print_flow
 from enginecast.forecast import forecast, print_forecast
 from enginecast.passes.base import Site
 from enginecast.passes.graph_edit import structural_copy, weight_specs, weight_tensor
@@ -59,6 +60,8 @@ class Inspection:
     outputs: tuple[str, ...]
     census: tuple[Stored, ...]
     dtypes: Dtypes
+    control_flow: tuple[dict[str, Any], ...]
+    """What the model's Python code decides, one finding a line."""
     advice: Advice
     expected: dict[str, int]
     """Fusable sites of the captured program by kind."""
@@ -96,6 +99,7 @@ def inspect_model(prepared: Prepared, plan: Plan) -> Inspection:
         ),
         census=census(captured.program),
         dtypes=dtypes_of(captured.program, prepared.source.model_class),
+        control_flow=tuple(flow_of(prepared)),
         advice=advise(prepared),
         expected={
             kind: len(sites) for kind, sites in expect_fusions(captured.program).sites.items()
@@ -140,6 +144,8 @@ def print_inspection(found: Inspection, console: Console) -> None:
         console.print(content)
     console.print()
     print_census(found.dtypes, console)
+    console.print()
+    print_flow(found.control_flow, console)
     console.print()
     advice = found.advice
     print_advice(advice.options, advice.recommended, len(advice.cases), console)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from enginecast.capture.derive import check_required, derive
+from enginecast.capture.detect import add_findings
 from enginecast.capture.dynamic import apply_dynamic, parse_dynamic
 from enginecast.capture.examples import Case, example_sizes, sample
 from enginecast.capture.export import Captured, capture, describe, named_leaves
@@ -21,6 +22,7 @@ from enginecast.capture.state import CalledTwice
 from enginecast.capture.wanted import Wanted, parse_wanted
 from enginecast.capture.way import Fallback
 from enginecast.cases import Covered, along_guards, check_values, choose_cases, cover_branches
+from enginecast.errors import CaptureError
 from enginecast.passes.base import PassContext
 from enginecast.passes.cut_outputs import drop_dead, keep_outputs
 from enginecast.passes.graph_edit import structural_copy
@@ -120,11 +122,14 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
     """
     wanted = parse_wanted(options.outputs, options.hidden_states)
     prompts = None if options.prompts is None else given_prompts(options.prompts)
-    given_program = source.given_program()
-    specs, given = ((), {}) if given_program is not None else _inputs(source, options)
-    specs = apply_dynamic(specs, [parse_dynamic(text) for text in options.dynamic])
+    specs, given = input_specs(source, options)
     with steps("capture"):
-        captured = _lifted(_capture(source, specs, given, wanted, options.fallback))
+        try:
+            captured = _lifted(_capture(source, specs, given, wanted, options.fallback))
+        except CaptureError as error:
+            if source.given_program() is None:
+                add_findings(error, source.empty(), [spec.name for spec in specs])
+            raise
     for rung in captured.rungs:
         (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
     for note in captured.notes:
@@ -170,6 +175,20 @@ def _with_branches(
         cases=covered.cases,
         unverified=() if allowed else (*prepared.unverified, *covered.unverified),
     )
+
+
+def input_specs(
+    source: Source, options: ModelOptions
+) -> tuple[tuple[InputSpec, ...], dict[str, Tensor]]:
+    """The inputs that a program of `source` will take, and those that were given.
+
+    Raises:
+        SourceError, UsageError: see `prepare`.
+    """
+    if source.given_program() is not None:
+        return (), {}
+    specs, given = _inputs(source, options)
+    return apply_dynamic(specs, [parse_dynamic(text) for text in options.dynamic]), given
 
 
 def reference_of(prepared: Prepared, dtype: str, notes: list[str] | None = None) -> Reference:
