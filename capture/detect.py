@@ -44,7 +44,7 @@ class Read(Protocol):
     def value(self) -> object: ...
 
     @property
-    def decides(self) -> str: ...
+    def decides(self) -> Decides: ...
 
 
 OF_READS: dict[str, tuple[Kind, bool]] = {
@@ -106,7 +106,6 @@ def wants_run(findings: Iterable[Finding], *, captured: bool) -> bool:
 def of_read(read: Read) -> Finding:
     """A read of a value, as the recorder saw it, as a finding."""
     kind, is_blocking = OF_READS.get(read.kind, (_of_statement(read.code), True))
-    decides: Decides = "weights" if read.decides == "weights" else "inputs"
     return Finding(
         kind=kind,
         file=read.file,
@@ -115,7 +114,7 @@ def of_read(read: Read) -> Finding:
         function=read.function,
         module=read.module,
         tensor="",
-        decides=decides,
+        decides=read.decides,
         witnesses=("recorder",),
         ways=(str(read.value),),
         is_blocking=is_blocking,

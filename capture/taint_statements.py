@@ -5,21 +5,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
-
 from enginecast.capture.taint import (
     CLEAN,
     Value,
     constant,
-    depending,
     element,
     is_plain,
-    join,
     truth,
 )
+from enginecast.capture.taint_branches import joined, meet_again, narrow
 from enginecast.capture.taint_builtins import count_of, elements
 from enginecast.capture.taint_expressions import combine
 from enginecast.capture.taint_frame import Frame
+from enginecast.capture.taint_naming import NAMING
 from enginecast.capture.taint_places import bind
 
 Outcome = frozenset[str]
@@ -104,12 +102,12 @@ def _if(node: ast.If, frame: Frame) -> Outcome:
     if test.is_data or not _only_checks(node):
         frame.decide("if", node, node.test, test)
     before = dict(frame.names)
-    _narrow(node.test, frame, holds=True)
+    narrow(node.test, frame, holds=True)
     taken = execute(node.body, frame)
     names, frame.names = frame.names, dict(before)
-    _narrow(node.test, frame, holds=False)
+    narrow(node.test, frame, holds=False)
     other = execute(node.orelse, frame)
-    _meet_again(frame, before, (names, taken), (frame.names, other), test)
+    meet_again(frame, before, (names, taken), (frame.names, other), test)
     return taken | other
 
 
@@ -120,48 +118,6 @@ def _only_checks(node: ast.If) -> bool:
         or (isinstance(each, ast.Expr) and isinstance(each.value, ast.Call | ast.Constant))
         for each in node.body
     )
-
-
-def _narrow(test: ast.expr, frame: Frame, *, holds: bool) -> None:
-    """Within `if x is None`, x is None; elsewhere it is not."""
-    if not isinstance(test, ast.Compare) or not isinstance(test.left, ast.Name):
-        return
-    if len(test.ops) != 1 or not isinstance(test.ops[0], ast.Is | ast.IsNot):
-        return
-    against = test.comparators[0]
-    value = frame.names.get(test.left.id)
-    if not isinstance(against, ast.Constant) or against.value is not None or value is None:
-        return
-    is_none = isinstance(test.ops[0], ast.Is) == holds
-    if value.optional:
-        narrowed = constant(None) if is_none else replace(value, optional=False)
-        frame.names[test.left.id] = narrowed
-
-
-def _meet_again(
-    frame: Frame,
-    before: dict[str, Value],
-    taken: tuple[dict[str, Value], Outcome],
-    other: tuple[dict[str, Value], Outcome],
-    test: Value,
-) -> None:
-    """Names after two branches; a branch that ends the function leaves none."""
-    going = [names for names, outcome in (taken, other) if outcome - END]
-    if len(going) < 2:
-        frame.names = going[0] if going else before
-        return
-    left, right = going
-    frame.names = {
-        name: _either(left.get(name), right.get(name), test) for name in {**left, **right}
-    }
-
-
-def _either(left: Value | None, right: Value | None, test: Value) -> Value:
-    if left is None or right is None:
-        return depending(left or right or CLEAN, test)
-    if left is right:
-        return left
-    return depending(join(left, right), test)
 
 
 def _for(node: ast.For, frame: Frame) -> Outcome:
@@ -189,12 +145,8 @@ def _unrolled(node: ast.For, known: list[Value], frame: Frame) -> Outcome:
                 frame.names = before
             return ways - {"next"} if outcome <= END else ways
         if "break" in outcome:
-            frame.names = _joined(before, frame.names)
+            frame.names = joined(before, frame.names)
     return ways | NEXT
-
-
-def _joined(left: dict[str, Value], right: dict[str, Value]) -> dict[str, Value]:
-    return {name: _either(left.get(name), right.get(name), CLEAN) for name in {**left, **right}}
 
 
 def _repeated(body: list[ast.stmt], frame: Frame, start: Callable[[], None]) -> Outcome:
@@ -203,7 +155,7 @@ def _repeated(body: list[ast.stmt], frame: Frame, start: Callable[[], None]) -> 
         before = dict(frame.names)
         start()
         ways |= execute(body, frame)
-        frame.names = _joined(before, frame.names)
+        frame.names = joined(before, frame.names)
     return ways
 
 
@@ -220,7 +172,7 @@ def _while(node: ast.While, frame: Frame) -> Outcome:
             frame.decide("while", node, node.test, test)
         before = dict(frame.names)
         ways |= execute(node.body, frame)
-        frame.names = _joined(before, frame.names)
+        frame.names = joined(before, frame.names)
     if not can_end:
         ways -= NEXT
     return _after_loop(ways | NEXT if can_end else ways, node.orelse, frame)
@@ -255,13 +207,13 @@ def _try(node: ast.Try, frame: Frame) -> Outcome:
         ways = (ways - NEXT) | execute(node.orelse, frame)
     after = frame.names if ways - END else None
     for handler in node.handlers:
-        frame.names = _joined(before, after or before)
+        frame.names = joined(before, after or before)
         if handler.name:
             frame.names[handler.name] = CLEAN
         outcome = execute(handler.body, frame)
         ways |= outcome
         if outcome - END:
-            after = frame.names if after is None else _joined(after, frame.names)
+            after = frame.names if after is None else joined(after, frame.names)
     frame.names = after or before
     if node.finalbody:
         ended = execute(node.finalbody, frame)
@@ -286,40 +238,8 @@ def _match(node: ast.Match, frame: Frame) -> Outcome:
         if case.guard is not None:
             frame.decide("if", case.guard, case.guard, frame.evaluate(case.guard))
         ways |= execute(case.body, frame)
-        frame.names = _joined(names, frame.names)
+        frame.names = joined(names, frame.names)
     return ways
-
-
-def _define(node: ast.FunctionDef | ast.AsyncFunctionDef, frame: Frame) -> Outcome:
-    from enginecast.capture.taint_frame import Local
-
-    frame.names[node.name] = Value(const=Local(node, frame))
-    return NEXT
-
-
-def _import(node: ast.Import | ast.ImportFrom, frame: Frame) -> Outcome:
-    """An import within a function: what is loaded already is known."""
-    import sys
-
-    for alias in node.names:
-        name = alias.asname or alias.name.split(".")[0]
-        if isinstance(node, ast.Import):
-            found: Any = sys.modules.get(alias.name if alias.asname else name)
-        else:
-            found = getattr(sys.modules.get(node.module or ""), alias.name, None)
-        frame.names[name] = CLEAN if found is None else constant(found)
-    return NEXT
-
-
-def _delete(node: ast.Delete, frame: Frame) -> Outcome:
-    for target in node.targets:
-        if isinstance(target, ast.Name):
-            frame.names.pop(target.id, None)
-        elif isinstance(target, ast.Attribute):
-            owner = frame.evaluate(target.value)
-            if isinstance(owner.const, nn.Module):
-                frame.meet("state", target, owner, blocking=True)
-    return NEXT
 
 
 _HANDLERS: Mapping[type[ast.stmt], Callable[[Any, Frame], Outcome]] = {
@@ -338,11 +258,7 @@ _HANDLERS: Mapping[type[ast.stmt], Callable[[Any, Frame], Outcome]] = {
     ast.With: _with,
     ast.AsyncWith: _with,
     ast.Match: _match,
-    ast.FunctionDef: _define,
-    ast.AsyncFunctionDef: _define,
-    ast.Import: _import,
-    ast.ImportFrom: _import,
-    ast.Delete: _delete,
+    **NAMING,
     ast.Break: lambda node, frame: frozenset({"break"}),
     ast.Continue: lambda node, frame: frozenset({"continue"}),
 }

@@ -5,26 +5,29 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from enginecast.capture.findings import Finding
 from enginecast.capture.taint import CLEAN, Value, constant, guess, join, key, mix
-from enginecast.capture.taint_calls import (
+from enginecast.capture.taint_arguments import (
     arguments_of,
     bind_arguments,
+    defaults_of,
+    local_defaults,
+)
+from enginecast.capture.taint_calls import (
     called_back,
     data_of,
-    is_own,
+    is_apply,
     is_torch,
     is_user_file,
-    method_call,
     outside_call,
     unwrapped,
 )
 from enginecast.capture.taint_expressions import attribute_of, evaluate
 from enginecast.capture.taint_frame import Arguments, Frame, Local
 from enginecast.capture.taint_lookup import Property, Super, stored, super_attribute
+from enginecast.capture.taint_methods import is_own, method_call
 from enginecast.capture.taint_places import OneOf
 from enginecast.capture.taint_source import function_node
 from enginecast.capture.taint_statements import execute
@@ -112,7 +115,7 @@ class Walker:
             return self._call_module(target, arguments, frame, node)
         if isinstance(target, types.FunctionType) and is_user_file(target.__code__.co_filename):
             return self._walk_function(target, arguments, frame, node)
-        if _is_apply(target, arguments):
+        if is_apply(target, arguments):
             owner, *others = arguments.positional
             own = Arguments((CLEAN, *others), arguments.named, arguments.rest)
             return self._walk_function(owner.const.forward, own, frame, node)
@@ -134,7 +137,9 @@ class Walker:
         """`__call__` of an object of the user's own class."""
         if isinstance(target, type | types.FunctionType | types.BuiltinFunctionType):
             return None
-        found = next((vars(c)["__call__"] for c in type(target).__mro__ if "__call__" in vars(c)), 0)
+        found = next(
+            (vars(c)["__call__"] for c in type(target).__mro__ if "__call__" in vars(c)), 0
+        )
         if not isinstance(found, types.FunctionType):
             return None
         return found if is_user_file(found.__code__.co_filename) else None
@@ -222,7 +227,7 @@ class Walker:
         name = code.co_qualname  # a decorator gives its wrapper the name of what it wraps
         if node is None:
             return guess(arguments.all), [_not_scanned(code, name, path)]
-        names = bind_arguments(node, arguments, _defaults(function))
+        names = bind_arguments(node, arguments, defaults_of(function))
         owner = None
         for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             try:
@@ -241,7 +246,7 @@ class Walker:
         if len(self._active) >= DEEPEST or any(active[0] == id(local) for active in self._active):
             return mix(arguments.all)
         outer = local.frame
-        names = bind_arguments(local.node, arguments, _node_defaults(local))
+        names = bind_arguments(local.node, arguments, local_defaults(local))
         name = getattr(local.node, "name", "<lambda>")
         inner = Frame(
             self,
@@ -278,36 +283,6 @@ def _joined(values: list[Value]) -> Value:
     for each in values[1:]:
         made = join(made, each)
     return made
-
-
-def _defaults(function: types.FunctionType) -> dict[str, Value]:
-    code = function.__code__
-    names = code.co_varnames[: code.co_argcount]
-    given = function.__defaults__ or ()
-    found = dict(zip(names[len(names) - len(given) :], map(constant, given), strict=True))
-    return found | {k: constant(v) for k, v in (function.__kwdefaults__ or {}).items()}
-
-
-def _node_defaults(local: Local) -> dict[str, Value]:
-    spec = local.node.args
-    names = [each.arg for each in (*spec.posonlyargs, *spec.args)]
-    found = {
-        name: local.frame.evaluate(default)
-        for name, default in zip(
-            names[len(names) - len(spec.defaults) :], spec.defaults, strict=True
-        )
-    }
-    for each, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True):
-        if default is not None:
-            found[each.arg] = local.frame.evaluate(default)
-    return found
-
-
-def _is_apply(target: Any, arguments: Arguments) -> bool:
-    """`apply` of a torch.autograd.Function: it runs the class's forward."""
-    owner = arguments.positional[0].const if arguments.positional else None
-    is_function = isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
-    return is_function and getattr(target, "__name__", "") == "apply"
 
 
 def _not_scanned(code: types.CodeType, name: str, path: str) -> Finding:
