@@ -65,6 +65,16 @@ STATEMENTS: tuple[tuple[str, Kind], ...] = (
 )
 
 
+DONE = {
+    "bake": "baked: it depends on weights alone",
+    "strict": "captured by strict export",
+    "rewrite": "rewritten to operators",
+    "specialise": "one way, with a guard",
+    "torchscript": "scripted",
+}
+"""What each rung of the ladder does about a branch."""
+
+
 def detect(
     module: nn.Module,
     tensors: Collection[str],
@@ -72,7 +82,7 @@ def detect(
     refusals: Iterable[Refusal] = (),
     reads: Sequence[Read] = (),
     verdict: DynamoVerdict | None = None,
-    captured: bool = False,
+    rung: str = "",
 ) -> list[Finding]:
     """One finding for each line that any witness names, blocking ones first.
 
@@ -82,10 +92,11 @@ def detect(
         refusals: what torch.export refused.
         reads: what the recorder saw, over all inputs.
         verdict: of Dynamo.
-        captured: whether torch.export took the model all the same.
+        rung: of the ladder that captured the model all the same; empty where none did.
     """
     scanned = scan(module, tensors)
     refused: list[Finding] = []
+    refusals = tuple(refusals)
     for refusal in refusals:
         if refusal.kind == "specialized-dimension" and not refusal.file:
             scanned = _blame_shapes(scanned, refusal)
@@ -95,12 +106,8 @@ def detect(
     found = merge(
         [*scanned, *map(of_read, reads), *refused, *(verdict.findings if verdict else ())]
     )
-    return [replace(each, action=_action(each, captured)) for each in found]
-
-
-def wants_run(findings: Iterable[Finding], *, captured: bool) -> bool:
-    """Whether the witnesses that run the model should be asked, too."""
-    return not captured or any(finding.is_blocking for finding in findings)
+    is_refused = bool(refusals) and not rung
+    return [replace(each, action=_action(each, rung, is_refused=is_refused)) for each in found]
 
 
 def of_read(read: Read) -> Finding:
@@ -170,9 +177,16 @@ def _of_statement(code: str) -> Kind:
     return next((kind for pattern, kind in STATEMENTS if re.match(pattern, code)), "boolean")
 
 
-def _action(finding: Finding, captured: bool) -> str:
+def _action(finding: Finding, rung: str, *, is_refused: bool) -> str:
     if finding.kind == "not-scanned" and finding.action:
         return finding.action
-    if captured and finding.is_blocking:
-        return "captured as the example takes it"
-    return action(finding)
+    if finding.is_blocking and is_refused:
+        return "refused"
+    if not finding.is_blocking or not rung:
+        return action(finding)
+    if finding.kind == "state":
+        return "kept as it was when traced"
+    if finding.decides == "shapes":
+        return "follows the sizes of the trace"
+    is_baked = rung == "bake" and finding.decides == "weights"
+    return DONE[rung] if rung in DONE and (is_baked or rung != "bake") else "none: captured"

@@ -41,7 +41,7 @@ def ask_dynamo(module: nn.Module, inputs: Mapping[str, Tensor]) -> DynamoVerdict
     """
     try:
         with _alone():
-            found = torch._dynamo.explain(_copy(module))(**_clones(inputs))
+            found = torch._dynamo.explain(private_copy(module))(**_clones(inputs))
     except Exception as error:  # Dynamo raises many kinds, and the model any
         return DynamoVerdict(-1, False, (_of_error(error, "explain failed"),))
     graphs = found.graph_count
@@ -75,8 +75,8 @@ def _alone() -> Iterator[None]:
         torch._dynamo.reset()
 
 
-def _copy(module: nn.Module) -> nn.Module:
-    """A run may write to buffers and attributes; parameters are too large to copy."""
+def private_copy(module: nn.Module) -> nn.Module:
+    """A copy to run, which may write to buffers and attributes; it shares the large parameters."""
     shared: dict[int, Any] = {id(parameter): parameter for parameter in module.parameters()}
     return copy.deepcopy(module, shared)
 
@@ -89,7 +89,7 @@ def _refusal_of_one_graph(module: nn.Module, inputs: Mapping[str, Tensor]) -> Fi
     """Ask for one graph, which has no other answer than yes or an error."""
     try:
         with _alone():
-            torch.compile(_copy(module), backend="eager", fullgraph=True)(**_clones(inputs))
+            torch.compile(private_copy(module), backend="eager", fullgraph=True)(**_clones(inputs))
     except Exception as error:
         return _of_error(error, "not one graph")
     return None

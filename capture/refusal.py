@@ -162,9 +162,9 @@ def _kind(error: BaseException) -> Kind | None:
 
 def _place(error: BaseException) -> tuple[str, int] | None:
     """The innermost line of code that is neither torch's, Python's, nor ours."""
-    frames = [
-        (frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)
-    ]
+    frames = _within_torch(
+        [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    )
     _, _, quoted = str(error).partition("from user code")
     quoted_frames = [(match["file"], int(match["line"])) for match in FRAME.finditer(quoted)]
     for file, line in [*reversed(quoted_frames), *reversed(frames)]:
@@ -184,6 +184,13 @@ def is_user_code(file: str) -> bool:
         return False
     is_installed = "site-packages" in path or "dist-packages" in path
     return is_installed or not path.startswith(sysconfig.get_paths()["stdlib"])
+
+
+def _within_torch(frames: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The frames from torch's first one on: those before it are who asked for the export."""
+    folder = str(Path(torch.__file__).parent)
+    first = next((i for i, (file, _) in enumerate(frames) if file.startswith(folder)), 0)
+    return frames[first:]
 
 
 def _detail(error: BaseException) -> str:

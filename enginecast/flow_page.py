@@ -1,22 +1,29 @@
 """What `enginecast inspect` says of a model's control flow: a row for each line that decides."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 
 from enginecast.capture.detect import detect
-from enginecast.capture.dynamo_witness import ask_dynamo
-from enginecast.capture.examples import example_sizes, sample
+from enginecast.capture.dynamo_witness import ask_dynamo, private_copy
+from enginecast.capture.examples import verification_inputs
 from enginecast.capture.inputs import InputSpec
+from enginecast.capture.quiet import quiet_torch
+from enginecast.capture.recorder import Read, record
 from enginecast.capture.refusal import explain
 from enginecast.capture.source import Source
 from enginecast.errors import CaptureError, EnginecastError
 from enginecast.prepare import SEED, Prepared
 from enginecast.terminal import say, table
 
+logger = logging.getLogger(__name__)
+
+MOST_RUNS = 4
+"""Of the recorder, on inputs of different sizes."""
 LARGEST_RUN = 1_000_000_000
 """Parameters of a model that is run under Dynamo only to say more of a refusal."""
 SHOWN_CODE = 60
@@ -27,24 +34,41 @@ def flow_of(prepared: Prepared) -> list[dict[str, Any]]:
     if prepared.source.given_program() is not None:
         return []
     names = [spec.name for spec in prepared.captured.inputs]
-    found = detect(prepared.source.empty(), names, captured=True)
+    rungs = prepared.captured.rungs
+    rung = rungs[-1].name if rungs else "export"
+    found = detect(prepared.source.empty(), names, rung=rung)
     return [each.to_json() for each in found]
 
 
 def flow_of_refused(
     error: CaptureError, source: Source, specs: Sequence[InputSpec]
 ) -> list[dict[str, Any]]:
-    """The findings of a model that torch.export refused; Dynamo is asked as well, with a run."""
+    """The findings of a model that torch.export refused.
+
+    The recorder and Dynamo are asked as well, which costs runs of the model.
+    """
     cause = error.__cause__
     refusals = [] if cause is None else [explain(cause)]
-    verdict = None
+    verdict, reads = None, list[Read]()
     module = _runnable(source)
     if module is not None:
-        inputs = sample(tuple(specs), example_sizes(specs), SEED)
-        verdict = ask_dynamo(module, inputs)
+        cases = [case.inputs for case in verification_inputs(specs, SEED)[:MOST_RUNS]]
+        reads = _reads(module, cases)
+        verdict = ask_dynamo(module, cases[0])
     names = [spec.name for spec in specs]
-    found = detect(source.empty(), names, refusals=refusals, verdict=verdict)
+    found = detect(source.empty(), names, refusals=refusals, reads=reads, verdict=verdict)
     return [each.to_json() for each in found]
+
+
+def _reads(module: nn.Module, cases: Sequence[Mapping[str, Tensor]]) -> list[Read]:
+    """What runs of a copy read; nothing where the model does not run on these inputs."""
+    try:
+        with quiet_torch():
+            runs = record(private_copy(module), cases)
+    except Exception:  # the model's own errors; the capture's error is what is told
+        logger.debug("the recorder could not run the model", exc_info=True)
+        return []
+    return [read for run in runs for read in run]
 
 
 def _runnable(source: Source) -> nn.Module | None:
