@@ -19,9 +19,6 @@ from enginecast.capture.taint_walk import TooMuchError, Walker
 
 logger = logging.getLogger(__name__)
 
-MOST_ROUNDS = 3
-"""A round that finds attributes that forward writes is followed by one that knows them."""
-
 
 def scan(module: nn.Module, tensors: Collection[str]) -> list[Finding]:
     """Every line at which `module` decides by data, by shapes or dtypes, or changes itself.
@@ -34,14 +31,13 @@ def scan(module: nn.Module, tensors: Collection[str]) -> list[Finding]:
         One finding a line, blocking ones first.  Code that has no source, and code that the scan
         does not get through, are findings of the kind "not-scanned".
     """
-    state: frozenset[tuple[int, str]] = frozenset()
-    found: list[Finding] = []
-    for _ in range(MOST_ROUNDS):
-        walker = Walker(_paths(module), state)
-        found = _round(walker, module, tensors)
-        if walker.written <= state:
-            break
-        state |= walker.written
+    walker = Walker(_paths(module), frozenset())
+    found = _round(walker, module, tensors)
+    if walker.written:
+        # What is written may hold anything when it is read; but a constant says the same always.
+        second = Walker(_paths(module), frozenset(walker.written))
+        _round(second, module, tensors)
+        found = _round(Walker(_paths(module), frozenset(second.changed)), module, tensors)
     # Counted is in how many modules a line is met: how often it runs, a scan cannot know.
     once = {(f.file, f.line, f.kind, f.tensor, f.module): f for f in found}
     return merge(replace(each, action=each.action or action(each)) for each in once.values())

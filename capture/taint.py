@@ -141,6 +141,15 @@ def tensor_from(values: Iterable[Value]) -> Value:
     return replace(made, labels=made.labels - {"dtypes"}, tensor=True, read=False)
 
 
+def as_state(value: Value | None) -> Value:
+    """An attribute that the module's own forward writes: it may hold anything of its kind."""
+    found = CLEAN if value is None else value
+    is_container = isinstance(found.const, (list, set, *MAPPINGS))
+    labels = found.labels | {"state"}
+    count = Value(labels=labels) if is_container else None
+    return replace(found, labels=labels, const=UNKNOWN, many=is_container, owner="", count=count)
+
+
 def shape_of(value: Value) -> Value:
     """Sizes of a tensor."""
     if isinstance(value.const, Tensor):

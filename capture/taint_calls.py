@@ -62,7 +62,9 @@ def _is_wrapper_of_torch(function: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_user_file(file: str) -> bool:
-    return is_user_code(file)
+    """Whether code of this file is to be walked through; code that was made has no file."""
+    is_made = file.startswith("<") and not file.startswith(("<eval_with_key", "<frozen"))
+    return is_made or is_user_code(file)
 
 
 def is_torch(function: Any) -> bool:

@@ -51,10 +51,7 @@ class Walk(Protocol):
 
     def attribute(self, value: Value, name: str, frame: "Frame") -> Value | None: ...
 
-    def is_state(self, owner: object, name: str) -> bool:
-        """Whether some forward writes this attribute of a module."""
-
-    def write_state(self, owner: object, name: str) -> None: ...
+    def write_state(self, owner: object, name: str, *, is_constant: bool = False) -> None: ...
 
 
 @dataclass(eq=False)
@@ -126,8 +123,7 @@ class Frame:
         """Note that a module's attribute is written; a constant is the same in every call."""
         is_constant = value.is_known and isinstance(value.const, PLAIN)
         self.meet("state", node, owner, blocking=not is_constant)
-        if not is_constant:
-            self.walk.write_state(owner.const, name)
+        self.walk.write_state(owner.const, name, is_constant=is_constant)
 
     def decide(self, kind: Kind, node: ast.AST, test: ast.expr, value: Value) -> None:
         """Note that Python decides by a value, where that matters to a capture."""

@@ -35,6 +35,8 @@ def method_call(
     base: Value, name: str, arguments: Arguments, frame: Frame, node: ast.Call
 ) -> Value | None:
     """A method of a container or tensor; None when `base` is neither."""
+    if name in MUTATORS and not base.tensor and _changes_module(base, frame, node):
+        return CLEAN
     if base.items is not None or base.many:
         return _container_method(base, name, arguments, frame, node)
     if base.fields is not None and not base.is_known:
@@ -46,6 +48,21 @@ def method_call(
     if base.tensor and (not base.is_known or isinstance(base.const, Tensor)):
         return tensor_method(base, name, arguments, frame, node)
     return None
+
+
+def _changes_module(base: Value, frame: Frame, node: ast.Call) -> bool:
+    """Whether a method changes a container that is an attribute of a module; noted if so."""
+    target = node.func.value if isinstance(node.func, ast.Attribute) else None
+    if not (base.many or isinstance(base.const, (list, set, dict))):
+        return False
+    if not isinstance(target, ast.Attribute):
+        return False
+    owner = frame.evaluate(target.value).const
+    if not isinstance(owner, nn.Module):
+        return False
+    frame.meet("state", node, base, blocking=True)
+    frame.walk.write_state(owner, target.attr)
+    return True
 
 
 def is_own(container: Any, name: str) -> bool:
@@ -122,13 +139,6 @@ def _outer_container(
     base: Value, name: str, arguments: Arguments, frame: Frame, node: ast.Call
 ) -> Value:
     """A list or dict that was there before the model ran."""
-    target = node.func.value if isinstance(node.func, ast.Attribute) else None
-    if name in MUTATORS and isinstance(target, ast.Attribute):
-        owner = frame.evaluate(target.value).const
-        if isinstance(owner, nn.Module):
-            frame.meet("state", node, base, blocking=True)
-            frame.walk.write_state(owner, target.attr)
-            return CLEAN
     first = arguments.positional[0] if arguments.positional else CLEAN
     if name == "get" and isinstance(base.const, MAPPINGS) and first.is_known:
         try:

@@ -1,4 +1,4 @@
-"""The walk of the scan through functions and modules: each is walked once for equal arguments."""
+"""The scan's walk through functions and modules: each is walked once for equal arguments."""
 
 import ast
 import types
@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from enginecast.capture.findings import Finding
-from enginecast.capture.taint import CLEAN, Value, constant, guess, join, key, mix
+from enginecast.capture.taint import CLEAN, Value, as_state, constant, guess, join, key, mix
 from enginecast.capture.taint_arguments import (
     arguments_of,
     bind_arguments,
@@ -49,6 +49,9 @@ class Walker:
         self._paths = paths
         self._state = state
         self.written: set[tuple[int, str]] = set()
+        """Attributes of modules, by the module's id, that the walk saw written."""
+        self.changed: set[tuple[int, str]] = set()
+        """Those of them that are not written with a constant."""
         self._memo: dict[tuple[object, ...], tuple[Value, list[Finding]]] = {}
         self._kept: list[object] = []
         self._active: list[tuple[object, ...]] = []
@@ -63,21 +66,19 @@ class Walker:
     def execute(self, statements: list[ast.stmt], frame: Frame) -> frozenset[str]:
         return execute(statements, frame)
 
-    def is_state(self, owner: object, name: str) -> bool:
-        return (id(owner), name) in self._state
-
-    def write_state(self, owner: object, name: str) -> None:
-        if owner is not None:
-            self.written.add((id(owner), name))
+    def write_state(self, owner: object, name: str, *, is_constant: bool = False) -> None:
+        self.written.add((id(owner), name))
+        if not is_constant:
+            self.changed.add((id(owner), name))
 
     def attribute(self, value: Value, name: str, frame: Frame) -> Value | None:
         obj = value.const
         if isinstance(obj, Super):
             found = super_attribute(obj, name)
         else:
-            if self.is_state(obj, name):
-                return Value(labels=frozenset({"state"}))
             found = stored(obj, name)
+            if (id(obj), name) in self._state and isinstance(found, Value | None):
+                return as_state(found)
         if isinstance(found, Property):
             node = ast.Call(ast.Name(name, ast.Load()), [], [])
             return self._walk_function(found.getter, Arguments((value,)), frame, node)
@@ -151,8 +152,6 @@ class Walker:
         if getattr(nn.Module, getattr(target, "__name__", ""), None) is target:
             return  # a method of nn.Module gets the module as self, and hooks to call later
         functions = list(called_back(arguments))
-        if not functions:
-            return
         data = data_of(arguments)
         for function in functions:
             self.call(function, Arguments(rest=data), frame, node)

@@ -1,0 +1,187 @@
+"""One finding a line, whoever saw it: the scan, the recorder, torch.export, Dynamo."""
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from control_flow import ROWS, EarlyExit, IfElse, KvCache, MoeLoop, PrintItem, Row
+from exports import cast
+from torch import Tensor, nn
+
+from enginecast.capture.detect import detect
+from enginecast.capture.dynamo_witness import ask_dynamo, private_copy
+from enginecast.capture.findings import Finding, merge, summarise
+from enginecast.capture.quiet import quiet_torch
+from enginecast.capture.recorder import record
+from enginecast.capture.refusal import Refusal, explain
+
+BY_NAME = {row.name: row for row in ROWS}
+FINDING = Finding("if", "a/b.py", 7, "if x:", "f", "m", "x", "inputs", witnesses=("scan",))
+
+
+def refusal_of(row: Row) -> Refusal:
+    batch = torch.export.Dim("batch", min=2, max=64)
+    shapes = {name: {0: batch} if name == "x" else None for name in row.a()}
+    with pytest.raises(Exception, match=r"\S") as caught, quiet_torch(), torch.no_grad():
+        torch.export.export(row.module(), (), row.a(), dynamic_shapes=shapes)
+    return explain(caught.value)
+
+
+def test_findings_of_a_line_are_united() -> None:
+    seen = replace(FINDING, kind="boolean", witnesses=("recorder",), is_blocking=True)
+    found = merge(
+        [
+            replace(FINDING, line=9, kind="item"),
+            replace(FINDING, is_blocking=True, tensor="x.sum() > 0"),
+            replace(seen, ways=("True",), decides="unknown", module=""),
+            replace(seen, ways=("False",), count=4),
+            replace(seen, ways=("True",)),
+            replace(FINDING, kind="refused", decides="unknown", witnesses=("export",)),
+        ]
+    )
+    assert [(f.line, f.kind) for f in found] == [(7, "if"), (9, "item")]
+    assert found[0].witnesses == ("scan", "recorder", "export")
+    assert (found[0].ways, found[0].count) == (("True", "False"), 6)
+    assert (found[0].tensor, found[0].module) == ("x.sum() > 0", "m")
+    assert found[0].decides == "inputs"
+
+
+def test_a_summary_names_the_first_places_with_their_counts() -> None:
+    blocking = replace(FINDING, is_blocking=True)
+    many = [replace(blocking, line=line, count=197 if line == 2 else 1) for line in range(1, 6)]
+    assert summarise(many) == "5 places: b.py:1 if; b.py:2 if (197 times); b.py:3 if; and 2 more"
+    assert summarise([blocking, replace(FINDING, line=8)]) == "1 place: b.py:7 if"
+    assert summarise([FINDING]) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("IfElse", "data-dependent-branch"),
+        ("EarlyReturn", "data-dependent-branch"),
+        ("IfWithoutElse", "data-dependent-branch"),
+        ("Ternary", "data-dependent-branch"),
+        ("InfClamp", "data-dependent-branch"),
+        ("WhileNorm", "data-dependent-branch"),
+        ("ForRangeTensor", "data-dependent-size"),
+        ("EarlyExit", "data-dependent-branch"),
+        ("MoeLoop", "data-dependent-branch"),
+        ("TryValue", "data-dependent-branch"),
+        ("AssertValue", "data-dependent-branch"),
+        ("NumpyHop", "data-leaves-torch"),
+        ("ForShape", "specialized-dimension"),
+        ("AppendStack", "specialized-dimension"),
+        ("IfShape", "specialized-dimension"),
+    ],
+)
+def test_a_refusal_and_the_scan_agree_on_kind_and_line(name: str, kind: str) -> None:
+    row = BY_NAME[name]
+    refusal = refusal_of(row)
+    assert refusal.kind == kind
+    # Torch names no line where it fixed a size; the scan does.
+    assert refusal.line == (0 if kind == "specialized-dimension" else row.line)
+    found = detect(row.module(), row.a(), refusals=[refusal])
+    blocking = [f for f in found if f.is_blocking]
+    assert [(f.line, f.kind, f.decides) for f in blocking] == [(row.line, row.kind, row.decides)]
+    assert blocking[0].witnesses == ("scan", "export")
+    assert blocking[0].action == "refused"
+
+
+@pytest.mark.parametrize("name", ["IfElse", "WhileNorm", "EarlyExit", "SliceByItem", "NumpyHop"])
+def test_what_a_run_reads_joins_what_the_scan_finds(name: str) -> None:
+    row = BY_NAME[name]
+    with quiet_torch():
+        runs = record(row.module(), [row.a(), row.b()])
+    found = detect(row.module(), row.a(), reads=[read for run in runs for read in run])
+    here = [f for f in found if f.line == row.line]
+    assert [f.kind for f in here] == [row.kind]
+    assert here[0].witnesses == ("scan", "recorder")
+    assert here[0].tensor
+    assert len(here[0].ways) >= 2
+
+
+def test_what_a_rung_did_is_told() -> None:
+    row = BY_NAME["IfElse"]
+    assert detect(row.module(), row.a(), rung="rewrite")[0].action == "rewritten to operators"
+    counter = BY_NAME["PythonCounter"]
+    found = detect(counter.module(), counter.a(), rung="export")
+    assert found[0].action == "kept as it was when traced"
+
+
+@pytest.mark.parametrize("make", [EarlyExit, MoeLoop])
+def test_where_dynamo_counts_no_graph_it_is_a_break(make: type[nn.Module]) -> None:
+    row = BY_NAME[make.__name__]
+    verdict = ask_dynamo(row.module(), row.a())
+    assert (verdict.graphs, verdict.is_one_graph) == (0, False)
+    assert {f.line for f in verdict.findings} == {row.line}
+    assert verdict.findings[0].witnesses == ("dynamo",)
+
+
+def test_dynamo_names_breaks_and_takes_reads_for_none(capfd: pytest.CaptureFixture[str]) -> None:
+    row = BY_NAME["IfElse"]
+    verdict = ask_dynamo(row.module(), row.a())
+    assert (verdict.graphs, verdict.is_one_graph) == (2, False)
+    assert [(f.line, f.kind) for f in verdict.findings] == [(row.line, "graph-break")]
+    for name in ("SliceByItem", "MaskIndex", "ToList"):
+        verdict = ask_dynamo(BY_NAME[name].module(), BY_NAME[name].a())
+        assert (verdict.is_one_graph, verdict.findings) == (True, ()), name
+    assert not ask_dynamo(PrintItem(), BY_NAME["PrintItem"].a()).is_one_graph
+    assert capfd.readouterr() == ("", "")
+
+
+class Raises(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise KeyError("weights")  # HERE
+
+
+def test_a_failure_of_dynamo_is_a_finding() -> None:
+    verdict = ask_dynamo(Raises(), {"x": torch.ones(2)})
+    assert not verdict.is_one_graph
+    assert "KeyError" in verdict.findings[0].reason
+    assert Path(verdict.findings[0].file).name == "test_detect.py"
+
+
+def test_dynamo_runs_a_copy() -> None:
+    module = KvCache().eval()
+    inputs = BY_NAME["KvCache"].a()
+    before = {name: tensor.clone() for name, tensor in inputs.items()}
+    ask_dynamo(module, inputs)
+    assert not module.cache.any()
+    assert all(torch.equal(inputs[name], before[name]) for name in before)
+    assert private_copy(IfElse()).state_dict() == {}
+    linear = nn.Linear(2, 2)
+    assert private_copy(linear).weight is linear.weight
+
+
+FACTORIES = """
+from control_flow import THREE, ForShape, TryValue
+
+def shape():
+    return ForShape().eval(), THREE()
+
+def tried():
+    return TryValue().eval(), THREE()
+"""
+
+
+def test_inspect_prints_the_findings_of_a_refused_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "refused_models.py").write_text(FACTORIES, encoding="utf-8")
+    row = BY_NAME["TryValue"]
+    with contextlib.chdir(tmp_path):
+        shown = cast(capsys, "inspect", "refused_models:tried")
+        asked = cast(capsys, "inspect", "refused_models:tried", "--json")
+        shape = cast(capsys, "inspect", "refused_models:shape", "--dynamic", "x:0=1..64")
+        exported = cast(capsys, "export", "refused_models:tried", "-o", "b", "--fallback", "none")
+    assert (shown.code, asked.code, shape.code, exported.code) == (2, 2, 2, 2)
+    assert f"control_flow.py:{row.line}" in shown.out
+    assert "refused" in shown.out
+    assert asked.json["message"].splitlines()[-1] == f"1 place: control_flow.py:{row.line} try"
+    (found,) = asked.json["control_flow"]
+    assert (found["kind"], found["line"], found["decides"]) == ("try", row.line, "inputs")
+    assert {"scan", "recorder", "export", "dynamo"} == set(found["witnesses"])
+    assert f"control_flow.py:{BY_NAME['ForShape'].line}" in shape.out
+    assert f"1 place: control_flow.py:{row.line} try" in exported.err
