@@ -112,7 +112,7 @@ def detect(
 
 def of_read(read: Read) -> Finding:
     """A read of a value, as the recorder saw it, as a finding."""
-    kind, is_blocking = OF_READS.get(read.kind, (_of_statement(read.code), True))
+    kind, is_blocking = OF_READS.get(read.kind, (_of_statement(read.code, "boolean"), True))
     return Finding(
         kind=kind,
         file=read.file,
@@ -132,7 +132,7 @@ def of_refusal(refusal: Refusal) -> Finding:
     """A refusal of torch.export as a finding; without a line where torch names none."""
     is_branch = refusal.kind == "data-dependent-branch"
     return Finding(
-        kind=_of_statement(refusal.code) if is_branch else "refused",
+        kind=_of_statement(refusal.code, "refused") if is_branch else "refused",
         file=refusal.file,
         line=refusal.line,
         code=refusal.code,
@@ -172,9 +172,9 @@ def _blame_shapes(scanned: list[Finding], refusal: Refusal) -> list[Finding]:
     ]
 
 
-def _of_statement(code: str) -> Kind:
+def _of_statement(code: str, otherwise: Kind) -> Kind:
     """The kind of statement that a line of code begins."""
-    return next((kind for pattern, kind in STATEMENTS if re.match(pattern, code)), "boolean")
+    return next((kind for pattern, kind in STATEMENTS if re.match(pattern, code)), otherwise)
 
 
 def _action(finding: Finding, rung: str, *, is_refused: bool) -> str:

@@ -18,8 +18,8 @@ Kind = Literal[
     "ternary",
     "assert",
     "comprehension",
-    "boolean",
     "try",
+    "boolean",
     # A value leaves the tensor.
     "numpy",
     "tolist",

@@ -56,7 +56,8 @@ def test_every_kind_of_control_flow_is_found_at_its_line(row: Row) -> None:
 def clip() -> nn.Module:
     vision = {**SMALL, "image_size": 16, "patch_size": 4}
     ends = {"bos_token_id": 1, "eos_token_id": 2}
-    return CLIPModel(CLIPConfig(text_config={**SMALL, **ends}, vision_config=vision))
+    made: nn.Module = CLIPModel(CLIPConfig(text_config={**SMALL, **ends}, vision_config=vision))
+    return made
 
 
 HEALTHY: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
@@ -156,13 +157,13 @@ class Gated(nn.Module):
             x = x if x.sum() > 0 else -x
         if self.is_open:
             x = x + 1
-        helper = lambda y: y * 2 if y.max() > 3 else y  # noqa: E731
+        helpers: list[Callable[[Tensor], Tensor]] = [lambda y: y * 2 if y.max() > 3 else y]
         self.history.append(x)
         if len(self.history) > 9:
             raise ValueError("too many")
         while len(self.history) > 3:
             self.history.pop()
-        return helper(x)
+        return helpers[0](x)
 
 
 def by_code(found: list[Finding]) -> dict[str, Finding]:
