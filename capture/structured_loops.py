@@ -9,7 +9,7 @@ from torch import SymInt, Tensor
 from torch._higher_order_ops.scan import scan_op
 from torch._higher_order_ops.while_loop import while_loop_op
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
 from torch.utils import _pytree as pytree
 
 from enginecast.capture.structured_lists import Appended, Rows
@@ -200,7 +200,8 @@ def _grown(site: Site, name: str, value: Appended) -> int:
 def _number(index: Tensor, count: Any) -> Any:
     number = index.item()
     torch._check(number >= 0)
-    torch._check(number < count)
+    if not free_unbacked_symbols(count):  # torch would conclude that a count from data is positive
+        torch._check(number < count)
     return number
 
 

@@ -46,8 +46,10 @@ def x(rows: int, scale: float, shift: float) -> dict[str, Tensor]:
 INPUTS = (x(3, 1, 0.1), x(3, 1, -2), x(7, 20, -10), x(4, 0.1, 0), x(6, 0.1, -0.2), x(2, 2, -1))
 NAMED = {row.name: row for row in ROWS}
 ALSO = [NAMED["AssertValue"], NAMED["IfShape"]]
+NO_ROUNDS = {**x(3, 1, 0), "n": torch.tensor(0)}
 CASES = [
     *(Case(row.name, row.make, (row.a(), row.b())) for row in (*BRANCHES, *ALSO)),
+    Case("NoRounds", NAMED["ForRangeTensor"].make, (NAMED["ForRangeTensor"].a(), NO_ROUNDS)),
     *(Case(module.__name__, module, INPUTS) for module in WORKING),
 ]
 
