@@ -91,6 +91,7 @@ BY_TEXT: tuple[tuple[str, Kind], ...] = (
     ("Cannot access data pointer", "data-leaves-torch"),
 )
 
+EXAMPLES = str(Path("torch", "_export", "db", "examples"))
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -179,6 +180,8 @@ def is_user_code(file: str) -> bool:
     if file.startswith("<"):
         return False
     path = str(Path(file).resolve())
+    if EXAMPLES in path:
+        return True  # models that torch ships as examples
     torch_folder = str(Path(torch.__file__).parent)
     if path.startswith((torch_folder, str(Path(__file__).resolve().parent))):
         return False

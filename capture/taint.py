@@ -113,7 +113,7 @@ def parts(value: Value) -> Iterable[Value]:
 def mix(values: Iterable[Value]) -> Value:
     """What an unknown function makes of values: it depends on all of them."""
     flat = [part for value in values for part in parts(value)]
-    data = [part for part in flat if part.tensor or part.read]
+    data = [part for part in flat if part.tensor or part.read or part.vague]
     return Value(
         labels=NOTHING.union(*(each.labels for each in flat)),
         tensor=any(each.tensor for each in flat),

@@ -145,7 +145,7 @@ def count_of(value: Value) -> Value | None:
 
 
 def _same(arguments: Arguments, frame: Frame, node: ast.Call) -> Value:
-    """list, tuple, reversed, iter: the same elements."""
+    """list, tuple, set, reversed, iter: the same elements; a set may hold some twice here."""
     if not arguments.positional:
         return sequence(())
     value = arguments.positional[0]
@@ -269,6 +269,8 @@ _HANDLERS: Mapping[Any, Callable[[Arguments, Frame, ast.Call], Value | None]] = 
     reversed: _same,
     list: _same,
     tuple: _same,
+    set: _same,
+    frozenset: _same,
     iter: _same,
     getattr: _getattr,
     hasattr: _hasattr,

@@ -91,7 +91,7 @@ def _counts(
         frame.decide("comprehension", node, generator.iter, count)
     for test in generator.ifs:
         value = frame.evaluate(test)
-        if truth(value) is None:
+        if truth(value) is None and (value.is_data or "state" in value.labels):
             frame.decide("comprehension", node, test, value)
             counts.append(replace(value, tensor=False, read=value.is_data))
     return counts

@@ -11,13 +11,18 @@ import torch
 from control_flow import ROWS, Row
 from models import bert_config, llama_config, t5_config, vit_config
 from torch import Tensor, nn
+from torch._export.db.examples import all_examples
 from transformers import (
     BertModel,
     CLIPConfig,
     CLIPModel,
+    Dinov2Config,
+    Dinov2Model,
     LlamaModel,
     MixtralConfig,
     MixtralModel,
+    ModernBertConfig,
+    ModernBertModel,
     Qwen2Config,
     Qwen2Model,
     T5EncoderModel,
@@ -60,6 +65,16 @@ def clip() -> nn.Module:
     return made
 
 
+def dinov2_config() -> Dinov2Config:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return Dinov2Config(**sizes, image_size=32, patch_size=8)
+
+
+def modernbert_config() -> ModernBertConfig:
+    """Two kinds of layers, each with its own rotary frequencies."""
+    return ModernBertConfig(**SMALL, pad_token_id=0, cls_token_id=1, sep_token_id=2)
+
+
 HEALTHY: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "t5": (lambda: T5EncoderModel(t5_config(layers=12)), TEXT),
     "bert": (lambda: BertModel(bert_config(layers=12)), TEXT),
@@ -67,6 +82,8 @@ HEALTHY: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "vit": (lambda: ViTModel(vit_config()), ("pixel_values",)),
     "clip": (clip, (*TEXT, "pixel_values")),
     "qwen2": (lambda: Qwen2Model(Qwen2Config(**SMALL, num_key_value_heads=2)), TEXT),
+    "dinov2": (lambda: Dinov2Model(dinov2_config()), ("pixel_values",)),
+    "modernbert": (lambda: ModernBertModel(modernbert_config()), TEXT),
     "mixtral": (lambda: MixtralModel(MixtralConfig(**SMALL, num_key_value_heads=2)), TEXT),
 }
 
@@ -103,6 +120,12 @@ def test_dynamic_rope_is_found_in_a_decorator() -> None:
     assert Path(growth.file).name == "modeling_rope_utils.py"
     assert (growth.kind, growth.module) == ("if", "rotary_emb")
     assert any(f.kind == "state" and "register_buffer" in f.code for f in found)
+
+
+def test_the_examples_that_torch_ships_are_models() -> None:
+    case = all_examples()["constrain_as_value_example"]
+    found = scan(case.model, ["x", "y"])
+    assert [(f.kind, f.decides) for f in found if f.is_blocking] == [("if", "inputs")]
 
 
 def noisy(function: Callable[..., Any]) -> Callable[..., Any]:
