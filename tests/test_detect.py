@@ -80,13 +80,24 @@ def test_a_refusal_and_the_scan_agree_on_kind_and_line(name: str, kind: str) -> 
     row = BY_NAME[name]
     refusal = refusal_of(row)
     assert refusal.kind == kind
-    # Torch names no line where it fixed a size; the scan does.
-    assert refusal.line == (0 if kind == "specialized-dimension" else row.line)
+    assert refusal.line == row.line
     found = detect(row.module(), row.a(), refusals=[refusal])
     blocking = [f for f in found if f.is_blocking]
     assert [(f.line, f.kind, f.decides) for f in blocking] == [(row.line, row.kind, row.decides)]
     assert blocking[0].witnesses == ("scan", "export")
     assert blocking[0].action == "refused"
+
+
+def test_a_size_that_torch_fixed_without_a_line_is_blamed_on_what_shapes_decide() -> None:
+    row = BY_NAME["IfShape"]
+    refusal = explain(RuntimeError("Constraints violated (batch)!"))
+    assert refusal.place == ""
+    (found,) = detect(row.module(), row.a(), refusals=[refusal])
+    assert (found.line, found.is_blocking, found.witnesses) == (row.line, True, ("scan", "export"))
+    plain = BY_NAME["DictOutput"]
+    (unplaced,) = detect(plain.module(), plain.a(), refusals=[refusal])
+    assert (unplaced.kind, unplaced.place) == ("refused", "")
+    assert "Constraints violated" in unplaced.reason
 
 
 @pytest.mark.parametrize("name", ["IfElse", "WhileNorm", "EarlyExit", "SliceByItem", "NumpyHop"])
