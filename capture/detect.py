@@ -186,7 +186,7 @@ def _action(finding: Finding, rung: str, *, is_refused: bool) -> str:
         return action(finding)
     if finding.kind == "state":
         return "kept as it was when traced"
-    if finding.decides == "shapes":
+    if finding.decides == "shapes" and rung in ("export", "bake", "strict"):
         return "follows the sizes of the trace"
     is_baked = rung == "bake" and finding.decides == "weights"
     return DONE[rung] if rung in DONE and (is_baked or rung != "bake") else "none: captured"
