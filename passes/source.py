@@ -30,6 +30,8 @@ def module_paths(node: Node) -> frozenset[str]:
 def _path(name: object) -> str:
     # Older captures name modules by the Python expression that reaches them.
     path = str(name).removeprefix("L['self']").removeprefix("L__self__").removeprefix(".")
+    _, _, path = path.rpartition(".__self__")  # of a strict capture, through our own wrapper
+    path = path.removeprefix(".")
     return "" if path == _SYNTHETIC else path
 
 
