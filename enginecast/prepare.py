@@ -24,10 +24,12 @@ from enginecast.capture.way import Fallback
 from enginecast.cases import Covered, along_guards, check_values, choose_cases, cover_branches
 from enginecast.errors import CaptureError
 from enginecast.passes.base import PassContext
+from enginecast.passes.captured_blocks import name_places, unknown_structure
 from enginecast.passes.cut_outputs import drop_dead, keep_outputs
 from enginecast.passes.graph_edit import structural_copy
 from enginecast.passes.lift_constants import lift_constants
-from enginecast.passes.structure import has_structure, name_places
+from enginecast.passes.source import source_line
+from enginecast.passes.structure import has_structure
 from enginecast.steps import Steps
 from enginecast.verify.floor import make_reference
 from enginecast.verify.reference import Reference
@@ -242,6 +244,13 @@ def _capture(
 
 def _lifted(captured: Captured) -> Captured:
     """Constants within blocks become constants of the program, which passes and exporters know."""
+    unknown = unknown_structure(captured.program)
+    if unknown is not None:
+        place = source_line(unknown) or unknown.name
+        raise CaptureError(
+            f"{unknown.target} at {place} runs a graph in a way that engines do not have",
+            hint="Of torch's structured operators take cond, while_loop and scan.",
+        )
     if not has_structure(captured.program):
         return captured
     program = structural_copy(captured.program)

@@ -196,21 +196,6 @@ def has_structure(program: ExportedProgram) -> bool:
     return any(map(is_structured, program.graph.nodes))
 
 
-def name_places(program: ExportedProgram) -> None:
-    """Give nodes within blocks the module of the op that runs them: torch.export names none."""
-    _name_places(program.graph_module)
-
-
-def _name_places(module: GraphModule) -> None:
-    for node in module.graph.nodes:
-        for block in blocks(node):
-            for inner in block.module.graph.nodes:
-                for key in ("nn_module_stack", "stack_trace"):
-                    if inner.op == "call_function" and node.meta.get(key):
-                        inner.meta[key] = inner.meta.get(key) or node.meta[key]
-            _name_places(block.module)
-
-
 def block_name(node: Node, block: Block) -> str:
     """How a block is called in reports: "cond[true]"."""
     return f"{node.name}[{block.way}]"

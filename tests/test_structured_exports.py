@@ -1,10 +1,13 @@
 """Branches, loops and sizes that values decide, from a module to a verified engine."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from structured_models import MODELS, STRUCTURED, Bessel, OneWay, Remembers, Structured, tokens
+from torch import Tensor, nn
+from torch._higher_order_ops.map import map as torch_map
 
 import enginecast
 from enginecast.driver import export
@@ -128,3 +131,19 @@ def test_an_assertion_that_fails_names_its_line(tmp_path: Path) -> None:
         VerificationError, match=r"case .*the assertion at structured_models\.py:\d+ does not hold"
     ):
         export(module, tmp_path / "bundle", make_plan(), example={"x": example["x"] * 1000})
+
+
+def _double(row: Any) -> Any:
+    return row * 2.0
+
+
+class Mapped(nn.Module):
+    """An op that runs a graph, and that ONNX has no form for."""
+
+    def forward(self, x: Tensor) -> Any:
+        return torch_map(_double, x)
+
+
+def test_another_op_with_a_graph_is_refused_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"map.* at test_structured_exports\.py:\d+ runs"):
+        export(Mapped(), tmp_path / "bundle", make_plan(), example=tokens())
