@@ -133,7 +133,7 @@ def test_an_assertion_that_fails_names_its_line(tmp_path: Path) -> None:
         export(module, tmp_path / "bundle", make_plan(), example={"x": example["x"] * 1000})
 
 
-def _double(row: Any) -> Any:
+def _double(row: Any, *_: Any) -> Any:
     return row * 2.0
 
 
