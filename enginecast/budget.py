@@ -53,6 +53,8 @@ def estimate(elements: Elements, plan: Plan, *, in_memory: bool) -> Budget:
     phases = {
         f"eager in {name}": _eager(elements, name) for name in sorted({"fp32", plan.precision})
     }
+    if plan.target == "torchscript":  # the reference is the model itself
+        phases["eager in fp64"] = torch.float64.itemsize * count
     if plan.runs_here:
         phases["running the engine here"] = SESSION[plan.precision] * count
     why, most = max(phases.items(), key=lambda phase: phase[1])

@@ -169,7 +169,7 @@ def show_bundle(path: Path, *, as_json: bool) -> None:
         return
     console = results()
     title = f"{manifest.model.name} in {manifest.precision}, by enginecast {manifest.enginecast}"
-    say(console, f"{title}\npipeline {manifest.pipeline}")
+    say(console, f"{title}\npipeline {manifest.pipeline or 'none'}")
     console.print(_signature(manifest))
     for engine in manifest.engines:
         say(console, f"{engine.file}: {verdict_line(engine.verdict, manifest.precision)}")
@@ -178,7 +178,7 @@ def show_bundle(path: Path, *, as_json: bool) -> None:
             f"{each.tensors} tensors {each.dtype} ({each.bytes / 2**20:.2f} MiB)"
             for each in stored.get(engine.file, ())
         )
-        say(console, f"  {engine.weights or 'weights'}: {weights or 'all in the graph'}")
+        say(console, f"  {engine.weights or 'weights'}: {weights or f'all in {engine.file}'}")
     if manifest.fusion:
         console.print(_fusions(manifest.fusion))
 
@@ -187,7 +187,9 @@ def _place(engine: EngineRecord) -> str:
     """Where the verdict was reached: "onnxruntime 1.31.1, CPUExecutionProvider"."""
     where = engine.verdict.where
     versions = where.versions
-    runtime = next((f"{name} {versions[name]}" for name in versions if name.startswith("onnx")), "")
+    package = "torch" if where.provider.startswith("torch-") else "onnx"
+    found = (f"{name} {versions[name]}" for name in versions if name.startswith(package))
+    runtime = next(found, "")
     ran = f"{where.provider} of {runtime}" if where.provider else "no provider of this kind"
     return f"for {engine.target} on {', '.join(engine.providers)}; judged with {ran}"
 

@@ -7,9 +7,11 @@ import torch
 from torch.export import ExportedProgram
 
 from enginecast import __version__
+from enginecast.capture import way
 from enginecast.capture.export import Captured
 from enginecast.capture.inputs import InputSpec
 from enginecast.capture.outputs import OutputSpec
+from enginecast.capture.source import Source
 from enginecast.exporters.onnx import WEIGHTS_FILE, Lowered
 from enginecast.passes.graph_edit import dtype_of
 from enginecast.passes.options import spec_from_pass
@@ -37,8 +39,8 @@ def dtype_name(dtype: torch.dtype | None) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def describe_model(prepared: Prepared) -> Model:
-    return Model(name=prepared.source.name, fingerprint=prepared.source.fingerprint())
+def describe_model(source: Source) -> Model:
+    return Model(name=source.name, fingerprint=source.fingerprint())
 
 
 def describe_inputs(specs: Sequence[InputSpec]) -> tuple[Input, ...]:
@@ -69,18 +71,18 @@ def describe_outputs(specs: Sequence[OutputSpec], program: ExportedProgram) -> t
     )
 
 
-def describe_text(prepared: Prepared) -> Text | None:
+def describe_text(source: Source, inputs: Sequence[InputSpec]) -> Text | None:
     """How prompts become ids; None for a model without tokenizer or token ids."""
-    ids = [spec for spec in prepared.captured.inputs if spec.kind == "token_ids"]
-    if not ids or all(f.name != "tokenizer.json" for f in prepared.source.tokenizer_files):
+    ids = [spec for spec in inputs if spec.kind == "token_ids"]
+    if not ids or all(f.name != "tokenizer.json" for f in source.tokenizer_files):
         return None
     return Text(padding_id=ids[0].padding or 0, max_length=ids[0].dims[-1].maximum)
 
 
-def describe_capture(captured: Captured) -> tuple[Rung, ...]:
+def describe_rungs(rungs: Sequence[way.Rung]) -> tuple[Rung, ...]:
     return tuple(
         Rung(name=rung.name, outcome=rung.outcome, reason=rung.reason, place=rung.place)
-        for rung in captured.rungs
+        for rung in rungs
     )
 
 
@@ -148,19 +150,19 @@ def describe_manifest(
     )
     return Manifest(
         enginecast=__version__,
-        model=describe_model(prepared),
+        model=describe_model(prepared.source),
         inputs=describe_inputs(prepared.captured.inputs),
         symbols=dict(prepared.captured.symbols),
         outputs=_without_guards(
             describe_outputs(prepared.captured.outputs, rewritten.program), prepared.captured
         ),
         outputs_chosen=bool(prepared.wanted),
-        capture=describe_capture(prepared.captured),
+        capture=describe_rungs(prepared.captured.rungs),
         guards=describe_guards(prepared.captured),
         pipeline=plan.pipeline,
         precision=plan.precision,
         passes=describe_passes(rewritten.runs),
-        text=describe_text(prepared),
+        text=describe_text(prepared.source, prepared.captured.inputs),
         engines=(engine,),
     )
 

@@ -94,6 +94,8 @@ class Report:
     """CUDA version that torch was built for; None for a CPU build or no torch."""
     gpus: tuple[Gpu, ...]
     problems: tuple[Problem, ...] = field(default=())
+    torchscript: bool | None = None
+    """Whether torch has TorchScript still; None without torch."""
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data, for `--json`."""
@@ -120,6 +122,7 @@ def examine() -> Report:
         torch_cuda=cuda,
         gpus=gpus,
         problems=tuple(problems),
+        torchscript=_torchscript(),
     )
 
 
@@ -191,6 +194,9 @@ def show(report: Report, console: Console) -> None:
     if report.cpu_features:
         console.print(_cpu_table(report.cpu_features))
     console.print(f"ONNX Runtime providers: {', '.join(report.providers) or 'none'}")
+    if report.torchscript is not None:
+        state = "there, deprecated by PyTorch since 2.11" if report.torchscript else "dropped"
+        console.print(f"TorchScript in torch: {state}")
     for gpu in report.gpus:
         console.print(f"GPU: {gpu.name} ({gpu.arch}), {gpu.memory / 2**30:.0f} GiB")
     if not report.gpus:
@@ -261,6 +267,14 @@ def _torch() -> tuple[str | None, tuple[Gpu, ...], list[Problem]]:
             device = torch.cuda.get_device_properties(index)
             gpus.append(Gpu(device.name, f"sm{device.major}{device.minor}", device.total_memory))
     return torch.version.cuda, tuple(gpus), []
+
+
+def _torchscript() -> bool | None:
+    try:
+        import torch
+    except (ImportError, OSError):
+        return None  # reported with the packages
+    return all(callable(getattr(torch.jit, name, None)) for name in ("script", "trace", "load"))
 
 
 def _broken(name: str, error: Exception) -> Problem:

@@ -8,13 +8,17 @@ from typing import Any
 from torch import nn
 
 from enginecast.budget import require
-from enginecast.errors import UsageError, VerificationError
+from enginecast.capture.ladder import LEADS_ON
+from enginecast.capture.way import Fallback, RefusedError
+from enginecast.describe import describe_rungs
+from enginecast.errors import CaptureError, UsageError, VerificationError
 from enginecast.job import Export, Job
 from enginecast.passes.pipeline import build
 from enginecast.plan import Plan, make_plan
 from enginecast.prepare import ModelOptions, open_model, prepare
 from enginecast.runtime.bundle import Bundle
 from enginecast.runtime.staging import stage
+from enginecast.script_job import ScriptJob
 from enginecast.steps import Steps
 
 
@@ -32,6 +36,7 @@ def compile(
     outputs: Sequence[str] = (),
     hidden_states: Sequence[int] = (),
     drop_guilty: bool = False,
+    fallback: Fallback | None = None,
     options: ModelOptions | None = None,
     steps: Steps | None = None,
 ) -> Bundle:
@@ -41,7 +46,7 @@ def compile(
         model: a Hugging Face folder, `package.module:factory`, a `.pt2` file, or a module.
         output: the bundle's folder; it must not exist.
         example: inputs by name, for a module.
-        target: only "onnxruntime" is built so far.
+        target: "onnxruntime", or "torchscript": the model as it is, without passes.
         precision: "fp32" (default), "fp16", "bf16" or "mixed": the preset pipeline and the measure.
         pipeline: a pipeline spec instead of a preset.
         device: "cpu" or "cuda": what the engine is for; None: where the precision runs.
@@ -50,6 +55,8 @@ def compile(
         outputs: names of the outputs that the engine gives, in order; empty: all.
         hidden_states: indices of hidden states that come as outputs, too, as `hidden_states.-2`.
         drop_guilty: leave out the sites with which a pass breaks its promise, and go on.
+        fallback: how far a capture may go where torch.export refuses the model for its control
+            flow: "none", "rewrite", "specialise" or "torchscript"; None: as `options` say.
         options: weights, inputs, dynamic dimensions.
         steps: gets the progress.
 
@@ -63,6 +70,7 @@ def compile(
         options,
         outputs=outputs or options.outputs,
         hidden_states=hidden_states or options.hidden_states,
+        fallback=fallback or options.fallback,
     )
     source = model if isinstance(model, nn.Module) else os.fspath(model)
     done = export(source, output, plan, options, example, threads, overwrite, steps, drop_guilty)
@@ -93,5 +101,36 @@ def export(
     with stage(output, overwrite=overwrite) as staging, steps.listening():
         source = open_model(model, options, example)
         require(source, plan, staging.folder)
-        prepared = prepare(source, options, steps)
+        script = ScriptJob(source, options, plan, threads, staging, steps)
+        if plan.target == "torchscript":
+            return script.run()
+        try:
+            prepared = prepare(source, options, steps)
+        except RefusedError as error:
+            if options.fallback != "torchscript" or error.refusal.kind not in LEADS_ON:
+                raise
+            return scripted_export(script, error)
         return Job(prepared, plan, passes, threads, staging, steps, drop_guilty).run()
+
+
+def scripted_export(script: ScriptJob, error: RefusedError) -> Export:
+    """Export with TorchScript what torch.export refused for its control flow: the last rung.
+
+    Args:
+        script: what to export.
+        error: the refusal; its place must be scripted.
+
+    Raises:
+        CaptureError: TorchScript refuses the model too; says what both have against it.
+    """
+    refusal = error.refusal
+    for rung in error.rungs:
+        script.steps.say(f"capture: {rung}")
+    script.steps.say("torch.export does not capture this model: falling back to TorchScript")
+    places = ((os.path.realpath(refusal.file), refusal.line),) if refusal.file else ()
+    try:
+        return replace(script, places=places, rungs=describe_rungs(error.rungs)).run()
+    except CaptureError as second:
+        raise CaptureError(
+            f"{error.message}\nTorchScript does not help: {second.message}", hint=error.hint
+        ) from second

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import onnxruntime
+import torch
 
 from enginecast.errors import MissingError, SpecError, UsageError
 from enginecast.passes.base import Pass
@@ -21,7 +22,7 @@ from enginecast.runtime.manifest import Precision
 from enginecast.runtime.ort_session import CUDA_PROVIDER
 
 FALLBACKS = ("none", "rewrite", "specialise", "torchscript")
-"""How far down the control-flow ladder a capture may go; no rung below torch.export is built."""
+"""How far down the control-flow ladder a capture may go."""
 COMPUTES: Mapping[str, str] = {"mixed": "fp16"}
 """What a preset computes in, where it is not called so."""
 
@@ -64,7 +65,7 @@ def make_plan(
     """Decide an export, or say why it cannot be.
 
     Args:
-        target: only "onnxruntime" is built so far.
+        target: "onnxruntime", or "torchscript", which runs no passes.
         precision: None: fp32, or what the pipeline's unify-dtype says. "mixed" computes in fp16
             with the residual stream in fp32.
         pipeline: None: the precision's preset.
@@ -80,6 +81,8 @@ def make_plan(
     """
     if device not in (None, "cpu", "cuda"):
         raise UsageError(f"--device {device}: expected cpu or cuda")
+    if target == "torchscript":
+        return _torchscript_plan(precision or "fp32", pipeline, device, keep or keep_classes)
     computes = _dtype_of_pipeline(pipeline) if pipeline is not None else None
     if precision is not None and computes is not None and computes != precision:
         raise UsageError(
@@ -107,6 +110,28 @@ def make_plan(
         )
     # `preset` refused any other.
     return Plan(target, cast(Precision, precision), text, chosen, here)
+
+
+def _torchscript_plan(
+    precision: str, pipeline: str | None, device: str | None, kept: tuple[str, ...]
+) -> Plan:
+    """The model as it is: passes rewrite programs of torch.export, and here there is none."""
+    text = preset(precision, "torchscript")
+    unfit = "--pipeline" if pipeline is not None else "--skip-modules-..." if kept else ""
+    if unfit:
+        raise UsageError(
+            f"{unfit} does not fit --target torchscript: passes rewrite programs of torch.export,"
+            " and TorchScript is made of the model itself",
+            hint="Leave it out, or use --target onnxruntime.",
+        )
+    chosen = device or "cpu"
+    if chosen == "cuda" and not torch.cuda.is_available():
+        raise MissingError(
+            "--device cuda: torch sees no CUDA GPU here, and a trace keeps the device that it was"
+            " made on",
+            hint="Export on a machine with a GPU, or leave --device out.",
+        )
+    return Plan("torchscript", cast(Precision, precision), text, chosen, runs_here=True)
 
 
 def _keeping(text: str, keep: tuple[str, ...], keep_classes: tuple[str, ...]) -> str:

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
+from enginecast.capture.source import Source
 from enginecast.capture.wanted import UnknownOutputError
 from enginecast.errors import UsageError
 from enginecast.prepare import ModelOptions, open_model, prepare, reference_of
 from enginecast.runtime.manifest import Input, Manifest, Output
+from enginecast.scripted import prepare_script, reference_of_script
 from enginecast.steps import Steps
 from enginecast.verify.reference import Reference
 
@@ -34,6 +36,8 @@ def reference_of_model(
         fallback="specialise" if manifest.guards else "torchscript",
     )
     source = open_model(model, options)
+    if any(rung.name == "torchscript" for rung in manifest.capture):
+        return _of_script(model, source, options, manifest)
     try:
         prepared = prepare(source, options, Steps())
     except UnknownOutputError as error:
@@ -43,9 +47,26 @@ def reference_of_model(
     _check_names(source.name, "takes", inputs, manifest.inputs, manifest)
     _check_names(source.name, "gives", prepared.model_outputs, manifest.outputs, manifest)
     reference = reference_of(prepared, manifest.precision)
-    if prepared.source.fingerprint() == manifest.model.fingerprint:
-        return reference, ()
-    return reference, (f"{model} is not the model that the bundle was made from",)
+    return reference, _same(model, source, manifest)
+
+
+def _of_script(
+    text: str, source: Source, options: ModelOptions, manifest: Manifest
+) -> tuple[Reference, tuple[str, ...]]:
+    """The same for an engine that was not made from a program of torch.export."""
+    model = prepare_script(source, options, Steps())
+    _check_names(source.name, "takes", [s.name for s in model.inputs], manifest.inputs, manifest)
+    reference, notes = reference_of_script(model, manifest.precision)
+    names = list(reference.cases[0].outputs)
+    _check_names(source.name, "gives", names, manifest.outputs, manifest)
+    return reference, (*notes, *_same(text, source, manifest))
+
+
+def _same(text: str, source: Source, manifest: Manifest) -> tuple[str, ...]:
+    """A note when it is another model that the bundle was made from."""
+    if source.fingerprint() == manifest.model.fingerprint:
+        return ()
+    return (f"{text} is not the model that the bundle was made from",)
 
 
 def _check_names(

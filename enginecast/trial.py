@@ -54,7 +54,7 @@ def try_engine(
     if not plan.runs_here:
         return Trial(by_emulation(rewritten, reference, problems), None)
     record = manifest.engines[0]
-    files = _unsealed([record.file, *([record.weights] if record.weights else [])])
+    files = unsealed([record.file, *([record.weights] if record.weights else [])])
     bundle = Bundle(staging.folder, msgspec.structs.replace(manifest, files=files))
     emulated = rewritten.emulated.measured if rewritten.emulated is not None else None
     try:
@@ -94,6 +94,6 @@ def _name_arithmetic(verdict: Verdict, rewritten: Rewritten) -> Verdict:
     return verdict if found is None else msgspec.structs.replace(verdict, arithmetic=found.profile)
 
 
-def _unsealed(names: Sequence[str]) -> tuple[FileRecord, ...]:
+def unsealed(names: Sequence[str]) -> tuple[FileRecord, ...]:
     """Files of a bundle that is still being made: digests come when it is published."""
     return tuple(FileRecord(name=name, size=0, sha256="0" * 64) for name in names)

@@ -13,8 +13,10 @@ _PIPELINES = {
     "mixed": f"unify-dtype{{to=fp16 residual=fp32}},{_CLEAN},{FUSIONS}",
 }
 _PLANNED = ("int8", "fp8")
-_TARGETS = ("onnxruntime",)
-_PLANNED_TARGETS = ("tensorrt", "aotinductor", "torchscript")
+_TARGETS = ("onnxruntime", "torchscript")
+_PLANNED_TARGETS = ("tensorrt", "aotinductor")
+_WITHOUT_PASSES = "torchscript"
+"""The target that runs the model as it is, in the dtype of the precision."""
 
 
 def preset(precision: str, target: str = "onnxruntime", *, device: str = "cpu") -> str:
@@ -32,5 +34,13 @@ def preset(precision: str, target: str = "onnxruntime", *, device: str = "cpu") 
     if precision not in _PIPELINES:
         state = "is not built yet" if precision in _PLANNED else "is not a precision"
         raise UsageError(f"'{precision}' {state}", hint=f"Available: {', '.join(_PIPELINES)}.")
+    if target == _WITHOUT_PASSES:
+        if precision == "mixed":
+            raise UsageError(
+                "--precision mixed does not fit --target torchscript: a pass makes it, and passes"
+                " need a program of torch.export",
+                hint="Use --precision fp32, fp16 or bf16.",
+            )
+        return ""
     pipeline = _PIPELINES[precision]
     return f"{pipeline},merge-linears" if device == "cuda" else pipeline

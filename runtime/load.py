@@ -10,17 +10,23 @@ from enginecast.errors import BundleError, MissingError, UsageError
 from enginecast.runtime.bundle import Bundle, Check, open_bundle
 from enginecast.runtime.manifest import EngineRecord
 from enginecast.runtime.session import Engine, Session
+from enginecast.runtime.torchscript_session import PROVIDERS as TORCH_PROVIDERS
 
 Opener = Callable[[Bundle, EngineRecord, Sequence[str], int | None], Session]
 Level = Literal["verified", "verified-by-emulation"]
 
-_OPENERS = {"onnxruntime": "enginecast.runtime.ort_session:open_session"}
+_OPENERS = {
+    "onnxruntime": "enginecast.runtime.ort_session:open_session",
+    "torchscript": "enginecast.runtime.torchscript_session:open_session",
+}
 _CODE_TARGETS = frozenset({"torchscript", "aotinductor", "tensorrt"})
 PROVIDERS = {
     "cpu": ("CPUExecutionProvider",),
     "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider"),
 }
 """ONNX Runtime's execution providers by device, the wanted one first."""
+_PROVIDER_NAMES = {"torchscript": TORCH_PROVIDERS}
+"""Target -> what runs it where one of ONNX Runtime's providers was asked for."""
 
 
 class EnginecastWarning(UserWarning):
@@ -71,7 +77,10 @@ def load(
             f"{bundle.root}: {record.file}: expected a verified engine, but {doubt}",
             hint="Run `enginecast verify DIR` on the target to complete the verdict.",
         )
-    session = _opener(record, allow_code=allow_code)(bundle, record, wanted, threads)
+    opener = _opener(record, allow_code=allow_code)
+    if record.target in _CODE_TARGETS and check != "full":
+        bundle = open_bundle(path, check="full")  # what is code is never run unchecked
+    session = opener(bundle, record, wanted, threads)
     if doubt and not (require and record.verdict.outcome == require):
         warnings.warn(f"{bundle.root}: {record.file}: {doubt}", EnginecastWarning, stacklevel=2)
     return Engine(bundle, record, session)
@@ -90,9 +99,10 @@ def _providers(providers: Sequence[str] | None, device: str) -> tuple[str, ...]:
 def _choose(bundle: Bundle, provider: str) -> EngineRecord:
     """The engine that was verified where it will run, else the one meant for there, else any."""
 
-    def rank(record: EngineRecord) -> tuple[bool, bool, bool]:
+    def rank(record: EngineRecord) -> tuple[bool, ...]:
         return (
             record.target in _OPENERS,
+            record.target not in _CODE_TARGETS,
             not _doubt(record, provider),
             provider in record.providers,
         )
@@ -110,6 +120,8 @@ def _doubt(record: EngineRecord, provider: str) -> str:
     """Why the verdict does not cover a run on `provider`; empty when it does."""
     if record.verdict.outcome == "verified-by-emulation":
         return "it was verified by emulation and has not run on its target"
+    if record.target in _PROVIDER_NAMES:
+        provider = _PROVIDER_NAMES[record.target].get(provider, provider)
     if record.verdict.where.provider != provider:
         return f"it was verified on {record.verdict.where.provider}, not on {provider}"
     return ""

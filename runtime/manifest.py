@@ -203,6 +203,8 @@ class Manifest(Record, frozen=True, kw_only=True):
     passes: tuple[PassRecord, ...] = ()
     fusion: tuple[Fusion, ...] = ()
     text: Text | None = None
+    notes: tuple[str, ...] = ()
+    """What a user of the engine should know, such as that its format is deprecated."""
     engines: tuple[EngineRecord, ...]
     files: tuple[FileRecord, ...] = ()
     """Every file of the bundle but the manifest."""

@@ -40,6 +40,12 @@ def test_what_an_export_takes_at_least(
     assert disk < found.disk < disk + BILLION / 10
 
 
+def test_a_torchscript_export_runs_the_model_in_fp64() -> None:
+    found = estimate({FP32: BILLION}, make_plan("torchscript"), in_memory=False)
+    assert found.memory == IMPORTED + 8 * BILLION
+    assert found.why == "eager in fp64"
+
+
 def test_weights_that_are_drawn_are_in_memory() -> None:
     plan = make_plan(precision="fp32")
     mapped = estimate({FP32: BILLION}, plan, in_memory=False)

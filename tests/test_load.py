@@ -93,7 +93,18 @@ def test_engines_that_are_code_need_consent(tmp_path: Path, target: str) -> None
     with pytest.raises(BundleError, match=f"a {target} engine runs code when") as caught:
         load(root)
     assert "--allow-code" in caught.value.hint
-    with pytest.raises(MissingError, match=f"opens onnxruntime engines, got '{target}'"):
+
+
+@pytest.mark.parametrize("target", ["aotinductor", "tensorrt"])
+def test_engines_that_nothing_here_opens_are_refused(tmp_path: Path, target: str) -> None:
+    root = bundle(tmp_path, bundles.engine(target=target))
+    with pytest.raises(MissingError, match=f"onnxruntime, torchscript engines, got '{target}'"):
+        load(root, allow_code=True)
+
+
+def test_a_file_that_is_no_torchscript_is_refused(tmp_path: Path) -> None:
+    root = bundle(tmp_path, bundles.engine(target="torchscript", providers=("torch-cpu",)))
+    with pytest.raises(BundleError, match=r"torch\.jit\.load refuses it"):
         load(root, allow_code=True)
 
 

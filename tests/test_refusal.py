@@ -17,11 +17,11 @@ from enginecast.capture.dynamic import apply_dynamic, parse_dynamic
 from enginecast.capture.examples import example_sizes, sample
 from enginecast.capture.export import capture
 from enginecast.capture.factory import FactorySource
-from enginecast.capture.way import Way
 from enginecast.capture.refusal import Kind, Refusal, explain, is_user_code
 from enginecast.capture.source import open_source
 from enginecast.capture.trace import trace
 from enginecast.capture.wanted import Wanted
+from enginecast.capture.way import Way
 from enginecast.errors import CaptureError
 
 

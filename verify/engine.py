@@ -119,7 +119,8 @@ def runs_natively(dtype: str, provider: str) -> bool:
 def where_it_ran(provider: str) -> Where:
     """This machine, as a verdict records it."""
     versions = {}
-    for package in _PACKAGES:
+    packages = (*_PACKAGES, "torch") if provider.startswith("torch-") else _PACKAGES
+    for package in packages:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

@@ -1,0 +1,399 @@
+"""`--target torchscript`, and the way to it where torch.export refuses a model."""
+
+import contextlib
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from control_flow import ROWS
+from exports import Ran, cast
+from models import add_tokenizer, tiny_t5
+from safetensors.numpy import load_file, save_file
+from torch import Tensor, nn
+
+import enginecast
+from enginecast.capture import ladder
+from enginecast.capture.way import Way
+from enginecast.driver import export
+from enginecast.errors import BundleError, InputError, MissingError, UsageError
+from enginecast.job import Export
+from enginecast.plan import make_plan
+from enginecast.prepare import ModelOptions
+from enginecast.runtime.manifest import MANIFEST_NAME, Manifest
+from enginecast.runtime.manifest_json import decode
+
+BY_NAME = {row.name: row for row in ROWS}
+SOURCE = """
+import torch
+from torch import nn
+
+
+class Leaf(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+
+    def forward(self, x):
+        if x.sum() > 0:
+            return self.first(x)
+        return self.second(x) * 2
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.leaf = Leaf()
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x, **kwargs):
+        hidden = self.leaf(x)
+        return {"narrow": self.last(hidden), "hidden": hidden}
+
+
+class Closed(nn.Module):
+    def forward(self, x, **kwargs):
+        if x.sum() > 0:  # HERE
+            return x * 2
+        return x - 1
+
+
+def outer():
+    torch.manual_seed(0)
+    return Outer(), {"x": torch.randn(3, 6)}
+
+
+def closed():
+    return Closed(), {"x": torch.randn(3, 6)}
+"""
+HERE = next(n for n, line in enumerate(SOURCE.splitlines(), 1) if "# HERE" in line)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    made = tmp_path_factory.mktemp("script")
+    (made / "branching_model.py").write_text(SOURCE, encoding="utf-8")
+    with contextlib.chdir(made):
+        yield made
+
+
+def made_of(name: str, output: Path, target: str = "torchscript") -> Export:
+    row = BY_NAME[name]
+    return export(row.module(), str(output), make_plan(target), ModelOptions(), row.a())
+
+
+def manifest_of(bundle: Path) -> Manifest:
+    return decode((bundle / MANIFEST_NAME).read_bytes())
+
+
+@pytest.fixture(scope="module")
+def bundle(folder: Path) -> Path:
+    """A leaf that branches, within what cannot be scripted."""
+    done = export("branching_model:outer", "script.bundle", make_plan("torchscript"))
+    assert done.report.verdict.outcome == "verified"
+    assert done.report.notes[0] == "TorchScript: scripted leaf; the rest is traced"
+    return folder / "script.bundle"
+
+
+def feeds(rows: int, shift: float) -> dict[str, np.ndarray]:
+    drawn = np.random.default_rng(rows).standard_normal((rows, 6)) * 0.1 + shift
+    return {"x": drawn.astype(np.float32)}
+
+
+def test_both_ways_of_a_bundle_are_right(bundle: Path) -> None:
+    module = importlib.import_module("branching_model").outer()[0].eval()
+    with enginecast.load(bundle, allow_code=True, threads=1) as engine:
+        assert engine.provider == "torch-cpu"
+        for rows, shift in ((4, 1.0), (9, -1.0)):
+            inputs = feeds(rows, shift)
+            with torch.no_grad():
+                wanted = module(torch.from_numpy(inputs["x"]))
+            got = engine.run(inputs)
+            for name, tensor in wanted.items():
+                np.testing.assert_allclose(got[name], tensor.numpy(), rtol=1e-6)
+
+
+def test_the_manifest_says_how_it_was_made(bundle: Path) -> None:
+    manifest = manifest_of(bundle)
+    (engine,) = manifest.engines
+    assert (engine.target, engine.file) == ("torchscript", "model.ts.pt")
+    assert engine.providers == ("torch-cpu",)
+    assert engine.minimum_runtime.startswith("torch>=2.")
+    assert [(rung.name, rung.outcome) for rung in manifest.capture] == [("torchscript", "taken")]
+    assert [note for note in manifest.notes if "deprecated by PyTorch since 2.11" in note]
+    assert manifest.pipeline == ""
+    assert manifest.symbols == {"batch": (1, 64)}
+    assert [output.shape for output in manifest.outputs] == [("batch", 3), ("batch", 6)]
+    assert "torch" in engine.verdict.where.versions
+    log = (bundle / "build.log").read_text(encoding="utf-8")
+    assert "scripted leaf" in log
+
+
+def test_without_allow_code_it_is_not_opened(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_file(feeds(4, 1.0), "in.safetensors")
+    arguments = ("run", bundle, "--inputs", "in.safetensors", "-o", "out.safetensors")
+    refused = cast(capsys, *arguments)
+    assert refused.code == 2
+    assert "--allow-code" in refused.err
+    assert not Path("out.safetensors").exists()
+    done = cast(capsys, *arguments, "--allow-code", "--threads", "1")
+    assert done.code == 0, done.err
+    assert "torch-cpu" in done.out
+    assert load_file("out.safetensors")["narrow"].shape == (4, 3)
+
+
+def test_it_is_verified_again_with_and_without_the_model(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cast(capsys, "verify", bundle).code == 2
+    stored = cast(capsys, "verify", bundle, "--allow-code", "--json")
+    assert stored.json["outcome"] == "verified"
+    model = ("--model", "branching_model:outer")
+    again = cast(capsys, "verify", bundle, "--allow-code", "--json", *model)
+    assert again.json["outcome"] == "verified"
+    assert again.json["notes"] == []
+    other = cast(capsys, "verify", bundle, "--allow-code", "--model", "branching_model:closed")
+    assert other.code == 2
+    assert "gives output_0, but the bundle's engine gives narrow, hidden" in other.err
+    assert "judged with torch-cpu of torch 2." in cast(capsys, "inspect", bundle).out
+
+
+@pytest.mark.parametrize("check", ["full", "size"])
+def test_a_tampered_engine_is_never_opened(
+    bundle: Path, tmp_path: Path, check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    copied = tmp_path / "copied"
+    shutil.copytree(bundle, copied)
+    content = bytearray((copied / "model.ts.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (copied / "model.ts.pt").write_bytes(content)
+    monkeypatch.setattr(torch.jit, "load", lambda *_, **__: pytest.fail("it was opened"))
+    with pytest.raises(BundleError, match="sha256"):
+        enginecast.load(copied, allow_code=True, check=check)  # type: ignore[arg-type]
+
+
+def test_inputs_are_checked_and_errors_of_the_engine_are_told(bundle: Path) -> None:
+    with enginecast.load(bundle, allow_code=True) as engine:
+        with pytest.raises(InputError, match=r"expected batch in 1\.\.64, got 65"):
+            engine.run(feeds(65, 0.0))
+        with pytest.raises(InputError, match="dtype"):
+            engine.run({"x": feeds(3, 0.0)["x"].astype(np.float64)})
+        given = feeds(3, 1.0)
+        before = given["x"].copy()
+        only = engine.run(given, outputs=["hidden"], as_dlpack=True)
+        assert only["hidden"].shape == (3, 6)
+        np.testing.assert_array_equal(given["x"], before)
+
+
+def test_what_this_machine_lacks_is_named(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(MissingError, match="no CUDA GPU"):
+            enginecast.load(bundle, allow_code=True, device="cuda")
+        with pytest.raises(MissingError, match="no CUDA GPU"):
+            make_plan("torchscript", device="cuda")
+    with pytest.raises(UsageError, match="runs on torch-cpu or torch-cuda"):
+        enginecast.load(bundle, allow_code=True, providers=["OpenVINOExecutionProvider"])
+    monkeypatch.setattr(torch, "__version__", "2.4.0")
+    with pytest.raises(MissingError, match=r"needs torch>=2\.\d+, found torch 2\.4\.0"):
+        enginecast.load(bundle, allow_code=True)
+    monkeypatch.delattr(torch.jit, "load")
+    with pytest.raises(MissingError, match="PyTorch has dropped"):
+        enginecast.load(bundle, allow_code=True)
+
+
+def test_a_torch_without_torchscript_cannot_export_to_it(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(torch.jit, "trace")
+    arguments = ("export", "branching_model:outer", "-o", "none.bundle")
+    done = cast(capsys, *arguments, "--target", "torchscript")
+    assert done.code == 3
+    assert "no torch.jit.trace" in done.err
+    assert not Path("none.bundle").exists()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_computes_in_it(folder: Path, precision: str) -> None:
+    plan = make_plan("torchscript", precision)
+    done = export("branching_model:outer", f"{precision}.bundle", plan)
+    assert done.report.verdict.outcome == "verified"
+    assert done.report.verdict.engine == "ran"
+    with enginecast.load(done.folder, allow_code=True) as engine:
+        assert engine.inputs[0].dtype == "float32"
+        got = engine.run(feeds(4, 1.0))["hidden"]
+    assert str(got.dtype) == {"bf16": "bfloat16", "fp16": "float16"}[precision]
+
+
+@pytest.mark.parametrize("extra", [("--pipeline", "canonicalize"), ("--precision", "mixed")])
+def test_passes_do_not_go_with_it(
+    folder: Path, capsys: pytest.CaptureFixture[str], extra: tuple[str, str]
+) -> None:
+    arguments = ("export", "branching_model:outer", "-o", "no.bundle", "--target", "torchscript")
+    done = cast(capsys, *arguments, *extra)
+    assert done.code == 2
+    assert f"{extra[0]}" in done.err
+    assert "torch.export" in done.err
+
+
+def test_a_trace_that_bakes_a_branch_is_rejected(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("export", "branching_model:closed", "-o", "closed.bundle")
+    done = cast(capsys, *arguments, "--target", "torchscript")
+    assert done.code == 1
+    assert "rejected" in done.err
+    assert not Path("closed.bundle").exists()
+    assert Path("closed.bundle.rejected/report.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["ForShape", "AppendStack"])
+def test_a_loop_over_a_shape_is_rejected_though_nothing_warns(name: str, tmp_path: Path) -> None:
+    done = made_of(name, tmp_path / "loop.bundle")
+    assert done.bundle is None
+    assert "the tracer warns" not in (done.folder / "build.log").read_text(encoding="utf-8")
+    assert any("engine does not run" in reason for reason in done.report.verdict.reasons)
+
+
+def test_a_branch_on_a_shape_is_scripted_when_its_trace_is_wrong(tmp_path: Path) -> None:
+    done = made_of("IfShape", tmp_path / "shape.bundle")
+    assert done.report.verdict.outcome == "verified"
+    log = (done.folder / "build.log").read_text(encoding="utf-8")
+    assert "scripting what it warned of" in log
+    assert "scripted the whole model" in log
+
+
+class Recurrence(nn.Module):
+    """A loop over a shape that TorchScript takes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = x[0]
+        for row in range(x.shape[0]):
+            hidden = torch.tanh(hidden + x[row])
+        return hidden
+
+
+def test_a_loop_over_a_shape_is_found_in_the_source_and_scripted(tmp_path: Path) -> None:
+    example = {"x": torch.linspace(-1, 1, 12).reshape(3, 4)}
+    done = export(Recurrence(), str(tmp_path / "b"), make_plan("torchscript"), None, example)
+    assert done.report.verdict.outcome == "verified"
+    assert "scripting what decides by sizes" in text_of(done)
+    assert done.ops["prim::Loop"] == 1
+
+
+class ThreeRows(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = x.reshape(3, 4)
+        if hidden.sum() > 0:
+            return hidden * 2
+        return hidden - 1
+
+
+def test_a_size_that_the_model_does_not_take_is_fixed_and_told(tmp_path: Path) -> None:
+    example = {"x": torch.ones(3, 4)}
+    done = export(ThreeRows(), str(tmp_path / "b"), make_plan("torchscript"), None, example)
+    assert done.report.verdict.outcome == "verified", done.report.verdict.reasons
+    assert manifest_of(done.folder).inputs[0].shape == (3, 4)
+    assert "batch is fixed at 3" in text_of(done)
+
+
+class Never(nn.Module):
+    """The other way is out of reach of every search."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 1e30:
+            return x * 2
+        return x - 1
+
+
+def test_a_way_that_was_never_taken_is_not_verified(tmp_path: Path) -> None:
+    example = {"x": torch.ones(3, 4)}
+    done = export(Never(), str(tmp_path / "b"), make_plan("torchscript"), None, example)
+    assert done.bundle is None
+    (reason,) = [r for r in done.report.verdict.reasons if r.startswith("unverified branch")]
+    line = Never.forward.__code__.co_firstlineno + 1
+    assert f"{Path(__file__).name}:{line}" in reason
+    assert "was always False" in reason
+
+
+@pytest.fixture
+def no_rewrite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the rewrite had been refused, which takes these models as they are small."""
+    again = Way("strict", is_strict=True)
+    monkeypatch.setattr(ladder, "_rewritten", lambda places, baked: again)
+
+
+def tried(manifest: Manifest) -> list[tuple[str, str]]:
+    return [(rung.name, rung.outcome) for rung in manifest.capture]
+
+
+@pytest.mark.usefixtures("no_rewrite")
+def test_where_export_refuses_a_hybrid_becomes_an_onnx_engine(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = cast(capsys, "export", "branching_model:outer", "-o", "onnx.bundle")
+    assert done.code == 0, done.err
+    manifest = manifest_of(folder / "onnx.bundle")
+    assert tried(manifest)[0] == ("export", "refused")
+    assert tried(manifest)[-1] == ("torchscript", "taken")
+    assert [engine.target for engine in manifest.engines] == ["onnxruntime"]
+    assert "falling back to TorchScript" in done.err
+    again = cast(capsys, "verify", "onnx.bundle", "--model", "branching_model:outer", "--json")
+    assert again.json["outcome"] == "verified"
+
+
+@pytest.mark.usefixtures("no_rewrite")
+def test_without_an_onnx_form_it_becomes_a_torchscript_engine_and_says_so(tmp_path: Path) -> None:
+    done = made_of("WhileNorm", tmp_path / "while.bundle", "onnxruntime")
+    assert done.report.target == "torchscript"
+    manifest = manifest_of(done.folder)
+    assert manifest.engines[0].target == "torchscript"
+    assert "no ONNX engine: torch's legacy ONNX exporter refuses" in manifest.capture[-1].reason
+    assert any("--allow-code to run" in line for line in text_of(done).splitlines())
+
+
+def text_of(done: Export) -> str:
+    return (done.folder / "build.log").read_text(encoding="utf-8")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> Ran:
+    return cast(capsys, "export", *arguments, "-o", "refused.bundle")
+
+
+def test_the_fallback_can_be_forbidden(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = refused(capsys, "branching_model:outer", "--fallback", "none")
+    assert done.code == 2
+    assert "TorchScript" not in done.err
+
+
+@pytest.mark.usefixtures("no_rewrite")
+def test_what_neither_takes_is_refused_at_its_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = refused(capsys, "branching_model:closed")
+    assert done.code == 2
+    assert re.search(rf"branching_model\.py:{HERE}\b", done.err)
+    assert "TorchScript does not help: neither the model itself (Closed)" in done.err
+    assert not Path("refused.bundle").exists()
+
+
+def test_t5_runs_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = add_tokenizer(tiny_t5(tmp_path / "t5"))
+    (tmp_path / "prompts.txt").write_text("a b c\nz\n", encoding="utf-8")
+    bundle = tmp_path / "t5.bundle"
+    done = cast(capsys, "export", model, "-o", bundle, "--target", "torchscript", "--json")
+    assert done.code == 0, done.err
+    assert done.json["outcome"] == "verified"
+    (output,) = done.json["verdict"]["outputs"]
+    assert output["pad_error"] is not None
+    run = ("run", bundle, "--prompts", tmp_path / "prompts.txt", "-o", tmp_path / "out.safetensors")
+    assert cast(capsys, *run).code == 2
+    assert cast(capsys, *run, "--allow-code").code == 0
+    assert load_file(tmp_path / "out.safetensors")["last_hidden_state"].shape == (2, 4, 32)

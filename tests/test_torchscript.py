@@ -1,0 +1,312 @@
+"""Script the smallest submodule that branches, trace the rest: in `capture` and `exporters`."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from control_flow import BRANCHES, ROWS, Row
+from torch import Tensor, nn
+
+from enginecast.capture.script_places import Place, owners
+from enginecast.capture.torchscript import UnscriptableError, hybrid
+from enginecast.errors import CaptureError, LoweringError, MissingError
+from enginecast.exporters.torchscript import (
+    ENGINE_FILE,
+    branches,
+    graph_ops,
+    lower_script_to_onnx,
+    write_torchscript,
+)
+
+BY_NAME = {row.name: row for row in ROWS}
+SCRIPTABLE = (
+    "IfElse",
+    "EarlyReturn",
+    "IfWithoutElse",
+    "Ternary",
+    "InfClamp",
+    "WhileNorm",
+    "ForRangeTensor",
+    "MoeLoop",
+)
+
+
+def pick(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        return x * 2
+    return x - 1
+
+
+PICK = (__file__, pick.__code__.co_firstlineno + 1)
+
+
+class Leaf(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: Callable[[Tensor], Tensor] = nn.Linear(6, 6)
+        self.second: Callable[[Tensor], Tensor] = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return self.first(x)
+        return self.second(x) * 2
+
+
+LEAF = (__file__, Leaf.forward.__code__.co_firstlineno + 1)
+
+
+class Outer(nn.Module):
+    """TorchScript refuses its **kwargs, and a trace its dict were it not flattened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaf = Leaf()
+        self.last = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, **_: object) -> dict[str, Tensor]:
+        hidden = self.leaf(x)
+        return {"narrow": self.last(hidden), "hidden": hidden}
+
+
+class Calls(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return pick(x) + 1
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Callable[[Tensor], Tensor] = Calls()
+
+    def forward(self, x: Tensor, **_: object) -> Tensor:
+        return self.calls(x) * 3
+
+
+class Closed(nn.Module):
+    def forward(self, x: Tensor, **_: object) -> Tensor:
+        return x * 2 if x.sum() > 0 else x - 1
+
+
+CLOSED = (__file__, Closed.forward.__code__.co_firstlineno + 1)
+
+
+def outer() -> Outer:
+    torch.manual_seed(0)
+    return Outer().eval().requires_grad_(False)
+
+
+def both_ways(width: int = 6) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    torch.manual_seed(1)
+    x = torch.rand(3, width)
+    return {"x": x}, {"x": -torch.rand(5, width)}
+
+
+def place_of(row: Row) -> Place:
+    return row.file, row.line
+
+
+def eager(module: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    with torch.no_grad():
+        found = copy.deepcopy(module)(**inputs)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def test_only_the_branching_leaf_is_scripted_and_both_ways_are_right() -> None:
+    module = outer()
+    found = hybrid(module, both_ways()[0], [LEAF])
+    assert found.scripted == ("leaf",)
+    assert found.outputs == ("narrow", "hidden")
+    assert found.inputs == ("x",)
+    assert found.suspects == ()
+    for inputs in both_ways():
+        wanted = module(**inputs)
+        narrow, hidden = found.module(inputs["x"])
+        torch.testing.assert_close(narrow, wanted["narrow"], rtol=0, atol=0)
+        torch.testing.assert_close(hidden, wanted["hidden"], rtol=0, atol=0)
+
+
+def test_a_trace_alone_is_wrong_on_the_other_way_and_names_its_suspect() -> None:
+    module = outer()
+    found = hybrid(module, both_ways()[0])
+    assert found.scripted == ()
+    assert [(suspect.file, suspect.line) for suspect in found.suspects] == [LEAF]
+    other = both_ways()[1]
+    narrow, _ = found.module(other["x"])
+    assert not torch.allclose(narrow, module(**other)["narrow"])
+
+
+def test_the_users_module_is_not_touched() -> None:
+    module = outer().train()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    hybrid(module, both_ways()[0], [LEAF])
+    assert type(module.leaf) is Leaf
+    assert module.training
+    assert module.last.weight.data_ptr() == module.state_dict()["last.weight"].data_ptr()
+    for name, tensor in module.state_dict().items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", SCRIPTABLE)
+def test_modules_with_control_flow_are_right_on_both_inputs(name: str) -> None:
+    row = BY_NAME[name]
+    module = row.module()
+    found = hybrid(module, row.a(), [place_of(row)])
+    assert found.scripted == ("",)
+    for inputs in (row.a(), row.b()):
+        (got,) = found.module(*inputs.values())
+        torch.testing.assert_close(got, eager(module, inputs), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", sorted({row.name for row in BRANCHES} - {*SCRIPTABLE}))
+def test_what_cannot_be_scripted_is_refused_with_module_line_and_reason(name: str) -> None:
+    row = BY_NAME[name]
+    with pytest.raises(UnscriptableError) as refused:
+        hybrid(row.module(), row.a(), [place_of(row)])
+    assert f"({name})" in refused.value.message
+    assert f"{row.file}:{row.line}" in refused.value.message
+
+
+def test_an_optional_place_that_cannot_be_scripted_is_traced_and_told() -> None:
+    module = Closed().eval()
+    with pytest.raises(UnscriptableError, match="variable number of arguments"):
+        hybrid(module, both_ways()[0], [CLOSED])
+    found = hybrid(module, both_ways()[0], optional=[CLOSED])
+    assert found.unscripted == (CLOSED,)
+    assert any(f":{CLOSED[1]} decides is traced" in note for note in found.notes)
+    assert " at 0x" not in "".join(found.notes)
+
+
+def test_a_function_is_scripted_with_the_module_that_calls_it() -> None:
+    module = Around().eval()
+    found = hybrid(module, both_ways()[0], [PICK])
+    assert found.scripted == ("calls",)
+    for inputs in both_ways():
+        (got,) = found.module(inputs["x"])
+        torch.testing.assert_close(got, module(**inputs), rtol=0, atol=0)
+
+
+def test_owners_of_a_line_that_the_run_does_not_reach_are_found_by_their_source() -> None:
+    module = outer()
+    found = owners(module, [LEAF], lambda: None)
+    assert found == {LEAF: ("leaf",)}
+    assert owners(module, [(__file__, 1)], lambda: module(**both_ways()[0])) == {(__file__, 1): ()}
+
+
+@pytest.mark.parametrize("name", ["BufferCounter", "KvCache"])
+def test_a_model_that_keeps_state_is_refused(name: str) -> None:
+    row = BY_NAME[name]
+    with pytest.raises(CaptureError, match="writes into the buffer"):
+        hybrid(row.module(), row.a())
+
+
+def test_no_warning_of_torch_reaches_the_user(recwarn: pytest.WarningsRecorder) -> None:
+    found = hybrid(outer(), both_ways()[0])
+    assert found.suspects
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+@pytest.mark.parametrize("lacking", ["script", "trace"])
+def test_a_torch_without_torchscript_is_missing_it(
+    lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(torch.jit, lacking)
+    with pytest.raises(MissingError, match=f"no torch.jit.{lacking}") as missing:
+        hybrid(outer(), both_ways()[0])
+    assert "2.11 to 2.13" in missing.value.hint
+
+
+def test_a_module_gives_equal_files_without_paths(tmp_path: Path) -> None:
+    found = hybrid(outer(), both_ways()[0], [LEAF])
+    files = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        written = write_torchscript(found.module, tmp_path / name)
+        assert [p.name for p in (tmp_path / name).iterdir()] == [ENGINE_FILE]
+        files.append((tmp_path / name / ENGINE_FILE).read_bytes())
+    assert files[0] == files[1]
+    assert str(Path(__file__).parent).encode() not in files[0]
+    assert written.ops["prim::If"] == 1
+    assert written.nodes == sum(graph_ops(found.module).values())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        loaded = torch.jit.load(str(tmp_path / "two" / ENGINE_FILE))
+    other = both_ways()[1]
+    torch.testing.assert_close(loaded(other["x"])[1], outer()(**other)["hidden"])
+
+
+def lower(row: Row, folder: Path, varying: str = "batch") -> None:
+    found = hybrid(row.module(), row.a(), [place_of(row)])
+    lower_script_to_onnx(
+        found.module,
+        folder,
+        example=row.a(),
+        outputs=found.outputs,
+        input_dims={"x": {0: varying} if varying else {}},
+        output_dims={},
+    )
+
+
+@pytest.mark.parametrize("name", ["IfElse", "EarlyReturn", "Ternary", "InfClamp", "ForRangeTensor"])
+def test_the_onnx_route_is_right_on_both_inputs(name: str, tmp_path: Path) -> None:
+    row = BY_NAME[name]
+    lower(row, tmp_path)
+    content = (tmp_path / "engine.onnx").read_bytes()
+    assert str(Path(__file__).parent).encode() not in content
+    session = onnxruntime.InferenceSession(tmp_path / "engine.onnx")
+    for inputs in (row.a(), row.b()):
+        (got,) = session.run(None, {key: value.numpy() for key, value in inputs.items()})
+        np.testing.assert_allclose(got, eager(row.module(), inputs).numpy(), rtol=1e-6)
+
+
+def test_an_op_that_the_onnx_route_lacks_leaves_no_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(LoweringError, match="legacy ONNX exporter refuses"):
+        lower(BY_NAME["WhileNorm"], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr().out == ""
+
+
+def test_a_branch_that_the_onnx_route_bakes_is_noticed(tmp_path: Path) -> None:
+    # Of a dimension that does not vary, the exporter makes a constant, and decides by it.
+    row = BY_NAME["IfShape"]
+    module = hybrid(row.module(), row.a(), [place_of(row)]).module
+    assert branches(module) == 1
+    with pytest.raises(LoweringError, match="keeps 0 of 1 branches"):
+        lower(row, tmp_path, varying="")
+    assert list(tmp_path.iterdir()) == []
+    lower(row, tmp_path)
+    assert branches(module) == 1
+
+
+def test_large_weights_go_beside_the_graph(tmp_path: Path) -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear: Callable[[Tensor], Tensor] = nn.Linear(40, 40)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x)
+
+    torch.manual_seed(0)
+    module = Wide().eval().requires_grad_(False)
+    example = {"x": torch.randn(3, 40)}
+    found = hybrid(module, example)
+    lowered = lower_script_to_onnx(
+        found.module,
+        tmp_path,
+        example=example,
+        outputs=found.outputs,
+        input_dims={"x": {0: "batch"}},
+        output_dims={},
+    )
+    assert lowered.files == ("engine.onnx", "weights.safetensors")
+    session = onnxruntime.InferenceSession(tmp_path / "engine.onnx")
+    (got,) = session.run(None, {"x": example["x"].numpy()})
+    np.testing.assert_allclose(got, module(**example).numpy(), rtol=1e-5, atol=1e-6)
