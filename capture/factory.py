@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig
 from enginecast.capture.empty import empty_copy
 from enginecast.capture.finite import require_finite_module
 from enginecast.capture.kept_in_fp32 import kept_in_fp32
+from enginecast.capture.lacking import lacking
 from enginecast.capture.source import Source
 from enginecast.errors import SourceError
 
@@ -87,6 +88,7 @@ def open_factory(text: str) -> FactorySource:
 
     Raises:
         SourceError: the import, the attribute or the call failed, or it returned something else.
+        MissingError: it wants a GPU or a package that is not here.
     """
     made = _call(_find(text), text)
     module, example = made if isinstance(made, tuple) and len(made) == 2 else (made, {})
@@ -111,7 +113,11 @@ def _find(text: str) -> Callable[[], Any]:
     with _current_folder_importable():
         try:
             module = importlib.import_module(module_name)
-        except Exception as error:  # the user's module may raise anything
+        except (Exception, SystemExit) as error:  # the user's module may raise anything
+            is_own = isinstance(error, ModuleNotFoundError) and _is_part(error.name, module_name)
+            missing = None if is_own else lacking(error, f"importing {module_name!r}")
+            if missing is not None:
+                raise missing from error
             raise SourceError(
                 f"{text}: importing {module_name!r} failed: {type(error).__name__}: {error}"
             ) from error
@@ -124,11 +130,19 @@ def _find(text: str) -> Callable[[], Any]:
     return function
 
 
+def _is_part(missing: str | None, module_name: str) -> bool:
+    """Whether what was not found is the factory's own module, or a package that it is in."""
+    return missing is not None and f"{module_name}.".startswith(f"{missing}.")
+
+
 def _call(factory: Callable[[], Any], text: str) -> Any:
     with _current_folder_importable():
         try:
             return factory()
-        except Exception as error:  # the user's function may raise anything
+        except (Exception, SystemExit) as error:  # the user's function may raise anything
+            missing = lacking(error, text)
+            if missing is not None:
+                raise missing from error
             raise SourceError(
                 f"{text} raised {type(error).__name__}: {error}", hint=RETURNS
             ) from error

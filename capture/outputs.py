@@ -134,8 +134,11 @@ def name_outputs(
     asking = _asking(module, wanted)
     own_hidden = not asking or gives_hidden_states(module)
     notes: list[str] = []
+    expected = set(arguments)
 
-    def named_forward(**inputs: Tensor) -> dict[str, Tensor]:
+    def named_forward(*args: Any, **inputs: Any) -> Any:
+        if args or inputs.keys() != expected:
+            return forward(*args, **inputs)  # the model's own code calls it once more
         returned = forward(**inputs, **asking)
         try:
             named = name_result(returned, wanted, inputs, own_hidden)

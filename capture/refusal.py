@@ -92,6 +92,10 @@ BY_TEXT: tuple[tuple[str, Kind], ...] = (
 )
 
 EXAMPLES = str(Path("torch", "_export", "db", "examples"))
+_OF_TORCH = re.compile(r"(site|dist)-packages[/\\](sympy|mpmath|numpy)[/\\]")
+"""What torch itself computes sizes with."""
+_WITHOUT_SOURCE = re.compile(r"<(?!frozen|eval_with_key|__)")
+"""Code that was given to exec; torch's own generated code has other names."""
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -116,7 +120,8 @@ class Refusal:
 
     def message(self) -> str:
         """The refusal in words, without the hint."""
-        where = f" at {self.place}\n    {self.code}\n" if self.file else ": "
+        code = self.code or "(the source of this line is not available)"
+        where = f" at {self.place}\n    {code}\n" if self.file else ": "
         return f"torch.export refused the model{where}{self.reason} ({self.detail})"
 
 
@@ -168,10 +173,9 @@ def _place(error: BaseException) -> tuple[str, int] | None:
     )
     _, _, quoted = str(error).partition("from user code")
     quoted_frames = [(match["file"], int(match["line"])) for match in FRAME.finditer(quoted)]
-    for file, line in [*reversed(quoted_frames), *reversed(frames)]:
-        if is_user_code(file):
-            return file, line
-    return None
+    places = [*reversed(quoted_frames), *reversed(frames)]
+    known = (place for place in places if is_user_code(place[0]))
+    return next(known, None) or next((p for p in places if _WITHOUT_SOURCE.match(p[0])), None)
 
 
 @functools.cache
@@ -184,6 +188,8 @@ def is_user_code(file: str) -> bool:
         return True  # models that torch ships as examples
     torch_folder = str(Path(torch.__file__).parent)
     if path.startswith((torch_folder, str(Path(__file__).resolve().parent))):
+        return False
+    if _OF_TORCH.search(path):
         return False
     is_installed = "site-packages" in path or "dist-packages" in path
     return is_installed or not path.startswith(sysconfig.get_paths()["stdlib"])

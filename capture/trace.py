@@ -11,6 +11,7 @@ from enginecast.capture.constraints import user_places
 from enginecast.capture.empty import capture_mode, fake_weights
 from enginecast.capture.examples import example_sizes, sample
 from enginecast.capture.inputs import InputSpec
+from enginecast.capture.lacking import lacking
 from enginecast.capture.narrowing import fix, narrow
 from enginecast.capture.outputs import name_outputs
 from enginecast.capture.quiet import quiet_torch
@@ -127,7 +128,8 @@ def _export(
     except EnginecastError:
         raise
     except Exception as error:  # torch raises many kinds, and the model's own code any
-        raise RefusedError(explain(error)) from error
+        missing = lacking(error, "the model's forward")
+        raise missing or RefusedError(explain(error)) from error
     program = without_vmap(program)
     program.example_inputs = ((), dict(inputs))
     return program, tuple(notes)

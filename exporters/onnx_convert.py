@@ -64,12 +64,13 @@ def convert(program: ExportedProgram, *, opset: int, device: str) -> ir.Model:
 
 def _refuse_noise(program: ExportedProgram) -> None:
     for node in program.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and node.users:
-            if _DRAWS.fullmatch(node.target.overloadpacket._qualified_op_name):
-                raise LoweringError(
-                    f"ONNX Runtime draws no random numbers for {_place(node)}",
-                    hint="Make the noise an input, or switch it off.",
-                )
+        if not isinstance(node.target, torch._ops.OpOverload) or not node.users:
+            continue
+        if _DRAWS.fullmatch(node.target.overloadpacket._qualified_op_name):
+            raise LoweringError(
+                f"ONNX Runtime draws no random numbers for {_place(node)}",
+                hint="Make the noise an input, or switch it off.",
+            )
 
 
 @contextlib.contextmanager
