@@ -54,12 +54,13 @@ def compute_overwritten(program: ExportedProgram) -> tuple[str, ...]:
         Notes on these buffers, as sentences.
     """
     buffers = program.graph_signature.inputs_to_buffers
-    writes = list(_writes(program.graph, _owners(program, buffers)))
+    owners = _owners(program, buffers)
+    writes = list(_writes(program.graph, owners))
     notes = []
     for node, owner in writes:
         buffer = node.args[0]
         assert isinstance(buffer, Node)
-        is_only = [name for _, name in writes].count(owner) == 1
+        is_only = buffer in owners and [name for _, name in writes].count(owner) == 1
         if node.target is aten.copy_.default and is_only and _is_whole(node, buffer):
             _compute(program, node, buffer)
             notes.append(
@@ -73,7 +74,7 @@ def _is_whole(node: Node, buffer: Node) -> bool:
     """Whether a copy fills a buffer that nothing has looked at yet."""
     source = node.args[1]
     assert isinstance(source, Node)
-    if buffer.op != "placeholder" or source.meta["val"].shape != buffer.meta["val"].shape:
+    if source.meta["val"].shape != buffer.meta["val"].shape:
         return False
     order = {found: index for index, found in enumerate(node.graph.nodes)}
     return all(order[user] >= order[node] for user in buffer.users)
