@@ -1,7 +1,7 @@
 """Trace a model: torch.export on a module without weights, with dimensions that may be narrowed."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from enginecast.capture.lacking import lacking
 from enginecast.capture.narrowing import fix, narrow
 from enginecast.capture.outputs import name_outputs
 from enginecast.capture.quiet import quiet_torch
-from enginecast.capture.refusal import explain, is_user_code
+from enginecast.capture.refusal import REASONS, Refusal, explain, is_user_code
 from enginecast.capture.shapes import FrozenDimensionError, Shapes, check_shapes, dynamic_shapes
 from enginecast.capture.source import Source
 from enginecast.capture.vmap import without_vmap
@@ -129,7 +129,27 @@ def _export(
         raise
     except Exception as error:  # torch raises many kinds, and the model's own code any
         missing = lacking(error, "the model's forward")
-        raise missing or RefusedError(explain(error)) from error
+        raise missing or RefusedError(_with_sizes(explain(error), specs)) from error
     program = without_vmap(program)
     program.example_inputs = ((), dict(inputs))
     return program, tuple(notes)
+
+
+def _with_sizes(refusal: Refusal, specs: Sequence[InputSpec]) -> Refusal:
+    """Say in which sizes the code was run when it raised an error, where the user asked for some.
+
+    The model may take none but equal ones: the message of its error has torch's names of them.
+    """
+    is_asked = any(dim.asked for spec in specs for dim in spec.dims)
+    if refusal.kind not in ("model-error", "operator") or not is_asked:
+        return refusal
+    named = {
+        spec.name: ", ".join(f"{d.name}={d.size}" if d.name else str(d.size) for d in spec.dims)
+        for spec in specs
+    }
+    sizes = "; ".join(f"{name} [{dims}]" for name, dims in named.items())
+    return replace(
+        refusal,
+        reason=f"{refusal.reason}, in sizes that it may not take: {sizes}",
+        hint=REASONS["specialized-dimension"][1],
+    )
