@@ -158,6 +158,8 @@ class _Wrap(ast.NodeTransformer):
         self._predicates = predicates
 
     def visit_If(self, node: ast.If) -> ast.AST:
+        if isinstance(node.body[-1], ast.Raise):
+            return self._met(node)
         return self._with_test(node, "branch")
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
@@ -167,7 +169,10 @@ class _Wrap(ast.NodeTransformer):
         return self._with_test(node, "loop")
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        # Its other way is an error, in the engine as in eager: nothing to compare.
+        return self._met(node)
+
+    def _met(self, node: ast.If | ast.Assert) -> ast.AST:
+        """A test whose other way is an error: nothing to compare."""
         self.met |= self._own(node.test)
         self.generic_visit(node)
         return node
@@ -183,7 +188,9 @@ class _Wrap(ast.NodeTransformer):
     def _with_test(self, node: ast.If | ast.IfExp | ast.While, form: Form) -> ast.AST:
         lines = self._own(node.test)
         self.generic_visit(node)
-        if lines:
+        if isinstance(node.test, ast.Constant):  # `while True`: its breaks decide
+            self.met |= lines
+        elif lines:
             node.test = self._call("branch" if form == "branch" else "again", node.test, form)
             self.met |= lines
         return node

@@ -28,6 +28,7 @@ from enginecast.passes.graph_edit import (
     weight_tensor,
 )
 from enginecast.passes.purity import ASSERTS
+from enginecast.passes.structure import blocks
 
 GROWTH = 4096
 """Elements that an expression may have beyond its weights: an expand of a table is cheaper to
@@ -75,8 +76,7 @@ def hoist_weights(program: ExportedProgram) -> list[HoistedWeight]:
     taken: set[str] = set()
     for index, (root, name, compute) in enumerate(plans):
         found = value(root)
-        # Stride 0: the shape and dtype of the weight in the memory of one element.
-        empty = nn.Parameter(torch.zeros((), dtype=found.dtype).expand(found.shape), False)
+        empty = nn.Parameter(_without_data(root), False)
         # A flat target: "a.weight" beside "a.weight.1" would be a parameter inside a parameter.
         target = f"hoisted_{index}"
         node = add_weight(program, target, empty, InputKind.PARAMETER)
@@ -87,6 +87,18 @@ def hoist_weights(program: ExportedProgram) -> list[HoistedWeight]:
     # A weight that only an expression too large to store reads goes with that expression.
     left = [hoisted[str(spec.target)] for spec in weight_specs(program).values()]
     return [replace(weight, name=_unique(weight.name, taken)) for weight in left]
+
+
+def _without_data(root: Node) -> Tensor:
+    """A tensor of the shape and dtype of an expression, in the memory of one element (stride 0).
+
+    What a loop begins with has to have the strides that its body gives, so that is laid out; it is
+    small, as the value of a weight that a loop changes.
+    """
+    found = value(root)
+    if any(blocks(user) for user in root.users):
+        return torch.zeros(found.shape, dtype=found.dtype)
+    return torch.zeros((), dtype=found.dtype).expand(found.shape)
 
 
 def _replace(program: ExportedProgram, root: Node, node: Node, stored: set[Node]) -> None:

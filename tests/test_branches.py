@@ -89,6 +89,30 @@ def test_a_way_that_is_not_found_is_told(make: type[nn.Module], told: str) -> No
     assert told in line
 
 
+class Raises(nn.Module):
+    """What no input can take without an error is no way to compare."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.isnan().any():  # HERE
+            raise ValueError("not a number")
+        return x + 1
+
+
+class Forever(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        while True:  # HERE
+            x = x / 2
+            if x.abs().max() < 1:
+                return x
+
+
+@pytest.mark.parametrize("make", [Raises, Forever])
+def test_ways_that_cannot_be_taken_are_not_asked_for(make: type[nn.Module]) -> None:
+    row = Row(make, dict, dict, "if")
+    found = covered(make(), {"x": torch.ones(3, 2)}, place(row))
+    assert (found.unverified, found.cases) == ((), ())
+
+
 class Picky(nn.Module):
     """Refuses some of what it is asked; the search goes on."""
 
