@@ -24,13 +24,11 @@ from enginecast.capture.way import Fallback
 from enginecast.cases import Covered, along_guards, check_values, choose_cases, cover_branches
 from enginecast.errors import CaptureError
 from enginecast.passes.base import PassContext
-from enginecast.passes.captured_blocks import name_places, unknown_structure
 from enginecast.passes.cut_outputs import drop_dead, keep_outputs
 from enginecast.passes.graph_edit import structural_copy
-from enginecast.passes.lift_constants import lift_constants
-from enginecast.passes.source import source_line
 from enginecast.passes.structure import has_structure
 from enginecast.steps import Steps
+from enginecast.structured import lifted
 from enginecast.verify.floor import make_reference
 from enginecast.verify.reference import Reference
 from enginecast.ways import MOST_TRIALS, cover_ways
@@ -127,7 +125,7 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
     specs, given = input_specs(source, options)
     with steps("capture"):
         try:
-            captured = _lifted(_capture(source, specs, given, wanted, options.fallback))
+            captured = lifted(_capture(source, specs, given, wanted, options.fallback))
         except CaptureError as error:
             if source.given_program() is None:
                 add_findings(error, source.empty(), [spec.name for spec in specs])
@@ -240,24 +238,6 @@ def _capture(
     program = structural_copy(captured.program)
     drop_dead(program)
     return replace(captured, program=program, notes=(*captured.notes, *_unread(program)))
-
-
-def _lifted(captured: Captured) -> Captured:
-    """Constants within blocks become constants of the program, which passes and exporters know."""
-    unknown = unknown_structure(captured.program)
-    if unknown is not None:
-        place = source_line(unknown) or unknown.name
-        raise CaptureError(
-            f"{unknown.target} at {place} runs a graph in a way that engines do not have",
-            hint="Of torch's structured operators take cond, while_loop and scan.",
-        )
-    if not has_structure(captured.program):
-        return captured
-    program = structural_copy(captured.program)
-    lift_constants(program)
-    name_places(program)
-    program.graph_module.recompile()
-    return replace(captured, program=program)
 
 
 def _cut(given: ExportedProgram, wanted: Wanted) -> Captured:

@@ -63,7 +63,7 @@ def convert(program: ExportedProgram, *, opset: int, device: str) -> ir.Model:
 
 
 def _refuse_noise(program: ExportedProgram) -> None:
-    for node in program.graph.nodes:
+    for node in all_nodes(program):
         if not isinstance(node.target, torch._ops.OpOverload) or not node.users:
             continue
         if _DRAWS.fullmatch(node.target.overloadpacket._qualified_op_name):

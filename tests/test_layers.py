@@ -38,6 +38,7 @@ WORKERS = [f"enginecast.{folder}" for folder in FOLDERS]
 STEPS = [
     "enginecast.steps",
     "enginecast.cases",
+    "enginecast.structured",
     "enginecast.ways",
     "enginecast.plan",
     "enginecast.prepare",
@@ -66,8 +67,15 @@ MAY_IMPORT: dict[str, list[str]] = {
     "enginecast.steps": ["enginecast.memory"],
     "enginecast.plan": WORKERS,
     "enginecast.cases": ["enginecast.steps", *WORKERS],
+    "enginecast.structured": WORKERS,
     "enginecast.ways": ["enginecast.cases", *WORKERS],
-    "enginecast.prepare": ["enginecast.cases", "enginecast.steps", "enginecast.ways", *WORKERS],
+    "enginecast.prepare": [
+        "enginecast.cases",
+        "enginecast.steps",
+        "enginecast.structured",
+        "enginecast.ways",
+        *WORKERS,
+    ],
     "enginecast.rewrite": ["enginecast.prepare", "enginecast.steps", *WORKERS],
     "enginecast.trial": ["enginecast.plan", "enginecast.rewrite", *WORKERS],
     "enginecast.culprits": [
