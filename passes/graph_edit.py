@@ -209,6 +209,7 @@ def add_weight(program: ExportedProgram, name: str, tensor: Tensor, kind: InputK
     first_input = _first_user_input(program)
     with graph.inserting_before(first_input):
         node: Node = graph.placeholder("w_" + name.replace(".", "_").lower())
+    node.target = node.name  # the name may be taken, and two arguments of one name do not compile
     node.meta["val"] = fake_mode(program).from_tensor(tensor.detach(), static_shapes=True)
     persistent = True if kind is InputKind.BUFFER else None
     spec = InputSpec(kind, TensorArgument(name=node.name), name, persistent)
