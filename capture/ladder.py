@@ -162,24 +162,25 @@ def _baked(runs: Sequence[Sequence[Read]]) -> Way:
         return Way("bake")
     told = "; ".join(f"{file}:{line}" for file, line in places)
     around = (partial(answering, reads=runs[0], places=places),)
-    return Way("bake", f"depends on weights alone: {told}", around)
+    return Way("bake", f"depends on weights alone: {told}", around, answered=tuple(places))
 
 
 def _rewritten(places: Sequence[Place] | set[Place], baked: Way) -> Way:
     """Rewrites the functions that hold `places`, or all of the user's own."""
-    rewriting = _Rewriting(tuple(sorted(places)))
+    rewriting = _Rewriting(tuple(sorted(places)), baked.answered)
     around = (*baked.around, rewriting.active)
     return Way("rewrite", baked.told, around, branches=rewriting.branches)
 
 
 class _Rewriting:
-    def __init__(self, places: tuple[Place, ...]) -> None:
+    def __init__(self, places: tuple[Place, ...], answered: tuple[Place, ...]) -> None:
         self._places = places
+        self._answered = answered
         self._sites: tuple[Site, ...] = ()
 
     @contextmanager
     def active(self, module: nn.Module) -> Iterator[None]:
-        restructured = restructure(module, (), self._places)
+        restructured = restructure(module, self._places, self._answered)
         with restructured.active():
             yield
         self._sites = restructured.sites

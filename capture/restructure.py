@@ -7,6 +7,7 @@ assertion in the program.  What cannot be rewritten stays as it is, with the rea
 """
 
 import ast
+import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from enginecast.capture.restructure_names import bound
 from enginecast.capture.restructure_statements import Statements
 from enginecast.capture.structured_sites import Site, running
 
+Place = tuple[str, int]
 IDLE = ("write", "boolean")
 
 
@@ -32,6 +34,7 @@ class Restructured:
     functions: dict[FunctionType, ast.FunctionDef] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     """Functions that could not be read, each with the reason."""
+    answered: frozenset[Place] = frozenset()
     _sites: list[Site] = field(default_factory=list)
 
     @property
@@ -55,7 +58,7 @@ class Restructured:
         places = _Places(self._sites, source)
         before = len(self._sites)
         try:
-            body = Statements(definition, places.place, places.note).body()
+            body = Statements(definition, places.place, places.note, self._answered(source)).body()
         except TooLarge as error:
             self.notes.append(f"{source.file}:{definition.lineno} {error.message}")
             del self._sites[before:]
@@ -63,20 +66,24 @@ class Restructured:
         definition.body = body
         self.functions[source.function] = definition
 
+    def _answered(self, source: FunctionSource) -> frozenset[int]:
+        file = os.path.realpath(source.file)
+        return frozenset(line for known, line in self.answered if known == file)
+
 
 def restructure(
-    module: nn.Module, tensors: Collection[str] = (), places: Collection[tuple[str, int]] = ()
+    module: nn.Module, places: Collection[Place] = (), answered: Collection[Place] = ()
 ) -> Restructured:
     """Rewrite the functions of `module` that hold one of `places`; nothing is run.
 
     Args:
         module: on any device, meta too; it is not changed.
-        tensors: names of the arguments of `forward` that are tensors; what is a tensor is seen
-            when the code runs, so nothing depends on them.
         places: (file, line) of statements that decide by data. Without any, all functions that the
             forward methods reach are rewritten, but for those of installed packages.
+        answered: (file, line) of reads that Python gets an answer to (see `oracle`): there the
+            expressions stay as they are.
     """
-    result = Restructured(module)
+    result = Restructured(module, answered=frozenset(answered))
     found = functions_at(module, places) if places else user_functions(module)
     for function in found:
         try:

@@ -34,28 +34,43 @@ def is_forbidden(node: ast.AST) -> bool:
 class Expressions(ast.NodeTransformer):
     """Rewrites expressions; what is inside lambdas and comprehensions remains as it is."""
 
-    def __init__(self, place: Callable[[ast.AST, str], int], names: frozenset[str], owner: str):
+    def __init__(
+        self,
+        place: Callable[[ast.AST, str], int],
+        names: frozenset[str],
+        owner: str,
+        answered: frozenset[int] = frozenset(),
+    ):
         """`place` gives the index of a place; `names` are bound in the function.
 
         `owner` is the name of the first argument, which `super()` means.
+        Expressions on the lines `answered` stay as they are: what they read has an answer.
         """
         self._place = place
         self._names = names
         self._owner = owner
+        self._answered = answered
 
     def predicate(self, test: ast.expr) -> ast.expr:
         """The same, where only the truth of the value matters."""
         if is_static(test):
             return test
+        if self._is_answered(test):
+            # Read here, or the glue would get the tensor.
+            return ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), test))
         return Items().visit(self.visit(test))  # type: ignore[no-any-return]
 
     def visit(self, node: ast.AST) -> ast.AST:
-        if isinstance(node, (*SCOPES, *COMPREHENSIONS)):
+        if isinstance(node, (*SCOPES, *COMPREHENSIONS)) or self._is_answered(node):
             return node
         rewritten: ast.AST = super().visit(node)
         if rewritten is not node:
             place_at(rewritten, node)
         return rewritten
+
+    def _is_answered(self, node: ast.AST) -> bool:
+        first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
+        return isinstance(node, ast.expr) and any(first <= n <= last for n in self._answered)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         if is_static(node.test) or is_forbidden(node):

@@ -55,14 +55,20 @@ Note = Callable[[ast.AST, str, str], None]
 class Statements:
     """Rewrites the body of one function."""
 
-    def __init__(self, function: ast.FunctionDef, place: Place, note: Note) -> None:
+    def __init__(
+        self,
+        function: ast.FunctionDef,
+        place: Place,
+        note: Note,
+        answered: frozenset[int] = frozenset(),
+    ) -> None:
         arguments = [*function.args.posonlyargs, *function.args.args]
         self._function = function
         self._place, self._note = place, note
         self._arguments = {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}
         self._names = bound(function.body) | self._arguments
         owner = arguments[0].arg if arguments else ""
-        self._expressions = Expressions(place, self._names, owner)
+        self._expressions = Expressions(place, self._names, owner, answered)
         self._count = 0
         self._needs: set[str] = set()
         self._body = Jumps(is_candidate).function(copy.deepcopy(function.body))

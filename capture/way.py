@@ -44,6 +44,8 @@ class Way:
     around: tuple[Around, ...] = ()
     """Context managers for the module that is traced, entered while it is."""
     is_strict: bool = False
+    answered: tuple[Place, ...] = ()
+    """Where reads of weights are answered."""
     narrows: bool = True
     """Whether ranges that nobody asked for may be narrowed."""
     guards: tuple[Guard, ...] = ()

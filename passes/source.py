@@ -9,6 +9,7 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 # torch's own frames: as installed, as torch names its own insertions ("torch/fx/passes/..."), and
 # generated code ("<eval_with_key>.12"), whose numbers change from run to run.
 _NOT_USER_CODE = re.compile(r"(^|(site|dist)-packages[/\\])torch[/\\]|^<")
+_ROOT = "_export_root."
 _SYNTHETIC = "_empty_nn_module_stack_from_metadata_hook"
 
 
@@ -31,7 +32,8 @@ def _path(name: object) -> str:
     # Older captures name modules by the Python expression that reaches them.
     path = str(name).removeprefix("L['self']").removeprefix("L__self__").removeprefix(".")
     _, _, path = path.rpartition(".__self__")  # of a strict capture, through our own wrapper
-    path = path.removeprefix(".")
+    # Within a block, the paths begin at the module that torch.export wraps around the model.
+    path = f"{path}.".removeprefix(".").removeprefix(_ROOT).removesuffix(".")
     return "" if path == _SYNTHETIC else path
 
 

@@ -1,5 +1,6 @@
 """What torch.export refuses is tried in other ways, in order, and each is told."""
 
+import inspect
 import os
 
 import pytest
@@ -132,6 +133,29 @@ def test_a_branch_on_sizes_is_rewritten_for_all_of_them() -> None:
 @pytest.mark.parametrize("name", ["AssertValue", "NumpyHop"])
 def test_strict_takes_what_else_is_refused(name: str) -> None:
     assert taken(row(name)) == [("export", "refused"), ("strict", "taken")]
+
+
+class AnsweredAndRewritten(Flags):
+    """A read of weights that is answered, beside one of inputs that is rewritten."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.flags[0] > 0:
+            x = x * 2
+        for _ in range(int(self.flags[0])):
+            x = x + 1 if x.sum() > 0 else x - 1
+        return x
+
+
+def test_answers_are_given_within_rewritten_code() -> None:
+    module = AnsweredAndRewritten()
+    found = captured(module, {"x": torch.ones(3, 2)}, "rewrite")
+    assert taken(found)[-1] == ("rewrite", "taken")
+    lines, first = inspect.getsourcelines(AnsweredAndRewritten.forward)
+    [ternary] = [first + i for i, line in enumerate(lines) if "else x - 1" in line]
+    assert [line for _, line in found.branches] == [ternary]
+    program = found.program.module()
+    for x in (torch.ones(3, 2), -torch.ones(5, 2)):
+        assert torch.equal(program(x=x)["output_0"], module(x))
 
 
 class Endless(nn.Module):

@@ -172,7 +172,7 @@ def test_traces_of_a_program_name_the_lines_of_the_user() -> None:
 def test_only_functions_with_a_place_are_rewritten() -> None:
     module = nn.Sequential(NAMED["IfElse"].module(), NAMED["EarlyReturn"].module())
     row = NAMED["EarlyReturn"]
-    rewritten = restructure(module, (), [(row.file, row.line)])
+    rewritten = restructure(module, [(row.file, row.line)])
     assert [site.line for site in rewritten.sites] == [row.line]
     assert [function.__qualname__ for function in rewritten.functions] == ["EarlyReturn.forward"]
 
