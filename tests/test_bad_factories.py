@@ -106,7 +106,11 @@ def line(mark: str) -> str:
         ("counter", 2, ["calls at ", line("counter"), "was 0, is 1"]),
         ("custom", 2, ["enginecast_flow_test.mystery.default", "module '1'", line("custom")]),
         ("exec_ed --fallback none", 2, ["<string>:4", "source of this line is not available"]),
-        ("shape --dynamic x:0=1..9", 2, [line("shape"), "not every batch satisfies", "batch <= 5"]),
+        (
+            "shape --fallback none --dynamic x:0=1..9",
+            2,
+            [line("shape"), "not every batch satisfies", "batch <= 5"],
+        ),
     ],
 )
 def test_bad_factories(
