@@ -1,7 +1,8 @@
 """Which ways the branches and loops of a model's code were taken, run by run.
 
-The tests of `if`, `while`, `assert` and conditional expressions, and the iterables of `for`, are
-wrapped where they stand in the source; the wrapped code runs for the time of a `with` block.
+The tests of `if`, `while` and conditional expressions, the iterables of `for`, and the ends of
+`try` are wrapped where they stand in the source; the wrapped code runs for the time of a `with`
+block.
 """
 
 import ast
@@ -17,10 +18,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from enginecast.capture.recompile import SourceUnavailable, source_of, swapped
+from enginecast.capture.recompile import SourceUnavailable, first_line, source_of, swapped
 
 Place = tuple[str, int]
-Form = Literal["branch", "loop"]
+Form = Literal["branch", "loop", "try"]
 WATCH = "_enginecast_watch"
 
 
@@ -33,7 +34,7 @@ class Predicate:
     column: int
     form: Form
     code: str
-    """Source of the test, or of what the loop runs over."""
+    """Source of the test, of what the loop runs over, or of the first line that is tried."""
 
     @property
     def place(self) -> str:
@@ -42,7 +43,9 @@ class Predicate:
 
 @dataclass
 class Ways:
-    """The ways that were seen: True and False of a branch, numbers of rounds of a loop."""
+    """The ways that were seen: True and False of a branch, numbers of rounds of a loop, 0 of what
+    was tried, and 1 where it raised.
+    """
 
     seen: dict[Predicate, set[int]] = field(default_factory=dict)
 
@@ -66,6 +69,8 @@ class Ways:
         [way] = self.seen[predicate]
         if predicate.form == "branch":
             return f"was always {bool(way)}"
+        if predicate.form == "try":
+            return "never raised"
         return f"always went {way} round{'' if way == 1 else 's'}"
 
 
@@ -111,8 +116,11 @@ def find_predicates(
             continue
         lines = {line for file, line in places if file == os.path.realpath(source.file)}
         wrap = _Wrap(os.path.realpath(source.file), lines, predicates)
-        definitions[source.function] = wrap.visit(source.definition)
-        found |= {(wrap.file, line) for line in wrap.met}
+        definition = source.definition
+        # A line that reads a value and tests none has one way.
+        span = range(first_line(definition), (definition.end_lineno or 0) + 1)
+        found |= {(wrap.file, line) for line in lines if line in span}
+        definitions[source.function] = wrap.visit(definition)
     return Coverage(definitions, tuple(predicates), tuple(sorted(set(places) - found)))
 
 
@@ -153,13 +161,13 @@ class _Wrap(ast.NodeTransformer):
 
     def __init__(self, file: str, lines: Collection[int], predicates: list[Predicate]) -> None:
         self.file = file
-        self.met: set[int] = set()
         self._lines = lines
         self._predicates = predicates
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        if isinstance(node.body[-1], ast.Raise):
-            return self._met(node)
+        if isinstance(node.body[-1], ast.Raise):  # the other way is an error: nothing to compare
+            self.generic_visit(node)
+            return node
         return self._with_test(node, "branch")
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
@@ -168,13 +176,15 @@ class _Wrap(ast.NodeTransformer):
     def visit_While(self, node: ast.While) -> ast.AST:
         return self._with_test(node, "loop")
 
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        return self._met(node)
-
-    def _met(self, node: ast.If | ast.Assert) -> ast.AST:
-        """A test whose other way is an error: nothing to compare."""
-        self.met |= self._own(node.test)
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        lines = {n for part in node.body for n in self._own(part)}
+        code = ast.unparse(node.body[0])
         self.generic_visit(node)
+        if lines and node.handlers:
+            taken = self._add(node, "try", code)
+            node.body.insert(0, self._noted(node, taken, 0))
+            for handler in node.handlers:
+                handler.body.insert(0, self._noted(handler, taken, 1))
         return node
 
     def visit_For(self, node: ast.For) -> ast.AST:
@@ -182,37 +192,43 @@ class _Wrap(ast.NodeTransformer):
         self.generic_visit(node)
         if lines:
             node.iter = self._call("rounds", node.iter, "loop")
-            self.met |= lines
         return node
 
     def _with_test(self, node: ast.If | ast.IfExp | ast.While, form: Form) -> ast.AST:
         lines = self._own(node.test)
         self.generic_visit(node)
-        if isinstance(node.test, ast.Constant):  # `while True`: its breaks decide
-            self.met |= lines
-        elif lines:
+        # `while True` has one way: its breaks decide.
+        if lines and not isinstance(node.test, ast.Constant):
             node.test = self._call("branch" if form == "branch" else "again", node.test, form)
-            self.met |= lines
         return node
 
-    def _own(self, test: ast.expr) -> set[int]:
-        """The wanted lines that a test stands on."""
+    def _own(self, test: ast.expr | ast.stmt) -> set[int]:
+        """The wanted lines that a test or statement stands on."""
         last = test.end_lineno or test.lineno
         return {line for line in self._lines if test.lineno <= line <= last}
 
+    def _add(self, node: ast.expr | ast.stmt, form: Form, code: str) -> int:
+        self._predicates.append(Predicate(self.file, node.lineno, node.col_offset, form, code))
+        return len(self._predicates) - 1
+
     def _call(self, method: str, test: ast.expr, form: Form) -> ast.expr:
-        number = len(self._predicates)
-        self._predicates.append(
-            Predicate(self.file, test.lineno, test.col_offset, form, ast.unparse(test))
-        )
-        watch = f"__import__('enginecast.capture.coverage', fromlist=['']).{WATCH}"
-        call = ast.parse(f"{watch}[-1].{method}({number})", mode="eval").body
-        assert isinstance(call, ast.Call)
+        number = self._add(test, form, ast.unparse(test))
+        call = _watch(f"{method}({number})", test)
         call.args.append(test)
-        for part in ast.walk(call):
-            if not hasattr(part, "lineno") or part is call:
-                ast.copy_location(part, test)
-        return ast.copy_location(call, test)
+        return call
+
+    def _noted(self, node: ast.stmt | ast.excepthandler, number: int, way: int) -> ast.stmt:
+        return ast.copy_location(ast.Expr(_watch(f"note({number}, {way})", node)), node)
+
+
+def _watch(call: str, place: ast.AST) -> ast.Call:
+    """A call of the innermost `_Watch`, at the line of `place`."""
+    watch = f"__import__('enginecast.capture.coverage', fromlist=['']).{WATCH}"
+    made = ast.parse(f"{watch}[-1].{call}", mode="eval").body
+    assert isinstance(made, ast.Call)
+    for part in ast.walk(made):
+        ast.copy_location(part, place)
+    return made
 
 
 class _Watch:
@@ -225,14 +241,14 @@ class _Watch:
 
     def branch(self, number: int, test: Any) -> bool:
         value = bool(test)
-        self._note(number, int(value))
+        self.note(number, int(value))
         return value
 
     def again(self, number: int, test: Any) -> bool:
         value = bool(test)
         self._rounds[number] = self._rounds.get(number, 0) + value
         if not value:
-            self._note(number, self._rounds.pop(number))
+            self.note(number, self._rounds.pop(number))
         return value
 
     def rounds(self, number: int, iterable: Any) -> Iterator[Any]:
@@ -242,9 +258,9 @@ class _Watch:
                 count += 1
                 yield item
         finally:  # also when the loop is left with a break
-            self._note(number, count)
+            self.note(number, count)
 
-    def _note(self, number: int, way: int) -> None:
+    def note(self, number: int, way: int) -> None:
         self._ways.seen.setdefault(self._predicates[number], set()).add(way)
 
 

@@ -1,5 +1,6 @@
 """Capture a model as a program: torch.export without weights, then the weights bound to it."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from enginecast.capture.mutation import (
 from enginecast.capture.oracle import Guard
 from enginecast.capture.outputs import Named, OutputSpec, name_result
 from enginecast.capture.program_inputs import program_inputs
+from enginecast.capture.scan import scan
 from enginecast.capture.shapes import (
     Range,
     output_specs,
@@ -31,7 +33,7 @@ from enginecast.capture.shapes import (
 from enginecast.capture.source import Source
 from enginecast.capture.trace import trace
 from enginecast.capture.wanted import Wanted
-from enginecast.capture.way import Fallback, Rung
+from enginecast.capture.way import Fallback, Place, Rung, Way
 from enginecast.errors import UsageError
 
 SEED = 0
@@ -59,7 +61,7 @@ class Captured:
     rungs: tuple[Rung, ...] = ()
     """How it was captured, and what was tried before; empty for a program that was given."""
     branches: tuple[tuple[str, int], ...] = ()
-    """File and line of each branch that the capture made an operator of: both ways are verified."""
+    """File and line of each branch whose ways have to be verified, all of them."""
     guards: tuple[Guard, ...] = ()
     """Outputs that tell whether inputs go the way of the program; none when it goes all ways."""
 
@@ -120,9 +122,24 @@ def capture(
         shapes.symbols,
         notes,
         climbed.rungs,
-        branches=tuple(dict.fromkeys(climbed.way.branches())),
+        branches=_branches(source, specs, climbed.way),
         guards=climbed.way.guards,
     )
+
+
+def _branches(source: Source, specs: tuple[InputSpec, ...], way: Way) -> tuple[Place, ...]:
+    """Where both ways have to be verified: what became an operator, and what is tried on values.
+
+    torch.export follows the way that does not raise, and says nothing of the other.
+    """
+    if way.guards:
+        return ()  # the program tells by itself when another way was right
+    tried = [
+        (os.path.realpath(found.file), found.line)
+        for found in scan(source.empty(), [spec.name for spec in specs])
+        if found.kind == "try" and found.decides == "inputs" and found.is_blocking
+    ]
+    return tuple(dict.fromkeys((*way.branches(), *tried)))
 
 
 def _trials(

@@ -23,6 +23,23 @@ class AssertionFailedError(VerificationError):
         self.case = case
 
 
+def run_number(node: Node, case: int, call: Callable[[], Any]) -> Any:
+    """Compute a node; arithmetic on Python numbers may fail where a way of the model was not taken.
+
+    Raises:
+        AssertionFailedError: it divides by zero, or overflows.
+    """
+    try:
+        return call()
+    except ArithmeticError as error:
+        place = source_line(node) or node.name
+        raise AssertionFailedError(
+            f"the program fails at {place}: {error}",
+            case,
+            hint="torch.export followed the way that does not fail; rewrite what is tried there.",
+        ) from error
+
+
 def run_check(node: Node, case: int, call: Callable[[], Any]) -> Any:
     """Call an assertion.
 

@@ -20,7 +20,7 @@ from torch.export.graph_signature import ConstantArgument, OutputKind
 from torch.fx import Interpreter, Node
 
 from enginecast.errors import InputError
-from enginecast.passes.checks import run_check
+from enginecast.passes.checks import run_check, run_number
 from enginecast.passes.graph_edit import (
     weight_expressions,
     weight_specs,
@@ -156,7 +156,7 @@ class Run(Interpreter):
             return run_structured(node, args, self._runner(case), _call)
         if node.target in CHECKS:
             return run_check(node, case, partial(self.run_node, node))
-        found = self.run_node(node)
+        found = run_number(node, case, partial(self.run_node, node))
         if isinstance(found, Tensor) and node not in self._weights:
             if self._watch is not None:
                 self._watch(case, node, found)

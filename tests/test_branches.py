@@ -1,6 +1,7 @@
 """Both ways of a branch are found, or it is said which was not."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from enginecast.capture.coverage import find_predicates
 from enginecast.capture.examples import Case
 from enginecast.capture.inputs import from_example
 from enginecast.capture.perturb import perturbed
+from enginecast.driver import compile as export
+from enginecast.errors import VerificationError
 
 
 def place(row: Row) -> tuple[str, int]:
@@ -111,6 +114,26 @@ def test_ways_that_cannot_be_taken_are_not_asked_for(make: type[nn.Module]) -> N
     row = Row(make, dict, dict, "if")
     found = covered(make(), {"x": torch.ones(3, 2)}, place(row))
     assert (found.unverified, found.cases) == ((), ())
+
+
+class Tries(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            scale = 1 / int((x > 0).sum())  # HERE
+        except ZeroDivisionError:
+            scale = 1.0
+        return x * scale
+
+
+def test_what_is_tried_has_two_ways(tmp_path: Path) -> None:
+    row = Row(Tries, dict, dict, "try")
+    found = covered(Tries(), {"x": torch.ones(3, 2)}, place(row))
+    assert found.unverified == ()
+    [case] = found.cases
+    assert (case.inputs["x"] <= 0).all()
+    # torch.export follows the way that does not raise.
+    with pytest.raises(VerificationError, match=r"fails at test_branches.py:\d+: division by zero"):
+        export(Tries(), tmp_path / "out", example={"x": torch.ones(3, 2)})
 
 
 class Picky(nn.Module):
