@@ -6,7 +6,9 @@ and constraint violations in the text of the message.
 
 import functools
 import linecache
+import os
 import re
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -94,6 +96,11 @@ BY_TEXT: tuple[tuple[str, Kind], ...] = (
 EXAMPLES = str(Path("torch", "_export", "db", "examples"))
 _OF_TORCH = re.compile(r"(site|dist)-packages[/\\](sympy|mpmath|numpy)[/\\]")
 """What torch itself computes sizes with."""
+_OURS = tuple(
+    str(Path(str(sys.modules[name].__file__)).resolve().parent) + os.sep
+    for name in (__name__, __name__.partition(".")[0])
+)
+"""The folders of this package that run a model's code."""
 _WITHOUT_SOURCE = re.compile(r"<(?!frozen|eval_with_key|__)")
 """Code that was given to exec; torch's own generated code has other names."""
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
@@ -187,7 +194,7 @@ def is_user_code(file: str) -> bool:
     if EXAMPLES in path:
         return True  # models that torch ships as examples
     torch_folder = str(Path(torch.__file__).parent)
-    if path.startswith((torch_folder, str(Path(__file__).resolve().parent))):
+    if path.startswith((torch_folder, *_OURS)):
         return False
     if _OF_TORCH.search(path):
         return False
