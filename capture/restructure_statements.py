@@ -56,11 +56,7 @@ class Statements:
     """Rewrites the body of one function."""
 
     def __init__(
-        self,
-        function: ast.FunctionDef,
-        place: Place,
-        note: Note,
-        answered: frozenset[int] = frozenset(),
+        self, function: ast.FunctionDef, place: Place, note: Note, answered: frozenset[int]
     ) -> None:
         arguments = [*function.args.posonlyargs, *function.args.args]
         self._function = function
@@ -177,8 +173,8 @@ class Statements:
                 inner.append(ast.Return(names_tuple(live)))
             ways.append(self._define(word, names, inner, node))
         test = self._expressions.predicate(node.test)
-        functions = [ast.Name(way.name, ast.Load()) for way in ways]
-        head: list[ast.expr] = [ast.Constant(place), test, *functions, names_tuple(names)]
+        calls = [ast.Name(way.name, ast.Load()) for way in ways]
+        head: list[ast.expr] = [ast.Constant(place), test, *calls, names_tuple(names)]
         if returns:
             return [*ways, place_at(ast.Return(glue("if_return", *head)), node)]
         call = glue("if_", *head, strings(live))
@@ -291,12 +287,9 @@ class Statements:
         self, word: str, names: Sequence[str], body: list[ast.stmt], place: ast.stmt
     ) -> ast.FunctionDef:
         self._count += 1
+        given = [ast.arg(arg=name) for name in names]
         arguments = ast.arguments(
-            posonlyargs=[],
-            args=[ast.arg(arg=name) for name in names],
-            kwonlyargs=[],
-            kw_defaults=[],
-            defaults=[],
+            posonlyargs=[], args=given, kwonlyargs=[], kw_defaults=[], defaults=[]
         )
         function = ast.FunctionDef(
             name=f"{PREFIX}{word}_{self._count}", args=arguments, body=body, decorator_list=[]

@@ -16,7 +16,7 @@ from torch.fx import Node
 from enginecast.errors import LoweringError
 from enginecast.exporters.onnx_ops import translation_table
 from enginecast.passes.source import module_path, source_line
-from enginecast.passes.structure import all_nodes
+from enginecast.passes.structure import all_nodes, is_structured
 
 _LOGGERS = ("torch.onnx", "torch.onnx._internal.exporter", "onnx_ir", "onnxscript")
 _NODE = re.compile(r"Error when translating node %(?P<name>\w+)")
@@ -63,8 +63,12 @@ def convert(program: ExportedProgram, *, opset: int, device: str) -> ir.Model:
 
 
 def _refuse_noise(program: ExportedProgram) -> None:
-    for node in all_nodes(program):
-        if not isinstance(node.target, torch._ops.OpOverload) or not node.users:
+    read: set[Node] = set()  # torch.fx takes no draw for dead
+    for node in reversed(list(all_nodes(program))):
+        if node.op != "output" and not is_structured(node) and node not in read:
+            continue
+        read.update(node.all_input_nodes)
+        if not isinstance(node.target, torch._ops.OpOverload):
             continue
         if _DRAWS.fullmatch(node.target.overloadpacket._qualified_op_name):
             raise LoweringError(

@@ -98,7 +98,7 @@ def test_another_shape_is_a_rejection_in_words() -> None:
 
     verdict = verify(Flat(), reference())
     assert verdict.outcome == "rejected"
-    assert verdict.reasons[0].startswith("case 'one': the output has shape [5, 8]")
+    assert verdict.reasons[0].startswith("case 'one': output 'y': the output has shape [5, 8]")
 
 
 def test_reasons_found_elsewhere_reject_too() -> None:
