@@ -64,6 +64,8 @@ class Captured:
     """File and line of each branch whose ways have to be verified, all of them."""
     guards: tuple[Guard, ...] = ()
     """Outputs that tell whether inputs go the way of the program; none when it goes all ways."""
+    is_widened: bool = False
+    """Whether code was rewritten only so that more sizes are possible."""
 
 
 def capture(
@@ -73,6 +75,7 @@ def capture(
     wanted: Wanted | None = None,
     fallback: Fallback = "torchscript",
     given: Mapping[str, Tensor] | None = None,
+    widens: bool = True,
 ) -> Captured:
     """Capture `source` in fp32, whatever dtype its weights are stored in.
 
@@ -86,6 +89,7 @@ def capture(
         wanted: the outputs that the program returns; a program that was given keeps all.
         fallback: how far down the ladder it may go (see `ladder`).
         given: inputs that the user gave, whose way a specialised program goes.
+        widens: whether to rewrite the user's own code where a plain export takes fewer sizes.
 
     Raises:
         RefusedError: torch.export refused the model, whichever way it was asked.
@@ -104,6 +108,7 @@ def capture(
         attempt=partial(trace, source, specs, inputs, wanted or Wanted()),
         cases=partial(_trials, specs, inputs, given or source.example()),
         fallback=fallback,
+        widens=widens,
     )
     climbed = ladder.climb()
     traced = climbed.traced
@@ -124,6 +129,7 @@ def capture(
         climbed.rungs,
         branches=_branches(source, specs, climbed.way),
         guards=climbed.way.guards,
+        is_widened=climbed.is_widened,
     )
 
 

@@ -51,6 +51,8 @@ class Climbed:
     way: Way
     rungs: tuple[Rung, ...]
     """What was tried, in order; the last one was taken."""
+    is_widened: bool = False
+    """Whether a plain export takes the model as well, in fewer sizes."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Ladder:
     attempt: Callable[[Way], Traced]
     cases: Callable[[], Sequence[Mapping[str, Tensor]]]
     fallback: Fallback
+    widens: bool = True
+    """Whether the user's own code is rewritten for the sizes that a plain export does not take."""
 
     def climb(self) -> Climbed:
         """The first trace that succeeds, and what was tried up to it.
@@ -118,7 +122,8 @@ class Ladder:
         have a branch on sizes at every layer.
         """
         narrowed = climbed.traced.narrowed
-        if not narrowed or climbed.way.name != "export" or self.fallback not in REWRITES:
+        may = self.widens and self.fallback in REWRITES
+        if not narrowed or climbed.way.name != "export" or not may:
             return climbed
         if not restructure(self.source.empty()).functions:
             return climbed
@@ -128,7 +133,7 @@ class Ladder:
         except CaptureError:
             return climbed
         refused = Rung("export", "refused", "; ".join(narrowed))
-        return Climbed(traced, way, (refused, Rung("rewrite", "taken")))
+        return Climbed(traced, way, (refused, Rung("rewrite", "taken")), is_widened=True)
 
     def _recorded(self) -> list[list[Read]]:
         """What runs of the real model read."""

@@ -11,7 +11,13 @@ from enginecast.budget import require
 from enginecast.capture.ladder import LEADS_ON
 from enginecast.capture.way import Fallback, RefusedError
 from enginecast.describe import describe_rungs
-from enginecast.errors import CaptureError, UsageError, VerificationError
+from enginecast.errors import (
+    CaptureError,
+    LoweringError,
+    PassError,
+    UsageError,
+    VerificationError,
+)
 from enginecast.job import Export, Job
 from enginecast.passes.pipeline import build
 from enginecast.plan import Plan, make_plan
@@ -110,7 +116,15 @@ def export(
             if options.fallback != "torchscript" or error.refusal.kind not in LEADS_ON:
                 raise
             return scripted_export(script, error)
-        return Job(prepared, plan, passes, threads, staging, steps, drop_guilty).run()
+        job = Job(prepared, plan, passes, threads, staging, steps, drop_guilty)
+        try:
+            return job.run()
+        except (LoweringError, PassError) as error:
+            if not prepared.captured.is_widened:
+                raise
+            steps.say(f"rewritten for more sizes, the model does not get to an engine: {error}")
+        prepared = prepare(source, replace(options, widens=False), steps)
+        return replace(job, prepared=prepared).run()
 
 
 def scripted_export(script: ScriptJob, error: RefusedError) -> Export:

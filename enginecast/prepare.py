@@ -58,6 +58,8 @@ class ModelOptions:
     """Verify on the longest texts however large the model is."""
     fallback: Fallback = "torchscript"
     """How far down the ladder a capture may go."""
+    widens: bool = True
+    """Whether code may be rewritten only so that more sizes are possible."""
     allow_unverified_branches: bool = False
     """Publish although no input was found that takes some way of a branch."""
 
@@ -125,7 +127,7 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
     specs, given = input_specs(source, options)
     with steps("capture"):
         try:
-            captured = lifted(_capture(source, specs, given, wanted, options.fallback))
+            captured = lifted(_capture(source, specs, given, wanted, options))
         except CaptureError as error:
             if source.given_program() is None:
                 add_findings(error, source.empty(), [spec.name for spec in specs])
@@ -224,14 +226,16 @@ def _capture(
     specs: tuple[InputSpec, ...],
     inputs: dict[str, Tensor],
     wanted: Wanted,
-    fallback: Fallback,
+    options: ModelOptions,
 ) -> Captured:
     """Capture without what only outputs need that nobody wants."""
     given = source.given_program()
     if given is not None and wanted:
         return _cut(given, wanted)
     example = sample(specs, example_sizes(specs), SEED)
-    captured = capture(source, specs, example, wanted, fallback, inputs)
+    captured = capture(
+        source, specs, example, wanted, options.fallback, inputs, widens=options.widens
+    )
     if not wanted:
         return captured
     # A copy, because nodes of torch's own may lack some of their users.

@@ -13,6 +13,7 @@ from enginecast.capture.outputs import named_tensors
 from enginecast.driver import compile as export
 from enginecast.runtime.bundle import Bundle
 from enginecast.runtime.load import load
+from enginecast.steps import Steps
 
 QUICK = ("ForShape", "MoeLoop", "ForRangeTensor", "ReturnInLoop")
 """Scan or Loop, a write in a branch, rounds that are data, and blocks within blocks."""
@@ -61,3 +62,22 @@ def test_harder_modules_are_right(make: type[nn.Module], tmp_path: Path) -> None
             for name, value in named_tensors(expected, inputs=("x",)).items():
                 found = engine.run({"x": x.numpy()})[name]
                 np.testing.assert_allclose(found, value.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+class OnlyLarge(nn.Module):
+    """Small sizes have a form in ONNX, large ones have none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] > 5:
+            x = torch.special.bessel_j0(x)
+            return x
+        return x * 2
+
+
+def test_what_cannot_be_lowered_in_all_sizes_is_exported_in_some(tmp_path: Path) -> None:
+    steps = Steps()
+    example = {"x": torch.rand(3, 4)}
+    bundle = export(OnlyLarge(), tmp_path / "bundle", example=example, steps=steps)
+    assert bundle.manifest.symbols == {"batch": (1, 5)}
+    assert [rung.name for rung in bundle.manifest.capture] == ["export"]
+    assert any("bessel_j0" in line for line in steps.lines)
