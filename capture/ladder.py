@@ -151,7 +151,11 @@ def _leads_on(error: CaptureError) -> bool:
 
 def _refused(way: Way, error: CaptureError) -> Rung:
     if isinstance(error, RefusedError):
-        return Rung(way.name, "refused", error.refusal.reason, error.refusal.place)
+        refusal = error.refusal
+        reason = refusal.reason
+        if refusal.kind in ("model-error", "operator"):  # which say nothing by themselves
+            reason = f"{reason} ({refusal.detail})"
+        return Rung(way.name, "refused", reason, refusal.place)
     return Rung(way.name, "refused", error.message)
 
 

@@ -261,4 +261,4 @@ def doctor(as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(report.to_json(), indent=1))
     else:
-        show(report, Console())
+        show(report, Console(emoji=False))

@@ -37,7 +37,7 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 def _console(file: TextIO, quiet: bool = False) -> Console:
     # Without markup: "[batch, 3]" is a shape and no style.
-    console = Console(file=file, quiet=quiet, markup=False, highlight=False)
+    console = Console(file=file, quiet=quiet, markup=False, highlight=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDTH
     return console

@@ -369,3 +369,9 @@ def test_an_overflow_that_cannot_be_removed_is_rejected_by_name(
     assert "> 65504" in reason
     assert f"rescale-residual left {place}: its values leave fp16's range" in reason
     assert "--precision bf16 has the range" in reason
+
+
+def test_text_is_printed_as_it_is(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    done = cast(capsys, "inspect", "models:factory")  # ":factory:" is an emoji to rich
+    assert "models:factory: models has no attribute" in done.err
