@@ -86,7 +86,8 @@ def print_flow(found: Sequence[dict[str, Any]], console: Console) -> None:
     if not found:
         say(console, "control flow: nothing in the model's code depends on tensors")
         return
-    shown = table("control flow", "at", "code", "decided by", "module", "seen", "what is done")
+    columns = ("control flow", "at", "code", "decided by", "module", "seen", "what is done")
+    shown = table(*columns, whole=2)
     for each in found:
         place = f"{PurePath(each['file']).name}:{each['line']}" if each["file"] else "(no line)"
         shown.add_row(

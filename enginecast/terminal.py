@@ -27,11 +27,11 @@ def say(console: Console, text: str, style: str | None = None) -> None:
     console.print(text, style=style, soft_wrap=True)
 
 
-def table(*columns: str, title: str | None = None) -> Table:
-    """A table without frames, whose first column stays in one piece."""
+def table(*columns: str, title: str | None = None, whole: int = 1) -> Table:
+    """A table without frames, whose first columns (`whole` of them) are never broken."""
     made = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
     for index, column in enumerate(columns):
-        made.add_column(column, no_wrap=index == 0, overflow="fold")
+        made.add_column(column, no_wrap=index < whole, overflow="fold")
     return made
 
 
