@@ -152,16 +152,17 @@ def _leads_on(error: CaptureError) -> bool:
 def _refused(way: Way, error: CaptureError) -> Rung:
     if isinstance(error, RefusedError):
         refusal = error.refusal
-        reason = refusal.reason
-        if refusal.kind in ("model-error", "operator"):  # which say nothing by themselves
-            reason = f"{reason} ({refusal.detail})"
+        left = way.left().get(_split(refusal.place)) if refusal.place else None
+        # These kinds say nothing by themselves.
+        more = refusal.detail if refusal.kind in ("model-error", "operator") else left
+        reason = f"{refusal.reason} ({more})" if more else refusal.reason
         return Rung(way.name, "refused", reason, refusal.place)
     return Rung(way.name, "refused", error.message)
 
 
 def _split(place: str) -> Place:
     file, _, line = place.rpartition(":")
-    return file, int(line)
+    return os.path.realpath(file), int(line)
 
 
 def _baked(runs: Sequence[Sequence[Read]]) -> Way:
@@ -178,7 +179,7 @@ def _rewritten(places: Sequence[Place] | set[Place], baked: Way) -> Way:
     """Rewrites the functions that hold `places`, or all of the user's own."""
     rewriting = _Rewriting(tuple(sorted(places)), baked.answered)
     around = (*baked.around, rewriting.active)
-    return Way("rewrite", baked.told, around, branches=rewriting.branches)
+    return Way("rewrite", baked.told, around, branches=rewriting.branches, left=rewriting.left)
 
 
 class _Rewriting:
@@ -190,14 +191,20 @@ class _Rewriting:
     @contextmanager
     def active(self, module: nn.Module) -> Iterator[None]:
         restructured = restructure(module, self._places, self._answered)
-        with restructured.active():
-            yield
-        self._sites = restructured.sites
+        try:
+            with restructured.active():
+                yield
+        finally:
+            self._sites = restructured.sites
 
     def branches(self) -> tuple[Place, ...]:
         """Where control flow became an operator."""
         became = [site for site in self._sites if site.became not in ("", PYTHON)]
         return tuple((os.path.realpath(site.file), site.line) for site in became)
+
+    def left(self) -> dict[Place, str]:
+        """Why a place was not rewritten."""
+        return {(os.path.realpath(s.file), s.line): s.reason for s in self._sites if s.reason}
 
 
 def _specialised(reads: Sequence[Read]) -> Way:

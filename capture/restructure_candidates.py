@@ -7,7 +7,7 @@ from enginecast.capture.restructure_expressions import is_forbidden, is_static
 from enginecast.capture.restructure_jumps import jumps_out_of_blocks
 from enginecast.capture.restructure_names import LOOPS, SCOPES, over_of, walk
 
-UNMOVABLE = (ast.Global, ast.Nonlocal, ast.Delete, ast.Import, ast.ImportFrom, ast.ClassDef)
+UNMOVABLE = (ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom, ast.ClassDef)
 
 
 def is_candidate(node: ast.stmt) -> bool:
@@ -28,13 +28,19 @@ def is_candidate(node: ast.stmt) -> bool:
 def unmovable(node: ast.stmt) -> str | None:
     """Why a statement cannot be moved into a function of its own."""
     for part in walk([node]):
-        if isinstance(part, UNMOVABLE) or is_forbidden(part):
+        is_written = isinstance(part, ast.Delete) and not deletes_names(part)
+        if isinstance(part, UNMOVABLE) or is_written or is_forbidden(part):
             return f"line {getattr(part, 'lineno', 0)} cannot stand in a function of its own"
     if isinstance(node, LOOPS) and node.orelse:
         return "it has an else"
     if isinstance(node, LOOPS) and jumps_out_of_blocks(node.body):
         return "it is left from inside a with or try"
     return None
+
+
+def deletes_names(node: ast.stmt) -> bool:
+    """Whether a statement unbinds plain names and nothing else."""
+    return isinstance(node, ast.Delete) and all(isinstance(t, ast.Name) for t in node.targets)
 
 
 def effects(nodes: Sequence[ast.AST]) -> list[str]:

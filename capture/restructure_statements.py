@@ -26,6 +26,7 @@ from enginecast.capture.restructure_build import (
     undefined,
 )
 from enginecast.capture.restructure_candidates import (
+    deletes_names,
     effects,
     has,
     is_candidate,
@@ -98,6 +99,8 @@ class Statements:
                 self._note(node, "while", unmovable(node) or "")
         if isinstance(node, ast.Assert):
             return [self._assert(node)]
+        if deletes_names(node):  # a way has to return what lives on, and what is gone lives no more
+            return [place_at(new, node) for new in undefined(sorted(bound([node])))]
         name = appended_name(node)
         if name is not None and name in self._names and isinstance(node, ast.Expr):
             return [self._append(node, name)]
@@ -146,8 +149,7 @@ class Statements:
 
     def _assert(self, node: ast.Assert) -> ast.stmt:
         place = ast.Constant(value=self._place(node, "assert"))
-        given: list[ast.expr] = [node.msg] if node.msg is not None else []
-        message = later(ast.Tuple(elts=given, ctx=ast.Load()))
+        message = later(ast.Tuple(elts=[*filter(None, [node.msg])], ctx=ast.Load()))
         test = self._expressions.predicate(node.test)
         return place_at(ast.Expr(glue("assert_", place, test, message)), node)
 

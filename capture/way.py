@@ -1,6 +1,6 @@
 """A way to trace a model, and what became of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Literal
@@ -52,6 +52,8 @@ class Way:
     """Outputs that the program has besides the model's own."""
     branches: Callable[[], tuple[Place, ...]] = tuple
     """Once it was taken: file and line of what became an operator."""
+    left: Callable[[], Mapping[Place, str]] = dict
+    """Once it was tried: why a place was left as it is."""
 
     def entered(self, module: nn.Module) -> ExitStack:
         """All of `around`, for `module`."""

@@ -109,6 +109,44 @@ def test_the_refusal_tells_what_was_tried() -> None:
     assert "then strict refused at" in error.message
 
 
+class Frees(nn.Module):
+    """As Longformer: a way lets go of what it does not need any more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        if x.sum() > 0:
+            z = y + 1
+            x = x + z
+            del y, z
+        return x - 1
+
+
+def test_a_way_may_free_names() -> None:
+    found = captured(Frees(), {"x": torch.ones(3, 2)}, "rewrite")
+    assert taken(found)[-1] == ("rewrite", "taken")
+    program = found.program.module()
+    for x in (torch.ones(3, 2), -torch.ones(5, 2)):
+        assert torch.equal(program(x=x)["output_0"], Frees()(x))
+
+
+class FreesItems(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        kept = [x, x + 1]
+        if x.sum() > 0:
+            del kept[0]  # HERE
+        return kept[0]
+
+
+def test_the_refusal_says_why_a_place_was_not_rewritten() -> None:
+    with pytest.raises(RefusedError) as caught:
+        captured(FreesItems(), {"x": torch.ones(3, 2)}, "rewrite")
+    lines, first = inspect.getsourcelines(FreesItems)
+    [line] = [first + i for i, text in enumerate(lines) if "HERE" in text]
+    rung = caught.value.rungs[-1]
+    assert (rung.name, rung.place.rpartition(":")[2]) == ("rewrite", str(line - 1))
+    assert f"(line {line} cannot stand in a function of its own)" in rung.reason
+
+
 @pytest.mark.parametrize("row", BRANCHES, ids=lambda row: row.name)
 def test_branches_are_rewritten_and_both_ways_are_exact(row: Row) -> None:
     module = row.module()
