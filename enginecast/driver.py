@@ -144,7 +144,7 @@ def scripted_export(script: ScriptJob, error: RefusedError) -> Export:
     places = ((os.path.realpath(refusal.file), refusal.line),) if refusal.file else ()
     try:
         return replace(script, places=places, rungs=describe_rungs(error.rungs)).run()
-    except (CaptureError, VerificationError) as second:  # such as an eager that does not run
+    except (CaptureError, LoweringError, VerificationError) as second:
         raise CaptureError(
             f"{error.message}\nTorchScript does not help: {second.message}", hint=error.hint
         ) from second

@@ -12,8 +12,11 @@ import torch
 from control_flow import BRANCHES, ROWS, Row
 from torch import Tensor, nn
 
+from enginecast.capture.refusal import Refusal
 from enginecast.capture.script_places import Place, owners
 from enginecast.capture.torchscript import UnscriptableError, hybrid
+from enginecast.capture.way import RefusedError
+from enginecast.driver import scripted_export
 from enginecast.errors import CaptureError, LoweringError, MissingError
 from enginecast.exporters.torchscript import (
     ENGINE_FILE,
@@ -22,6 +25,11 @@ from enginecast.exporters.torchscript import (
     lower_script_to_onnx,
     write_torchscript,
 )
+from enginecast.job import Export
+from enginecast.plan import make_plan
+from enginecast.prepare import ModelOptions
+from enginecast.script_job import ScriptJob
+from enginecast.steps import Steps
 
 BY_NAME = {row.name: row for row in ROWS}
 SCRIPTABLE = (
@@ -310,3 +318,27 @@ def test_large_weights_go_beside_the_graph(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(tmp_path / "engine.onnx")
     (got,) = session.run(None, {"x": example["x"].numpy()})
     np.testing.assert_allclose(got, module(**example).numpy(), rtol=1e-5, atol=1e-6)
+
+
+class Unstorable(ScriptJob):
+    """As a model of which torch.jit.save fails: hybrid and traced, and then refused."""
+
+    def run(self) -> Export:
+        raise LoweringError("TorchScript cannot store the model: strides() of nothing")
+
+
+def test_what_torchscript_cannot_store_is_refused_at_the_line_of_the_branch() -> None:
+    refusal = Refusal(
+        kind="data-dependent-branch",
+        file="model.py",
+        line=7,
+        code="if x.sum() > 0:",
+        reason="a branch on values",
+        hint="",
+        detail="",
+    )
+    job = Unstorable(None, ModelOptions(), make_plan(), 1, None, Steps())  # type: ignore[arg-type]
+    with pytest.raises(CaptureError) as caught:
+        scripted_export(job, RefusedError(refusal))
+    assert "model.py:7" in caught.value.message
+    assert "TorchScript does not help: TorchScript cannot store" in caught.value.message
