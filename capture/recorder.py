@@ -79,19 +79,19 @@ class Recorder:
     Args:
         module: whose submodules give the reads their paths.
         inputs: tensors that the module will be called with.
-        most: reads at one line after which the run is stopped.
+        most: reads at one line after which the run is stopped; None: MOST_READS.
 
     Raises:
         CaptureError: from the run, when a line was read `most` times: a loop without end.
     """
 
     def __init__(
-        self, module: nn.Module, inputs: Mapping[str, Tensor], most: int = MOST_READS
+        self, module: nn.Module, inputs: Mapping[str, Tensor], most: int | None = None
     ) -> None:
         self.reads: list[Read] = []
         self._paths = {id(owner): name for name, owner in module.named_modules()}
         self._histories = _Histories(inputs.values())
-        self._most = most
+        self._most = MOST_READS if most is None else most
         self._counts: dict[tuple[str, int], int] = {}
         self._modes = ExitStack()
 

@@ -15,8 +15,9 @@ from enginecast.runtime.bundle import Bundle
 from enginecast.runtime.load import load
 from enginecast.steps import Steps
 
-QUICK = ("ForShape", "MoeLoop", "ForRangeTensor", "ReturnInLoop")
-"""Scan or Loop, a write in a branch, rounds that are data, and blocks within blocks."""
+QUICK = ("ForShape", "MoeLoop")
+"""A loop, and a write in a branch.  Rounds that are data, and blocks within blocks, are exported by
+default in test_structured_exports.py (`Counted`), and rewritten in test_restructure.py."""
 
 
 def marked(name: str) -> list[pytest.MarkDecorator]:

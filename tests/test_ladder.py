@@ -8,6 +8,7 @@ import torch
 from control_flow import BRANCHES, ROWS, Row
 from torch import Tensor, nn
 
+from enginecast.capture import recorder
 from enginecast.capture.examples import example_sizes, sample
 from enginecast.capture.export import Captured, capture
 from enginecast.capture.factory import FactorySource
@@ -203,6 +204,7 @@ class Endless(nn.Module):
         return x
 
 
-def test_a_loop_without_end_is_refused_by_name() -> None:
+def test_a_loop_without_end_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "MOST_READS", 500)
     with pytest.raises(CaptureError, match=r"(?s)test_ladder.py:\d+.*while x.sum.*no end"):
         captured(Endless(), {"x": torch.ones(3, 2)})

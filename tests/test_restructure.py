@@ -24,7 +24,7 @@ from enginecast.capture.restructure import Restructured, restructure
 from enginecast.capture.structured_sites import RewriteRefused
 from enginecast.exporters.onnx_convert import convert
 
-QUICK = ("IfElse", "Ternary", "WhileNorm", "AppendStack", "LoopToData")
+QUICK = ("IfElse", "Ternary", "WhileNorm", "AppendStack")
 """Cases that go through ONNX Runtime each time; the conversion takes most of the time."""
 STRUCTURED = ("torch.cond", "while_loop", "scan", "torch.where", "_assert_async")
 

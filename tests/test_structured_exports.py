@@ -16,7 +16,7 @@ from enginecast.job import Export
 from enginecast.plan import make_plan
 from enginecast.prepare import ModelOptions
 
-OFTEN = {("Branches", "fp16"), ("Counted", "fp32"), ("Recurrent", "fp32")}
+OFTEN = {("Branches", "fp16"), ("Counted", "fp32")}
 """What a default run exports; the others are slow together."""
 
 
@@ -78,6 +78,7 @@ def test_fusions_reach_into_a_branch(tmp_path: Path) -> None:
     assert any(place.endswith("cond[false]") for place in checked)
 
 
+@pytest.mark.slow
 def test_a_size_that_values_decide_has_a_name_without_a_range(tmp_path: Path) -> None:
     done = made(MODELS["Cut"], tmp_path)
     assert done.bundle is not None

@@ -21,7 +21,12 @@ def examined(group: str, name: str, folder: Path) -> Row:
 
 
 @pytest.mark.parametrize(
-    ("name", "compared"), [("cond_operands", 2), ("list_unpack", 1), ("user_input_mutation", 2)]
+    ("name", "compared"),
+    [
+        pytest.param("cond_operands", 2, marks=pytest.mark.slow),
+        pytest.param("list_unpack", 1, marks=pytest.mark.slow),
+        ("user_input_mutation", 2),
+    ],
 )
 def test_examples_that_are_verified(name: str, compared: int, tmp_path: Path) -> None:
     row = examined("db", name, tmp_path)
@@ -31,7 +36,9 @@ def test_examples_that_are_verified(name: str, compared: int, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "code"),
     [
-        ("dynamic_shape_round", "return x[: round(x.shape[0] / 2)]"),
+        pytest.param(
+            "dynamic_shape_round", "return x[: round(x.shape[0] / 2)]", marks=pytest.mark.slow
+        ),
         ("scalar_output", "return x.shape[1] + 1"),
     ],
 )
