@@ -145,7 +145,7 @@ def _changes(
         for key, value in _attributes(part):
             if known is part and key in marks and _same(marks[key], _mark(value)):
                 continue
-            how = _how(marks.get(key, "nothing"), value)
+            how = _how(marks[key], value) if key in marks else f"was not set, {_now(value)}"
             yield Change(f"{name}.{key}".lstrip("."), how, _place(part, key))
 
 
@@ -174,8 +174,12 @@ def _how(mark: Any, value: Any) -> str:
     if isinstance(value, (list, dict, set, tuple)) and isinstance(mark, tuple) and len(mark) == 3:
         return f"had {mark[1]} items, has {len(value)}"
     if isinstance(value, _PLAIN) and isinstance(mark, _PLAIN):
-        return f"was {mark!r}, is {value!r}"
+        return f"was {mark!r}, {_now(value)}"
     return f"a {type(value).__name__}"
+
+
+def _now(value: Any) -> str:
+    return f"is {value!r}" if isinstance(value, _PLAIN) else f"is a {type(value).__name__}"
 
 
 def _place(module: nn.Module, key: str) -> str:

@@ -63,6 +63,14 @@ class Counts(nn.Module):
         return x * 2
 
 
+class Remembers(nn.Module):
+    """As SeamlessM4T, which writes down which input it was given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.given = "x"  # HERE
+        return x + 1
+
+
 class Parent(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -138,7 +146,11 @@ def test_state_that_changes_the_result_is_refused(
 
 @pytest.mark.parametrize(
     ("make", "how"),
-    [(Appends, "seen at {} (had 0 items, has 1)"), (Counts, "calls at {} (was 0, is 1)")],
+    [
+        (Appends, "seen at {} (had 0 items, has 1)"),
+        (Counts, "calls at {} (was 0, is 1)"),
+        (Remembers, "given at {} (was not set, is 'x')"),
+    ],
 )
 def test_state_that_decides_nothing_is_a_note(make: type[nn.Module], how: str) -> None:
     [note] = prepared_reference(make())
