@@ -100,7 +100,7 @@ def _stages(row: Row, folder: Path) -> Iterator[None]:
     code, told = _export(folder)
     if code:
         _not_verified(row, code, told)
-    row.stage, row.notes = "judge", tuple(told.get("notes", ()))
+    row.stage, row.notes = "judge", tuple(map(without_folders, told.get("notes", ())))
     yield
     with load(folder / "bundle", threads=1) as engine:
         found = judge(engine, source.eager(), specs)
@@ -112,9 +112,13 @@ def _stages(row: Row, folder: Path) -> Iterator[None]:
 
 
 def _end(row: Row, outcome: Outcome, reason: str) -> None:
-    without_folders = re.sub(r"(/[\w.+-]+)+/", "", reason)  # they are this machine's
-    row.outcome, row.reason = outcome, " ".join(without_folders.split())[:500]
+    row.outcome, row.reason = outcome, " ".join(without_folders(reason).split())[:500]
     raise _EndedError
+
+
+def without_folders(text: str) -> str:
+    """A message with the names of files alone: their folders are this machine's."""
+    return re.sub(r"(/[\w.+-]+)+/", "", text)
 
 
 def _not_verified(row: Row, code: int, told: dict[str, Any]) -> None:

@@ -8,11 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from zoo.examine import without_folders
 from zoo.run import run
 from zoo.table import RESULTS, counts, merge, read, share_verified
 from zoo.tiny import model_types
 
 VERIFIED = 0.9
+
+
+def test_rows_hold_no_folder_of_the_machine() -> None:
+    note = "sequence is fixed at 16: this code (/home/me/.venv/lib/modeling_mamba.py:70) says so"
+    assert without_folders(note).count("/") == 0
+    assert "(modeling_mamba.py:70)" in without_folders(note)
+    for row in read(RESULTS)["models"].values():
+        assert [n for n in (row["reason"], *row["notes"]) if n != without_folders(n)] == []
 
 
 @pytest.mark.slow
