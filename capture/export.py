@@ -1,7 +1,7 @@
 """Capture a model as a program: torch.export without weights, then the weights bound to it."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,12 +30,15 @@ from enginecast.capture.shapes import (
     output_specs,
     symbol_names,
 )
+from enginecast.capture.size_guards import OtherSizes, other_sizes
 from enginecast.capture.source import Source
 from enginecast.capture.trace import trace
 from enginecast.capture.wanted import Wanted
 from enginecast.capture.way import Fallback, Place, Rung, Way
 from enginecast.errors import UsageError
 
+DECIDING = frozenset({"if", "while", "for", "ternary", "comprehension", "boolean", "try"})
+"""Findings where Python takes one of several ways."""
 SEED = 0
 """Of the inputs that the model is run on when its trace is refused."""
 TRIALS = 2
@@ -64,6 +67,8 @@ class Captured:
     """File and line of each branch whose ways have to be verified, all of them."""
     guards: tuple[Guard, ...] = ()
     """Outputs that tell whether inputs go the way of the program; none when it goes all ways."""
+    other_sizes: tuple[OtherSizes, ...] = ()
+    """Sizes in range at which the model's code goes another way than the trace did."""
     is_widened: bool = False
     """Whether code was rewritten only so that more sizes are possible."""
 
@@ -127,25 +132,32 @@ def capture(
         shapes.symbols,
         notes,
         climbed.rungs,
-        branches=_branches(source, specs, climbed.way),
+        branches=_branches(source, specs, climbed.way, traced.proved),
         guards=climbed.way.guards,
+        other_sizes=other_sizes(traced.program, shapes.inputs),
         is_widened=climbed.is_widened,
     )
 
 
-def _branches(source: Source, specs: tuple[InputSpec, ...], way: Way) -> tuple[Place, ...]:
-    """Where both ways have to be verified: what became an operator, and what is tried on values.
+def _branches(
+    source: Source, specs: tuple[InputSpec, ...], way: Way, proved: Collection[Place]
+) -> tuple[Place, ...]:
+    """Where both ways have to be verified: what became an operator, and what eager decides by
+    inputs although torch.export did not stumble over it.
 
-    torch.export follows the way that does not raise, and says nothing of the other.
+    Code can lead around a capture: it swallows torch's refusal (`try`, `suppress`), asks whether it
+    is being compiled, or for the type of a number.  torch.export says nothing of the other way.
     """
     if way.guards:
         return ()  # the program tells by itself when another way was right
-    tried = [
+    decided = [
         (os.path.realpath(found.file), found.line)
-        for found in scan(source.empty(), [spec.name for spec in specs])
-        if found.kind == "try" and found.decides == "inputs" and found.is_blocking
+        for found in scan(source.empty(), [spec.name for spec in specs], is_eager=True)
+        if found.kind in DECIDING and found.decides == "inputs" and found.is_blocking
     ]
-    return tuple(dict.fromkeys((*way.branches(), *tried)))
+    return tuple(
+        dict.fromkeys((*way.branches(), *(place for place in decided if place not in proved)))
+    )
 
 
 def _trials(

@@ -20,24 +20,27 @@ from enginecast.capture.taint_walk import TooMuchError, Walker
 logger = logging.getLogger(__name__)
 
 
-def scan(module: nn.Module, tensors: Collection[str]) -> list[Finding]:
+def scan(module: nn.Module, tensors: Collection[str], *, is_eager: bool = False) -> list[Finding]:
     """Every line at which `module` decides by data, by shapes or dtypes, or changes itself.
 
     Args:
         module: in the mode in which it will run; its tensors may be on meta or fake.
         tensors: names of forward's arguments that are tensors; the others have their defaults.
+        is_eager: look at the code that a plain run takes, rather than a capture, where code asks
+            torch which of them it is.
 
     Returns:
         One finding a line, blocking ones first.  Code that has no source, and code that the scan
         does not get through, are findings of the kind "not-scanned".
     """
-    walker = Walker(_paths(module), frozenset())
+    walker = Walker(_paths(module), frozenset(), is_eager=is_eager)
     found = _round(walker, module, tensors)
     if walker.written:
         # What is written may hold anything when it is read; but a constant says the same always.
-        second = Walker(_paths(module), frozenset(walker.written))
+        second = Walker(_paths(module), frozenset(walker.written), is_eager=is_eager)
         _round(second, module, tensors)
-        found = _round(Walker(_paths(module), frozenset(second.changed)), module, tensors)
+        third = Walker(_paths(module), frozenset(second.changed), is_eager=is_eager)
+        found = _round(third, module, tensors)
     # Counted is in how many modules a line is met: how often it runs, a scan cannot know.
     once = {(f.file, f.line, f.kind, f.tensor, f.module): f for f in found}
     return merge(replace(each, action=each.action or action(each)) for each in once.values())

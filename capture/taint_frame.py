@@ -39,6 +39,8 @@ class Local:
 class Walk(Protocol):
     """What frames need of the walk."""
 
+    is_eager: bool
+
     def evaluate(self, node: ast.expr, frame: "Frame") -> Value: ...
 
     def execute(self, statements: list[ast.stmt], frame: "Frame") -> frozenset[str]: ...

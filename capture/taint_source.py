@@ -7,6 +7,8 @@ import linecache
 from types import CodeType
 from typing import TypeAlias
 
+from enginecast.capture.findings import Finding
+
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
@@ -69,3 +71,19 @@ def _find(tree: ast.Module, code: CodeType) -> FunctionNode | None:
 def line_of(file: str, line: int) -> str:
     """The text of a line, without its comment mark left out: as it stands."""
     return linecache.getline(file, line).strip()
+
+
+def not_scanned(code: CodeType, name: str, path: str) -> Finding:
+    """Tells that there is no source to look into."""
+    return Finding(
+        kind="not-scanned",
+        file=code.co_filename,
+        line=code.co_firstlineno,
+        code="",
+        function=name,
+        module=path,
+        tensor="",
+        decides="unknown",
+        witnesses=("scan",),
+        action="not looked into: its source is not available",
+    )

@@ -136,15 +136,15 @@ def operator(
     return replace(made, owner=owner)
 
 
-def _answers() -> dict[int, bool | None]:
-    """What torch's questions about tracing answer during an export."""
+def _answers(*, is_eager: bool) -> dict[int, bool | None]:
+    """What torch's questions about tracing answer during an export, or in a plain run."""
     answers = {
         "jit.is_tracing": False,
         "jit.is_scripting": False,
         "_C._get_tracing_state": None,
         "_C._is_tracing": False,
-        "compiler.is_compiling": True,
-        "compiler.is_exporting": True,
+        "compiler.is_compiling": not is_eager,
+        "compiler.is_exporting": not is_eager,
         "compiler.is_dynamo_compiling": False,
         "is_grad_enabled": False,
         "is_inference_mode_enabled": False,
@@ -160,13 +160,15 @@ def _answers() -> dict[int, bool | None]:
     return found
 
 
-ANSWERS = _answers()
+ANSWERS = _answers(is_eager=False)
+EAGER_ANSWERS = _answers(is_eager=True)
 
 
 def torch_call(function: Any, arguments: Arguments, frame: Frame, node: ast.Call) -> Value:
     """A function or class of torch that is not walked through."""
-    if id(function) in ANSWERS:
-        return Value(const=ANSWERS[id(function)])
+    answers = EAGER_ANSWERS if frame.walk.is_eager else ANSWERS
+    if id(function) in answers:
+        return Value(const=answers[id(function)])
     name = getattr(function, "__name__", "")
     values = arguments.all
     if name == "is_tensor" and values and (values[0].is_one_tensor or values[0].const is None):

@@ -29,7 +29,7 @@ from enginecast.capture.taint_frame import Arguments, Frame, Local
 from enginecast.capture.taint_lookup import Property, Super, stored, super_attribute
 from enginecast.capture.taint_methods import is_own, method_call
 from enginecast.capture.taint_places import OneOf
-from enginecast.capture.taint_source import function_node
+from enginecast.capture.taint_source import function_node, not_scanned
 from enginecast.capture.taint_statements import execute
 
 MOST_NODES = 1_500_000
@@ -45,7 +45,15 @@ class TooMuchError(Exception):
 class Walker:
     """Walks through functions; see `Walk`."""
 
-    def __init__(self, paths: Mapping[int, str], state: frozenset[tuple[int, str]]) -> None:
+    def __init__(
+        self,
+        paths: Mapping[int, str],
+        state: frozenset[tuple[int, str]],
+        *,
+        is_eager: bool = False,
+    ) -> None:
+        self.is_eager = is_eager
+        """Whether code that asks torch if it is being captured hears that it is not."""
         self._paths = paths
         self._state = state
         self.written: set[tuple[int, str]] = set()
@@ -225,7 +233,7 @@ class Walker:
         node = function_node(code)
         name = code.co_qualname  # a decorator gives its wrapper the name of what it wraps
         if node is None:
-            return guess(arguments.all), [_not_scanned(code, name, path)]
+            return guess(arguments.all), [not_scanned(code, name, path)]
         names = bind_arguments(node, arguments, defaults_of(function))
         owner = None
         for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -282,18 +290,3 @@ def _joined(values: list[Value]) -> Value:
     for each in values[1:]:
         made = join(made, each)
     return made
-
-
-def _not_scanned(code: types.CodeType, name: str, path: str) -> Finding:
-    return Finding(
-        kind="not-scanned",
-        file=code.co_filename,
-        line=code.co_firstlineno,
-        code="",
-        function=name,
-        module=path,
-        tensor="",
-        decides="unknown",
-        witnesses=("scan",),
-        action="not looked into: its source is not available",
-    )

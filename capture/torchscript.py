@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from enginecast.capture.positional import Positional, own_copy, refuse_state
 from enginecast.capture.quiet import quiet_torch
 from enginecast.capture.refusal import FRAME, is_user_code
+from enginecast.capture.script_decorators import refusing_decorators
 from enginecast.capture.script_places import Place, owners
 from enginecast.capture.wanted import Wanted
 from enginecast.errors import CaptureError, EnginecastError, MissingError
@@ -157,7 +158,8 @@ class _Scripting:
         if isinstance(before, _CONTAINERS):
             return "a list of modules has no forward"
         try:
-            scripted = torch.jit.script(before)
+            with refusing_decorators():
+                scripted = torch.jit.script(before)
             self._put(before, scripted)
         except Exception as error:  # TorchScript raises RuntimeError, OSError, TypeError, ...
             return _reason(error)

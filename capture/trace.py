@@ -14,6 +14,7 @@ from enginecast.capture.inputs import InputSpec
 from enginecast.capture.lacking import lacking
 from enginecast.capture.narrowing import fix, narrow
 from enginecast.capture.outputs import name_outputs
+from enginecast.capture.proved import Place, noting_proofs
 from enginecast.capture.quiet import quiet_torch
 from enginecast.capture.refusal import REASONS, Refusal, explain, is_user_code
 from enginecast.capture.shapes import FrozenDimensionError, Shapes, check_shapes, dynamic_shapes
@@ -40,6 +41,8 @@ class Traced:
     notes: tuple[str, ...]
     narrowed: tuple[str, ...] = ()
     """Those of the notes that tell of dimensions that were narrowed or fixed."""
+    proved: frozenset[Place] = frozenset()
+    """Where the trace decided by numbers, as it must be for every input."""
 
 
 def trace(
@@ -91,9 +94,11 @@ def _once(
     notes: tuple[str, ...],
     is_proved: bool,
 ) -> Traced:
-    program, named = _export(source, specs, inputs, wanted, way, is_proved)
+    with noting_proofs(is_user_code) as proved:
+        program, named = _export(source, specs, inputs, wanted, way, is_proved)
     shapes = check_shapes(program, specs)
-    return Traced(program, shapes, specs, (*notes, *named), (*notes, *shapes.notes))
+    narrowed = (*notes, *shapes.notes)
+    return Traced(program, shapes, specs, (*notes, *named), narrowed, frozenset(proved))
 
 
 def _export(

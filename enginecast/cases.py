@@ -9,11 +9,12 @@ from torch import Tensor
 
 from enginecast.capture.branches import cover
 from enginecast.capture.coverage import Place
-from enginecast.capture.examples import Case, verification_inputs
+from enginecast.capture.examples import Case, example_sizes, sample, verification_inputs
 from enginecast.capture.given import tokenize
 from enginecast.capture.inputs import InputSpec
 from enginecast.capture.oracle import Guard
 from enginecast.capture.recorder import record
+from enginecast.capture.size_guards import OtherSizes
 from enginecast.capture.source import Source
 from enginecast.errors import CaptureError, UsageError
 from enginecast.steps import Steps
@@ -51,6 +52,25 @@ def choose_cases(
         encoded = tokenize(prompts, source, specs)
         cases = [Case("given prompts", _filled(encoded, specs)), *cases]
     return tuple(_within(specs, cases))
+
+
+def with_other_sizes(
+    specs: Sequence[InputSpec], cases: Sequence[Case], others: Sequence[OtherSizes]
+) -> tuple[Case, ...]:
+    """The cases, and one for each of the sizes at which the code goes another way than its trace.
+
+    Args:
+        specs: the inputs.
+        cases: the verification inputs.
+        others: what the trace's guards exclude.
+    """
+    added = []
+    for other in others:
+        place = f" ({other.place})" if other.place else ""
+        inputs = sample(specs, {**example_sizes(specs), **other.sizes}, SEED)
+        told = ", ".join(f"{name} {size}" for name, size in other.sizes.items())
+        added.append(Case(f"sizes that the code tells apart: {told}{place}", inputs))
+    return (*cases, *added)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,14 @@ from enginecast.capture.source import Source, open_source
 from enginecast.capture.state import CalledTwice
 from enginecast.capture.wanted import Wanted, parse_wanted
 from enginecast.capture.way import Fallback
-from enginecast.cases import Covered, along_guards, check_values, choose_cases, cover_branches
+from enginecast.cases import (
+    Covered,
+    along_guards,
+    check_values,
+    choose_cases,
+    cover_branches,
+    with_other_sizes,
+)
 from enginecast.errors import CaptureError
 from enginecast.passes.base import PassContext
 from enginecast.passes.cut_outputs import drop_dead, keep_outputs
@@ -139,6 +146,7 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
     weights = captured.program.state_dict.values()
     parameters = 0 if options.thorough else sum(tensor.numel() for tensor in weights)
     cases = choose_cases(source, captured.inputs, given, prompts, parameters, steps)
+    cases = with_other_sizes(captured.inputs, cases, captured.other_sizes)
     prepared = Prepared(source, captured, cases, wanted, options)
     if captured.guards:
         kept = along_guards(source, cases, captured.guards, steps)

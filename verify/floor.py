@@ -36,6 +36,9 @@ Forward = Callable[[nn.Module, Mapping[str, Tensor]], Mapping[str, Tensor]]
 """Runs a module on a case's inputs and names its outputs."""
 
 
+NARROW = "Where the model does not take such sizes, narrow them: --dynamic NAME:DIM=MIN..MAX."
+
+
 class Case(Protocol):
     """Inputs under a name."""
 
@@ -70,6 +73,13 @@ def reference_outputs(
     except AssertionFailedError as error:
         case = cases[error.case].name
         raise VerificationError(f"case {case!r}: {error.message}", hint=error.hint) from error
+    except EnginecastError:
+        raise
+    except (IndexError, RuntimeError, ValueError) as error:  # an operator's, as eager would get it
+        raise VerificationError(
+            f"the captured program does not run in all its sizes: {str(error).splitlines()[0]}",
+            hint=NARROW,
+        ) from error
     return {case.name: _arrays(found) for case, found in zip(cases, outputs, strict=True)}
 
 
@@ -100,8 +110,7 @@ def eager_outputs(eager: Eager, cases: Sequence[Case], *, dtype: str, forward: F
             sizes = ", ".join(f"{name} {list(t.shape)}" for name, t in inputs.items())
             raise VerificationError(
                 f"case {case.name!r} ({sizes}): eager {dtype} cannot run here: {error}",
-                hint="Without eager there is no floor to judge an engine by. Where the model does "
-                "not take such sizes, narrow them: --dynamic NAME:DIM=MIN..MAX.",
+                hint=f"Without eager there is no floor to judge an engine by. {NARROW}",
             ) from error
     return found
 
