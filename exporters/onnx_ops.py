@@ -15,6 +15,7 @@ from onnxscript import opset23 as op
 
 from enginecast.exporters.onnx_experts import expert_translations
 from enginecast.exporters.onnx_loops import loop_translations
+from enginecast.exporters.onnx_numbers import number_translations
 
 MICROSOFT = onnxscript.values.Opset("com.microsoft", 1)
 _FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
@@ -128,4 +129,5 @@ def translation_table(*, device: str) -> dict[Callable[..., Any], Callable[..., 
         torch.ops.aten.rms_norm.default: _rms_norm,
         **expert_translations(),
         **loop_translations(),
+        **number_translations(),
     }

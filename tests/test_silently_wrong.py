@@ -13,6 +13,7 @@ from enginecast.errors import CaptureError, VerificationError
 from enginecast.job import Export
 from enginecast.plan import make_plan
 from enginecast.prepare import ModelOptions
+from enginecast.runtime.load import load
 
 
 class NotWhileCompiling(nn.Module):
@@ -109,3 +110,16 @@ class Decorated(nn.Module):
 def test_a_script_does_not_leave_a_decorator_out(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="leave out the decorator of Decorated"):
         exported(Decorated(), tmp_path)
+
+
+class Thirds(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (int(x.sum()) // 3)
+
+
+def test_python_divides_integers_downwards(tmp_path: Path) -> None:
+    bundle = exported(Thirds(), tmp_path).bundle
+    assert bundle is not None
+    x = torch.full((1, 4), -1.0)
+    with load(bundle.root) as engine:
+        assert engine.run({"x": x.numpy()})["output_0"].tolist() == [[2.0] * 4]
