@@ -54,6 +54,7 @@ def cover(
     found = find_predicates(module, cases[0].inputs, places)
     ways = Ways()
     added: list[Case] = []
+    has_run = False
     with quiet_torch():
         for case in cases:
             try:
@@ -62,7 +63,8 @@ def cover(
                 raise
             except Exception:  # the model's own; the comparison with eager will tell of it
                 continue
-        if _is_open(found, ways):
+            has_run = True
+        if has_run and _is_open(found, ways):  # else eager runs on nothing, and that is told
             added = _search(module, found, specs, cases, ways, seed)
     unverified = [
         *(f"{file}:{line}: its source cannot be read" for file, line in found.unseen),

@@ -7,7 +7,6 @@ block.
 
 import ast
 import gc
-import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from enginecast.capture.recompile import SourceUnavailable, first_line, source_of, swapped
+from enginecast.capture.refusal import real_path
 
 Place = tuple[str, int]
 Form = Literal["branch", "loop", "try"]
@@ -114,8 +114,8 @@ def find_predicates(
             source = source_of(function)
         except SourceUnavailable:
             continue
-        lines = {line for file, line in places if file == os.path.realpath(source.file)}
-        wrap = _Wrap(os.path.realpath(source.file), lines, predicates)
+        lines = {line for file, line in places if file == real_path(source.file)}
+        wrap = _Wrap(real_path(source.file), lines, predicates)
         definition = source.definition
         # A line that reads a value and tests none has one way.
         span = range(first_line(definition), (definition.end_lineno or 0) + 1)
@@ -146,7 +146,7 @@ def _functions(codes: Collection[CodeType], places: Collection[Place]) -> list[F
     """The functions whose code holds one of `places`."""
     found: dict[int, FunctionType] = {}
     for code in codes:
-        file = os.path.realpath(code.co_filename)
+        file = real_path(code.co_filename)
         lines = [line for *_, line in code.co_lines() if line is not None]
         if not lines or not any(f == file and min(lines) <= n <= max(lines) for f, n in places):
             continue

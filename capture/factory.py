@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from transformers import PreTrainedConfig
 
 from enginecast.capture.empty import empty_copy
@@ -29,6 +30,7 @@ class FactorySource(Source):
     """A module that the user's own code built."""
 
     def __init__(self, name: str, module: nn.Module, example: Mapping[str, Tensor]) -> None:
+        module = as_written(module, name)
         self.name = name
         self.model_class = type(module)
         self._module = module.eval().requires_grad_(False)
@@ -73,6 +75,33 @@ class FactorySource(Source):
 
     def example(self) -> dict[str, Tensor]:
         return dict(self._example)
+
+
+def as_written(module: nn.Module, name: str) -> nn.Module:
+    """The module that torch.compile wraps, or the module itself.
+
+    Raises:
+        SourceError: it has no Python code, or parameters without a shape.
+    """
+    original = getattr(module, "_orig_mod", None)
+    if type(module).__name__ == "OptimizedModule" and isinstance(original, nn.Module):
+        return original  # else every size that is run is compiled first
+    if isinstance(module, torch.jit.ScriptModule):
+        raise SourceError(
+            f"{name} is a TorchScript module, which torch.export does not take",
+            hint="Give the nn.Module that it was made from.",
+        )
+    waiting = [
+        path
+        for path, tensor in (*module.named_parameters(), *module.named_buffers())
+        if is_lazy(tensor)
+    ]
+    if waiting:
+        raise SourceError(
+            f"{name}: the parameter {waiting[0]} has no shape yet: it is one of a lazy module",
+            hint="Call the module once on an example before it is returned.",
+        )
+    return module
 
 
 def copy_sharing_weights(module: nn.Module) -> nn.Module:

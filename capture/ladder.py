@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from enginecast.capture.oracle import answering, baked_places, guarding, guards_of
 from enginecast.capture.quiet import quiet_torch
 from enginecast.capture.recorder import Read, record
+from enginecast.capture.refusal import Refusal, real_path
 from enginecast.capture.restructure import restructure
 from enginecast.capture.shapes import FrozenDimensionError
 from enginecast.capture.source import Source
@@ -152,10 +153,10 @@ def _leads_on(error: CaptureError) -> bool:
 def _refused(way: Way, error: CaptureError) -> Rung:
     if isinstance(error, RefusedError):
         refusal = error.refusal
-        left = way.left().get(_split(refusal.place)) if refusal.place else None
-        # These kinds say nothing by themselves.
-        more = refusal.detail if refusal.kind in ("model-error", "operator") else left
-        reason = f"{refusal.reason} ({more})" if more else refusal.reason
+        reason = way.why(refusal)
+        says_nothing = refusal.kind in ("model-error", "operator")
+        if says_nothing and refusal.detail not in reason:
+            reason = f"{reason} ({refusal.detail})"
         return Rung(way.name, "refused", reason, refusal.place)
     return Rung(way.name, "refused", error.message)
 
@@ -179,7 +180,7 @@ def _rewritten(places: Sequence[Place] | set[Place], baked: Way) -> Way:
     """Rewrites the functions that hold `places`, or all of the user's own."""
     rewriting = _Rewriting(tuple(sorted(places)), baked.answered)
     around = (*baked.around, rewriting.active)
-    return Way("rewrite", baked.told, around, branches=rewriting.branches, left=rewriting.left)
+    return Way("rewrite", baked.told, around, branches=rewriting.branches, why=rewriting.why)
 
 
 class _Rewriting:
@@ -191,20 +192,23 @@ class _Rewriting:
     @contextmanager
     def active(self, module: nn.Module) -> Iterator[None]:
         restructured = restructure(module, self._places, self._answered)
-        try:
-            with restructured.active():
-                yield
-        finally:
-            self._sites = restructured.sites
+        self._sites = restructured.sites
+        with restructured.active():
+            yield
 
     def branches(self) -> tuple[Place, ...]:
         """Where control flow became an operator."""
         became = [site for site in self._sites if site.became not in ("", PYTHON)]
         return tuple((os.path.realpath(site.file), site.line) for site in became)
 
-    def left(self) -> dict[Place, str]:
-        """Why a place was not rewritten."""
-        return {(os.path.realpath(s.file), s.line): s.reason for s in self._sites if s.reason}
+    def why(self, refusal: Refusal) -> str:
+        """The reason why the line that was refused was left as it is; else what torch says."""
+        left = (
+            f"{refusal.reason}; this {site.was} was not rewritten: {site.reason}"
+            for site in self._sites
+            if site.reason and (real_path(site.file), site.line) == (refusal.file, refusal.line)
+        )
+        return next(left, f"{refusal.reason} ({refusal.detail})")
 
 
 def _specialised(reads: Sequence[Read]) -> Way:

@@ -10,7 +10,6 @@ are compared (see `decide`).
 import hashlib
 import linecache
 import logging
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,7 +24,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from enginecast.capture.refusal import is_user_code
+from enginecast.capture.endless import LONGEST_RUN, Bounded
+from enginecast.capture.refusal import is_user_code, real_path
 from enginecast.errors import CaptureError
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,8 @@ class Recorder:
         most: reads at one line after which the run is stopped; None: MOST_READS.
 
     Raises:
-        CaptureError: from the run, when a line was read `most` times: a loop without end.
+        CaptureError: when a line was read `most` times, or the run took too long: a loop without
+            end.
     """
 
     def __init__(
@@ -94,14 +95,16 @@ class Recorder:
         self._most = MOST_READS if most is None else most
         self._counts: dict[tuple[str, int], int] = {}
         self._modes = ExitStack()
+        self._bound = Bounded(LONGEST_RUN)
 
     def __enter__(self) -> "Recorder":
+        self._modes.enter_context(self._bound)
         self._modes.enter_context(self._histories)
         self._modes.enter_context(_Readers(self))
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._modes.close()
+        self._modes.__exit__(*error)
 
     def note(self, kind: ReadKind, tensor: Tensor, value: Any) -> None:
         """Add a read by the innermost frame of the user's code."""
@@ -198,7 +201,7 @@ def _user_frame() -> FrameType | None:
 
 
 def _place(frame: FrameType) -> tuple[str, int]:
-    return os.path.realpath(frame.f_code.co_filename), frame.f_lineno
+    return real_path(frame.f_code.co_filename), frame.f_lineno
 
 
 class _Readers(TorchFunctionMode):

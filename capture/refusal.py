@@ -202,6 +202,16 @@ def is_user_code(file: str) -> bool:
     return is_installed or not path.startswith(sysconfig.get_paths()["stdlib"])
 
 
+def real_path(file: str) -> str:
+    """A file without links, so that two names of one are equal; what exec named is no file."""
+    return file if file.startswith("<") else os.path.realpath(file)
+
+
+def is_models_code(file: str) -> bool:
+    """Like `is_user_code`, and true of code that a model's author gave to exec."""
+    return is_user_code(file) or _WITHOUT_SOURCE.match(file) is not None
+
+
 def _within_torch(frames: list[tuple[str, int]]) -> list[tuple[str, int]]:
     """The frames from torch's first one on: those before it are who asked for the export."""
     folder = str(Path(torch.__file__).parent)

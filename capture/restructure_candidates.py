@@ -1,7 +1,7 @@
 """Which statements may depend on data, and which can be moved into functions of their own."""
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from enginecast.capture.restructure_expressions import is_forbidden, is_static
 from enginecast.capture.restructure_jumps import jumps_out_of_blocks
@@ -88,3 +88,10 @@ def jumps_out(node: ast.AST, *kinds: type[ast.AST]) -> bool:
         or (not isinstance(part, (*LOOPS, *SCOPES)) and jumps_out(part, *kinds))
         for part in ast.iter_child_nodes(node)
     )
+
+
+def caught(node: ast.stmt) -> Iterator[tuple[ast.AST, str]]:
+    """What decides within a try statement, with its kind; nothing of any other statement."""
+    for inner in walk([node]) if isinstance(node, ast.Try) else ():
+        if isinstance(inner, (ast.If, ast.While)):
+            yield inner, type(inner).__name__.lower()

@@ -26,6 +26,7 @@ from enginecast.capture.restructure_build import (
     undefined,
 )
 from enginecast.capture.restructure_candidates import (
+    caught,
     deletes_names,
     effects,
     has,
@@ -75,13 +76,12 @@ class Statements:
     def body(self) -> list[ast.stmt]:
         """The new body, which imports the glue."""
         body = self._block(self._body, frozenset())
-        documented = ast.get_docstring(self._function) is not None
-        start, rest = (body[:1], body[1:]) if documented else ([], body)
+        start = 0 if ast.get_docstring(self._function) is None else 1
         glued = ast.parse(f"import enginecast.capture.structured as {GLUE}").body
         first = [*glued, *undefined(sorted(self._needs - self._arguments))]
         for node in first:
             place_at(node, self._function.body[0])
-        return [*start, *first, *rest]
+        return [*body[:start], *first, *body[start:]]
 
     def _block(self, body: Sequence[ast.stmt], own: frozenset[str]) -> list[ast.stmt]:
         return [new for node in body for new in self._statement(node, own)]
@@ -89,6 +89,8 @@ class Statements:
     def _statement(self, node: ast.stmt, own: frozenset[str]) -> list[ast.stmt]:
         """`own`: names that the branch around it has bound; nobody outside sees them."""
         if isinstance(node, (*SCOPES, ast.Try)):
+            for decides in caught(node):
+                self._note(*decides, "it stands in a try statement")
             return [node]  # what is caught depends on every operation inside
         if isinstance(node, ast.If) and not is_static(node.test):
             return self._if(node, own)

@@ -1,13 +1,14 @@
 """Which submodule runs a line of code: the one to script when that line branches on data."""
 
 import inspect
-import os
 import sys
 from collections.abc import Callable, Collection, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
 from torch import nn
+
+from enginecast.capture.refusal import real_path
 
 Place = tuple[str, int]
 """File and line."""
@@ -28,14 +29,14 @@ def owners(
         modules whose forward stands around the line; empty where there is none either.
     """
     paths = {id(found): path for path, found in module.named_modules()}
-    wanted = {(os.path.realpath(file), line): (file, line) for file, line in places}
+    wanted = {(real_path(file), line): (file, line) for file, line in places}
     files = {file for file, _ in wanted}
     found: dict[Place, set[str]] = {place: set() for place in places}
 
     def on_event(frame: FrameType, event: str, argument: Any) -> None:
         if event != "call":
             return
-        file = os.path.realpath(frame.f_code.co_filename)
+        file = real_path(frame.f_code.co_filename)
         if file not in files:
             return
         for (wanted_file, line), place in wanted.items():
@@ -84,12 +85,12 @@ def _codes(module_class: type[nn.Module]) -> Iterator[CodeType]:
 
 def _around(module: nn.Module, place: Place) -> set[str]:
     """Modules whose forward holds a line that the run did not come by."""
-    file, line = os.path.realpath(place[0]), place[1]
+    file, line = real_path(place[0]), place[1]
     return {
         path
         for path, found in module.named_modules()
         for code in _codes(type(found))
-        if os.path.realpath(code.co_filename) == file and _spans(code, line)
+        if real_path(code.co_filename) == file and _spans(code, line)
     }
 
 

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from enginecast.capture import endless
 from enginecast.capture.constraints import user_places
 from enginecast.capture.empty import capture_mode, fake_weights
+from enginecast.capture.endless import Bounded
 from enginecast.capture.examples import example_sizes, sample
 from enginecast.capture.inputs import InputSpec
 from enginecast.capture.lacking import lacking
@@ -122,7 +124,13 @@ def _export(
     given = inputs if way.is_strict else {n: mode.from_tensor(t) for n, t in inputs.items()}
     try:
         # Without no_grad the sdpa decomposition fails on symbolic shapes.
-        with way.entered(module), torch.no_grad(), quiet_torch(), user_places(is_user_code):
+        with (
+            Bounded(endless.LONGEST_TRACE),
+            way.entered(module),
+            torch.no_grad(),
+            quiet_torch(),
+            user_places(is_user_code),
+        ):
             program = torch.export.export(
                 module,
                 (),

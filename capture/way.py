@@ -1,8 +1,9 @@
 """A way to trace a model, and what became of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 from torch import nn
@@ -15,6 +16,9 @@ Name = Literal["export", "bake", "strict", "rewrite", "specialise", "torchscript
 Fallback = Literal["none", "rewrite", "specialise", "torchscript"]
 Around = Callable[[nn.Module], AbstractContextManager[object]]
 Place = tuple[str, int]
+
+
+REASON: Callable[[Refusal], str] = attrgetter("reason")
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,8 @@ class Way:
     """Outputs that the program has besides the model's own."""
     branches: Callable[[], tuple[Place, ...]] = tuple
     """Once it was taken: file and line of what became an operator."""
-    left: Callable[[], Mapping[Place, str]] = dict
-    """Once it was tried: why a place was left as it is."""
+    why: Callable[[Refusal], str] = REASON
+    """Why it does not help, once it was refused too."""
 
     def entered(self, module: nn.Module) -> ExitStack:
         """All of `around`, for `module`."""

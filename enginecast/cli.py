@@ -229,6 +229,7 @@ def inspect(
     hidden_state: HiddenStates = None,
     random_weights: RandomWeights = None,
     device: Device = None,
+    fallback: Fallback = "torchscript",
     allow_code: AllowCode = False,
     as_json: AsJson = False,
 ) -> None:
@@ -245,7 +246,7 @@ def inspect(
     plan = make_plan("onnxruntime", precision, pipeline, device)
     dims, kept, states = (tuple(given or ()) for given in (dynamic, outputs, hidden_state))
     options = ModelOptions(random_weights, allow_code, inputs, prompts, dims, kept, states)
-    run_inspect(model, plan, options, as_json=as_json, console=progress())
+    run_inspect(model, plan, options, fallback=fallback, as_json=as_json, console=progress())
 
 
 for command in (opt, bisect, passes):

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from enginecast.capture.way import Fallback
 from enginecast.commands_engine import print_json
-from enginecast.driver import export
+from enginecast.driver import export, falls_back
 from enginecast.errors import CaptureError, UsageError
 from enginecast.flow_page import flow_of_refused, print_flow
 from enginecast.inspection import inspect_model, print_inspection
@@ -22,12 +22,17 @@ from enginecast.passes.registry import known_passes, pass_class
 from enginecast.plan import FALLBACKS, Plan, make_plan
 from enginecast.prepare import ModelOptions, input_specs, open_model, prepare
 from enginecast.steps import Steps
-from enginecast.terminal import results, say, table
+from enginecast.terminal import results, results_apart, say, table
 from enginecast.verify.report import print_report
 
+UNVERIFIED = "unverified branch"
+GIVE_INPUTS = (
+    "Give inputs that go the other way (--inputs FILE), or accept it: --allow-unverified-branches."
+)
 _ARCH = re.compile(r"sm\d{2,3}a?")
 
 
+@results_apart()
 def run_export(
     model: str,
     output: Path,
@@ -56,8 +61,6 @@ def run_export(
     console: Console,
 ) -> int:
     """Export; return the exit code: 1 when the result does not agree with eager."""
-    if fallback not in FALLBACKS:
-        raise UsageError(f"--fallback {fallback}: expected one of {', '.join(FALLBACKS)}")
     if arch is not None and not _ARCH.fullmatch(arch):
         raise UsageError(f"--arch {arch}: expected a GPU architecture such as sm90")
     plan = make_plan(target, precision, pipeline, device, skip_patterns, skip_classes)
@@ -66,7 +69,7 @@ def run_export(
     )
     options = replace(
         options,
-        fallback=cast(Fallback, fallback),
+        fallback=_fallback(fallback),
         allow_unverified_branches=allow_unverified,
     )
     steps = Steps(console)
@@ -80,8 +83,16 @@ def run_export(
     return 0 if done.bundle is not None else 1
 
 
+def _fallback(text: str) -> Fallback:
+    if text not in FALLBACKS:
+        raise UsageError(f"--fallback {text}: expected one of {', '.join(FALLBACKS)}")
+    return cast(Fallback, text)
+
+
 def _print_where(done: Export, console: Console) -> None:
     if done.bundle is None:
+        if any(reason.startswith(UNVERIFIED) for reason in done.report.verdict.reasons):
+            say(console, GIVE_INPUTS)
         line = f"nothing was published; the report is in {done.folder}"
     else:
         line = f"{done.folder}: {done.nodes} nodes, {done.size / 2**20:.1f} MiB"
@@ -106,8 +117,20 @@ def _export_json(done: Export, steps: Steps) -> dict[str, Any]:
         "seconds": dict(steps.seconds),
         "memory": _memory_json(steps.memory),
         "notes": list(done.report.notes),
+        **_capture_json(done),
         "bisection": None if done.bisection is None else done.bisection.to_json(),
         "dropped": [culprit.to_json() for culprit in done.dropped],
+    }
+
+
+def _capture_json(done: Export) -> dict[str, Any]:
+    """How a published bundle was captured: as in its manifest."""
+    if done.bundle is None:
+        return {}
+    manifest = done.bundle.manifest
+    return {
+        "capture": msgspec.to_builtins(manifest.capture),
+        "guards": msgspec.to_builtins(manifest.guards),
     }
 
 
@@ -120,17 +143,30 @@ def _memory_json(steps: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
+@results_apart()
 def run_inspect(
-    model: str, plan: Plan, options: ModelOptions, *, as_json: bool, console: Console
+    model: str,
+    plan: Plan,
+    options: ModelOptions,
+    *,
+    fallback: str,
+    as_json: bool,
+    console: Console,
 ) -> None:
     """Capture and plan; print."""
+    options = replace(options, fallback=_fallback(fallback))
     source = open_model(model, options)
     try:
         prepared = prepare(source, options, Steps(console))
     except CaptureError as error:
         specs, _ = input_specs(source, options)
-        flow = flow_of_refused(error, source, specs)
+        goes_on = falls_back(error, options)
+        flow = flow_of_refused(error, source, specs, goes_on=goes_on)
         error.details["control_flow"] = flow
+        if goes_on:
+            error.hint = (
+                f"{error.hint} An export goes on with TorchScript (--fallback torchscript)."
+            )
         if not as_json:
             print_flow(flow, results())
         raise

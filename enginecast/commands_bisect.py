@@ -14,7 +14,7 @@ from enginecast.plan import Plan
 from enginecast.prepare import ModelOptions, open_model, prepare, reference_of
 from enginecast.rewrite import Rewritten, rewrite
 from enginecast.steps import Steps
-from enginecast.terminal import results, say, table
+from enginecast.terminal import results, results_apart, say, table
 from enginecast.trial import by_emulation
 from enginecast.verify.culprit import Bisection
 from enginecast.verify.metrics import BEYOND
@@ -34,6 +34,7 @@ class Outcome:
     """What is wrong, in the words of an export."""
 
 
+@results_apart()
 def run_bisect(
     model: str, plan: Plan, options: ModelOptions, *, as_json: bool, console: Console
 ) -> int:

@@ -19,16 +19,17 @@ from enginecast.runtime.manifest import EngineRecord, Fusion, Manifest
 from enginecast.runtime.prompts import encode_prompts, read_prompts
 from enginecast.runtime.session import Engine
 from enginecast.runtime.stored import stored_dtypes
-from enginecast.terminal import results, say, table
+from enginecast.terminal import results, results_apart, say, standard_output, table
 from enginecast.verify.report import print_verdict
 from enginecast.verify.verdict import verdict_line
 
 
 def print_json(content: Any) -> None:
     """One JSON object on stdout."""
-    print(json.dumps(content, indent=1, sort_keys=True))
+    print(json.dumps(content, indent=1, sort_keys=True), file=standard_output())
 
 
+@results_apart()
 def run_verify(
     bundle: Path,
     *,
@@ -73,6 +74,7 @@ def run_verify(
     return 1 if verdict.outcome == "rejected" else 0
 
 
+@results_apart()
 def run_engine(
     bundle: Path,
     output: Path,
@@ -110,11 +112,12 @@ def run_engine(
             }
         )
         return
+    console = results()
     for name, shape in shapes.items():
-        print(f"{name} {outputs[name].dtype} {shape}")
+        say(console, f"{name} {outputs[name].dtype} {shape}")
     if truncated:
-        print(f"prompts cut to the longest that the model takes: {truncated}")
-    print(f"{output} ({provider})")
+        say(console, f"prompts cut to the longest that the model takes: {truncated}")
+    say(console, f"{output} ({provider})")
 
 
 def _run_prompts(engine: Engine, prompts: Path) -> tuple[dict[str, Array], int]:
@@ -170,6 +173,8 @@ def show_bundle(path: Path, *, as_json: bool) -> None:
     console = results()
     title = f"{manifest.model.name} in {manifest.precision}, by enginecast {manifest.enginecast}"
     say(console, f"{title}\npipeline {manifest.pipeline or 'none'}")
+    for line in _capture(manifest):
+        say(console, line)
     console.print(_signature(manifest))
     for engine in manifest.engines:
         say(console, f"{engine.file}: {verdict_line(engine.verdict, manifest.precision)}")
@@ -181,6 +186,20 @@ def show_bundle(path: Path, *, as_json: bool) -> None:
         say(console, f"  {engine.weights or 'weights'}: {weights or f'all in {engine.file}'}")
     if manifest.fusion:
         console.print(_fusions(manifest.fusion))
+
+
+def _capture(manifest: Manifest) -> list[str]:
+    """How the model was captured, what has to hold of inputs, and what a user should know."""
+    tried = [
+        f"capture: {rung.name} {rung.outcome}{' at ' * bool(rung.place)}{rung.place}"
+        f"{': ' * bool(rung.reason)}{rung.reason}"
+        for rung in manifest.capture
+    ]
+    held = [
+        f"refuses inputs for which `{guard.code}` at {guard.place} does not read {guard.value}"
+        for guard in manifest.guards
+    ]
+    return [*tried, *held, *manifest.notes]
 
 
 def _place(engine: EngineRecord) -> str:

@@ -20,7 +20,7 @@ from enginecast.plan import computed_dtype
 from enginecast.prepare import ModelOptions, Prepared, open_model, prepare, reference_of
 from enginecast.rewrite import observe
 from enginecast.steps import Steps
-from enginecast.terminal import say, table
+from enginecast.terminal import results_apart, say, standard_output, table
 from enginecast.verify.report_data import PassCheck
 from enginecast.verify.verdict import times
 
@@ -41,6 +41,7 @@ class Rewrite:
         return tuple(check.failure for check in self.checks if check.failure)
 
 
+@results_apart()
 def run_opt(
     model: str,
     pipeline: str,
@@ -116,7 +117,7 @@ def _show(done: Rewrite, print_ir: bool, print_diff: bool, console: Console) -> 
                 say(console, f"{run.pass_.name} left {place} alone: {site.reason}")
     texts = [f"# {run.pass_.name}\n{diff}" for run, diff in zip(done.runs, done.diffs, strict=True)]
     for text in (*(texts if print_diff else ()), *([text_of(done.program)] if print_ir else ())):
-        print(text, end="")
+        print(text, end="", file=standard_output())
 
 
 def _as_json(

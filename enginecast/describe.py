@@ -159,6 +159,7 @@ def describe_manifest(
         outputs_chosen=bool(prepared.wanted),
         capture=describe_rungs(prepared.captured.rungs),
         guards=describe_guards(prepared.captured),
+        notes=prepared.captured.notes,
         pipeline=plan.pipeline,
         precision=plan.precision,
         passes=describe_passes(rewritten.runs),

@@ -9,6 +9,7 @@ from torch import nn
 
 from enginecast.budget import require
 from enginecast.capture.ladder import LEADS_ON
+from enginecast.capture.refusal import real_path
 from enginecast.capture.way import Fallback, RefusedError
 from enginecast.describe import describe_rungs
 from enginecast.errors import (
@@ -113,7 +114,7 @@ def export(
         try:
             prepared = prepare(source, options, steps)
         except RefusedError as error:
-            if options.fallback != "torchscript" or error.refusal.kind not in LEADS_ON:
+            if not falls_back(error, options):
                 raise
             return scripted_export(script, error)
         job = Job(prepared, plan, passes, threads, staging, steps, drop_guilty)
@@ -125,6 +126,12 @@ def export(
             steps.say(f"rewritten for more sizes, the model does not get to an engine: {error}")
         prepared = prepare(source, replace(options, widens=False), steps)
         return replace(job, prepared=prepared).run()
+
+
+def falls_back(error: CaptureError, options: ModelOptions) -> bool:
+    """Whether an export goes on with TorchScript after this refusal."""
+    leads_on = isinstance(error, RefusedError) and error.refusal.kind in LEADS_ON
+    return leads_on and options.fallback == "torchscript"
 
 
 def scripted_export(script: ScriptJob, error: RefusedError) -> Export:
@@ -141,7 +148,7 @@ def scripted_export(script: ScriptJob, error: RefusedError) -> Export:
     for rung in error.rungs:
         script.steps.say(f"capture: {rung}")
     script.steps.say("torch.export does not capture this model: falling back to TorchScript")
-    places = ((os.path.realpath(refusal.file), refusal.line),) if refusal.file else ()
+    places = ((real_path(refusal.file), refusal.line),) if refusal.file else ()
     try:
         return replace(script, places=places, rungs=describe_rungs(error.rungs)).run()
     except (CaptureError, LoweringError, VerificationError) as second:

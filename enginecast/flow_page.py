@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -27,6 +28,7 @@ MOST_RUNS = 4
 LARGEST_RUN = 1_000_000_000
 """Parameters of a model that is run under Dynamo only to say more of a refusal."""
 SHOWN_CODE = 60
+TO_TORCHSCRIPT = "refused by torch.export; an export tries TorchScript"
 
 
 def flow_of(prepared: Prepared) -> list[dict[str, Any]]:
@@ -41,11 +43,14 @@ def flow_of(prepared: Prepared) -> list[dict[str, Any]]:
 
 
 def flow_of_refused(
-    error: CaptureError, source: Source, specs: Sequence[InputSpec]
+    error: CaptureError, source: Source, specs: Sequence[InputSpec], *, goes_on: bool = False
 ) -> list[dict[str, Any]]:
     """The findings of a model that torch.export refused.
 
     The recorder and Dynamo are asked as well, which costs runs of the model.
+
+    Args:
+        goes_on: whether an export tries TorchScript next.
     """
     cause = error.__cause__
     refusals = [] if cause is None else [explain(cause)]
@@ -57,6 +62,11 @@ def flow_of_refused(
         verdict = ask_dynamo(module, cases[0])
     names = [spec.name for spec in specs]
     found = detect(source.empty(), names, refusals=refusals, reads=reads, verdict=verdict)
+    if goes_on:
+        found = [
+            replace(each, action=TO_TORCHSCRIPT) if each.action == "refused" else each
+            for each in found
+        ]
     return [each.to_json() for each in found]
 
 

@@ -13,7 +13,7 @@ from enginecast.capture.detect import add_findings
 from enginecast.capture.dynamic import apply_dynamic, parse_dynamic
 from enginecast.capture.examples import Case, example_sizes, sample
 from enginecast.capture.export import Captured, capture, describe, named_leaves
-from enginecast.capture.factory import FactorySource, copy_sharing_weights
+from enginecast.capture.factory import FactorySource, as_written, copy_sharing_weights
 from enginecast.capture.given import check_arguments, given_prompts, read_inputs
 from enginecast.capture.inputs import InputSpec, captured_dtype, from_example
 from enginecast.capture.outputs import run_named
@@ -118,7 +118,8 @@ def open_model(model: str | nn.Module, options: ModelOptions, example: object = 
     if isinstance(model, nn.Module):
         given = dict(example) if isinstance(example, dict) else {}
         # A copy: the caller's module keeps its mode and its gradients.
-        return FactorySource(type(model).__name__, copy_sharing_weights(model), given)
+        name = type(model).__name__
+        return FactorySource(name, copy_sharing_weights(as_written(model, name)), given)
     return open_source(model, random_weights=options.random_weights, allow_code=options.allow_code)
 
 

@@ -3,6 +3,8 @@
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from typing import TextIO
 
 from rich.console import Console
@@ -12,9 +14,28 @@ WIDTH = 120
 """Columns of tables where nobody has a terminal: module paths should not wrap."""
 
 
+_apart: list[TextIO] = []
+
+
+@contextmanager
+def results_apart() -> Iterator[None]:
+    """Standard output gets results alone; what a model's code prints goes to standard error."""
+    _apart.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _apart.pop()
+
+
+def standard_output() -> TextIO:
+    """Where results go."""
+    return _apart[-1] if _apart else sys.stdout
+
+
 def results() -> Console:
     """A console on standard output."""
-    return _console(sys.stdout)
+    return _console(standard_output())
 
 
 def progress(quiet: bool = False) -> Console:

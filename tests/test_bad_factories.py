@@ -3,7 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 from exports import cast
+from torch import nn
+
+from enginecast.capture.factory import FactorySource
 
 Capture = pytest.CaptureFixture[str]
 
@@ -81,6 +85,8 @@ def deep(): return Deep(), X
 def shape(): return Shape(), X
 def counter(): return Counter(), X
 def custom(): return nn.Sequential(nn.Linear(4, 4), Custom()), {"input": X["x"]}
+def lazy(): return nn.LazyLinear(3), {"input": X["x"]}
+def scripted(): return torch.jit.script(Shape()), X
 def exec_ed(): return hidden["Hidden"](), X
 """
 
@@ -100,6 +106,8 @@ def line(mark: str) -> str:
         ("raises", 2, ["raised ValueError: no weights here"]),
         ("triple", 2, ["returned a tuple, expected a module"]),
         ("kind", 2, ["returned a type, expected a module"]),
+        ("lazy", 2, ["the parameter weight has no shape yet"]),
+        ("scripted", 2, ["is a TorchScript module"]),
         ("number", 2, ["the example's x is a int, expected a tensor"]),
         ("endless", 2, [line("endless").partition(":")[2], "the loop has no end"]),
         ("deep", 2, [line("deep"), "RecursionError"]),
@@ -132,3 +140,10 @@ def test_bad_factories(
     assert all(text in told for text in expected), told
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "out.rejected").exists()
+
+
+def test_a_compiled_module_is_taken_as_it_was_written() -> None:
+    module = nn.Linear(3, 3)
+    source = FactorySource("compiled", torch.compile(module), {})  # type: ignore[arg-type]
+    assert source.model_class is nn.Linear
+    assert sorted(source.weights()) == ["bias", "weight"]

@@ -1,0 +1,126 @@
+"""Stop a run of the model's code that does not end.
+
+The recorder stops a loop that reads tensors (`recorder.MOST_READS`). A loop that reads none, such
+as `while True`, is stopped by the clock: a thread looks at where the run is, and raises in it.
+"""
+
+import ctypes
+import linecache
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType, TracebackType
+
+from enginecast.capture.refusal import is_models_code, is_user_code, real_path
+from enginecast.errors import CaptureError
+
+LONGEST_TRACE = 300.0
+"""Seconds that a model's forward may take on fake tensors, which compute nothing; the largest
+models that were traced take a minute."""
+LONGEST_RUN = 1800.0
+"""Seconds that it may take on real ones."""
+_TICK = 1.0
+_ENTERING = ("__enter__", "enter_context")
+"""Functions that return before the run begins."""
+Place = tuple[str, int]
+
+
+class _Stop(BaseException):
+    """Raised in the run; no `except Exception` on the way may hold it up."""
+
+
+class Bounded:
+    """`with Bounded(300): module(**inputs)` ends after 300 seconds in the model's code.
+
+    What a library does around and after the model's code is not counted. A call that blocks outside
+    of Python, such as `time.sleep`, is stopped only when it returns.
+
+    Args:
+        seconds: that the outermost function of the model's code may take.
+
+    Raises:
+        CaptureError: on the way out, when that was over: names the line it was at.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._tick = min(_TICK, seconds / 4)
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._stuck: tuple[Place, Place] | None = None
+
+    def __enter__(self) -> "Bounded":
+        self._run = threading.get_ident()
+        self._outside: FrameType | None = sys._getframe(1)
+        while self._outside is not None and self._outside.f_code.co_name in _ENTERING:
+            self._outside = self._outside.f_back
+        self._watch = threading.Thread(target=self._look, name="bounded", daemon=True)
+        self._watch.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        try:
+            with self._lock:
+                self._is_over.set()
+                _raise_in(self._run, None)
+            self._watch.join()
+        except _Stop:  # it came when the run had ended
+            self._is_over.set()
+        self._outside = None
+        if isinstance(error, _Stop) and self._stuck is not None:
+            raise _endless(*self._stuck, self._seconds) from None
+
+    def _look(self) -> None:
+        current: FrameType | None = None
+        since = 0.0
+        while not self._is_over.wait(self._tick):
+            frames = self._frames()
+            outermost = frames[-1] if frames else None
+            if outermost is not current or outermost is None:
+                current, since = outermost, time.monotonic()
+            elif time.monotonic() - since >= self._seconds:
+                with self._lock:
+                    if not self._is_over.is_set():
+                        self._stuck = self._stuck or _ends(frames)
+                        _raise_in(self._run, _Stop)
+
+    def _frames(self) -> list[FrameType]:
+        """Of the model's code, innermost first."""
+        frame = sys._current_frames().get(self._run)
+        found = []
+        while frame is not None and frame is not self._outside:
+            if is_models_code(frame.f_code.co_filename):
+                found.append(frame)
+            frame = frame.f_back
+        return found
+
+
+def _place(frame: FrameType) -> Place:
+    return real_path(frame.f_code.co_filename), frame.f_lineno or 0
+
+
+def _ends(frames: Sequence[FrameType]) -> tuple[Place, Place]:
+    """The innermost and the outermost place; torch runs exec'd code of its own around a model."""
+    named = [frame for frame in frames if is_user_code(frame.f_code.co_filename)] or frames
+    return _place(named[0]), _place(named[-1])
+
+
+def _endless(inner: Place, outer: Place, seconds: float) -> CaptureError:
+    (file, line), where = inner, ""
+    if inner != outer:
+        where = f", called from {outer[0]}:{outer[1]},"
+    code = linecache.getline(file, line).strip() or "(the source of this line is not available)"
+    return CaptureError(
+        f"{file}:{line}\n    {code}\nthe model's forward{where} still ran after {seconds:g} s: a "
+        "loop around this line has no end, or far too many rounds",
+        hint="Bound the loop, or give inputs with which it ends: --inputs FILE.",
+    )
+
+
+def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
+    """Raise in another thread, or take back what was not raised yet."""
+    raised = None if kind is None else ctypes.py_object(kind)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
