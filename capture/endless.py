@@ -65,8 +65,9 @@ class Bounded:
         try:
             with self._lock:
                 self._is_over.set()
-                _raise_in(self._run, None)
             self._watch.join()
+            if self._stuck is not None and not isinstance(error, _Stop):
+                time.sleep(_TICK)  # it was sent, and comes now
         except _Stop:  # it came when the run had ended
             self._is_over.set()
         self._outside = None
@@ -85,7 +86,7 @@ class Bounded:
                 with self._lock:
                     if not self._is_over.is_set():
                         self._stuck = self._stuck or _ends(frames)
-                        _raise_in(self._run, _Stop)
+                        _stop(self._run)
 
     def _frames(self) -> list[FrameType]:
         """Of the model's code, innermost first."""
@@ -120,7 +121,10 @@ def _endless(inner: Place, outer: Place, seconds: float) -> CaptureError:
     )
 
 
-def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
-    """Raise in another thread, or take back what was not raised yet."""
-    raised = None if kind is None else ctypes.py_object(kind)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
+def _stop(thread: int) -> None:
+    """Raise `_Stop` in another thread.
+
+    It is never taken back: Python 3.11 then takes the thread for interrupted for ever, and hangs when
+    it is profiled.
+    """
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_Stop))
