@@ -124,7 +124,7 @@ def _endless(inner: Place, outer: Place, seconds: float) -> CaptureError:
 def _stop(thread: int) -> None:
     """Raise `_Stop` in another thread.
 
-    It is never taken back: Python 3.11 then takes the thread for interrupted for ever, and hangs when
-    it is profiled.
+    It is never taken back: Python 3.11 then takes the thread for interrupted for ever, and hangs
+    when it is profiled.
     """
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_Stop))
