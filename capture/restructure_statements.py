@@ -61,14 +61,12 @@ class Statements:
         self, function: ast.FunctionDef, place: Place, note: Note, answered: frozenset[int]
     ) -> None:
         arguments = [*function.args.posonlyargs, *function.args.args]
-        self._function = function
-        self._place, self._note = place, note
+        self._function, self._place, self._note = function, place, note
         self._arguments = {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}
         self._names = bound(function.body) | self._arguments
         owner = arguments[0].arg if arguments else ""
         self._expressions = Expressions(place, self._names, owner, answered)
-        self._count = 0
-        self._needs: set[str] = set()
+        self._count, self._needs = 0, set[str]()
         self._body = Jumps(is_candidate).function(copy.deepcopy(function.body))
         nested = [node for node in walk(self._body) if isinstance(node, SCOPES)]
         self._live = Liveness(self._body, read(nested))
