@@ -21,6 +21,9 @@ models that were traced take a minute."""
 LONGEST_RUN = 1800.0
 """Seconds that it may take on real ones."""
 _TICK = 1.0
+_AGAIN = 30.0
+"""Seconds until it is raised again, where a bare `except` swallowed it. Sooner, it would hit the
+clean-up of torch's modes on the way out."""
 _ENTERING = ("__enter__", "enter_context")
 """Functions that return before the run begins."""
 Place = tuple[str, int]
@@ -46,7 +49,6 @@ class Bounded:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._tick = min(_TICK, seconds / 4)
-        self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._stuck: tuple[Place, Place] | None = None
 
@@ -62,14 +64,14 @@ class Bounded:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        try:
-            with self._lock:
+        while True:
+            try:
                 self._is_over.set()
-            self._watch.join()
-            if self._stuck is not None and not isinstance(error, _Stop):
-                time.sleep(_TICK)  # it was sent, and comes now
-        except _Stop:  # it came when the run had ended
-            self._is_over.set()
+                self._watch.join()
+                _settle()
+                break
+            except _Stop:  # it came when the run had ended, or once more
+                continue
         self._outside = None
         if isinstance(error, _Stop) and self._stuck is not None:
             raise _endless(*self._stuck, self._seconds) from None
@@ -83,10 +85,9 @@ class Bounded:
             if outermost is not current or outermost is None:
                 current, since = outermost, time.monotonic()
             elif time.monotonic() - since >= self._seconds:
-                with self._lock:
-                    if not self._is_over.is_set():
-                        self._stuck = self._stuck or _ends(frames)
-                        _stop(self._run)
+                self._stuck = self._stuck or _ends(frames)
+                _raise_in(self._run, _Stop)
+                since += _AGAIN
 
     def _frames(self) -> list[FrameType]:
         """Of the model's code, innermost first."""
@@ -121,10 +122,14 @@ def _endless(inner: Place, outer: Place, seconds: float) -> CaptureError:
     )
 
 
-def _stop(thread: int) -> None:
-    """Raise `_Stop` in another thread.
+def _raise_in(thread: int, kind: type[BaseException]) -> None:
+    """Raise in another thread.
 
-    It is never taken back: Python 3.11 then takes the thread for interrupted for ever, and hangs
-    when it is profiled.
+    Never called to take one back: where none is pending, CPython 3.11 is left checking for good,
+    and a thread with a profiler hangs.
     """
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_Stop))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
+
+
+def _settle() -> None:
+    """A call, at which Python raises what is pending."""

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,11 @@ class Spin(nn.Module):
         count = 0
         while True:  # spin
             count += 1
+
+
+class Ends(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
 
 
 class Stubborn(nn.Module):
@@ -91,6 +97,17 @@ def test_what_ends_is_left_alone() -> None:
         while time.monotonic() < until:
             nn.Identity()(torch.ones(1))
     assert threading.active_count() == before
+
+
+def test_a_profiler_runs_afterwards() -> None:
+    """A pending check that nobody clears makes CPython 3.11 hang under one."""
+    for seconds in (30.0, 0.3):
+        with suppress(CaptureError):
+            run(Ends() if seconds > 1 else Spin(), seconds)
+        code = (
+            "import sys; sys.setprofile(lambda *_: None); f = lambda: 1; f(); sys.setprofile(None)"
+        )
+        exec(code, {})
 
 
 def test_errors_pass_through() -> None:
