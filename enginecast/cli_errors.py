@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from enginecast import errors
 from enginecast.errors import EnginecastError, UsageError
 from enginecast.terminal import progress, say
 
@@ -25,7 +26,9 @@ def fail(error: EnginecastError, *, as_json: bool) -> int:
     if error.hint:
         say(console, error.hint)
     if as_json:
-        kind = type(error).__name__
+        # Of the tree at the top of errors.py, which is what a script can know.
+        bases = (base for base in type(error).__mro__ if base.__module__ == errors.__name__)
+        kind = next(bases).__name__
         told = {"error": kind, "message": error.message, "hint": error.hint, **error.details}
         print(json.dumps(told, indent=1))
     return error.exit_code
