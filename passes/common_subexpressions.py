@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.passes.purity import is_pure
+from enginecast.passes.purity import is_pure, is_random
 from enginecast.passes.sites import SiteLog
 from enginecast.passes.written import written_values
 
@@ -20,7 +19,7 @@ def merge_equal(program: ExportedProgram, log: SiteLog) -> None:
     written = written_values(program.graph)
     first: dict[Any, Node] = {}
     for node in list(program.graph.nodes):
-        if node.op != "call_function" or not is_pure(node) or _is_random(node):
+        if node.op != "call_function" or not is_pure(node) or is_random(node):
             continue
         if node in written or not written.isdisjoint(node.all_input_nodes):
             continue
@@ -38,11 +37,6 @@ def merge_equal(program: ExportedProgram, log: SiteLog) -> None:
 def _decides_sizes(node: Node) -> bool:
     """Whether what an op reads decides a size of its result: nonzero, a mask as an index, item."""
     return bool(node.meta.get("unbacked_bindings"))
-
-
-def _is_random(node: Node) -> bool:
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags
 
 
 def _frozen(argument: Any) -> Any:

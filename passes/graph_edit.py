@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Graph, Node
 
-from enginecast.passes.purity import ASSERTS, is_pure
+from enginecast.passes.purity import ASSERTS, UNFOLDABLE, is_pure
 from enginecast.passes.structure import copy_module
 
 aten = torch.ops.aten
@@ -91,12 +91,16 @@ def weight_tensor(program: ExportedProgram, spec: InputSpec) -> Tensor:
 
 
 def weight_expressions(program: ExportedProgram) -> set[Node]:
-    """Every node whose value depends on weights and on nothing else, placeholders included."""
+    """Every node whose value depends on weights and on nothing else, placeholders included.
+
+    What reads a quantised weight is none: its value would be stored in the place of the weight.
+    """
     weights = weight_specs(program)
     found: set[Node] = set()
     for node in program.graph.nodes:
         depends_on_weights = node.all_input_nodes and found.issuperset(node.all_input_nodes)
-        if node.name in weights or (is_pure(node) and depends_on_weights):
+        computed = is_pure(node) and node.target not in UNFOLDABLE
+        if node.name in weights or (computed and depends_on_weights):
             found.add(node)
     return found
 

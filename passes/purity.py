@@ -5,9 +5,11 @@ import operator
 import torch
 from torch.fx import Node
 
+from enginecast import quantized_ops  # noqa: F401 - registers the ops that are named below
 from enginecast.passes.structure import blocks, is_structured
 
 aten = torch.ops.aten
+own = torch.ops.enginecast
 
 ASSERTS = frozenset({aten._assert_tensor_metadata.default})
 CHECKS = frozenset(
@@ -23,6 +25,12 @@ CHECKS = frozenset(
 """Fail when the program runs, and compute nothing."""
 DETACHES = frozenset({aten.detach_.default})
 """Say that they write, and change what autograd knows alone."""
+UNFOLDABLE = frozenset(
+    {own.dequantize.default, own.quantized_linear.default, own.blockwise_linear.default}
+)
+"""Tagged as random, so that no backend computes them beforehand, and draw nothing.  Nor do we: a
+quantised weight that was computed into floats would be stored as such.
+"""
 
 
 def is_mutating(node: Node) -> bool:
@@ -41,7 +49,14 @@ def is_pure(node: Node) -> bool:
         inner = (found for block in blocks(node) for found in block.module.graph.nodes)
         return all(is_pure(found) for found in inner if found.op == "call_function")
     # fx calls every op that can draw random numbers impure, whether or not this call draws any.
-    return _without_dropout(node) or node.target is operator.getitem or not node.is_impure()
+    draws_nothing = _without_dropout(node) or node.target in UNFOLDABLE
+    return draws_nothing or node.target is operator.getitem or not node.is_impure()
+
+
+def is_random(node: Node) -> bool:
+    """Whether an op may draw random numbers: two equal calls are two values."""
+    tagged = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return tagged and node.target not in UNFOLDABLE
 
 
 def _without_dropout(node: Node) -> bool:
