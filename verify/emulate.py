@@ -27,6 +27,7 @@ from enginecast.passes.structure import all_modules, is_structured, run_structur
 from enginecast.passes.written import written_values
 from enginecast.verify.emulate_kernels import kernel_of
 from enginecast.verify.emulate_profiles import Profile
+from enginecast.verify.emulate_quantized import halves, is_quantized, is_scaled
 from enginecast.verify.emulate_record import Recorder
 from enginecast.verify.emulate_rounding import FP8, LOW, round_to
 from enginecast.verify.emulation_data import Emulation
@@ -127,12 +128,7 @@ class _Emulated(Run):
 
     def evaluate(self, node: Node, case: int) -> Any:
         if node.op == "placeholder":
-            found = super().evaluate(node, case)
-            if node in self._families and isinstance(found, Tensor):  # each is written into
-                return Twin(found, found.float() if _is_low(found) else found.clone())
-            if not _is_low(found):
-                return found
-            return Twin(found)
+            return self._fed(node, super().evaluate(node, case))
         if node.op != "call_function":
             return self.run_node(node)
         args, kwargs = self.fetch_args_kwargs_from_env(node)
@@ -143,14 +139,21 @@ class _Emulated(Run):
             return run_check(node, case, lambda: node.target(*low[0], **low[1]))  # type: ignore[operator]
         if node.target is operator.getitem and is_structured(node.args[0]):
             found = args[0][args[1]]
+        elif is_quantized(node):
+            found = Twin(*halves(node, _each(args, _low), _each(args, _plain)))
         else:
             found = self._call(node, args, kwargs)
-        if isinstance(found, Twin):
+        if isinstance(found, Twin) and not is_scaled(node):
             if node in self._weights:
                 self._recorder.see_weight(node, found.low, found.plain)
             else:
                 self._recorder.see(case, node, found)
         return found
+
+    def _fed(self, node: Node, found: Any) -> Any:
+        if node in self._families and isinstance(found, Tensor):  # each is written into
+            return Twin(found, found.float() if _is_low(found) else found.clone())
+        return Twin(found) if _is_low(found) else found
 
     def user_outputs(self, node: Node, own: dict[Node, Any]) -> list[Any]:
         return [_low(found) for found in super().user_outputs(node, own)]
