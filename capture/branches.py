@@ -8,10 +8,11 @@ from pathlib import PurePath
 import torch
 from torch import Tensor, nn
 
-from enginecast.capture.coverage import Coverage, Place, Predicate, Ways, find_predicates
+from enginecast.capture.coverage import Coverage, Predicate, Ways, find_predicates
 from enginecast.capture.examples import Case
 from enginecast.capture.inputs import InputSpec
 from enginecast.capture.perturb import perturbed
+from enginecast.capture.places import Place
 from enginecast.capture.quiet import quiet_torch
 from enginecast.capture.recorder import Recorder
 from enginecast.errors import CaptureError

@@ -18,6 +18,8 @@ from typing import Any
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from enginecast.capture.places import Place
+
 _GUARD = re.compile(
     r"Not all values of (?P<name>\w+) = L\['(?P<input>\w+)'\]\.size\(\)\[(?P<dim>\d+)\]"
     r".*?satisfy the generated guard (?P<guard>.+?)\.?$",
@@ -31,8 +33,6 @@ _SIZE = re.compile(r"L\['(?P<input>\w+)'\]\.size\(\)\[(?P<dim>\d+)\]")
 _USER_FRAME = "_get_user_frame"
 MOST_SIZES = 512
 """Sizes that a guard is tried on to learn whether it is one of those that fail."""
-
-Place = tuple[str, int]
 
 
 @contextmanager

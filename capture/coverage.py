@@ -17,10 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from enginecast.capture.places import Place, real_path
 from enginecast.capture.recompile import SourceUnavailable, first_line, source_of, swapped
-from enginecast.capture.refusal import real_path
 
-Place = tuple[str, int]
 Form = Literal["branch", "loop", "try"]
 WATCH = "_enginecast_watch"
 

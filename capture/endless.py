@@ -12,7 +12,8 @@ import time
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 
-from enginecast.capture.refusal import is_models_code, is_user_code, real_path
+from enginecast.capture.places import Place, real_path
+from enginecast.capture.refusal import is_models_code, is_user_code
 from enginecast.errors import CaptureError
 
 LONGEST_TRACE = 300.0
@@ -26,7 +27,6 @@ _AGAIN = 30.0
 clean-up of torch's modes on the way out."""
 _ENTERING = ("__enter__", "enter_context")
 """Functions that return before the run begins."""
-Place = tuple[str, int]
 
 
 class _Stop(BaseException):

@@ -1,6 +1,5 @@
 """Capture a model as a program: torch.export without weights, then the weights bound to it."""
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from enginecast.capture.mutation import (
 )
 from enginecast.capture.oracle import Guard
 from enginecast.capture.outputs import Named, OutputSpec, name_result
+from enginecast.capture.places import Place, real_path
 from enginecast.capture.program_inputs import program_inputs
 from enginecast.capture.scan import scan
 from enginecast.capture.shapes import (
@@ -34,7 +34,7 @@ from enginecast.capture.size_guards import OtherSizes, other_sizes
 from enginecast.capture.source import Source
 from enginecast.capture.trace import trace
 from enginecast.capture.wanted import Wanted
-from enginecast.capture.way import Fallback, Place, Rung, Way
+from enginecast.capture.way import Fallback, Rung, Way
 from enginecast.errors import UsageError
 
 DECIDING = frozenset({"if", "while", "for", "ternary", "comprehension", "boolean", "try"})
@@ -63,7 +63,7 @@ class Captured:
     """What a user should know, such as a range that the model narrowed."""
     rungs: tuple[Rung, ...] = ()
     """How it was captured, and what was tried before; empty for a program that was given."""
-    branches: tuple[tuple[str, int], ...] = ()
+    branches: tuple[Place, ...] = ()
     """File and line of each branch whose ways have to be verified, all of them."""
     guards: tuple[Guard, ...] = ()
     """Outputs that tell whether inputs go the way of the program; none when it goes all ways."""
@@ -151,7 +151,7 @@ def _branches(
     if way.guards:
         return ()  # the program tells by itself when another way was right
     decided = [
-        (os.path.realpath(found.file), found.line)
+        (real_path(found.file), found.line)
         for found in scan(source.empty(), [spec.name for spec in specs], is_eager=True)
         if found.kind in DECIDING and found.decides == "inputs" and found.is_blocking
     ]

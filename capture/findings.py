@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 from typing import Any, Literal, get_args
 
+from enginecast.capture.places import Place
+
 Kind = Literal[
     # Python decides by a value.
     "if",
@@ -100,7 +102,7 @@ def merge(findings: Iterable[Finding]) -> list[Finding]:
     Within one witness the counts add up; between witnesses the largest stands, since all of them
     saw the same run.
     """
-    groups: dict[tuple[str, int], list[Finding]] = {}
+    groups: dict[Place, list[Finding]] = {}
     for finding in findings:
         groups.setdefault((finding.file, finding.line), []).append(finding)
     merged = [_union(group) for group in groups.values()]

@@ -11,7 +11,6 @@ failed.
 Nothing below `export` is tried for a model that `export` takes in all its sizes.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,15 +19,16 @@ from functools import partial
 from torch import Tensor, nn
 
 from enginecast.capture.oracle import answering, baked_places, guarding, guards_of
+from enginecast.capture.places import Place, real_path
 from enginecast.capture.quiet import quiet_torch
 from enginecast.capture.recorder import Read, record
-from enginecast.capture.refusal import Refusal, real_path
+from enginecast.capture.refusal import Refusal
 from enginecast.capture.restructure import restructure
 from enginecast.capture.shapes import FrozenDimensionError
 from enginecast.capture.source import Source
 from enginecast.capture.structured_sites import PYTHON, Site
 from enginecast.capture.trace import Traced
-from enginecast.capture.way import Fallback, Place, RefusedError, Rung, Way
+from enginecast.capture.way import Fallback, RefusedError, Rung, Way
 from enginecast.errors import CaptureError
 
 LEADS_ON = frozenset(
@@ -163,7 +163,7 @@ def _refused(way: Way, error: CaptureError) -> Rung:
 
 def _split(place: str) -> Place:
     file, _, line = place.rpartition(":")
-    return os.path.realpath(file), int(line)
+    return real_path(file), int(line)
 
 
 def _baked(runs: Sequence[Sequence[Read]]) -> Way:
@@ -199,7 +199,7 @@ class _Rewriting:
     def branches(self) -> tuple[Place, ...]:
         """Where control flow became an operator."""
         became = [site for site in self._sites if site.became not in ("", PYTHON)]
-        return tuple((os.path.realpath(site.file), site.line) for site in became)
+        return tuple((real_path(site.file), site.line) for site in became)
 
     def why(self, refusal: Refusal) -> str:
         """The reason why the line that was refused was left as it is; else what torch says."""

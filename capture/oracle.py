@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from enginecast.capture.places import Place
 from enginecast.capture.recorder import READERS, Read, place_of_reader
 
-Place = tuple[str, int]
 GUARD = "enginecast.guard"
 """Begins the names of outputs that tell whether an answer was right."""
 

@@ -1,14 +1,13 @@
 """Where a trace itself decided by a number that stands for a value: torch proved the answer."""
 
 import functools
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
-Place = tuple[str, int]
+from enginecast.capture.places import Place, real_path
 
 
 @contextmanager
@@ -25,7 +24,7 @@ def noting_proofs(is_user: Callable[[str], bool]) -> Iterator[set[Place]]:
         answer = plain(self)
         frame = sys._getframe(1)
         if is_user(frame.f_code.co_filename):
-            proved.add((os.path.realpath(frame.f_code.co_filename), frame.f_lineno))
+            proved.add((real_path(frame.f_code.co_filename), frame.f_lineno))
         return answer
 
     torch.SymBool.__bool__ = noted  # type: ignore[method-assign]

@@ -25,7 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from enginecast.capture.endless import LONGEST_RUN, Bounded
-from enginecast.capture.refusal import is_user_code, real_path
+from enginecast.capture.places import Place, real_path
+from enginecast.capture.refusal import is_user_code
 from enginecast.errors import CaptureError
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class Read:
     """Digest of how the tensor was made from weights; "inputs" where inputs had a part in it."""
 
     @property
-    def place(self) -> tuple[str, int]:
+    def place(self) -> Place:
         return self.file, self.line
 
 
@@ -93,7 +94,7 @@ class Recorder:
         self._paths = {id(owner): name for name, owner in module.named_modules()}
         self._histories = _Histories(inputs.values())
         self._most = MOST_READS if most is None else most
-        self._counts: dict[tuple[str, int], int] = {}
+        self._counts: dict[Place, int] = {}
         self._modes = ExitStack()
         self._bound = Bounded(LONGEST_RUN)
 
@@ -168,9 +169,9 @@ def decide(runs: Sequence[Sequence[Read]]) -> list[list[Read]]:
 
     A tensor that was made from weights in the same way at every size depends on weights alone.
     """
-    histories: dict[tuple[str, int], set[tuple[str, ...]]] = {}
+    histories: dict[Place, set[tuple[str, ...]]] = {}
     for run in runs:
-        found: dict[tuple[str, int], list[str]] = {}
+        found: dict[Place, list[str]] = {}
         for read in run:
             found.setdefault(read.place, []).append(read.history)
         for place, history in found.items():
@@ -187,7 +188,7 @@ def decide(runs: Sequence[Sequence[Read]]) -> list[list[Read]]:
     ]
 
 
-def place_of_reader() -> tuple[str, int]:
+def place_of_reader() -> Place:
     """File and line of the innermost frame that belongs to the model's code; empty without one."""
     frame = _user_frame()
     return ("", 0) if frame is None else _place(frame)
@@ -200,7 +201,7 @@ def _user_frame() -> FrameType | None:
     return frame
 
 
-def _place(frame: FrameType) -> tuple[str, int]:
+def _place(frame: FrameType) -> Place:
     return real_path(frame.f_code.co_filename), frame.f_lineno
 
 

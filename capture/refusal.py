@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 
 from enginecast.capture.constraints import culprit, violations
+from enginecast.capture.places import Place
 
 Kind = Literal[
     "data-dependent-branch",
@@ -173,7 +174,7 @@ def _kind(error: BaseException) -> Kind | None:
     return None
 
 
-def _place(error: BaseException) -> tuple[str, int] | None:
+def _place(error: BaseException) -> Place | None:
     """The innermost line of code that is neither torch's, Python's, nor ours."""
     frames = _within_torch(
         [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
@@ -202,17 +203,12 @@ def is_user_code(file: str) -> bool:
     return is_installed or not path.startswith(sysconfig.get_paths()["stdlib"])
 
 
-def real_path(file: str) -> str:
-    """A file without links, so that two names of one are equal; what exec named is no file."""
-    return file if file.startswith("<") else os.path.realpath(file)
-
-
 def is_models_code(file: str) -> bool:
     """Like `is_user_code`, and true of code that a model's author gave to exec."""
     return is_user_code(file) or _WITHOUT_SOURCE.match(file) is not None
 
 
-def _within_torch(frames: list[tuple[str, int]]) -> list[tuple[str, int]]:
+def _within_torch(frames: list[Place]) -> list[Place]:
     """The frames from torch's first one on: those before it are who asked for the export."""
     folder = str(Path(torch.__file__).parent)
     first = next((i for i, (file, _) in enumerate(frames) if file.startswith(folder)), 0)

@@ -7,7 +7,6 @@ assertion in the program.  What cannot be rewritten stays as it is, with the rea
 """
 
 import ast
-import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from types import FunctionType
 
 from torch import nn
 
+from enginecast.capture.places import Place, real_path
 from enginecast.capture.recompile import FunctionSource, SourceUnavailable, source_of, swapped
 from enginecast.capture.restructure_find import functions_at, user_functions
 from enginecast.capture.restructure_jumps import PREFIX, TooLarge
@@ -22,7 +22,6 @@ from enginecast.capture.restructure_names import bound
 from enginecast.capture.restructure_statements import Statements
 from enginecast.capture.structured_sites import Site, running
 
-Place = tuple[str, int]
 IDLE = ("write", "boolean")
 
 
@@ -67,7 +66,7 @@ class Restructured:
         self.functions[source.function] = definition
 
     def _answered(self, source: FunctionSource) -> frozenset[int]:
-        file = os.path.realpath(source.file)
+        file = real_path(source.file)
         return frozenset(line for known, line in self.answered if known == file)
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from enginecast.capture.places import Place
+
 MOST_FUNCTIONS = 20_000
 INSTALLED = tuple(
     str(Path(folder))
@@ -21,9 +23,7 @@ INSTALLED = tuple(
 OURS = str(Path(__file__).parent)
 
 
-def functions_at(
-    module: nn.Module, places: Collection[tuple[str, int]]
-) -> tuple[FunctionType, ...]:
+def functions_at(module: nn.Module, places: Collection[Place]) -> tuple[FunctionType, ...]:
     """The functions that hold `places`; where they are inside each other, the innermost."""
     files = {file for file, _ in places}
     found = [f for f in reachable(module, files) if f.__code__.co_filename in files]

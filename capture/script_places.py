@@ -8,10 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from enginecast.capture.refusal import real_path
-
-Place = tuple[str, int]
-"""File and line."""
+from enginecast.capture.places import Place, real_path
 
 
 def owners(

@@ -6,7 +6,6 @@ it was compared with eager.  All that captures with TorchScript is in this file,
 deprecated it.
 """
 
-import os
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from enginecast.capture.places import Place, real_path
 from enginecast.capture.positional import Positional, own_copy, refuse_state
 from enginecast.capture.quiet import quiet_torch
 from enginecast.capture.refusal import FRAME, is_user_code
 from enginecast.capture.script_decorators import refusing_decorators
-from enginecast.capture.script_places import Place, owners
+from enginecast.capture.script_places import owners
 from enginecast.capture.wanted import Wanted
 from enginecast.errors import CaptureError, EnginecastError, MissingError
 
@@ -121,11 +121,11 @@ def hybrid(
     suspects = tuple(dict.fromkeys(_suspects(caught)))
     scripted = tuple(sorted(scripting.done))
     # What eager reads and a trace does not is not baked: transformers' masks, for one.
-    warned = {(os.path.realpath(suspect.file), suspect.line) for suspect in suspects}
+    warned = {(real_path(suspect.file), suspect.line) for suspect in suspects}
     baked = {
         place: reason
         for place, reason in missed.items()
-        if (os.path.realpath(place[0]), place[1]) in warned
+        if (real_path(place[0]), place[1]) in warned
     }
     return Hybrid(
         traced,

@@ -16,7 +16,8 @@ from enginecast.capture.inputs import InputSpec
 from enginecast.capture.lacking import lacking
 from enginecast.capture.narrowing import fix, narrow
 from enginecast.capture.outputs import name_outputs
-from enginecast.capture.proved import Place, noting_proofs
+from enginecast.capture.places import Place
+from enginecast.capture.proved import noting_proofs
 from enginecast.capture.quiet import quiet_torch
 from enginecast.capture.refusal import REASONS, Refusal, explain, is_user_code
 from enginecast.capture.shapes import FrozenDimensionError, Shapes, check_shapes, dynamic_shapes

@@ -9,13 +9,13 @@ from typing import Literal
 from torch import nn
 
 from enginecast.capture.oracle import Guard
+from enginecast.capture.places import Place
 from enginecast.capture.refusal import Refusal
 from enginecast.errors import CaptureError
 
 Name = Literal["export", "bake", "strict", "rewrite", "specialise", "torchscript"]
 Fallback = Literal["none", "rewrite", "specialise", "torchscript"]
 Around = Callable[[nn.Module], AbstractContextManager[object]]
-Place = tuple[str, int]
 
 
 REASON: Callable[[Refusal], str] = attrgetter("reason")

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from enginecast.capture.branches import cover
-from enginecast.capture.coverage import Place
 from enginecast.capture.examples import Case, example_sizes, sample, verification_inputs
 from enginecast.capture.given import tokenize
 from enginecast.capture.inputs import InputSpec
 from enginecast.capture.oracle import Guard
+from enginecast.capture.places import Place
 from enginecast.capture.recorder import record
 from enginecast.capture.size_guards import OtherSizes
 from enginecast.capture.source import Source

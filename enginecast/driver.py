@@ -9,7 +9,7 @@ from torch import nn
 
 from enginecast.budget import require
 from enginecast.capture.ladder import LEADS_ON
-from enginecast.capture.refusal import real_path
+from enginecast.capture.places import real_path
 from enginecast.capture.way import Fallback, RefusedError
 from enginecast.describe import describe_rungs
 from enginecast.errors import (

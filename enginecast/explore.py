@@ -8,8 +8,8 @@ from torch import nn
 
 from enginecast.capture.coverage import find_predicates
 from enginecast.capture.examples import Case
+from enginecast.capture.places import Place
 from enginecast.capture.recorder import Read, record
-from enginecast.capture.script_places import Place
 from enginecast.cases import cover_branches
 from enginecast.scripted import ScriptModel
 

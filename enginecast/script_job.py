@@ -1,6 +1,5 @@
 """One export by way of TorchScript: for `--target torchscript`, and where torch.export gives up."""
 
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,8 +15,8 @@ from enginecast.build_log import (
     verdict_lines,
 )
 from enginecast.capture.examples import Case
+from enginecast.capture.places import Place, real_path
 from enginecast.capture.scan import scan
-from enginecast.capture.script_places import Place
 from enginecast.capture.source import Source
 from enginecast.capture.torchscript import DEPRECATION, Hybrid, hybrid, require_torchscript
 from enginecast.cases import SEED
@@ -107,7 +106,7 @@ class ScriptJob:
     def _optional(self, met: tuple[Place, ...], tried: list[Hybrid]) -> Iterator[tuple[Place, ...]]:
         """What may be scripted: first what a run reads, then what the tracer warned of."""
         yield met
-        warned = {(os.path.realpath(s.file), s.line) for s in tried[-1].suspects}
+        warned = {(real_path(s.file), s.line) for s in tried[-1].suspects}
         suspects = warned - {*met, *self.places}
         if suspects:
             self.steps.log("the trace does not agree with eager: scripting what it warned of")
@@ -120,7 +119,7 @@ class ScriptJob:
 
     def _scanned(self, inputs: Sequence[str]) -> list[Place]:
         return [
-            (os.path.realpath(finding.file), finding.line)
+            (real_path(finding.file), finding.line)
             for finding in scan(self.source.empty(), inputs)
             if finding.decides in ("inputs", "shapes") and finding.file
         ]

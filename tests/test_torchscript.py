@@ -12,8 +12,9 @@ import torch
 from control_flow import BRANCHES, ROWS, Row
 from torch import Tensor, nn
 
+from enginecast.capture.places import Place
 from enginecast.capture.refusal import Refusal
-from enginecast.capture.script_places import Place, owners
+from enginecast.capture.script_places import owners
 from enginecast.capture.torchscript import UnscriptableError, hybrid
 from enginecast.capture.way import RefusedError
 from enginecast.driver import scripted_export
