@@ -152,12 +152,7 @@ def _leads_on(error: CaptureError) -> bool:
 
 def _refused(way: Way, error: CaptureError) -> Rung:
     if isinstance(error, RefusedError):
-        refusal = error.refusal
-        reason = way.why(refusal)
-        says_nothing = refusal.kind in ("model-error", "operator")
-        if says_nothing and refusal.detail not in reason:
-            reason = f"{reason} ({refusal.detail})"
-        return Rung(way.name, "refused", reason, refusal.place)
+        return Rung(way.name, "refused", way.why(error.refusal), error.refusal.place)
     return Rung(way.name, "refused", error.message)
 
 
@@ -204,11 +199,11 @@ class _Rewriting:
     def why(self, refusal: Refusal) -> str:
         """The reason why the line that was refused was left as it is; else what torch says."""
         left = (
-            f"{refusal.reason}; this {site.was} was not rewritten: {site.reason}"
+            f"{refusal.told}; this {site.was} was not rewritten: {site.reason}"
             for site in self._sites
             if site.reason and (real_path(site.file), site.line) == (refusal.file, refusal.line)
         )
-        return next(left, f"{refusal.reason} ({refusal.detail})")
+        return next(left, refusal.in_full)
 
 
 def _specialised(reads: Sequence[Read]) -> Way:

@@ -94,6 +94,8 @@ BY_TEXT: tuple[tuple[str, Kind], ...] = (
     ("Cannot access data pointer", "data-leaves-torch"),
 )
 
+SAYS_NOTHING: frozenset[Kind] = frozenset({"operator", "model-error"})
+"""Kinds of which the reason is too general to stand alone."""
 EXAMPLES = str(Path("torch", "_export", "db", "examples"))
 _OF_TORCH = re.compile(r"(site|dist)-packages[/\\](sympy|mpmath|numpy)[/\\]")
 """What torch itself computes sizes with."""
@@ -126,11 +128,21 @@ class Refusal:
     def place(self) -> str:
         return f"{self.file}:{self.line}" if self.file else ""
 
+    @property
+    def in_full(self) -> str:
+        """The reason and torch's own message."""
+        return f"{self.reason} ({self.detail})"
+
+    @property
+    def told(self) -> str:
+        """The reason, with torch's own message only where the reason alone says nothing."""
+        return self.in_full if self.kind in SAYS_NOTHING else self.reason
+
     def message(self) -> str:
         """The refusal in words, without the hint."""
         code = self.code or "(the source of this line is not available)"
         where = f" at {self.place}\n    {code}\n" if self.file else ": "
-        return f"torch.export refused the model{where}{self.reason} ({self.detail})"
+        return f"torch.export refused the model{where}{self.in_full}"
 
 
 def explain(error: BaseException) -> Refusal:

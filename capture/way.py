@@ -16,9 +16,7 @@ from enginecast.errors import CaptureError
 Name = Literal["export", "bake", "strict", "rewrite", "specialise", "torchscript"]
 Fallback = Literal["none", "rewrite", "specialise", "torchscript"]
 Around = Callable[[nn.Module], AbstractContextManager[object]]
-
-
-REASON: Callable[[Refusal], str] = attrgetter("reason")
+TOLD: Callable[[Refusal], str] = attrgetter("told")
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Way:
     """Outputs that the program has besides the model's own."""
     branches: Callable[[], tuple[Place, ...]] = tuple
     """Once it was taken: file and line of what became an operator."""
-    why: Callable[[Refusal], str] = REASON
+    why: Callable[[Refusal], str] = TOLD
     """Why it does not help, once it was refused too."""
 
     def entered(self, module: nn.Module) -> ExitStack:
