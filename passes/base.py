@@ -8,6 +8,8 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from enginecast.passes.quantization_plan import QuantizationPlan
+
 Promise = Literal["exact", "reordered", "precision"]
 """What a pass promises: `exact` outputs are bit-equal; `reordered` keeps every fp32 step but may
 move roundings; `precision` changes the compute dtype, so the error of eager in that dtype is the
@@ -68,6 +70,10 @@ class PassContext:
     """Sites that a pass must leave alone, as to find the one that does harm."""
     earlier: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """How many sites of a module and line the pass has found in graphs that it saw before."""
+    plan: QuantizationPlan | None = None
+    """What the user wants quantised; a planning pass checks it and makes none of its own."""
+    mask_input: str | None = None
+    """The calibration input that marks valid rows; None: every row counts."""
 
 
 @dataclass(frozen=True)

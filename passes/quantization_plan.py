@@ -46,6 +46,8 @@ class LayerPlan(Record, frozen=True, kw_only=True):
     """Of a stored weight."""
     weights: Scaling = "row"
     """What shares one scale in the weight."""
+    block: Count = 0
+    """Values along K that share one scale, where that is a block; 0 elsewhere."""
     activations: Scaling | None = None
     """What shares one scale in what the layer reads; None: that is not quantised."""
     reason: str = ""

@@ -24,6 +24,8 @@ PASSES: Mapping[str, str] = {
     "fuse-attention": "enginecast.passes.fuse_attention:FuseAttention",
     "fuse-skip-norm": "enginecast.passes.fuse_skip_norm:FuseSkipNorm",
     "merge-linears": "enginecast.passes.merge_linears:MergeLinears",
+    "plan-fp8": "enginecast.passes.plan_fp8:PlanFp8",
+    "plan-int8": "enginecast.passes.plan_int8:PlanInt8",
 }
 
 
