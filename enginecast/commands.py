@@ -1,7 +1,7 @@
 """What the commands that need torch do: export, inspect, opt, passes."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +24,7 @@ from enginecast.prepare import ModelOptions, input_specs, open_model, prepare
 from enginecast.steps import Steps
 from enginecast.terminal import results, results_apart, say, table
 from enginecast.verify.report import print_report
+from enginecast.verify.report_data import Report
 
 UNVERIFIED = "unverified branch"
 GIVE_INPUTS = (
@@ -78,9 +79,14 @@ def run_export(
     if as_json:
         print_json(_export_json(done, steps))
     else:
-        print_report(done.report, console)
+        print_report(_without(done.report, steps.shown), console)
         _print_where(done, console)
     return 0 if done.bundle is not None else 1
+
+
+def _without(report: Report, shown: Collection[str]) -> Report:
+    """A report without the notes that were shown when they were made."""
+    return replace(report, notes=tuple(note for note in report.notes if note not in shown))
 
 
 def _fallback(text: str) -> Fallback:

@@ -45,6 +45,8 @@ class Steps:
         self.memory: dict[str, int] = {}
         """Step -> most bytes of anonymous memory at once; 0 where the system does not tell."""
         self.lines: list[str] = []
+        self.shown: set[str] = set()
+        """Lines that stand on the console already."""
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -98,5 +100,6 @@ class Steps:
         if self._console is None or self._console.quiet:
             self.log(line)
             return
+        self.shown.add(line)
         self.lines.append(line)  # and not to the logger, which may show it on the same terminal
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -43,6 +43,12 @@ class Secret(nn.Module):
             return x * 2
         return x + 1
 
+class Both(nn.Module):
+    def forward(self, x):
+        if x.sum() > 0:  # both
+            return x * 2
+        return x + 1
+
 class Deep(nn.Module):
     def forward(self, x):
         return x if x.sum() < -1e9 else self.forward(x + 1)  # deep
@@ -60,6 +66,7 @@ def talks(): return Talks(), X
 def tries(): return Tries(), X
 def grows(): return Grows(), X
 def secret(): return Secret(), X
+def both(): return Both(), X
 def deep(): return Deep(), X
 def exec_ed(): return hidden["Hidden"](), X
 """
@@ -156,6 +163,15 @@ def test_unverified_branches(folder: Path, capsys: Capture) -> None:
     notes = json.loads((folder / "bundle" / "manifest.json").read_text(encoding="utf-8"))["notes"]
     assert any("unverified branch" in note and place("secret") in note for note in notes)
     assert "unverified branch" in cast(capsys, "inspect", "bundle").out
+
+
+def test_a_note_is_shown_once(folder: Path, capsys: Capture) -> None:
+    ran = cast(capsys, "export", "flow_cli:both", "-o", "bundle")
+    assert ran.code == 0
+    shown = " ".join(ran.err.split())  # whatever the width of the terminal
+    assert shown.count("both ways verified:") == 1
+    report = json.loads((folder / "bundle" / "report.json").read_text(encoding="utf-8"))
+    assert [note.endswith(place("both")) for note in report["notes"]] == [True]
 
 
 def test_code_of_exec_has_no_path(folder: Path, capsys: Capture) -> None:
