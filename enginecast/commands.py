@@ -17,10 +17,11 @@ from enginecast.flow_page import flow_of_refused, print_flow
 from enginecast.inspection import inspect_model, print_inspection
 from enginecast.job import Export
 from enginecast.memory import peak_resident
+from enginecast.model_inputs import input_specs
 from enginecast.passes.options import describe, option_fields
 from enginecast.passes.registry import known_passes, pass_class
 from enginecast.plan import FALLBACKS, Plan, make_plan
-from enginecast.prepare import ModelOptions, input_specs, open_model, prepare
+from enginecast.prepare import ModelOptions, open_model, prepare
 from enginecast.steps import Steps
 from enginecast.terminal import results, results_apart, say, table
 from enginecast.verify.report import print_report
@@ -165,7 +166,7 @@ def run_inspect(
     try:
         prepared = prepare(source, options, Steps(console))
     except CaptureError as error:
-        specs, _ = input_specs(source, options)
+        specs, _ = input_specs(source, options.inputs, options.dynamic)
         goes_on = falls_back(error, options)
         flow = flow_of_refused(error, source, specs, goes_on=goes_on)
         error.details["control_flow"] = flow

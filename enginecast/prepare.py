@@ -1,6 +1,6 @@
 """From a MODEL argument to a captured program: the start of export, inspect and opt."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePath
@@ -8,14 +8,12 @@ from pathlib import Path, PurePath
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.capture.derive import check_required, derive
 from enginecast.capture.detect import add_findings
-from enginecast.capture.dynamic import apply_dynamic, parse_dynamic
 from enginecast.capture.examples import Case, example_sizes, sample
 from enginecast.capture.export import Captured, capture, describe, named_leaves
 from enginecast.capture.factory import FactorySource, as_written, copy_sharing_weights
-from enginecast.capture.given import check_arguments, given_prompts, read_inputs
-from enginecast.capture.inputs import InputSpec, captured_dtype, from_example
+from enginecast.capture.given import given_prompts
+from enginecast.capture.inputs import InputSpec
 from enginecast.capture.outputs import run_named
 from enginecast.capture.source import Source, open_source
 from enginecast.capture.state import CalledTwice
@@ -24,15 +22,16 @@ from enginecast.capture.way import Fallback
 from enginecast.cases import (
     Covered,
     along_guards,
-    check_values,
     choose_cases,
     cover_branches,
     with_other_sizes,
 )
 from enginecast.errors import CaptureError
+from enginecast.model_inputs import input_specs
 from enginecast.passes.base import PassContext
 from enginecast.passes.cut_outputs import drop_dead, keep_outputs
 from enginecast.passes.graph_edit import structural_copy
+from enginecast.passes.quantization_plan import QuantizationPlan
 from enginecast.passes.structure import has_structure
 from enginecast.steps import Steps
 from enginecast.structured import lifted
@@ -85,6 +84,8 @@ class Prepared:
     """Branches of which no case takes one of the ways, where that was not allowed."""
     watched: tuple[Case, ...] = ()
     """The cases that every pass is watched on; empty: the first ones."""
+    quantization: QuantizationPlan | None = None
+    """A plan that was given, for the passes to carry out."""
 
     @property
     def mask_input(self) -> str | None:
@@ -95,7 +96,11 @@ class Prepared:
     @property
     def context(self) -> PassContext:
         """What passes may know of the model."""
-        return PassContext(calibration=tuple(case.inputs for case in self.cases))
+        return PassContext(
+            calibration=tuple(case.inputs for case in self.cases),
+            plan=self.quantization,
+            mask_input=self.mask_input,
+        )
 
     @property
     def model_outputs(self) -> tuple[str, ...]:
@@ -132,7 +137,7 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
     """
     wanted = parse_wanted(options.outputs, options.hidden_states)
     prompts = None if options.prompts is None else given_prompts(options.prompts)
-    specs, given = input_specs(source, options)
+    specs, given = input_specs(source, options.inputs, options.dynamic)
     with steps("capture"):
         try:
             captured = lifted(_capture(source, specs, given, wanted, options))
@@ -186,20 +191,6 @@ def _with_branches(
         cases=covered.cases,
         unverified=() if allowed else (*prepared.unverified, *covered.unverified),
     )
-
-
-def input_specs(
-    source: Source, options: ModelOptions
-) -> tuple[tuple[InputSpec, ...], dict[str, Tensor]]:
-    """The inputs that a program of `source` will take, and those that were given.
-
-    Raises:
-        SourceError, UsageError: see `prepare`.
-    """
-    if source.given_program() is not None:
-        return (), {}
-    specs, given = _inputs(source, options)
-    return apply_dynamic(specs, [parse_dynamic(text) for text in options.dynamic]), given
 
 
 def reference_of(prepared: Prepared, dtype: str, notes: list[str] | None = None) -> Reference:
@@ -271,30 +262,3 @@ def _unread(program: ExportedProgram) -> tuple[str, ...]:
         for name in program.graph_signature.user_inputs
         if name in nodes and not nodes[name].users
     )
-
-
-def _inputs(
-    source: Source, options: ModelOptions
-) -> tuple[tuple[InputSpec, ...], dict[str, Tensor]]:
-    if options.inputs is None:
-        _check_example(source)
-        return derive(source), {}
-    given = read_inputs(options.inputs)
-    check_arguments(given, source, f"--inputs {options.inputs}")
-    ordered = sorted(given, key=_position(source))
-    given = {name: given[name].to(captured_dtype(given[name])) for name in ordered}
-    specs = check_required(source, from_example(given, source.config))
-    check_values(given, specs, f"--inputs {options.inputs}")
-    return specs, given
-
-
-def _check_example(source: Source) -> None:
-    parameters = source.forward_signature.parameters.values()
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        check_arguments(source.example(), source, "the example")
-
-
-def _position(source: Source) -> Callable[[str], int]:
-    """Where an input stands in the model's forward: a safetensors file sorts by name."""
-    order = {name: index for index, name in enumerate(source.forward_arguments)}
-    return lambda name: order.get(name, len(order))

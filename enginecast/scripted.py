@@ -23,7 +23,8 @@ from enginecast.capture.source import Source
 from enginecast.capture.wanted import Wanted, parse_wanted
 from enginecast.cases import SEED, choose_cases
 from enginecast.errors import CaptureError, EnginecastError, UsageError
-from enginecast.prepare import ModelOptions, input_specs
+from enginecast.model_inputs import input_specs
+from enginecast.prepare import ModelOptions
 from enginecast.steps import Steps
 from enginecast.verify.eager_fp64 import fp64_outputs
 from enginecast.verify.floor import make_reference
@@ -93,7 +94,7 @@ def prepare_script(
             hint="Use --target onnxruntime.",
         )
     prompts = None if options.prompts is None else given_prompts(options.prompts)
-    specs, given = input_specs(source, options)
+    specs, given = input_specs(source, options.inputs, options.dynamic)
     specs = _that_run(source, specs, steps)
     parameters = sum(source.weight_elements().values())
     work = 0 if options.thorough else parameters

@@ -22,6 +22,7 @@ ENGINE_SIDE = [
     "enginecast.verify.metrics",
     "enginecast.verify.engine",
     "enginecast.verify.verdict",
+    "enginecast.verify.verdict_notes",
     "enginecast.verify.comparison",
     "enginecast.verify.padding",
     "enginecast.verify.reference",
@@ -38,6 +39,7 @@ WORKERS = [f"enginecast.{folder}" for folder in FOLDERS]
 STEPS = [
     "enginecast.steps",
     "enginecast.cases",
+    "enginecast.model_inputs",
     "enginecast.structured",
     "enginecast.ways",
     "enginecast.plan",
@@ -78,10 +80,12 @@ MAY_IMPORT: dict[str, list[str]] = {
     "enginecast.steps": ["enginecast.memory"],
     "enginecast.plan": WORKERS,
     "enginecast.cases": ["enginecast.steps", *WORKERS],
+    "enginecast.model_inputs": ["enginecast.cases", *WORKERS],
     "enginecast.structured": WORKERS,
     "enginecast.ways": ["enginecast.cases", *WORKERS],
     "enginecast.prepare": [
         "enginecast.cases",
+        "enginecast.model_inputs",
         "enginecast.steps",
         "enginecast.structured",
         "enginecast.ways",
