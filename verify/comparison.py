@@ -41,6 +41,11 @@ class Floor:
     """For fp16: where values leave its range, in words; empty when they do not."""
     estimated: bool = False
     """Whether `cases` are an eighth of `wider`, because eager fp16 itself leaves its range."""
+    rounding: str = ""
+    """Format of a quantised engine, such as "int8": then `cases` hold eager's error and that of its
+    plan, added as squares."""
+    max_error: float | None = None
+    """The largest relative L2 error of an output that the plan allows; None: no such limit."""
 
     def __post_init__(self) -> None:
         unit_roundoff(self.dtype)
@@ -53,7 +58,13 @@ class Floor:
     @property
     def owner(self) -> str:
         """Whose error it is, to go before "has"."""
-        return "fp16 in bf16's range" if self.estimated else f"eager {self.dtype} itself"
+        own = "fp16 in bf16's range" if self.estimated else f"eager {self.dtype} itself"
+        return f"{own} with the plan's {self.rounding} rounding" if self.rounding else own
+
+    @property
+    def label(self) -> str:
+        """The arithmetic that it measures: "fp32", or "fp32+int8"."""
+        return f"{self.dtype}+{self.rounding}" if self.rounding else self.dtype
 
 
 def _only(comparison: Comparison, cases: frozenset[str]) -> Comparison:

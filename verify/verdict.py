@@ -21,10 +21,14 @@ from enginecast.verify.comparison import (
     unit_roundoff,
 )
 from enginecast.verify.metrics import BEYOND, Metrics, ratio
+from enginecast.verify.verdict_notes import floor_notes, where_notes
 
 LIMIT = 3.0
 """Error over floor, pooled over all cases.  Two correct orders of summation differ by less; a wrong
 epsilon does not."""
+QUANTIZED_LIMIT = 2.0
+"""The same where the floor is mostly the rounding of a plan: its simulation and the engine round
+the same values by the same scales, so their errors are nearer than those of two precisions."""
 ROW_LAXITY = 2.0
 """A single worst row may exceed the pooled limit by this factor: extremes scatter more than
 means."""
@@ -47,11 +51,17 @@ class _Judged:
     name: str
     pooled: Metrics
     floor: float
+    limit: float
     failures: tuple[str, ...]
 
     @property
     def ratio(self) -> float:
         return ratio(self.pooled.relative, self.floor)
+
+
+def limit_of(floor: Floor) -> float:
+    """How many times the floor a pooled error may be."""
+    return QUANTIZED_LIMIT if floor.rounding else LIMIT
 
 
 def least_floor(dtype: str) -> float:
@@ -97,8 +107,8 @@ def judge(
         failures.append("neither the engine nor the program was run")
     worst = [max(outputs, key=lambda o: o.ratio) for outputs in zip(*rounds, strict=True)]
     passed: Outcome = "verified" if engine_ran else "verified-by-emulation"
-    notes = [*_where_notes(floor.dtype, where, measured, emulated, engine_ran), *_notes(worst)]
-    notes += _floor_notes(floor)
+    notes = [*where_notes(floor.dtype, where, measured, emulated, engine_ran), *_notes(worst)]
+    notes += floor_notes(floor)
     return Verdict(
         outcome="rejected" if failures else passed,
         engine="ran" if engine_ran else "not run on target",
@@ -145,17 +155,23 @@ def _judge_output(measured: Comparison, floor: Floor, name: str) -> _Judged:
     pooled = pool_output(measured, name)
     least = least_floor(floor.dtype)
     used = max(pool_output(floor.cases, name).relative, least)
-    judged = _Judged(name, pooled, used, ())
+    limit = limit_of(floor)
+    excess = ratio(pooled.relative, used)
     failures: list[str] = []
     if pooled.nonfinite:
         failures.append(_nonfinite(name, measured))
-    elif judged.ratio > LIMIT:
+    elif excess > limit:
         failures.append(
-            f"output {name!r} has {times(judged.ratio)} the error {floor.owner} has "
-            f"(relative L2 {pooled.relative:.2g}, floor {used:.2g}, limit {times(LIMIT)})"
+            f"output {name!r} has {times(excess)} the error {floor.owner} has "
+            f"(relative L2 {pooled.relative:.2g}, floor {used:.2g}, limit {times(limit)})"
+        )
+    elif floor.max_error is not None and pooled.relative > floor.max_error:
+        failures.append(
+            f"output {name!r} has a relative L2 error of {pooled.relative:.2g}, and the plan allows"
+            f" {floor.max_error:.2g} (--max-error)"
         )
     failures += _row_failures(measured, floor, name, used)
-    return _Judged(name, pooled, used, tuple(failures))
+    return _Judged(name, pooled, used, limit, tuple(failures))
 
 
 def _nonfinite(name: str, measured: Comparison) -> str:
@@ -174,7 +190,7 @@ def _row_failures(
     The floor is eager's worst row in any case: which row attention blows up is a matter of luck.
     """
     used = max(pool_output(floor.cases, name).worst_row, pooled_floor)
-    allowed = min(LIMIT * ROW_LAXITY * used, LARGEST_ROW)
+    allowed = min(limit_of(floor) * ROW_LAXITY * used, LARGEST_ROW)
     for case, outputs in measured.items():
         if name not in outputs or outputs[name].nonfinite:
             continue
@@ -236,29 +252,6 @@ def _cause(floor: Floor, pooled: Metrics) -> str:
     return ""
 
 
-def _where_notes(
-    dtype: str,
-    where: Where,
-    measured: Comparison | None,
-    emulated: Comparison | None,
-    engine_ran: bool,
-) -> Iterator[str]:
-    if engine_ran:
-        return
-    if measured is None or not where.provider:
-        yield "the engine has not run"
-    else:
-        yield f"the engine ran on {where.provider}, which does not compute in {dtype}"
-    if emulated is not None:
-        yield f"the program was judged in true {dtype} arithmetic"
-
-
-def _floor_notes(floor: Floor) -> Iterator[str]:
-    if floor.estimated:
-        cause = floor.culprit or "values leave fp16's range"
-        yield f"eager fp16 is no measure ({cause}): an eighth of eager bf16's error is taken"
-
-
 def _notes(judged: Sequence[_Judged]) -> Iterator[str]:
     for output in judged:
         if output.pooled.degenerate:
@@ -270,14 +263,14 @@ def _output_verdict(output: _Judged) -> OutputVerdict:
     pooled = output.pooled
     if pooled.nonfinite or not pooled.rows:  # there is no number to tell
         return OutputVerdict(
-            name=output.name, error=None, floor=output.floor, ratio=None, limit=LIMIT
+            name=output.name, error=None, floor=output.floor, ratio=None, limit=output.limit
         )
     return OutputVerdict(
         name=output.name,
         error=pooled.relative,
         floor=output.floor,
         ratio=output.ratio,
-        limit=LIMIT,
+        limit=output.limit,
         cosine=pooled.cosine,
         sqnr_db=pooled.sqnr_db if pooled.error_norm else None,
         max_abs=pooled.max_abs,
