@@ -1,0 +1,155 @@
+"""The simulation of a plan against theory, against torch's fp8 and against our operators."""
+
+from typing import Any
+
+import pytest
+import torch
+from programs import captured, relative_error
+from torch import Tensor, nn
+
+from enginecast import quantized_ops
+from enginecast.passes.fake_quantization import E4M3, E4M3_FNUZ, Grid, fake, grid_of
+from enginecast.passes.plan_forms import Form, as_planned
+from enginecast.passes.quantizable import find_layers
+from enginecast.passes.quantization_plan import QuantizationPlan, Scaling
+from enginecast.passes.simulate_quantization import simulate
+
+FP8 = torch.float8_e4m3fn
+OPS = torch.ops.enginecast
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("grid", "dtype"), [(E4M3, FP8), (E4M3_FNUZ, torch.float8_e4m3fnuz)], ids=["fn", "fnuz"]
+)
+def test_grid_is_torchs(grid: Grid, dtype: torch.dtype) -> None:
+    bits = torch.arange(256, dtype=torch.uint8).view(dtype).float()
+    points = bits[bits.isfinite()].unique()
+    assert points.max() == grid.limit
+    ties = (points[1:] + points[:-1]) / 2
+    spread = normal(50_000) * torch.logspace(-6, 2, 50_000)
+    x = torch.cat([points, ties, spread.clamp(-grid.limit, grid.limit), torch.zeros(1)])
+    assert torch.equal(grid.round(x), x.to(dtype).float())
+
+
+@pytest.mark.parametrize("std", [0.005, 0.02, 0.2, 1.0])
+def test_scaled_storage_has_one_error_whatever_the_size(std: float) -> None:
+    weight = normal(1024, 1024) * std
+    for scaling in ("tensor", "row"):
+        error = relative_error(fake(weight, E4M3, scaling, 0, None), weight)
+        assert 0.026 <= error <= 0.027
+
+
+class One(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x)
+
+
+def simulated(layer: nn.Module, x: Tensor, form: Form, quantized: Any = "fp8") -> Tensor:
+    program = captured(One(layer), x)
+    (found,) = find_layers(program)
+    plan = QuantizationPlan(
+        format=quantized, arch="cpu", max_error=1.0, layers=(as_planned(found, form),)
+    )
+    return simulate(program, plan, [{"x": x}])[0]["output_0"]
+
+
+def linear(n: int, k: int, dtype: torch.dtype = torch.float32) -> nn.Linear:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return nn.Linear(k, n).to(dtype).requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("form", "quantized", "least", "most"),
+    [
+        (Form("w8a8-dynamic", "tensor", "tensor"), "fp8", 0.036, 0.040),
+        (Form("w8a8-dynamic", "row", "row"), "fp8", 0.034, 0.038),
+        (Form("w8a8-static", "tensor", "tensor"), "fp8", 0.036, 0.040),
+        (Form("storage"), "fp8", 0.024, 0.028),
+        (Form("w8a8-dynamic", "row", "row"), "int8", 0.009, 0.013),
+        (Form("storage", "block", block=32), "int8", 0.004, 0.007),
+        (Form("storage", "block", bits=4, block=32), "int8", 0.08, 0.12),
+    ],
+    ids=str,
+)
+def test_error_of_a_linear(form: Form, quantized: str, least: float, most: float) -> None:
+    layer = nn.Linear(256, 256, bias=False).requires_grad_(False)
+    layer.weight.copy_(normal(256, 256, seed=2))
+    x = normal(512, 256)
+    assert least <= relative_error(simulated(layer, x, form, quantized), layer(x)) <= most
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("per_row", [True, False], ids=["row", "tensor"])
+def test_w8a8_is_what_the_operators_give(dtype: torch.dtype, per_row: bool) -> None:
+    layer, x = linear(48, 64, dtype), normal(3, 7, 64).to(dtype)
+    x[..., 5] *= 30
+    by: Scaling = "row" if per_row else "tensor"
+    found = simulated(layer, x, Form("w8a8-dynamic", by, by))
+    scale = OPS.dynamic_scale(x, FP8, per_row)
+    weight_scale = OPS.dynamic_scale(layer.weight, FP8, per_row)
+    quantized = OPS.quantize(layer.weight, weight_scale, FP8)
+    wanted = OPS.quantized_linear(
+        OPS.quantize(x, scale, FP8), scale, quantized, weight_scale, layer.bias, dtype
+    )
+    assert found.dtype == dtype
+    assert relative_error(found, wanted) < {torch.float32: 1e-6}.get(dtype, 2e-3)
+
+
+@pytest.mark.parametrize(("bits", "activations"), [(8, True), (8, False), (4, False)])
+def test_blocks_are_what_the_operators_give(bits: int, activations: bool) -> None:
+    layer, x = linear(48, 64), normal(3, 7, 64)
+    form = Form(
+        "w8a8-dynamic" if activations else "storage",
+        "block",
+        "block" if activations else None,
+        bits=bits,
+        block=32,
+    )
+    found = simulated(layer, x, form, "int8")
+    limit = 2.0 ** (bits - 1) - 1
+    scale = layer.weight.unflatten(1, (-1, 32)).abs().amax(-1) / limit
+    weight = OPS.quantize_blocks(layer.weight, scale, bits)
+    wanted = OPS.blockwise_linear(x, weight, scale, layer.bias, bits, activations)
+    assert relative_error(found, wanted) < 1e-6
+
+
+def test_stored_embedding_and_convolution_round_each_row_of_the_weight() -> None:
+    ids = torch.tensor([[1, 4], [0, 2]])
+    embedding = nn.Embedding(5, 32).requires_grad_(False)
+    embedding.weight.copy_(normal(5, 32) * torch.logspace(-3, 3, 5)[:, None])
+    found = simulated(embedding, ids, Form("storage"), "int8")
+    assert 0 < ((found - embedding(ids)).norm(dim=-1) / embedding(ids).norm(dim=-1)).max() < 0.02
+    convolution = nn.Conv2d(3, 4, 2, stride=2).requires_grad_(False)
+    convolution.weight.mul_(torch.logspace(-3, 3, 4).view(4, 1, 1, 1))
+    image = normal(1, 3, 6, 6)
+    found = simulated(convolution, image, Form("storage"))
+    bare = nn.functional.conv2d(image, convolution.weight, stride=2)
+    errors = (found - convolution(image)).flatten(2).norm(dim=-1)
+    sizes = bare.flatten(2).norm(dim=-1)
+    assert 0 < (errors / sizes).max() < 0.06
+
+
+def test_broken_values_stay_visible_and_zeros_stay_zeros() -> None:
+    x = torch.zeros(2, 16)
+    assert torch.equal(fake(x, E4M3, "row", 0, None), x)
+    x[0, 3] = torch.inf
+    found = fake(x, E4M3, "row", 0, None)
+    assert not found[0].isfinite().all()
+    assert torch.equal(found[1], x[1])
+
+
+def test_what_lies_beyond_a_static_scale_is_cut() -> None:
+    x = torch.tensor([[1.0, 3.0, -8.0]])
+    found = fake(x, grid_of("int8", "cpu", 8), "tensor", 0, torch.tensor(4.0))
+    assert torch.allclose(found, torch.tensor([[1.0, 3.0, -4.0]]), atol=4 / 127)
+    assert found[0, 2] == -4.0
+    assert quantized_ops.LIMITS[FP8] == E4M3.limit
