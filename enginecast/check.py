@@ -75,14 +75,18 @@ def verify_bundle(
             from enginecast.recompare import reference_of_model
 
             reference, notes = reference_of_model(
-                model, engine.manifest, allow_code=allow_code, random_weights=random_weights
+                model,
+                engine.manifest,
+                engine.folder,
+                allow_code=allow_code,
+                random_weights=random_weights,
             )
             against = model
         verdict = verify_engine(engine, reference)
         if not runs_natively(engine.record.precision, engine.provider):
             notes = (*notes, NOT_NATIVE.format(engine.record.precision, engine.provider))
         completed = _complete(engine, verdict)
-    return Check(verdict, reference.floor.dtype, against, completed, notes)
+    return Check(verdict, reference.floor.label, against, completed, notes)
 
 
 def _stored(engine: Engine) -> Reference:

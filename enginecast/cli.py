@@ -24,10 +24,12 @@ from enginecast.cli_options import (
     Fallback,
     HiddenStates,
     Inputs,
+    MaxError,
     Model,
     OtherModel,
     Outputs,
     PipelineText,
+    PlanFile,
     Precision,
     Prompts,
     Provider,
@@ -111,6 +113,8 @@ def export(
     random_weights: RandomWeights = None,
     device: Device = None,
     arch: Arch = None,
+    max_error: MaxError = None,
+    plan: PlanFile = None,
     fallback: Fallback = "torchscript",
     allow_unverified_branches: AllowUnverified = False,
     threads: Threads = None,
@@ -145,6 +149,8 @@ def export(
             random_weights=random_weights,
             device=device,
             arch=arch,
+            max_error=max_error,
+            plan_file=plan,
             fallback=fallback,
             allow_unverified=allow_unverified_branches,
             threads=threads,
@@ -220,8 +226,11 @@ def run(
 @app.command()
 def inspect(
     model: Annotated[str, typer.Argument(metavar="MODEL|DIR", help="A model, or a bundle.")],
+    target: Target = "onnxruntime",
     precision: Precision = None,
     pipeline: PipelineText = None,
+    skip_modules_pattern: SkipPatterns = None,
+    skip_modules_classes: SkipClasses = None,
     inputs: Inputs = None,
     prompts: Prompts = None,
     dynamic: Dynamic = None,
@@ -229,6 +238,13 @@ def inspect(
     hidden_state: HiddenStates = None,
     random_weights: RandomWeights = None,
     device: Device = None,
+    arch: Arch = None,
+    max_error: MaxError = None,
+    plan: PlanFile = None,
+    save_plan: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the quantisation plan, to be edited and reused."),
+    ] = None,
     fallback: Fallback = "torchscript",
     allow_code: AllowCode = False,
     as_json: AsJson = False,
@@ -243,10 +259,21 @@ def inspect(
     from enginecast.plan import make_plan
     from enginecast.prepare import ModelOptions
 
-    plan = make_plan("onnxruntime", precision, pipeline, device)
+    skips = (tuple(skip_modules_pattern or ()), tuple(skip_modules_classes or ()))
+    decided = make_plan(
+        target, precision, pipeline, device, *skips, arch=arch, max_error=max_error, file=plan
+    )
     dims, kept, states = (tuple(given or ()) for given in (dynamic, outputs, hidden_state))
     options = ModelOptions(random_weights, allow_code, inputs, prompts, dims, kept, states)
-    run_inspect(model, plan, options, fallback=fallback, as_json=as_json, console=progress())
+    run_inspect(
+        model,
+        decided,
+        options,
+        fallback=fallback,
+        save_plan=save_plan,
+        as_json=as_json,
+        console=progress(),
+    )
 
 
 for command in (opt, bisect, passes):

@@ -41,7 +41,12 @@ HiddenStates = Annotated[
     ),
 ]
 Precision = Annotated[
-    str | None, typer.Option(metavar="NAME", help="fp32, fp16, bf16 or mixed: a preset pipeline.")
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="A preset pipeline: fp32, fp16, bf16, mixed; int8, fp8; int8-storage, int4-storage,"
+        " fp8-storage (weights only).",
+    ),
 ]
 PipelineText = Annotated[
     str | None, typer.Option("--pipeline", metavar="SPEC", help="Passes instead of a preset.")
@@ -60,6 +65,16 @@ Verbose = Annotated[
 ]
 Target = Annotated[str, typer.Option(metavar="NAME", help="What runs the engine.")]
 Arch = Annotated[str | None, typer.Option(metavar="NAME", help="GPU architecture, such as sm90.")]
+MaxError = Annotated[
+    float | None,
+    typer.Option(
+        metavar="X", help="Largest relative error of an output that quantisation may cause."
+    ),
+]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option("--plan", metavar="FILE", help="Carry out this quantisation plan (JSON)."),
+]
 AllowUnverified = Annotated[
     bool,
     typer.Option(
@@ -74,14 +89,16 @@ Fallback = Annotated[
     ),
 ]
 SkipPatterns = Annotated[
-    list[str] | None, typer.Option(metavar="RE", help="Modules that stay in fp32; repeatable.")
+    list[str] | None,
+    typer.Option(metavar="RE", help="Modules that stay as they are; repeatable."),
 ]
 DropGuilty = Annotated[
     bool,
     typer.Option("--drop-guilty", help="Leave out the sites that break a pass's promise."),
 ]
 SkipClasses = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="Classes that stay in fp32; repeatable.")
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Classes that stay as they are; repeatable."),
 ]
 
 

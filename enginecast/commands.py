@@ -1,6 +1,5 @@
 """What the commands that need torch do: export, inspect, opt, passes."""
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, cast
 import msgspec
 from rich.console import Console
 
+from enginecast import quantization
 from enginecast.capture.way import Fallback
 from enginecast.commands_engine import print_json
 from enginecast.driver import export, falls_back
@@ -22,6 +22,7 @@ from enginecast.passes.options import describe, option_fields
 from enginecast.passes.registry import known_passes, pass_class
 from enginecast.plan import FALLBACKS, Plan, make_plan
 from enginecast.prepare import ModelOptions, open_model, prepare
+from enginecast.quantization import given_plan
 from enginecast.steps import Steps
 from enginecast.terminal import results, results_apart, say, table
 from enginecast.verify.report import print_report
@@ -31,7 +32,6 @@ UNVERIFIED = "unverified branch"
 GIVE_INPUTS = (
     "Give inputs that go the other way (--inputs FILE), or accept it: --allow-unverified-branches."
 )
-_ARCH = re.compile(r"sm\d{2,3}a?")
 
 
 @results_apart()
@@ -52,6 +52,8 @@ def run_export(
     random_weights: int | None,
     device: str | None,
     arch: str | None,
+    max_error: float | None,
+    plan_file: Path | None,
     fallback: str,
     allow_unverified: bool,
     threads: int | None,
@@ -63,9 +65,17 @@ def run_export(
     console: Console,
 ) -> int:
     """Export; return the exit code: 1 when the result does not agree with eager."""
-    if arch is not None and not _ARCH.fullmatch(arch):
-        raise UsageError(f"--arch {arch}: expected a GPU architecture such as sm90")
-    plan = make_plan(target, precision, pipeline, device, skip_patterns, skip_classes)
+    plan = make_plan(
+        target,
+        precision,
+        pipeline,
+        device,
+        skip_patterns,
+        skip_classes,
+        arch=arch,
+        max_error=max_error,
+        file=plan_file,
+    )
     options = ModelOptions(
         random_weights, allow_code, inputs, prompts, dynamic, outputs, hidden_states, thorough
     )
@@ -75,7 +85,6 @@ def run_export(
         allow_unverified_branches=allow_unverified,
     )
     steps = Steps(console)
-    plan = replace(plan, arch=arch)
     done = export(model, output, plan, options, None, threads, overwrite, steps, drop_guilty)
     if as_json:
         print_json(_export_json(done, steps))
@@ -157,14 +166,19 @@ def run_inspect(
     options: ModelOptions,
     *,
     fallback: str,
+    save_plan: Path | None,
     as_json: bool,
     console: Console,
 ) -> None:
     """Capture and plan; print."""
+    if save_plan is not None and not plan.quantized:
+        raise UsageError(
+            "--save-plan: nothing is quantised here", hint="It goes with --precision int8 or fp8."
+        )
     options = replace(options, fallback=_fallback(fallback))
     source = open_model(model, options)
     try:
-        prepared = prepare(source, options, Steps(console))
+        prepared = prepare(source, options, Steps(console), given_plan(plan, source))
     except CaptureError as error:
         specs, _ = input_specs(source, options.inputs, options.dynamic)
         goes_on = falls_back(error, options)
@@ -178,6 +192,8 @@ def run_inspect(
             print_flow(flow, results())
         raise
     found = inspect_model(prepared, plan)
+    if save_plan is not None and found.quantization is not None:
+        quantization.save_plan(save_plan, found.quantization, source)
     if as_json:
         print_json(found.to_json())
     else:

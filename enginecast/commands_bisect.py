@@ -18,7 +18,6 @@ from enginecast.terminal import results, results_apart, say, table
 from enginecast.trial import by_emulation
 from enginecast.verify.culprit import Bisection
 from enginecast.verify.metrics import BEYOND
-from enginecast.verify.reference import Reference
 from enginecast.verify.report_data import PassCheck
 from enginecast.verify.verdict import floor_failures, times
 
@@ -50,14 +49,14 @@ def run_bisect(
         reference = reference_of(prepared, plan.precision)
     rewritten = rewrite(prepared, passes, reference, steps)
     found = None
-    if is_wrong(rewritten, reference):
-        found = find_culprits(prepared, passes, reference, rewritten, steps)
-    elif broken := list(floor_failures(reference.floor)):
+    if is_wrong(rewritten):
+        found = find_culprits(prepared, passes, rewritten, steps)
+    elif broken := list(floor_failures(rewritten.reference.floor)):
         raise VerificationError(
             f"no pass is to blame: {broken[0]}",
             hint="Eager is the measure; --precision bf16 and fp32 have the range for it.",
         )
-    outcome = Outcome(rewritten, found, _why(rewritten, reference) if found is not None else ())
+    outcome = Outcome(rewritten, found, _why(rewritten) if found is not None else ())
     if as_json:
         print_json(_as_json(outcome, plan, steps))
     else:
@@ -65,8 +64,8 @@ def run_bisect(
     return 0 if found is None else 1
 
 
-def _why(rewritten: Rewritten, reference: Reference) -> tuple[str, ...]:
-    verdict = by_emulation(rewritten, reference, (*rewritten.failures, *rewritten.problems))
+def _why(rewritten: Rewritten) -> tuple[str, ...]:
+    verdict = by_emulation(rewritten, (*rewritten.failures, *rewritten.problems))
     return tuple(dict.fromkeys(verdict.reasons))
 
 

@@ -171,13 +171,15 @@ def show_bundle(path: Path, *, as_json: bool) -> None:
         print_json({**msgspec.to_builtins(manifest), "stored": msgspec.to_builtins(stored)})
         return
     console = results()
-    title = f"{manifest.model.name} in {manifest.precision}, by enginecast {manifest.enginecast}"
+    title = (
+        f"{manifest.model.name} in {manifest.asked_precision}, by enginecast {manifest.enginecast}"
+    )
     say(console, f"{title}\npipeline {manifest.pipeline or 'none'}")
     for line in _capture(manifest):
         say(console, line)
     console.print(_signature(manifest))
     for engine in manifest.engines:
-        say(console, f"{engine.file}: {verdict_line(engine.verdict, manifest.precision)}")
+        say(console, f"{engine.file}: {verdict_line(engine.verdict, manifest.arithmetic)}")
         say(console, f"  {_place(engine)}")
         weights = ", ".join(
             f"{each.tensors} tensors {each.dtype} ({each.bytes / 2**20:.2f} MiB)"

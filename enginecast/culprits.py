@@ -41,9 +41,9 @@ def explained(
     dropped: tuple[Culprit, ...] = ()
     leave: Leave = (frozenset(),) * len(passes)
     for _ in range(ROUNDS):
-        if not is_wrong(rewritten, reference):
+        if not is_wrong(rewritten):
             break
-        found = find_culprits(prepared, passes, reference, rewritten, steps, leave)
+        found = find_culprits(prepared, passes, rewritten, steps, leave)
         if not drop_guilty or not found.helps or not found.left_out:
             rewritten = replace(rewritten, bisection=found)
             break
@@ -54,19 +54,18 @@ def explained(
     return replace(rewritten, dropped=dropped)
 
 
-def is_wrong(rewritten: Rewritten, reference: Reference) -> bool:
+def is_wrong(rewritten: Rewritten) -> bool:
     """Whether the program after its passes is to be rejected, and eager is not to blame."""
     if rewritten.failures:
         return True
-    if rewritten.emulated is None or any(floor_failures(reference.floor)):
+    if rewritten.emulated is None or any(floor_failures(rewritten.reference.floor)):
         return False
-    return by_emulation(rewritten, reference, rewritten.problems).outcome == "rejected"
+    return by_emulation(rewritten, rewritten.problems).outcome == "rejected"
 
 
 def find_culprits(
     prepared: Prepared,
     passes: tuple[Pass, ...],
-    reference: Reference,
     rewritten: Rewritten,
     steps: Steps,
     leave: Leave = (),
@@ -79,12 +78,12 @@ def find_culprits(
     subject = Subject(
         program=prepared.captured.program,
         passes=passes,
-        floor=reference.floor,
+        floor=rewritten.reference.floor,
         context=prepared.context,
         leave=leave,
         names=prepared.output_names,
         mask_input=prepared.mask_input,
-        masked=reference.masked,
+        masked=rewritten.reference.masked,
     )
     with steps("bisect"):
         found = bisect(

@@ -16,8 +16,10 @@ from enginecast.exporters.onnx import WEIGHTS_FILE, Lowered
 from enginecast.passes.graph_edit import dtype_of
 from enginecast.passes.options import spec_from_pass
 from enginecast.passes.pipeline import PassRun
+from enginecast.passes.quantization_plan import plan_of
 from enginecast.plan import Plan
 from enginecast.prepare import Prepared
+from enginecast.quantization import describe_plan
 from enginecast.rewrite import Rewritten
 from enginecast.runtime.manifest import (
     EngineRecord,
@@ -162,6 +164,7 @@ def describe_manifest(
         notes=prepared.captured.notes,
         pipeline=plan.pipeline,
         precision=plan.precision,
+        quantization=describe_plan(plan, plan_of(rewritten.program)),
         passes=describe_passes(rewritten.runs),
         text=describe_text(prepared.source, prepared.captured.inputs),
         engines=(engine,),

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -23,6 +24,7 @@ from enginecast.job import Export, Job
 from enginecast.passes.pipeline import build
 from enginecast.plan import Plan, make_plan
 from enginecast.prepare import ModelOptions, open_model, prepare
+from enginecast.quantization import given_plan
 from enginecast.runtime.bundle import Bundle
 from enginecast.runtime.staging import stage
 from enginecast.script_job import ScriptJob
@@ -44,6 +46,9 @@ def compile(
     hidden_states: Sequence[int] = (),
     drop_guilty: bool = False,
     fallback: Fallback | None = None,
+    arch: str | None = None,
+    max_error: float | None = None,
+    plan: str | os.PathLike[str] | None = None,
     options: ModelOptions | None = None,
     steps: Steps | None = None,
 ) -> Bundle:
@@ -54,7 +59,8 @@ def compile(
         output: the bundle's folder; it must not exist.
         example: inputs by name, for a module.
         target: "onnxruntime", or "torchscript": the model as it is, without passes.
-        precision: "fp32" (default), "fp16", "bf16" or "mixed": the preset pipeline and the measure.
+        precision: "fp32" (default), "fp16", "bf16", "mixed", or a quantised one ("int8", "fp8",
+            "int8-storage", ...): the preset pipeline and the measure.
         pipeline: a pipeline spec instead of a preset.
         device: "cpu" or "cuda": what the engine is for; None: where the precision runs.
         threads: threads within one operator, when the engine is verified.
@@ -64,6 +70,9 @@ def compile(
         drop_guilty: leave out the sites with which a pass breaks its promise, and go on.
         fallback: how far a capture may go where torch.export refuses the model for its control
             flow: "none", "rewrite", "specialise" or "torchscript"; None: as `options` say.
+        arch: GPU architecture that the engine is for, such as "sm90".
+        max_error: largest relative L2 error of an output that quantisation may cause.
+        plan: a quantisation plan to carry out (JSON).
         options: weights, inputs, dynamic dimensions.
         steps: gets the progress.
 
@@ -71,7 +80,10 @@ def compile(
         VerificationError: the result does not agree with eager; nothing was published.
         EnginecastError: see the tree in `enginecast.errors`.
     """
-    plan = make_plan(target, precision, pipeline, device)
+    file = None if plan is None else Path(plan)
+    decided = make_plan(
+        target, precision, pipeline, device, arch=arch, max_error=max_error, file=file
+    )
     options = options or ModelOptions()
     options = replace(
         options,
@@ -80,7 +92,7 @@ def compile(
         fallback=fallback or options.fallback,
     )
     source = model if isinstance(model, nn.Module) else os.fspath(model)
-    done = export(source, output, plan, options, example, threads, overwrite, steps, drop_guilty)
+    done = export(source, output, decided, options, example, threads, overwrite, steps, drop_guilty)
     if done.bundle is None:
         verdict = done.report.verdict
         raise VerificationError(
@@ -111,8 +123,9 @@ def export(
         script = ScriptJob(source, options, plan, threads, staging, steps)
         if plan.target == "torchscript":
             return script.run()
+        quantization = given_plan(plan, source)
         try:
-            prepared = prepare(source, options, steps)
+            prepared = prepare(source, options, steps, quantization)
         except RefusedError as error:
             if not falls_back(error, options):
                 raise
@@ -124,7 +137,7 @@ def export(
             if not prepared.captured.is_widened:
                 raise
             steps.say(f"rewritten for more sizes, the model does not get to an engine: {error}")
-        prepared = prepare(source, replace(options, widens=False), steps)
+        prepared = prepare(source, replace(options, widens=False), steps, quantization)
         return replace(job, prepared=prepared).run()
 
 

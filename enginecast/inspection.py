@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from torch.export import ExportedProgram
@@ -23,8 +24,10 @@ from enginecast.passes.base import Site
 from enginecast.passes.graph_edit import structural_copy, weight_specs, weight_tensor
 from enginecast.passes.ir_text import dtype_text
 from enginecast.passes.pipeline import build, run_pipeline
+from enginecast.passes.quantization_plan import QuantizationPlan, plan_of
 from enginecast.plan import Plan
 from enginecast.prepare import Prepared
+from enginecast.quantization_page import print_plan
 from enginecast.terminal import say, table
 from enginecast.verify.emulation_data import Emulation
 
@@ -73,9 +76,15 @@ class Inspection:
     """Nodes of the program as captured, and after the passes."""
     emulation: Emulation | None
     """What low precision would do, module by module; None for fp32."""
+    quantization: QuantizationPlan | None = None
+    """What would be quantised, layer by layer."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        plan = self.quantization
+        return {
+            **asdict(self),
+            "quantization": None if plan is None else msgspec.to_builtins(plan),
+        }
 
 
 def inspect_model(prepared: Prepared, plan: Plan) -> Inspection:
@@ -107,11 +116,12 @@ def inspect_model(prepared: Prepared, plan: Plan) -> Inspection:
         passes=tuple(
             PassPlan(run.pass_.name, run.rewritten, _left_alone(run.sites)) for run in runs
         ),
-        precision=plan.precision,
+        precision=plan.name,
         device=plan.device,
         runs_here=plan.runs_here,
         nodes=(_calls(captured.program), _calls(program)),
         emulation=forecast(prepared, plan, program),
+        quantization=plan_of(program),
     )
 
 
@@ -154,6 +164,8 @@ def print_inspection(found: Inspection, console: Console) -> None:
     say(console, f"sites to fuse: {expected or 'none'}")
     where = "this machine runs it" if found.runs_here else "no provider of this machine runs it"
     say(console, f"{found.precision} for {found.device}: {where}")
+    if found.quantization is not None:
+        print_plan(found.quantization, console)
     print_forecast(found.emulation, console)
 
 

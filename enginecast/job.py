@@ -23,8 +23,10 @@ from enginecast.exporters.fusion_contract import count_fusions, expect_fusions
 from enginecast.exporters.onnx import Lowered, lower_to_onnx
 from enginecast.passes.base import Pass
 from enginecast.passes.ir_text import print_ir
+from enginecast.passes.quantization_plan import plan_of
 from enginecast.plan import Plan
 from enginecast.prepare import Prepared, reference_of
+from enginecast.quantization import PLAN_NAME, plan_notes, save_plan
 from enginecast.rewrite import Rewritten
 from enginecast.runtime.bundle import Bundle, open_bundle
 from enginecast.runtime.manifest import Fusion, Manifest, Verdict, Where
@@ -38,7 +40,7 @@ from enginecast.verify.report import HTML_NAME, JSON_NAME, write_report
 from enginecast.verify.report_data import Report
 from enginecast.verify.verdict import floor_failures
 
-REPORTS = (JSON_NAME, HTML_NAME, LOG_NAME)
+REPORTS = (JSON_NAME, HTML_NAME, LOG_NAME, PLAN_NAME)
 PENDING = Verdict(
     outcome="rejected",
     engine="not run on target",
@@ -98,17 +100,15 @@ class Job:
             drop_guilty=self.drop_guilty,
         )
         problems = (*problems, *rewritten.failures)
-        if problems or any(floor_failures(reference.floor)):
-            verdict = by_emulation(rewritten, reference, problems)
-            return self._reject(rewritten, self._report(rewritten, reference, verdict, ()), None)
+        if problems or any(floor_failures(rewritten.reference.floor)):
+            verdict = by_emulation(rewritten, problems)
+            return self._reject(rewritten, self._report(rewritten, verdict, ()), None)
         with self.steps("lower"):
             lowered = self._lower(rewritten)
         with self.steps("describe"):
             manifest = describe_manifest(self.prepared, self.plan, rewritten, lowered, PENDING)
         with self.steps("verify"):
-            trial = try_engine(
-                self.staging, manifest, self.plan, rewritten, reference, problems, self.threads
-            )
+            trial = try_engine(self.staging, manifest, self.plan, rewritten, problems, self.threads)
         fusions = count_fusions(
             expect_fusions(self.prepared.captured.program),
             rewritten.program,
@@ -116,11 +116,11 @@ class Job:
             trial.executed,
             rewritten.sites(),
         )
-        report = self._report(rewritten, reference, trial.verdict, fusions, lowered.notes)
+        report = self._report(rewritten, trial.verdict, fusions, lowered.notes)
         if trial.verdict.outcome == "rejected":
             return self._reject(rewritten, report, lowered)
         with self.steps("publish"):
-            return self._publish(rewritten, reference, report, lowered, manifest)
+            return self._publish(rewritten, report, lowered, manifest)
 
     def _capture_problems(self, reference: Reference) -> tuple[str, ...]:
         prepared = self.prepared
@@ -154,7 +154,6 @@ class Job:
     def _report(
         self,
         rewritten: Rewritten,
-        reference: Reference,
         verdict: Verdict,
         fusions: Sequence[Fusion],
         notes: Sequence[str] = (),
@@ -162,10 +161,10 @@ class Job:
         return Report(
             model=self.prepared.source.name,
             target=self.plan.target,
-            precision=self.plan.precision,
+            precision=self.plan.name,
             pipeline=self.plan.pipeline,
             verdict=verdict,
-            floor_dtype=reference.floor.dtype,
+            floor_dtype=rewritten.reference.floor.label,
             passes=rewritten.checks,
             emulation=rewritten.emulation,
             fusions=tuple(fusions),
@@ -174,6 +173,7 @@ class Job:
             notes=(
                 *self.prepared.captured.notes,
                 *self._state_notes,
+                *plan_notes(plan_of(rewritten.program)),
                 *rewritten.notes,
                 *notes,
             ),
@@ -190,12 +190,11 @@ class Job:
     def _publish(
         self,
         rewritten: Rewritten,
-        reference: Reference,
         report: Report,
         lowered: Lowered,
         manifest: Manifest,
     ) -> Export:
-        left_out = write_reference(self.staging.folder / REFERENCE_NAME, reference)
+        left_out = write_reference(self.staging.folder / REFERENCE_NAME, rewritten.reference)
         report = replace(report, left_out=left_out)
         self._write_reports(rewritten, report)
         for file in self.prepared.source.tokenizer_files:
@@ -214,6 +213,8 @@ class Job:
 
     def _write_reports(self, rewritten: Rewritten, report: Report) -> None:
         write_report(self.staging.folder, report)
+        if (plan := plan_of(rewritten.program)) is not None:
+            save_plan(self.staging.folder / PLAN_NAME, plan, self.prepared.source)
         self.steps.log(f"verdict: {report.verdict.outcome} {'; '.join(report.verdict.reasons)}")
         prepared, captured = self.prepared, self.prepared.captured
         log = build_log(

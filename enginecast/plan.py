@@ -5,6 +5,7 @@ run.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import cast
 
 import onnxruntime
@@ -14,17 +15,26 @@ from enginecast.errors import MissingError, SpecError, UsageError
 from enginecast.passes.base import Pass
 from enginecast.passes.options import spec_from_pass
 from enginecast.passes.pipeline import build
-from enginecast.passes.presets import preset
+from enginecast.passes.plan_file import read_plan
+from enginecast.passes.plan_fp8 import PlanFp8
+from enginecast.passes.plan_int8 import PlanInt8
+from enginecast.passes.presets import QUANTIZED, computes, preset
+from enginecast.passes.quantization_plan import QuantizationPlan
 from enginecast.passes.spec import render
 from enginecast.passes.unify_dtype import UnifyDtype
 from enginecast.runtime.load import PROVIDERS
 from enginecast.runtime.manifest import Precision
 from enginecast.runtime.ort_session import CUDA_PROVIDER
 
+_ARCH = re.compile(r"sm\d{2,3}a?|gfx\d{3,4}[a-z]?")
 FALLBACKS = ("none", "rewrite", "specialise", "torchscript")
 """How far down the control-flow ladder a capture may go."""
-COMPUTES: Mapping[str, str] = {"mixed": "fp16"}
-"""What a preset computes in, where it is not called so."""
+SKIP_FIELDS: Mapping[type[Pass], tuple[str, str]] = {
+    UnifyDtype: ("keep", "keep_classes"),
+    PlanFp8: ("skip_modules_pattern", "skip_modules_classes"),
+    PlanInt8: ("skip_modules_pattern", "skip_modules_classes"),
+}
+"""Passes that leave modules alone on request, and the options that say so."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,15 @@ class Plan:
     """Whether this machine has a provider that runs it."""
     arch: str | None = None
     """GPU architecture that the user named, such as sm90; goes into the manifest."""
+    quantized: str = ""
+    """The precision as it was asked for, when it quantises, such as "int8-storage"; else empty."""
+    file: Path | None = None
+    """A quantisation plan that was given."""
+
+    @property
+    def name(self) -> str:
+        """The precision as a user calls it."""
+        return self.quantized or self.precision
 
     @property
     def providers(self) -> tuple[str, ...]:
@@ -61,38 +80,58 @@ def make_plan(
     device: str | None = None,
     keep: tuple[str, ...] = (),
     keep_classes: tuple[str, ...] = (),
+    *,
+    arch: str | None = None,
+    max_error: float | None = None,
+    file: Path | None = None,
 ) -> Plan:
     """Decide an export, or say why it cannot be.
 
     Args:
         target: "onnxruntime", or "torchscript", which runs no passes.
-        precision: None: fp32, or what the pipeline's unify-dtype says. "mixed" computes in fp16
-            with the residual stream in fp32.
+        precision: None: fp32, or what the pipeline's unify-dtype says, or the plan of `file`.
+            "mixed" computes in fp16 with the residual stream in fp32; "int8" and the like compute
+            in what `presets.computes` says.
         pipeline: None: the precision's preset.
-        device: None: the CPU, or a GPU for a precision that the CPU provider lacks.
-        keep: patterns of modules that stay in fp32: options of the pipeline's unify-dtype.
+        device: None: the CPU, or a GPU for a precision that the CPU provider lacks, and for a
+            quantised one with `arch`.
+        keep: patterns of modules that stay in fp32, or are not quantised.
         keep_classes: likewise, class names.
+        arch: GPU architecture such as "sm90".
+        max_error: the largest relative L2 error of an output that a quantisation plan may have.
+        file: a quantisation plan to carry out.
 
     Raises:
         UsageError: a target, precision or device that does not exist, is not built, or does not
             fit.
         SpecError: the pipeline cannot be read.
+        InputError: the file is no plan.
         MissingError: a device that was asked for and is not there.
     """
     if device not in (None, "cpu", "cuda"):
         raise UsageError(f"--device {device}: expected cpu or cuda")
+    if arch is not None and not _ARCH.fullmatch(arch):
+        raise UsageError(f"--arch {arch}: expected a GPU architecture such as sm90 or gfx942")
     if target == "torchscript":
-        return _torchscript_plan(precision or "fp32", pipeline, device, keep or keep_classes)
-    computes = _dtype_of_pipeline(pipeline) if pipeline is not None else None
-    if precision is not None and computes is not None and computes != precision:
+        return _torchscript_plan(precision or "fp32", pipeline, device, keep or keep_classes, arch)
+    given = read_plan(file) if file is not None else None
+    computed = _dtype_of_pipeline(pipeline) if pipeline is not None else None
+    if precision is not None and computed is not None and computed != precision:
         raise UsageError(
-            f"--precision {precision} does not fit the pipeline, which computes in {computes}",
+            f"--precision {precision} does not fit the pipeline, which computes in {computed}",
             hint="Leave --precision out, or change the pipeline's unify-dtype.",
         )
-    name = precision or computes or "fp32"
-    chosen = device or ("cuda" if name == "bf16" else "cpu")
-    text = preset(name, target, device=chosen)
-    precision = COMPUTES.get(name, name)
+    name = precision or computed or (given.format if given is not None else "fp32")
+    arch = arch or (given.arch if given is not None and given.arch != "cpu" else None)
+    chosen = device or _device_for(name, arch)
+    quantized = name if name in QUANTIZED else _quantized_by(pipeline)
+    _check_quantized(quantized, given, max_error, pipeline)
+    if quantized and chosen == "cuda" and pipeline is None:
+        arch = arch or _arch_of_this_machine(name)
+    text = preset(
+        name, target, device=chosen, arch=arch if chosen == "cuda" else None, max_error=max_error
+    )
+    precision = computes(name, target, device=chosen)
     text = _keeping(pipeline if pipeline is not None else text, keep, keep_classes)
     if precision == "bf16" and device == "cpu":
         raise UsageError(
@@ -109,11 +148,61 @@ def make_plan(
             hint="pip install 'enginecast[cuda]' on a machine with a GPU, or leave --device out.",
         )
     # `preset` refused any other.
-    return Plan(target, cast(Precision, precision), text, chosen, here)
+    return Plan(target, cast(Precision, precision), text, chosen, here, arch, quantized, file)
+
+
+def _device_for(precision: str, arch: str | None) -> str:
+    on_gpu = precision == "bf16" or (precision in QUANTIZED and arch is not None)
+    return "cuda" if on_gpu else "cpu"
+
+
+def _quantized_by(pipeline: str | None) -> str:
+    """What a pipeline quantises to; empty when it does not."""
+    names = {pass_.name for pass_ in build(pipeline or "")}
+    found = [kind.format for kind in QUANTIZED.values() if kind.rewrites in names]
+    return found[0] if found else ""
+
+
+def _check_quantized(
+    quantized: str,
+    given: QuantizationPlan | None,
+    max_error: float | None,
+    pipeline: str | None,
+) -> None:
+    """Refuse options of a plan where there is none."""
+    if max_error is not None and (not quantized or pipeline is not None):
+        raise UsageError(
+            "--max-error is the limit of a quantisation plan, and there is none here",
+            hint=f"It goes with --precision {', '.join(QUANTIZED)}; in a pipeline, write"
+            " plan-int8{max_error=0.05}.",
+        )
+    if max_error is not None and not 0 < max_error < 1:
+        raise UsageError(f"--max-error {max_error:g}: expected a number between 0 and 1")
+    formats = {QUANTIZED[quantized].format} if quantized else set()
+    if given is not None and given.format not in formats:
+        raise UsageError(
+            f"--plan: a plan of {given.format} does not fit "
+            + (f"--precision {quantized}" if quantized else "a pipeline that does not quantise"),
+            hint=f"Use --precision {given.format}, or leave --precision out.",
+        )
+
+
+def _arch_of_this_machine(precision: str) -> str:
+    if not torch.cuda.is_available():
+        raise UsageError(
+            f"--precision {precision} for a GPU depends on its architecture",
+            hint="Name it: --arch sm90 (H100, H200), sm89 (L4, RTX 4090), sm80 (A100), ...",
+        )
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm{major}{minor}"
 
 
 def _torchscript_plan(
-    precision: str, pipeline: str | None, device: str | None, kept: tuple[str, ...]
+    precision: str,
+    pipeline: str | None,
+    device: str | None,
+    kept: tuple[str, ...],
+    arch: str | None,
 ) -> Plan:
     """The model as it is: passes rewrite programs of torch.export, and here there is none."""
     text = preset(precision, "torchscript")
@@ -131,7 +220,7 @@ def _torchscript_plan(
             " made on",
             hint="Export on a machine with a GPU, or leave --device out.",
         )
-    return Plan("torchscript", cast(Precision, precision), text, chosen, runs_here=True)
+    return Plan("torchscript", cast(Precision, precision), text, chosen, True, arch)
 
 
 def _keeping(text: str, keep: tuple[str, ...], keep_classes: tuple[str, ...]) -> str:
@@ -145,19 +234,27 @@ def _keeping(text: str, keep: tuple[str, ...], keep_classes: tuple[str, ...]) ->
             raise UsageError(
                 f"--skip-modules-pattern {pattern}: not a regular expression: {error}"
             ) from error
-    passes = [
-        replace(p, keep=(*p.keep, *keep), keep_classes=(*p.keep_classes, *keep_classes))
-        if isinstance(p, UnifyDtype)
-        else p
-        for p in build(text)
-    ]
-    if not any(isinstance(p, UnifyDtype) for p in passes):
+    passes = build(text)
+    kinds = {type(pass_) for pass_ in passes} & set(SKIP_FIELDS)
+    # A module that is not quantised is computed in the dtype that all else is computed in.
+    kinds = kinds - {UnifyDtype} or kinds
+    if not kinds:
         raise UsageError(
             "--skip-modules-pattern and --skip-modules-classes keep modules in fp32, and nothing"
             " else is computed in this pipeline",
-            hint="They go with --precision fp16, bf16 or mixed.",
+            hint="They go with --precision fp16, bf16, mixed, int8 or fp8.",
         )
+    passes = tuple(
+        _with_more(p, dict(zip(SKIP_FIELDS[type(p)], (keep, keep_classes), strict=True)))
+        if type(p) in kinds
+        else p
+        for p in passes
+    )
     return render([spec_from_pass(p) for p in passes])
+
+
+def _with_more(pass_: Pass, more: Mapping[str, tuple[str, ...]]) -> Pass:
+    return replace(pass_, **{name: (*getattr(pass_, name), *new) for name, new in more.items()})
 
 
 def computed_dtype(passes: Sequence[Pass]) -> str:

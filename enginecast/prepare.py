@@ -128,8 +128,16 @@ def open_model(model: str | nn.Module, options: ModelOptions, example: object = 
     return open_source(model, random_weights=options.random_weights, allow_code=options.allow_code)
 
 
-def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
+def prepare(
+    source: Source,
+    options: ModelOptions,
+    steps: Steps,
+    quantization: QuantizationPlan | None = None,
+) -> Prepared:
     """Capture a model and choose its verification inputs.
+
+    Args:
+        quantization: a plan for the passes to carry out.
 
     Raises:
         CaptureError: torch.export refused the model.
@@ -153,7 +161,7 @@ def prepare(source: Source, options: ModelOptions, steps: Steps) -> Prepared:
     parameters = 0 if options.thorough else sum(tensor.numel() for tensor in weights)
     cases = choose_cases(source, captured.inputs, given, prompts, parameters, steps)
     cases = with_other_sizes(captured.inputs, cases, captured.other_sizes)
-    prepared = Prepared(source, captured, cases, wanted, options)
+    prepared = Prepared(source, captured, cases, wanted, options, quantization=quantization)
     if captured.guards:
         kept = along_guards(source, cases, captured.guards, steps)
         prepared = replace(prepared, cases=kept)

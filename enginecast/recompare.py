@@ -1,25 +1,41 @@
 """The reference of a bundle, made anew from the model."""
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from enginecast.capture.source import Source
 from enginecast.capture.wanted import UnknownOutputError
 from enginecast.errors import UsageError
-from enginecast.prepare import ModelOptions, open_model, prepare, reference_of
+from enginecast.passes.graph_edit import structural_copy
+from enginecast.passes.pipeline import build, run_pipeline
+from enginecast.passes.plan_file import read_plan
+from enginecast.passes.quantization_plan import QuantizationPlan
+from enginecast.prepare import ModelOptions, Prepared, open_model, prepare, reference_of
 from enginecast.runtime.manifest import Input, Manifest, Output
 from enginecast.scripted import prepare_script, reference_of_script
 from enginecast.steps import Steps
+from enginecast.verify.quantized_floor import REWRITES, planned_floor
 from enginecast.verify.reference import Reference
 
 
 def reference_of_model(
     model: str,
     manifest: Manifest,
+    folder: Path,
     *,
     allow_code: bool = False,
     random_weights: int | None = None,
 ) -> tuple[Reference, tuple[str, ...]]:
     """Run eager over fresh verification inputs.
+
+    Args:
+        model: MODEL.
+        manifest: of the bundle.
+        folder: where its plan lies, when it is quantised.
+        allow_code: open files whose loading can run code.
+        random_weights: seed, for a MODEL that is a config alone.
 
     Returns:
         The reference, and notes: that the model is not the one that the bundle was made from.
@@ -47,7 +63,24 @@ def reference_of_model(
     _check_names(source.name, "takes", inputs, manifest.inputs, manifest)
     _check_names(source.name, "gives", prepared.model_outputs, manifest.outputs, manifest)
     reference = reference_of(prepared, manifest.precision)
+    if manifest.quantization is not None:
+        plan = read_plan(folder / manifest.quantization.plan)
+        reference = _planned(prepared, manifest.pipeline, plan, reference)
     return reference, _same(model, source, manifest)
+
+
+def _planned(
+    prepared: Prepared, pipeline: str, plan: QuantizationPlan, reference: Reference
+) -> Reference:
+    """With what the plan of the bundle rounds in the floor."""
+    program = structural_copy(prepared.captured.program)
+    context = replace(prepared.context, plan=plan)
+    before = itertools.takewhile(lambda pass_: pass_.name not in REWRITES, build(pipeline))
+    run_pipeline(list(before), program, context)
+    floor = planned_floor(
+        reference.floor, program, plan, prepared.cases, reference, prepared.output_names
+    )
+    return replace(reference, floor=floor)
 
 
 def _of_script(

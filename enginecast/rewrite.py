@@ -1,7 +1,7 @@
 """The passes of an export, each compared with eager as it runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.export import ExportedProgram
 
@@ -17,6 +17,7 @@ from enginecast.verify.emulate_profiles import Profile, profile_for
 from enginecast.verify.emulation_data import Emulation, overflow_sentence
 from enginecast.verify.floor import range_culprit
 from enginecast.verify.program import Observer, TrueDtypeRun, true_dtype_check
+from enginecast.verify.quantized_floor import PlannedFloor
 from enginecast.verify.reference import Reference
 from enginecast.verify.report_data import PassCheck
 
@@ -33,6 +34,8 @@ class Rewritten:
     checks: tuple[PassCheck, ...]
     emulated: TrueDtypeRun | None
     """The program in the target's fp16 or bf16 arithmetic; None for fp32."""
+    reference: Reference
+    """What it is judged by: that of the model, the floor widened by what a plan rounds."""
     cause: str = ""
     """Where values leave fp16's range, when that is what broke; empty when it is not."""
     bisection: Bisection | None = None
@@ -114,8 +117,12 @@ def rewrite(
     """
     observer = observe(prepared, reference)
     program = structural_copy(prepared.captured.program)
+    planned = PlannedFloor(
+        passes, program, prepared.cases, reference, observer, prepared.output_names
+    )
     with steps("passes"):
-        runs = run_pipeline(passes, program, prepared.context, (observer,), leave)
+        runs = run_pipeline(passes, program, prepared.context, (planned, observer), leave)
+    reference = replace(reference, floor=planned.floor)
     for run in runs:
         left = len(run.sites) - run.rewritten
         steps.log(
@@ -130,7 +137,7 @@ def rewrite(
     cause = ""
     if reference.floor.dtype == "fp16" and (broken or (emulated and emulated.problems)):
         cause = _range_cause(prepared, passes, runs, emulated)
-    return Rewritten(program, tuple(runs), tuple(observer.checks), emulated, cause)
+    return Rewritten(program, tuple(runs), tuple(observer.checks), emulated, reference, cause)
 
 
 def observed_cases(prepared: Prepared) -> tuple[Case, ...]:

@@ -17,7 +17,6 @@ from enginecast.runtime.ort_session import open_session
 from enginecast.runtime.session import Engine
 from enginecast.runtime.staging import Staging
 from enginecast.verify.engine import verify_engine, where_it_ran
-from enginecast.verify.reference import Reference
 from enginecast.verify.verdict import judge
 
 
@@ -35,7 +34,6 @@ def try_engine(
     manifest: Manifest,
     plan: Plan,
     rewritten: Rewritten,
-    reference: Reference,
     problems: Sequence[str],
     threads: int | None,
 ) -> Trial:
@@ -45,14 +43,14 @@ def try_engine(
         staging: holds the engine's files.
         manifest: as it will be published, but for verdict and digests.
         plan: says where the engine runs.
-        rewritten: the program that the engine was made from.
-        reference: what eager makes of the verification inputs.
+        rewritten: the program that the engine was made from, and what it is judged by.
         problems: reasons to reject that were found before.
         threads: threads within one operator.
     """
     problems = (*problems, *rewritten.problems)
+    reference = rewritten.reference
     if not plan.runs_here:
-        return Trial(by_emulation(rewritten, reference, problems), None)
+        return Trial(by_emulation(rewritten, problems), None)
     record = manifest.engines[0]
     files = unsealed([record.file, *([record.weights] if record.weights else [])])
     bundle = Bundle(staging.folder, msgspec.structs.replace(manifest, files=files))
@@ -72,15 +70,15 @@ def try_engine(
     except (BundleError, InputError) as error:
         # The engine is ours, and so is what is wrong with it: that is a rejection, not bad input.
         problems = (*problems, f"the engine does not run: {error.message}")
-        return Trial(by_emulation(rewritten, reference, problems), None)
+        return Trial(by_emulation(rewritten, problems), None)
     return Trial(verdict, tuple(node.op_type for node in executed))
 
 
-def by_emulation(rewritten: Rewritten, reference: Reference, problems: Sequence[str]) -> Verdict:
+def by_emulation(rewritten: Rewritten, problems: Sequence[str]) -> Verdict:
     """Judge by the program alone: the engine has not run."""
     verdict = judge(
         None,
-        reference.floor,
+        rewritten.reference.floor,
         where=where_it_ran(""),
         engine_ran=False,
         emulated=rewritten.emulated.measured if rewritten.emulated is not None else None,

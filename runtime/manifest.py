@@ -174,6 +174,20 @@ class EngineRecord(Record, frozen=True, kw_only=True):
     arch: str | None = None
 
 
+class Quantization(Record, frozen=True, kw_only=True):
+    """What is quantised in the engines, in short; the plan has it layer by layer."""
+
+    precision: str
+    """As it was asked for, such as "int8-storage"."""
+    format: Literal["fp8", "int8"]
+    arch: str
+    max_error: float
+    """Largest relative L2 error of an output that was allowed."""
+    predicted_error: float | None = None
+    plan: str
+    """Name of the file."""
+
+
 class FileRecord(Record, frozen=True, kw_only=True):
     """A file of the bundle, as it was when published."""
 
@@ -200,6 +214,8 @@ class Manifest(Record, frozen=True, kw_only=True):
     """What has to hold of the inputs; the runtime refuses others."""
     pipeline: str
     precision: Precision
+    """What the engines compute in, but for what is quantised."""
+    quantization: Quantization | None = None
     passes: tuple[PassRecord, ...] = ()
     fusion: tuple[Fusion, ...] = ()
     text: Text | None = None
@@ -208,6 +224,18 @@ class Manifest(Record, frozen=True, kw_only=True):
     engines: tuple[EngineRecord, ...]
     files: tuple[FileRecord, ...] = ()
     """Every file of the bundle but the manifest."""
+
+    @property
+    def asked_precision(self) -> str:
+        """As a user calls it: "fp16", "int8-storage"."""
+        return self.precision if self.quantization is None else self.quantization.precision
+
+    @property
+    def arithmetic(self) -> str:
+        """What eager was run in to judge the engines: "fp16", "fp32+int8"."""
+        if self.quantization is None:
+            return self.precision
+        return f"{self.precision}+{self.quantization.format}"
 
     @property
     def engine_outputs(self) -> tuple[Output, ...]:

@@ -4,7 +4,7 @@ import pytest
 
 from enginecast.errors import UsageError
 from enginecast.passes.pipeline import build
-from enginecast.passes.presets import preset
+from enginecast.passes.presets import QUANTIZED, computes, preset
 from enginecast.passes.spec import parse, render
 
 
@@ -18,11 +18,29 @@ def test_presets_build_and_are_canonical(precision: str, device: str) -> None:
     assert ("merge-linears" in names) == (device == "cuda")
 
 
+@pytest.mark.parametrize("precision", list(QUANTIZED))
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_quantised_presets_plan_and_then_rewrite(precision: str, device: str) -> None:
+    arch = "sm90" if device == "cuda" else None
+    text = preset(precision, device=device, arch=arch, max_error=0.125)
+    assert render(parse(text)) == text
+    names = [pass_.name for pass_ in build(text)]
+    form = QUANTIZED[precision].format
+    assert names[-2:] == [f"plan-{form}", f"{form}-matmul"]
+    assert ("smooth-outliers" in names) == ("storage" not in precision)
+    assert ("arch=sm90" in text) == (device == "cuda")
+    assert "max_error=0.125" in text
+    assert computes(precision, device=device) == ("fp32" if device == "cpu" else "fp16")
+
+
+def test_what_needs_passes_does_not_fit_torchscript() -> None:
+    with pytest.raises(UsageError, match="--precision int8 does not fit --target torchscript"):
+        preset("int8", "torchscript")
+
+
 @pytest.mark.parametrize(
     ("precision", "target", "message"),
     [
-        ("fp8", "onnxruntime", "'fp8' is not built yet"),
-        ("int8", "onnxruntime", "'int8' is not built yet"),
         ("fp23", "onnxruntime", "'fp23' is not a precision"),
         ("fp16", "tensorrt", "target 'tensorrt' is not built yet"),
     ],
