@@ -10,8 +10,9 @@ curve that crosses 1 near the borders of that rule: good for an order of layers,
 measured times where there are any.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from enginecast.passes.architectures import CPU, architecture, require
 from enginecast.passes.plan_options import PlanOptions
 from enginecast.passes.quantizable import Layer
 from enginecast.passes.quantization_plan import Choice, LayerPlan, Scaling
@@ -48,11 +49,11 @@ class Form:
 KEEP = Form("keep", gain=1.0)
 
 
-def forms(layer: Layer, options: PlanOptions, *, rowwise: bool = True) -> tuple[list[Form], str]:
+def forms(layer: Layer, options: PlanOptions) -> tuple[list[Form], str]:
     """The forms of a layer, fastest first, without `KEEP`; and why there is none.
 
-    Args:
-        rowwise: whether the architecture has native fp8 products with a scale for each row.
+    Raises:
+        PassError: the architecture is not known, or lacks what is asked for.
     """
     if layer.kind == "embedding":
         return _embedding(layer)
@@ -63,7 +64,7 @@ def forms(layer: Layer, options: PlanOptions, *, rowwise: bool = True) -> tuple[
     if options.mode == "storage":
         return [_stored(layer, options)], ""
     if options.format == "fp8":
-        return _fp8(layer, options, rowwise)
+        return _fp8(layer, options)
     return _int8(layer, options), ""
 
 
@@ -78,7 +79,7 @@ def _stored(layer: Layer, options: PlanOptions) -> Form:
     if options.format == "fp8":
         return Form("storage")
     block = block_size(layer.shape[1])
-    gain = _CPU_GAINS["storage", None, options.bits] if options.arch == "cpu" else None
+    gain = _CPU_GAINS["storage", None, options.bits] if options.arch == CPU else None
     if not block:
         return Form("storage", gain=gain)
     return Form("storage", "block", bits=options.bits, block=block, gain=gain)
@@ -89,18 +90,38 @@ def block_size(k: int) -> int:
     return next((size for size in BLOCKS if k % size == 0), 0)
 
 
-def _fp8(layer: Layer, options: PlanOptions, rowwise: bool) -> tuple[list[Form], str]:
+def _fp8(layer: Layer, options: PlanOptions) -> tuple[list[Form], str]:
     n, k = layer.shape
-    by_row = rowwise and not options.static
-    scaling: Scaling = "row" if by_row else "tensor"
+    form = native_form(options)
+    if options.arch == CPU:
+        return [form], ""
+    reason = off_multiple(n, k)
+    if reason:
+        return [], reason
+    gain = modelled_gain(n, k, rowwise=form.activations == "row")
+    return [replace(form, gain=gain)], ""
+
+
+def native_form(options: PlanOptions) -> Form:
+    """How an architecture multiplies in fp8 with a target.
+
+    torch._scaled_mm has one scale for each tensor on both sides or one for each row on both;
+    GemmFloat8 has the former alone; TensorRT wants static scales of activations, one for each.
+
+    Raises:
+        PassError: the architecture is not known, or has no such products.
+    """
     choice: Choice = "w8a8-static" if options.static else "w8a8-dynamic"
-    gain = None
-    if options.arch != "cpu":
-        reason = off_multiple(n, k)
-        if reason:
-            return [], reason
-        gain = modelled_gain(n, k, rowwise=by_row)
-    return [Form(choice, scaling, scaling, gain=gain)], ""
+    if options.target == "tensorrt" and options.arch != CPU:
+        require(options.arch, "tensorrt")
+        return Form("w8a8-static", "row", "tensor")
+    if options.target == "onnxruntime" and options.arch != CPU:
+        require(options.arch, "onnxruntime")
+        return Form(choice, "tensor", "tensor")
+    if options.static or architecture(options.arch).rowwise.supported == "no":
+        require(options.arch, "tensorwise")
+        return Form(choice, "tensor", "tensor")
+    return Form(choice, "row", "row")
 
 
 def off_multiple(n: int, k: int) -> str:
@@ -120,7 +141,7 @@ def _int8(layer: Layer, options: PlanOptions) -> list[Form]:
     if block:
         found.append(Form("w8a8-dynamic", "block", "block", block=block))
         found.append(Form("storage", "block", block=block))
-    if options.arch != "cpu":
+    if options.arch != CPU:
         return found
     return [
         Form(f.choice, f.weights, f.activations, f.bits, f.block, _CPU_GAINS[_key(f)])

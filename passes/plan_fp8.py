@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from enginecast.passes.plan_options import Mode, PlanOptions
+from enginecast.passes.plan_options import Mode, PlanOptions, Target
 from enginecast.passes.plan_pass import PlanPass
 
 
@@ -15,6 +15,7 @@ class PlanFp8(PlanPass):
 
     mode: Mode = "w8a8"
     arch: str = "cpu"
+    target: Target = "aotinductor"
     max_error: float | None = None
     min_gain: float | None = None
     static: bool = False
@@ -34,6 +35,7 @@ class PlanFp8(PlanPass):
             format="fp8",
             mode=self.mode,
             arch=self.arch,
+            target=self.target,
             max_error=self.max_error,
             min_gain=self.min_gain,
             static=self.static,

@@ -7,6 +7,7 @@ from enginecast.errors import SpecError
 from enginecast.passes.quantization_plan import Format
 
 Mode = Literal["w8a8", "storage"]
+Target = Literal["aotinductor", "onnxruntime", "tensorrt"]
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class PlanOptions:
     """w8a8: products of quantised values where it pays; storage: weights alone, products as now."""
     arch: str = "cpu"
     """A row of the architecture matrix: "sm90", "cpu"."""
+    target: Target = "aotinductor"
+    """What will run it: decides which native fp8 products there are."""
     bits: Literal[4, 8] = 8
     """Of a stored weight; 4 for int8 storage only."""
     max_error: float | None = None

@@ -2,8 +2,9 @@
 
 from torch.export import ExportedProgram
 
+from enginecast.passes.architectures import CPU, architecture, require
 from enginecast.passes.base import PassContext
-from enginecast.passes.plan_forms import KEEP, Form, as_planned, forms
+from enginecast.passes.plan_forms import KEEP, Form, as_planned, forms, native_form
 from enginecast.passes.plan_options import PlanOptions
 from enginecast.passes.quantizable import Layer, find_layers
 from enginecast.passes.quantization_plan import LayerPlan, QuantizationPlan
@@ -25,8 +26,10 @@ def make_plan(
     """Decide on every layer of a program.
 
     Raises:
-        PassError: a skip that finds nothing.
+        PassError: an architecture that is not known or lacks what is asked for, or a skip that
+            finds nothing.
     """
+    check_arch(options)
     layers = find_layers(program)
     skips = skip_reasons(program, layers, options)
     planned = tuple(_decide(layer, skips.get(layer.node, ""), options) for layer in layers)
@@ -36,6 +39,20 @@ def make_plan(
         max_error=max_error(options),
         layers=planned,
     )
+
+
+def check_arch(options: PlanOptions) -> None:
+    """Refuse what the architecture cannot do, whatever the layers are.
+
+    Raises:
+        PassError: names the architecture, what it can do, and where that can be read.
+    """
+    if options.format == "fp8" and options.mode == "w8a8":
+        native_form(options)
+    elif options.format == "fp8":
+        require(options.arch, "storage")
+    else:
+        architecture(options.arch)
 
 
 def max_error(options: PlanOptions) -> float:
@@ -59,6 +76,6 @@ def _decide(layer: Layer, skip: str, options: PlanOptions) -> LayerPlan:
 
 
 def _pays(form: Form, options: PlanOptions) -> bool:
-    default = 1.0 if options.arch != "cpu" and options.mode == "w8a8" else 0.0
+    default = 1.0 if options.arch != CPU and options.mode == "w8a8" else 0.0
     least = default if options.min_gain is None else options.min_gain
     return form.gain is None or form.gain >= least

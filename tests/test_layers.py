@@ -313,6 +313,16 @@ def test_every_folder_with_code_is_packaged() -> None:
         assert package == ("enginecast" if folder == "enginecast" else f"enginecast.{folder}")
 
 
+def test_data_beside_the_code_is_packaged() -> None:
+    data = PROJECT["tool"]["setuptools"]["package-data"]
+    beside = {
+        f"enginecast.{folder}": sorted(p.name for p in (ROOT / folder).glob("*.json"))
+        for folder in FOLDERS
+        if list((ROOT / folder).glob("*.json"))
+    }
+    assert beside == {name: files for name, files in data.items() if name != "enginecast"}
+
+
 def test_every_packaged_folder_has_its_link() -> None:
     links = {path.name: os.readlink(path) for path in FACE.iterdir() if path.is_symlink()}
     assert links == {folder: f"../{folder}" for folder in FOLDERS}
