@@ -148,6 +148,7 @@ def describe_manifest(
         minimum_runtime=lowered.minimum_runtime,
         providers=plan.engine_providers,
         arch=plan.arch,
+        quantized=lowered.quantized,
         verdict=verdict,
     )
     return Manifest(

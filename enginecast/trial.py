@@ -66,6 +66,7 @@ def try_engine(
             providers=plan.providers,
             threads=threads,
             precision=record.precision,
+            quantized=record.quantized,
         )
     except (BundleError, InputError) as error:
         # The engine is ours, and so is what is wrong with it: that is a rejection, not bad input.

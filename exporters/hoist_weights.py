@@ -117,6 +117,11 @@ def _erase_asserts(program: ExportedProgram) -> None:
                 program.graph.erase_node(user)
 
 
+def evaluate(program: ExportedProgram, expression: Node) -> Tensor:
+    """The value of a weight expression, computed now."""
+    return _plan(program, expression)()
+
+
 def _worth_storing(node: Node) -> bool:
     if not isinstance(value(node), Tensor) or not all(isinstance(s, int) for s in shape_of(node)):
         return False

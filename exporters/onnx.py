@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
@@ -21,6 +22,7 @@ from enginecast.errors import LoweringError
 from enginecast.exporters.assertions import drop_assertions
 from enginecast.exporters.hoist_weights import hoist_weights
 from enginecast.exporters.legalize import legalize
+from enginecast.exporters.legalize_quantized import legalize_quantized
 from enginecast.exporters.onnx_convert import convert, quiet
 from enginecast.exporters.onnx_weights import fill_weights, store_weights
 from enginecast.exporters.ort_pads import keep_pads_of_max_pools
@@ -37,6 +39,10 @@ GRAPH_FILE = "engine.onnx"
 WEIGHTS_FILE = "weights.safetensors"
 OPSET = 23
 
+_FP8 = frozenset({ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2})
+_INTEGER_OPS = frozenset(
+    {"MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits", "QuantizeLinear", "DequantizeLinear"}
+)
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -55,6 +61,8 @@ class Lowered:
     """Oldest ONNX Runtime that is known to run this graph right, as a requirement:
     "onnxruntime>=1.28".
     """
+    quantized: Literal["", "fp8", "int8"] = ""
+    """As in `EngineRecord`."""
     notes: tuple[str, ...] = ()
     """What of the program is not in the engine, as sentences."""
 
@@ -67,6 +75,7 @@ def lower_to_onnx(
     symbols: Mapping[str, str],
     shapes: Sequence[Sequence[int | str]] = (),
     device: str = "cpu",
+    gemm_float8: bool = False,
 ) -> Lowered:
     """Write `engine.onnx` and `weights.safetensors`.
 
@@ -77,16 +86,20 @@ def lower_to_onnx(
         symbols: torch's symbol names to the ones that users see: {"s43": "batch"}.
         shapes: of the outputs, in names that users see; empty: as torch.onnx writes them.
         device: "cpu" or "cuda": chooses between ops that differ in speed, and in rows that are
-            masked whole.
+            masked whole, and how integers are multiplied.
+        gemm_float8: whether fp8 is multiplied by com.microsoft GemmFloat8: see
+            `legalize_quantized`.
 
     Raises:
         LoweringError: an op has no ONNX form (names it with module and source line), forward keeps
-            state, a weight is complex, or names clash.  No file is left then.
+            state, a weight is complex, names clash, or values are quantised in a way that ONNX
+            Runtime has no kernels for.  No file is left then.
     """
     program = structural_copy(program)
     _refuse_state(program)
     _refuse_names(program, outputs)
     notes = drop_assertions(program)
+    legalize_quantized(program, device=device, opset=OPSET, gemm_float8=gemm_float8)
     legalize(program)
     weights = hoist_weights(program)
     check_dtypes(weights)
@@ -225,5 +238,15 @@ def _describe(model: ir.Model, files: tuple[str, ...], notes: tuple[str, ...]) -
         # 1.28: the first whose CUDA skip norm does not return zeros for large fp16 inputs
         # (microsoft/onnxruntime#29034); Attention and RMSNormalization of opset 23 are older.
         "onnxruntime>=1.28",
+        _quantized(model),
         notes,
     )
+
+
+def _quantized(model: ir.Model) -> Literal["", "fp8", "int8"]:
+    """What the engine holds: fp8 values, or ops that multiply or scale integers."""
+    nodes = list(model.graph.all_nodes())
+    values = [value for node in nodes for value in (*node.inputs, *node.outputs)]
+    if any(value is not None and value.dtype in _FP8 for value in values):
+        return "fp8"
+    return "int8" if any(node.op_type in _INTEGER_OPS for node in nodes) else ""

@@ -16,6 +16,7 @@ from onnxscript import opset23 as op
 from enginecast.exporters.onnx_experts import expert_translations
 from enginecast.exporters.onnx_loops import loop_translations
 from enginecast.exporters.onnx_numbers import number_translations
+from enginecast.exporters.onnx_quantized import quantized_translations
 
 MICROSOFT = onnxscript.values.Opset("com.microsoft", 1)
 _FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
@@ -130,4 +131,5 @@ def translation_table(*, device: str) -> dict[Callable[..., Any], Callable[..., 
         **expert_translations(),
         **loop_translations(),
         **number_translations(),
+        **quantized_translations(device=device),
     }

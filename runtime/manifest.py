@@ -172,6 +172,8 @@ class EngineRecord(Record, frozen=True, kw_only=True):
     """Such as "onnxruntime>=1.28"; empty: any."""
     providers: tuple[str, ...] = ()
     arch: str | None = None
+    quantized: Literal["", "fp8", "int8"] = ""
+    """What is quantised in the engine: ONNX Runtime needs options for it."""
 
 
 class Quantization(Record, frozen=True, kw_only=True):

@@ -32,6 +32,7 @@ def profile_ops(
     providers: Sequence[str] = (CPU_PROVIDER,),
     threads: int | None = None,
     precision: str = "fp32",
+    quantized: str = "",
 ) -> list[ExecutedNode]:
     """Run a model once and list the nodes that ran, in order; a loop's body once per turn.
 
@@ -40,7 +41,7 @@ def profile_ops(
         InputError: it cannot be run on these feeds.
     """
     with tempfile.TemporaryDirectory(prefix="enginecast-profile-") as folder:
-        options = options_for(precision, providers[0])
+        options = options_for(precision, providers[0], quantized)
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder) / "ops")
         session = create_session(model_path, providers, threads, options)

@@ -77,7 +77,7 @@ def open_session(
             f"{record.file}: a bf16 engine, and ONNX Runtime's {CPU_PROVIDER} has no bf16 kernels",
             hint="Run it on CUDA (device='cuda'), or export with --precision fp32 or fp16.",
         )
-    options = options_for(record.precision, providers[0])
+    options = options_for(record.precision, providers[0], record.quantized)
     session = create_session(bundle.path(record.file), providers, threads, options)
     declared = bundle.manifest.engine_outputs
     _require_signature(record.file, "inputs", bundle.manifest.inputs, session.get_inputs())
@@ -85,7 +85,7 @@ def open_session(
     return OrtSession(session, providers[0], record.file)
 
 
-def options_for(precision: str, provider: str) -> onnxruntime.SessionOptions:
+def options_for(precision: str, provider: str, quantized: str = "") -> onnxruntime.SessionOptions:
     """Options that an engine of this precision needs on a provider.
 
     ONNX Runtime 1.31's layout optimisers, the last of its levels, crash the process on some fp16
@@ -94,8 +94,20 @@ def options_for(precision: str, provider: str) -> onnxruntime.SessionOptions:
     There it also casts every weight to fp32 in each run, and its arena keeps the most that any run
     took, once for each shape: 9.3 GB were seen for 1.2 billion weights.  Without the arena a run
     takes what it needs and gives it back.
+
+    Of quantised engines (`EngineRecord.quantized`) it would rewrite DequantizeLinear and the MatMul
+    behind it: into integer products that take no fp8, so that the file is refused, or into
+    MatMulNBits that rounds activations to int8 as well, which nobody asked for.
+
+    On a CPU without VNNI a product of uint8 and int8 may saturate in 16 bits; the second option
+    makes it one of uint8 and uint8 there, and does nothing elsewhere.
     """
     options = onnxruntime.SessionOptions()
+    if quantized:
+        options.add_session_config_entry(
+            "optimization.disable_specified_optimizers", "QDQSelectorActionTransformer"
+        )
+        options.add_session_config_entry("session.x64quantprecision", "1")
     if precision == "fp16" and provider == CPU_PROVIDER:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.enable_cpu_mem_arena = False
