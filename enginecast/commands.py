@@ -12,8 +12,8 @@ from enginecast import quantization
 from enginecast.capture.way import Fallback
 from enginecast.commands_engine import print_json
 from enginecast.driver import export, falls_back
-from enginecast.errors import CaptureError, UsageError
-from enginecast.flow_page import flow_of_refused, print_flow
+from enginecast.errors import CaptureError, EnginecastError, UsageError, VerificationError
+from enginecast.flow_page import flow_of, flow_of_refused, print_flow
 from enginecast.inspection import inspect_model, print_inspection
 from enginecast.job import Export
 from enginecast.memory import peak_resident
@@ -182,22 +182,30 @@ def run_inspect(
     except CaptureError as error:
         specs, _ = input_specs(source, options.inputs, options.dynamic)
         goes_on = falls_back(error, options)
-        flow = flow_of_refused(error, source, specs, goes_on=goes_on)
-        error.details["control_flow"] = flow
         if goes_on:
             error.hint = (
                 f"{error.hint} An export goes on with TorchScript (--fallback torchscript)."
             )
-        if not as_json:
-            print_flow(flow, results())
+        _tell_flow(flow_of_refused(error, source, specs, goes_on=goes_on), error, as_json=as_json)
         raise
-    found = inspect_model(prepared, plan)
+    try:
+        found = inspect_model(prepared, plan)
+    except VerificationError as error:  # the program fails on inputs that eager takes
+        _tell_flow(flow_of(prepared), error, as_json=as_json)
+        raise
     if save_plan is not None and found.quantization is not None:
         quantization.save_plan(save_plan, found.quantization, source)
     if as_json:
         print_json(found.to_json())
     else:
         print_inspection(found, results())
+
+
+def _tell_flow(found: list[dict[str, Any]], error: EnginecastError, *, as_json: bool) -> None:
+    """Show what the model's code decides although nothing else can be said of it."""
+    error.details["control_flow"] = found
+    if not as_json:
+        print_flow(found, results())
 
 
 def list_passes(*, as_json: bool) -> None:

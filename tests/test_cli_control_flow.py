@@ -49,6 +49,14 @@ class Both(nn.Module):
             return x * 2
         return x + 1
 
+class Divides(nn.Module):
+    def forward(self, x):
+        try:
+            scale = 12 // int((x > 0).sum())  # divides
+        except ZeroDivisionError:
+            scale = 0
+        return x + scale
+
 class Deep(nn.Module):
     def forward(self, x):
         return x if x.sum() < -1e9 else self.forward(x + 1)  # deep
@@ -67,6 +75,7 @@ def tries(): return Tries(), X
 def grows(): return Grows(), X
 def secret(): return Secret(), X
 def both(): return Both(), X
+def divides(): return Divides(), X
 def deep(): return Deep(), X
 def exec_ed(): return hidden["Hidden"](), X
 """
@@ -139,6 +148,18 @@ def test_a_plan_says_that_torchscript_comes_next(folder: Path, capsys: Capture) 
     assert "TorchScript" not in ran.err
     assert ran.json["control_flow"][0]["action"] == "refused"
     assert cast(capsys, "inspect", "flow_cli:grows", "--fallback", "all").code == 2
+
+
+def test_a_plan_of_a_program_that_fails_shows_what_decides(folder: Path, capsys: Capture) -> None:
+    """On inputs that were searched for the other way, the program divides by zero."""
+    ran = cast(capsys, "inspect", "flow_cli:divides")
+    assert ran.code == 1
+    assert f"the program fails at {place('divides')}: integer division" in ran.err
+    assert "what is done" in ran.out
+    assert "int((x > 0)" in ran.out
+    ran = cast(capsys, "inspect", "flow_cli:divides", "--json")
+    assert ran.code == 1
+    assert any(row["code"].startswith("scale = 12 //") for row in ran.json["control_flow"])
 
 
 def test_why_a_line_was_not_rewritten(folder: Path, capsys: Capture) -> None:
