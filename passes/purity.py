@@ -10,6 +10,7 @@ from enginecast.passes.structure import blocks, is_structured
 
 aten = torch.ops.aten
 own = torch.ops.enginecast
+"""Namespace of our ops."""
 
 ASSERTS = frozenset({aten._assert_tensor_metadata.default})
 CHECKS = frozenset(

@@ -26,6 +26,8 @@ PASSES: Mapping[str, str] = {
     "merge-linears": "enginecast.passes.merge_linears:MergeLinears",
     "plan-fp8": "enginecast.passes.plan_fp8:PlanFp8",
     "plan-int8": "enginecast.passes.plan_int8:PlanInt8",
+    "fp8-matmul": "enginecast.passes.fp8_matmul:Fp8Matmul",
+    "int8-matmul": "enginecast.passes.int8_matmul:Int8Matmul",
 }
 
 
