@@ -56,7 +56,7 @@ def forms(layer: Layer, options: PlanOptions) -> tuple[list[Form], str]:
         PassError: the architecture is not known, or lacks what is asked for.
     """
     if layer.kind == "embedding":
-        return _embedding(layer)
+        return _embedding(layer, options)
     if layer.kind == "conv":
         if options.mode == "w8a8":
             return [], "a convolution: products of quantised values are for linears"
@@ -68,11 +68,13 @@ def forms(layer: Layer, options: PlanOptions) -> tuple[list[Form], str]:
     return _int8(layer, options), ""
 
 
-def _embedding(layer: Layer) -> tuple[list[Form], str]:
+def _embedding(layer: Layer, options: PlanOptions) -> tuple[list[Form], str]:
+    """In blocks where it can be: a row with an outlier channel loses most of itself else."""
     size = layer.shape[-1]
     if size < MULTIPLE:
         return [], f"rows of {size} values: a scale for each would weigh as much"
-    return [Form("storage")], ""
+    block = block_size(size) if options.format == "int8" else 0
+    return [Form("storage", "block", block=block) if block else Form("storage")], ""
 
 
 def _stored(layer: Layer, options: PlanOptions) -> Form:

@@ -111,5 +111,8 @@ def preset(
     name = computes(precision, target, device=device) if precision in QUANTIZED else precision
     passes = [_PIPELINES[name], *(["merge-linears"] if device == "cuda" else [])]
     if precision in QUANTIZED:
-        passes += map(str, QUANTIZED[precision].passes(arch=arch, max_error=max_error))
+        kind = QUANTIZED[precision]
+        # Which native fp8 products there are depends on what runs them.
+        runs = target if kind.format == "fp8" and device == "cuda" else None
+        passes += map(str, kind.passes(arch=arch, target=runs, max_error=max_error))
     return ",".join(passes)

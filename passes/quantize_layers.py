@@ -139,10 +139,10 @@ class QuantizeLayers(Pass):
             return "the plan does not name it"
         if plan.choice == "keep":
             return f"kept: {plan.reason}" if plan.reason else "kept"
-        if layer.kind != "linear" and (plan.choice != "storage" or plan.weights == "block"):
-            return (
-                f"{plan.choice} by {plan.weights}: of a {layer.kind}, only storage by rows exists"
-            )
+        if layer.kind != "linear" and plan.choice != "storage":
+            return f"{plan.choice}: of a {layer.kind}, only storage exists"
+        if layer.kind == "conv" and plan.weights == "block":
+            return "storage by block: a conv has scales for each output channel"
         reason = self._unfit_scales(layer, plan)
         if reason or plan.choice == "storage" or plan.weights == "block":
             return reason
@@ -187,12 +187,12 @@ class _Writer:
 
     def rewrite(self, layer: Layer, plan: LayerPlan) -> None:
         values, scale = self.weights.of(layer, plan)
-        if plan.weights == "block":
+        if layer.kind == "embedding":
+            new = self._picked(layer, plan, values, scale)
+        elif plan.weights == "block":
             new = self._blockwise(layer, plan, values, scale)
         elif plan.choice != "storage":
             new = self._multiplied(layer, values, scale)
-        elif layer.kind == "embedding":
-            new = self._picked(layer, values, scale)
         else:
             self._stored(layer, values, scale)
             return
@@ -205,13 +205,20 @@ class _Writer:
         weight.meta.pop(SCALE, None)
         layer.node.update_arg(1, weight)
 
-    def _picked(self, layer: Layer, values: Node, scale: Node) -> Node:
+    def _picked(self, layer: Layer, plan: LayerPlan, values: Node, scale: Node) -> Node:
         _, ids, *_ = layer.node.args
         picked = self._insert(aten.embedding.default, (values, *layer.node.args[1:]), layer)
         picked.meta.pop(SCALE, None)
         if shape_of(scale):
             scale = self._insert(aten.embedding.default, (scale, ids), layer)
-        return self._insert(own.dequantize.default, (picked, scale, dtype_of(layer.weight)), layer)
+        if plan.weights != "block":
+            args = (picked, scale, dtype_of(layer.weight))
+            return self._insert(own.dequantize.default, args, layer)
+        blocks = self._insert(aten.unflatten.int, (picked, -1, [-1, plan.block]), layer)
+        scale = self._insert(aten.unsqueeze.default, (scale, -1), layer)
+        args = (blocks, scale, dtype_of(layer.weight))
+        rows = self._insert(own.dequantize.default, args, layer)
+        return self._insert(aten.flatten.using_ints, (rows, -2), layer)
 
     def _multiplied(self, layer: Layer, values: Node, scale: Node) -> Node:
         x, x_scale = self.activations.of(layer)
