@@ -17,6 +17,7 @@ from enginecast.passes.interpret import Feed, interpret, interpret_cases
 from enginecast.passes.scaled_values import scale_of
 from enginecast.passes.source import module_path, source_line
 from enginecast.passes.structure import all_blocks, block_name
+from enginecast.verify.emulate_quantized import is_scaled
 
 SAMPLE = 1 << 16
 """Elements kept of a boundary: enough for an L2 norm, little enough to keep hundreds of boundaries
@@ -104,7 +105,7 @@ def snapshots(
     found: list[dict[str, dict[Node, Boundary]]] = [{} for _ in cases]
 
     def keep(case: int, node: Node, tensor: Tensor) -> None:
-        if node in paths:
+        if node in paths and not is_scaled(node):
             boundary = _boundary(tensor, source_line(node), masks[case], scale_of(node))
             kept = found[case]
             for path in paths[node]:
