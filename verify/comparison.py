@@ -56,6 +56,12 @@ class Floor:
         return replace(self, cases=_only(self.cases, cases), wider=wider)
 
     @property
+    def largest(self) -> float:
+        """The relative L2 error of the output that is worst."""
+        names = output_names(self.cases)
+        return max((pool_output(self.cases, name).relative for name in names), default=0.0)
+
+    @property
     def owner(self) -> str:
         """Whose error it is, to go before "has"."""
         own = "fp16 in bf16's range" if self.estimated else f"eager {self.dtype} itself"

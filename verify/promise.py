@@ -170,13 +170,18 @@ class Rules:
         error = _mean([place.error for place in places])
         before = _mean([place.error_before for place in places])
         if promise == "precision":
-            least = 0.0 if self.floor is None else least_floor(self.floor.dtype)
-            return Check(module, last.source, error, max(before, least))
+            return Check(module, last.source, error, max(before, self._least()))
         floor = max(before, ROUNDING * _roundoff(last.dtype))
         few = sum(place.after.sample.numel() for place in places) < FEW
         laxity = ROW_LAXITY if few or before > SCATTER else 1.0
         check = self._judged(module, last.source, error, floor, laxity)
         return replace(check, elsewhere=any(place.elsewhere for place in places))
+
+    def _least(self) -> float:
+        """What a precision costs at least inside, where that is shown and nothing is judged."""
+        if self.floor is None:
+            return 0.0
+        return self.floor.largest if self.floor.rounding else least_floor(self.floor.dtype)
 
     def _judged(
         self, place: str, source: str, error: float, floor: float, laxity: float = 1.0

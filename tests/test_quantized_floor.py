@@ -1,0 +1,117 @@
+"""The floor of a quantised engine: wide enough for its plan, too narrow for a wrong scale."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from models import tiny_vit
+
+from enginecast.passes import quantize_layers
+from enginecast.passes.graph_edit import aten, insert
+from enginecast.passes.interpret import interpret
+from enginecast.passes.pipeline import build
+from enginecast.prepare import ModelOptions, Prepared, open_model, prepare, reference_of
+from enginecast.rewrite import Rewritten, rewrite
+from enginecast.runtime.manifest import Where
+from enginecast.steps import Steps
+from enginecast.verify.comparison import Floor, pool_output
+from enginecast.verify.metrics import Array, measure
+from enginecast.verify.reference import Reference, read_reference, write_reference
+from enginecast.verify.verdict import QUANTIZED_LIMIT, judge
+
+PIPELINE = "plan-int8{max_error=0.2},int8-matmul"
+OUTPUT = "last_hidden_state"
+HERE = Where(provider="CPUExecutionProvider", device="here", versions={})
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    options = ModelOptions()
+    source = open_model(str(tiny_vit(tmp_path_factory.mktemp("vit") / "model")), options)
+    return prepare(source, options, Steps())
+
+
+@pytest.fixture(scope="module")
+def reference(prepared: Prepared) -> Reference:
+    return reference_of(prepared, "fp32")
+
+
+def carried_out(prepared: Prepared, reference: Reference) -> Rewritten:
+    return rewrite(prepared, build(PIPELINE), reference, Steps())
+
+
+@pytest.fixture(scope="module")
+def quantized(prepared: Prepared, reference: Reference) -> Rewritten:
+    return carried_out(prepared, reference)
+
+
+def relative(floor: Floor) -> float:
+    return pool_output(floor.cases, OUTPUT).relative
+
+
+def test_the_floor_holds_what_the_plan_rounds(reference: Reference, quantized: Rewritten) -> None:
+    floor = quantized.reference.floor
+    assert (floor.dtype, floor.rounding, floor.label) == ("fp32", "int8", "fp32+int8")
+    assert floor.max_error == 0.2
+    assert relative(reference.floor) < 1e-5 < 1e-3 < relative(floor) < 0.1
+    assert not quantized.failures
+
+
+def test_the_rewriting_is_as_wrong_as_its_simulation(quantized: Rewritten) -> None:
+    check = next(check for check in quantized.checks if check.name == "int8-matmul")
+    assert check.failure == ""
+    case = quantized.reference.cases[0]
+    found = interpret(quantized.program, tensors(case.inputs), names=names(quantized))
+    error = measure(found[OUTPUT].numpy(), case.reference[OUTPUT]).relative
+    assert error == pytest.approx(
+        relative(quantized.reference.floor.only(frozenset({case.name}))), rel=0.2
+    )
+
+
+def tensors(arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def names(rewritten: Rewritten) -> list[str]:
+    return list(rewritten.reference.cases[0].reference)
+
+
+@pytest.fixture
+def wrong_scale(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Products are scaled by a tenth more than the weights were rounded by."""
+    right = quantize_layers._Writer._multiplied
+
+    def wrong(self, layer, values, scale):  # type: ignore[no-untyped-def]
+        with self.program.graph.inserting_before(layer.node):
+            more = insert(self.program.graph, aten.mul.Scalar, (scale, 1.1), like=layer.node)
+        return right(self, layer, values, more)
+
+    monkeypatch.setattr(quantize_layers._Writer, "_multiplied", wrong)
+    return iter([None])
+
+
+@pytest.mark.usefixtures("wrong_scale")
+def test_a_wrong_scale_is_no_part_of_the_floor(
+    prepared: Prepared, reference: Reference, quantized: Rewritten
+) -> None:
+    wrong = carried_out(prepared, reference)
+    assert relative(wrong.reference.floor) == pytest.approx(relative(quantized.reference.floor))
+    assert wrong.failures
+    assert "'int8-matmul' promises 'precision'" in wrong.failures[0]
+
+
+def test_the_limit_of_the_plan_counts_too(reference: Reference, quantized: Rewritten) -> None:
+    floor = quantized.reference.floor
+    tight = Floor(floor.dtype, floor.cases, rounding="int8", max_error=relative(floor) / 2)
+    assert judge(floor.cases, floor, where=HERE, engine_ran=True).outcome == "verified"
+    verdict = judge(floor.cases, tight, where=HERE, engine_ran=True)
+    assert verdict.outcome == "rejected"
+    assert "the plan allows" in verdict.reasons[0]
+    assert verdict.outputs[0].limit == QUANTIZED_LIMIT
+
+
+def test_it_is_stored_with_the_bundle(tmp_path: Path, quantized: Rewritten) -> None:
+    path = tmp_path / "reference.safetensors"
+    write_reference(path, quantized.reference)
+    assert read_reference(path).floor == quantized.reference.floor
