@@ -14,7 +14,7 @@ linears that read one value (`quantized_activations`).  Biases stay as they are.
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from msgspec import structs
@@ -186,54 +186,52 @@ class _Writer:
     activations: Activations
 
     def rewrite(self, layer: Layer, plan: LayerPlan) -> None:
+        """Change the node of a layer; it stays the same node, with its name."""
         values, scale = self.weights.of(layer, plan)
         if layer.kind == "embedding":
-            new = self._picked(layer, plan, values, scale)
+            self._pick(layer, plan, values, scale)
         elif plan.weights == "block":
-            new = self._blockwise(layer, plan, values, scale)
+            self._multiply_blocks(layer, plan, values, scale)
         elif plan.choice != "storage":
-            new = self._multiplied(layer, values, scale)
+            self._multiply(layer, values, scale)
         else:
-            self._stored(layer, values, scale)
-            return
-        layer.node.replace_all_uses_with(new)
-        self.program.graph.erase_node(layer.node)
+            args = (values, scale, dtype_of(layer.weight))
+            layer.node.update_arg(1, self._insert(own.dequantize.default, args, layer))
 
-    def _stored(self, layer: Layer, values: Node, scale: Node) -> None:
-        args = (values, scale, dtype_of(layer.weight))
-        weight = self._insert(own.dequantize.default, args, layer)
-        weight.meta.pop(SCALE, None)
-        layer.node.update_arg(1, weight)
-
-    def _picked(self, layer: Layer, plan: LayerPlan, values: Node, scale: Node) -> Node:
+    def _pick(self, layer: Layer, plan: LayerPlan, values: Node, scale: Node) -> None:
         _, ids, *_ = layer.node.args
         picked = self._insert(aten.embedding.default, (values, *layer.node.args[1:]), layer)
-        picked.meta.pop(SCALE, None)
         if shape_of(scale):
             scale = self._insert(aten.embedding.default, (scale, ids), layer)
+        dtype = dtype_of(layer.weight)
         if plan.weights != "block":
-            args = (picked, scale, dtype_of(layer.weight))
-            return self._insert(own.dequantize.default, args, layer)
+            _change(layer.node, own.dequantize.default, (picked, scale, dtype))
+            return
         blocks = self._insert(aten.unflatten.int, (picked, -1, [-1, plan.block]), layer)
         scale = self._insert(aten.unsqueeze.default, (scale, -1), layer)
-        args = (blocks, scale, dtype_of(layer.weight))
-        rows = self._insert(own.dequantize.default, args, layer)
-        return self._insert(aten.flatten.using_ints, (rows, -2), layer)
+        rows = self._insert(own.dequantize.default, (blocks, scale, dtype), layer)
+        _change(layer.node, aten.flatten.using_ints, (rows, -2))
 
-    def _multiplied(self, layer: Layer, values: Node, scale: Node) -> Node:
-        x, x_scale = self.activations.of(layer)
-        args = (x, x_scale, values, scale, _bias(layer), dtype_of(layer.node))
-        return self._insert(own.quantized_linear.default, args, layer)
+    def _multiply(self, layer: Layer, values: Node, scale: Node) -> None:
+        read = self.activations.of(layer)
+        args = (*read, values, scale, _bias(layer), dtype_of(layer.node))
+        _change(layer.node, own.quantized_linear.default, args)
 
-    def _blockwise(self, layer: Layer, plan: LayerPlan, values: Node, scale: Node) -> Node:
-        args = (first_input(layer.node), values, scale, _bias(layer), plan.bits)
+    def _multiply_blocks(self, layer: Layer, plan: LayerPlan, values: Node, scale: Node) -> None:
         both = plan.activations is not None
-        return self._insert(own.blockwise_linear.default, (*args, both), layer)
+        args = (first_input(layer.node), values, scale, _bias(layer), plan.bits, both)
+        _change(layer.node, own.blockwise_linear.default, args)
 
     def _insert(self, target: object, args: tuple[object, ...], layer: Layer) -> Node:
         assert callable(target)
         with self.program.graph.inserting_before(layer.node):
-            return insert(self.program.graph, target, args, like=layer.node)
+            node = insert(self.program.graph, target, args, like=layer.node)
+        node.meta.pop(SCALE, None)
+        return node
+
+
+def _change(node: Node, target: Any, args: tuple[Any, ...]) -> None:
+    node.target, node.args, node.kwargs = target, args, {}
 
 
 def _bias(layer: Layer) -> object:

@@ -1,0 +1,138 @@
+"""Quantised ops in torch's own: equal values, a clamp before every cast, calls that CUDA takes."""
+
+import pytest
+import torch
+from planned_programs import quantised
+from programs import TOKENS, captured, outputs, relative_error, rewritten, targets
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.fx import Node
+
+from enginecast.errors import LoweringError
+from enginecast.exporters.hoist_weights import hoist_weights
+from enginecast.exporters.quantized_plain import lower_quantized_ops
+from enginecast.passes.graph_edit import arguments, aten, first_input, structural_copy, value
+from enginecast.passes.quantization_plan import Format
+from enginecast.passes.scaled_mm_rules import check_scaled_mm
+
+FP8 = torch.float8_e4m3fn
+FORMS: dict[str, Format] = {
+    "storage": "fp8",
+    "static": "fp8",
+    "tensorwise": "fp8",
+    "rowwise": "fp8",
+    "rows by tensor": "int8",
+    "blocks": "int8",
+    "blocks of 4 bits": "int8",
+    "both by blocks": "int8",
+}
+
+
+class Layers(nn.Module):
+    """A table, linears with and without bias that share what they read, and a conv."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(40, 64)
+        self.a, self.b = nn.Linear(64, 32), nn.Linear(64, 32, bias=False)
+        self.conv = nn.Conv1d(32, 32, 3, padding=1)
+        self.last = nn.Linear(32, 48)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        both = torch.tanh(self.a(x)) * self.b(x)
+        found: Tensor = self.last(self.conv(both.transpose(1, 2)).transpose(1, 2))
+        return found
+
+
+def ids(batch: int, tokens: int) -> Tensor:
+    return torch.arange(batch * tokens).view(batch, tokens) * 7 % 40
+
+
+@pytest.fixture(scope="module")
+def program() -> ExportedProgram:
+    torch.manual_seed(0)
+    module = Layers().requires_grad_(False)
+    return captured(module, ids(2, 5), dynamic={0: Dim("batch", min=1, max=8), 1: TOKENS[1]})
+
+
+def low(program: ExportedProgram) -> ExportedProgram:
+    return rewritten(program, "unify-dtype{to=bf16},canonicalize")[0]
+
+
+def lowered(program: ExportedProgram, device: str = "cpu") -> ExportedProgram:
+    plain = structural_copy(program)
+    lower_quantized_ops(plain, device=device)
+    plain.validate()
+    return plain
+
+
+def casts_to_fp8(program: ExportedProgram) -> list[Node]:
+    return [n for n in program.graph.nodes if n.target is aten.to.dtype and value(n).dtype == FP8]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_values_are_those_of_our_ops(program: ExportedProgram, form: str) -> None:
+    ours = quantised(program, form, FORMS[form], ids(2, 5))
+    for device in ("cpu", "cuda"):
+        plain = lowered(ours, device)
+        assert not [t for t in targets(plain) if t.startswith("enginecast")]
+        for batch, tokens in ((1, 2), (3, 7)):
+            given = ids(batch, tokens)
+            found, expected = outputs(plain, given)[0], outputs(ours, given)[0]
+            assert relative_error(found, expected) < 1e-6
+
+
+def test_every_cast_to_fp8_has_a_clamp_right_before_it(program: ExportedProgram) -> None:
+    """A test of values cannot see it where the cast itself saturates: torch 2.13 does, 2.12 gives
+    NaN."""
+    found = 0
+    for form in ("rowwise", "tensorwise", "static", "storage"):
+        plain = lowered(quantised(low(program), form, "fp8", ids(2, 5)))
+        for cast in casts_to_fp8(plain):
+            clamp = first_input(cast)
+            assert clamp.target is aten.clamp.default, cast.format_node()
+            assert clamp.args[1:] == (-448.0, 448.0)
+            found += 1
+    assert found >= 20
+
+
+@pytest.mark.parametrize("form", ["rowwise", "tensorwise", "static", "rows by tensor"])
+def test_a_gpu_would_take_every_product(program: ExportedProgram, form: str) -> None:
+    plain = lowered(quantised(low(program), form, "fp8", ids(2, 5)), "cuda")
+    calls = [node for node in plain.graph.nodes if node.target is aten._scaled_mm.default]
+    assert len(calls) == 3
+    for call in calls:
+        *tensors, _, dtype, _ = (value(a) if isinstance(a, Node) else a for a in arguments(call))
+        a, b, scale_a, scale_b, bias = tensors
+        reason = check_scaled_mm(a, b, scale_a, scale_b, bias, dtype, arch="sm90")
+        assert reason == "", call.format_node()
+
+
+def test_weights_that_were_hoisted_before_stay_fp8(program: ExportedProgram) -> None:
+    stored = structural_copy(quantised(program, "storage"))
+    weights = hoist_weights(stored)
+    lower_quantized_ops(stored)
+    again = hoist_weights(stored)  # would fold what brings them back
+    kept = [weight for weight in weights if weight.dtype == FP8]
+    assert len(kept) == 5
+    assert len([w for w in again if w.dtype == FP8]) < len(kept), "so the order matters"
+    assert not casts_to_fp8(stored)
+
+
+class Narrow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.linear(x)
+        return found
+
+
+def test_an_integer_product_that_cuda_refuses_is_refused() -> None:
+    program = captured(Narrow().requires_grad_(False), torch.randn(3, 16))
+    ours = quantised(program, "rowwise", "int8")
+    lowered(ours, "cpu")
+    with pytest.raises(LoweringError, match=r"linear: CUDA multiplies int8 .* K=16 and N=12"):
+        lowered(ours, "cuda")
