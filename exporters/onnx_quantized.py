@@ -162,8 +162,17 @@ def _dequantize(q: Any, scale: Any, dtype: int) -> Any:
 
 
 def _dequantize_axis(q: Any, scale: Any, axis: int, dtype: int) -> Any:
+    """The zeros are for ONNX Runtime, whose rewriting of int8 to uint8 (where products saturate)
+    would add a single one to scales of an axis, which its kernel refuses.
+    """
     options = {"axis": axis} if len(scale.shape) else {}
-    return _as(op.DequantizeLinear(q, scale, **options), ir.DataType(dtype))
+    zeros = None
+    if q.dtype == ir.DataType.INT8 and options:
+        size = q.shape[axis]
+        zeros = op.Constant(
+            value=onnx.helper.make_tensor("zeros", int(q.dtype), [size], [0] * size)
+        )
+    return _as(op.DequantizeLinear(q, scale, zeros, **options), ir.DataType(dtype))
 
 
 def _integer_linear(device: str) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ from enginecast.errors import BundleError, InputError, MissingError
 from enginecast.runtime.arrays import Array, from_ort, to_ort
 from enginecast.runtime.bundle import Bundle
 from enginecast.runtime.manifest import EngineRecord, Input, Output
+from enginecast.runtime.saturation import products_saturate
 
 CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
@@ -99,14 +100,15 @@ def options_for(precision: str, provider: str, quantized: str = "") -> onnxrunti
     behind it: into integer products that take no fp8, so that the file is refused, or into
     MatMulNBits that rounds activations to int8 as well, which nobody asked for.
 
-    On a CPU without VNNI a product of uint8 and int8 may saturate in 16 bits; the second option
-    makes it one of uint8 and uint8 there, and does nothing elsewhere.
+    Where products of uint8 and int8 saturate, the last option makes them products of uint8 and
+    uint8, which take twice the time.
     """
     options = onnxruntime.SessionOptions()
     if quantized:
         options.add_session_config_entry(
             "optimization.disable_specified_optimizers", "QDQSelectorActionTransformer"
         )
+    if quantized == "int8" and provider == CPU_PROVIDER and products_saturate():
         options.add_session_config_entry("session.x64quantprecision", "1")
     if precision == "fp16" and provider == CPU_PROVIDER:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
