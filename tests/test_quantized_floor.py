@@ -64,9 +64,8 @@ def test_the_rewriting_is_as_wrong_as_its_simulation(quantized: Rewritten) -> No
     case = quantized.reference.cases[0]
     found = interpret(quantized.program, tensors(case.inputs), names=names(quantized))
     error = measure(found[OUTPUT].numpy(), case.reference[OUTPUT]).relative
-    assert error == pytest.approx(
-        relative(quantized.reference.floor.only(frozenset({case.name}))), rel=0.2
-    )
+    floor = quantized.reference.floor.only(frozenset({case.name}))
+    assert error == pytest.approx(relative(floor), rel=0.2)
 
 
 def tensors(arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
@@ -80,14 +79,14 @@ def names(rewritten: Rewritten) -> list[str]:
 @pytest.fixture
 def wrong_scale(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Products are scaled by a tenth more than the weights were rounded by."""
-    right = quantize_layers._Writer._multiplied
+    right = quantize_layers._Writer._multiply
 
     def wrong(self, layer, values, scale):  # type: ignore[no-untyped-def]
         with self.program.graph.inserting_before(layer.node):
             more = insert(self.program.graph, aten.mul.Scalar, (scale, 1.1), like=layer.node)
         return right(self, layer, values, more)
 
-    monkeypatch.setattr(quantize_layers._Writer, "_multiplied", wrong)
+    monkeypatch.setattr(quantize_layers._Writer, "_multiply", wrong)
     return iter([None])
 
 
