@@ -11,6 +11,7 @@ measured times where there are any.
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from enginecast.passes.architectures import CPU, architecture, require
 from enginecast.passes.plan_options import PlanOptions
@@ -43,7 +44,9 @@ class Form:
     bits: int = 8
     block: int = 0
     gain: float | None = None
-    """Time of the layer as it is over its time in this form, by the model; None: unknown."""
+    """Time of the layer as it is over its time in this form; None: unknown."""
+    measured: bool = False
+    """Whether the gain was measured on the machine; else it comes from the model."""
 
 
 KEEP = Form("keep", gain=1.0)
@@ -62,7 +65,7 @@ def forms(layer: Layer, options: PlanOptions) -> tuple[list[Form], str]:
             return [], "a convolution: products of quantised values are for linears"
         return [Form("storage")], ""
     if options.mode == "storage":
-        return [_stored(layer, options)], ""
+        return _stored(layer, options), ""
     if options.format == "fp8":
         return _fp8(layer, options)
     return _int8(layer, options), ""
@@ -77,14 +80,15 @@ def _embedding(layer: Layer, options: PlanOptions) -> tuple[list[Form], str]:
     return [Form("storage", "block", block=block) if block else Form("storage")], ""
 
 
-def _stored(layer: Layer, options: PlanOptions) -> Form:
+def _stored(layer: Layer, options: PlanOptions) -> list[Form]:
     if options.format == "fp8":
-        return Form("storage")
+        return [Form("storage")]
     block = block_size(layer.shape[1])
-    gain = _CPU_GAINS["storage", None, options.bits] if options.arch == CPU else None
     if not block:
-        return Form("storage", gain=gain)
-    return Form("storage", "block", bits=options.bits, block=block, gain=gain)
+        return [Form("storage")]  # 4 bits are for blocks
+    whole = Form("storage", "block", block=block)
+    found = [replace(whole, bits=4), whole] if options.bits == 4 else [whole]
+    return [_with_gain(form) for form in found] if options.arch == CPU else found
 
 
 def block_size(k: int) -> int:
@@ -143,16 +147,11 @@ def _int8(layer: Layer, options: PlanOptions) -> list[Form]:
     if block:
         found.append(Form("w8a8-dynamic", "block", "block", block=block))
         found.append(Form("storage", "block", block=block))
-    if options.arch != CPU:
-        return found
-    return [
-        Form(f.choice, f.weights, f.activations, f.bits, f.block, _CPU_GAINS[_key(f)])
-        for f in found
-    ]
+    return [_with_gain(form) for form in found] if options.arch == CPU else found
 
 
-def _key(form: Form) -> tuple[Choice, Scaling | None, int]:
-    return form.choice, form.activations, form.bits
+def _with_gain(form: Form) -> Form:
+    return replace(form, gain=_CPU_GAINS[form.choice, form.activations, form.bits])
 
 
 def too_small(n: int, k: int, *, rowwise: bool) -> bool:
@@ -167,6 +166,12 @@ def modelled_gain(n: int, k: int, *, rowwise: bool) -> float:
     curve = _PEAK * n / (n + _HALF_N) * k / (k + _HALF_K)
     bounded = min(curve, 0.99) if too_small(n, k, rowwise=rowwise) else max(curve, 1.01)
     return round(bounded, 2)
+
+
+def _gain_from(form: Form) -> Literal["", "model", "measured"]:
+    if form.gain is None or form.choice == "keep":
+        return ""
+    return "measured" if form.measured else "model"
 
 
 def as_planned(layer: Layer, form: Form, reason: str = "") -> LayerPlan:
@@ -186,5 +191,5 @@ def as_planned(layer: Layer, form: Form, reason: str = "") -> LayerPlan:
         block=form.block,
         reason=reason,
         gain=form.gain,
-        gain_from="" if form.gain is None or form.choice == "keep" else "model",
+        gain_from=_gain_from(form),
     )

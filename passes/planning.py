@@ -1,13 +1,28 @@
-"""Make a plan: for each layer a form in which it is quantised, or the reason why it is kept."""
+"""Make a plan: for each layer a form in which it is quantised, or the reason why it is kept.
 
+What may be quantised at all is decided by architecture, skips and sizes; which of several forms a
+layer takes, by errors measured on the calibration inputs (`sensitivity`) and by `plan_search`.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from msgspec.structs import replace
 from torch.export import ExportedProgram
+from torch.fx import Node
 
+from enginecast.errors import PassError
 from enginecast.passes.architectures import CPU, architecture, require
 from enginecast.passes.base import PassContext
+from enginecast.passes.calibration import check_calibration, largest_output_error, masks_of
 from enginecast.passes.plan_forms import KEEP, Form, as_planned, forms, native_form
 from enginecast.passes.plan_options import PlanOptions
+from enginecast.passes.plan_reasons import found_in_words, reason_of
+from enginecast.passes.plan_search import Option, search
 from enginecast.passes.quantizable import Layer, find_layers
 from enginecast.passes.quantization_plan import LayerPlan, QuantizationPlan
+from enginecast.passes.sensitivity import Sensitivity, measure
+from enginecast.passes.simulate_quantization import simulate
 from enginecast.passes.skip_lists import skip_reasons
 
 MAX_ERROR = {
@@ -25,20 +40,35 @@ def make_plan(
 ) -> QuantizationPlan:
     """Decide on every layer of a program.
 
+    Args:
+        context: its calibration inputs are what errors are measured on.
+
     Raises:
-        PassError: an architecture that is not known or lacks what is asked for, or a skip that
-            finds nothing.
+        PassError: an architecture that is not known or lacks what is asked for, a skip that finds
+            nothing, calibration inputs that nothing can be measured on, or no layer is left.
     """
     check_arch(options)
+    if options.measure:
+        check_calibration(program, context)
     layers = find_layers(program)
     skips = skip_reasons(program, layers, options)
-    planned = tuple(_decide(layer, skips.get(layer.node, ""), options) for layer in layers)
-    return QuantizationPlan(
-        format=options.format,
-        arch=options.arch,
-        max_error=max_error(options),
-        layers=planned,
-    )
+    kept: dict[Node, str] = {}
+    open_: dict[Node, list[Form]] = {}
+    for layer in layers:
+        reason, paying = _forms(layer, skips.get(layer.node, ""), options)
+        if paying:
+            open_[layer.node] = paying
+        else:
+            kept[layer.node] = reason
+    _require_some(layers, kept, options)
+    plan = _Planner(program, context, options, layers, kept, open_).plan()
+    _require_some(layers, {x.node: y.reason for x, y in _kept(layers, plan)}, options)
+    return plan
+
+
+def _kept(layers: list[Layer], plan: QuantizationPlan) -> list[tuple[Layer, LayerPlan]]:
+    pairs = zip(layers, plan.layers, strict=True)
+    return [(layer, decision) for layer, decision in pairs if decision.choice == "keep"]
 
 
 def check_arch(options: PlanOptions) -> None:
@@ -62,20 +92,139 @@ def max_error(options: PlanOptions) -> float:
     return MAX_ERROR[options.format, options.mode, options.bits]
 
 
-def _decide(layer: Layer, skip: str, options: PlanOptions) -> LayerPlan:
+def _forms(layer: Layer, skip: str, options: PlanOptions) -> tuple[str, list[Form]]:
+    """Why a layer is kept, or the forms that it may take."""
     if skip:
-        return as_planned(layer, KEEP, skip)
+        return skip, []
     found, reason = forms(layer, options)
-    if not found:
-        return as_planned(layer, KEEP, reason)
     paying = [form for form in found if _pays(form, options)]
-    if not paying:
+    if found and not paying:
         best = max(form.gain or 0.0 for form in found)
-        return as_planned(layer, KEEP, f"too small to pay: its gain would be {best:.2f}")
-    return as_planned(layer, paying[0])
+        return f"too small to pay: its time would be {1 / max(best, 1e-3):.2g} times as long", []
+    return reason, paying
 
 
 def _pays(form: Form, options: PlanOptions) -> bool:
     default = 1.0 if options.arch != CPU and options.mode == "w8a8" else 0.0
     least = default if options.min_gain is None else options.min_gain
     return form.gain is None or form.gain >= least
+
+
+def _require_some(layers: list[Layer], kept: Mapping[Node, str], options: PlanOptions) -> None:
+    if len(kept) < len(layers):
+        return
+    reasons = Counter(reason.partition(":")[0] for reason in kept.values())
+    counted = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
+    raise PassError(
+        f"no layer is left to quantise: {counted or 'the program has none'}",
+        hint=f"max_error is {max_error(options):g}; min_gain=0 takes layers that gain nothing.",
+    )
+
+
+class _Planner:
+    """What is left to decide, once skips and sizes have been looked at."""
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        context: PassContext,
+        options: PlanOptions,
+        layers: list[Layer],
+        kept: Mapping[Node, str],
+        forms_of: Mapping[Node, list[Form]],
+    ) -> None:
+        self._program = program
+        self._context = context
+        self._options = options
+        self._layers = layers
+        self._kept = kept
+        self._choices = {
+            layer.node: [as_planned(layer, form) for form in forms_of[layer.node]]
+            for layer in layers
+            if layer.node in forms_of
+        }
+
+    def plan(self) -> QuantizationPlan:
+        if not self._options.measure:
+            return self._with(dict.fromkeys(self._choices, 0))
+        found = measure(self._program, self._context, self._with({}), self._choices)
+        self._note_errors(found)
+        searched = search(
+            {node: self._options_of(node, found) for node in self._choices},
+            lambda chosen: self._error(chosen, found),
+            max_error(self._options),
+        )
+        plan = self._with(searched.chosen, found)
+        return replace(
+            plan,
+            predicted_error=searched.error,
+            notes=found_in_words(searched, found, len(self._context.calibration)),
+        )
+
+    def _note_errors(self, found: Sensitivity) -> None:
+        """Write into every form what it loses."""
+        for node, known in self._choices.items():
+            errors = found.errors[node]
+            first, alone = errors[0], found.end_to_end.get(node)
+            self._choices[node] = [
+                replace(form, error=error, end_to_end=_scaled(alone, error, first))
+                for form, error in zip(known, errors, strict=True)
+            ]
+
+    def _options_of(self, node: Node, found: Sensitivity) -> list[Option]:
+        """The forms of a layer, and the layer as it is."""
+        known = self._choices[node]
+        whole = float(_numel(known[0]))
+        last = Option(0.0, whole, 4 * whole)
+        return [
+            *(
+                Option(
+                    error=(form.error or 0.0) if form.end_to_end is None else form.end_to_end,
+                    time=whole / (form.gain or 1.0),
+                    size=whole * form.bits / 8,
+                )
+                for form in known
+            ),
+            last,
+        ]
+
+    def _error(self, chosen: Mapping[Node, int], found: Sensitivity) -> float:
+        outputs = simulate(self._program, self._with(chosen), self._context.calibration)
+        return largest_output_error(outputs, found.outputs, masks_of(self._context))
+
+    def _with(
+        self, chosen: Mapping[Node, int], found: Sensitivity | None = None
+    ) -> QuantizationPlan:
+        return QuantizationPlan(
+            format=self._options.format,
+            arch=self._options.arch,
+            max_error=max_error(self._options),
+            layers=tuple(self._decided(layer, chosen, found) for layer in self._layers),
+        )
+
+    def _decided(
+        self, layer: Layer, chosen: Mapping[Node, int], found: Sensitivity | None
+    ) -> LayerPlan:
+        known = self._choices.get(layer.node)
+        if known is None:
+            return as_planned(layer, KEEP, self._kept[layer.node])
+        place = chosen.get(layer.node, len(known))
+        reading = found.readings.get(layer.node) if found is not None else None
+        reason = reason_of(known, place, reading)
+        if place == len(known):
+            return as_planned(layer, KEEP, reason)
+        return replace(known[place], reason=reason)
+
+
+def _numel(layer: LayerPlan) -> int:
+    count = 1
+    for size in layer.shape:
+        count *= size
+    return count
+
+
+def _scaled(alone: float | None, error: float, first: float) -> float | None:
+    """The error at the outputs in another form: it goes with that at the layer's own output."""
+    if alone is None or not first:
+        return alone
+    return alone * error / first

@@ -75,6 +75,8 @@ class QuantizationPlan(Record, frozen=True, kw_only=True):
     """Largest relative L2 error of an output over valid rows that was allowed."""
     predicted_error: Fraction | None = None
     """The largest error of an output with the whole plan, as simulated before the rewriting."""
+    notes: tuple[str, ...] = ()
+    """How the plan was found, in sentences."""
     layers: tuple[LayerPlan, ...]
 
     def by_site(self) -> Mapping[tuple[str, str, int], LayerPlan]:

@@ -3,14 +3,30 @@
 import pytest
 import torch
 from models import t5_config
-from programs import TOKENS, Text, calibrated, captured, prompts, rewritten, same_bits, seeded
+from msgspec.structs import replace
+from programs import (
+    TOKENS,
+    Text,
+    calibrated,
+    captured,
+    prompts,
+    relative_error,
+    rewritten,
+    same_bits,
+    seeded,
+)
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from transformers import T5EncoderModel
 
-from enginecast.errors import PassError
+from enginecast.errors import PassError, SpecError
 from enginecast.passes.graph_edit import structural_copy
+from enginecast.passes.pipeline import build
+from enginecast.passes.plan_forms import modelled_gain, too_small
 from enginecast.passes.quantization_plan import LayerPlan, QuantizationPlan, plan_of
+from enginecast.passes.simulate_quantization import simulate
 
+WI = "model.encoder.block.0.layer.1.DenseReluDense.wi_0"
 WO = "model.encoder.block.0.layer.1.DenseReluDense.wo"
 
 
@@ -50,10 +66,10 @@ def test_a_plan_changes_no_bit_and_has_one_site_for_each_layer(t5: ExportedProgr
     ],
 )
 def test_skipped(t5: ExportedProgram, option: str, reason: str) -> None:
-    plan = planned(t5, f"plan-fp8{{{option}}}")
+    plan = planned(t5, f"plan-fp8{{{option} max_error=1}}")
     skipped = of(plan, WO)
     assert (skipped.choice, skipped.reason) == ("keep", reason)
-    assert of(plan, WO.replace("wo", "wi_0")).choice == "w8a8-dynamic"
+    assert of(plan, WI).choice == "w8a8-dynamic"
 
 
 @pytest.mark.parametrize(
@@ -70,3 +86,158 @@ def test_a_skip_that_finds_nothing_is_named(t5: ExportedProgram, option: str, wo
     with pytest.raises(PassError) as refused:
         planned(t5, f"plan-fp8{{{option}}}")
     assert words in refused.value.message
+
+
+def test_an_exact_name_beats_a_pattern_and_a_pattern_a_class(t5: ExportedProgram) -> None:
+    pattern, around = 'skip_modules_pattern="Dense"', "skip_modules_classes=T5LayerFF,T5Stack"
+    plan = planned(t5, f'plan-fp8{{include_modules="{WO}" {pattern} {around} max_error=1}}')
+    assert of(plan, WO).choice == "w8a8-dynamic"
+    assert of(plan, WI).reason == "skip_modules_pattern='Dense'"
+    assert of(plan, WO.replace("layer.1.DenseReluDense.wo", "layer.0.SelfAttention.q")).reason == (
+        "skip_modules_classes='T5Stack'"
+    )
+    named = planned(t5, f'plan-fp8{{skip_modules="{WO}" {pattern} max_error=1}}')
+    assert of(named, WO).reason == f"skip_modules={WO!r}"
+
+
+class Net(nn.Module):
+    """A picture's patches, a layer, a head whose weight the embedding shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, 32, 2, stride=2)
+        self.conv = nn.Conv2d(32, 32, 1)
+        self.words = nn.Embedding(48, 32)
+        self.few = nn.Embedding(48, 4)
+        self.odd = nn.Linear(32, 33)
+        self.layer = nn.Linear(33 + 4, 32)
+        self.head = nn.Linear(32, 48, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, image: Tensor, ids: Tensor) -> Tensor:
+        seen = self.conv(self.patch((image - 0.5) / 0.25)).flatten(2).mean(2)[:, None]
+        hidden = torch.relu(self.odd(seen + self.words(ids)))
+        scores: Tensor = self.head(self.layer(torch.cat([hidden, self.few(ids)], -1)))
+        return scores.float()
+
+
+@pytest.fixture(scope="module")
+def net() -> ExportedProgram:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        module = Net().requires_grad_(False)
+        return captured(module, torch.randn(2, 3, 4, 4), torch.randint(48, (2, 5)))
+
+
+def test_what_is_kept_by_default_says_why(net: ExportedProgram) -> None:
+    plan = planned(net, "plan-int8{mode=storage max_error=1}")
+    assert of(plan, "patch").reason.startswith("the first convolution")
+    assert of(plan, "head").reason.startswith("a head")
+    assert of(plan, "words").reason == "shares its weight with 'head', which is kept"
+    assert of(plan, "few").reason.startswith("rows of 4 values")
+    assert of(plan, "conv").choice == "storage"
+    assert (of(plan, "odd").weights, of(plan, "odd").block) == ("block", 32)
+    assert (of(plan, "layer").weights, of(plan, "layer").block) == ("row", 0)  # K is 37
+    whole = planned(net, "plan-int8{mode=storage max_error=1 heads=true}")
+    assert of(whole, "head").choice == of(whole, "words").choice == "storage"
+    fp8 = planned(net, "plan-fp8{mode=storage max_error=1 heads=true}")
+    assert of(fp8, "words").reason.startswith("an embedding")
+
+
+def test_native_fp8_wants_multiples_of_16_and_enough_to_do(net: ExportedProgram) -> None:
+    with pytest.raises(PassError, match="no layer is left to quantise"):
+        planned(net, "plan-fp8{arch=sm90 heads=true}")
+    plan = planned(net, "plan-fp8{arch=sm90 heads=true min_gain=0 max_error=1}")
+    assert of(plan, "odd").reason == "N=33: native fp8 wants multiples of 16"
+    assert of(plan, "layer").reason == "K=37: native fp8 wants multiples of 16"
+    head = of(plan, "head")
+    assert (head.choice, head.weights, head.activations) == ("w8a8-dynamic", "row", "row")
+    assert head.gain is not None
+    assert head.gain < 0.1
+    assert head.gain_from == "model"
+
+
+@pytest.mark.parametrize(
+    ("options", "form"),
+    [
+        ("arch=sm90 min_gain=0", ("w8a8-dynamic", "row", "row")),
+        ("arch=sm90 min_gain=0 static=true", ("w8a8-static", "tensor", "tensor")),
+        ("arch=sm90 min_gain=0 target=onnxruntime", ("w8a8-dynamic", "tensor", "tensor")),
+        ("arch=sm90 min_gain=0 target=tensorrt", ("w8a8-static", "row", "tensor")),
+        ("target=tensorrt", ("w8a8-dynamic", "row", "row")),
+        ("arch=sm80 mode=storage", ("storage", "row", None)),
+    ],
+)
+def test_form_by_architecture_and_target(
+    net: ExportedProgram, options: str, form: tuple[str, str, str | None]
+) -> None:
+    head = of(planned(net, f"plan-fp8{{heads=true max_error=1 {options}}}"), "head")
+    assert (head.choice, head.weights, head.activations) == form
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "rowwise", "pays"),
+    [
+        (4096, 4096, True, True),
+        (10240, 4096, True, True),
+        (4096, 10240, True, True),
+        (768, 768, True, False),
+        (2048, 8192, True, False),
+        (8192, 1024, True, False),
+        (4096, 2048, True, False),
+        (4097, 2048, True, True),
+        (1024, 4096, False, False),
+        (1025, 4096, False, True),
+        (1024, 4097, False, True),
+    ],
+)
+def test_torchaos_rule_decides_on_which_side_of_1_a_gain_lies(
+    n: int, k: int, rowwise: bool, pays: bool
+) -> None:
+    assert too_small(n, k, rowwise=rowwise) is not pays
+    assert (modelled_gain(n, k, rowwise=rowwise) > 1) is pays
+
+
+def test_max_error_is_kept_by_moving_the_layers_that_harm(t5: ExportedProgram) -> None:
+    fast = planned(t5, "plan-int8{max_error=9}")
+    assert all(x.activations == "tensor" for x in fast.layers if x.kind == "linear")
+    plan = planned(t5, "plan-int8{max_error=0.04}")
+    assert fast.predicted_error is not None
+    assert plan.predicted_error is not None
+    assert plan.predicted_error <= 0.04 < fast.predicted_error
+    moved = [x for x in plan.layers if x.kind == "linear" and x.activations != "tensor"]
+    assert len(moved) > 0
+    assert all(x.reason.startswith("not within max_error: w8a8-dynamic row/tensor") for x in moved)
+    again = simulate(t5, plan, calibrated(t5).calibration)
+    exact = simulate(t5, replace(plan, layers=()), calibrated(t5).calibration)
+    error = relative_error(again[0]["output_0"], exact[0]["output_0"])
+    assert error == pytest.approx(plan.predicted_error, rel=1e-4)
+    assert "simulations of the whole on 1 calibration inputs" in plan.notes[-1]
+
+
+def test_nothing_is_planned_that_max_error_forbids(t5: ExportedProgram) -> None:
+    with pytest.raises(PassError) as refused:
+        planned(t5, "plan-fp8{max_error=1e-9}")
+    assert "no layer is left to quantise: " in refused.value.message
+    assert "14 x not within max_error" in refused.value.message
+    assert "max_error is 1e-09" in refused.value.hint
+
+
+def test_a_plan_is_the_same_every_time(t5: ExportedProgram) -> None:
+    assert planned(t5, "plan-int8{max_error=0.04}") == planned(t5, "plan-int8{max_error=0.04}")
+
+
+def test_without_measuring_no_calibration_is_wanted(t5: ExportedProgram) -> None:
+    after, _ = rewritten(t5, "plan-fp8{measure=false}")
+    plan = plan_of(after)
+    assert plan is not None
+    assert plan.predicted_error is None
+    assert {x.error for x in plan.layers} == {None}
+
+
+@pytest.mark.parametrize(
+    "spec", ["plan-int8{bits=4}", "plan-fp8{max_error=-1}", "plan-int8{min_gain=-0.5}"]
+)
+def test_options_that_do_not_fit_are_refused(spec: str) -> None:
+    with pytest.raises(SpecError):
+        build(spec)

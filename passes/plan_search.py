@@ -1,0 +1,135 @@
+"""Choose a form for each layer: the fastest plan whose simulated error stays within a limit.
+
+Every layer starts in its fastest form.  A move takes one layer to its next more exact form, at last
+to none at all; moves are ordered by the squared error that they take away over the time that they
+cost (errors of layers are independent, so their squares add up), and the plan after the first k
+moves is simulated as a whole.  The smallest k that fits is searched between one that does not and
+one that does: a handful of runs, whatever the number of layers.
+"""
+
+import heapq
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+MOST_RUNS = 12
+"""Whole simulations of a search."""
+SIZE = 0.1
+"""Time that the size of a weight is worth: of two forms of one speed, the smaller one goes last."""
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One form of a layer, as the search sees it."""
+
+    error: float
+    """What the layer alone does to the result, in any unit that is the same for all layers."""
+    time: float
+    """Of the layer in this form, in the same unit for all layers."""
+    size: float = 0.0
+    """Of its weight."""
+
+
+@dataclass(frozen=True)
+class Found(Generic[Key]):
+    """The end of a search."""
+
+    chosen: dict[Key, int]
+    """For each layer the place of its form."""
+    error: float
+    """Of the whole plan."""
+    first: float
+    """Of the plan with every layer in its fastest form."""
+    runs: int
+    moves: int
+
+
+def search(
+    options: Mapping[Key, Sequence[Option]],
+    simulate: Callable[[dict[Key, int]], float],
+    limit: float,
+    most_runs: int = MOST_RUNS,
+) -> Found[Key]:
+    """The fastest choice that fits.
+
+    Args:
+        options: for each layer its forms, fastest first; the last one is the layer as it is, which
+            has no error.
+        simulate: the error of a whole choice.
+        limit: that this error may have.
+        most_runs: how often it may be called.
+    """
+    start = dict.fromkeys(options, 0)
+    moves = list(_moves(options))
+    first = simulate(start)
+    if first <= limit:
+        return Found(start, first, first, 1, 0)
+    failing, fits, error, runs = 0, len(moves), 0.0, 1
+    guess = _guess(options, moves, first, limit)
+    while fits - failing > 1 and runs < most_runs:
+        at = guess if failing < guess < fits else (failing + fits) // 2
+        found, guess, runs = simulate(_after(start, moves, at)), -1, runs + 1
+        if found <= limit:
+            fits, error = at, found
+        else:
+            failing = at
+    return Found(_after(start, moves, fits), error, first, runs, fits)
+
+
+def _after(
+    start: Mapping[Key, int], moves: Sequence[tuple[Key, int]], count: int
+) -> dict[Key, int]:
+    return dict(start) | dict(moves[:count])
+
+
+def _moves(options: Mapping[Key, Sequence[Option]]) -> Iterator[tuple[Key, int]]:
+    """(layer, place of its next form), those that take away most error for their time first."""
+    waiting: list[tuple[float, int, int]] = []
+    keys = list(options)
+
+    def push(number: int, place: int) -> None:
+        forms = options[keys[number]]
+        if place < len(forms) - 1:
+            ratio = _worth(forms[place], forms[_next(forms, place)])
+            heapq.heappush(waiting, (-ratio, number, place))
+
+    for number in range(len(keys)):
+        push(number, 0)
+    while waiting:
+        _, number, place = heapq.heappop(waiting)
+        following = _next(options[keys[number]], place)
+        yield keys[number], following
+        push(number, following)
+
+
+def _next(forms: Sequence[Option], place: int) -> int:
+    """The next form with less error, or the last one."""
+    better = (at for at in range(place + 1, len(forms)) if forms[at].error < forms[place].error)
+    return next(better, len(forms) - 1)
+
+
+def _worth(form: Option, following: Option) -> float:
+    """Squared error that goes for each unit of time."""
+    lost = following.time - form.time + SIZE * (following.size - form.size)
+    # A slower form that is smaller than the layer as it is comes before that all the same.
+    return (form.error**2 - following.error**2) / max(lost, 1e-3 * form.time)
+
+
+def _guess(
+    options: Mapping[Key, Sequence[Option]],
+    moves: Sequence[tuple[Key, int]],
+    first: float,
+    limit: float,
+) -> int:
+    """After how many moves the sum of squares says that it fits."""
+    squares = {key: forms[0].error ** 2 for key, forms in options.items()}
+    total = sum(squares.values())
+    wanted = total * (limit / first) ** 2
+    for count, (key, place) in enumerate(moves, start=1):
+        total += options[key][place].error ** 2 - squares[key]
+        squares[key] = options[key][place].error ** 2
+        if total <= wanted:
+            return count
+    return len(moves)

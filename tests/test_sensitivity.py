@@ -1,0 +1,166 @@
+"""What layers lose when they are quantised, measured on calibration inputs."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from models import t5_config
+from programs import TOKENS, Function, Text, captured, prompts, relative_error, seeded
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.nn import functional
+from transformers import T5EncoderModel
+
+from enginecast.errors import PassError
+from enginecast.passes.base import PassContext
+from enginecast.passes.calibration import BEYOND, ErrorSum, largest_output_error, masks_of
+from enginecast.passes.plan_forms import Form, as_planned
+from enginecast.passes.plan_options import PlanOptions
+from enginecast.passes.planning import make_plan
+from enginecast.passes.quantizable import find_layers
+from enginecast.passes.quantization_plan import LayerPlan, QuantizationPlan
+from enginecast.passes.sensitivity import Sensitivity, measure
+from enginecast.passes.simulate_quantization import simulate
+
+ROWS = Form("w8a8-dynamic", "row", "row")
+TENSOR = Form("w8a8-dynamic", "row", "tensor")
+WEIGHT = torch.ones(4, 32)
+
+
+@pytest.fixture(scope="module")
+def t5() -> ExportedProgram:
+    torch.manual_seed(0)
+    model = seeded(T5EncoderModel, t5_config())
+    return captured(Text(model), *prompts(3, 7), dynamic=TOKENS)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        yield
+
+
+def context(*sizes: tuple[int, int]) -> PassContext:
+    cases = (dict(zip(("ids", "mask"), prompts(*size), strict=True)) for size in sizes)
+    return PassContext(calibration=tuple(cases), mask_input="mask")
+
+
+def plan_of(layers: tuple[LayerPlan, ...] = ()) -> QuantizationPlan:
+    return QuantizationPlan(format="int8", arch="cpu", max_error=1.0, layers=layers)
+
+
+def choices(program: ExportedProgram, *forms: Form) -> dict[Node, list[LayerPlan]]:
+    linears = [layer for layer in find_layers(program) if layer.kind == "linear"]
+    return {layer.node: [as_planned(layer, form) for form in forms] for layer in linears}
+
+
+def measured(program: ExportedProgram, given: PassContext, *forms: Form) -> Sensitivity:
+    return measure(program, given, plan_of(), choices(program, *forms))
+
+
+def test_the_effect_of_one_layer_is_what_a_plan_of_it_alone_gives(t5: ExportedProgram) -> None:
+    given = context((2, 9))
+    found = measured(t5, given, ROWS)
+    masks = masks_of(given)
+    assert len(found.end_to_end) == 14
+    for node, (layer,) in choices(t5, ROWS).items():
+        alone = simulate(t5, plan_of((layer,)), given.calibration)
+        error = largest_output_error(alone, found.outputs, masks)
+        assert found.end_to_end[node] == pytest.approx(error, rel=1e-4), layer.module
+        assert error > 0
+
+
+def test_a_layers_own_error_is_measured_on_what_it_reads() -> None:
+    weight, x = torch.randn(8, 32), torch.randn(4, 32) * torch.logspace(0, 3, 4)[:, None]
+    program = captured(Function(lambda x: torch.relu(functional.linear(x, weight))), x)
+    (name,) = program.graph_signature.user_inputs
+    given = PassContext(calibration=({name: x},))
+    found = measured(program, given, ROWS, TENSOR)
+    ((node, (by_row, by_tensor)),) = found.errors.items()
+    assert 0.004 < by_row < 0.02
+    exact = functional.linear(x, weight)
+    (layer,) = find_layers(program)
+    whole = simulate(program, plan_of((as_planned(layer, TENSOR),)), given.calibration)
+    assert relative_error(whole[0]["output_0"], exact.relu()) == pytest.approx(by_tensor, rel=0.5)
+    reading = found.readings[node]
+    assert reading.rows == 4
+    assert reading.largest == x.abs().max()
+    assert reading.peak == pytest.approx(float(x.abs().max() / x.square().mean().sqrt()))
+
+
+def test_padding_does_not_count() -> None:
+    weight = torch.randn(16, 32)
+    x = torch.randn(2, 6, 32)
+    x[:, 4:] *= torch.logspace(-6, 6, 32)  # rows that int8 cannot hold
+    program = captured(Function(lambda x: functional.linear(x, weight)), x)
+    (name,) = program.graph_signature.user_inputs
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0]] * 2)
+    whole = PassContext(calibration=({name: x, "mask": mask},))
+    padded = PassContext(calibration=({name: x, "mask": mask},), mask_input="mask")
+    ((of_all,),) = measured(program, whole, ROWS).errors.values()
+    ((of_valid,),) = measured(program, padded, ROWS).errors.values()
+    assert of_valid < 0.02
+    assert of_all != of_valid
+    ((largest,),) = ((r.largest,) for r in measured(program, padded, ROWS).readings.values())
+    assert largest == x[:, :4].abs().max()
+
+
+def test_values_that_are_broken_before_anything_is_rounded_are_named() -> None:
+    broken = Function(lambda x: functional.linear(1 / x, WEIGHT))
+    program = captured(broken, torch.ones(3, 32))
+    (name,) = program.graph_signature.user_inputs
+    given = PassContext(calibration=({name: torch.zeros(3, 32)},))
+    with pytest.raises(PassError, match="are not finite before anything is quantised"):
+        measured(program, given, ROWS)
+
+
+def test_error_sum() -> None:
+    total = ErrorSum()
+    total.add(torch.tensor([1.0, -torch.inf]), torch.tensor([1.0, -torch.inf]))
+    assert total.relative == 0
+    total.add(torch.tensor([0.0, 4.0]), torch.tensor([3.0, 0.0]))
+    assert total.relative == pytest.approx((25 / 10) ** 0.5)
+    total.add(torch.tensor([torch.nan]), torch.tensor([1.0]))
+    assert total.relative == BEYOND
+
+
+OPTIONS = PlanOptions(format="int8", heads=True)
+
+
+def refused(program: ExportedProgram, given: PassContext) -> PassError:
+    with pytest.raises(PassError) as error:
+        make_plan(program, given, OPTIONS)
+    return error.value
+
+
+def test_bad_calibration_inputs_are_refused_by_name(t5: ExportedProgram) -> None:
+    assert "there are no calibration inputs" in refused(t5, PassContext()).message
+    ids, mask = prompts(2, 5)
+    case = {"ids": ids, "mask": mask}
+
+    def given(**changed: Tensor) -> PassContext:
+        return PassContext(calibration=(case, case | changed), mask_input="mask")
+
+    padding = PassContext(calibration=(case | {"mask": mask * 0},) * 2, mask_input="mask")
+    assert "are padding alone: 'mask' is 0 everywhere" in refused(t5, padding).message
+    one_empty = make_plan(t5, given(mask=mask * 0), OPTIONS)
+    assert one_empty.predicted_error is not None
+    foreign = refused(t5, given(ids=ids + 96))
+    assert "calibration inputs 1: 'ids' holds the id" in foreign.message
+    assert "has 96 rows" in foreign.message
+    assert "another vocabulary" in foreign.hint
+    assert "id -1" in refused(t5, given(ids=ids * 0 - 1)).message
+    lacking = PassContext(calibration=({"ids": ids},), mask_input="mask")
+    assert "'mask' is missing" in refused(t5, lacking).message
+    wrong = PassContext(calibration=(case,), mask_input="padding")
+    assert "have no mask 'padding'" in refused(t5, wrong).message
+
+
+def test_calibration_inputs_that_are_not_finite_are_refused() -> None:
+    layer = Function(lambda x: functional.linear(x, WEIGHT))
+    program = captured(layer, torch.ones(3, 32))
+    (name,) = program.graph_signature.user_inputs
+    broken = PassContext(calibration=({name: torch.full((3, 32), torch.nan)},))
+    assert f"{name!r} holds values that are not finite" in refused(program, broken).message
