@@ -10,10 +10,11 @@ from typing import ClassVar
 from torch.export import ExportedProgram
 
 from enginecast.passes.base import Pass, PassContext, Promise, Site
+from enginecast.passes.plan_check import check_plan
 from enginecast.passes.plan_options import PlanOptions
-from enginecast.passes.planning import make_plan
+from enginecast.passes.planning import check_arch, make_plan, measured_again
 from enginecast.passes.quantizable import find_layers
-from enginecast.passes.quantization_plan import LayerPlan, attach_plan
+from enginecast.passes.quantization_plan import LayerPlan, QuantizationPlan, attach_plan
 from enginecast.passes.sites import SiteLog
 
 
@@ -41,7 +42,7 @@ class PlanPass(Pass):
         """What is asked for."""
 
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
-        plan = context.plan or make_plan(program, context, self.options)
+        plan = self._plan(program, context)
         attach_plan(program, plan)
         log = SiteLog(context)
         decisions = plan.by_site()
@@ -54,6 +55,13 @@ class PlanPass(Pass):
             else:
                 log.done(layer.node, in_words(decision))
         return log.sites
+
+    def _plan(self, program: ExportedProgram, context: PassContext) -> QuantizationPlan:
+        if context.plan is None:
+            return make_plan(program, context, self.options)
+        check_arch(self.options)
+        given = check_plan(program, context.plan, self.options)
+        return measured_again(program, context, given) if self.options.measure else given
 
 
 def in_words(layer: LayerPlan) -> str:

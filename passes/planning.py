@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from msgspec.structs import replace
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -64,6 +65,27 @@ def make_plan(
     plan = _Planner(program, context, options, layers, kept, open_).plan()
     _require_some(layers, {x.node: y.reason for x, y in _kept(layers, plan)}, options)
     return plan
+
+
+def measured_again(
+    program: ExportedProgram, context: PassContext, plan: QuantizationPlan
+) -> QuantizationPlan:
+    """A plan with the error that it has as a whole: somebody may have changed a layer.
+
+    Raises:
+        PassError: nothing can be measured on the calibration inputs.
+    """
+    check_calibration(program, context)
+    exact = _simulated(program, context, replace(plan, layers=()))
+    found = _simulated(program, context, plan)
+    error = largest_output_error(found, exact, masks_of(context))
+    return replace(plan, predicted_error=error)
+
+
+def _simulated(
+    program: ExportedProgram, context: PassContext, plan: QuantizationPlan
+) -> list[dict[str, Tensor]]:
+    return simulate(program, plan, context.calibration, mask_input=context.mask_input)
 
 
 def _kept(layers: list[Layer], plan: QuantizationPlan) -> list[tuple[Layer, LayerPlan]]:
@@ -189,7 +211,7 @@ class _Planner:
         ]
 
     def _error(self, chosen: Mapping[Node, int], found: Sensitivity) -> float:
-        outputs = simulate(self._program, self._with(chosen), self._context.calibration)
+        outputs = _simulated(self._program, self._context, self._with(chosen))
         return largest_output_error(outputs, found.outputs, masks_of(self._context))
 
     def _with(

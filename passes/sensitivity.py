@@ -156,12 +156,13 @@ def _most_forms(choices: Choices) -> int:
 def _static_ranges(
     program: ExportedProgram, context: PassContext, choices: Choices
 ) -> dict[Node, float]:
-    static = {node: form for node, forms in choices.items() for form in forms if _is_static(form)}
-    return static_ranges(program, static, context.calibration)
-
-
-def _is_static(form: LayerPlan) -> bool:
-    return form.choice == "w8a8-static"
+    static = {
+        node: form
+        for node, forms in choices.items()
+        for form in forms
+        if form.choice == "w8a8-static"
+    }
+    return static_ranges(program, context, static)
 
 
 def _is_affordable(

@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from enginecast.passes.activation_ranges import activation_ranges
+from enginecast.passes.base import PassContext
 from enginecast.passes.fake_quantization import fake_linear, fake_weight, grid_of
 from enginecast.passes.graph_edit import first_input
 from enginecast.passes.interpret import Run, named
 from enginecast.passes.quantizable import find_layers
 from enginecast.passes.quantization_plan import LayerPlan, QuantizationPlan
-from enginecast.passes.value_ranges import largest_values
 
 
 def simulate(
@@ -24,6 +25,7 @@ def simulate(
     plan: QuantizationPlan,
     cases: Sequence[Mapping[str, Tensor]],
     names: Sequence[str] | None = None,
+    mask_input: str | None = None,
 ) -> list[dict[str, Tensor]]:
     """The outputs of a program with a plan carried out.
 
@@ -33,16 +35,17 @@ def simulate(
         plan: what is rounded.  Static scales are taken from `cases`.
         cases: inputs by placeholder name.
         names: of the tensor outputs, in order; None: `interpret.output_names`.
+        mask_input: the input that marks the rows that static scales are taken from; None: all.
 
     Returns:
         For each case the tensor outputs by name.
 
     Raises:
         InputError: an input is missing, or `names` does not fit.
-        PassError: a value that a static scale is taken from is not finite.
     """
     with torch.no_grad():
-        results = Simulation(program, plan, cases).results()
+        context = PassContext(calibration=tuple(cases), mask_input=mask_input)
+        results = Simulation(program, plan, context).results()
     return [named(found, names) for found in results]
 
 
@@ -100,14 +103,11 @@ class Simulation(Run):
     """One run with the layers of a plan rounded."""
 
     def __init__(
-        self,
-        program: ExportedProgram,
-        plan: QuantizationPlan,
-        cases: Sequence[Mapping[str, Tensor]],
+        self, program: ExportedProgram, plan: QuantizationPlan, context: PassContext
     ) -> None:
-        super().__init__(program, cases)
+        super().__init__(program, context.calibration)
         self._layers = planned_layers(program, plan)
-        self._rounding = Rounding(plan, static_ranges(program, self._layers, cases))
+        self._rounding = Rounding(plan, static_ranges(program, context, self._layers))
 
     def evaluate(self, node: Node, case: int) -> Any:
         layer = self._layers.get(node)
@@ -118,16 +118,8 @@ class Simulation(Run):
 
 
 def static_ranges(
-    program: ExportedProgram,
-    layers: Mapping[Node, LayerPlan],
-    cases: Sequence[Mapping[str, Tensor]],
+    program: ExportedProgram, context: PassContext, layers: Mapping[Node, LayerPlan]
 ) -> dict[Node, float]:
     """The largest magnitude of what each layer with a static scale reads, all else exact."""
     read = {first_input(n) for n, layer in layers.items() if layer.choice == "w8a8-static"}
-    if not read:
-        return {}
-    found = {node: 0.0 for node in read} | largest_values(program, cases, read)
-    for node in read:  # one that is an input of the program: nothing computes it
-        if node.op == "placeholder":
-            found[node] = max(float(case[node.name].abs().max()) for case in cases)
-    return found
+    return activation_ranges(program, context, read)

@@ -1,0 +1,212 @@
+"""Plans as files: written, changed by hand, read again, refused by name where they do not fit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from programs import calibrated, captured, rewritten
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from enginecast.errors import InputError, PassError
+from enginecast.passes.plan_file import check_model, decode_plan, encode_plan, read_plan, write_plan
+from enginecast.passes.quantization_plan import QuantizationPlan, plan_of
+
+FILE = Path("p.json")
+ANY = "max_error=9 heads=true"
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(48, 32)
+        self.wide = nn.Linear(32, 64)
+        self.odd = nn.Linear(64, 17)
+        self.narrow = nn.Linear(17, 32)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.narrow(self.odd(torch.relu(self.wide(self.words(ids)))))
+        return found
+
+
+@pytest.fixture(scope="module")
+def net() -> ExportedProgram:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return captured(Net().requires_grad_(False), torch.randint(48, (2, 5)))
+
+
+def made(program: ExportedProgram, spec: str) -> QuantizationPlan:
+    after, _ = rewritten(program, spec, calibrated(program))
+    plan = plan_of(after)
+    assert plan is not None
+    return plan
+
+
+def reused(program: ExportedProgram, content: Any, spec: str) -> QuantizationPlan:
+    """The plan that a pass leaves when it is given one."""
+    given = decode_plan(json.dumps(content).encode())
+    after, _ = rewritten(program, spec, calibrated(program, plan=given))
+    plan = plan_of(after)
+    assert plan is not None
+    return plan
+
+
+def content_of(plan: QuantizationPlan) -> Any:
+    return json.loads(encode_plan(plan))
+
+
+def test_a_plan_survives_its_file_and_is_used_again(net: ExportedProgram, tmp_path: Path) -> None:
+    plan = made(net, f"plan-int8{{{ANY}}}")
+    file = tmp_path / "plan.json"
+    write_plan(file, plan)
+    assert read_plan(file) == plan
+    assert reused(net, content_of(plan), "plan-int8") == plan
+
+
+def test_an_edited_plan_is_carried_out_and_its_error_measured_anew(net: ExportedProgram) -> None:
+    content = content_of(made(net, f"plan-int8{{{ANY}}}"))
+    wide = content["layers"][1]
+    assert (wide["module"], wide["activations"]) == ("wide", "tensor")
+    wide |= {"choice": "keep", "reason": "I want it so"}
+    for layer in content["layers"][2:]:
+        layer |= {"choice": "keep"}
+    plan = reused(net, content, "plan-int8")
+    assert plan.layers[1].reason == "I want it so"
+    assert plan.predicted_error is not None
+    assert 0 < plan.predicted_error < content["predicted_error"]
+
+
+def test_layers_that_a_plan_does_not_name_are_kept_and_that_is_said(net: ExportedProgram) -> None:
+    content = content_of(made(net, f"plan-int8{{{ANY}}}"))
+    content["layers"] = content["layers"][:2]
+    given = decode_plan(json.dumps(content).encode())
+    after, sites = rewritten(net, "plan-int8", calibrated(net, plan=given))
+    plan = plan_of(after)
+    assert plan is not None
+    assert plan.notes[-1] == (
+        "2 layers of the program are not in the plan, and are kept: odd, narrow"
+    )
+    assert [site.reason for site in sites[2:]] == ["the plan does not name it"] * 2
+
+
+@pytest.mark.parametrize(
+    ("place", "changed", "words"),
+    [
+        (0, {"module": "wordz"}, "layers[0] (wordz): the program has no such layer"),
+        (1, {"source": "other.py:1"}, "the module is there, but not other.py:1 #0"),
+        (1, {"shape": [64, 33]}, "shape: the program has [64, 32], the plan [64, 33]"),
+        (1, {"kind": "conv"}, "kind: the program has linear, the plan conv"),
+        (1, {"weight": "x"}, "weight: the program has wide.weight, the plan x"),
+        (0, {"choice": "w8a8-dynamic"}, "choice: 'w8a8-dynamic' of a layer that is no linear"),
+        (0, {"activations": "row"}, "activations: 'row' with storage"),
+        (1, {"activations": None}, "activations: none with 'w8a8-dynamic'"),
+        (1, {"bits": 4}, "bits: 4 bits are for int8 in blocks"),
+        (1, {"choice": "w8a8-static", "activations": "row"}, "'row': a static scale is one"),
+        (1, {"weights": "block"}, "activations: blocks are for weight and activations alike"),
+        (1, {"block": 32}, "block: 32 with weights 'row'"),
+        (2, {"weights": "block", "activations": "block", "block": 48}, "block: 48"),
+        (3, {"weights": "block", "activations": "block", "block": 16}, "does not divide K=17"),
+    ],
+)
+def test_what_a_plan_cannot_demand(
+    net: ExportedProgram, place: int, changed: dict[str, Any], words: str
+) -> None:
+    content = content_of(made(net, f"plan-int8{{{ANY}}}"))
+    content["layers"][place] |= changed
+    with pytest.raises(PassError) as refused:
+        reused(net, content, "plan-int8")
+    assert words in refused.value.message
+    assert content["layers"][place]["module"] in refused.value.message
+
+
+def test_close_names_are_offered(net: ExportedProgram) -> None:
+    content = content_of(made(net, f"plan-int8{{{ANY}}}"))
+    content["layers"][1]["module"] = "wise"
+    with pytest.raises(PassError) as refused:
+        reused(net, content, "plan-int8")
+    assert "'wide'" in refused.value.hint
+
+
+def test_a_layer_twice_is_refused(net: ExportedProgram) -> None:
+    content = content_of(made(net, f"plan-int8{{{ANY}}}"))
+    content["layers"].append(content["layers"][0])
+    with pytest.raises(PassError, match=r"words .* is there 2 times"):
+        reused(net, content, "plan-int8")
+
+
+def test_native_fp8_on_odd_sizes_and_on_another_gpu_is_refused(net: ExportedProgram) -> None:
+    content = content_of(made(net, f"plan-fp8{{arch=sm90 min_gain=0 {ANY}}}"))
+    odd = content["layers"][2]
+    assert odd["choice"] == "keep"
+    odd |= {"choice": "w8a8-dynamic", "weights": "row", "activations": "row"}
+    with pytest.raises(PassError, match=r"\(odd\): choice: .* cannot be: N=17: native fp8"):
+        reused(net, content, "plan-fp8{arch=sm90}")
+    with pytest.raises(PassError, match="arch: it is for sm90, and sm89 is asked for"):
+        reused(net, content, "plan-fp8{arch=sm89}")
+    with pytest.raises(PassError, match="format: it is for fp8, and int8 is asked for"):
+        reused(net, content, "plan-int8{arch=sm90}")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("layers", 0, "choise"), "keep", "$.layers[0]: object contains unknown field `choise`"),
+        (("layers", 1, "choice"), "fp4", "$.layers[1].choice: invalid enum value 'fp4'"),
+        (("layers", 1, "bits"), 7, "$.layers[1].bits: invalid enum value 7"),
+        (("layers", 1, "shape"), "x", "$.layers[1].shape: expected `array`, got `str`"),
+        (("layers", 1, "error"), -0.5, "$.layers[1].error: expected `float` >= 0"),
+        (("format",), "fp16", "$.format: invalid enum value 'fp16'"),
+        (("max_error",), None, "$.max_error: expected `float`, got `null`"),
+        (("schema_version",), 99, "$.schema_version: expected 1, got 99"),
+        (("max_err",), 1, "$: object contains unknown field `max_err`"),
+    ],
+)
+def test_a_file_that_is_no_plan_names_the_field(
+    net: ExportedProgram, tmp_path: Path, path: tuple[Any, ...], value: Any, words: str
+) -> None:
+    content = content_of(made(net, "plan-int8{measure=false heads=true}"))
+    place = content
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(InputError) as refused:
+        read_plan(file)
+    assert f"--plan {file}: {words}" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "no JSON"),
+        ('{"format": "fp8", "format": "fp8"}', "key 'format' is there twice"),
+        ("[]", "$: expected `object`, got `array`"),
+        ("{}", "missing required field"),
+    ],
+)
+def test_text_that_is_no_plan(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=r"mine\.json") as refused:
+        decode_plan(text.encode(), "mine.json")
+    assert words in refused.value.message
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.json: cannot be read"):
+        read_plan(tmp_path / "none.json")
+
+
+def test_a_plan_for_another_model_is_refused_with_both_fingerprints() -> None:
+    plan = QuantizationPlan(
+        format="fp8", arch="cpu", max_error=0.1, layers=(), model={"config": "aa", "weights": "bb"}
+    )
+    check_model(plan, {"config": "aa", "weights": "bb", "more": "x"}, FILE)
+    check_model(QuantizationPlan(format="fp8", arch="cpu", max_error=0.1, layers=()), {}, FILE)
+    with pytest.raises(InputError) as refused:
+        check_model(plan, {"config": "aa", "weights": "cc"}, FILE)
+    assert refused.value.message == (
+        "--plan p.json: $.model.weights: the plan was made for bb, and the model has cc"
+    )
