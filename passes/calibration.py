@@ -118,6 +118,8 @@ class ErrorSum:
         return min(ratio, BEYOND) if ratio == ratio else BEYOND
 
 
+SMALL_ROW = 0.1
+"""Of a mean row: what is shorter is measured against that."""
 BEYOND = 1e30
 """A relative error that stands for no agreement at all; JSON has no infinity."""
 
@@ -140,6 +142,31 @@ def largest_output_error(
             if other[name].is_floating_point():
                 total.add(valid_rows(one[name], rows), valid_rows(other[name], rows))
         largest = max(largest, total.relative)
+    return largest
+
+
+def largest_row_error(
+    found: Sequence[Mapping[str, Tensor]],
+    wanted: Sequence[Mapping[str, Tensor]],
+    masks: Sequence[Tensor | None],
+) -> float:
+    """The same of the row of an output that is worst; a row of next to nothing is measured against
+    a tenth of a mean one.
+    """
+    largest = 0.0
+    for name in wanted[0]:
+        if not wanted[0][name].is_floating_point():
+            continue
+        follows = _follow_mask([case[name] for case in wanted], masks)
+        for one, other, mask in zip(found, wanted, masks, strict=True):
+            rows = mask if follows else None
+            exact = valid_rows(other[name], rows).double()
+            error = (valid_rows(one[name], rows).double() - exact).norm(dim=-1)
+            sizes = exact.norm(dim=-1)
+            least = SMALL_ROW * sizes.square().mean().sqrt()
+            ratios = error / sizes.maximum(least).clamp(min=torch.finfo(torch.float64).tiny)
+            if len(ratios):
+                largest = max(largest, float(ratios.nan_to_num(BEYOND).amax()))
     return largest
 
 

@@ -25,7 +25,6 @@ BLOCKS = (32, 16)
 _PEAK, _HALF_N, _HALF_K = 1.8, 1638.0, 819.0
 """Gain of a large product, and the sizes at which half of it is left."""
 _CPU_GAINS: dict[tuple[Choice, Scaling | None, int], float] = {
-    ("w8a8-dynamic", "tensor", 8): 3.4,
     ("w8a8-static", "tensor", 8): 3.4,
     ("w8a8-dynamic", "row", 8): 2.5,
     ("w8a8-dynamic", "block", 8): 1.34,
@@ -143,7 +142,8 @@ def _int8(layer: Layer, options: PlanOptions) -> list[Form]:
     if options.static:
         found = [Form("w8a8-static", "row", "tensor")]
     else:
-        found = [Form("w8a8-dynamic", "row", "tensor"), Form("w8a8-dynamic", "row", "row")]
+        # Not one scale for all rows: padding, and the other prompts of a batch, would change a row.
+        found = [Form("w8a8-dynamic", "row", "row")]
     if block:
         found.append(Form("w8a8-dynamic", "block", "block", block=block))
         found.append(Form("storage", "block", block=block))

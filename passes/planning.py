@@ -15,7 +15,13 @@ from torch.fx import Node
 from enginecast.errors import PassError
 from enginecast.passes.architectures import CPU, architecture, require
 from enginecast.passes.base import PassContext
-from enginecast.passes.calibration import check_calibration, largest_output_error, masks_of
+from enginecast.passes.calibration import (
+    BEYOND,
+    check_calibration,
+    largest_output_error,
+    largest_row_error,
+    masks_of,
+)
 from enginecast.passes.plan_forms import KEEP, Form, as_planned, forms, native_form
 from enginecast.passes.plan_options import PlanOptions
 from enginecast.passes.plan_reasons import found_in_words, reason_of
@@ -34,6 +40,9 @@ MAX_ERROR = {
     ("int8", "storage", 4): 0.25,
 }
 """By format, mode and bits."""
+LARGEST_ROW = 0.45
+"""Error of a single row that no plan may have, whatever the mean is: half of what verification
+lets pass, since an engine rounds other values up than a simulation."""
 
 
 def make_plan(
@@ -212,7 +221,10 @@ class _Planner:
 
     def _error(self, chosen: Mapping[Node, int], found: Sensitivity) -> float:
         outputs = _simulated(self._program, self._context, self._with(chosen))
-        return largest_output_error(outputs, found.outputs, masks_of(self._context))
+        masks = masks_of(self._context)
+        if largest_row_error(outputs, found.outputs, masks) > LARGEST_ROW:
+            return BEYOND
+        return largest_output_error(outputs, found.outputs, masks)
 
     def _with(
         self, chosen: Mapping[Node, int], found: Sensitivity | None = None

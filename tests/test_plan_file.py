@@ -69,7 +69,7 @@ def test_a_plan_survives_its_file_and_is_used_again(net: ExportedProgram, tmp_pa
 def test_an_edited_plan_is_carried_out_and_its_error_measured_anew(net: ExportedProgram) -> None:
     content = content_of(made(net, f"plan-int8{{{ANY}}}"))
     wide = content["layers"][1]
-    assert (wide["module"], wide["activations"]) == ("wide", "tensor")
+    assert (wide["module"], wide["activations"]) == ("wide", "row")
     wide |= {"choice": "keep", "reason": "I want it so"}
     for layer in content["layers"][2:]:
         layer |= {"choice": "keep"}
