@@ -140,7 +140,7 @@ class QuantizeLayers(Pass):
         if plan.choice == "keep":
             return f"kept: {plan.reason}" if plan.reason else "kept"
         if layer.kind != "linear" and plan.choice != "storage":
-            return f"{plan.choice}: of a {layer.kind}, only storage exists"
+            return f"{plan.choice}: of {layer.kind}s, only storage exists"
         if layer.kind == "conv" and plan.weights == "block":
             return "storage by block: a conv has scales for each output channel"
         reason = self._unfit_scales(layer, plan)
