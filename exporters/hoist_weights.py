@@ -173,7 +173,9 @@ def _plan(program: ExportedProgram, root: Node) -> Callable[[], Tensor]:
 
 def _base_name(program: ExportedProgram, root: Node) -> str:
     specs = weight_specs(program)
-    names = [str(specs[leaf.name].target) for leaf in _leaves(root)]
+    leaves = [specs[leaf.name] for leaf in _leaves(root)]
+    own = [spec for spec in leaves if spec.kind is not InputKind.CONSTANT_TENSOR]
+    names = [str(spec.target) for spec in own or leaves]  # a factor of a weight names nothing
     if len(names) == 1:
         return names[0]
     # q.weight, k.weight, v.weight of one module merge to attention.q+k+v.weight

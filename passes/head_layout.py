@@ -17,7 +17,10 @@ VIEWS = (
 COPIES = (aten.contiguous.default, aten.clone.default)
 
 
-def _swaps_heads_and_tokens(node: Node) -> bool:
+def swaps_heads_and_tokens(node: Node) -> bool:
+    """Whether a node makes [batch, heads, tokens, size] of [batch, tokens, heads, size], or the
+    reverse.
+    """
     if is_call(node, aten.transpose.int):
         return sorted(dim % 4 for dim in arguments(node)[1:3]) == [1, 2]
     return is_call(node, aten.permute.default) and list(arguments(node)[1]) == [0, 2, 1, 3]
@@ -29,7 +32,7 @@ def split_heads(node: Node) -> Node | None:
     """
     while is_call(node, *COPIES):
         node = first_input(node)
-    if not _swaps_heads_and_tokens(node):
+    if not swaps_heads_and_tokens(node):
         return None
     split = first_input(node)
     if not is_call(split, *VIEWS):
@@ -46,7 +49,7 @@ def joined_output(node: Node) -> Node | None:
     users = real_users(node)
     while len(users) == 1 and is_call(users[0], *COPIES):
         users = real_users(users[0])
-    if len(users) != 1 or not _swaps_heads_and_tokens(users[0]):
+    if len(users) != 1 or not swaps_heads_and_tokens(users[0]):
         return None
     users = real_users(users[0])
     while len(users) == 1 and is_call(users[0], *COPIES):

@@ -24,6 +24,7 @@ PASSES: Mapping[str, str] = {
     "fuse-attention": "enginecast.passes.fuse_attention:FuseAttention",
     "fuse-skip-norm": "enginecast.passes.fuse_skip_norm:FuseSkipNorm",
     "merge-linears": "enginecast.passes.merge_linears:MergeLinears",
+    "smooth-outliers": "enginecast.passes.smooth_outliers:SmoothOutliers",
     "plan-fp8": "enginecast.passes.plan_fp8:PlanFp8",
     "plan-int8": "enginecast.passes.plan_int8:PlanInt8",
     "fp8-matmul": "enginecast.passes.fp8_matmul:Fp8Matmul",

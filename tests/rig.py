@@ -14,7 +14,7 @@ The final norm weighs those two channels down, as trained ones do: else they wou
 error could be measured on.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -32,7 +32,22 @@ what they wrote, not the embedding.  It decides what pure fp16 costs at 12 layer
 fp32 keeps the whole stream in fp32: 1.1 times the error with 2, 1.2 with 1, 1.35 with a half."""
 SPILL = 0.4
 """How much of its random weights the column of `wo` keeps for the other channels."""
-WIDTH = 64
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the encoder."""
+
+    width: int = 64
+    inner: int = 128
+    """Of the feed-forward."""
+    heads: int = 4
+    head_size: int = 16
+    vocabulary: int = VOCABULARY
+
+
+BASE = Sizes(768, 2048, 12, 64, 32128)
+"""T5 v1.1 base."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +63,7 @@ class Rig:
     echo: float = 0.0
     """gate * linear of the unit in the next block; 0: there is none."""
     gated: bool = True
+    sizes: Sizes = field(default_factory=Sizes)
 
     @property
     def block(self) -> int:
@@ -123,7 +139,7 @@ class Rig:
             lambda _, given: found.append(float(given[0][..., channel].max()))
         )
         with torch.no_grad():
-            model(**prompts(1, seed=self.seed))
+            model(**prompts(1, seed=self.seed, vocabulary=self.sizes.vocabulary))
         hook.remove()
         return found[0]
 
@@ -137,10 +153,12 @@ BEYOND = Rig(product=8e4)
 """The product itself leaves fp16: NaN with `wo` in fp32, too."""
 
 
-def prompts(count: int, *, tokens: int = 12, seed: int = 0) -> dict[str, Tensor]:
+def prompts(
+    count: int, *, tokens: int = 12, seed: int = 0, vocabulary: int = VOCABULARY
+) -> dict[str, Tensor]:
     """Token ids and a ragged mask: every prompt ends in the end-of-text token, then padding."""
     generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(2, VOCABULARY, (count, tokens), generator=generator)
+    ids = torch.randint(2, vocabulary, (count, tokens), generator=generator)
     lengths = torch.linspace(tokens, max(1, tokens // 3), count).long()
     places = torch.arange(tokens)[None]
     ids[torch.arange(count), lengths - 1] = EOS
@@ -149,13 +167,14 @@ def prompts(count: int, *, tokens: int = 12, seed: int = 0) -> dict[str, Tensor]
 
 
 def _config(rig: Rig) -> T5Config:
+    sizes = rig.sizes
     return T5Config(
-        vocab_size=VOCABULARY,
-        d_model=WIDTH,
-        d_kv=16,
-        d_ff=128,
+        vocab_size=sizes.vocabulary,
+        d_model=sizes.width,
+        d_kv=sizes.head_size,
+        d_ff=sizes.inner,
         num_layers=rig.layers,
-        num_heads=4,
+        num_heads=sizes.heads,
         feed_forward_proj="gated-gelu" if rig.gated else "relu",
         is_encoder_decoder=False,
         use_cache=False,

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from enginecast.passes.graph_edit import is_float, value, weight_expressions
 from enginecast.passes.interpret import Feed, interpret, interpret_cases
-from enginecast.passes.scaled_values import scale_of
+from enginecast.passes.scaled_values import Exponents, scale_of, without_scale
 from enginecast.passes.source import module_path, source_line
 from enginecast.passes.structure import all_blocks, block_name
 from enginecast.verify.emulate_quantized import is_scaled
@@ -145,12 +145,10 @@ def range_report(program: ExportedProgram, inputs: Mapping[str, Tensor]) -> list
     return list(found.items())
 
 
-def _boundary(tensor: Tensor, source: str, mask: Tensor | None, scale: int) -> Boundary:
-    """Describe a value; one that a pass scaled by a power of two is described as it was before."""
+def _boundary(tensor: Tensor, source: str, mask: Tensor | None, scale: Exponents) -> Boundary:
+    """Describe a value; one that a pass scaled by powers of two is described as it was before."""
     dtype = tensor.dtype
-    if scale:  # fp16 may not hold what it was
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        tensor = tensor.to(wide) * 2.0**-scale
+    tensor = without_scale(tensor, scale)
     valid = tensor
     if mask is not None and tensor.shape[: mask.ndim] == mask.shape:
         valid = tensor[mask != 0]

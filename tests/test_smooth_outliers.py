@@ -1,0 +1,187 @@
+"""smooth-outliers: every bit kept in every family, a reason where not, and less error in int8."""
+
+from dataclasses import replace
+from typing import Any
+
+import golden
+import models
+import pytest
+import torch
+from programs import (
+    TOKENS,
+    Image,
+    Text,
+    calibrated,
+    captured,
+    ir_diff,
+    notes,
+    outputs,
+    prompts,
+    reasons,
+    relative_error,
+    reloaded,
+    rewritten,
+    same_bits,
+    seeded,
+)
+from torch import Tensor
+from torch.export import ExportedProgram
+from transformers import BertModel, LlamaModel, T5EncoderModel, ViTModel
+
+from enginecast.passes import smooth_outliers
+from enginecast.passes.base import PassContext
+from enginecast.passes.channel_readers import Readers, find_readers
+from enginecast.passes.graph_edit import aten, insert, weight_expressions
+from enginecast.passes.pipeline import build, run_pipeline
+from enginecast.passes.scaled_values import scale_of
+from enginecast.verify.program import Observer
+
+ALWAYS = "smooth-outliers{alpha=0.6}"
+FUSED = "canonicalize,fuse-gelu,fuse-rms-norm,fuse-attention,fuse-skip-norm"
+SPELLINGS = {"plain": "canonicalize", "fused": FUSED, "merged": f"{FUSED},merge-linears"}
+MODELS: dict[str, tuple[Any, Any, type[Text] | type[Image]]] = {
+    "t5": (T5EncoderModel, models.t5_config(), Text),
+    "t5-relu": (T5EncoderModel, models.t5_config(gated=False), Text),
+    "bert": (BertModel, models.bert_config(), Text),
+    "llama": (LlamaModel, models.llama_config(), Text),
+    "vit": (ViTModel, models.vit_config(), Image),
+}
+SMOOTHED = {"t5": 8, "t5-relu": 8, "bert": 2, "llama": 8, "vit": 6}
+"""Of the 8 values that the linears of two layers read."""
+DEFAULT = {("t5", "merged"), ("llama", "plain"), ("vit", "fused")}
+
+
+def model_program(name: str, spelling: str) -> tuple[ExportedProgram, PassContext]:
+    """A model before the pass, and its calibration inputs."""
+    model_class, config, wrapper = MODELS[name]
+    torch.manual_seed(1)
+    is_text = wrapper is Text
+    inputs = prompts(4, 12) if is_text else (torch.randn(2, 3, 16, 16),)
+    dynamic = TOKENS if is_text else {0: TOKENS[0]}
+    program = captured(wrapper(seeded(model_class, config)), *inputs, dynamic=dynamic)
+    context = calibrated(program, *inputs, mask_input="mask" if is_text else None)
+    return rewritten(program, SPELLINGS[spelling])[0], context
+
+
+class Named:
+    """A case of the verifier."""
+
+    def __init__(self, name: str, inputs: dict[str, Tensor]) -> None:
+        self.name, self.inputs = name, inputs
+
+
+@pytest.mark.parametrize(
+    ("name", "spelling"),
+    [
+        pytest.param(*pair, marks=[] if pair in DEFAULT else pytest.mark.slow)
+        for pair in ((name, spelling) for name in MODELS for spelling in SPELLINGS)
+    ],
+)
+def test_every_family_keeps_every_bit_at_every_boundary(name: str, spelling: str) -> None:
+    before, context = model_program(name, spelling)
+    program = rewritten(before, "canonicalize")[0]
+    observer = Observer(program, [Named("case", dict(context.calibration[0]))])
+    (run,) = run_pipeline(build(ALWAYS), program, context, [observer])
+    (check,) = observer.checks
+    assert (check.failure, check.moved, check.worst_error) == ("", (), 0.0)
+    assert run.rewritten == SMOOTHED[name], reasons(run.sites)
+    others = prompts(3, 9) if MODELS[name][2] is Text else (torch.randn(3, 3, 16, 16),)
+    assert same_bits(before, program, *others)
+    assert same_bits(before, reloaded(program), *others)
+    # Only factors of weights are new: nothing is multiplied when the model runs.
+    added = {n.name for n in program.graph.nodes} - {n.name for n in before.graph.nodes}
+    new = {n for n in program.graph.nodes if n.name in added and n.op == "call_function"}
+    assert {n.target for n in new} == {aten.mul.Tensor}
+    assert new <= weight_expressions(program)
+    scaled = [scale_of(node) for node in program.graph.nodes]
+    assert sum(isinstance(found, Tensor) for found in scaled) >= SMOOTHED[name]
+
+
+def test_the_rewrite_of_a_t5_is_the_golden_one() -> None:
+    model = seeded(T5EncoderModel, models.t5_config(layers=1))
+    torch.manual_seed(1)
+    inputs = prompts(4, 12)
+    before, _ = rewritten(captured(Text(model), *inputs, dynamic=TOKENS), SPELLINGS["merged"])
+    after, _ = rewritten(before, ALWAYS, calibrated(before, *inputs, mask_input="mask"))
+    golden.check("smooth_outliers.diff", ir_diff(before, after))
+
+
+def test_norms_on_the_stream_and_gelu_are_refused_with_the_op() -> None:
+    before, context = model_program("bert", "fused")
+    _, sites = rewritten(before, ALWAYS, context)
+    assert reasons(sites).count("add.Tensor reads it, too") == 4
+    assert reasons(sites).count("no factor of a channel passes through gelu.default") == 2
+
+
+@pytest.mark.parametrize(
+    "forgotten", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))]
+)
+def test_a_forgotten_reader_is_seen(forgotten: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, context = model_program("t5", "plain")
+
+    def forgetful(*given: Any) -> Readers:
+        found = find_readers(*given)
+        kept = [n for place, n in enumerate(found.linears) if place != forgotten]
+        return replace(found, linears=tuple(kept)) if len(found.linears) == 3 else found
+
+    monkeypatch.setattr(smooth_outliers, "find_readers", forgetful)
+    program = rewritten(before, "canonicalize")[0]
+    observer = Observer(program, [Named("case", dict(context.calibration[0]))])
+    run_pipeline(build(ALWAYS), program, context, [observer])
+    assert "promises 'exact'" in observer.checks[0].failure
+    assert not same_bits(before, program, *prompts(3, 9))
+
+
+def test_a_member_that_is_not_marked_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, context = model_program("t5", "plain")
+    monkeypatch.setattr(smooth_outliers, "mark_scaled", lambda *_: None)
+    program = rewritten(before, "canonicalize")[0]
+    observer = Observer(program, [Named("case", dict(context.calibration[0]))])
+    run_pipeline(build(ALWAYS), program, context, [observer])
+    check = observer.checks[0]
+    assert check.failure or check.moved
+
+
+def in_int8(program: ExportedProgram) -> ExportedProgram:
+    """A copy whose linears multiply int8 with a scale for each row."""
+    copy, _ = rewritten(program, "canonicalize")
+    ops, graph = torch.ops.enginecast, copy.graph
+    for node in list(graph.nodes):
+        if node.target is not aten.linear.default:
+            continue
+        source, weight, bias = (*node.args, None)[:3]
+        with graph.inserting_before(node):
+            args = []
+            for value in (source, weight):
+                scale = insert(
+                    graph, ops.dynamic_scale.default, (value, torch.int8, True), like=node
+                )
+                low = insert(graph, ops.quantize.default, (value, scale, torch.int8), like=node)
+                args += [low, scale]
+            product = insert(
+                graph, ops.quantized_linear.default, (*args, bias, torch.float32), like=node
+            )
+        node.replace_all_uses_with(product)
+        graph.erase_node(node)
+    copy.graph_module.recompile()
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [
+        ("t5", 1.4),
+        pytest.param("llama", 1.7, marks=pytest.mark.slow),
+        pytest.param("vit", 1.35, marks=pytest.mark.slow),
+    ],
+)
+def test_outlier_channels_cost_int8_less(name: str, factor: float) -> None:
+    before, context = model_program(name, "fused")
+    after, sites = rewritten(before, "smooth-outliers", context)
+    assert any("row-wise int8 error" in note for note in notes(sites))
+    torch.manual_seed(7)
+    inputs = prompts(6, 20) if MODELS[name][2] is Text else (torch.randn(8, 3, 16, 16),)
+    (exact,) = outputs(before, *inputs)
+    errors = [relative_error(outputs(in_int8(p), *inputs)[0], exact) for p in (before, after)]
+    assert errors[0] > factor * errors[1]
+    assert errors[1] > 1e-3  # it is int8 all the same

@@ -1,0 +1,213 @@
+"""smooth-outliers: what it leaves alone and why, the exponents, and the rows that it looks at."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from programs import TOKENS, calibrated, captured, notes, reasons, rewritten, same_bits
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.nn import functional
+
+from enginecast.errors import PassError, SpecError
+from enginecast.passes.base import PassContext, Site
+from enginecast.passes.channel_layout import Layout
+from enginecast.passes.channel_samples import sample_channels
+from enginecast.passes.scaled_values import factors, mark_scaled, scale_of
+from enginecast.passes.sites import SKIPPED
+from enginecast.passes.smoothing import exponents, products_error
+
+ALWAYS = "smooth-outliers{alpha=0.6}"
+WIDTH = 16
+INT8 = torch.int8
+
+
+class Net(nn.Module):
+    """A function of x and a module with norms and linears; two channels are large."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.norm, self.bare = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH, elementwise_affine=False)
+        self.rms = nn.RMSNorm(WIDTH, eps=1e-6)
+        self.a, self.b = nn.Linear(WIDTH, 24), nn.Linear(WIDTH, 24)
+        self.out, self.pair = nn.Linear(24, 8), nn.Linear(WIDTH, 48)
+        with torch.no_grad():
+            self.norm.weight[[3, 9]] = 20.0
+            self.norm.bias.normal_()
+            self.rms.weight[[3, 9]] = 20.0
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)
+
+
+def program_of(function: Callable[..., Any], dtype: torch.dtype = torch.float32) -> ExportedProgram:
+    torch.manual_seed(0)
+    net = Net(function).eval().requires_grad_(False).to(dtype)
+    return captured(net, torch.randn(4, 9, WIDTH, dtype=dtype), dynamic=TOKENS)
+
+
+def smoothed(
+    program: ExportedProgram, pipeline: str = ALWAYS, context: PassContext | None = None
+) -> tuple[ExportedProgram, list[Site]]:
+    return rewritten(program, pipeline, context or calibrated(program))
+
+
+DONE: dict[str, Callable[[Any, Tensor], Any]] = {
+    "norm with a bias": lambda net, x: (net.a(net.norm(x)), net.b(net.norm(x))),
+    "rows of another shape": lambda net, x: net.a(net.norm(x).flatten(0, 1)),
+    "other dims swapped": lambda net, x: net.a(net.norm(x).transpose(0, 1)),
+    "one token": lambda net, x: net.a(net.norm(x)[:, 0]),
+    "relu": lambda net, x: net.out(functional.relu(net.a(x))),
+    "gate": lambda net, x: net.out(functional.silu(net.a(x)) * net.b(x)),
+    "halves of one linear": lambda net, x: net.out(
+        functional.gelu(net.pair(x).chunk(2, -1)[0]) * net.pair(x).chunk(2, -1)[1]
+    ),
+    "scaled by a number": lambda net, x: net.out(net.a(x) * 0.5),
+    "chained linears": lambda net, x: net.out(net.a(net.rms(x))),
+}
+
+
+@pytest.mark.parametrize("name", DONE)
+def test_it_keeps_every_bit(name: str) -> None:
+    before = program_of(DONE[name])
+    before, _ = rewritten(before, "canonicalize")
+    after, sites = smoothed(before)
+    assert any(site.rewritten for site in sites), reasons(sites)
+    assert same_bits(before, after, torch.randn(3, 5, WIDTH) * 4)
+
+
+REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
+    "sum": (lambda net, x: net.a(net.norm(x)) + net.norm(x).sum(), "sum.default reads it, too"),
+    "output": (lambda net, x: (net.a(n := net.norm(x)), n), "it is an output of the program, too"),
+    "gelu": (lambda net, x: net.out(functional.gelu(net.a(x))), "passes through gelu.default"),
+    "no weight": (lambda net, x: net.a(net.bare(x)), "the norm has no weight to scale"),
+    "input": (lambda net, x: net.a(x), "no weight makes it: it is a placeholder"),
+    "square": (lambda net, x: net.out((y := net.a(x)) * y), "linear.default is read elsewhere"),
+    "offset": (lambda net, x: net.a(net.norm(x) + 1.0), "passes through add.Tensor"),
+    "broadcast": (
+        lambda net, x: net.out(net.a(x) * net.b(x)[..., :1].sigmoid()),
+        "a product that broadcasts over the channels",
+    ),
+    "second product": (
+        lambda net, x: net.out(functional.relu(y := net.a(x))) + net.out(y),
+        "linear.default is read elsewhere as well",
+    ),
+    "shared weight": (
+        lambda net, x: (net.a(net.norm(x)), functional.linear(x, net.a.weight)),
+        "p_a_weight is read elsewhere as well",
+    ),
+    "written": (
+        lambda net, x: ((y := net.a(x))[:, 0].add_(2.0), net.out(y)),
+        "linear.default is written in place",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_left_alone_has_a_reason(name: str) -> None:
+    function, reason = REFUSED[name]
+    before, _ = rewritten(program_of(function), "canonicalize")
+    after, sites = smoothed(before)
+    assert any(reason in found for found in reasons(sites)), reasons(sites)
+    assert same_bits(before, after, torch.randn(3, 5, WIDTH))
+
+
+def test_half_precision_is_refused_and_bfloat16_is_not() -> None:
+    both = lambda net, x: net.a(net.norm(x))  # noqa: E731
+    half, whole = program_of(both, torch.float16), program_of(both, torch.bfloat16)
+    (site,) = smoothed(half)[1]
+    assert site.reason == "it is f16: scaling is exact in f32 and bf16, so scale before the cast"
+    after, (site,) = smoothed(whole)
+    assert site.rewritten
+    assert same_bits(whole, after, torch.randn(3, 5, WIDTH).bfloat16())
+
+
+def test_alpha_is_chosen_on_rows_that_are_held_out() -> None:
+    before = program_of(lambda net, x: (net.a(net.norm(x)), net.out(functional.relu(net.b(x)))))
+    _, sites = smoothed(before, "smooth-outliers")
+    norm, relu = (next(s for s in sites if name in s.node) for name in ("norm", "relu"))
+    assert norm.rewritten
+    assert "channels scaled by 2^-" in norm.note
+    assert relu.reason.startswith("its channels are even: row-wise int8 error")
+
+
+def test_fp8_gains_less_from_it() -> None:
+    before = program_of(lambda net, x: net.a(net.norm(x)))
+    _, (site,) = smoothed(before, "smooth-outliers{format=fp8}")
+    assert "row-wise fp8 error" in (site.reason or site.note)
+
+
+def test_bad_input_is_refused() -> None:
+    before = program_of(lambda net, x: net.a(net.norm(x)))
+    with pytest.raises(PassError, match="no calibration inputs to see outliers in"):
+        rewritten(before, ALWAYS)
+    with pytest.raises(SpecError, match="alpha: expected above 0 to 1"):
+        rewritten(before, "smooth-outliers{alpha=1.5}")
+    broken = torch.randn(4, 9, WIDTH)
+    broken[0, 0, 0] = torch.inf
+    _, (site,) = smoothed(before, ALWAYS, calibrated(before, broken))
+    assert site.reason == "its values are not finite"
+
+
+def test_a_site_can_be_skipped() -> None:
+    before = program_of(lambda net, x: (net.a(net.norm(x)), net.b(net.rms(x))))
+    _, sites = smoothed(before)
+    assert len(notes(sites)) == 2
+    context = calibrated(before, skip=frozenset({sites[0].key}))
+    _, again = smoothed(before, ALWAYS, context)
+    assert [site.reason for site in again] == [SKIPPED, ""]
+
+
+def test_exponents_are_those_of_the_paper_over_their_median() -> None:
+    sizes, columns = torch.ones(9), torch.full((9,), 0.25)
+    sizes[3], sizes[4], sizes[5] = 64.0, 0.0, 2.0**60
+    columns[6] = 2.0**14
+    found = exponents(sizes, columns, 0.5)
+    # 0.5 * 6 bits of the value; nothing; the most there is; a weight that is large already.
+    assert found.tolist() == [0, 0, 0, 3, 0, 12, -8, 0, 0]
+    assert exponents(torch.zeros(3), torch.ones(3), 0.5).tolist() == [0, 0, 0]
+
+
+def test_heads_that_share_values_share_their_factors() -> None:
+    layout = Layout("heads", heads=2, size=3, repeats=2)
+    tied = layout.tied(torch.arange(12.0))
+    assert tied.tolist() == [3, 4, 5, 3, 4, 5, 9, 10, 11, 9, 10, 11]
+    assert layout.spread(tied.long()).tolist() == [[[3, 4, 5]], [[9, 10, 11]]]
+
+
+def test_padding_is_no_calibration() -> None:
+    program = program_of(lambda net, x: net.a(net.norm(x)))
+    (norm,) = [n for n in program.graph.nodes if "layer_norm" in str(n.target)]
+    x, mask = torch.randn(2, 6, WIDTH), torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]])
+    x[mask == 0] = torch.nan
+    found = sample_channels(program, [{"x": x, "mask": mask}], {norm}, "mask")[norm]
+    assert torch.isfinite(found.largest).all()
+    assert found.held_out.shape == (3, WIDTH)
+    assert (found.fitting <= found.largest).all()
+    assert (found.fitting < found.largest).any()
+
+
+def test_the_error_of_products_sees_small_rows() -> None:
+    torch.manual_seed(0)
+    rows, weight, none = torch.randn(64, WIDTH), torch.randn(8, WIDTH), torch.zeros(WIDTH).long()
+    error = products_error(rows, [weight], none, INT8)
+    assert 0.005 < error < 0.02
+    assert products_error(rows * torch.logspace(-3, 3, 64)[:, None], [weight], none, INT8) == (
+        pytest.approx(error, rel=1e-5)
+    )
+
+
+def test_factors_are_powers_of_two_and_marks_fit_their_value() -> None:
+    powers = factors(torch.arange(-20, 21))
+    assert torch.equal(torch.frexp(powers).mantissa, torch.full((41,), 0.5))
+    program = program_of(lambda net, x: net.a(net.norm(x)))
+    (linear,) = [n for n in program.graph.nodes if "linear" in str(n.target)]
+    mark_scaled(linear, torch.ones(24, dtype=torch.int64))
+    mark_scaled(linear, 2)
+    found = scale_of(linear)
+    assert isinstance(found, Tensor)
+    assert found.tolist() == [3] * 24
+    linear.meta["val"] = linear.meta["val"][..., :1]
+    assert scale_of(linear) == 0
