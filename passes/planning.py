@@ -36,7 +36,7 @@ MAX_ERROR = {
     ("fp8", "w8a8", 8): 0.15,
     ("fp8", "storage", 8): 0.10,
     ("int8", "w8a8", 8): 0.05,
-    ("int8", "storage", 8): 0.03,
+    ("int8", "storage", 8): 0.05,
     ("int8", "storage", 4): 0.25,
 }
 """By format, mode and bits."""

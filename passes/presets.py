@@ -37,14 +37,18 @@ class Quantized:
         """The pass that carries the plan out."""
         return f"{self.format}-matmul"
 
+    @property
+    def smooths(self) -> bool:
+        """Whether outlier channels matter: to integers that share a scale with them, and are
+        multiplied.
+        """
+        return self.format == "int8" and self.options.get("mode") != "storage"
+
     def passes(self, **more: Value | None) -> list[PassSpec]:
-        """From the outliers on, with more options for the planning pass."""
+        """The last ones of the pipeline, with more options for the planning pass."""
         given = {name: value for name, value in more.items() if value is not None}
         options = tuple((name, (value,)) for name, value in {**self.options, **given}.items())
-        plan = PassSpec(f"plan-{self.format}", options)
-        storage = self.options.get("mode") == "storage"
-        smooth = [] if storage else [PassSpec("smooth-outliers")]
-        return [*smooth, plan, PassSpec(self.rewrites)]
+        return [PassSpec(f"plan-{self.format}", options), PassSpec(self.rewrites)]
 
 
 QUANTIZED: Mapping[str, Quantized] = {
@@ -112,6 +116,8 @@ def preset(
     passes = [_PIPELINES[name], *(["merge-linears"] if device == "cuda" else [])]
     if precision in QUANTIZED:
         kind = QUANTIZED[precision]
+        if kind.smooths:  # first: powers of two are exact in fp32, and not at the ends of fp16
+            passes.insert(0, "smooth-outliers")
         # Which native fp8 products there are depends on what runs them.
         runs = target if kind.format == "fp8" and device == "cuda" else None
         passes += map(str, kind.passes(arch=arch, target=runs, max_error=max_error))

@@ -22,6 +22,7 @@ from enginecast.verify.metrics import Metrics
 from enginecast.verify.program import Observer, mask_of
 from enginecast.verify.promise import as_array
 from enginecast.verify.reference import Reference
+from enginecast.verify.verdict import floor_failures
 
 REWRITES = frozenset({"fp8-matmul", "int8-matmul"})
 """Passes that carry a plan out."""
@@ -49,7 +50,6 @@ class PlannedFloor:
         names: Sequence[str],
     ) -> None:
         self.floor = reference.floor
-        self.plan: QuantizationPlan | None = None
         self._next = [pass_.name for pass_ in passes[1:]]
         self._cases = cases
         self._reference = reference
@@ -61,8 +61,8 @@ class PlannedFloor:
     def __call__(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> None:
         before, self._before = self._before, None
         plan = plan_of(program)
-        if before is not None and plan is not None:
-            self.plan = plan
+        # Where eager itself is no measure, that is what has to be told.
+        if before is not None and plan is not None and not any(floor_failures(self.floor)):
             self.floor = planned_floor(
                 self.floor, before, plan, self._cases, self._reference, self._names
             )

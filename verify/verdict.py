@@ -225,7 +225,7 @@ def floor_failures(floor: Floor) -> Iterator[str]:
     """Say why a floor is no measure: a reason to reject, never a wide tolerance."""
     for name in output_names(floor.cases):
         pooled = pool_output(floor.cases, name)
-        eager = f"output {name!r}: eager {floor.dtype} itself"
+        eager = f"output {name!r}: {floor.owner}"
         if pooled.nonfinite:
             yield f"{eager} gives values that are not finite{_cause(floor, pooled)}"
         elif (excess := _excess(floor, name, pooled)) > CAP:
@@ -237,7 +237,7 @@ def floor_failures(floor: Floor) -> Iterator[str]:
 
 
 def _excess(floor: Floor, name: str, pooled: Metrics) -> float:
-    if floor.wider is None:
+    if floor.wider is None or floor.rounding:
         return 0.0
     wider = pool_output(floor.wider, name).relative / FP16_PER_BF16
     return ratio(pooled.relative, max(wider, least_floor(floor.dtype)))
