@@ -1,6 +1,7 @@
 """What `plan-fp8` and `plan-int8` share: make or check a plan, and leave it on the program.
 
-Nothing is rewritten, so every output keeps every bit; a site is a layer that the plan quantises.
+Every output keeps every bit: all that changes is that products with a weight are spelled as
+linears.  A site is a layer that the plan quantises.
 """
 
 from abc import abstractmethod
@@ -13,6 +14,7 @@ from enginecast.passes.base import Pass, PassContext, Promise, Site
 from enginecast.passes.plan_check import check_plan
 from enginecast.passes.plan_options import PlanOptions
 from enginecast.passes.planning import check_arch, make_plan, measured_again
+from enginecast.passes.products_as_linears import products_as_linears
 from enginecast.passes.quantizable import find_layers
 from enginecast.passes.quantization_plan import LayerPlan, QuantizationPlan, attach_plan
 from enginecast.passes.sites import SiteLog
@@ -42,6 +44,7 @@ class PlanPass(Pass):
         """What is asked for."""
 
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        products_as_linears(program)
         plan = self._plan(program, context)
         attach_plan(program, plan)
         log = SiteLog(context)

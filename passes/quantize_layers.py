@@ -36,6 +36,7 @@ from enginecast.passes.graph_edit import (
 )
 from enginecast.passes.plan_options import PlanOptions
 from enginecast.passes.planning import make_plan
+from enginecast.passes.products_as_linears import products_as_linears
 from enginecast.passes.purity import own
 from enginecast.passes.quantizable import Layer, find_layers
 from enginecast.passes.quantization_plan import (
@@ -84,6 +85,7 @@ class QuantizeLayers(Pass):
         """Why an architecture has no product of quantised values for a layer; empty: it has."""
 
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        products_as_linears(program)
         plan = self._plan(program, context)
         layers = find_layers(program)
         _check_known(program, plan, layers)
