@@ -65,7 +65,14 @@ class QuantizeLayers(Pass):
     promise: ClassVar[Promise] = "precision"
     after: ClassVar[frozenset[str]] = frozenset(
         {"rescale-residual", "unify-dtype", "canonicalize", "fuse-rms-norm", "fuse-attention"}
-        | {"fuse-gelu", "fuse-skip-norm", "merge-linears", "plan-fp8", "plan-int8"}
+        | {
+            "fuse-gelu",
+            "fuse-skip-norm",
+            "merge-linears",
+            "smooth-outliers",
+            "plan-fp8",
+            "plan-int8",
+        }
     )
     format: ClassVar[Format]
 

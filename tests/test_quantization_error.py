@@ -16,7 +16,8 @@ from enginecast.passes.quantization_plan import Format
 from enginecast.passes.weight_values import weight_value
 
 N, K, ROWS = 512, 1024, 256
-WITHIN = 0.1
+WITHIN = 0.05
+"""Of the theoretical error; 0.005 was measured."""
 STDS = (0.005, 0.02, 0.05, 0.2, 1.0)
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -30,6 +30,7 @@ from transformers import T5EncoderModel
 
 from enginecast.errors import PassError
 from enginecast.passes.base import PassContext
+from enginecast.passes.block_view import LEFT_ALONE
 from enginecast.passes.graph_edit import aten, shape_of, weight_expressions
 from enginecast.passes.purity import own
 from enginecast.passes.quantizable import find_layers
@@ -326,6 +327,18 @@ def test_a_second_run_finds_nothing_to_do() -> None:
     again, sites = rewritten(after, "fp8-matmul")
     assert sites == []
     assert same_bits(after, again, torch.randn(3, 7, WIDTH))
+
+
+def test_layers_in_branches_are_left_alone_with_the_reason() -> None:
+    def branching(net: Net, x: Tensor) -> Tensor:
+        h = net.b(x)[..., :WIDTH]
+        found: Tensor = torch.cond(x.sum() > 0, lambda h: net.a(h), lambda h: -net.a(h), (h,))
+        return found
+
+    before = captured(net(branching), torch.randn(2, 5, WIDTH))
+    after, sites = carried_out(before, plan_for(before, "rowwise"))
+    assert [site.reason for site in sites] == ["", LEFT_ALONE]
+    assert len(calls(after, own.quantized_linear.default)) == 1
 
 
 def test_skipped_layers_stay() -> None:

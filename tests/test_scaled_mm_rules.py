@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from enginecast.passes.architectures import Column, architecture, matrix
 from enginecast.passes.scaled_mm_rules import check_scaled_mm, fp8_dtype
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -52,7 +53,7 @@ def quiet() -> Iterator[None]:
     logger.setLevel(before)
 
 
-def matrix(rows: int, columns: int, dtype: torch.dtype, layout: str) -> Tensor:
+def values(rows: int, columns: int, dtype: torch.dtype, layout: str) -> Tensor:
     if layout == "row-major":
         return torch.empty((rows, columns), dtype=dtype, device="cuda")
     return torch.empty((columns, rows), dtype=dtype, device="cuda").t()
@@ -96,8 +97,8 @@ def arguments(case: dict[str, Any]) -> list[Any]:
     left, right = case["dtypes"]
     bias = None if case["bias"] is None else torch.empty(n, dtype=case["bias"], device="cuda")
     return [
-        matrix(m, k, left, case["a"]),
-        matrix(k, n, right, case["b"]),
+        values(m, k, left, case["a"]),
+        values(k, n, right, case["b"]),
         *scales(case["scales"], m, k, n),
         bias,
         case["out"],
@@ -182,3 +183,13 @@ def test_the_cpu_kernel_takes_what_a_gpu_refuses() -> None:
     one = torch.ones(())
     assert torch._scaled_mm(a, b, one, one, out_dtype=FP32).eq(17).all()
     assert check_scaled_mm(a, b, one, one, None, FP32)
+
+
+@pytest.mark.parametrize("arch", [name for name in matrix().architectures if name != "cpu"])
+@pytest.mark.parametrize(("kind", "column"), [("one", "tensorwise"), ("rows", "rowwise")])
+def test_the_matrix_of_architectures_says_the_same(arch: str, kind: str, column: Column) -> None:
+    dtype = fp8_dtype(arch)
+    case = FINE | {"scales": kind, "dtypes": (dtype, dtype)}
+    with FakeTensorMode():
+        reason = check_scaled_mm(*arguments(case), arch=arch)
+    assert (architecture(arch).cell(column).supported == "no") == bool(reason), reason
