@@ -34,6 +34,7 @@ from enginecast.passes.graph_edit import (
     insert,
     shape_of,
 )
+from enginecast.passes.plan_check import check_plan
 from enginecast.passes.plan_options import PlanOptions
 from enginecast.passes.planning import make_plan
 from enginecast.passes.products_as_linears import products_as_linears
@@ -117,7 +118,10 @@ class QuantizeLayers(Pass):
         return log.sites
 
     def _plan(self, program: ExportedProgram, context: PassContext) -> QuantizationPlan:
-        plan = plan_of(program) or context.plan or make_plan(program, context, self.options)
+        plan = plan_of(program)
+        if plan is None and context.plan is not None:
+            plan = check_plan(program, context.plan, self.options)
+        plan = plan or make_plan(program, context, self.options)
         if plan.format != self.format:
             raise PassError(
                 f"the plan is for {plan.format}, and {self.name} carries out {self.format}",

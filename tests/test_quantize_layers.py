@@ -31,10 +31,10 @@ from transformers import T5EncoderModel
 from enginecast.errors import PassError
 from enginecast.passes.base import PassContext
 from enginecast.passes.block_view import LEFT_ALONE
-from enginecast.passes.graph_edit import aten, shape_of, weight_expressions
+from enginecast.passes.graph_edit import aten, shape_of, structural_copy, weight_expressions
 from enginecast.passes.purity import own
 from enginecast.passes.quantizable import find_layers
-from enginecast.passes.quantization_plan import Format
+from enginecast.passes.quantization_plan import Format, attach_plan
 from enginecast.passes.sites import SKIPPED
 from enginecast.passes.weight_values import weight_value
 from enginecast.quantized_ops import SMALLEST_SCALE
@@ -315,8 +315,14 @@ def test_tables_and_convs_are_only_stored() -> None:
 def test_plans_that_do_not_fit_are_refused() -> None:
     before = program_of(pair)
     context = PassContext(plan=plan_for(before, "rowwise", "int8"))
-    with pytest.raises(PassError, match="the plan is for int8, and fp8-matmul carries out fp8"):
+    with pytest.raises(PassError, match="format: it is for int8, and fp8 is asked for"):
         rewritten(before, "fp8-matmul", context)
+    planned = structural_copy(before)
+    attach_plan(planned, plan_for(before, "rowwise", "int8"))
+    with pytest.raises(PassError, match="the plan is for int8, and fp8-matmul carries out fp8"):
+        rewritten(planned, "fp8-matmul")
+    context = PassContext(plan=plan_for(before, "rowwise"))
+    assert count(rewritten(before, "fp8-matmul", context)[0], "linear") == 0
     other = program_of(lambda n, x: n.a(x))
     with pytest.raises(PassError, match=r"names 1 layers that the program does not have: b "):
         carried_out(other, plan_for(before, "rowwise"))
