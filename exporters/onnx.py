@@ -236,7 +236,8 @@ def _describe(model: ir.Model, files: tuple[str, ...], notes: tuple[str, ...]) -
         model.opset_imports[""],
         dict(sorted(model.opset_imports.items())),
         # 1.28: the first whose CUDA skip norm does not return zeros for large fp16 inputs
-        # (microsoft/onnxruntime#29034); Attention and RMSNormalization of opset 23 are older.
+        # (microsoft/onnxruntime#29034); Attention and RMSNormalization of opset 23 are older,
+        # and so are MatMulNBits of 8 bits on x86 (1.22, #24491) and QuantizeLinear by blocks.
         "onnxruntime>=1.28",
         _quantized(model),
         notes,

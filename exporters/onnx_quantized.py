@@ -116,11 +116,14 @@ def _as(value: Any, dtype: ir.DataType) -> Any:
 
 
 def _dynamic_scale(x: Any, dtype: int, per_row: bool) -> Any:
-    magnitude = op.Abs(x)
+    """Of a whole tensor, both ends are looked for: on ONNX Runtime 1.31's CPU provider that was
+    measured to be cheaper than magnitudes, which are written first; of rows it was not.
+    """
     if per_row:
-        largest = op.ReduceMax(magnitude, op.Constant(value_ints=[-1]), keepdims=1)
+        largest = op.ReduceMax(op.Abs(x), op.Constant(value_ints=[-1]), keepdims=1)
     else:
-        largest = op.ReduceMax(magnitude, keepdims=0)
+        lowest = op.Neg(op.ReduceMin(x, keepdims=0))
+        largest = op.Max(op.ReduceMax(x, keepdims=0), lowest)
     scale = op.Div(_as(largest, _FLOAT), _scalar(_LIMITS[ir.DataType(dtype)]))
     return op.Max(scale, _scalar(SMALLEST_SCALE))
 

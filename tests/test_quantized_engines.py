@@ -36,6 +36,7 @@ from transformers import (
 )
 
 from enginecast.errors import BundleError
+from enginecast.exporters.fusion_contract import count_fusions, expect_fusions
 from enginecast.exporters.onnx import GRAPH_FILE, WEIGHTS_FILE
 from enginecast.runtime import ort_session, saturation
 from enginecast.runtime.bundle import Bundle
@@ -132,6 +133,24 @@ def test_engines_compute_what_their_programs_compute(
     basic = options_for("fp32", CPU_PROVIDER, lowered.quantized)
     basic.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     assert relative_error(run(tmp_path, given.inputs, basic), found) < harm / 10
+
+
+def test_fusions_are_counted_as_without_quantisation(tmp_path: Path) -> None:
+    given = case("t5")
+    program = quantized(given.program, "row", INT8)
+    lowered = lower(program, tmp_path)
+    feeds = dict(zip(("ids", "mask"), (x.numpy() for x in given.inputs), strict=True))
+    executed = profile_ops(tmp_path / GRAPH_FILE, feeds, threads=1, quantized="int8")
+    ops = [node.op_type for node in executed]
+    found = count_fusions(expect_fusions(given.program), program, lowered.ops, ops, {})
+    assert {f.kind: f.program for f in found} == {
+        "rms-norm": 5,
+        "residual+norm": 4,
+        "attention": 2,
+    }
+    assert all(f.program == f.engine == f.runtime and not f.missing for f in found)
+    # One quantise for the three that read a norm, one for the two of a gate.
+    assert (ops.count("QuantizeLinear"), ops.count("MatMulIntegerToFloat")) == (8, 14)
 
 
 class Pair(nn.Module):

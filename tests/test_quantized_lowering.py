@@ -126,7 +126,7 @@ def dtypes_in(folder: Path) -> dict[tuple[int, ...], str]:
     ("form", "dtype", "device", "expected"),
     [
         ("static", INT8, "cpu", {Q: 2, TO_FLOAT: 3, DQ: 0, "Abs": 0}),
-        ("tensor", INT8, "cpu", {Q: 2, TO_FLOAT: 3, "ReduceMax": 2, "Add": 0}),
+        ("tensor", INT8, "cpu", {Q: 2, TO_FLOAT: 3, "ReduceMin": 2, "Add": 0}),
         ("row", INT8, "cpu", {Q: 2, TO_FLOAT: 3, "ReduceMax": 2, "MatMulInteger": 0}),
         ("row", INT8, "cuda", {"MatMulInteger": 3, TO_FLOAT: 0, "Round": 2}),
         pytest.param(*("static", INT8, "cuda", {"MatMulInteger": 3, Q: 2}), marks=pytest.mark.slow),
