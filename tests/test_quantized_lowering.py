@@ -125,12 +125,14 @@ def dtypes_in(folder: Path) -> dict[tuple[int, ...], str]:
 @pytest.mark.parametrize(
     ("form", "dtype", "device", "expected"),
     [
-        ("static", INT8, "cpu", {Q: 2, TO_FLOAT: 3, DQ: 0, "Abs": 0}),
+        pytest.param(
+            *("static", INT8, "cpu", {Q: 2, TO_FLOAT: 3, DQ: 0, "Abs": 0}), marks=pytest.mark.slow
+        ),
         ("tensor", INT8, "cpu", {Q: 2, TO_FLOAT: 3, "ReduceMin": 2, "Add": 0}),
         ("row", INT8, "cpu", {Q: 2, TO_FLOAT: 3, "ReduceMax": 2, "MatMulInteger": 0}),
         ("row", INT8, "cuda", {"MatMulInteger": 3, TO_FLOAT: 0, "Round": 2}),
         pytest.param(*("static", INT8, "cuda", {"MatMulInteger": 3, Q: 2}), marks=pytest.mark.slow),
-        ("storage", INT8, "cpu", {DQ: 3, "MatMul": 3, Q: 0}),
+        pytest.param(*("storage", INT8, "cpu", {DQ: 3, "MatMul": 3, Q: 0}), marks=pytest.mark.slow),
         ("blocks", INT8, "cpu", {NBITS: 3, "Add": 0, "MatMul": 0}),
         ("static", FP8, "cpu", {Q: 2, DQ: 5, "MatMul": 3}),
         ("row", FP8, "cpu", {Q: 0, "Clip": 2, DQ: 3, "MatMul": 3}),
@@ -156,8 +158,15 @@ def test_forms(
     assert relative_error(wrong, made.expected) > 1e-3
 
 
-@pytest.mark.parametrize("form", ["storage", "static", "row"])
-@pytest.mark.parametrize(("dtype", "name"), [(INT8, "I8"), (FP8, "F8_E4M3")])
+@pytest.mark.parametrize(
+    ("form", "dtype", "name"),
+    [
+        ("row", INT8, "I8"),
+        ("static", FP8, "F8_E4M3"),
+        ("storage", FP8, "F8_E4M3"),
+        pytest.param("storage", INT8, "I8", marks=pytest.mark.slow),
+    ],
+)
 def test_weights_stay_quantised_in_the_file(
     engines: Engines, form: Form, dtype: torch.dtype, name: str
 ) -> None:
