@@ -22,6 +22,7 @@ from enginecast.passes.calibration import (
     largest_row_error,
     masks_of,
 )
+from enginecast.passes.layer_timing import Timing, timing_on, with_measured_gains
 from enginecast.passes.plan_forms import KEEP, Form, as_planned, forms, native_form
 from enginecast.passes.plan_options import PlanOptions
 from enginecast.passes.plan_reasons import found_in_words, reason_of
@@ -46,12 +47,16 @@ lets pass, since an engine rounds other values up than a simulation."""
 
 
 def make_plan(
-    program: ExportedProgram, context: PassContext, options: PlanOptions
+    program: ExportedProgram,
+    context: PassContext,
+    options: PlanOptions,
+    timing: Timing | None = None,
 ) -> QuantizationPlan:
     """Decide on every layer of a program.
 
     Args:
         context: its calibration inputs are what errors are measured on.
+        timing: measures products; None: on the GPU at hand, where the plan is for that one.
 
     Raises:
         PassError: an architecture that is not known or lacks what is asked for, a skip that finds
@@ -62,14 +67,12 @@ def make_plan(
         check_calibration(program, context)
     layers = find_layers(program)
     skips = skip_reasons(program, layers, options)
-    kept: dict[Node, str] = {}
-    open_: dict[Node, list[Form]] = {}
-    for layer in layers:
-        reason, paying = _forms(layer, skips.get(layer.node, ""), options)
-        if paying:
-            open_[layer.node] = paying
-        else:
-            kept[layer.node] = reason
+    kept, candidates = _candidates(layers, skips, options)
+    timing = timing or timing_on(options.arch)
+    if timing is not None and options.format == "fp8":
+        candidates = with_measured_gains(program, context, candidates, layers, timing, options.arch)
+    open_ = {node: _paying(some, options) for node, some in candidates.items()}
+    kept |= {node: _too_slow(candidates[node]) for node, some in open_.items() if not some}
     _require_some(layers, kept, options)
     plan = _Planner(program, context, options, layers, kept, open_).plan()
     _require_some(layers, {x.node: y.reason for x, y in _kept(layers, plan)}, options)
@@ -123,22 +126,31 @@ def max_error(options: PlanOptions) -> float:
     return MAX_ERROR[options.format, options.mode, options.bits]
 
 
-def _forms(layer: Layer, skip: str, options: PlanOptions) -> tuple[str, list[Form]]:
-    """Why a layer is kept, or the forms that it may take."""
-    if skip:
-        return skip, []
-    found, reason = forms(layer, options)
-    paying = [form for form in found if _pays(form, options)]
-    if found and not paying:
-        best = max(form.gain or 0.0 for form in found)
-        return f"too small to pay: its time would be {1 / max(best, 1e-3):.2g} times as long", []
-    return reason, paying
+def _candidates(
+    layers: list[Layer], skips: Mapping[Node, str], options: PlanOptions
+) -> tuple[dict[Node, str], dict[Node, list[Form]]]:
+    """Why layers are kept, and the forms of the others."""
+    kept, candidates = {}, {}
+    for layer in layers:
+        found, reason = ([], skips[layer.node]) if layer.node in skips else forms(layer, options)
+        if found:
+            candidates[layer.node] = found
+        else:
+            kept[layer.node] = reason
+    return kept, candidates
 
 
-def _pays(form: Form, options: PlanOptions) -> bool:
+def _paying(some: list[Form], options: PlanOptions) -> list[Form]:
     default = 1.0 if options.arch != CPU and options.mode == "w8a8" else 0.0
     least = default if options.min_gain is None else options.min_gain
-    return form.gain is None or form.gain >= least
+    return [form for form in some if form.gain is None or form.gain >= least]
+
+
+def _too_slow(some: list[Form]) -> str:
+    best = max(some, key=lambda form: form.gain or 0.0)
+    if best.measured:
+        return f"does not pay: its gain was measured as {best.gain:.2g}"
+    return f"too small to pay: its gain would be {best.gain:.2g} by the model"
 
 
 def _require_some(layers: list[Layer], kept: Mapping[Node, str], options: PlanOptions) -> None:
@@ -172,7 +184,7 @@ class _Planner:
         self._choices = {
             layer.node: [as_planned(layer, form) for form in forms_of[layer.node]]
             for layer in layers
-            if layer.node in forms_of
+            if forms_of.get(layer.node)
         }
 
     def plan(self) -> QuantizationPlan:

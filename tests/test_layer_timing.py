@@ -1,0 +1,107 @@
+"""Measured gains in plans, with a clock of our own; and what would be timed on a GPU."""
+
+import pytest
+import torch
+from programs import TOKENS, captured, relative_error
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from enginecast.errors import PassError
+from enginecast.passes.base import PassContext
+from enginecast.passes.layer_timing import (
+    Product,
+    device_arch,
+    operands,
+    quantized_product,
+    time_product,
+    timing_on,
+)
+from enginecast.passes.plan_options import PlanOptions
+from enginecast.passes.planning import make_plan
+from enginecast.passes.quantization_plan import LayerPlan
+
+OPTIONS = PlanOptions(format="fp8", arch="sm90", heads=True, max_error=9)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(32, 64)
+        self.again = nn.Linear(64, 32)
+        self.up_too = nn.Linear(32, 64)
+        self.pooled = nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.up_too(self.again(self.up(x)))
+        pooled: Tensor = self.pooled(found.mean(1))
+        return pooled
+
+
+@pytest.fixture(scope="module")
+def net() -> ExportedProgram:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return captured(Net().requires_grad_(False), torch.randn(2, 5, 32), dynamic=TOKENS)
+
+
+class Clock:
+    """A gain of n / 40; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Product] = []
+
+    def __call__(self, product: Product) -> tuple[float, float]:
+        self.asked.append(product)
+        return product.n / 40, 1.0
+
+
+def planned(program: ExportedProgram, clock: Clock, options: PlanOptions) -> list[LayerPlan]:
+    cases = ({"x": torch.randn(1, 3, 32)}, {"x": torch.randn(4, 7, 32)})
+    return list(make_plan(program, PassContext(calibration=cases), options, clock).layers)
+
+
+def test_measured_gains_replace_the_model_and_each_size_is_timed_once(
+    net: ExportedProgram,
+) -> None:
+    clock = Clock()
+    up, again, up_too, pooled = planned(net, clock, OPTIONS)
+    assert clock.asked == [
+        Product(28, 64, 32, True, False, "sm90"),
+        Product(28, 32, 64, True, False, "sm90"),
+        Product(4, 16, 64, True, False, "sm90"),
+    ]
+    assert (up.choice, up.gain, up.gain_from) == ("w8a8-dynamic", 1.6, "measured")
+    assert (up_too.gain, up_too.gain_from) == (1.6, "measured")
+    assert (again.choice, again.reason) == ("keep", "does not pay: its gain was measured as 0.8")
+    assert pooled.reason == "does not pay: its gain was measured as 0.4"
+
+
+def test_min_gain_is_compared_with_what_was_measured(net: ExportedProgram) -> None:
+    lower = PlanOptions(format="fp8", arch="sm90", heads=True, max_error=9, min_gain=0.5)
+    assert [x.choice == "keep" for x in planned(net, Clock(), lower)] == [False] * 3 + [True]
+    higher = PlanOptions(format="fp8", arch="sm90", heads=True, max_error=9, min_gain=2.0)
+    with pytest.raises(PassError, match="4 x does not pay"):
+        planned(net, Clock(), higher)
+
+
+def test_another_machine_than_the_plans_measures_nothing() -> None:
+    arch = device_arch()
+    assert timing_on("gfx000") is None
+    assert (timing_on("sm90") is None) == (arch != "sm90")
+
+
+@pytest.mark.parametrize(("per_row", "static"), [(True, False), (False, False), (False, True)])
+def test_what_is_timed_is_the_product(per_row: bool, static: bool) -> None:
+    x, weight, rounded, scale, known = operands(Product(48, 64, 256, per_row, static), "cpu")
+    found = quantized_product(x, rounded, scale, known, per_row)
+    assert (known is not None) == static
+    assert 0.03 < relative_error(found, x.float() @ weight.float().t()) < 0.042
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_large_product_gains_on_a_gpu_that_has_fp8() -> None:
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no fp8 products")
+    plain, quantized = time_product(Product(4096, 4096, 10240, True, False, str(device_arch())))
+    assert plain / quantized > 1.1
