@@ -1,8 +1,8 @@
 """The forms in which one layer can be quantised, fastest first, and what each is expected to gain.
 
-Gains on a CPU were measured on one core (ONNX Runtime 1.31, 128 x 768 x 2048): one scale for all of
-the activations 3.4, one for each row 2.5, blocks of 32 or 128 with rounded activations 1.34 and
-1.57, a stored weight of 8 or 4 bits in blocks of 32 0.58 and 0.97.
+Gains on a CPU were measured on one core (ONNX Runtime 1.31, 128 x 768 x 2048): a static scale for
+all of the activations 3.4, one for each row 2.5, blocks of 32 with rounded activations 1.34, a
+stored weight of 8 or 4 bits in blocks of 32 0.58 and 0.97.
 
 On a GPU, which layers gain at all follows torchao's rule, fitted on an H100
 (https://github.com/pytorch/ao, torchao/float8/float8_linear_utils.py).  How much they gain is a
@@ -112,21 +112,22 @@ def native_form(options: PlanOptions) -> Form:
 
     torch._scaled_mm has one scale for each tensor on both sides or one for each row on both;
     GemmFloat8 has the former alone; TensorRT wants static scales of activations, one for each.
+    One scale for a tensor is static: a dynamic one would let padding, and the other prompts of a
+    batch, change a row.
 
     Raises:
         PassError: the architecture is not known, or has no such products.
     """
-    choice: Choice = "w8a8-static" if options.static else "w8a8-dynamic"
     if options.target == "tensorrt" and options.arch != CPU:
         require(options.arch, "tensorrt")
         return Form("w8a8-static", "row", "tensor")
     if options.target == "onnxruntime" and options.arch != CPU:
         require(options.arch, "onnxruntime")
-        return Form(choice, "tensor", "tensor")
+        return Form("w8a8-static", "tensor", "tensor")
     if options.static or architecture(options.arch).rowwise.supported == "no":
         require(options.arch, "tensorwise")
-        return Form(choice, "tensor", "tensor")
-    return Form(choice, "row", "row")
+        return Form("w8a8-static", "tensor", "tensor")
+    return Form("w8a8-dynamic", "row", "row")
 
 
 def off_multiple(n: int, k: int) -> str:

@@ -35,6 +35,7 @@ class PlanPass(Pass):
             "fuse-attention",
             "fuse-skip-norm",
             "merge-linears",
+            "smooth-outliers",
         }
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from enginecast.passes.calibration import BEYOND
 from enginecast.passes.plan_search import Found
 from enginecast.passes.quantization_plan import LayerPlan
 from enginecast.passes.sensitivity import Reading, Sensitivity
@@ -44,11 +45,13 @@ def form_in_words(form: LayerPlan) -> str:
 def found_in_words(search: Found[Any], found: Sensitivity, cases: int) -> tuple[str, ...]:
     """How a plan was found, in sentences."""
     by = "their effect on the outputs" if found.end_to_end else "the error of their own output"
-    first = f"every layer in its fastest form: error {search.first:.3g}"
+    first = "every layer in its fastest form: " + (
+        f"error {search.first:.3g}" if search.first < BEYOND else "a row of an output is lost"
+    )
     if not search.moves:
         return (f"{first}, measured on {cases} calibration inputs",)
     return (
-        f"{first}, more than max_error",
+        f"{first}, which is not within max_error",
         f"{search.moves} steps to more exact forms, ordered by {by} over the time they cost: error"
         f" {search.error:.3g}, found in {search.runs} simulations of the whole on {cases}"
         " calibration inputs",
