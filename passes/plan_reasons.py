@@ -9,7 +9,7 @@ from enginecast.passes.quantization_plan import LayerPlan
 from enginecast.passes.sensitivity import Reading, Sensitivity
 
 LOUD = 30.0
-"""Peak over root mean square that a reader should know of; of normal values it is below 5."""
+"""Peak over mean magnitude that a reader should know of; of normal values it is about 5."""
 
 
 def reason_of(forms: Sequence[LayerPlan], place: int, reading: Reading | None) -> str:

@@ -1,10 +1,10 @@
 """Choose a form for each layer: the fastest plan whose simulated error stays within a limit.
 
-Every layer starts in its fastest form.  A move takes one layer to its next more exact form, at last
-to none at all; moves are ordered by the squared error that they take away over the time that they
-cost (errors of layers are independent, so their squares add up), and the plan after the first k
-moves is simulated as a whole.  The smallest k that fits is searched between one that does not and
-one that does: a handful of runs, whatever the number of layers.
+Every layer starts in its fastest form.  A move takes one layer to a more exact form, at last to no
+rounding at all: to the one that takes away most squared error for what it costs in time and size
+(errors of layers are independent, so their squares add up).  Moves are ordered by the same, and the
+plan after the first k of them is simulated as a whole.  The smallest k that fits is searched
+between one that does not and one that does: a handful of runs, whatever the number of layers.
 """
 
 import heapq
@@ -14,8 +14,9 @@ from typing import Generic, TypeVar
 
 MOST_RUNS = 12
 """Whole simulations of a search."""
-SIZE = 0.1
-"""Time that the size of a weight is worth: of two forms of one speed, the smaller one goes last."""
+SIZE = 0.3
+"""Time that the size of a weight is worth: keeping one in fp32, at four times the size, costs
+nearly what its product takes.  With less, embeddings, which gain no time, would be kept first."""
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -105,15 +106,16 @@ def _moves(options: Mapping[Key, Sequence[Option]]) -> Iterator[tuple[Key, int]]
 
 
 def _next(forms: Sequence[Option], place: int) -> int:
-    """The next form with less error, or the last one."""
-    better = (at for at in range(place + 1, len(forms)) if forms[at].error < forms[place].error)
-    return next(better, len(forms) - 1)
+    """The later form that takes away most error for its time; the last one takes all of it."""
+    last = len(forms) - 1
+    better = [at for at in range(place + 1, last) if forms[at].error < forms[place].error]
+    return max([*better, last], key=lambda at: _worth(forms[place], forms[at]))
 
 
 def _worth(form: Option, following: Option) -> float:
     """Squared error that goes for each unit of time."""
     lost = following.time - form.time + SIZE * (following.size - form.size)
-    # A slower form that is smaller than the layer as it is comes before that all the same.
+    # At no cost at all it would be worth infinitely much, and then errors would not count.
     return (form.error**2 - following.error**2) / max(lost, 1e-3 * form.time)
 
 

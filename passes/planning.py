@@ -207,11 +207,10 @@ class _Planner:
     def _note_errors(self, found: Sensitivity) -> None:
         """Write into every form what it loses."""
         for node, known in self._choices.items():
-            errors = found.errors[node]
-            first, alone = errors[0], found.end_to_end.get(node)
+            alone = found.end_to_end.get(node, [None] * len(known))
             self._choices[node] = [
-                replace(form, error=error, end_to_end=_scaled(alone, error, first))
-                for form, error in zip(known, errors, strict=True)
+                replace(form, error=error, end_to_end=reached)
+                for form, error, reached in zip(known, found.errors[node], alone, strict=True)
             ]
 
     def _options_of(self, node: Node, found: Sensitivity) -> list[Option]:
@@ -267,10 +266,3 @@ def _numel(layer: LayerPlan) -> int:
     for size in layer.shape:
         count *= size
     return count
-
-
-def _scaled(alone: float | None, error: float, first: float) -> float | None:
-    """The error at the outputs in another form: it goes with that at the layer's own output."""
-    if alone is None or not first:
-        return alone
-    return alone * error / first

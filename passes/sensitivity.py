@@ -1,9 +1,9 @@
 """How much each layer loses when it is quantised: alone at its own output, and at the program's.
 
 One exact run over all calibration inputs measures every form of every layer on what the layer
-really reads.  A second kind of run has one variant of the program for each layer, with that layer
-alone quantised; all variants run side by side on the smallest input, and whatever a variant has in
-common with the exact program is computed once.
+really reads.  A second kind of run has one variant of the program for each form of each layer, with
+that layer alone quantised; variants run side by side on a small input, and whatever a variant has
+in common with the exact program is computed once.
 """
 
 from collections import defaultdict
@@ -29,8 +29,10 @@ from enginecast.passes.written import written_values
 Choices = Mapping[Node, Sequence[LayerPlan]]
 """For each layer the forms that it may take, fastest first."""
 
-MOST_PRODUCTS = 5e11
+MOST_PRODUCTS = 2e12
 """Multiplications in linears that all variants of a program may take, in all."""
+ENOUGH = 16
+"""Positions that count which a case must have to stand for the others."""
 AT_ONCE = 16
 """Variants that run side by side."""
 
@@ -42,12 +44,13 @@ class Reading:
     rows: int = 0
     """Most rows in one case, all counted."""
     largest: float = 0.0
-    mean_square: float = 0.0
+    mean: float = 0.0
+    """Of magnitudes; in the case where it is largest."""
 
     @property
     def peak(self) -> float:
-        """The largest magnitude over the root mean square."""
-        return self.largest / self.mean_square**0.5 if self.mean_square else 0.0
+        """The largest magnitude over the mean one."""
+        return self.largest / self.mean if self.mean else 0.0
 
 
 @dataclass
@@ -59,9 +62,9 @@ class Sensitivity:
     errors: dict[Node, list[float]]
     """Relative error of each layer's own output, for each of its forms."""
     readings: dict[Node, Reading]
-    end_to_end: dict[Node, float] = field(default_factory=dict)
-    """Relative error of the program's outputs with the first form of one layer alone; empty where
-    that would take too long."""
+    end_to_end: dict[Node, list[float]] = field(default_factory=dict)
+    """Relative error of the program's outputs with one layer alone quantised, for each of its
+    forms; empty where that would take too long."""
 
 
 def measure(
@@ -141,11 +144,11 @@ class _Isolated(Run):
         known, rows = self.readings.get(node, Reading()), valid_rows(x, mask)
         if not rows.numel():
             return
-        squares = float(rows.double().square().mean())
+        sizes = rows.abs()
         self.readings[node] = Reading(
             max(known.rows, x.numel() // x.shape[-1]),
-            max(known.largest, float(rows.abs().max())),
-            max(known.mean_square, squares),
+            max(known.largest, float(sizes.max())),
+            max(known.mean, float(sizes.double().mean())),
         )
 
 
@@ -171,35 +174,34 @@ def _is_affordable(
     """Decided by sizes and not by a clock, so that equal calls give equal plans."""
     sizes = [sum(value.numel() for value in case.values()) for case in context.calibration]
     products = sum(reading.rows * prod(choices[n][0].shape) for n, reading in readings.items())
-    share = sizes[_smallest_case(context)] / max(sizes)
-    return products * share * len(choices) / 2 <= MOST_PRODUCTS
+    share = sizes[_small_case(context)] / max(sizes)
+    variants = sum(map(len, choices.values()))
+    return products * share * variants / 2 <= MOST_PRODUCTS
 
 
-def _smallest_case(context: PassContext) -> int:
-    """The smallest case with rows that count."""
-    masks = masks_of(context)
-    sizes = {
-        place: sum(value.numel() for value in case.values())
-        for place, (case, mask) in enumerate(zip(context.calibration, masks, strict=True))
-        if mask is None or bool(mask.any())
-    }
-    return min(sizes, key=lambda place: (sizes[place], place))
+def _small_case(context: PassContext) -> int:
+    """The smallest case with enough positions that count, or the one with most of them."""
+    counts = [
+        ENOUGH if mask is None else min(int(mask.sum()), ENOUGH) for mask in masks_of(context)
+    ]
+    sizes = [sum(value.numel() for value in case.values()) for case in context.calibration]
+    return min(range(len(sizes)), key=lambda place: (-counts[place], sizes[place], place))
 
 
 def _alone(
     program: ExportedProgram, context: PassContext, plan: QuantizationPlan, choices: Choices
-) -> dict[Node, float]:
-    place = _smallest_case(context)
+) -> dict[Node, list[float]]:
+    place = _small_case(context)
     case, mask = context.calibration[place], masks_of(context)[place]
     ranges = _static_ranges(program, context, choices)
-    layers = list(choices)
-    found = {}
-    for start in range(0, len(layers), AT_ONCE):
-        some = layers[start : start + AT_ONCE]
-        run = _Variants(program, case, [(n, choices[n][0]) for n in some], Rounding(plan, ranges))
-        exact, *variants = (named(results, None) for results in run.results())
-        for node, outputs in zip(some, variants, strict=True):
-            found[node] = largest_output_error([outputs], [exact], [mask])
+    variants = [(node, form) for node, forms in choices.items() for form in forms]
+    found: dict[Node, list[float]] = {node: [] for node in choices}
+    for start in range(0, len(variants), AT_ONCE):
+        some = variants[start : start + AT_ONCE]
+        run = _Variants(program, case, some, Rounding(plan, ranges))
+        exact, *others = (named(results, None) for results in run.results())
+        for (node, _), outputs in zip(some, others, strict=True):
+            found[node].append(largest_output_error([outputs], [exact], [mask]))
     return found
 
 
@@ -216,21 +218,31 @@ class _Variants(Run):
         super().__init__(program, [inputs] * (len(layers) + 1))
         self._layers: dict[int, tuple[Node, LayerPlan]] = dict(enumerate(layers, start=1))
         self._rounding = rounding
-        self._shares = not written_values(program.graph)  # else a variant could write into another
+        # What an op writes into is each variant's own, else one could write into another.
+        self._written_into = written_values(program.graph)
 
     def evaluate(self, node: Node, case: int) -> Any:
         layer, form = self._layers.get(case, (None, None))
         if layer is node and form is not None:
             values, _ = self.fetch_args_kwargs_from_env(node)
             return self._rounding.output(node, form, values)
-        if case and self._shares and node.op == "call_function" and self._is_exact(node, case):
+        shareable = node.op == "call_function" and node not in self._written_into
+        if case and shareable and self._is_exact(node, case):
             return self._own[0][node]
         return super().evaluate(node, case)
 
     def _is_exact(self, node: Node, case: int) -> bool:
-        """Whether all that a node reads is the very object that the exact program has."""
+        """Whether all that a node reads is what the exact program has."""
         own, exact = self._own[case], self._own[0]
         return all(
-            source in self._weights or own[source] is exact[source]
+            source in self._weights
+            or own[source] is exact[source]
+            or (source in self._written_into and _equal(own[source], exact[source]))
             for source in node.all_input_nodes
         )
+
+
+def _equal(one: object, other: object) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return one is other

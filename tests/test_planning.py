@@ -15,11 +15,13 @@ from programs import (
     same_bits,
     seeded,
 )
+from rig import EOS, Rig
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from transformers import T5EncoderModel
 
 from enginecast.errors import PassError, SpecError
+from enginecast.passes.base import PassContext
 from enginecast.passes.graph_edit import structural_copy
 from enginecast.passes.pipeline import build
 from enginecast.passes.plan_forms import modelled_gain, too_small
@@ -213,6 +215,23 @@ def test_max_error_is_kept_by_moving_the_layers_that_harm(t5: ExportedProgram) -
     error = relative_error(again[0]["output_0"], exact[0]["output_0"])
     assert error == pytest.approx(plan.predicted_error, rel=1e-4)
     assert "simulations of the whole on 1 calibration inputs" in plan.notes[-1]
+
+
+def test_of_all_layers_only_the_wo_whose_range_demands_it_moves() -> None:
+    """One scale for all rows cannot hold the peak and the others; nothing here goes by names."""
+    loud = "model.encoder.block.1.layer.1.DenseReluDense.wo"
+    program = captured(Text(Rig().make()), *prompts(3, 7), dynamic=TOKENS)
+    ids, mask = prompts(3, 11)
+    ids[torch.arange(3), mask.sum(1) - 1] = EOS  # which is what the unit fires on
+    given = PassContext(calibration=({"ids": ids, "mask": mask},), mask_input="mask")
+    after, _ = rewritten(program, "plan-int8{static=true max_error=0.1}", given)
+    plan = plan_of(after)
+    assert plan is not None
+    moved = [x for x in plan.layers if x.kind == "linear" and x.choice != "w8a8-static"]
+    assert [layer.module for layer in moved] == [loud]
+    assert "w8a8-static row/tensor loses" in moved[0].reason
+    assert "it reads values up to 5." in moved[0].reason
+    assert "e+04, " in moved[0].reason
 
 
 def test_nothing_is_planned_that_max_error_forbids(t5: ExportedProgram) -> None:

@@ -62,14 +62,27 @@ def measured(program: ExportedProgram, given: PassContext, *forms: Form) -> Sens
 
 def test_the_effect_of_one_layer_is_what_a_plan_of_it_alone_gives(t5: ExportedProgram) -> None:
     given = context((2, 9))
-    found = measured(t5, given, ROWS)
+    found = measured(t5, given, ROWS, TENSOR)
     masks = masks_of(given)
     assert len(found.end_to_end) == 14
-    for node, (layer,) in choices(t5, ROWS).items():
-        alone = simulate(t5, plan_of((layer,)), given.calibration)
-        error = largest_output_error(alone, found.outputs, masks)
-        assert found.end_to_end[node] == pytest.approx(error, rel=1e-4), layer.module
-        assert error > 0
+    for node, forms in choices(t5, ROWS, TENSOR).items():
+        for layer, reached in zip(forms, found.end_to_end[node], strict=True):
+            alone = simulate(t5, plan_of((layer,)), given.calibration)
+            error = largest_output_error(alone, found.outputs, masks)
+            assert reached == pytest.approx(error, rel=1e-4), layer.module
+            assert error > 0
+
+
+def test_the_input_that_stands_for_the_others_is_small_and_not_too_small(
+    t5: ExportedProgram,
+) -> None:
+    """One token says little of a layer; the full text is long."""
+    token, some, long = context((1, 2)), context((4, 9)), context((4, 30))
+    cases = (*long.calibration, *token.calibration, *some.calibration)
+    found = measured(t5, PassContext(calibration=cases, mask_input="mask"), ROWS)
+    of_some = measured(t5, some, ROWS)
+    for node, (reached,) in found.end_to_end.items():
+        assert reached == pytest.approx(of_some.end_to_end[node][0], rel=1e-4)
 
 
 def test_a_layers_own_error_is_measured_on_what_it_reads() -> None:
@@ -87,7 +100,7 @@ def test_a_layers_own_error_is_measured_on_what_it_reads() -> None:
     reading = found.readings[node]
     assert reading.rows == 4
     assert reading.largest == x.abs().max()
-    assert reading.peak == pytest.approx(float(x.abs().max() / x.square().mean().sqrt()))
+    assert reading.peak == pytest.approx(float(x.abs().max() / x.abs().mean()))
 
 
 def test_padding_does_not_count() -> None:
