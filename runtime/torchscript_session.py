@@ -4,21 +4,23 @@ torch is imported when such an engine is opened, and nowhere else in this folder
 """
 
 import re
-import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from enginecast.errors import BundleError, InputError, MissingError, UsageError
-from enginecast.runtime.arrays import BFLOAT16, Array
+from enginecast.errors import BundleError, InputError, MissingError
+from enginecast.runtime.arrays import Array
 from enginecast.runtime.bundle import Bundle
 from enginecast.runtime.manifest import EngineRecord
-
-PROVIDERS = {"CPUExecutionProvider": "torch-cpu", "CUDAExecutionProvider": "torch-cuda"}
-"""What runs a TorchScript engine where ONNX Runtime's provider was asked for."""
+from enginecast.runtime.torch_values import (
+    Threads,
+    device_of,
+    provider_of,
+    require_device,
+    require_torch,
+    to_host,
+    to_tensor,
+)
 
 
 class TorchScriptSession:
@@ -29,8 +31,7 @@ class TorchScriptSession:
         self._inputs = tuple(spec.name for spec in bundle.manifest.inputs)
         self._outputs = tuple(spec.name for spec in bundle.manifest.outputs)
         self._provider = provider
-        self._threads = threads
-        self._lock = threading.Lock()
+        self._own_threads = Threads(threads)
 
     @property
     def provider(self) -> str:
@@ -41,8 +42,8 @@ class TorchScriptSession:
         import torch
         from torch.jit._fuser import optimized_execution
 
-        device = _device(self._provider)
-        tensors = [_to_tensor(arrays[name]).to(device) for name in self._inputs]
+        device = device_of(self._provider)
+        tensors = [to_tensor(arrays[name]).to(device) for name in self._inputs]
         try:
             # Without the optimising executor, which compiles anew by what the first runs were like.
             with self._own_threads(), torch.no_grad(), optimized_execution(False):
@@ -55,28 +56,7 @@ class TorchScriptSession:
         return {name: named[name] for name in outputs}
 
     def to_host(self, value: Any) -> Array:
-        import torch
-
-        tensor = value.detach().cpu().contiguous()
-        if tensor.dtype != torch.bfloat16:
-            return np.asarray(tensor.numpy())
-        return np.asarray(tensor.view(torch.int16).numpy().view(BFLOAT16))
-
-    @contextmanager
-    def _own_threads(self) -> Iterator[None]:
-        """torch has one number of threads for the whole process, so such runs go one by one."""
-        import torch
-
-        if self._threads is None:
-            yield
-            return
-        with self._lock:
-            before = torch.get_num_threads()
-            torch.set_num_threads(self._threads)
-            try:
-                yield
-            finally:
-                torch.set_num_threads(before)
+        return to_host(value)
 
 
 def open_session(
@@ -95,22 +75,13 @@ def open_session(
         UsageError: the engine was made for another device.
         BundleError: torch refuses the file.
     """
-    provider = provider_of(providers[0])
-    torch = _require_torch(record)
-    if provider == "torch-cuda" and not torch.cuda.is_available():
-        raise MissingError(
-            "device cuda: torch sees no CUDA GPU here", hint="See `enginecast doctor`."
-        )
-    if record.providers and provider not in record.providers:
-        raise UsageError(
-            f"{record.file}: made for {record.providers[0]}, not for {provider}: TorchScript keeps"
-            " the device that it was traced on",
-            hint="Export it with the other --device, on a machine that has it.",
-        )
+    provider = provider_of(providers[0], "TorchScript")
+    torch = _require_torchscript(record)
+    require_device(torch, record, provider, "TorchScript keeps the device that it was traced on")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            module = torch.jit.load(str(bundle.path(record.file)), map_location=_device(provider))
+            module = torch.jit.load(str(bundle.path(record.file)), map_location=device_of(provider))
         except Exception as error:  # torch raises RuntimeError, and others for what is no archive
             first = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise BundleError(f"{record.file}: torch.jit.load refuses it: {first}") from error
@@ -118,30 +89,8 @@ def open_session(
     return TorchScriptSession(module, bundle, provider, threads)
 
 
-def provider_of(name: str) -> str:
-    """ "torch-cpu" for "CPUExecutionProvider"; its own names stay.
-
-    Raises:
-        UsageError: a provider of ONNX Runtime that torch has nothing like.
-    """
-    if name in PROVIDERS.values():
-        return name
-    if name not in PROVIDERS:
-        raise UsageError(
-            f"{name}: a TorchScript engine runs on {' or '.join(PROVIDERS.values())}",
-            hint="Use device='cpu' or device='cuda' (--device).",
-        )
-    return PROVIDERS[name]
-
-
-def _require_torch(record: EngineRecord) -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingError(
-            f"{record.file}: a TorchScript engine needs torch, which is not installed: {error}",
-            hint="pip install torch, or export with --target onnxruntime.",
-        ) from error
+def _require_torchscript(record: EngineRecord) -> Any:
+    torch = require_torch(record, "TorchScript")
     if not callable(getattr(torch.jit, "load", None)):
         raise MissingError(
             f"{record.file}: torch {torch.__version__} has no torch.jit.load: PyTorch has dropped"
@@ -159,16 +108,3 @@ def _require_torch(record: EngineRecord) -> Any:
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])
-
-
-def _device(provider: str) -> str:
-    return provider.removeprefix("torch-")
-
-
-def _to_tensor(array: Array) -> Any:
-    """A copy: the model may write into its inputs."""
-    import torch
-
-    if array.dtype == BFLOAT16:
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(array.copy())
