@@ -63,7 +63,12 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tabl
 Verbose = Annotated[
     int, typer.Option("--verbose", "-v", count=True, help="Show the log.", show_default=False)
 ]
-Target = Annotated[str, typer.Option(metavar="NAME", help="What runs the engine.")]
+Target = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="What runs the engine: onnxruntime, aotinductor, torchscript."
+    ),
+]
 Arch = Annotated[str | None, typer.Option(metavar="NAME", help="GPU architecture, such as sm90.")]
 MaxError = Annotated[
     float | None,

@@ -143,12 +143,13 @@ def describe_manifest(
         file=lowered.files[0],
         weights=WEIGHTS_FILE if WEIGHTS_FILE in lowered.files else None,
         precision=plan.precision,
-        opset=lowered.opset,
+        opset=lowered.opset or None,
         domains=dict(lowered.domains),
         minimum_runtime=lowered.minimum_runtime,
         providers=plan.engine_providers,
-        arch=plan.arch,
+        arch=plan.arch or lowered.requires.get("gpu"),
         quantized=lowered.quantized,
+        requires=dict(lowered.requires),
         verdict=verdict,
     )
     return Manifest(

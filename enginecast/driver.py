@@ -58,7 +58,8 @@ def compile(
         model: a Hugging Face folder, `package.module:factory`, a `.pt2` file, or a module.
         output: the bundle's folder; it must not exist.
         example: inputs by name, for a module.
-        target: "onnxruntime", or "torchscript": the model as it is, without passes.
+        target: "onnxruntime"; "aotinductor": machine code; "torchscript": the model as it is,
+            without passes.
         precision: "fp32" (default), "fp16", "bf16", "mixed", or a quantised one ("int8", "fp8",
             "int8-storage", ...): the preset pipeline and the measure.
         pipeline: a pipeline spec instead of a preset.
@@ -127,7 +128,7 @@ def export(
         try:
             prepared = prepare(source, options, steps, quantization)
         except RefusedError as error:
-            if not falls_back(error, options):
+            if plan.target != "onnxruntime" or not falls_back(error, options):
                 raise
             return scripted_export(script, error)
         job = Job(prepared, plan, passes, threads, staging, steps, drop_guilty)

@@ -20,7 +20,8 @@ from enginecast.cases import SEED
 from enginecast.culprits import explained
 from enginecast.describe import describe_manifest, judged
 from enginecast.exporters.fusion_contract import count_fusions, expect_fusions
-from enginecast.exporters.onnx import Lowered, lower_to_onnx
+from enginecast.exporters.onnx import Lowered
+from enginecast.exporters.targets import Order, target_of
 from enginecast.passes.base import Pass
 from enginecast.passes.ir_text import print_ir
 from enginecast.passes.quantization_plan import plan_of
@@ -138,14 +139,16 @@ class Job:
         captured = self.prepared.captured
         given = self.prepared.source.given_program() is not None
         names = {} if given else symbol_names(captured.program, captured.inputs)
-        lowered = lower_to_onnx(
+        order = Order(
             rewritten.program,
             self.staging.folder,
             outputs=self.prepared.output_names,
             symbols={str(symbol): name for symbol, name in names.items()},
             shapes=[spec.dims for spec in captured.outputs],
             device=self.plan.device,
+            arch=self.plan.arch,
         )
+        lowered = target_of(self.plan.target).lower(order)
         self.steps.log(f"lowered: {lowered.nodes} nodes, {dict(lowered.ops)}")
         for note in lowered.notes:
             self.steps.say(note)

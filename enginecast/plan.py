@@ -29,6 +29,8 @@ from enginecast.runtime.ort_session import CUDA_PROVIDER
 _ARCH = re.compile(r"sm\d{2,3}a?|gfx\d{3,4}[a-z]?")
 FALLBACKS = ("none", "rewrite", "specialise", "torchscript")
 """How far down the control-flow ladder a capture may go."""
+OF_TORCH = ("aotinductor", "torchscript")
+"""Targets whose engines torch runs, on the device that they were made for."""
 SKIP_FIELDS: Mapping[type[Pass], tuple[str, str]] = {
     UnifyDtype: ("keep", "keep_classes"),
     PlanFp8: ("skip_modules_pattern", "skip_modules_classes"),
@@ -68,6 +70,8 @@ class Plan:
     @property
     def engine_providers(self) -> tuple[str, ...]:
         """Providers that the engine is known to suit."""
+        if self.target in OF_TORCH:
+            return (f"torch-{self.device}",)
         if self.precision == "bf16":
             return (CUDA_PROVIDER,)
         return self.providers
@@ -88,13 +92,13 @@ def make_plan(
     """Decide an export, or say why it cannot be.
 
     Args:
-        target: "onnxruntime", or "torchscript", which runs no passes.
+        target: "onnxruntime", "aotinductor", or "torchscript", which runs no passes.
         precision: None: fp32, or what the pipeline's unify-dtype says, or the plan of `file`.
             "mixed" computes in fp16 with the residual stream in fp32; "int8" and the like compute
             in what `presets.computes` says.
         pipeline: None: the precision's preset.
-        device: None: the CPU, or a GPU for a precision that the CPU provider lacks, and for a
-            quantised one with `arch`.
+        device: None: the CPU, or a GPU for a precision that the CPU provider lacks, for a
+            quantised one with `arch`, and for machine code with `arch`.
         keep: patterns of modules that stay in fp32, or are not quantised.
         keep_classes: likewise, class names.
         arch: GPU architecture such as "sm90".
@@ -123,7 +127,7 @@ def make_plan(
         )
     name = precision or computed or (given.format if given is not None else "fp32")
     arch = arch or (given.arch if given is not None and given.arch != "cpu" else None)
-    chosen = device or _device_for(name, arch)
+    chosen = device or _device_for(target, name, arch)
     quantized = name if name in QUANTIZED else _quantized_by(pipeline)
     _check_quantized(quantized, given, max_error, pipeline)
     if quantized and chosen == "cuda" and pipeline is None:
@@ -133,12 +137,30 @@ def make_plan(
     )
     precision = computes(name, target, device=chosen)
     text = _keeping(pipeline if pipeline is not None else text, keep, keep_classes)
+    here = True
+    if target in OF_TORCH:
+        _require_gpu_of_torch(chosen, "Inductor compiles and measures GPU kernels on the GPU")
+    else:
+        here = _runs_on_onnxruntime(precision, device, chosen)
+    # `preset` refused any other.
+    return Plan(target, cast(Precision, precision), text, chosen, here, arch, quantized, file)
+
+
+def _device_for(target: str, precision: str, arch: str | None) -> str:
+    if target in OF_TORCH:
+        return "cpu" if arch is None else "cuda"
+    on_gpu = precision == "bf16" or (precision in QUANTIZED and arch is not None)
+    return "cuda" if on_gpu else "cpu"
+
+
+def _runs_on_onnxruntime(precision: str, device: str | None, chosen: str) -> bool:
+    """Whether ONNX Runtime has the provider here; one that was asked for has to be."""
     if precision == "bf16" and device == "cpu":
         raise UsageError(
             "--precision bf16 does not run on --device cpu: ONNX Runtime's CPU provider has no bf16"
             " kernels",
             hint="Leave --device out to export for a GPU (judged by emulation here), or use"
-            " --precision fp32 or fp16.",
+            " --precision fp32 or fp16, or --target aotinductor.",
         )
     here = set(PROVIDERS[chosen][:1]) <= set(onnxruntime.get_available_providers())
     if device is not None and not here:
@@ -147,13 +169,15 @@ def make_plan(
             f" {', '.join(onnxruntime.get_available_providers())}",
             hint="pip install 'enginecast[cuda]' on a machine with a GPU, or leave --device out.",
         )
-    # `preset` refused any other.
-    return Plan(target, cast(Precision, precision), text, chosen, here, arch, quantized, file)
+    return here
 
 
-def _device_for(precision: str, arch: str | None) -> str:
-    on_gpu = precision == "bf16" or (precision in QUANTIZED and arch is not None)
-    return "cuda" if on_gpu else "cpu"
+def _require_gpu_of_torch(device: str, why: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise MissingError(
+            f"--device cuda: torch sees no CUDA GPU here, and {why}",
+            hint="Export on a machine with a GPU, or leave --device and --arch out.",
+        )
 
 
 def _quantized_by(pipeline: str | None) -> str:
@@ -214,12 +238,7 @@ def _torchscript_plan(
             hint="Leave it out, or use --target onnxruntime.",
         )
     chosen = device or "cpu"
-    if chosen == "cuda" and not torch.cuda.is_available():
-        raise MissingError(
-            "--device cuda: torch sees no CUDA GPU here, and a trace keeps the device that it was"
-            " made on",
-            hint="Export on a machine with a GPU, or leave --device out.",
-        )
+    _require_gpu_of_torch(chosen, "a trace keeps the device that it was made on")
     return Plan("torchscript", cast(Precision, precision), text, chosen, True, arch)
 
 

@@ -15,8 +15,8 @@ from enginecast.exporters.onnx import GRAPH_FILE, WEIGHTS_FILE, Lowered
 from enginecast.exporters.torchscript import ENGINE_FILE, lower_script_to_onnx, write_torchscript
 from enginecast.job import PENDING
 from enginecast.plan import Plan
-from enginecast.runtime import ort_session, torchscript_session
 from enginecast.runtime.bundle import Bundle
+from enginecast.runtime.load import opener_of
 from enginecast.runtime.manifest import EngineRecord, Manifest, Output, Verdict
 from enginecast.runtime.session import Engine
 from enginecast.runtime.staging import Staging
@@ -136,10 +136,9 @@ class Workshop:
         manifest = self.manifest(target, lowered, outputs)
         files = unsealed(lowered.files)
         bundle = Bundle(self.staging.folder, msgspec.structs.replace(manifest, files=files))
-        opened = torchscript_session if target == "torchscript" else ort_session
         try:
             with self.steps("verify"):
-                session = opened.open_session(
+                session = opener_of(target)(
                     bundle, manifest.engines[0], self.plan.providers, self.threads
                 )
                 with Engine(bundle, manifest.engines[0], session) as engine:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import msgspec
 
 from enginecast.errors import BundleError, InputError
+from enginecast.exporters.targets import target_of
 from enginecast.plan import Plan
 from enginecast.rewrite import Rewritten
 from enginecast.runtime.bundle import Bundle
+from enginecast.runtime.load import opener_of
 from enginecast.runtime.manifest import FileRecord, Manifest, Verdict
 from enginecast.runtime.ort_profile import profile_ops
-from enginecast.runtime.ort_session import open_session
 from enginecast.runtime.session import Engine
 from enginecast.runtime.staging import Staging
 from enginecast.verify.engine import verify_engine, where_it_ran
@@ -26,7 +27,7 @@ class Trial:
 
     verdict: Verdict
     executed: tuple[str, ...] | None
-    """Op types as the runtime executed them; None when it did not run."""
+    """Op types as the runtime executed them; None when it did not run, or does not tell."""
 
 
 def try_engine(
@@ -56,10 +57,12 @@ def try_engine(
     bundle = Bundle(staging.folder, msgspec.structs.replace(manifest, files=files))
     emulated = rewritten.emulated.measured if rewritten.emulated is not None else None
     try:
-        session = open_session(bundle, record, plan.providers, threads)
+        session = opener_of(plan.target)(bundle, record, plan.providers, threads)
         with Engine(bundle, record, session) as engine:
             verdict = verify_engine(engine, reference, emulated=emulated, problems=problems)
             verdict = _name_arithmetic(verdict, rewritten)
+        if not target_of(plan.target).tells_ops:
+            return Trial(verdict, None)
         executed = profile_ops(
             bundle.path(record.file),
             reference.cases[0].inputs,

@@ -24,9 +24,12 @@ from enginecast.runtime.manifest import Fusion
 
 RMS_NORM, SKIP_NORM, ATTENTION = "rms-norm", "residual+norm", "attention"
 
-_SKIP_OPS = frozenset({"SkipSimplifiedLayerNormalization"})
-_NORM_OPS = frozenset({"RMSNormalization", "SimplifiedLayerNormalization"}) | _SKIP_OPS
-_ATTENTION_OPS = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention"})
+# Those of ONNX Runtime, and what Inductor makes one kernel of (see `aotinductor.op_counts`).
+_SKIP_OPS = frozenset({"SkipSimplifiedLayerNormalization", "add+rms_norm"})
+_NORM_OPS = frozenset({"RMSNormalization", "SimplifiedLayerNormalization", "rms_norm"}) | _SKIP_OPS
+_ATTENTION_OPS = frozenset(
+    {"Attention", "MultiHeadAttention", "GroupQueryAttention", "scaled_dot_product_attention"}
+)
 _OPS = {RMS_NORM: _NORM_OPS, SKIP_NORM: _SKIP_OPS, ATTENTION: _ATTENTION_OPS}
 _PASSES = {
     RMS_NORM: "fuse-rms-norm",

@@ -6,7 +6,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -56,6 +56,7 @@ class Lowered:
     ops: Mapping[str, int]
     """How often each op stands in the graph, as "domain::Op" outside ONNX's own domain."""
     opset: int
+    """0: the engine is no ONNX graph."""
     domains: Mapping[str, int]
     minimum_runtime: str
     """Oldest ONNX Runtime that is known to run this graph right, as a requirement:
@@ -65,6 +66,8 @@ class Lowered:
     """As in `EngineRecord`."""
     notes: tuple[str, ...] = ()
     """What of the program is not in the engine, as sentences."""
+    requires: Mapping[str, str] = field(default_factory=dict)
+    """What machine code asks of the machine that runs it; see `runtime.fitness`."""
 
 
 def lower_to_onnx(
@@ -96,7 +99,7 @@ def lower_to_onnx(
             Runtime has no kernels for.  No file is left then.
     """
     program = structural_copy(program)
-    _refuse_state(program)
+    refuse_state(program)
     _refuse_names(program, outputs)
     notes = drop_assertions(program)
     legalize_quantized(program, device=device, opset=OPSET, gemm_float8=gemm_float8)
@@ -109,7 +112,7 @@ def lower_to_onnx(
         # Not ONNXProgram.optimize: its rotary fusion breaks on a batch (cos, sin are broadcast).
         optimize_ir(model)
     keep_pads_of_max_pools(model)
-    _name_values(model, _input_names(program), outputs, symbols)
+    _name_values(model, input_names(program), outputs, symbols)
     for value, dims in zip(model.graph.outputs, shapes, strict=False):
         value.shape = ir.Shape(dims)
     _plain_metadata(model)
@@ -128,8 +131,12 @@ def _save(model: ir.Model, folder: Path) -> tuple[str, ...]:
     return (GRAPH_FILE, *((WEIGHTS_FILE,) if stored else ()))
 
 
-def _refuse_state(program: ExportedProgram) -> None:
-    """An engine has no memory from one call to the next."""
+def refuse_state(program: ExportedProgram) -> None:
+    """An engine has no memory from one call to the next.
+
+    Raises:
+        LoweringError: forward writes into a weight or buffer.
+    """
     specs = weight_specs(program)
     for node in program.graph.nodes:
         if not is_mutating(node):
@@ -162,7 +169,7 @@ def _refuse_names(program: ExportedProgram, outputs: Sequence[str]) -> None:
         )
 
 
-def _input_names(program: ExportedProgram) -> list[str]:
+def input_names(program: ExportedProgram) -> list[str]:
     return [
         spec.arg.name
         for spec in program.graph_signature.input_specs

@@ -18,8 +18,8 @@ _PIPELINES = {
 }
 _COMPUTES: Mapping[str, str] = {"mixed": "fp16"}
 """What a preset computes in, where it is not called so."""
-_TARGETS = ("onnxruntime", "torchscript")
-_PLANNED_TARGETS = ("tensorrt", "aotinductor")
+_TARGETS = ("onnxruntime", "aotinductor", "torchscript")
+_PLANNED_TARGETS = ("tensorrt",)
 _WITHOUT_PASSES = "torchscript"
 """The target that runs the model as it is, in the dtype of the precision."""
 
@@ -89,7 +89,7 @@ def preset(
 
     Args:
         precision: a name such as "fp16" or "int8".
-        target: "onnxruntime", or "torchscript", which runs no passes.
+        target: "onnxruntime", "aotinductor", or "torchscript", which runs no passes.
         device: "cpu" or "cuda".
         arch: GPU architecture, for a precision that plans; None: the CPU.
         max_error: the largest relative L2 error of an output that a plan may have; None: its

@@ -10,22 +10,26 @@ from enginecast.errors import BundleError, MissingError, UsageError
 from enginecast.runtime.bundle import Bundle, Check, open_bundle
 from enginecast.runtime.manifest import EngineRecord
 from enginecast.runtime.session import Engine, Session
-from enginecast.runtime.torchscript_session import PROVIDERS as TORCH_PROVIDERS
+from enginecast.runtime.torch_values import PROVIDERS as TORCH_PROVIDERS
 
-Opener = Callable[[Bundle, EngineRecord, Sequence[str], int | None], Session]
+Opener = Callable[..., Session]
+"""Takes a bundle, the record, providers and threads."""
 Level = Literal["verified", "verified-by-emulation"]
 
 _OPENERS = {
     "onnxruntime": "enginecast.runtime.ort_session:open_session",
     "torchscript": "enginecast.runtime.torchscript_session:open_session",
+    "aotinductor": "enginecast.runtime.aotinductor_session:open_session",
 }
 _CODE_TARGETS = frozenset({"torchscript", "aotinductor", "tensorrt"})
+_REPLAYS = frozenset({"aotinductor"})
+"""Targets that record runs as CUDA graphs."""
 PROVIDERS = {
     "cpu": ("CPUExecutionProvider",),
     "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider"),
 }
 """ONNX Runtime's execution providers by device, the wanted one first."""
-_PROVIDER_NAMES = {"torchscript": TORCH_PROVIDERS}
+_PROVIDER_NAMES = {"torchscript": TORCH_PROVIDERS, "aotinductor": TORCH_PROVIDERS}
 """Target -> what runs it where one of ONNX Runtime's providers was asked for."""
 
 
@@ -41,6 +45,7 @@ def load(
     require: Level | None = None,
     allow_code: bool = False,
     threads: int | None = None,
+    cuda_graphs: bool = True,
     check: Check = "full",
 ) -> Engine:
     """Load the engine of a bundle that suits this device best.
@@ -54,6 +59,8 @@ def load(
             emulation without a warning.
         allow_code: open engine kinds that run code when they are loaded.
         threads: threads within one operator; None: as many as there are cores.
+        cuda_graphs: on a GPU, an aotinductor engine records runs whose shapes repeat as CUDA
+            graphs, which take memory; False: it does not.
         check: "full" compares the digest of every file; "size" only the sizes.
 
     Raises:
@@ -78,9 +85,10 @@ def load(
             hint="Run `enginecast verify DIR` on the target to complete the verdict.",
         )
     opener = _opener(record, allow_code=allow_code)
+    options = {} if cuda_graphs or record.target not in _REPLAYS else {"cuda_graphs": False}
     if record.target in _CODE_TARGETS and check != "full":
         bundle = open_bundle(path, check="full")  # what is code is never run unchecked
-    session = opener(bundle, record, wanted, threads)
+    session = opener(bundle, record, wanted, threads, **options)
     if doubt and not (require and record.verdict.outcome == require):
         warnings.warn(f"{bundle.root}: {record.file}: {doubt}", EnginecastWarning, stacklevel=2)
     return Engine(bundle, record, session)
@@ -130,7 +138,7 @@ def _doubt(record: EngineRecord, provider: str) -> str:
 def _opener(record: EngineRecord, *, allow_code: bool) -> Opener:
     if record.target in _CODE_TARGETS and not allow_code:
         raise BundleError(
-            f"{record.file}: a {record.target} engine runs code when it is loaded",
+            f"{record.file}: {_an(record.target)} engine runs code when it is loaded",
             hint="If you trust who made the bundle, pass allow_code=True (--allow-code).",
         )
     if record.target not in _OPENERS:
@@ -138,6 +146,15 @@ def _opener(record: EngineRecord, *, allow_code: bool) -> Opener:
             f"{record.file}: this build opens {', '.join(_OPENERS)} engines, got {record.target!r}",
             hint="Export with --target onnxruntime, or upgrade enginecast.",
         )
-    module, function = _OPENERS[record.target].split(":")
+    return opener_of(record.target)
+
+
+def _an(word: str) -> str:
+    return f"an {word}" if word[0] in "aeiou" else f"a {word}"
+
+
+def opener_of(target: str) -> Opener:
+    """What opens engines of a target: `open_session` of its module."""
+    module, function = _OPENERS[target].split(":")
     opener: Opener = getattr(import_module(module), function)
     return opener

@@ -174,6 +174,8 @@ class EngineRecord(Record, frozen=True, kw_only=True):
     arch: str | None = None
     quantized: Literal["", "fp8", "int8"] = ""
     """What is quantised in the engine: ONNX Runtime needs options for it."""
+    requires: dict[str, str] = {}
+    """What machine code asks of the machine that runs it; see `runtime.fitness`."""
 
 
 class Quantization(Record, frozen=True, kw_only=True):

@@ -90,15 +90,14 @@ def test_a_rejected_engine_does_not_load(tmp_path: Path, engines: tuple[Any, ...
 @pytest.mark.parametrize("target", ["torchscript", "aotinductor", "tensorrt"])
 def test_engines_that_are_code_need_consent(tmp_path: Path, target: str) -> None:
     root = bundle(tmp_path, bundles.engine(target=target))
-    with pytest.raises(BundleError, match=f"a {target} engine runs code when") as caught:
+    with pytest.raises(BundleError, match=f"an? {target} engine runs code when") as caught:
         load(root)
     assert "--allow-code" in caught.value.hint
 
 
-@pytest.mark.parametrize("target", ["aotinductor", "tensorrt"])
-def test_engines_that_nothing_here_opens_are_refused(tmp_path: Path, target: str) -> None:
-    root = bundle(tmp_path, bundles.engine(target=target))
-    with pytest.raises(MissingError, match=f"onnxruntime, torchscript engines, got '{target}'"):
+def test_engines_that_nothing_here_opens_are_refused(tmp_path: Path) -> None:
+    root = bundle(tmp_path, bundles.engine(target="tensorrt"))
+    with pytest.raises(MissingError, match=r"opens onnxruntime, .* engines, got 'tensorrt'"):
         load(root, allow_code=True)
 
 

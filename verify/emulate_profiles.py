@@ -64,6 +64,9 @@ _ORT_GELU = Rule(
 )
 _TORCH = "pytorch, aten/src/ATen/native/cpu: opmath_type of Half and BFloat16 is float"
 _TENSORRT = "NVIDIA TensorRT 11 API reference"
+_INDUCTOR = (
+    "pytorch, torch/_inductor/codegen: low precision is loaded as float, computed and stored"
+)
 _NUMPY = "onnx.reference, onnx/reference/ops: numpy of dtype float16, op by op"
 _WORST = "by definition: nothing is kept in more than the storage dtype"
 
@@ -118,6 +121,12 @@ _ALL = (
         _TORCH,
     ),
     _same(
+        "inductor",
+        "Inductor's kernels, and torch's that they call: fp32 inside, one rounding at the end",
+        "fp32",
+        f"{_INDUCTOR}; {_TORCH}",
+    ),
+    _same(
         "onnx-reference",
         "onnx.reference on numpy halves: every step of a composite op is rounded",
         "storage",
@@ -160,7 +169,7 @@ def profile_for(target: str) -> Profile:
     Raises:
         UsageError: no profile is known for the target.
     """
-    names = {"onnxruntime": "ort-cuda", "tensorrt": "tensorrt"}
+    names = {"onnxruntime": "ort-cuda", "tensorrt": "tensorrt", "aotinductor": "inductor"}
     if target not in names:
         raise UsageError(f"no arithmetic profile is known for target {target!r}")
     return PROFILES[names[target]]

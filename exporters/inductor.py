@@ -1,0 +1,202 @@
+"""Run Inductor ahead of time: settings, compiler, package.  All that names torch._inductor is here.
+
+The package is made to be the same from run to run and to say nothing of the machine that made it:
+a fresh cache, numbers of threads left to the run, no source files, and no paths in the code.
+"""
+
+import contextlib
+import io
+import logging
+import re
+import shlex
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from enginecast.errors import LoweringError, MissingError
+
+_THREADS = 16
+"""For which loops are split; how many there are is found out when the code runs."""
+_SETTINGS: dict[str, Any] = {
+    "aot_inductor.package_constants_in_so": False,
+    "aot_inductor.model_name_for_generated_files": "engine",
+    "aot_inductor.enable_line_tables": False,
+    "aot_inductor.enable_frame_pointer": False,
+    # It pays when it is used again, and its place is shared by all users of the machine.
+    "aot_inductor.precompile_headers": False,
+    "cpp.dynamic_threads": True,
+    "cpp.threads": _THREADS,
+    # Otherwise each set of instructions is tried out by compiling a library for it.
+    "cpp.vec_isa_ok": True,
+}
+_SETTINGS_OF: dict[str, dict[str, Any]] = {
+    "cpu": {},
+    "cuda": {"max_autotune": True, "coordinate_descent_tuning": True},
+}
+_LOGGERS = ("torch._inductor", "torch._dynamo", "torch.fx", "torch.export", "torch._functorch")
+_SOURCES = (".cpp", ".h")
+_MADE_BY_WRITER = ("version", "byteorder", ".data/serialization_id")
+_OWN_LINE = re.compile(r"\berror: (?P<text>.+)")
+
+
+def compile_package(
+    program: ExportedProgram, path: Path, *, device: str, metadata: Mapping[str, str]
+) -> None:
+    """Compile a program and write the package, without weights and sources.
+
+    Args:
+        program: flat inputs and outputs; on `device`.  Values of large weights are not looked at.
+        path: "*.pt2", the file to make.
+        device: "cpu" or "cuda".
+        metadata: goes into the package.
+
+    Raises:
+        MissingError: there is no C++ compiler, or no Triton for a GPU.
+        LoweringError: Inductor, or the compiler, refuses the program.
+    """
+    compiler = find_compiler()
+    if device == "cuda":
+        _require_triton()
+    with tempfile.TemporaryDirectory(prefix="enginecast-") as scratch:
+        settings = {
+            **_known({**_SETTINGS, **_SETTINGS_OF[device]}),
+            "aot_inductor.metadata": dict(metadata),
+            "cpp.cxx": (None, str(_wrap(compiler, Path(scratch)))),
+        }
+        made = Path(scratch) / path.name
+        try:
+            with _quiet(), _fresh_cache(scratch), torch.no_grad():
+                torch._inductor.aoti_compile_and_package(
+                    program, package_path=str(made), inductor_configs=settings
+                )
+        except Exception as error:  # Inductor raises what its many parts raise
+            raise LoweringError(
+                f"Inductor cannot compile this program: {_first_line(error)}",
+                hint="Use --target onnxruntime, or take the op out with a pass.",
+            ) from error
+        _without_sources(made, path)
+
+
+def find_compiler() -> str:
+    """The C++ compiler that Inductor takes.
+
+    Raises:
+        MissingError: there is none.
+    """
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        return str(cpp_builder.get_cpp_compiler())
+    except exc.InvalidCxxCompiler as error:
+        raise MissingError(
+            "--target aotinductor compiles C++, and there is no C++ compiler here",
+            hint="Install one (apt install g++), or name it in the environment variable CXX.",
+        ) from error
+
+
+def vector_isa() -> str:
+    """The vector instructions that Inductor compiles for here: "avx512 avx512_vnni"."""
+    from torch._inductor import config, cpu_vec_isa
+
+    with config.patch(_known({"cpp.vec_isa_ok": True})):
+        return str(cpu_vec_isa.pick_vec_isa()).lower()
+
+
+def _require_triton() -> None:
+    if find_spec("triton") is None:
+        raise MissingError(
+            "--device cuda: Inductor writes GPU kernels in Triton, which is not installed",
+            hint="pip install triton (it comes with torch for CUDA).",
+        )
+
+
+def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Without those that another version of torch does not have."""
+    from torch._inductor import config
+
+    return {name: value for name, value in settings.items() if hasattr(config, name)}
+
+
+def _wrap(compiler: str, folder: Path) -> Path:
+    """A script that calls the compiler so that the code depends on the program alone.
+
+    Inductor has no setting for more flags.  Paths that macros put into the code are cut, names are
+    not drawn, and the code is for the instructions that the manifest names instead of for all that
+    this machine has.
+    """
+    script = folder / Path(compiler).name  # Inductor tells compilers by their names
+    torch_folder = Path(torch.__file__).parent
+    flags = [
+        f"-ffile-prefix-map={torch_folder}=torch",
+        "-frandom-seed=engine",
+    ]
+    script.write_text(
+        "#!/bin/sh\n"
+        'for one in "$@"; do\n'
+        "  shift\n"
+        "  case $one in\n"
+        "    -march=native) ;;\n"
+        '    *.cpp) set -- "$@" "$one" "-ffile-prefix-map=${one%/*}=." ;;\n'
+        '    *) set -- "$@" "$one" ;;\n'
+        "  esac\n"
+        "done\n"
+        f'exec {shlex.join([compiler, *flags])} "$@"\n',
+        encoding="utf-8",
+    )
+    script.chmod(0o700)
+    return script
+
+
+def _without_sources(source: Path, target: Path) -> None:
+    """Sources hold the command lines of the compiler, and with them paths of this machine."""
+    reader = torch._C.PyTorchFileReader(str(source))
+    writer = torch._C.PyTorchFileWriter(str(target))
+    for name in reader.get_all_records():
+        if not name.endswith(_SOURCES) and name not in _MADE_BY_WRITER:
+            record = reader.get_record(name)
+            writer.write_record(name, record, len(record))
+    writer.write_end_of_file()
+
+
+@contextlib.contextmanager
+def _fresh_cache(folder: str) -> Iterator[None]:
+    from torch._inductor import utils
+
+    with utils.fresh_cache(dir=folder):
+        yield
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Inductor prints what it measures, and warns of what its users cannot change."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    said = io.StringIO()
+    try:
+        with (
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _first_line(error: BaseException) -> str:
+    """The compiler's own words where it spoke, else the first line that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    own = next((found for line in lines if (found := _OWN_LINE.search(line))), None)
+    if own is not None:
+        return f"the C++ compiler says: {own['text']}"
+    return (lines or [type(error).__name__])[0][:300]

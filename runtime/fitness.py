@@ -1,0 +1,117 @@
+"""What machine code compiled ahead of time asks of the machine that runs it, and whether it is
+there.
+
+    {"torch": "2.13", "platform": "linux x86_64", "cpu": "avx512 avx512_vnni"}
+    {..., "cuda": "13", "gpu": "sm90"}                    of code for a GPU
+"""
+
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from enginecast.errors import MissingError
+
+Needs = Mapping[str, str]
+_WHY = {
+    "torch": "its code calls functions of that version",
+    "platform": "it is machine code for that platform",
+    "cpu": "it was compiled for these instructions",
+    "cuda": "its code calls libraries of that CUDA version",
+    "gpu": "its kernels were compiled for that GPU",
+}
+_PARTS: dict[str, tuple[str, ...]] = {
+    "avx512": ("avx512_f", "avx512_dq", "avx512_vl", "avx512_bw", "fma3"),
+    "avx2": ("avx2", "fma3", "f16c"),
+    "asimd": ("neon",),
+}
+"""What Inductor means by one of its names, in those of torch.cpu.get_capabilities()."""
+_LEVELS = {"DEFAULT": 0, "AVX2": 1, "AVX512": 2}
+
+
+def requirements(torch: Any, device: str, isa: str) -> dict[str, str]:
+    """What code that is compiled on this machine will ask for.
+
+    Args:
+        torch: the module; this folder does not import it.
+        device: "cpu" or "cuda".
+        isa: the vector instructions that the compiler may use, as Inductor calls them:
+            "avx512 avx512_vnni".
+    """
+    found = {"torch": _version(torch), "platform": _platform(), "cpu": isa}
+    if device == "cuda":
+        found |= {"cuda": _cuda(torch), "gpu": gpu_of(torch)}
+    return found
+
+
+def require_fit(torch: Any, needs: Needs, name: str) -> None:
+    """Refuse code that was made for another machine.
+
+    Args:
+        torch: the module.
+        needs: as the manifest says; a key that is not known here is refused, too.
+        name: of the file, for the message.
+
+    Raises:
+        MissingError: says what is needed and what is here, each in one sentence.
+    """
+    problems = list(_problems(torch, needs))
+    if problems:
+        raise MissingError(
+            "; ".join(f"{name}: {problem}" for problem in problems),
+            hint="Use it on a machine like the one that it was made on, or export the model here.",
+        )
+
+
+def gpu_of(torch: Any) -> str:
+    """The architecture of the GPU in use, such as "sm90".
+
+    Raises:
+        MissingError: there is none.
+    """
+    if not torch.cuda.is_available():
+        raise MissingError(
+            "device cuda: torch sees no CUDA GPU here", hint="See `enginecast doctor`."
+        )
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm{major}{minor}"
+
+
+def _problems(torch: Any, needs: Needs) -> Iterator[str]:
+    here = {"torch": _version(torch), "platform": _platform()}
+    if "gpu" in needs:
+        here |= {"cuda": _cuda(torch), "gpu": gpu_of(torch)}
+    for key, wanted in needs.items():
+        if key == "cpu":
+            lacking = [part for part in wanted.split() if not _has(torch, part)]
+            if lacking:
+                less = ", ".join(lacking)
+                yield f"made for a CPU with {wanted}, and this one lacks {less}: {_WHY[key]}"
+        elif key not in here:
+            yield f"asks for {key} {wanted}, which this enginecast does not know"
+        elif here[key] != wanted:
+            yield f"made for {key} {wanted}, and here is {here[key]}: {_WHY[key]}"
+
+
+def _has(torch: Any, part: str) -> bool:
+    """Whether this CPU has one of Inductor's sets of instructions."""
+    known = getattr(torch.cpu, "get_capabilities", None)
+    if known is not None:
+        capabilities = known()
+        return all(bool(capabilities.get(name)) for name in _PARTS.get(part, (part,)))
+    # Before torch 2.12 there is but the level that its own kernels use.
+    level = _LEVELS.get(torch.backends.cpu.get_cpu_capability(), 0)
+    return level >= (2 if "512" in part else _LEVELS.get(part.upper(), 3))
+
+
+def _version(torch: Any) -> str:
+    return ".".join(str(torch.__version__).split("+")[0].split(".")[:2])
+
+
+def _platform() -> str:
+    return f"{sys.platform} {platform.machine()}"
+
+
+def _cuda(torch: Any) -> str:
+    """The major version: what its libraries are called by."""
+    return str(torch.version.cuda or "none").split(".")[0]

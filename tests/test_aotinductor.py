@@ -1,0 +1,265 @@
+"""`--target aotinductor`: one engine that is compiled once, and what is refused of it."""
+
+import shutil
+import threading
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from exports import cast, reseal
+from models import tiny_t5
+from programs import captured
+from torch import nn
+
+import enginecast
+from enginecast.driver import export
+from enginecast.errors import BundleError, LoweringError, MissingError, UsageError
+from enginecast.exporters.aotinductor import lower_to_aotinductor
+from enginecast.job import Export
+from enginecast.plan import make_plan
+from enginecast.runtime.bundle import open_bundle
+from enginecast.runtime.manifest import MANIFEST_NAME
+from enginecast.runtime.manifest_json import decode, encode
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Export:
+    """A T5 of one layer in bf16.  Compiling takes 15 s, so that this is the only one here."""
+    root = tmp_path_factory.mktemp("aotinductor")
+    model = tiny_t5(root / "t5", layers=1)
+    done = export(str(model), root / "out", make_plan("aotinductor", "bf16"))
+    assert done.bundle is not None, done.report.verdict.reasons
+    return done
+
+
+@pytest.fixture
+def copied(made: Export, tmp_path: Path) -> Path:
+    """A copy that may be damaged."""
+    return Path(shutil.copytree(made.folder, tmp_path / "copy"))
+
+
+def feeds(batch: int, tokens: int) -> dict[str, Any]:
+    drawn = np.random.default_rng(batch * tokens)
+    mask = np.ones((batch, tokens), np.int64)
+    mask[-1, tokens // 2 + 1 :] = 0
+    return {"input_ids": drawn.integers(2, 90, (batch, tokens)), "attention_mask": mask}
+
+
+def edited(bundle: Path, **changes: Any) -> Path:
+    """The bundle as if its engine had been published so."""
+    path = bundle / MANIFEST_NAME
+    content = decode(path.read_bytes())
+    record = msgspec.structs.replace(content.engines[0], **changes)
+    path.write_bytes(encode(msgspec.structs.replace(content, engines=(record,))))
+    return bundle
+
+
+def test_it_runs_in_bf16_on_the_cpu_and_is_verified(made: Export) -> None:
+    verdict = made.report.verdict
+    assert (verdict.outcome, verdict.engine) == ("verified", "ran")
+    assert verdict.where.provider == "torch-cpu"
+    # A T5 in fp32 would be 1000 times better than this floor: it is true bf16.
+    assert verdict.outputs[0].error is not None
+    assert verdict.outputs[0].error > 1e-3
+    assert {f.kind: (f.program, f.engine, f.missing) for f in made.report.fusions} == {
+        "rms-norm": (3, 3, ()),
+        "residual+norm": (2, 2, ()),
+        "attention": (1, 1, ()),
+    }
+
+
+def test_the_manifest_says_what_the_code_asks_for(made: Export) -> None:
+    assert made.bundle is not None
+    record = made.bundle.manifest.engines[0]
+    assert record.requires["torch"] == ".".join(torch.__version__.split(".")[:2])
+    assert set(record.requires) == {"torch", "platform", "cpu"}
+    assert (record.opset, record.providers) == (None, ("torch-cpu",))
+    assert record.weights == "weights.safetensors"
+
+
+def test_the_package_holds_neither_sources_nor_weights_nor_paths(made: Export) -> None:
+    with zipfile.ZipFile(made.folder / "engine.pt2") as package:
+        names = package.namelist()
+        content = b"".join(package.read(name) for name in names)
+    assert [name for name in names if name.endswith(".so")]
+    assert not [name for name in names if name.endswith((".cpp", ".h", ".o"))]
+    for path in (str(Path(torch.__file__).parent), str(Path.home()), "/tmp/", str(made.folder)):
+        assert path.encode() not in content
+    assert len(content) < 3 << 20
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (3, 7), (5, 64)])
+def test_several_shapes_are_right(made: Export, shape: tuple[int, int]) -> None:
+    from transformers import T5EncoderModel
+
+    eager = T5EncoderModel.from_pretrained(made.folder.parent / "t5").eval()
+    given = feeds(*shape)
+    with enginecast.load(made.folder, allow_code=True, require="verified") as engine:
+        found = engine.run(given)["last_hidden_state"].astype(np.float32)
+    with torch.no_grad():
+        wanted = eager(**{k: torch.from_numpy(v) for k, v in given.items()}).last_hidden_state
+    keep = given["attention_mask"] != 0
+    error = np.linalg.norm((found - wanted.numpy())[keep]) / np.linalg.norm(wanted.numpy()[keep])
+    assert 1e-4 < error < 0.05
+
+
+def test_threads_of_python_get_their_own_results(made: Export) -> None:
+    shapes = [(1, 3), (4, 9), (2, 33), (3, 7)]
+    with enginecast.load(made.folder, allow_code=True, threads=1) as engine:
+        alone = [engine.run(feeds(*shape))["last_hidden_state"] for shape in shapes]
+        wrong: list[tuple[int, int]] = []
+
+        def work(index: int) -> None:
+            for _ in range(5):
+                found = engine.run(feeds(*shapes[index]))["last_hidden_state"]
+                if not np.array_equal(found, alone[index]):
+                    wrong.append(shapes[index])
+
+        workers = [threading.Thread(target=work, args=(i,)) for i in range(len(shapes))]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    assert wrong == []
+
+
+def test_it_is_code_and_needs_leave_to_run(
+    made: Export, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(BundleError, match="an aotinductor engine runs code when it is loaded"):
+        enginecast.load(made.folder)
+    assert cast(capsys, "verify", made.folder).code == 2
+    ran = cast(capsys, "verify", made.folder, "--allow-code", "--json")
+    assert (ran.code, ran.json["verdict"]["outcome"]) == (0, "verified")
+
+
+def test_a_changed_byte_is_refused_before_it_is_loaded(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = copied / "engine.pt2"
+    content = bytearray(package.read_bytes())
+    content[len(content) // 2] ^= 1
+    package.write_bytes(content)
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda *_, **__: pytest.fail("ran"))
+    for check in ("full", "size"):
+        with pytest.raises(BundleError, match=r"engine\.pt2 has sha256"):
+            enginecast.load(copied, allow_code=True, check=check)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("torch", "2.9", r"made for torch 2\.9, and here is 2\.\d+"),
+        ("platform", "linux s390x", "made for platform linux s390x, and here is"),
+        ("cpu", "avx512 amx_fp99", "made for a CPU with avx512 amx_fp99, and this one lacks"),
+        ("moon", "full", "asks for moon full, which this enginecast does not know"),
+    ],
+)
+def test_code_for_another_machine_is_refused(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: str, said: str
+) -> None:
+    requires = open_bundle(copied).manifest.engines[0].requires
+    edited(copied, requires={**requires, key: value})
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda *_, **__: pytest.fail("ran"))
+    with pytest.raises(MissingError, match=said) as refused:
+        enginecast.load(copied, allow_code=True)
+    assert refused.value.exit_code == 3
+    assert refused.value.message.count(";") == 0
+
+
+def test_missing_weights_are_refused(made: Export, copied: Path) -> None:
+    (copied / "weights.safetensors").unlink()
+    with pytest.raises(BundleError, match=r"weights\.safetensors is missing"):
+        enginecast.load(copied, allow_code=True)
+    shutil.copyfile(made.folder / "weights.safetensors", copied / "weights.safetensors")
+    edited(copied, weights=None)
+    (copied / "weights.safetensors").unlink()
+    reseal(copied)
+    with pytest.raises(BundleError, match="its code reads weights, and the bundle has no such"):
+        enginecast.load(copied, allow_code=True)
+
+
+def test_weights_of_other_names_are_refused(copied: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = copied / "weights.safetensors"
+    stored = load_file(path)
+    save_file({f"other.{name}": tensor for name, tensor in stored.items()}, path)
+    reseal(copied)
+    with pytest.raises(BundleError, match=r"\d+ weights are missing, such as '.+'"):
+        enginecast.load(copied, allow_code=True)
+
+
+def test_other_outputs_than_the_manifest_names_are_refused(copied: Path) -> None:
+    content = decode((copied / MANIFEST_NAME).read_bytes())
+    output = msgspec.structs.replace(content.outputs[0], name="pooled")
+    (copied / MANIFEST_NAME).write_bytes(
+        encode(msgspec.structs.replace(content, outputs=(output,)))
+    )
+    with pytest.raises(BundleError, match="expected the outputs pooled, got last_hidden_state"):
+        enginecast.load(copied, allow_code=True)
+
+
+def test_what_is_no_package_is_refused(copied: Path) -> None:
+    (copied / "engine.pt2").write_bytes(b"no archive" * 50)
+    reseal(copied)
+    with pytest.raises(BundleError, match=r"engine\.pt2: torch refuses the package"):
+        enginecast.load(copied, allow_code=True)
+
+
+def test_it_stays_on_its_device(made: Export) -> None:
+    if torch.cuda.is_available():
+        with pytest.raises(UsageError, match="made for torch-cpu, not for torch-cuda"):
+            enginecast.load(made.folder, allow_code=True, device="cuda")
+        return
+    with pytest.raises(MissingError, match="no CUDA GPU"):
+        enginecast.load(made.folder, allow_code=True, device="cuda")
+
+
+def test_a_gpu_is_needed_to_compile_for_one() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    for asked in ({"device": "cuda"}, {"arch": "sm90"}):
+        with pytest.raises(MissingError, match="torch sees no CUDA GPU here") as refused:
+            make_plan("aotinductor", "bf16", **asked)  # type: ignore[arg-type]
+        assert refused.value.exit_code == 3
+
+
+def test_a_machine_without_compiler_misses_it(tmp_path: Path) -> None:
+    program = captured(nn.Linear(3, 3), torch.rand(2, 3))
+    with (
+        torch._inductor.config.patch({"cpp.cxx": (None, "no-such-compiler")}),
+        pytest.raises(MissingError, match=r"no C\+\+ compiler here") as refused,
+    ):
+        lower_to_aotinductor(program, tmp_path, outputs=("out",))
+    assert "g++" in refused.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("first\nsecond"), "Inductor cannot compile this program: first"),
+        (
+            RuntimeError("C++ compile error\n\nCommand:\ng++ a\n/x/a.cpp:3:1: error: no 'rint'\n"),
+            "the C++ compiler says: no 'rint'",
+        ),
+    ],
+)
+def test_a_failure_of_inductor_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fail)
+    program = captured(nn.Linear(3, 3), torch.rand(2, 3))
+    with pytest.raises(LoweringError) as refused:
+        lower_to_aotinductor(program, tmp_path, outputs=("out",))
+    assert said in refused.value.message
+    assert "\n" not in refused.value.message
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,135 @@
+"""When a run is recorded and replayed, without a GPU: what records is handed in."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginecast.runtime.cuda_graphs import GraphCache, Run, key_of
+
+
+class Log:
+    """Runs and records by adding one, and says which it did."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.said: list[str] = []
+        self.fails = fails
+
+    def run(self, tensors: Sequence[Any]) -> list[Any]:
+        self.said.append("run")
+        return [one + 1 for one in tensors]
+
+    def record(self, run: Run, tensors: Sequence[Any]) -> Run:
+        self.said.append("record")
+        if self.fails:
+            raise RuntimeError(self.fails)
+
+        def replay(given: Sequence[Any]) -> list[Any]:
+            assert [one.shape for one in given] == [one.shape for one in tensors]
+            self.said.append("replay")
+            return [one + 1 for one in given]
+
+        return replay
+
+    def cache(self, **options: int) -> GraphCache:
+        return GraphCache(self.run, self.record, **options)
+
+
+def ones(*shape: int, dtype: type = np.float32) -> Any:
+    return np.ones(shape, dtype)
+
+
+def test_the_third_run_of_the_same_shapes_is_recorded_and_then_replayed() -> None:
+    log = Log()
+    cache = log.cache(after=3)
+    for _ in range(5):
+        (found,) = cache([ones(2, 3)])
+        assert (found == 2).all()
+    assert log.said == ["run", "run", "record", "replay", "replay", "replay"]
+    assert cache.recorded == (key_of([ones(2, 3)]),)
+
+
+def test_shapes_and_dtypes_are_counted_apart() -> None:
+    log = Log()
+    cache = log.cache(after=2)
+    for inputs in ([ones(2, 3)], [ones(3, 2)], [ones(2, 3, dtype=np.int64)], [ones(2, 3)] * 2):
+        cache(inputs)
+    assert log.said == ["run"] * 4
+    cache([ones(3, 2)])
+    assert log.said[4:] == ["record", "replay"]
+
+
+def test_the_graph_that_was_not_used_for_longest_goes() -> None:
+    log = Log()
+    cache = log.cache(after=1, limit=2)
+    for width in (1, 2, 1, 3):
+        cache([ones(width)])
+    assert cache.recorded == (key_of([ones(1)]), key_of([ones(3)]))
+    cache([ones(2)])
+    assert log.said.count("record") == 4
+    assert cache.recorded == (key_of([ones(3)]), key_of([ones(2)]))
+
+
+def test_a_graph_that_went_is_not_recorded_anew_at_once() -> None:
+    log = Log()
+    cache = log.cache(after=2, limit=1)
+    for width in (1, 1, 2, 2, 1):
+        cache([ones(width)])
+    assert log.said == ["run", "record", "replay", "run", "record", "replay", "run"]
+
+
+def test_what_cannot_be_recorded_runs_as_it_is_and_is_not_tried_again() -> None:
+    log = Log(fails="operation not permitted when stream is capturing\nmore")
+    cache = log.cache(after=1)
+    for width in (1, 1, 2):
+        (found,) = cache([ones(width)])
+        assert (found == 2).all()
+    assert log.said == ["record", "run", "run", "run"]
+    assert cache.refused == "operation not permitted when stream is capturing"
+
+
+def test_other_errors_are_not_hidden() -> None:
+    def broken(run: Run, tensors: Sequence[Any]) -> Run:
+        raise AttributeError("a mistake")
+
+    with pytest.raises(AttributeError):
+        GraphCache(Log().run, broken, after=1)([ones(1)])
+
+
+def test_counts_of_shapes_do_not_grow_without_end() -> None:
+    log = Log()
+    cache = log.cache(after=2)
+    for width in range(1000):
+        cache([ones(width)])
+    assert len(cache._counts) == 256
+
+
+def test_replays_do_not_overlap() -> None:
+    busy = threading.Lock()
+    overlaps: list[int] = []
+
+    def record(run: Run, tensors: Sequence[Any]) -> Run:
+        def replay(given: Sequence[Any]) -> list[Any]:
+            if not busy.acquire(blocking=False):
+                overlaps.append(1)
+                return []
+            threading.Event().wait(0.001)
+            busy.release()
+            return list(given)
+
+        return replay
+
+    cache = GraphCache(Log().run, record, after=1)
+
+    def work() -> None:
+        for _ in range(10):
+            cache([ones(2)])
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert overlaps == []
