@@ -29,7 +29,14 @@ from enginecast.exporters.inductor_ops import plain_ops
 from enginecast.exporters.onnx import WEIGHTS_FILE, Lowered, input_names, refuse_state
 from enginecast.exporters.quantized_plain import lower_quantized_ops
 from enginecast.exporters.weights_file import check_dtypes, write_weights
-from enginecast.passes.graph_edit import aten, dtype_of, first_input, structural_copy
+from enginecast.passes.graph_edit import (
+    aten,
+    dtype_of,
+    first_input,
+    structural_copy,
+    value,
+    weight_specs,
+)
 from enginecast.passes.lift_weights import lift_weights
 from enginecast.passes.match import is_call
 from enginecast.passes.structure import all_nodes
@@ -73,9 +80,9 @@ def lower_to_aotinductor(
     lift_weights(program)
     weights = hoist_weights(program)
     check_dtypes(weights)
+    _give_memory(program, weights, device)
     lower_quantized_ops(program, device=device)
     ops = op_counts(program)
-    _give_memory(program, weights, device)
     _flatten(program)
     names = {
         "inputs": input_names(program),
@@ -158,6 +165,10 @@ def _give_memory(program: ExportedProgram, weights: Sequence[HoistedWeight], dev
         else:
             tensor = torch.empty(weight.shape, dtype=weight.dtype, device=device)
         program._state_dict[weight.placeholder] = nn.Parameter(tensor, requires_grad=False)
+    specs = weight_specs(program)
+    for node in program.graph.find_nodes(op="placeholder"):
+        if node.name in specs:
+            node.meta["val"] = value(node).contiguous()  # scaled products look at strides
 
 
 def _flatten(program: ExportedProgram) -> None:

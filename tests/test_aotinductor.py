@@ -16,6 +16,9 @@ from programs import captured
 from torch import nn
 
 import enginecast
+from enginecast import driver
+from enginecast.capture.refusal import Refusal
+from enginecast.capture.way import RefusedError
 from enginecast.driver import export
 from enginecast.errors import BundleError, LoweringError, MissingError, UsageError
 from enginecast.exporters.aotinductor import lower_to_aotinductor
@@ -227,6 +230,31 @@ def test_a_gpu_is_needed_to_compile_for_one() -> None:
         with pytest.raises(MissingError, match="torch sees no CUDA GPU here") as refused:
             make_plan("aotinductor", "bf16", **asked)  # type: ignore[arg-type]
         assert refused.value.exit_code == 3
+
+
+def test_there_is_no_fall_back_to_another_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = Refusal(
+        kind="data-dependent-branch",
+        file="model.py",
+        line=7,
+        code="if x.sum() > 0:",
+        reason="a branch on values",
+        hint="",
+        detail="",
+    )
+
+    def refuse(*_: object) -> None:
+        raise RefusedError(refusal)
+
+    monkeypatch.setattr(driver, "prepare", refuse)
+    monkeypatch.setattr(driver, "scripted_export", lambda *_: "went on")
+    example = {"input": torch.rand(2, 3)}
+    went_on: object = export(nn.Linear(3, 3), tmp_path / "a", make_plan(), example=example)
+    assert went_on == "went on"
+    with pytest.raises(RefusedError):
+        export(nn.Linear(3, 3), tmp_path / "b", make_plan("aotinductor"), example=example)
 
 
 def test_a_machine_without_compiler_misses_it(tmp_path: Path) -> None:

@@ -101,22 +101,19 @@ def test_models_are_verified_on_the_cpu(
 @pytest.mark.parametrize("precision", ["fp8-storage", "int8-storage", "int4-storage"])
 def test_quantised_weights_stay_quantised(exports: Exports, tmp_path: Path, precision: str) -> None:
     plan = make_plan("aotinductor", precision, max_error=0.3)
-    done = export(exports.model("t5-4"), tmp_path / "out", plan)
+    done = export(exports.model("bert"), tmp_path / "out", plan)
     assert done.bundle is not None, done.report.verdict.reasons
     record = done.bundle.manifest.engines[0]
     assert record.quantized == ("fp8" if precision == "fp8-storage" else "int8")
     stored = load_file(done.folder / WEIGHTS_FILE)
     low = torch.float8_e4m3fn if precision == "fp8-storage" else torch.int8
-    assert sum(tensor.dtype == low for tensor in stored.values()) >= 4 * 7
+    assert sum(tensor.dtype == low for tensor in stored.values()) >= 2 * 6
 
 
 @pytest.mark.parametrize("form", ["fp8", "int8"])
 def test_quantised_products_are_verified(exports: Exports, tmp_path: Path, form: str) -> None:
-    pipeline = (
-        f"canonicalize,fuse-rms-norm,fuse-attention,plan-{form}{{max_error=0.3}},{form}-matmul"
-    )
-    plan = make_plan("aotinductor", pipeline=pipeline)
-    done = export(exports.model("t5-4"), tmp_path / "out", plan)
+    plan = make_plan("aotinductor", form, max_error=0.3)
+    done = export(exports.model("bert"), tmp_path / "out", plan)
     assert done.bundle is not None, done.report.verdict.reasons
     product = {"fp8": "aten::_scaled_mm", "int8": "aten::_int_mm"}[form]
     assert done.ops[product] > 0
