@@ -20,7 +20,7 @@ def print_plan(plan: QuantizationPlan, console: Console) -> None:
     error = "not measured" if plan.predicted_error is None else f"{plan.predicted_error:.3g}"
     head = f"{plan.format} plan for {plan.arch}: predicted error {error}"
     say(console, f"{head}, allowed {plan.max_error:.3g}")
-    shown = table("layers", "n", "weight", "choice", "error", "outputs", "gain", "reason", whole=2)
+    shown = table("layers", "n", "weight", "choice", "error", "outputs", "gain", "reason", whole=4)
     for group in grouped(plan.layers):
         first = max(group, key=lambda layer: layer.error or 0.0)
         shown.add_row(

@@ -48,6 +48,8 @@ def _onnx(order: Order) -> Lowered:
         symbols=order.symbols,
         shapes=order.shapes,
         device=order.device,
+        # Its kernels are those of one architecture; without a name, the portable form.
+        gemm_float8=order.device == "cuda" and order.arch is not None,
     )
 
 
