@@ -174,12 +174,10 @@ class _Smoothing:
         """Scale the weights of a group, and say of every value between them that it is scaled."""
         fold, layout = group.source.fold, group.source.layout
         name = f"{module_path(group.root)}.smoothing".removeprefix(".")
-        columns: dict[torch.dtype | None, Node] = {}
         for linear in group.readers.linears:
-            dtype = dtype_of(linear.args[1])
-            if dtype not in columns:
-                columns[dtype] = self._powers(name, exponents, dtype)
-            self._multiply(linear, 1, columns[dtype])
+            # A constant for each: merge-linears takes no weights that share a part.
+            powers = self._powers(name, exponents, dtype_of(linear.args[1]))
+            self._multiply(linear, 1, powers)
         rows = -fold.spread(layout.spread(exponents))
         for position, is_matrix in fold.places:
             own_rows = rows.unsqueeze(1) if is_matrix else rows

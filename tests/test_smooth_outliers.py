@@ -13,6 +13,7 @@ from programs import (
     Text,
     calibrated,
     captured,
+    count,
     ir_diff,
     notes,
     outputs,
@@ -185,3 +186,16 @@ def test_outlier_channels_cost_int8_less(name: str, factor: float) -> None:
     errors = [relative_error(outputs(in_int8(p), *inputs)[0], exact) for p in (before, after)]
     assert errors[0] > factor * errors[1]
     assert errors[1] > 1e-3  # it is int8 all the same
+
+
+def test_it_stands_before_fp16_and_costs_it_nothing() -> None:
+    before, context = model_program("t5", "plain")
+    rest = f"unify-dtype{{to=fp16}},{FUSED},merge-linears"
+    after, _ = rewritten(before, f"{ALWAYS},{rest}", context)
+    plain, _ = rewritten(before, rest)
+    assert count(after, "linear", "split_with_sizes") == count(plain, "linear", "split_with_sizes")
+    inputs = prompts(4, 12)
+    (exact,) = outputs(before, *inputs)
+    errors = [relative_error(outputs(p, *inputs)[0], exact) for p in (after, plain)]
+    assert errors[0] < 1.05 * errors[1]
+    assert errors[1] > 1e-4
