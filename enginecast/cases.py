@@ -183,9 +183,14 @@ def _example_case(source: Source, specs: Sequence[InputSpec], steps: Steps) -> l
 
 
 def check_values(given: Mapping[str, Tensor], specs: Sequence[InputSpec], origin: str) -> None:
-    """Refuse ids that the model has no row for, before they reach a kernel."""
+    """Refuse ids that the model has no row for, before they reach a kernel, and padding alone."""
     for spec in specs:
         tensor = given[spec.name]
+        if spec.kind == "attention_mask" and not tensor.any():
+            raise UsageError(
+                f"{origin}: {spec.name}: 0 everywhere, so that all of the input is padding",
+                hint="Nothing can be compared or calibrated on it: give at least one token.",
+            )
         if spec.low is None or spec.high is None or not tensor.numel():
             continue
         least, most = tensor.min().item(), tensor.max().item()

@@ -147,6 +147,7 @@ def _capture_json(done: Export) -> dict[str, Any]:
     return {
         "capture": msgspec.to_builtins(manifest.capture),
         "guards": msgspec.to_builtins(manifest.guards),
+        "quantization": msgspec.to_builtins(manifest.quantization),
     }
 
 

@@ -1,6 +1,6 @@
 """Which inputs a model takes, and which of them were given."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from enginecast.capture.given import check_arguments, read_inputs
 from enginecast.capture.inputs import InputSpec, captured_dtype, from_example
 from enginecast.capture.source import Source
 from enginecast.cases import check_values
+from enginecast.errors import UsageError
 
 
 def input_specs(
@@ -36,12 +37,21 @@ def _inputs(source: Source, file: Path | None) -> tuple[tuple[InputSpec, ...], d
         _check_example(source)
         return derive(source), {}
     given = read_inputs(file)
+    _check_filled(given, file)
     check_arguments(given, source, f"--inputs {file}")
     ordered = sorted(given, key=_position(source))
     given = {name: given[name].to(captured_dtype(given[name])) for name in ordered}
     specs = check_required(source, from_example(given, source.config))
     check_values(given, specs, f"--inputs {file}")
     return specs, given
+
+
+def _check_filled(given: Mapping[str, Tensor], file: Path) -> None:
+    for name, tensor in given.items():
+        if not tensor.numel():
+            raise UsageError(
+                f"--inputs {file}: {name}: expected values, got shape {list(tensor.shape)}"
+            )
 
 
 def _check_example(source: Source) -> None:

@@ -93,9 +93,7 @@ def planned_floor(
         names: of the outputs.
     """
     wanted = {case.name: case.reference for case in reference.cases}
-    outputs = simulate(
-        program, plan, [case.inputs for case in cases], names, reference.mask_input
-    )
+    outputs = simulate(program, plan, [case.inputs for case in cases], names, reference.mask_input)
     measured: Comparison = {
         case.name: compare(
             {name: as_array(tensor) for name, tensor in found.items()},

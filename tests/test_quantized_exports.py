@@ -1,0 +1,205 @@
+"""Quantised exports from end to end: presets, plans as files, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from exports import cast
+from family_models import FAMILIES
+from models import tiny_bert, tiny_vit
+from safetensors.numpy import save_file
+
+from enginecast.passes.presets import QUANTIZED, preset
+from enginecast.runtime.load import load
+
+PIXELS = "pixel_values"
+
+
+def manifest_of(bundle: Path) -> Any:
+    return json.loads((bundle / "manifest.json").read_text())
+
+
+def plan_of(bundle: Path) -> Any:
+    return json.loads((bundle / "plan.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_bert(tmp_path_factory.mktemp("bert") / "model")
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_vit(tmp_path_factory.mktemp("vit") / "model")
+
+
+def test_int8_on_the_cpu(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = tmp_path / "bundle"
+    done = cast(capsys, "export", bert, "-o", bundle, "--precision", "int8", "--json")
+    assert done.code == 0, done.err
+    assert done.json["outcome"] == "verified"
+    assert done.json["precision"] == "int8"
+    assert done.json["ops"]["com.microsoft::MatMulIntegerToFloat"] == 13
+    manifest, plan = manifest_of(bundle), plan_of(bundle)
+    assert manifest["quantization"]["precision"] == "int8"
+    assert manifest["quantization"]["predicted_error"] == plan["predicted_error"]
+    assert plan["model"] == manifest["model"]["fingerprint"]
+    assert {layer["choice"] for layer in plan["layers"]} == {"storage", "w8a8-dynamic"}
+    error = max(output["error"] for output in done.json["verdict"]["outputs"])
+    assert 1e-3 < error < plan["max_error"]
+
+    # A person looks at the plan, wants one layer whole, and exports with it.
+    plan["layers"][-1] |= {"choice": "keep", "reason": "the pooler is small"}
+    (tmp_path / "mine.json").write_text(json.dumps(plan))
+    again = tmp_path / "again"
+    options = ("--plan", tmp_path / "mine.json", "--json")
+    done = cast(capsys, "export", bert, "-o", again, *options)
+    assert done.code == 0, done.err
+    assert done.json["ops"]["com.microsoft::MatMulIntegerToFloat"] == 12
+    assert plan_of(again)["layers"][-1]["reason"] == "the pooler is small"
+
+    checked = cast(capsys, "verify", again, "--json")
+    assert checked.code == 0, checked.err
+    checked = cast(capsys, "verify", again, "--model", bert, "--json")
+    assert checked.code == 0, checked.err
+
+
+def test_fp8_on_the_cpu(vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = tmp_path / "bundle"
+    done = cast(capsys, "export", vit, "-o", bundle, "--precision", "fp8")
+    assert done.code == 0, done.err
+    assert "1.0x the error eager fp32+fp8 itself has" in done.err
+    assert "fp8 plan for cpu: 1 keep, 13 w8a8-dynamic" in done.err
+    shown = cast(capsys, "inspect", bundle)
+    assert shown.out.splitlines()[0].endswith(" in fp8, by enginecast 0.1.0")
+    assert "float8_e4m3fn" in shown.out.lower() or "f8_e4m3" in shown.out.lower()
+    with load(bundle, require="verified") as engine:
+        sizes = [size for size in engine.inputs[0].shape[1:] if isinstance(size, int)]
+        pixels = np.zeros((1, *sizes), np.float32)
+        assert engine.run({PIXELS: pixels})
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    done = cast(capsys, *arguments)
+    assert done.code == 2
+    assert not Path(str(arguments[3])).exists()
+    return done.err
+
+
+def test_a_plan_of_another_model_is_refused(
+    bert: Path, vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.json"
+    options = ("--precision", "int8", "--save-plan", plan, "--json")
+    found = cast(capsys, "inspect", bert, *options)
+    assert found.code == 0, found.err
+    assert found.json["quantization"]["format"] == "int8"
+    told = refused(capsys, "export", vit, "-o", tmp_path / "out", "--plan", plan)
+    assert "the plan was made for" in told
+    content = json.loads(plan.read_text())
+    content["model"] = {}
+    plan.write_text(json.dumps(content))
+    told = refused(capsys, "export", vit, "-o", tmp_path / "out", "--plan", plan)
+    assert "the program has no such layer" in told
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--precision", "fp8", "--arch", "sm80"), "It can do: storage."),
+        (("--precision", "fp8", "--device", "cuda"), "--arch sm90"),
+        (("--precision", "fp8", "--arch", "hopper"), "--arch hopper: expected a GPU architecture"),
+        (("--precision", "fp16", "--max-error", "0.1"), "--max-error is the limit of a"),
+        (("--precision", "int8", "--max-error", "2"), "--max-error 2: expected a number between"),
+        (("--precision", "int8", "--skip-modules-pattern", "nope"), "it matches no layer"),
+        (("--plan", "missing.json"), "--plan missing.json: cannot be read"),
+        (("--precision", "int8", "--target", "torchscript"), "does not fit --target torchscript"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    options: tuple[str, ...],
+    told: str,
+    vit: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert told in refused(capsys, "export", vit, "-o", tmp_path / "out", *options)
+
+
+def test_save_plan_needs_a_plan(
+    vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = cast(capsys, "inspect", vit, "--save-plan", tmp_path / "plan.json")
+    assert done.code == 2
+    assert "--save-plan: nothing is quantised here" in done.err
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "told"),
+    [
+        ([[10_000] * 8], [[1] * 8], "input_ids: expected values in 0..95, got 10000"),
+        ([[1] * 8], [[0] * 8], "attention_mask: 0 everywhere, so that all of the input is padding"),
+        ([[]], [[]], ": expected values, got shape [1, 0]"),
+    ],
+)
+def test_bad_calibration_is_refused(
+    ids: list[list[int]],
+    mask: list[list[int]],
+    told: str,
+    bert: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    inputs = {"input_ids": np.array(ids, np.int64), "attention_mask": np.array(mask, np.int64)}
+    file = tmp_path / "in.safetensors"
+    save_file(inputs, file)
+    options = ("--precision", "int8", "--inputs", file)
+    assert told in refused(capsys, "export", bert, "-o", tmp_path / "out", *options)
+
+
+def made(family: str, folder: Path) -> Path:
+    (found,) = [each for each in FAMILIES if each.name == family]
+    return found.make(folder / "model")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", list(QUANTIZED))
+@pytest.mark.parametrize("arch", [None, "sm90"])
+@pytest.mark.parametrize("family", ["t5", "umt5", "clip-text", "vit", "clip-vision", "llama"])
+def test_families(
+    family: str,
+    arch: str | None,
+    precision: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On the CPU the engine runs; for a GPU it is judged by emulation."""
+    folder = made(family, tmp_path)
+    options = ["--precision", precision, "--json"]
+    if arch is not None:
+        if precision == "fp8":
+            pytest.skip("native fp8 does not pay for layers as small as these, and is not planned")
+        options += ["--arch", arch]
+    done = cast(capsys, "export", folder, "-o", tmp_path / "bundle", *options)
+    assert done.code == 0, done.out[-2000:] + done.err[-2000:]
+    wanted = "verified" if arch is None else "verified-by-emulation"
+    assert done.json["outcome"] == wanted
+    assert any(layer["choice"] != "keep" for layer in plan_of(tmp_path / "bundle")["layers"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["t5", "umt5", "clip-text", "vit"])
+def test_native_fp8_is_emulated_and_runs_as_quantise_and_dequantise(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = "plan-fp8{arch=sm90 target=onnxruntime min_gain=0},fp8-matmul"
+    pipeline = preset("fp16") + "," + plan
+    options = ("--pipeline", pipeline, "--json")
+    done = cast(capsys, "export", made(family, tmp_path), "-o", tmp_path / "bundle", *options)
+    assert done.code == 0, done.out[-2000:] + done.err[-2000:]
+    assert done.json["verdict"]["arithmetic"] == "ort-cuda"
+    assert done.json["outcome"] == "verified-by-emulation"
+    assert done.json["ops"]["QuantizeLinear"] > 0
+    assert any(x["choice"] == "w8a8-static" for x in plan_of(tmp_path / "bundle")["layers"])
