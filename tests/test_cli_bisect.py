@@ -89,7 +89,7 @@ def test_a_model_that_is_fine_is_said_to_be(t5: str, capsys: Capture) -> None:
         (("--pipeline", "fuse-rms-nrom"), "unknown pass 'fuse-rms-nrom'"),
         (("--pipeline", "fuse-rms-norm,canonicalize"), "must come after 'canonicalize'"),
         (("--pipeline", "canonicalize", "--precision", "fp16"), "does not fit the pipeline"),
-        (("--precision", "int8"), "is not built yet"),
+        (("--precision", "int12"), "is not a precision"),
     ],
 )
 def test_what_cannot_be_built_is_refused(

@@ -155,8 +155,8 @@ def test_a_plan_of_a_program_that_fails_shows_what_decides(folder: Path, capsys:
     ran = cast(capsys, "inspect", "flow_cli:divides")
     assert ran.code == 1
     assert f"the program fails at {place('divides')}: integer division" in ran.err
-    assert "what is done" in ran.out
-    assert "int((x > 0)" in ran.out
+    assert "control flow" in ran.out
+    assert "int((x >" in ran.out
     ran = cast(capsys, "inspect", "flow_cli:divides", "--json")
     assert ran.code == 1
     assert any(row["code"].startswith("scale = 12 //") for row in ran.json["control_flow"])
