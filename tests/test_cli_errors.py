@@ -10,8 +10,8 @@ from exports import Exports, cast, reseal
 from safetensors.numpy import load_file, save_file
 
 from enginecast.job import REPORTS
-from enginecast.quantization import PLAN_NAME
 from enginecast.passes import registry
+from enginecast.quantization import PLAN_NAME
 
 Capture = pytest.CaptureFixture[str]
 Damage = Callable[[Path], object]
