@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 setup: $(STAMP) ## make .venv and install the project into it
 
-demo: $(STAMP) ## export a T5 encoder in fp32, bf16 and fp16, verify, and run prompts without torch
+demo: $(STAMP) ## export a T5 encoder in fp32, bf16, fp16 and int8, verify, and run prompts without torch
 	$(BIN)/python examples/demo.py
 
 format: $(STAMP) ## rewrite the sources in the project's format

@@ -1,7 +1,7 @@
 """`make demo`: a text encoder with outliers, from a model folder to verified engines.
 
 Makes a T5 v1.1-small-shaped encoder (its real config, seeded weights) and a small tokenizer in
-`demo/`, exports it in fp32, bf16 and fp16, and once more in fp16 by a mere conversion, which is
+`demo/`, exports it in fp32, bf16, fp16 and int8, and in fp16 by a mere conversion, which is
 refused; prints the verdicts, and runs prompts through the engine in a process that has no torch.
 
 Random weights do not behave like trained ones.  Trained T5 encoders drive a few channels of the
@@ -50,12 +50,13 @@ TEXTS = (
 )
 EOS, HIDDEN_UNIT, OUTLIER_BLOCK = 1, 7, 2
 TRIGGER, OUTLIER_CHANNELS = 11, (3, 200)
+PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 NAIVE = preset("fp16").removeprefix("rescale-residual,")
 """The pipeline of fp16 without the pass that keeps the stream in range: a mere conversion."""
 
 
 def main() -> None:
-    """Make the model, export it four times, print the table, run prompts."""
+    """Make the model, export it five times, print the table, run prompts."""
     transformers_logging.disable_progress_bar()
     console = Console(width=None if Console().is_terminal else 120)
     shutil.rmtree(ROOT, ignore_errors=True)
@@ -63,7 +64,7 @@ def main() -> None:
     PROMPTS.write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
     model = make_model(MODEL)
     make_tokenizer(MODEL)
-    rows = [export_one(precision, model, console) for precision in ("fp32", "bf16", "fp16")]
+    rows = [export_one(precision, model, console) for precision in PRECISIONS]
     rows.append(export_one("fp16", model, console, pipeline=NAIVE))
     print_table(rows, console)
     run_without_torch(console)
@@ -190,7 +191,9 @@ def print_table(rows: list[Row], console: Console) -> None:
         table.add_row(
             row.name,
             verdict.outcome,
-            f"{times(worst)} eager {row.precision}" if worst is not None else "not finite",
+            f"{times(worst)} eager {row.done.report.floor_dtype}"
+            if worst is not None
+            else "not finite",
             str(row.done.nodes or "-"),
             fused.get("rms-norm", "-"),
             fused.get("residual+norm", "-"),

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
+import enginecast.ops  # noqa: F401 - registers enginecast::attention
 from enginecast.passes.channel_layout import Layout
 from enginecast.passes.graph_edit import (
     aten,

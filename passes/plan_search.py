@@ -14,9 +14,10 @@ from typing import Generic, TypeVar
 
 MOST_RUNS = 12
 """Whole simulations of a search."""
-SIZE = 0.3
-"""Time that the size of a weight is worth: keeping one in fp32, at four times the size, costs
-nearly what its product takes.  With less, embeddings, which gain no time, would be kept first."""
+SIZE = 1.0
+"""Time that the size of a weight is worth: a byte as much as a product in fp32.  Who asks for int8
+wants a small file, too: with less, layers that int8 products harm would be kept whole instead of
+stored, and embeddings, which gain no time, would be kept first."""
 
 Key = TypeVar("Key", bound=Hashable)
 

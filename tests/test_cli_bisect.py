@@ -209,6 +209,7 @@ def test_a_pass_that_cannot_do_without_the_dropped_sites_is_a_rejection(
     assert "would leave" not in done.err
 
 
+@pytest.mark.slow
 def test_drop_guilty_changes_nothing_where_nothing_is_guilty(
     t5: str, tmp_path: Path, capsys: Capture
 ) -> None:

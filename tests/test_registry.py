@@ -1,5 +1,7 @@
 """Our passes, third parties' passes, and names that clash."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -32,6 +34,30 @@ def test_names_are_the_file_names_with_dashes() -> None:
         module, _, cls = where.partition(":")
         assert module == f"enginecast.passes.{name.replace('-', '_')}"
         assert cls == "".join(part.capitalize() for part in name.split("-"))
+
+
+LOADS_ALONE = """
+import os, sys, torch
+for where in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        try:
+            __import__(where)
+        except BaseException as error:
+            print(where, error)
+        finally:
+            sys.stdout.flush()
+            os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_every_pass_loads_alone() -> None:
+    """Operators of our own exist once their module was imported: by each that needs them."""
+    modules = [where.partition(":")[0] for where in PASSES.values()]
+    command = [sys.executable, "-c", LOADS_ALONE, *modules]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == ""
 
 
 def test_every_pass_that_is_listed_loads() -> None:

@@ -123,6 +123,7 @@ def test_hidden_states_of_a_folder(tmp_path: Path, capsys: Capture) -> None:
     assert not np.allclose(states[-2], states[-1], atol=1e-2)
 
 
+@pytest.mark.slow
 def test_fewer_nodes_for_a_hidden_state(capsys: Capture) -> None:
     nodes = {}
     for options in ((), ("--outputs", "hidden_states.1")):
@@ -268,6 +269,7 @@ def test_a_program_with_numbers_and_hidden_states(tmp_path: Path, capsys: Captur
         np.testing.assert_array_equal(found[name], expected)
 
 
+@pytest.mark.slow
 def test_a_module_in_python(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = LlamaModel(llama_config())
