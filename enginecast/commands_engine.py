@@ -175,7 +175,7 @@ def show_bundle(path: Path, *, as_json: bool) -> None:
         f"{manifest.model.name} in {manifest.asked_precision}, by enginecast {manifest.enginecast}"
     )
     say(console, f"{title}\npipeline {manifest.pipeline or 'none'}")
-    for line in _capture(manifest):
+    for line in (*_capture(manifest), *_quantization(manifest)):
         say(console, line)
     console.print(_signature(manifest))
     for engine in manifest.engines:
@@ -188,6 +188,18 @@ def show_bundle(path: Path, *, as_json: bool) -> None:
         say(console, f"  {engine.weights or 'weights'}: {weights or f'all in {engine.file}'}")
     if manifest.fusion:
         console.print(_fusions(manifest.fusion))
+
+
+def _quantization(manifest: Manifest) -> list[str]:
+    found = manifest.quantization
+    if found is None:
+        return []
+    predicted = found.predicted_error
+    error = "not measured" if predicted is None else f"{predicted:.2g}"
+    return [
+        f"{found.format} plan for {found.arch}: predicted error {error},"
+        f" allowed {found.max_error:.2g} ({found.plan})"
+    ]
 
 
 def _capture(manifest: Manifest) -> list[str]:

@@ -18,6 +18,8 @@ from enginecast.passes.pipeline import build
 from enginecast.passes.plan_file import read_plan
 from enginecast.passes.plan_fp8 import PlanFp8
 from enginecast.passes.plan_int8 import PlanInt8
+from enginecast.passes.plan_pass import PlanPass
+from enginecast.passes.planning import check_arch
 from enginecast.passes.presets import QUANTIZED, computes, preset
 from enginecast.passes.quantization_plan import QuantizationPlan
 from enginecast.passes.spec import render
@@ -110,6 +112,7 @@ def make_plan(
             fit.
         SpecError: the pipeline cannot be read.
         InputError: the file is no plan.
+        PassError: a GPU architecture lacks what is planned.
         MissingError: a device that was asked for and is not there.
     """
     if device not in (None, "cpu", "cuda"):
@@ -137,6 +140,9 @@ def make_plan(
     )
     precision = computes(name, target, device=chosen)
     text = _keeping(pipeline if pipeline is not None else text, keep, keep_classes)
+    for pass_ in build(text):
+        if isinstance(pass_, PlanPass):
+            check_arch(pass_.options)  # before the work, and not after the capture
     here = True
     if target in OF_TORCH:
         _require_gpu_of_torch(chosen, "Inductor compiles and measures GPU kernels on the GPU")
