@@ -78,14 +78,14 @@ def run_passes(prepared: Prepared, passes: Sequence[Pass], steps: Steps) -> Rewr
     with steps("reference"):
         reference = reference_of(prepared, computed_dtype(passes))
     program = structural_copy(prepared.captured.program)
-    observer = observe(prepared, reference)
+    planned, observer = observe(prepared, passes, reference)
     texts = [text_of(program)]
 
     def keep_text(_pass: Pass, changed: ExportedProgram, _run: PassRun) -> None:
         texts.append(text_of(changed))
 
     with steps("passes"):
-        runs = run_pipeline(passes, program, prepared.context, (observer, keep_text))
+        runs = run_pipeline(passes, program, prepared.context, (planned, observer, keep_text))
     diffs = tuple(map(diff_ir, texts, texts[1:]))
     return Rewrite(program, tuple(runs), tuple(observer.checks), diffs)
 

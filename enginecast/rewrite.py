@@ -115,11 +115,8 @@ def rewrite(
         leave: sites that each pass leaves alone; empty: none.
         target: of the export: low precision is judged as its kernels compute.
     """
-    observer = observe(prepared, reference)
+    planned, observer = observe(prepared, passes, reference)
     program = structural_copy(prepared.captured.program)
-    planned = PlannedFloor(
-        passes, program, prepared.cases, reference, observer, prepared.output_names
-    )
     with steps("passes"):
         runs = run_pipeline(passes, program, prepared.context, (planned, observer), leave)
     reference = replace(reference, floor=planned.floor)
@@ -145,17 +142,24 @@ def observed_cases(prepared: Prepared) -> tuple[Case, ...]:
     return prepared.watched or prepared.cases[:OBSERVED]
 
 
-def observe(prepared: Prepared, reference: Reference) -> Observer:
-    """What compares the program after each pass."""
-    observed = observed_cases(prepared)
-    return Observer(
-        prepared.captured.program,
+def observe(
+    prepared: Prepared, passes: Sequence[Pass], reference: Reference
+) -> tuple[PlannedFloor, Observer]:
+    """What looks at the program after each pass, in this order: what a plan costs, and what
+    compares.
+    """
+    observed, program = observed_cases(prepared), prepared.captured.program
+    observer = Observer(
+        program,
         observed,
         names=prepared.output_names,
         floor=reference.floor.only(frozenset(case.name for case in observed)),
         mask_input=prepared.mask_input,
         masked=reference.masked,
     )
+    names = prepared.output_names
+    planned = PlannedFloor(passes, program, prepared.cases, reference, observer, names)
+    return planned, observer
 
 
 def _range_cause(

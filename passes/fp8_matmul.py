@@ -37,6 +37,7 @@ class Fp8Matmul(QuantizeLayers):
             mode=self.mode,
             arch=self.arch,
             max_error=self.max_error,
+            min_gain=0.0,  # whether it pays is what plan-fp8 is for
             static=self.static,
             skip_modules_pattern=self.skip_modules_pattern,
             skip_modules_classes=self.skip_modules_classes,

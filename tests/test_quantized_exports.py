@@ -203,3 +203,17 @@ def test_native_fp8_is_emulated_and_runs_as_quantise_and_dequantise(
     assert done.json["outcome"] == "verified-by-emulation"
     assert done.json["ops"]["QuantizeLinear"] > 0
     assert any(x["choice"] == "w8a8-static" for x in plan_of(tmp_path / "bundle")["layers"])
+
+
+def test_a_pass_alone_is_judged_by_what_it_plans(
+    vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """fp8-matmul plans by itself where no pass did; it takes layers that gain nothing, too."""
+    saved = tmp_path / "rewritten.pt2"
+    spec = 'unify-dtype{to=bf16},fp8-matmul{skip_modules_pattern="q_proj$" arch=sm90}'
+    done = cast(capsys, "opt", vit, "--pipeline", spec, "-o", saved)
+    assert done.code == 0, done.err
+    assert done.err.count("alone: kept: skip_modules_pattern='q_proj$'") == 2
+    again = cast(capsys, "opt", saved, "--allow-code", "--pipeline", "canonicalize", "--print-ir")
+    assert again.code == 0, again.err
+    assert again.out.count("enginecast.quantized_linear.default(") == 11
