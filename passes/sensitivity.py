@@ -226,7 +226,8 @@ class _Variants(Run):
         if layer is node and form is not None:
             values, _ = self.fetch_args_kwargs_from_env(node)
             return self._rounding.output(node, form, values)
-        shareable = node.op == "call_function" and node not in self._written_into
+        is_outer = node.graph is self._program.graph  # what a block computes is not kept
+        shareable = is_outer and node.op == "call_function" and node not in self._written_into
         if case and shareable and self._is_exact(node, case):
             return self._own[0][node]
         return super().evaluate(node, case)

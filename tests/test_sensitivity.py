@@ -177,3 +177,28 @@ def test_calibration_inputs_that_are_not_finite_are_refused() -> None:
     (name,) = program.graph_signature.user_inputs
     broken = PassContext(calibration=({name: torch.full((3, 32), torch.nan)},))
     assert f"{name!r} holds values that are not finite" in refused(program, broken).message
+
+
+class Branching(torch.nn.Module):
+    """A linear before a branch, and one on each way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(32, 32)
+        self.left = torch.nn.Linear(32, 32)
+        self.right = torch.nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        found: Tensor = torch.cond(hidden.mean() > 0.2, self.left, self.right, (hidden,))
+        return found
+
+
+@torch.no_grad()
+def test_layers_before_a_branch_are_measured_through_it() -> None:
+    torch.manual_seed(0)
+    given = torch.randn(4, 32)
+    program = captured(Branching().eval(), given)
+    found = measured(program, PassContext(calibration=({"x": given},)), ROWS)
+    (reached,) = found.end_to_end.values()
+    assert 1e-3 < reached[0] < 0.1
