@@ -5,31 +5,20 @@ fused for the sake of the other targets and of what the fusions promise, and tak
 into forms that Inductor knows: one sdpa, one sum, one norm.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 import enginecast.ops  # noqa: F401 - registers enginecast::attention
-from enginecast.passes.block_view import opened
-from enginecast.passes.graph_edit import aten, insert, shape_of, tracked_outputs
-from enginecast.passes.structure import blocks
+from enginecast.exporters.rules import Rules, apply_rules
+from enginecast.passes.graph_edit import aten, insert, shape_of
 
 ours = torch.ops.enginecast
 
 
 def plain_ops(program: ExportedProgram) -> None:
     """Take every fused op of ours apart, in place, within blocks too."""
-    # What is replaced may be an output, and the signature names outputs.
-    with tracked_outputs(program):
-        for node in list(program.graph.nodes):
-            rule = _RULES.get(node.target)
-            if rule is not None:
-                rule(program, node)
-            for block in blocks(node):
-                with opened(program, node, block) as inner:
-                    plain_ops(inner)
+    apply_rules(program, _RULES)
 
 
 def _attention(program: ExportedProgram, node: Node) -> None:
@@ -80,7 +69,7 @@ def _skip_rms_norm(program: ExportedProgram, node: Node) -> None:
     graph.erase_node(node)
 
 
-_RULES: dict[object, Callable[[ExportedProgram, Node], None]] = {
+_RULES: Rules = {
     ours.attention.default: _attention,
     ours.skip_rms_norm.default: _skip_rms_norm,
 }

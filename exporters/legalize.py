@@ -2,17 +2,14 @@
 conversion.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 import enginecast.ops  # noqa: F401 - registers enginecast::attention
 from enginecast.exporters.legalize_blocks import separate_memory
+from enginecast.exporters.rules import Rules, apply_rules
 from enginecast.passes.base import PassContext
-from enginecast.passes.block_view import opened
 from enginecast.passes.common_subexpressions import merge_equal
 from enginecast.passes.graph_edit import (
     aten,
@@ -22,32 +19,18 @@ from enginecast.passes.graph_edit import (
     same_shape,
     same_size,
     shape_of,
-    tracked_outputs,
     value,
 )
 from enginecast.passes.lift_weights import lift_weights
 from enginecast.passes.sites import SiteLog
-from enginecast.passes.structure import blocks
 
 
 def legalize(program: ExportedProgram) -> None:
     """Apply every rewrite of this file, in place, within blocks too."""
-    _rewrite(program)
+    apply_rules(program, _RULES)
     lift_weights(program)
     merge_equal(program, SiteLog(PassContext()))
     separate_memory(program)
-
-
-def _rewrite(program: ExportedProgram) -> None:
-    # A linear may be an output, and the signature names outputs.
-    with tracked_outputs(program):
-        for node in list(program.graph.nodes):
-            rule = _RULES.get(node.target)
-            if rule is not None:
-                rule(program, node)
-            for block in blocks(node):
-                with opened(program, node, block) as inner:
-                    _rewrite(inner)
 
 
 def _linear_to_matmul(program: ExportedProgram, node: Node) -> None:
@@ -175,7 +158,7 @@ def _select_by_index(program: ExportedProgram, node: Node) -> None:
         node.target, node.args = aten.index.Tensor, (source, [mask])
 
 
-_RULES: dict[Any, Callable[[ExportedProgram, Node], None]] = {
+_RULES: Rules = {
     aten.linear.default: _linear_to_matmul,
     torch.ops.enginecast.attention.default: _full_bias,
     aten.rms_norm.default: _one_dtype,
