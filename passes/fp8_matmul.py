@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from enginecast.passes.graph_edit import dtype_of
-from enginecast.passes.plan_options import Mode, PlanOptions
+from enginecast.passes.plan_options import Mode, PlanOptions, options_of
 from enginecast.passes.quantizable import Layer
 from enginecast.passes.quantization_plan import Format, LayerPlan
 from enginecast.passes.quantize_layers import QuantizeLayers
@@ -32,16 +32,8 @@ class Fp8Matmul(QuantizeLayers):
 
     @property
     def options(self) -> PlanOptions:
-        return PlanOptions(
-            format=self.format,
-            mode=self.mode,
-            arch=self.arch,
-            max_error=self.max_error,
-            min_gain=0.0,  # whether it pays is what plan-fp8 is for
-            static=self.static,
-            skip_modules_pattern=self.skip_modules_pattern,
-            skip_modules_classes=self.skip_modules_classes,
-        )
+        # Whether it pays is what plan-fp8 is for.
+        return options_of(self, format=self.format, min_gain=0.0)
 
     def dtype(self, arch: str) -> torch.dtype:
         return fp8_dtype(arch)

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from enginecast.passes.plan_options import Mode, PlanOptions
+from enginecast.passes.plan_options import Mode, PlanOptions, options_of
 from enginecast.passes.quantizable import Layer
 from enginecast.passes.quantization_plan import Format, LayerPlan
 from enginecast.passes.quantize_layers import QuantizeLayers
@@ -28,16 +28,7 @@ class Int8Matmul(QuantizeLayers):
 
     @property
     def options(self) -> PlanOptions:
-        return PlanOptions(
-            format=self.format,
-            mode=self.mode,
-            bits=self.bits,
-            arch=self.arch,
-            max_error=self.max_error,
-            static=self.static,
-            skip_modules_pattern=self.skip_modules_pattern,
-            skip_modules_classes=self.skip_modules_classes,
-        )
+        return options_of(self, format=self.format)
 
     def dtype(self, arch: str) -> torch.dtype:
         return torch.int8

@@ -16,10 +16,11 @@ from torch.fx import Node
 from torch.nn import functional
 
 from enginecast.passes.base import PassContext
-from enginecast.passes.fake_quantization import FLOOR, FNUZ
+from enginecast.passes.fake_quantization import FLOOR
 from enginecast.passes.graph_edit import first_input, value
 from enginecast.passes.plan_forms import Form
 from enginecast.passes.quantizable import Layer
+from enginecast.passes.scaled_mm_rules import fp8_dtype
 
 ROUNDS, WARM = 20, 5
 
@@ -153,7 +154,7 @@ def operands(product: Product, device: str) -> tuple[Tensor, Tensor, Tensor, Ten
     make = torch.Generator(device).manual_seed(0)
     x = torch.randn(product.rows, product.k, device=device, generator=make).bfloat16()
     weight = torch.randn(product.n, product.k, device=device, generator=make).bfloat16()
-    dtype = torch.float8_e4m3fnuz if product.arch in FNUZ else torch.float8_e4m3fn
+    dtype = fp8_dtype(product.arch)
     limit = torch.finfo(dtype).max
     sizes = weight.abs().float()
     scale = (sizes.amax(1, keepdim=True) if product.per_row else sizes.amax()) / limit

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from enginecast.passes.plan_options import Mode, PlanOptions, Target
+from enginecast.passes.plan_options import Mode, PlanOptions, Target, options_of
 from enginecast.passes.plan_pass import PlanPass
 
 
@@ -31,18 +31,4 @@ class PlanFp8(PlanPass):
 
     @property
     def options(self) -> PlanOptions:
-        return PlanOptions(
-            format="fp8",
-            mode=self.mode,
-            arch=self.arch,
-            target=self.target,
-            max_error=self.max_error,
-            min_gain=self.min_gain,
-            static=self.static,
-            skip_modules=self.skip_modules,
-            include_modules=self.include_modules,
-            skip_modules_pattern=self.skip_modules_pattern,
-            skip_modules_classes=self.skip_modules_classes,
-            heads=self.heads,
-            measure=self.measure,
-        )
+        return options_of(self, format="fp8")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from enginecast.passes.plan_options import Mode, PlanOptions
+from enginecast.passes.plan_options import Mode, PlanOptions, options_of
 from enginecast.passes.plan_pass import PlanPass
 
 
@@ -31,18 +31,4 @@ class PlanInt8(PlanPass):
 
     @property
     def options(self) -> PlanOptions:
-        return PlanOptions(
-            format="int8",
-            mode=self.mode,
-            bits=self.bits,
-            arch=self.arch,
-            max_error=self.max_error,
-            min_gain=self.min_gain,
-            static=self.static,
-            skip_modules=self.skip_modules,
-            include_modules=self.include_modules,
-            skip_modules_pattern=self.skip_modules_pattern,
-            skip_modules_classes=self.skip_modules_classes,
-            heads=self.heads,
-            measure=self.measure,
-        )
+        return options_of(self, format="int8")

@@ -1,9 +1,10 @@
 """What may be asked of a plan, whatever its format."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from enginecast.errors import SpecError
+from enginecast.passes.base import Pass
 from enginecast.passes.quantization_plan import Format
 
 Mode = Literal["w8a8", "storage"]
@@ -49,3 +50,17 @@ class PlanOptions:
             given = getattr(self, name)
             if given is not None and given < 0:
                 raise SpecError(f"{name}: expected 0 or more, got {given:g}")
+
+
+def options_of(pass_: Pass, **more: Any) -> PlanOptions:
+    """The fields of a pass that are options of a plan.
+
+    Args:
+        more: options that are no fields of this pass.
+
+    Raises:
+        SpecError: values that do not fit.
+    """
+    names = {field.name for field in fields(PlanOptions)}
+    own = {f.name: getattr(pass_, f.name) for f in fields(pass_) if f.name in names}
+    return PlanOptions(**{**own, **more})
