@@ -8,6 +8,7 @@ The table of what was recorded knows nothing of CUDA; `recorder` does.
 """
 
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -92,6 +93,9 @@ class GraphCache:
         except RuntimeError as error:
             # What one run does that no graph can hold, such as reading a size, others do too.
             self.refused = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            warnings.warn(
+                f"no CUDA graph can be recorded, runs go on without: {self.refused}", stacklevel=4
+            )
             return None
         del self._counts[key]
         self._graphs[key] = graph
