@@ -71,11 +71,11 @@ def captured(encoder: nn.Module, case: Case) -> ExportedProgram:
 
 def on_cpu(encoder: nn.Module) -> nn.Module:
     """The same weights in CPU memory, without a second copy on the device; ties stay ties."""
-    memo = {
+    memo: dict[int, Any] = {
         id(parameter): nn.Parameter(parameter.cpu(), requires_grad=False)
         for parameter in encoder.parameters()
     }
-    return copy.deepcopy(encoder, memo).cpu()  # type: ignore[arg-type]
+    return copy.deepcopy(encoder, memo).cpu()
 
 
 def weight_bytes(encoder: nn.Module) -> int:

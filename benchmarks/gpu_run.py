@@ -222,7 +222,7 @@ def make_one(
         error, cosine = distance(engine.run(), reference, bench.case.valid)
     except AbsentError as reason:
         row["absent"] = str(reason)
-    except Exception as error:
+    except Exception as error:  # however a peer fails, the other rows count
         row["failed"] = f"{type(error).__name__}: {error}"[:600]
     else:
         row |= {"error": error, "lowest_cosine": cosine, **engine.told}
