@@ -9,7 +9,7 @@ import linecache
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 
 from enginecast.capture.places import Place, real_path
@@ -51,9 +51,12 @@ class Bounded:
         self._tick = min(_TICK, seconds / 4)
         self._is_over = threading.Event()
         self._stuck: tuple[Place, Place] | None = None
+        self._is_lost = False
+        self._report: Callable[[sys.UnraisableHookArgs], object] = sys.unraisablehook
 
     def __enter__(self) -> "Bounded":
         self._run = threading.get_ident()
+        self._report, sys.unraisablehook = sys.unraisablehook, self._notice
         self._outside: FrameType | None = sys._getframe(1)
         while self._outside is not None and self._outside.f_code.co_name in _ENTERING:
             self._outside = self._outside.f_back
@@ -72,6 +75,7 @@ class Bounded:
                 break
             except _Stop:  # it came when the run had ended, or once more
                 continue
+        sys.unraisablehook = self._report
         self._outside = None
         if isinstance(error, _Stop) and self._stuck is not None:
             raise _endless(*self._stuck, self._seconds) from None
@@ -84,10 +88,18 @@ class Bounded:
             outermost = frames[-1] if frames else None
             if outermost is not current or outermost is None:
                 current, since = outermost, time.monotonic()
-            elif time.monotonic() - since >= self._seconds:
+            elif self._is_lost or time.monotonic() - since >= self._seconds:
                 self._stuck = self._stuck or _ends(frames)
+                since += 0 if self._is_lost else _AGAIN
+                self._is_lost = False
                 _raise_in(self._run, _Stop)
-                since += _AGAIN
+
+    def _notice(self, unraisable: "sys.UnraisableHookArgs", /) -> object:
+        """Python drops what is raised in a destructor or in the callback of a weak reference."""
+        if unraisable.exc_type is not _Stop:
+            return self._report(unraisable)
+        self._is_lost = True
+        return None
 
     def _frames(self) -> list[FrameType]:
         """Of the model's code, innermost first."""

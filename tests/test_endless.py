@@ -1,5 +1,6 @@
 """Runs of a model that do not end by themselves, and that no read of a tensor shows."""
 
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -42,6 +43,22 @@ class Stubborn(nn.Module):
             x = self.step(x)
 
 
+class Destroyed:
+    """Holds the run up for a while when it goes."""
+
+    def __del__(self) -> None:
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            pass
+
+
+class Destroys(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        Destroyed()
+        while True:
+            x = x + 1
+
+
 SOURCE = """
 import torch
 from torch import nn
@@ -79,6 +96,14 @@ def test_a_loop_without_operators() -> None:
 def test_errors_that_the_model_swallows() -> None:
     with pytest.raises(CaptureError, match=r"test_endless.py:\d+"):
         run(Stubborn(), 0.4)
+
+
+def test_errors_that_python_drops() -> None:
+    """What is raised in a destructor is reported and dropped, so it has to be raised again."""
+    began = sys.unraisablehook
+    with pytest.raises(CaptureError, match=r"test_endless.py:\d+"):
+        run(Destroys(), 0.4)
+    assert sys.unraisablehook is began
 
 
 def test_the_recorder() -> None:
