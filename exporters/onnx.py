@@ -34,6 +34,7 @@ from enginecast.passes.graph_edit import (
     weight_specs,
 )
 from enginecast.passes.purity import is_mutating
+from enginecast.runtime.manifest import ShapeRange
 
 GRAPH_FILE = "engine.onnx"
 WEIGHTS_FILE = "weights.safetensors"
@@ -68,6 +69,10 @@ class Lowered:
     """What of the program is not in the engine, as sentences."""
     requires: Mapping[str, str] = field(default_factory=dict)
     """What machine code asks of the machine that runs it; see `runtime.fitness`."""
+    profile: tuple[ShapeRange, ...] = ()
+    """Of a TensorRT engine."""
+    network: str | None = None
+    """As in `EngineRecord`."""
 
 
 def lower_to_onnx(

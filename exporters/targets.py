@@ -1,7 +1,7 @@
 """What an export can be made for: how a program gets there, and what can be seen of its engine."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch.export import ExportedProgram
@@ -9,6 +9,8 @@ from torch.export import ExportedProgram
 from enginecast.errors import UsageError
 from enginecast.exporters.aotinductor import lower_to_aotinductor
 from enginecast.exporters.onnx import Lowered, lower_to_onnx
+from enginecast.exporters.tensorrt_options import TensorRTOptions
+from enginecast.runtime.manifest import Input
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,15 @@ class Order:
     """"cpu" or "cuda"."""
     arch: str | None = None
     """The GPU architecture asked for, such as "sm90"."""
+    inputs: Sequence[Input] = ()
+    """As the manifest has them."""
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Least and greatest size of each symbolic dimension, by the name that users see."""
+    tensorrt: TensorRTOptions = field(default_factory=TensorRTOptions)
+    tell: Callable[[str, int, int], None] = lambda phase, done, total: None
+    """Gets the progress of a long build: what is done, and how many steps of how many."""
+    say: Callable[[str], None] = lambda line: None
+    """Gets what a user should read before the build, and after it."""
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,16 @@ class Verdict(Record, frozen=True, kw_only=True):
     """The profile that the program was emulated in, such as "ort-cuda"; empty: it was not."""
 
 
+class ShapeRange(Record, frozen=True, kw_only=True):
+    """The shapes of an input that a TensorRT engine was built for."""
+
+    name: str
+    least: tuple[int, ...]
+    optimal: tuple[int, ...]
+    """What it was tuned for."""
+    greatest: tuple[int, ...]
+
+
 class EngineRecord(Record, frozen=True, kw_only=True):
     """One engine of a bundle."""
 
@@ -176,6 +186,11 @@ class EngineRecord(Record, frozen=True, kw_only=True):
     """What is quantised in the engine: ONNX Runtime needs options for it."""
     requires: dict[str, str] = {}
     """What machine code asks of the machine that runs it; see `runtime.fitness`."""
+    profile: tuple[ShapeRange, ...] = ()
+    """Of a TensorRT engine."""
+    network: str | None = None
+    """The ONNX file that a TensorRT engine without weights is filled from; its weights are in the
+    file that `weights` names."""
 
 
 class Quantization(Record, frozen=True, kw_only=True):
