@@ -3,42 +3,35 @@ run.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-import onnxruntime
-import torch
-
-from enginecast.errors import MissingError, SpecError, UsageError
+from enginecast.devices import (
+    OF_TORCH,
+    arch_of_this_machine,
+    device_for,
+    require_gpu_of_torch,
+    runs_on_onnxruntime,
+)
+from enginecast.errors import SpecError, UsageError
 from enginecast.passes.base import Pass
-from enginecast.passes.options import spec_from_pass
 from enginecast.passes.pipeline import build
 from enginecast.passes.plan_file import read_plan
-from enginecast.passes.plan_fp8 import PlanFp8
-from enginecast.passes.plan_int8 import PlanInt8
 from enginecast.passes.plan_pass import PlanPass
 from enginecast.passes.planning import check_arch
 from enginecast.passes.presets import QUANTIZED, computes, preset
 from enginecast.passes.quantization_plan import QuantizationPlan
-from enginecast.passes.spec import render
 from enginecast.passes.unify_dtype import UnifyDtype
 from enginecast.runtime.load import PROVIDERS
 from enginecast.runtime.manifest import Precision
 from enginecast.runtime.ort_session import CUDA_PROVIDER
+from enginecast.skip_modules import keeping
 
 _ARCH = re.compile(r"sm\d{2,3}a?|gfx\d{3,4}[a-z]?")
 FALLBACKS = ("none", "rewrite", "specialise", "torchscript")
 """How far down the control-flow ladder a capture may go."""
-OF_TORCH = ("aotinductor", "torchscript")
-"""Targets whose engines torch runs, on the device that they were made for."""
-SKIP_FIELDS: Mapping[type[Pass], tuple[str, str]] = {
-    UnifyDtype: ("keep", "keep_classes"),
-    PlanFp8: ("skip_modules_pattern", "skip_modules_classes"),
-    PlanInt8: ("skip_modules_pattern", "skip_modules_classes"),
-}
-"""Passes that leave modules alone on request, and the options that say so."""
 
 
 @dataclass(frozen=True)
@@ -130,60 +123,26 @@ def make_plan(
         )
     name = precision or computed or (given.format if given is not None else "fp32")
     arch = arch or (given.arch if given is not None and given.arch != "cpu" else None)
-    chosen = device or _device_for(target, name, arch)
+    chosen = device or device_for(target, name, arch)
     quantized = name if name in QUANTIZED else _quantized_by(pipeline)
     _check_quantized(quantized, given, max_error, pipeline)
     if quantized and chosen == "cuda" and pipeline is None:
-        arch = arch or _arch_of_this_machine(name)
+        arch = arch or arch_of_this_machine(name)
     text = preset(
         name, target, device=chosen, arch=arch if chosen == "cuda" else None, max_error=max_error
     )
     precision = computes(name, target, device=chosen)
-    text = _keeping(pipeline if pipeline is not None else text, keep, keep_classes)
+    text = keeping(pipeline if pipeline is not None else text, keep, keep_classes)
     for pass_ in build(text):
         if isinstance(pass_, PlanPass):
             check_arch(pass_.options)  # before the work, and not after the capture
     here = True
     if target in OF_TORCH:
-        _require_gpu_of_torch(chosen, "Inductor compiles and measures GPU kernels on the GPU")
+        require_gpu_of_torch(chosen, "Inductor compiles and measures GPU kernels on the GPU")
     else:
-        here = _runs_on_onnxruntime(precision, device, chosen)
+        here = runs_on_onnxruntime(precision, device, chosen)
     # `preset` refused any other.
     return Plan(target, cast(Precision, precision), text, chosen, here, arch, quantized, file)
-
-
-def _device_for(target: str, precision: str, arch: str | None) -> str:
-    if target in OF_TORCH:
-        return "cpu" if arch is None else "cuda"
-    on_gpu = precision == "bf16" or (precision in QUANTIZED and arch is not None)
-    return "cuda" if on_gpu else "cpu"
-
-
-def _runs_on_onnxruntime(precision: str, device: str | None, chosen: str) -> bool:
-    """Whether ONNX Runtime has the provider here; one that was asked for has to be."""
-    if precision == "bf16" and device == "cpu":
-        raise UsageError(
-            "--precision bf16 does not run on --device cpu: ONNX Runtime's CPU provider has no bf16"
-            " kernels",
-            hint="Leave --device out to export for a GPU (judged by emulation here), or use"
-            " --precision fp32 or fp16, or --target aotinductor.",
-        )
-    here = set(PROVIDERS[chosen][:1]) <= set(onnxruntime.get_available_providers())
-    if device is not None and not here:
-        raise MissingError(
-            f"--device {device}: ONNX Runtime has no {PROVIDERS[device][0]} here, only"
-            f" {', '.join(onnxruntime.get_available_providers())}",
-            hint="pip install 'enginecast[cuda]' on a machine with a GPU, or leave --device out.",
-        )
-    return here
-
-
-def _require_gpu_of_torch(device: str, why: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise MissingError(
-            f"--device cuda: torch sees no CUDA GPU here, and {why}",
-            hint="Export on a machine with a GPU, or leave --device and --arch out.",
-        )
 
 
 def _quantized_by(pipeline: str | None) -> str:
@@ -217,16 +176,6 @@ def _check_quantized(
         )
 
 
-def _arch_of_this_machine(precision: str) -> str:
-    if not torch.cuda.is_available():
-        raise UsageError(
-            f"--precision {precision} for a GPU depends on its architecture",
-            hint="Name it: --arch sm90 (H100, H200), sm89 (L4, RTX 4090), sm80 (A100), ...",
-        )
-    major, minor = torch.cuda.get_device_capability()
-    return f"sm{major}{minor}"
-
-
 def _torchscript_plan(
     precision: str,
     pipeline: str | None,
@@ -244,42 +193,8 @@ def _torchscript_plan(
             hint="Leave it out, or use --target onnxruntime.",
         )
     chosen = device or "cpu"
-    _require_gpu_of_torch(chosen, "a trace keeps the device that it was made on")
+    require_gpu_of_torch(chosen, "a trace keeps the device that it was made on")
     return Plan("torchscript", cast(Precision, precision), text, chosen, True, arch)
-
-
-def _keeping(text: str, keep: tuple[str, ...], keep_classes: tuple[str, ...]) -> str:
-    """The pipeline with --skip-modules-pattern and --skip-modules-classes in its unify-dtype."""
-    if not keep and not keep_classes:
-        return text
-    for pattern in keep:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise UsageError(
-                f"--skip-modules-pattern {pattern}: not a regular expression: {error}"
-            ) from error
-    passes = build(text)
-    kinds = {type(pass_) for pass_ in passes} & set(SKIP_FIELDS)
-    # A module that is not quantised is computed in the dtype that all else is computed in.
-    kinds = kinds - {UnifyDtype} or kinds
-    if not kinds:
-        raise UsageError(
-            "--skip-modules-pattern and --skip-modules-classes keep modules in fp32, and nothing"
-            " else is computed in this pipeline",
-            hint="They go with --precision fp16, bf16, mixed, int8 or fp8.",
-        )
-    passes = tuple(
-        _with_more(p, dict(zip(SKIP_FIELDS[type(p)], (keep, keep_classes), strict=True)))
-        if type(p) in kinds
-        else p
-        for p in passes
-    )
-    return render([spec_from_pass(p) for p in passes])
-
-
-def _with_more(pass_: Pass, more: Mapping[str, tuple[str, ...]]) -> Pass:
-    return replace(pass_, **{name: (*getattr(pass_, name), *new) for name, new in more.items()})
 
 
 def computed_dtype(passes: Sequence[Pass]) -> str:
