@@ -56,6 +56,12 @@ Provider = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="ONNX Runtime execution provider; repeatable."),
 ]
+Prefer = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME", help="Engines to try in this order, such as onnxruntime-cpu; repeatable."
+    ),
+]
 Threads = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Threads within one operator.")
 ]
@@ -66,8 +72,13 @@ Verbose = Annotated[
 Target = Annotated[
     str,
     typer.Option(
-        metavar="NAME", help="What runs the engine: onnxruntime, aotinductor, torchscript."
+        metavar="NAME",
+        help="What runs the engine: onnxruntime, tensorrt, aotinductor, torchscript.",
     ),
+]
+Also = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A second engine in the bundle: onnxruntime."),
 ]
 Arch = Annotated[str | None, typer.Option(metavar="NAME", help="GPU architecture, such as sm90.")]
 MaxError = Annotated[

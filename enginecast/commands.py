@@ -20,7 +20,7 @@ from enginecast.memory import peak_resident
 from enginecast.model_inputs import input_specs
 from enginecast.passes.options import describe, option_fields
 from enginecast.passes.registry import known_passes, pass_class
-from enginecast.plan import FALLBACKS, Plan, make_plan
+from enginecast.plan import FALLBACKS, Plan
 from enginecast.prepare import ModelOptions, open_model, prepare
 from enginecast.quantization import given_plan
 from enginecast.steps import Steps
@@ -38,47 +38,18 @@ GIVE_INPUTS = (
 def run_export(
     model: str,
     output: Path,
+    plan: Plan,
+    options: ModelOptions,
     *,
-    target: str,
-    precision: str | None,
-    pipeline: str | None,
-    skip_patterns: tuple[str, ...],
-    skip_classes: tuple[str, ...],
-    inputs: Path | None,
-    prompts: Path | None,
-    dynamic: tuple[str, ...],
-    outputs: tuple[str, ...],
-    hidden_states: tuple[str, ...],
-    random_weights: int | None,
-    device: str | None,
-    arch: str | None,
-    max_error: float | None,
-    plan_file: Path | None,
     fallback: str,
     allow_unverified: bool,
     threads: int | None,
     overwrite: bool,
     drop_guilty: bool,
-    thorough: bool,
-    allow_code: bool,
     as_json: bool,
     console: Console,
 ) -> int:
     """Export; return the exit code: 1 when the result does not agree with eager."""
-    plan = make_plan(
-        target,
-        precision,
-        pipeline,
-        device,
-        skip_patterns,
-        skip_classes,
-        arch=arch,
-        max_error=max_error,
-        file=plan_file,
-    )
-    options = ModelOptions(
-        random_weights, allow_code, inputs, prompts, dynamic, outputs, hidden_states, thorough
-    )
     options = replace(
         options,
         fallback=_fallback(fallback),
@@ -133,6 +104,7 @@ def _export_json(done: Export, steps: Steps) -> dict[str, Any]:
         "seconds": dict(steps.seconds),
         "memory": _memory_json(steps.memory),
         "notes": list(done.report.notes),
+        "layers": list(done.report.layers),
         **_capture_json(done),
         "bisection": None if done.bisection is None else done.bisection.to_json(),
         "dropped": [culprit.to_json() for culprit in done.dropped],
@@ -148,6 +120,10 @@ def _capture_json(done: Export) -> dict[str, Any]:
         "capture": msgspec.to_builtins(manifest.capture),
         "guards": msgspec.to_builtins(manifest.guards),
         "quantization": msgspec.to_builtins(manifest.quantization),
+        "engines": [
+            {"target": engine.target, "file": engine.file, "outcome": engine.verdict.outcome}
+            for engine in manifest.engines
+        ],
     }
 
 

@@ -12,7 +12,7 @@ from enginecast.capture.export import Captured
 from enginecast.capture.inputs import InputSpec
 from enginecast.capture.outputs import OutputSpec
 from enginecast.capture.source import Source
-from enginecast.exporters.onnx import WEIGHTS_FILE, Lowered
+from enginecast.exporters.onnx import Lowered
 from enginecast.passes.graph_edit import dtype_of
 from enginecast.passes.options import spec_from_pass
 from enginecast.passes.pipeline import PassRun
@@ -131,27 +131,13 @@ def describe_manifest(
     prepared: Prepared,
     plan: Plan,
     rewritten: Rewritten,
-    lowered: Lowered,
+    lowered: Sequence[Lowered],
     verdict: Verdict,
 ) -> Manifest:
-    """The manifest of a bundle with one engine; its files are listed when it is published.
+    """The manifest of a bundle with the engines of a plan; files are listed when it is published.
 
     The model's fingerprint hashes its weights, so this is done once; `judged` fills in the rest.
     """
-    engine = EngineRecord(
-        target=plan.target,
-        file=lowered.files[0],
-        weights=WEIGHTS_FILE if WEIGHTS_FILE in lowered.files else None,
-        precision=plan.precision,
-        opset=lowered.opset or None,
-        domains=dict(lowered.domains),
-        minimum_runtime=lowered.minimum_runtime,
-        providers=plan.engine_providers,
-        arch=plan.arch or lowered.requires.get("gpu"),
-        quantized=lowered.quantized,
-        requires=dict(lowered.requires),
-        verdict=verdict,
-    )
     return Manifest(
         enginecast=__version__,
         model=describe_model(prepared.source),
@@ -169,12 +155,37 @@ def describe_manifest(
         quantization=describe_plan(plan, plan_of(rewritten.program)),
         passes=describe_passes(rewritten.runs),
         text=describe_text(prepared.source, prepared.captured.inputs),
-        engines=(engine,),
+        engines=tuple(
+            describe_engine(each, made, verdict)
+            for each, made in zip(plan.engines, lowered, strict=True)
+        ),
     )
 
 
-def judged(manifest: Manifest, verdict: Verdict, fusions: Sequence[Fusion]) -> Manifest:
-    """The manifest with what was found when its engine ran."""
-    (engine,) = manifest.engines
-    engines = (msgspec.structs.replace(engine, verdict=verdict),)
+def describe_engine(plan: Plan, lowered: Lowered, verdict: Verdict) -> EngineRecord:
+    """What the manifest says of one engine."""
+    return EngineRecord(
+        target=plan.target,
+        file=lowered.files[0],
+        weights=next((name for name in lowered.files if name.endswith(".safetensors")), None),
+        precision=plan.precision,
+        opset=lowered.opset or None,
+        domains=dict(lowered.domains),
+        minimum_runtime=lowered.minimum_runtime,
+        providers=plan.engine_providers,
+        arch=plan.arch or lowered.requires.get("gpu"),
+        quantized=lowered.quantized,
+        requires=dict(lowered.requires),
+        profile=lowered.profile,
+        network=lowered.network,
+        verdict=verdict,
+    )
+
+
+def judged(manifest: Manifest, verdicts: Sequence[Verdict], fusions: Sequence[Fusion]) -> Manifest:
+    """The manifest with what was found when its engines ran."""
+    engines = tuple(
+        msgspec.structs.replace(engine, verdict=verdict)
+        for engine, verdict in zip(manifest.engines, verdicts, strict=True)
+    )
     return msgspec.structs.replace(manifest, engines=engines, fusion=tuple(fusions))

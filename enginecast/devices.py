@@ -6,16 +6,43 @@ import torch
 from enginecast.errors import MissingError, UsageError
 from enginecast.passes.presets import QUANTIZED
 from enginecast.runtime.load import PROVIDERS
+from enginecast.runtime.tensorrt_library import import_tensorrt
 
 OF_TORCH = ("aotinductor", "torchscript")
 """Targets whose engines torch runs, on the device that they were made for."""
+TENSORRT = "tensorrt"
 
 
 def device_for(target: str, precision: str, arch: str | None) -> str:
+    """What an engine is for, when nobody says it."""
+    if target == TENSORRT:
+        return "cuda"
     if target in OF_TORCH:
         return "cpu" if arch is None else "cuda"
     on_gpu = precision == "bf16" or (precision in QUANTIZED and arch is not None)
     return "cuda" if on_gpu else "cpu"
+
+
+def require_device_of(target: str, device: str) -> None:
+    """Refuse a device that a target has no engines for.
+
+    Raises:
+        UsageError: TensorRT and the CPU.
+    """
+    if target == TENSORRT and device != "cuda":
+        raise UsageError(
+            f"--device {device} does not fit --target tensorrt: its engines run on NVIDIA GPUs",
+            hint="Leave --device out, or use --target onnxruntime.",
+        )
+
+
+def runs_tensorrt() -> bool:
+    """Whether this machine can build and run TensorRT engines."""
+    try:
+        import_tensorrt("--target tensorrt")
+    except MissingError:
+        return False
+    return torch.cuda.is_available()
 
 
 def runs_on_onnxruntime(precision: str, device: str | None, chosen: str) -> bool:

@@ -20,6 +20,8 @@ from enginecast.errors import (
     UsageError,
     VerificationError,
 )
+from enginecast.exporters.targets import TARGETS
+from enginecast.exporters.tensorrt_options import TensorRTOptions
 from enginecast.job import Export, Job
 from enginecast.passes.pipeline import build
 from enginecast.plan import Plan, make_plan
@@ -47,6 +49,8 @@ def compile(
     drop_guilty: bool = False,
     fallback: Fallback | None = None,
     arch: str | None = None,
+    also: Sequence[str] = (),
+    tensorrt: TensorRTOptions | None = None,
     max_error: float | None = None,
     plan: str | os.PathLike[str] | None = None,
     options: ModelOptions | None = None,
@@ -58,8 +62,8 @@ def compile(
         model: a Hugging Face folder, `package.module:factory`, a `.pt2` file, or a module.
         output: the bundle's folder; it must not exist.
         example: inputs by name, for a module.
-        target: "onnxruntime"; "aotinductor": machine code; "torchscript": the model as it is,
-            without passes.
+        target: "onnxruntime"; "tensorrt"; "aotinductor": machine code; "torchscript": the model
+            as it is, without passes.
         precision: "fp32" (default), "fp16", "bf16", "mixed", or a quantised one ("int8", "fp8",
             "int8-storage", ...): the preset pipeline and the measure.
         pipeline: a pipeline spec instead of a preset.
@@ -72,6 +76,8 @@ def compile(
         fallback: how far a capture may go where torch.export refuses the model for its control
             flow: "none", "rewrite", "specialise" or "torchscript"; None: as `options` say.
         arch: GPU architecture that the engine is for, such as "sm90".
+        also: targets of further engines in the bundle: "onnxruntime", beside "tensorrt".
+        tensorrt: options of a TensorRT build.
         max_error: largest relative L2 error of an output that quantisation may cause.
         plan: a quantisation plan to carry out (JSON).
         options: weights, inputs, dynamic dimensions.
@@ -83,7 +89,15 @@ def compile(
     """
     file = None if plan is None else Path(plan)
     decided = make_plan(
-        target, precision, pipeline, device, arch=arch, max_error=max_error, file=file
+        target,
+        precision,
+        pipeline,
+        device,
+        arch=arch,
+        max_error=max_error,
+        file=file,
+        tensorrt=tensorrt,
+        also=tuple(also),
     )
     options = options or ModelOptions()
     options = replace(
@@ -118,6 +132,8 @@ def export(
         raise UsageError(f"threads: expected at least 1, got {threads}")
     options, steps = options or ModelOptions(), steps or Steps()
     passes = build(plan.pipeline)
+    if plan.target in TARGETS:
+        TARGETS[plan.target].require(plan.tensorrt)  # before the work, and not after it
     with stage(output, overwrite=overwrite) as staging, steps.listening():
         source = open_model(model, options, example)
         require(source, plan, staging.folder)

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from enginecast.build_log import (
     LOG_NAME,
@@ -15,13 +16,12 @@ from enginecast.build_log import (
     request_lines,
     verdict_lines,
 )
-from enginecast.capture.shapes import symbol_names
 from enginecast.cases import SEED
 from enginecast.culprits import explained
 from enginecast.describe import describe_manifest, judged
+from enginecast.engines import Workshop, together
 from enginecast.exporters.fusion_contract import count_fusions, expect_fusions
 from enginecast.exporters.onnx import Lowered
-from enginecast.exporters.targets import Order, target_of
 from enginecast.passes.base import Pass
 from enginecast.passes.ir_text import print_ir
 from enginecast.passes.quantization_plan import plan_of
@@ -33,7 +33,7 @@ from enginecast.runtime.bundle import Bundle, open_bundle
 from enginecast.runtime.manifest import Fusion, Manifest, Verdict, Where
 from enginecast.runtime.staging import Staging
 from enginecast.steps import Steps
-from enginecast.trial import by_emulation, try_engine
+from enginecast.trial import Trial, by_emulation
 from enginecast.verify.culprit import Bisection, Culprit
 from enginecast.verify.fidelity import capture_failures
 from enginecast.verify.reference import REFERENCE_NAME, Reference, write_reference
@@ -103,25 +103,34 @@ class Job:
         problems = (*problems, *rewritten.failures)
         if problems or any(floor_failures(rewritten.reference.floor)):
             verdict = by_emulation(rewritten, problems)
-            return self._reject(rewritten, self._report(rewritten, verdict, ()), None)
-        with self.steps("lower"):
-            lowered = self._lower(rewritten)
+            return self._reject(rewritten, self._report(rewritten, verdict, ()), ())
+        workshop = Workshop(self.prepared, self.plan, self.threads, self.staging, self.steps)
+        lowered = workshop.lower(rewritten)
         with self.steps("describe"):
             manifest = describe_manifest(self.prepared, self.plan, rewritten, lowered, PENDING)
-        with self.steps("verify"):
-            trial = try_engine(self.staging, manifest, self.plan, rewritten, problems, self.threads)
+        trials = workshop.try_all(manifest, rewritten, problems)
         fusions = count_fusions(
             expect_fusions(self.prepared.captured.program),
             rewritten.program,
-            lowered.ops,
-            trial.executed,
+            lowered[0].ops,
+            trials[0].executed,
             rewritten.sites(),
         )
-        report = self._report(rewritten, trial.verdict, fusions, lowered.notes)
-        if trial.verdict.outcome == "rejected":
+        notes = [note for made in lowered for note in made.notes]
+        report = self._report(rewritten, together(self.plan, trials), fusions, notes)
+        report = replace(report, **self._beside(trials))
+        if report.verdict.outcome == "rejected":
             return self._reject(rewritten, report, lowered)
         with self.steps("publish"):
-            return self._publish(rewritten, report, lowered, manifest)
+            return self._publish(rewritten, report, lowered, manifest, trials)
+
+    def _beside(self, trials: Sequence[Trial]) -> dict[str, Any]:
+        """What the report says of the engines besides the first one's verdict."""
+        others = zip(self.plan.engines[1:], trials[1:], strict=True)
+        return {
+            "layers": trials[0].layers,
+            "others": {plan.target: trial.verdict for plan, trial in others},
+        }
 
     def _capture_problems(self, reference: Reference) -> tuple[str, ...]:
         prepared = self.prepared
@@ -134,25 +143,6 @@ class Job:
                 [guard.output for guard in prepared.captured.guards],
             )
         )
-
-    def _lower(self, rewritten: Rewritten) -> Lowered:
-        captured = self.prepared.captured
-        given = self.prepared.source.given_program() is not None
-        names = {} if given else symbol_names(captured.program, captured.inputs)
-        order = Order(
-            rewritten.program,
-            self.staging.folder,
-            outputs=self.prepared.output_names,
-            symbols={str(symbol): name for symbol, name in names.items()},
-            shapes=[spec.dims for spec in captured.outputs],
-            device=self.plan.device,
-            arch=self.plan.arch,
-        )
-        lowered = target_of(self.plan.target).lower(order)
-        self.steps.log(f"lowered: {lowered.nodes} nodes, {dict(lowered.ops)}")
-        for note in lowered.notes:
-            self.steps.say(note)
-        return lowered
 
     def _report(
         self,
@@ -182,31 +172,40 @@ class Job:
             ),
         )
 
-    def _reject(self, rewritten: Rewritten, report: Report, lowered: Lowered | None) -> Export:
+    def _reject(self, rewritten: Rewritten, report: Report, lowered: Sequence[Lowered]) -> Export:
         self._write_reports(rewritten, report)
         folder = self.staging.reject(REPORTS)
         done = Export(
             report, None, folder, bisection=rewritten.bisection, dropped=rewritten.dropped
         )
-        return done if lowered is None else replace(done, nodes=lowered.nodes, ops=lowered.ops)
+        return replace(done, nodes=lowered[0].nodes, ops=lowered[0].ops) if lowered else done
 
     def _publish(
         self,
         rewritten: Rewritten,
         report: Report,
-        lowered: Lowered,
+        lowered: Sequence[Lowered],
         manifest: Manifest,
+        trials: Sequence[Trial],
     ) -> Export:
         left_out = write_reference(self.staging.folder / REFERENCE_NAME, rewritten.reference)
         report = replace(report, left_out=left_out)
         self._write_reports(rewritten, report)
         for file in self.prepared.source.tokenizer_files:
             shutil.copyfile(file, self.staging.folder / file.name)
-        size = sum((self.staging.folder / name).stat().st_size for name in lowered.files)
-        folder = self.staging.publish(judged(manifest, report.verdict, report.fusions))
+        files = [name for made in lowered for name in made.files]
+        size = sum((self.staging.folder / name).stat().st_size for name in files)
+        verdicts = [trial.verdict for trial in trials]
+        folder = self.staging.publish(judged(manifest, verdicts, report.fusions))
         bundle = open_bundle(folder, check="size")
         return Export(
-            report, bundle, folder, lowered.nodes, lowered.ops, size, dropped=rewritten.dropped
+            report,
+            bundle,
+            folder,
+            lowered[0].nodes,
+            lowered[0].ops,
+            size,
+            dropped=rewritten.dropped,
         )
 
     def _request(self) -> list[str]:

@@ -4,18 +4,22 @@ run.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
 from enginecast.devices import (
     OF_TORCH,
+    TENSORRT,
     arch_of_this_machine,
     device_for,
+    require_device_of,
     require_gpu_of_torch,
     runs_on_onnxruntime,
+    runs_tensorrt,
 )
 from enginecast.errors import SpecError, UsageError
+from enginecast.exporters.tensorrt_options import TensorRTOptions
 from enginecast.passes.base import Pass
 from enginecast.passes.pipeline import build
 from enginecast.passes.plan_file import read_plan
@@ -52,6 +56,15 @@ class Plan:
     """The precision as it was asked for, when it quantises, such as "int8-storage"; else empty."""
     file: Path | None = None
     """A quantisation plan that was given."""
+    tensorrt: TensorRTOptions = field(default_factory=TensorRTOptions)
+    """Of the build, when that is the target."""
+    also: tuple[str, ...] = ()
+    """Targets of further engines in the bundle, made from the same program."""
+
+    @property
+    def engines(self) -> tuple["Plan", ...]:
+        """A plan for each engine of the bundle, this one first."""
+        return (self, *(_beside(self, target) for target in self.also))
 
     @property
     def name(self) -> str:
@@ -67,6 +80,8 @@ class Plan:
         """Providers that the engine is known to suit."""
         if self.target in OF_TORCH:
             return (f"torch-{self.device}",)
+        if self.target == TENSORRT:
+            return (TENSORRT,)
         if self.precision == "bf16":
             return (CUDA_PROVIDER,)
         return self.providers
@@ -83,11 +98,13 @@ def make_plan(
     arch: str | None = None,
     max_error: float | None = None,
     file: Path | None = None,
+    tensorrt: TensorRTOptions | None = None,
+    also: tuple[str, ...] = (),
 ) -> Plan:
     """Decide an export, or say why it cannot be.
 
     Args:
-        target: "onnxruntime", "aotinductor", or "torchscript", which runs no passes.
+        target: "onnxruntime", "tensorrt", "aotinductor", or "torchscript", which runs no passes.
         precision: None: fp32, or what the pipeline's unify-dtype says, or the plan of `file`.
             "mixed" computes in fp16 with the residual stream in fp32; "int8" and the like compute
             in what `presets.computes` says.
@@ -99,6 +116,8 @@ def make_plan(
         arch: GPU architecture such as "sm90".
         max_error: the largest relative L2 error of an output that a quantisation plan may have.
         file: a quantisation plan to carry out.
+        tensorrt: options of a TensorRT build; None: the defaults.
+        also: targets of further engines in the bundle: "onnxruntime", beside "tensorrt".
 
     Raises:
         UsageError: a target, precision or device that does not exist, is not built, or does not
@@ -112,6 +131,7 @@ def make_plan(
         raise UsageError(f"--device {device}: expected cpu or cuda")
     if arch is not None and not _ARCH.fullmatch(arch):
         raise UsageError(f"--arch {arch}: expected a GPU architecture such as sm90 or gfx942")
+    _check_engines(target, tensorrt, also)
     if target == "torchscript":
         return _torchscript_plan(precision or "fp32", pipeline, device, keep or keep_classes, arch)
     given = read_plan(file) if file is not None else None
@@ -124,6 +144,7 @@ def make_plan(
     name = precision or computed or (given.format if given is not None else "fp32")
     arch = arch or (given.arch if given is not None and given.arch != "cpu" else None)
     chosen = device or device_for(target, name, arch)
+    require_device_of(target, chosen)
     quantized = name if name in QUANTIZED else _quantized_by(pipeline)
     _check_quantized(quantized, given, max_error, pipeline)
     if quantized and chosen == "cuda" and pipeline is None:
@@ -139,10 +160,41 @@ def make_plan(
     here = True
     if target in OF_TORCH:
         require_gpu_of_torch(chosen, "Inductor compiles and measures GPU kernels on the GPU")
+    elif target == TENSORRT:
+        here = runs_tensorrt()
     else:
         here = runs_on_onnxruntime(precision, device, chosen)
     # `preset` refused any other.
-    return Plan(target, cast(Precision, precision), text, chosen, here, arch, quantized, file)
+    kind = cast(Precision, precision)
+    options = tensorrt or TensorRTOptions()
+    return Plan(target, kind, text, chosen, here, arch, quantized, file, options, also)
+
+
+def _beside(plan: Plan, target: str) -> Plan:
+    """A second engine is what runs where the first does not: on any GPU, and on the CPU where its
+    precision can be.
+    """
+    here = runs_on_onnxruntime(plan.precision, None, "cuda")
+    device = "cuda" if here or plan.precision == "bf16" else "cpu"
+    here = here or device == "cpu"
+    return replace(plan, target=target, device=device, runs_here=here, arch=None, also=())
+
+
+def _check_engines(target: str, tensorrt: TensorRTOptions | None, also: tuple[str, ...]) -> None:
+    """Refuse what goes with a TensorRT engine where there is none."""
+    if tensorrt is not None and target != TENSORRT:
+        raise UsageError(
+            f"--target {target} takes no options of a TensorRT build",
+            hint="--opt-shape and --trt-... go with --target tensorrt.",
+        )
+    for other in also:
+        if other != "onnxruntime":
+            raise UsageError(f"--also {other}: expected onnxruntime")
+        if target != TENSORRT:
+            raise UsageError(
+                f"--also {other} does not fit --target {target}",
+                hint="It puts a second engine beside that of --target tensorrt.",
+            )
 
 
 def _quantized_by(pipeline: str | None) -> str:

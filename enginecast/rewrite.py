@@ -137,6 +137,19 @@ def rewrite(
     return Rewritten(program, tuple(runs), tuple(observer.checks), emulated, reference, cause)
 
 
+def judged_for(prepared: Prepared, rewritten: Rewritten, made_for: str, target: str) -> Rewritten:
+    """The same program, judged in the arithmetic of another target.
+
+    Args:
+        made_for: the target whose arithmetic it was judged in.
+    """
+    if rewritten.emulated is None or profile_for(made_for) == profile_for(target):
+        return rewritten
+    program, reference = rewritten.program, rewritten.reference
+    emulated = _emulate(prepared, program, reference, profile_for(target))
+    return replace(rewritten, emulated=emulated)
+
+
 def observed_cases(prepared: Prepared) -> tuple[Case, ...]:
     """The cases that are run after every pass: together they take every way that any case takes."""
     return prepared.watched or prepared.cases[:OBSERVED]

@@ -161,7 +161,7 @@ class ScriptJob:
             shutil.copyfile(file, folder / file.name)
         size = sum((folder / name).stat().st_size for name in made.lowered.files)
         manifest = judged(
-            workshop.manifest(made.target, made.lowered, made.outputs), made.verdict, ()
+            workshop.manifest(made.target, made.lowered, made.outputs), [made.verdict], ()
         )
         manifest = msgspec.structs.replace(manifest, capture=self._rungs(made), notes=made.notes)
         published = self.staging.publish(manifest)

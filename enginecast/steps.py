@@ -6,10 +6,11 @@ import logging
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.status import Status
 
 from enginecast.memory import watched
 
@@ -47,6 +48,7 @@ class Steps:
         self.lines: list[str] = []
         self.shown: set[str] = set()
         """Lines that stand on the console already."""
+        self._status: Status | None = None
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -63,10 +65,21 @@ class Steps:
                 line = f"{line}, {peak.anonymous / 1e9:.1f} GB of memory"
             (self.say if spent > LONG else self.log)(line)
 
-    def _shown(self, name: str) -> AbstractContextManager[object]:
-        if self._console is not None and self._console.is_terminal:
-            return self._console.status(name)
-        return nullcontext()
+    @contextmanager
+    def _shown(self, name: str) -> Iterator[None]:
+        if self._console is None or not self._console.is_terminal:
+            yield
+            return
+        with self._console.status(name) as self._status:
+            try:
+                yield
+            finally:
+                self._status = None
+
+    def tell(self, phase: str, done: int, total: int) -> None:
+        """Show how far a long step has come; on a terminal alone."""
+        if self._status is not None:
+            self._status.update(f"{phase}: {done} of {total}")
 
     @contextmanager
     def listening(self) -> Iterator[None]:

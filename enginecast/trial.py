@@ -13,7 +13,7 @@ from enginecast.plan import Plan
 from enginecast.rewrite import Rewritten
 from enginecast.runtime.bundle import Bundle
 from enginecast.runtime.load import opener_of
-from enginecast.runtime.manifest import FileRecord, Manifest, Verdict
+from enginecast.runtime.manifest import EngineRecord, FileRecord, Manifest, Verdict
 from enginecast.runtime.ort_profile import profile_ops
 from enginecast.runtime.session import Engine
 from enginecast.runtime.staging import Staging
@@ -28,11 +28,14 @@ class Trial:
     verdict: Verdict
     executed: tuple[str, ...] | None
     """Op types as the runtime executed them; None when it did not run, or does not tell."""
+    layers: tuple[str, ...] = ()
+    """What the engine consists of, in words, where its runtime tells."""
 
 
 def try_engine(
     staging: Staging,
     manifest: Manifest,
+    record: EngineRecord,
     plan: Plan,
     rewritten: Rewritten,
     problems: Sequence[str],
@@ -43,6 +46,7 @@ def try_engine(
     Args:
         staging: holds the engine's files.
         manifest: as it will be published, but for verdict and digests.
+        record: the engine, one of the manifest's.
         plan: says where the engine runs.
         rewritten: the program that the engine was made from, and what it is judged by.
         problems: reasons to reject that were found before.
@@ -52,8 +56,7 @@ def try_engine(
     reference = rewritten.reference
     if not plan.runs_here:
         return Trial(by_emulation(rewritten, problems), None)
-    record = manifest.engines[0]
-    files = unsealed([record.file, *([record.weights] if record.weights else [])])
+    files = unsealed([n for n in (record.file, record.weights, record.network) if n])
     bundle = Bundle(staging.folder, msgspec.structs.replace(manifest, files=files))
     emulated = rewritten.emulated.measured if rewritten.emulated is not None else None
     try:
@@ -61,8 +64,9 @@ def try_engine(
         with Engine(bundle, record, session) as engine:
             verdict = verify_engine(engine, reference, emulated=emulated, problems=problems)
             verdict = _name_arithmetic(verdict, rewritten)
+            layers = engine.layers()
         if not target_of(plan.target).tells_ops:
-            return Trial(verdict, None)
+            return Trial(verdict, None, layers)
         executed = profile_ops(
             bundle.path(record.file),
             reference.cases[0].inputs,

@@ -49,6 +49,8 @@ class Target:
     lower: Callable[[Order], Lowered]
     tells_ops: bool
     """Whether the runtime says which ops it executes."""
+    require: Callable[[TensorRTOptions], None] = lambda options: None
+    """Raises MissingError where this machine cannot make the engine, before any work is done."""
 
 
 def _onnx(order: Order) -> Lowered:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -26,6 +26,15 @@ class Session(Protocol):
 
     def to_host(self, value: Any) -> Array:
         """View one of `run`'s values as an array in CPU memory."""
+        ...
+
+
+@runtime_checkable
+class Layered(Protocol):
+    """A session that can tell what its engine consists of."""
+
+    def layers(self) -> tuple[str, ...]:
+        """In words, one fact a line."""
         ...
 
 
@@ -72,6 +81,15 @@ class Engine:
         """What runs the engine, such as "CPUExecutionProvider"."""
         return self._provider
 
+    def layers(self) -> tuple[str, ...]:
+        """What the engine consists of, in words; empty where the runtime does not tell.
+
+        Raises:
+            UsageError: the engine is closed.
+        """
+        session = self._open()
+        return session.layers() if isinstance(session, Layered) else ()
+
     def run(
         self,
         feeds: Mapping[str, Any],
@@ -100,9 +118,7 @@ class Engine:
             VerificationError: an output is not finite.
             UsageError: the engine is closed.
         """
-        session = self._session  # a local name: `close` from another thread lets this run finish
-        if session is None:
-            raise UsageError(f"{self.folder}: the engine is closed", hint="Load it again.")
+        session = self._open()  # a local name: `close` from another thread lets this run finish
         wanted = self._wanted(outputs)
         guards = [guard.output for guard in self.manifest.guards]
         arrays = check_inputs(self.inputs, self.manifest.symbols, feeds)
@@ -131,6 +147,12 @@ class Engine:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _open(self) -> Session:
+        session = self._session
+        if session is None:
+            raise UsageError(f"{self.folder}: the engine is closed", hint="Load it again.")
+        return session
 
     def _wanted(self, outputs: Sequence[str] | None) -> list[str]:
         names = [output.name for output in self.outputs]

@@ -49,6 +49,7 @@ STEPS = [
     "enginecast.trial",
     "enginecast.culprits",
     "enginecast.describe",
+    "enginecast.engines",
     "enginecast.build_log",
 ]
 # The table of docs/design.md.  Everybody may import enginecast.errors and their own folder.
@@ -110,6 +111,15 @@ MAY_IMPORT: dict[str, list[str]] = {
         "enginecast.prepare",
         "enginecast.quantization",
         "enginecast.rewrite",
+        *WORKERS,
+    ],
+    "enginecast.engines": [
+        "enginecast.describe",
+        "enginecast.plan",
+        "enginecast.prepare",
+        "enginecast.rewrite",
+        "enginecast.steps",
+        "enginecast.trial",
         *WORKERS,
     ],
     "enginecast.build_log": ["enginecast.doctor", *WORKERS],
@@ -179,6 +189,16 @@ MAY_IMPORT: dict[str, list[str]] = {
     ],
     "enginecast.cli_options": [],
     "enginecast.cli_errors": ["enginecast.terminal"],
+    "enginecast.cli_tensorrt": ["enginecast.exporters.tensorrt_options"],
+    "enginecast.cli_export": [
+        "enginecast.cli_options",
+        "enginecast.cli_tensorrt",
+        "enginecast.commands",
+        "enginecast.commands_engine",
+        "enginecast.plan",
+        "enginecast.prepare",
+        "enginecast.terminal",
+    ],
     "enginecast.cli_passes": [
         "enginecast.cli_options",
         "enginecast.commands",
@@ -190,8 +210,8 @@ MAY_IMPORT: dict[str, list[str]] = {
     ],
     "enginecast.cli": [
         "enginecast.cli_errors",
+        "enginecast.cli_export",
         "enginecast.cli_options",
-        "enginecast.commands",
         "enginecast.cli_passes",
         "enginecast.commands_engine",
         "enginecast.doctor",

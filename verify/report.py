@@ -38,14 +38,18 @@ def to_json(report: Report) -> str:
 def print_report(report: Report, console: Console) -> None:
     """Print the verdict and, where there are any, the tables of passes and fusions."""
     print_verdict(report.verdict, report.floor_dtype, console)
+    for target, verdict in report.others.items():
+        console.print(
+            f"{target}: {verdict_line(verdict, report.floor_dtype)}", markup=False, highlight=False
+        )
     if report.passes:
         console.print(_passes_table(report.passes))
     if report.fusions:
         console.print(_fusions_table(report.fusions))
     if report.emulation is not None:
         print_emulation(report.emulation, console)
-    for note in report.notes:
-        console.print(note, markup=False, highlight=False)
+    for line in (*report.layers, *report.notes):
+        console.print(line, markup=False, highlight=False)
 
 
 def print_verdict(verdict: Verdict, dtype: str, console: Console) -> None:

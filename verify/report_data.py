@@ -56,3 +56,7 @@ class Report:
     memory: Mapping[str, int] = field(default_factory=dict)
     """Stage -> most bytes of memory that no file backs; 0 where the system does not tell."""
     notes: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
+    """What the engine consists of, as its runtime tells: fusions that were kept, dtypes."""
+    others: Mapping[str, Verdict] = field(default_factory=dict)
+    """Verdicts on further engines in the bundle, by target."""

@@ -97,6 +97,26 @@ Cases: {{ report.verdict.cases | join(", ") }}.
 <td class="n">{{ o.pad_error | tiny }}</td></tr>
 {% endfor %}
 </table>
+{% if report.others %}
+<h2>Further engines</h2>
+<ul>
+{% for target, found in report.others.items() %}
+<li>{{ target }}: {{ found.outcome }}
+{% for reason in found.reasons %}
+<br>{{ reason }}
+{% endfor %}
+</li>
+{% endfor %}
+</ul>
+{% endif %}
+{% if report.layers %}
+<h2>Layers of the engine</h2>
+<ul>
+{% for line in report.layers %}
+<li>{{ line }}</li>
+{% endfor %}
+</ul>
+{% endif %}
 {% if report.passes %}
 <h2>Passes</h2>
 <table>
