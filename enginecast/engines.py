@@ -8,7 +8,8 @@ import msgspec
 from enginecast.capture.shapes import symbol_names
 from enginecast.describe import describe_inputs
 from enginecast.exporters.onnx import Lowered
-from enginecast.exporters.targets import Order, target_of
+from enginecast.exporters.order import Order
+from enginecast.exporters.targets import target_of
 from enginecast.plan import Plan
 from enginecast.prepare import Prepared
 from enginecast.rewrite import Rewritten, judged_for
