@@ -92,6 +92,7 @@ def run_engine(
         bundle, device=device, providers=providers, threads=threads, allow_code=allow_code
     ) as engine:
         truncated = 0
+        outputs: dict[str, Array]
         if inputs is not None:
             outputs = engine.run(read_tensors(inputs))
         else:

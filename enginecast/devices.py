@@ -5,7 +5,7 @@ import torch
 
 from enginecast.errors import MissingError, UsageError
 from enginecast.passes.presets import QUANTIZED
-from enginecast.runtime.load import PROVIDERS
+from enginecast.runtime.backends import PROVIDERS
 from enginecast.runtime.tensorrt_library import import_tensorrt
 
 OF_TORCH = ("aotinductor", "torchscript")

@@ -28,7 +28,7 @@ from enginecast.passes.planning import check_arch
 from enginecast.passes.presets import QUANTIZED, computes, preset
 from enginecast.passes.quantization_plan import QuantizationPlan
 from enginecast.passes.unify_dtype import UnifyDtype
-from enginecast.runtime.load import PROVIDERS
+from enginecast.runtime.backends import PROVIDERS
 from enginecast.runtime.manifest import Precision
 from enginecast.runtime.ort_session import CUDA_PROVIDER
 from enginecast.skip_modules import keeping

@@ -7,6 +7,7 @@ from enginecast.errors import UsageError
 from enginecast.exporters.aotinductor import lower_to_aotinductor
 from enginecast.exporters.onnx import Lowered, lower_to_onnx
 from enginecast.exporters.order import Order
+from enginecast.exporters.tensorrt_options import TensorRTOptions
 
 
 @dataclass(frozen=True)

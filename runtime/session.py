@@ -9,8 +9,10 @@ import numpy as np
 
 from enginecast.errors import InputError, UsageError, VerificationError
 from enginecast.runtime.arrays import Array
+from enginecast.runtime.backends import name_of
 from enginecast.runtime.bundle import Bundle
 from enginecast.runtime.manifest import EngineRecord, Guard, Input, Manifest, Output, Verdict
+from enginecast.runtime.outputs import Outputs
 from enginecast.runtime.validate import check_inputs
 
 
@@ -90,6 +92,11 @@ class Engine:
         session = self._open()
         return session.layers() if isinstance(session, Layered) else ()
 
+    @property
+    def backend(self) -> str:
+        """What runs the engine, in the words of `load`'s `prefer`: "onnxruntime-cpu"."""
+        return name_of(self._record.target, self._provider)
+
     def run(
         self,
         feeds: Mapping[str, Any],
@@ -97,7 +104,7 @@ class Engine:
         outputs: Sequence[str] | None = None,
         as_dlpack: bool = False,
         check_finite: bool = True,
-    ) -> dict[str, Any]:
+    ) -> Outputs:
         """Run the engine.
 
         Args:
@@ -110,7 +117,8 @@ class Engine:
             check_finite: refuse NaN and infinities in the outputs.
 
         Returns:
-            The outputs by name: numpy arrays, bfloat16 as `ml_dtypes.bfloat16`.
+            The outputs by name: numpy arrays, bfloat16 as `ml_dtypes.bfloat16`.  Their `backend`
+            says what computed them.
 
         Raises:
             InputError: the feeds do not fit the declared inputs, there is no such output, or the
@@ -126,12 +134,12 @@ class Engine:
         for guard in self.manifest.guards:
             _require(guard, session.to_host(values.pop(guard.output)))
         if as_dlpack and not check_finite:
-            return values
+            return Outputs(values, self.backend)
         found = {name: session.to_host(value) for name, value in values.items()}
         if check_finite:
             for name, array in found.items():
                 _require_finite(name, array)
-        return values if as_dlpack else found
+        return Outputs(values if as_dlpack else found, self.backend)
 
     def close(self) -> None:
         """Give the engine's memory back, once the runs under way are done; twice does no harm."""

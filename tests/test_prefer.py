@@ -1,0 +1,169 @@
+"""`load(prefer=...)`: the backends are tried in their order, and no step is silent."""
+
+import json
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import bundles
+import numpy as np
+import onnxruntime
+import pytest
+from bundles import CPU
+
+from enginecast.errors import BundleError, MissingError, UsageError
+from enginecast.runtime.backends import BACKENDS, name_of
+from enginecast.runtime.load import EnginecastWarning, load
+from enginecast.runtime.outputs import Outputs
+from enginecast.runtime.session import Engine
+from enginecast.runtime.staging import stage
+
+CHAIN = ["tensorrt", "onnxruntime-cuda", "onnxruntime-cpu"]
+NO_CUDA = pytest.mark.skipif(
+    "CUDAExecutionProvider" in onnxruntime.get_available_providers(),
+    reason="this ONNX Runtime has the CUDA provider",
+)
+PLAN = b"ftrt: bytes of no plan, written by hand"
+
+
+def two_engines(tmp_path: Path, **changes: Any) -> Path:
+    """A bundle with an ONNX engine, and a TensorRT record over bytes that nothing can load."""
+    plan = bundles.engine(target="tensorrt", file="engine.plan", weights=None, providers=())
+    content = bundles.manifest(engines=(plan, bundles.engine(**changes)))
+    with stage(tmp_path / "out") as staging:
+        bundles.write_engine(staging.folder)
+        bundles.write_tokenizer(staging.folder)
+        (staging.folder / "engine.plan").write_bytes(PLAN)
+        return staging.publish(content)
+
+
+def loaded(root: Path, prefer: list[str], **options: Any) -> tuple[Engine, list[str]]:
+    """The engine, and what was warned of, each of it at this file's line."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        engine = load(root, prefer=prefer, **options)
+    assert all(one.category is EnginecastWarning for one in caught)
+    assert all(one.filename == __file__ for one in caught)
+    return engine, [str(one.message) for one in caught]
+
+
+@NO_CUDA
+def test_every_step_of_the_chain_is_told_with_its_whole_reason(tmp_path: Path) -> None:
+    root = two_engines(tmp_path)
+    engine, told = loaded(root, CHAIN, allow_code=True)
+    with engine:
+        assert engine.backend == "onnxruntime-cpu"
+        outputs = engine.run(bundles.feeds())
+    first, second = told
+    assert first.startswith(f"{root}: no tensorrt: engine.plan: ")
+    assert first.endswith("\ntrying onnxruntime-cuda next")
+    assert "no onnxruntime-cuda: CUDAExecutionProvider: not in this ONNX Runtime" in second
+    assert "pip install 'enginecast[cuda]'" in second
+    assert second.endswith("\ntrying onnxruntime-cpu next")
+    assert outputs.backend == "onnxruntime-cpu"
+
+
+def test_what_is_code_is_not_opened_without_consent(tmp_path: Path) -> None:
+    engine, (told,) = loaded(two_engines(tmp_path), ["tensorrt", "onnxruntime-cpu"])
+    assert engine.record.target == "onnxruntime"
+    assert "a tensorrt engine runs code when it is loaded. If you trust" in told
+    assert "--allow-code" in told
+
+
+def test_the_order_is_the_users_and_the_first_that_runs_is_taken(tmp_path: Path) -> None:
+    engine, told = loaded(two_engines(tmp_path), ["onnxruntime-cpu", "tensorrt"])
+    assert (engine.backend, told) == ("onnxruntime-cpu", [])
+
+
+def test_a_backend_that_the_bundle_has_no_engine_for(tmp_path: Path) -> None:
+    _, (told,) = loaded(two_engines(tmp_path), ["aotinductor-cpu", "onnxruntime-cpu"])
+    assert "no aotinductor-cpu: the bundle holds no aotinductor engine; it holds tens" in told
+
+
+def test_an_engine_for_the_other_device_is_none_for_this_one(tmp_path: Path) -> None:
+    root = two_engines(tmp_path, target="torchscript", providers=("torch-cuda",))
+    with pytest.raises(BundleError, match="was made for torch-cuda, not torch-cpu"):
+        load(root, prefer=["torchscript-cpu"], allow_code=True)
+
+
+def test_when_all_fail_one_error_lists_each_with_its_reason(tmp_path: Path) -> None:
+    root = two_engines(tmp_path, precision="bf16")
+    with pytest.warns(EnginecastWarning, match="no tensorrt"), pytest.raises(MissingError) as found:
+        load(root, prefer=["tensorrt", "onnxruntime-cpu"], allow_code=True)
+    lines = found.value.message.splitlines()
+    assert lines[0] == f"{root}: none of the preferred backends can be had:"
+    assert lines[1].startswith("  tensorrt: engine.plan: ")
+    assert lines[2].startswith("  onnxruntime-cpu: engine.onnx: a bf16 engine")
+    assert "device='cuda'" in lines[2]
+    assert found.value.exit_code == 3
+
+
+def test_when_the_bundle_holds_none_of_them_the_bundle_is_to_blame(tmp_path: Path) -> None:
+    root = two_engines(tmp_path, verdict=bundles.verdict("rejected"))
+    with pytest.warns(EnginecastWarning), pytest.raises(BundleError) as found:
+        load(root, prefer=["onnxruntime-cpu", "torchscript-cpu"])
+    assert "onnxruntime-cpu: the onnxruntime engine was rejected" in found.value.message
+    assert "torchscript-cpu: the bundle holds no torchscript engine" in found.value.message
+
+
+def test_a_verdict_that_does_not_suffice_is_a_reason_too(tmp_path: Path) -> None:
+    root = two_engines(tmp_path, verdict=bundles.verdict("verified-by-emulation"))
+    with pytest.raises(MissingError, match="expected a verified engine, but it was verified by em"):
+        load(root, prefer=["onnxruntime-cpu"], require="verified")
+    _, (told,) = loaded(root, ["onnxruntime-cpu"])
+    assert told.endswith("by emulation and has not run on its target")
+
+
+@pytest.mark.parametrize("check", ["full", "size"])
+def test_a_damaged_bundle_is_never_stepped_over(tmp_path: Path, check: Any) -> None:
+    root = two_engines(tmp_path)
+    (root / "engine.plan").write_bytes(PLAN[::-1])
+    with pytest.raises(BundleError, match=r"engine\.plan has sha256"):
+        load(root, prefer=["tensorrt", "onnxruntime-cpu"], allow_code=True, check=check)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prefer": ["tensorrt", "npu"]}, "no backend is called 'npu'\nThere are tensorrt, "),
+        ({"prefer": []}, "prefer: expected a list of backends"),
+        ({"prefer": "tensorrt"}, "prefer: expected a list of backends, got 'tensorrt'"),
+        ({"prefer": ["tensorrt", "tensorrt"]}, "tensorrt comes twice"),
+        ({"prefer": ["tensorrt"], "device": "cuda"}, "leave device and providers out"),
+        ({"prefer": ["tensorrt"], "providers": [CPU]}, "leave device and providers out"),
+    ],
+)
+def test_wrong_preferences(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as found:
+        load(two_engines(tmp_path), **options)
+    assert message in str(found.value)
+
+
+def test_sessions_are_called_as_backends_are() -> None:
+    assert set(BACKENDS) == {
+        "tensorrt",
+        *(f"{kind}-{on}" for kind in ("onnxruntime", "aotinductor", "torchscript") for on in ON),
+    }
+    assert name_of("aotinductor", "torch-cuda") == "aotinductor-cuda"
+    assert name_of("onnxruntime", "CUDAExecutionProvider") == "onnxruntime-cuda"
+    assert name_of("onnxruntime", "OpenVINOExecutionProvider") == "onnxruntime-openvino"
+    assert name_of("tensorrt", "tensorrt") == "tensorrt"
+
+
+ON = ("cuda", "cpu")
+
+
+def test_outputs_are_a_dict_that_knows_its_backend(tmp_path: Path) -> None:
+    with load(two_engines(tmp_path), prefer=["onnxruntime-cpu"]) as engine:
+        outputs = engine.run(bundles.feeds())
+        raw = engine.run(bundles.feeds(), as_dlpack=True, check_finite=False)
+    assert raw.backend == outputs.backend == "onnxruntime-cpu"
+    assert isinstance(outputs, dict)
+    assert list(outputs) == ["hidden"]
+    assert {**outputs}.keys() == dict(outputs).keys()
+    again = pickle.loads(pickle.dumps(outputs))
+    assert again.backend == "onnxruntime-cpu"
+    np.testing.assert_array_equal(again["hidden"], outputs["hidden"])
+    assert Outputs({"a": 1}, "tensorrt") == {"a": 1}
+    assert json.dumps(Outputs({"a": 1}, "tensorrt")) == '{"a": 1}'
