@@ -32,14 +32,19 @@ class Check:
     completed: bool = False
     """Whether a verdict by emulation became one of the engine itself, in the manifest."""
     notes: tuple[str, ...] = ()
+    backend: str = ""
+    """What ran the engine, such as "onnxruntime-cpu"."""
+    layers: tuple[str, ...] = ()
+    """What the engine consists of, in words, where its runtime tells."""
 
 
 def verify_bundle(
     path: str | os.PathLike[str],
     *,
     model: str | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     providers: Sequence[str] | None = None,
+    prefer: Sequence[str] | None = None,
     threads: int | None = None,
     allow_code: bool = False,
     random_weights: int | None = None,
@@ -49,8 +54,9 @@ def verify_bundle(
     Args:
         path: the bundle.
         model: MODEL to compare with; None: the reference that is stored in the bundle.
-        device: "cpu" or "cuda".
+        device: "cpu" or "cuda"; None: "cpu".
         providers: ONNX Runtime execution providers instead of those of `device`.
+        prefer: backends instead of a device; see `load`.
         threads: threads within one operator.
         allow_code: open files whose loading can run code.
         random_weights: seed, for a MODEL that is a config alone.
@@ -64,6 +70,7 @@ def verify_bundle(
         path,
         device=device,
         providers=providers,
+        prefer=prefer,
         require="verified-by-emulation",
         threads=threads,
         allow_code=allow_code,
@@ -86,7 +93,8 @@ def verify_bundle(
         if not runs_natively(engine.record.precision, engine.provider):
             notes = (*notes, NOT_NATIVE.format(engine.record.precision, engine.provider))
         completed = _complete(engine, verdict)
-    return Check(verdict, reference.floor.label, against, completed, notes)
+        layers, backend = engine.layers(), engine.backend
+    return Check(verdict, reference.floor.label, against, completed, notes, backend, layers)
 
 
 def _stored(engine: Engine) -> Reference:

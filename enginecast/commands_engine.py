@@ -34,8 +34,9 @@ def run_verify(
     bundle: Path,
     *,
     model: str | None,
-    device: str,
+    device: str | None,
     providers: Sequence[str] | None,
+    prefer: Sequence[str] | None,
     random_weights: int | None,
     threads: int | None,
     allow_code: bool,
@@ -47,6 +48,7 @@ def run_verify(
         model=model,
         device=device,
         providers=providers,
+        prefer=prefer,
         threads=threads,
         allow_code=allow_code,
         random_weights=random_weights,
@@ -60,13 +62,17 @@ def run_verify(
                 "verdict": msgspec.to_builtins(verdict),
                 "against": check.against,
                 "completed": check.completed,
+                "backend": check.backend,
+                "layers": list(check.layers),
                 "notes": list(check.notes),
             }
         )
     else:
         console = results()
         print_verdict(verdict, check.floor_dtype, console)
-        say(console, f"compared with {check.against}")
+        say(console, f"compared with {check.against}, run by {check.backend}")
+        for line in check.layers:
+            say(console, line)
         if check.completed:
             say(console, "the bundle's verdict by emulation is now one of the engine itself")
         for note in check.notes:
@@ -81,15 +87,21 @@ def run_engine(
     *,
     inputs: Path | None,
     prompts: Path | None,
-    device: str,
+    device: str | None,
     providers: Sequence[str] | None,
+    prefer: Sequence[str] | None,
     threads: int | None,
     allow_code: bool,
     as_json: bool,
 ) -> None:
     """Load, run, write the outputs by name."""
     with load(
-        bundle, device=device, providers=providers, threads=threads, allow_code=allow_code
+        bundle,
+        device=device,
+        providers=providers,
+        prefer=prefer,
+        threads=threads,
+        allow_code=allow_code,
     ) as engine:
         truncated = 0
         outputs: dict[str, Array]
@@ -98,7 +110,7 @@ def run_engine(
         else:
             assert prompts is not None
             outputs, truncated = _run_prompts(engine, prompts)
-        provider = engine.provider
+        provider, backend = engine.provider, engine.backend
         outcome = engine.verdict.outcome
     write_tensors(output, outputs)
     shapes = {name: list(array.shape) for name, array in outputs.items()}
@@ -108,6 +120,7 @@ def run_engine(
                 "outputs": shapes,
                 "output": str(output),
                 "provider": provider,
+                "backend": backend,
                 "verdict": outcome,
                 "truncated": truncated,
             }
