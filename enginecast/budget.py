@@ -28,8 +28,12 @@ IMPORTED = 600 << 20
 SESSION = {"fp32": 3, "fp16": 2, "bf16": 2}
 """Bytes in memory per weight of a CPU session besides the mapped file: ONNX Runtime packs most fp32
 weights for its kernels, and casts fp16 ones to fp32 while it runs (measured on T5 encoders)."""
-READS_THE_FILE = frozenset({"aotinductor"})
-"""Targets whose engines read the weights where the file is mapped."""
+NO_COPY = frozenset({"aotinductor", "tensorrt"})
+"""Targets whose engines hold no weights in memory: they read them where the file is mapped, or have
+them on the GPU."""
+COPIES = {"tensorrt": 2}
+"""Times that an engine's weights are on disk at once, if not once: in the plan, and in the network
+that it is built from."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,12 @@ def estimate(elements: Elements, plan: Plan, *, in_memory: bool) -> Budget:
     }
     if plan.target == "torchscript":  # the reference is the model itself
         phases["eager in fp64"] = torch.float64.itemsize * count
-    if plan.runs_here and plan.target not in READS_THE_FILE:
+    if any(one.runs_here and one.target not in NO_COPY for one in plan.engines):
         phases["running the engine here"] = SESSION[plan.precision] * count
     why, most = max(phases.items(), key=lambda phase: phase[1])
     memory = IMPORTED + (size if in_memory else 0) + most
-    return Budget(count * DTYPES[plan.precision].itemsize + BESIDE_WEIGHTS, memory, why)
+    copies = sum(COPIES.get(one.target, 1) for one in plan.engines)
+    return Budget(copies * count * DTYPES[plan.precision].itemsize + BESIDE_WEIGHTS, memory, why)
 
 
 def require(source: Source, plan: Plan, folder: Path) -> None:

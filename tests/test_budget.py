@@ -97,3 +97,12 @@ def test_too_little_disk_is_said_at_once(
     assert "MB free on this disk, got 1.0 MB" in " ".join(ran.err.split())
     assert "capture" not in ran.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_each_engine_of_a_bundle_takes_disk() -> None:
+    """A plan and the network that it is built from, and the engine beside it."""
+    alone = make_plan("tensorrt", "fp16")
+    both = make_plan("tensorrt", "fp16", also=("onnxruntime",))
+    disks = [estimate({FP16: BILLION}, plan, in_memory=False).disk for plan in (alone, both)]
+    assert [round(disk / BILLION) for disk in disks] == [4, 6]
+    assert estimate({FP16: BILLION}, alone, in_memory=False).why != "running the engine here"
