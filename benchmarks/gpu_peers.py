@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from enginecast.exporters.onnx import GRAPH_FILE, lower_to_onnx
+from enginecast.exporters.readers import onnxruntime_on
 from enginecast.passes.base import PassContext
 from enginecast.passes.graph_edit import structural_copy
 from enginecast.passes.pipeline import build, run_pipeline
@@ -146,7 +147,9 @@ def ort(bench: Bench) -> Made:
     context = PassContext(calibration=(_inputs_of(bench),))
     run_pipeline(build(pipeline), program, context)
     with tempfile.TemporaryDirectory() as folder:
-        lower_to_onnx(program, Path(folder), outputs=[OUTPUT], symbols={}, device=bench.device)
+        lower_to_onnx(
+            program, Path(folder), outputs=[OUTPUT], symbols={}, reader=onnxruntime_on(bench.device)
+        )
         session = onnxruntime.InferenceSession(Path(folder) / GRAPH_FILE, providers=[provider])
     if session.get_providers()[0] != provider:
         raise AbsentError(f"ONNX Runtime does not start {provider} here")

@@ -18,6 +18,7 @@ from torch.fx import Node
 import enginecast.exporters.quantized_forms  # noqa: F401 - registers the ops
 from enginecast.errors import LoweringError
 from enginecast.exporters.quantized_rewriting import Rewriting
+from enginecast.exporters.readers import Reader
 from enginecast.passes.graph_edit import (
     add_weight,
     aten,
@@ -47,13 +48,13 @@ _OPS = (
 
 
 def legalize_quantized(
-    program: ExportedProgram, *, device: str, opset: int, gemm_float8: bool = False
+    program: ExportedProgram, *, reader: Reader, opset: int, gemm_float8: bool = False
 ) -> None:
     """Apply every rewrite of this file, in place.
 
     Args:
         program: a structural copy.
-        device: "cpu" or "cuda".
+        reader: decides how integers are multiplied.
         opset: of ONNX's own domain.
         gemm_float8: multiply fp8 by com.microsoft GemmFloat8, which only ONNX Runtime's CUDA
             provider has, on a GPU with fp8 units.
@@ -71,14 +72,14 @@ def legalize_quantized(
             f"quantised values need an opset of {OLDEST_OPSET} or newer, got {opset}",
             hint="Older ones have no QuantizeLinear for them, and ONNX Runtime refuses the file.",
         )
-    if gemm_float8 and device == "cpu":
+    if gemm_float8 and reader == "onnxruntime-cpu":
         raise LoweringError(
             "GemmFloat8: ONNX Runtime has it on CUDA alone, and the engine is for the CPU",
             hint="Leave it out: the CPU multiplies what QuantizeLinear and DequantizeLinear give.",
         )
     for node in found:
         _refuse_dtypes(node)
-    rewriting = Rewriting(program, device, gemm_float8, weights)
+    rewriting = Rewriting(program, reader, gemm_float8, weights)
     with tracked_outputs(program):
         for node in found:
             rule = _RULES.get(node.target)
@@ -139,7 +140,7 @@ def _quantize(rewriting: Rewriting, node: Node) -> None:
         scale = rewriting.scale(scale, wanted, node)
     node.args = (source, scale, dtype)
     readers = [user for user in node.users if user.target is ours.quantized_linear.default]
-    if dtype == torch.int8 and rewriting.device == "cpu" and readers:
+    if dtype == torch.int8 and rewriting.reader == "onnxruntime-cpu" and readers:
         unsigned = rewriting.add(ours.quantize_unsigned.default, source, scale, like=node)
         for user in readers:
             user.replace_input_with(node, unsigned)

@@ -26,6 +26,7 @@ from enginecast.exporters.legalize_quantized import legalize_quantized
 from enginecast.exporters.onnx_convert import convert, quiet
 from enginecast.exporters.onnx_weights import fill_weights, store_weights
 from enginecast.exporters.ort_pads import keep_pads_of_max_pools
+from enginecast.exporters.readers import Reader
 from enginecast.exporters.weights_file import check_dtypes
 from enginecast.passes.graph_edit import (
     dtype_of,
@@ -82,7 +83,7 @@ def lower_to_onnx(
     outputs: Sequence[str],
     symbols: Mapping[str, str],
     shapes: Sequence[Sequence[int | str]] = (),
-    device: str = "cpu",
+    reader: Reader = "onnxruntime-cpu",
     gemm_float8: bool = False,
 ) -> Lowered:
     """Write `engine.onnx` and `weights.safetensors`.
@@ -93,8 +94,8 @@ def lower_to_onnx(
         outputs: names for the outputs, in the program's order.
         symbols: torch's symbol names to the ones that users see: {"s43": "batch"}.
         shapes: of the outputs, in names that users see; empty: as torch.onnx writes them.
-        device: "cpu" or "cuda": chooses between ops that differ in speed, and in rows that are
-            masked whole, and how integers are multiplied.
+        reader: chooses between ops that differ in speed, and in rows that are masked whole, and
+            how integers are multiplied.
         gemm_float8: whether fp8 is multiplied by com.microsoft GemmFloat8: see
             `legalize_quantized`.
 
@@ -107,11 +108,11 @@ def lower_to_onnx(
     refuse_state(program)
     _refuse_names(program, outputs)
     notes = drop_assertions(program)
-    legalize_quantized(program, device=device, opset=OPSET, gemm_float8=gemm_float8)
+    legalize_quantized(program, reader=reader, opset=OPSET, gemm_float8=gemm_float8)
     legalize(program)
     weights = hoist_weights(program)
     check_dtypes(weights)
-    model = convert(program, opset=OPSET, device=device)
+    model = convert(program, opset=OPSET, reader=reader)
     fill_weights(model, weights)
     with quiet():
         # Not ONNXProgram.optimize: its rotary fusion breaks on a batch (cos, sin are broadcast).

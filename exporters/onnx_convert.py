@@ -15,6 +15,7 @@ from torch.fx import Node
 
 from enginecast.errors import LoweringError
 from enginecast.exporters.onnx_ops import translation_table
+from enginecast.exporters.readers import Reader
 from enginecast.passes.source import module_path, source_line
 from enginecast.passes.structure import all_nodes, is_structured
 
@@ -30,13 +31,13 @@ _DRAWS = re.compile(
 22, and would draw other numbers than torch."""
 
 
-def convert(program: ExportedProgram, *, opset: int, device: str) -> ir.Model:
+def convert(program: ExportedProgram, *, opset: int, reader: Reader) -> ir.Model:
     """Convert a program whose weights may be without data.
 
     Args:
         program: legalised; left as it is.
         opset: of ONNX's own domain.
-        device: "cpu" or "cuda": see `translation_table`.
+        reader: see `translation_table`.
 
     Raises:
         LoweringError: an op has no ONNX form, or draws random numbers; names it with module and
@@ -49,7 +50,7 @@ def convert(program: ExportedProgram, *, opset: int, device: str) -> ir.Model:
                 program,
                 dynamo=True,
                 opset_version=opset,
-                custom_translation_table=translation_table(device=device),
+                custom_translation_table=translation_table(reader=reader),
                 optimize=False,
                 verbose=False,
             )

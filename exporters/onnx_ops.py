@@ -17,6 +17,7 @@ from enginecast.exporters.onnx_experts import expert_translations
 from enginecast.exporters.onnx_loops import loop_translations
 from enginecast.exporters.onnx_numbers import number_translations
 from enginecast.exporters.onnx_quantized import quantized_translations
+from enginecast.exporters.readers import Reader
 
 MICROSOFT = onnxscript.values.Opset("com.microsoft", 1)
 _FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
@@ -86,7 +87,7 @@ def _rms_norm(
 _DTYPES = {"FLOAT": torch.float32, "FLOAT16": torch.float16, "BFLOAT16": torch.bfloat16}
 
 
-def _attention(device: str) -> Callable[..., Any]:
+def _attention(reader: Reader) -> Callable[..., Any]:
     """Choose the op.  On ONNX Runtime's CPU provider Attention (opset 23) was measured to be the
     faster one with a bias and MultiHeadAttention without.  The CUDA provider has kernels of
     Attention for fp16 and bf16 (microsoft/onnxruntime#27542, older than the oldest version taken).
@@ -107,7 +108,7 @@ def _attention(device: str) -> Callable[..., Any]:
     ) -> Any:
         rank = len(query.shape)
         plain = bias is None and rank == 3 and heads == kv_heads and not causal
-        if plain and device == "cpu":
+        if plain and reader == "onnxruntime-cpu":
             return _multi_head_op(query, key, value, num_heads=heads, scale=scale)
         counts = {"q_num_heads": heads, "kv_num_heads": kv_heads} if rank == 3 else {}
         results = op.Attention(
@@ -118,18 +119,18 @@ def _attention(device: str) -> Callable[..., Any]:
     return translate
 
 
-def translation_table(*, device: str) -> dict[Callable[..., Any], Callable[..., Any]]:
+def translation_table(*, reader: Reader) -> dict[Callable[..., Any], Callable[..., Any]]:
     """The table for `torch.onnx.export(custom_translation_table=...)`.
 
     Args:
-        device: "cpu" or "cuda": which attention op is the faster one there.
+        reader: which attention op is the faster one there.
     """
     return {
         torch.ops.enginecast.skip_rms_norm.default: _skip_rms_norm,
-        torch.ops.enginecast.attention.default: _attention(device),
+        torch.ops.enginecast.attention.default: _attention(reader),
         torch.ops.aten.rms_norm.default: _rms_norm,
         **expert_translations(),
         **loop_translations(),
         **number_translations(),
-        **quantized_translations(device=device),
+        **quantized_translations(reader=reader),
     }

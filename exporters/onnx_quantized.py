@@ -15,6 +15,7 @@ from onnxscript import opset23 as op
 
 import enginecast.exporters.quantized_forms  # noqa: F401 - registers the ops
 from enginecast.exporters.quantized_forms import ZERO
+from enginecast.exporters.readers import Reader
 from enginecast.quantized_ops import SMALLEST_SCALE
 
 MICROSOFT = onnxscript.values.Opset("com.microsoft", 1)
@@ -178,7 +179,7 @@ def _dequantize_axis(q: Any, scale: Any, axis: int, dtype: int) -> Any:
     return _as(op.DequantizeLinear(q, scale, zeros, **options), ir.DataType(dtype))
 
 
-def _integer_linear(device: str) -> Callable[..., Any]:
+def _integer_linear(reader: Reader) -> Callable[..., Any]:
     def on_cpu(x: Any, x_scale: Any, weight: Any, weight_scale: Any, bias: Any, dtype: int) -> Any:
         zero = _scalar(ZERO, ir.DataType.UINT8)
         if len(x_scale.shape) == 0:
@@ -194,7 +195,7 @@ def _integer_linear(device: str) -> Callable[..., Any]:
         found = op.Mul(op.Mul(found, x_scale), weight_scale)
         return _as(found if bias is None else op.Add(found, bias), ir.DataType(dtype))
 
-    return on_cpu if device == "cpu" else on_cuda
+    return on_cpu if reader == "onnxruntime-cpu" else on_cuda
 
 
 def _packed_linear(x: Any, packed: Any, scale: Any, bias: Any, bits: int, activations: bool) -> Any:
@@ -236,7 +237,7 @@ def _values_of_bytes(raw: Any, table: Any) -> Any:
     return op.Gather(table, op.Cast(raw, to=int(ir.DataType.INT32)))
 
 
-def quantized_translations(*, device: str) -> dict[Callable[..., Any], Callable[..., Any]]:
+def quantized_translations(*, reader: Reader) -> dict[Callable[..., Any], Callable[..., Any]]:
     """By operator; see `translation_table`."""
     ops = torch.ops.enginecast
     return {
@@ -245,7 +246,7 @@ def quantized_translations(*, device: str) -> dict[Callable[..., Any], Callable[
         ops.quantize_unsigned.default: _quantize_unsigned,
         ops.dequantize.default: _dequantize,
         ops.dequantize_axis.default: _dequantize_axis,
-        ops.integer_linear.default: _integer_linear(device),
+        ops.integer_linear.default: _integer_linear(reader),
         ops.packed_linear.default: _packed_linear,
         ops.fp8_gemm.default: _fp8_gemm,
         ops.values_of_bytes.default: _values_of_bytes,

@@ -9,6 +9,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.exporters.hoist_weights import evaluate
+from enginecast.exporters.readers import Reader
 from enginecast.passes.graph_edit import aten, dtype_of, insert
 from enginecast.passes.purity import is_pure
 
@@ -18,7 +19,7 @@ class Rewriting:
     """One legalisation: it is handed to every rule."""
 
     program: ExportedProgram
-    device: str
+    reader: Reader
     gemm_float8: bool
     weights: set[Node]
     made: dict[tuple[Any, ...], Node] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from enginecast.errors import UsageError
 from enginecast.exporters.aotinductor import lower_to_aotinductor
 from enginecast.exporters.onnx import Lowered, lower_to_onnx
 from enginecast.exporters.order import Order
+from enginecast.exporters.readers import onnxruntime_on
 from enginecast.exporters.tensorrt_options import TensorRTOptions
 
 
@@ -28,7 +29,7 @@ def _onnx(order: Order) -> Lowered:
         outputs=order.outputs,
         symbols=order.symbols,
         shapes=order.shapes,
-        device=order.device,
+        reader=onnxruntime_on(order.device),
         # Its kernels are those of one architecture; without a name, the portable form.
         gemm_float8=order.device == "cuda" and order.arch is not None,
     )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from enginecast.exporters.onnx import GRAPH_FILE, Lowered, lower_to_onnx
+from enginecast.exporters.readers import onnxruntime_on
 
 
 def lower(
@@ -22,7 +23,9 @@ def lower(
 ) -> Lowered:
     """`lower_to_onnx` into a folder that may be new."""
     folder.mkdir(parents=True, exist_ok=True)
-    return lower_to_onnx(program, folder, outputs=outputs, symbols=symbols or {}, device=device)
+    return lower_to_onnx(
+        program, folder, outputs=outputs, symbols=symbols or {}, reader=onnxruntime_on(device)
+    )
 
 
 def run(folder: Path, *inputs: Tensor) -> tuple[Tensor, ...]:

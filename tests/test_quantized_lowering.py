@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from enginecast.errors import LoweringError, MissingError
 from enginecast.exporters.legalize_quantized import legalize_quantized
 from enginecast.exporters.onnx import GRAPH_FILE, WEIGHTS_FILE, Lowered, lower_to_onnx
+from enginecast.exporters.readers import onnxruntime_on
 from enginecast.passes.graph_edit import structural_copy
 from enginecast.quantized_ops import blockwise_linear
 from enginecast.runtime.arrays import from_ort
@@ -279,7 +280,7 @@ def test_gemm_float8_is_an_option_for_cuda(
 ) -> None:
     program = quantized(half, form, FP8)
     lowered = lower_to_onnx(
-        program, tmp_path, outputs=["out"], symbols={}, device="cuda", gemm_float8=True
+        program, tmp_path, outputs=["out"], symbols={}, reader="onnxruntime-cuda", gemm_float8=True
     )
     gemms = nodes_of(tmp_path, "GemmFloat8")
     assert (len(gemms), lowered.ops.get("MatMul", 0)) == (3, 0)
@@ -305,14 +306,14 @@ def test_legalised_programs_compute_the_same_in_torch(
     expected = in_torch(program, _ids())[0]
     for gemm in {False, device == "cuda"}:
         legal = structural_copy(program)
-        legalize_quantized(legal, device=device, opset=21, gemm_float8=gemm)
+        legalize_quantized(legal, reader=onnxruntime_on(device), opset=21, gemm_float8=gemm)
         assert relative_error(in_torch(legal, _ids())[0], expected) < 1e-6
 
 
 def refused(function: Any, inputs: Sequence[Tensor], opset: int = 23) -> str:
     program = captured(Function(function), *inputs)
     with pytest.raises(LoweringError) as caught:
-        legalize_quantized(program, device="cpu", opset=opset)
+        legalize_quantized(program, reader="onnxruntime-cpu", opset=opset)
     return str(caught.value)
 
 

@@ -118,7 +118,7 @@ def test_program_computes_the_same_whichever_way_it_goes(case: Case) -> None:
 )
 def test_onnx_runtime_computes_the_same_whichever_way_it_goes(case: Case) -> None:
     module = seeded(case.make)
-    model = onnx_ir.to_proto(convert(program_of(case), opset=20, device="cpu"))
+    model = onnx_ir.to_proto(convert(program_of(case), opset=20, reader="onnxruntime-cpu"))
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )

@@ -105,7 +105,7 @@ def _warm_up() -> None:
     shapes = ({0: Dim("batch", min=1, max=9), 1: Dim("sequence", min=1, max=9)},)
     with torch.no_grad():
         program = torch.export.export(layer, (torch.zeros(3, 5, 8),), dynamic_shapes=shapes)
-        convert(program, opset=23, device="cpu")
+        convert(program, opset=23, reader="onnxruntime-cpu")
 
 
 def _fork(model_type: str, folder: Path, eager_only: bool) -> int:

@@ -1,0 +1,10 @@
+"""Who will read an ONNX graph, which decides in which form several things are said in it."""
+
+from typing import Literal
+
+Reader = Literal["onnxruntime-cpu", "onnxruntime-cuda"]
+
+
+def onnxruntime_on(device: str) -> Reader:
+    """ONNX Runtime with the provider for a device, "cpu" or "cuda"."""
+    return "onnxruntime-cpu" if device == "cpu" else "onnxruntime-cuda"
