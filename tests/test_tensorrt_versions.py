@@ -1,0 +1,116 @@
+"""Which torch, torch_tensorrt and TensorRT go together."""
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from enginecast.errors import MissingError
+from enginecast.runtime import tensorrt_versions
+from enginecast.runtime.tensorrt_versions import (
+    called_names,
+    check_pair,
+    import_torch_tensorrt,
+    known_pairs,
+    lacking_names,
+)
+
+
+@pytest.mark.parametrize(
+    ("torch", "torch_tensorrt", "tensorrt"),
+    [
+        ("2.11.0+cu130", "2.11.0", "10.15.1.29"),
+        ("2.12.1", "2.12.0", "10.16.1.11"),
+        ("2.13.0+cu132", "2.13.0", "11.0.0.114"),
+        ("2.13.0", None, None),
+    ],
+)
+def test_what_goes_together(torch: str, torch_tensorrt: str | None, tensorrt: str | None) -> None:
+    assert check_pair(torch, torch_tensorrt, tensorrt, cuda="13.0") == []
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (
+            ("2.11.0", "2.11.0", "11.0.0.114"),
+            "torch 2.11.0 goes with TensorRT 10.15, and TensorRT 11.0.0.114 is here",
+        ),
+        (
+            ("2.13.0", "2.13.0", "10.15.1.29"),
+            "torch 2.13.0 goes with TensorRT 11.0, and TensorRT 10.15.1.29 is here",
+        ),
+        (
+            ("2.12.0", "2.13.0", "10.16.1"),
+            "torch 2.12.0 goes with torch_tensorrt 2.12, and torch_tensorrt 2.13.0 is here",
+        ),
+        (
+            ("2.14.0", "2.14.0", "11.1.0"),
+            "torch 2.14.0: expected one that a torch_tensorrt is known for: 2.11, 2.12, 2.13",
+        ),
+    ],
+)
+def test_what_does_not_is_said_with_both_values(found: tuple[str, str, str], sentence: str) -> None:
+    assert check_pair(*found) == [sentence]
+
+
+def test_everything_that_is_wrong_is_said() -> None:
+    wrong = check_pair("2.11.0", "2.13.0", "11.0.0.114", cuda="12.8")
+    assert len(wrong) == 3
+    assert (
+        wrong[2] == "torch_tensorrt 2.11 is built for CUDA 13, and torch 2.11.0 here for CUDA 12.8"
+    )
+
+
+def test_every_row_has_a_source_and_names() -> None:
+    for pair in known_pairs():
+        assert f"torch_tensorrt {pair.torch_tensorrt}." in pair.source
+        assert f"tensorrt-cu{pair.cuda}" in pair.source
+        assert called_names(pair.torch_tensorrt)
+    versions = [pair.torch for pair in known_pairs()]
+    assert versions == sorted(set(versions))
+
+
+def test_without_torch_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorrt_versions, "installed_version", lambda: None)
+    monkeypatch.setitem(sys.modules, "torch_tensorrt", None)  # as if it were not installed
+    with pytest.raises(MissingError, match="--trt-route torch needs torch_tensorrt, which is not"):
+        import_torch_tensorrt("--trt-route torch", torch="2.13.0", tensorrt="11.0.0.114")
+
+
+def test_a_wrong_pair_is_found_before_the_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorrt_versions, "installed_version", lambda: "2.13.0")
+    monkeypatch.setattr(tensorrt_versions, "import_module", _never)
+    with pytest.raises(
+        MissingError, match=r"torch 2\.11\.0 goes with torch_tensorrt 2\.11"
+    ) as stop:
+        import_torch_tensorrt("--trt-route torch", torch="2.11.0", tensorrt="10.15.1.29")
+    assert "torch 2.12 with torch_tensorrt 2.12 and TensorRT 10.16" in stop.value.hint
+    assert stop.value.exit_code == 3
+
+
+def test_one_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> ModuleType:
+        raise RuntimeError("Found no NVIDIA driver on your system.\nMore of it.")
+
+    monkeypatch.setattr(tensorrt_versions, "import_module", broken)
+    with pytest.raises(MissingError, match=r"does not load: Found no NVIDIA driver .* system\.\n"):
+        import_torch_tensorrt("--trt-route torch", torch="2.13.0", tensorrt="11.0.0.114")
+
+
+def test_one_that_lacks_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = ModuleType("torch_tensorrt")
+    bare.__version__ = "2.13.0"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch_tensorrt", bare)
+    with pytest.raises(MissingError, match=r"2\.13\.0 lacks torch_tensorrt\.Input"):
+        import_torch_tensorrt("--trt-route torch", torch="2.13.0", tensorrt="11.0.0.114")
+
+
+def test_the_names_against_the_real_one() -> None:
+    found = pytest.importorskip("torch_tensorrt", reason="torch_tensorrt is not installed")
+    assert called_names(found.__version__), f"{found.__version__} is not in the table"
+    assert lacking_names(found.__version__) == []
+
+
+def _never(name: str) -> ModuleType:
+    raise AssertionError(f"{name} was imported")
