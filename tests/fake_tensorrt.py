@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import fake_tensorrt_build
+import fake_tensorrt_parser
 import fake_tensorrt_run
 import onnx
 import pytest
@@ -30,7 +31,7 @@ EXTRAS = {"calls", "called", "failures"}
 SEVERITIES = ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")
 SOURCES: dict[str, type] = {
     name: found
-    for module in (fake_tensorrt_build, fake_tensorrt_run)
+    for module in (fake_tensorrt_build, fake_tensorrt_parser, fake_tensorrt_run)
     for name, found in vars(module).items()
     if isinstance(found, type)
     and issubclass(found, (Recorded, Overridden))
@@ -48,9 +49,10 @@ class FakeTensorRT(ModuleType):
         self.__version__ = version
         self.calls: list[Call] = []
         self.failures = Failures()
+        self._severity = _enum(self, "Severity", SEVERITIES)
         names = names_for(version)
         # ILayer first: the classes of layers derive from it.
-        for name in sorted(names, key=lambda name: name in LAYERS):
+        for name in sorted(names, key=lambda name: (name in LAYERS, name)):
             setattr(self, name, _class_of(self, name, names[name]))
 
     def called(self, name: str) -> list[dict[str, Any]]:
@@ -106,7 +108,12 @@ def _class_of(fake: FakeTensorRT, name: str, members: tuple[str, ...]) -> Any:
     if lacking:
         raise NotImplementedError(f"the fake's {name} has no {', '.join(lacking)}: write them")
     body = {m: _member(name, m, member) for m, member in found.items() if _kept(m, members)}
-    return type(name, source.__bases__, body | {"_fake": fake})
+    return type(name, _bases(fake, source), body | {"_fake": fake})
+
+
+def _bases(fake: FakeTensorRT, source: type) -> tuple[type, ...]:
+    """Logger is an ILogger, of which it is made first."""
+    return (fake.ILogger,) if source.__name__ == "Logger" else source.__bases__
 
 
 def _kept(member: str, members: tuple[str, ...]) -> bool:
@@ -126,7 +133,7 @@ def _adders(fake: FakeTensorRT, name: str, members: tuple[str, ...]) -> dict[str
 
 
 def _severities(fake: FakeTensorRT, name: str) -> dict[str, Any]:
-    return dict(_enum(fake, "Severity", SEVERITIES).__members__) if name == "ILogger" else {}
+    return dict(fake._severity.__members__) if name in ("ILogger", "Logger") else {}
 
 
 def _enum(fake: FakeTensorRT, name: str, members: tuple[str, ...]) -> Any:

@@ -1,11 +1,11 @@
-"""The builder's side of the fake TensorRT: networks, configs, timing caches, the ONNX parser.
+"""The builder's side of the fake TensorRT: networks, configs, timing caches.
 
 A fake: see tests/fake_tensorrt.py.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx
@@ -18,7 +18,6 @@ from fake_tensorrt_base import (
     require_ready,
     unpack_cache,
 )
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 FLOATS = ("FLOAT", "FLOAT16", "BFLOAT16", "FLOAT8E4M3FN")
 DTYPES = {
@@ -38,6 +37,18 @@ DTYPES = {
 class ILogger(Overridden):
     def log(self, severity: Any, msg: str) -> None:
         raise NotImplementedError("a derived class has to write the log")
+
+
+class Logger(Overridden):
+    """TensorRT's own: writes to stderr."""
+
+    def __init__(self, min_severity: Any = None) -> None:
+        self._ready = True
+        self._least = min_severity
+
+    def log(self, severity: Any, msg: str) -> None:
+        if self._least is None or severity.value <= self._least.value:
+            print(f"[fake TRT] {severity.name}: {msg}", file=sys.stderr)
 
 
 class IErrorRecorder(Overridden):
@@ -358,63 +369,3 @@ def _strip(model: onnx.ModelProto) -> list[str]:
                 tensor.ClearField(name)
             stripped.append(tensor.name)
     return stripped
-
-
-class ParserError(Recorded):
-    def _start(self, node: int, name: str, operator: str, desc: str) -> None:
-        self._values = (node, name, operator, desc)
-
-    def node(self) -> int:
-        return self._values[0]
-
-    def node_name(self) -> str:
-        return self._values[1]
-
-    def node_operator(self) -> str:
-        return self._values[2]
-
-    def desc(self) -> str:
-        return self._values[3]
-
-
-class OnnxParser(Recorded):
-    """Reads the file with its external data; knows all ops but those that a test names."""
-
-    def __init__(self, network: Any, logger: Any) -> None:
-        if not isinstance(network, self._fake.INetworkDefinition):
-            raise TypeError(f"expected an INetworkDefinition, got {network!r}")
-        self._network, self._logger = network, require_ready(logger, self._fake.ILogger)
-        self._errors: list[Any] = []
-
-    @property
-    def num_errors(self) -> int:
-        return len(self._errors)
-
-    def get_error(self, index: int) -> Any:
-        return self._errors[index]
-
-    def parse_from_file(self, model: str) -> bool:
-        if not isinstance(model, str):
-            raise TypeError(f"parse_from_file wants a str, got {model!r}")
-        try:
-            found = read_model(Path(model))
-        except (OSError, DecodeError, onnx.checker.ValidationError) as error:
-            self._errors.append(self._fake._new("ParserError", -1, "", "", str(error)))
-            return False
-        self._errors += unsupported(self._fake, found)
-        if not self._errors:
-            self._network._model = found
-        return not self._errors
-
-
-def read_model(path: Path) -> onnx.ModelProto:
-    """An ONNX file with the weights that lie beside it."""
-    return onnx.load(str(path), load_external_data=True)
-
-
-def unsupported(fake: Any, model: onnx.ModelProto) -> Iterator[Any]:
-    """An error for each node of an op that the test wants unsupported."""
-    for index, node in enumerate(model.graph.node):
-        if node.op_type in fake.failures.unsupported:
-            text = f"No importer registered for op: {node.op_type}"
-            yield fake._new("ParserError", index, node.name, node.op_type, text)

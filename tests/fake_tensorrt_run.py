@@ -9,7 +9,6 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -17,8 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from fake_tensorrt_base import Plan, Recorded, attribute, require_ready, unpack_plan
-from fake_tensorrt_build import dims_of, dtype_of, read_model, unsupported
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from fake_tensorrt_build import dims_of, dtype_of
 
 FORMATS = {"FLOAT": "FP32", "HALF": "FP16", "BF16": "BF16", "FP8": "FP8", "BOOL": "Bool"}
 """As the inspector writes a dtype; others as they are called."""
@@ -100,6 +98,18 @@ class ICudaEngine(Recorded):
     def get_tensor_mode(self, name: str) -> Any:
         mode = self._fake.TensorIOMode
         return mode.INPUT if name in self._inputs else mode.OUTPUT
+
+    @property
+    def refittable(self) -> bool:
+        return bool({"REFIT", "STRIP_PLAN"} & set(self._plan.flags))
+
+    def get_engine_stat(self, stat: Any) -> int:
+        """Bytes of weights; of those that were left out, -1 when none were."""
+        total = sum(prod(tensor.dims) for tensor in self._model.graph.initializer)
+        return total if "STRIPPED" not in stat.name or self._plan.stripped else -1
+
+    def get_tensor_location(self, name: str) -> Any:
+        return self._fake.TensorLocation.DEVICE
 
     def get_tensor_dtype(self, name: str) -> Any:
         return dtype_of(self._fake, self._values[name])
@@ -319,34 +329,3 @@ class Refitter(Recorded):
             return False
         self._engine._refit(self._given)
         return True
-
-
-class OnnxParserRefitter(Recorded):
-    def __init__(self, refitter: Any, logger: Any) -> None:
-        self._refitter, self._logger = refitter, require_ready(logger, self._fake.ILogger)
-        self._errors: list[Any] = []
-
-    @property
-    def num_errors(self) -> int:
-        return len(self._errors)
-
-    def get_error(self, index: int) -> Any:
-        return self._errors[index]
-
-    def refit_from_file(self, model: str) -> bool:
-        try:
-            found = read_model(Path(model))
-        except (OSError, DecodeError, onnx.checker.ValidationError) as error:
-            return self._fail(str(error))
-        self._errors += unsupported(self._fake, found)
-        engine = self._refitter._engine
-        wanted = {tensor.name: list(tensor.dims) for tensor in engine._model.graph.initializer}
-        for tensor in found.graph.initializer:
-            if list(tensor.dims) != wanted.get(tensor.name):
-                return self._fail(f"weights '{tensor.name}' do not fit the engine")
-            self._refitter._given[tensor.name] = tensor
-        return not self._errors
-
-    def _fail(self, text: str) -> bool:
-        self._errors.append(self._fake._new("ParserError", -1, "", "", text))
-        return False
