@@ -11,6 +11,7 @@ from enginecast.errors import BundleError, InputError, MissingError
 from enginecast.runtime.arrays import Array
 from enginecast.runtime.bundle import Bundle
 from enginecast.runtime.cuda_graphs import GraphCache, Run, recorder
+from enginecast.runtime.device_tensor import Feed
 from enginecast.runtime.fitness import require_fit
 from enginecast.runtime.manifest import EngineRecord
 from enginecast.runtime.torch_values import (
@@ -59,17 +60,17 @@ class AOTInductorSession:
         """
         self._call = GraphCache(self._plain, record)
 
-    def run(self, arrays: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Any]:
+    def run(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, Any]:
         """Run once; the values are tensors, where they were computed."""
         import torch
 
         device = device_of(self._provider)
-        tensors = [to_tensor(arrays[name]).to(device) for name in self._inputs]
+        tensors = [to_tensor(name, feeds[name], device) for name in self._inputs]
         try:
             with self._own_threads(), torch.no_grad():
                 found = self._call(tensors)
         except RuntimeError as error:
-            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+            shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise InputError(f"the compiled engine failed on {shapes}: {reason}") from error
         named = dict(zip(self._outputs, found, strict=True))

@@ -16,7 +16,7 @@ from onnxruntime import OrtValue
 Array = npt.NDArray[Any]
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_ONNX_BFLOAT16 = 16  # TensorProto.DataType.BFLOAT16
+ONNX_BFLOAT16 = 16  # TensorProto.DataType.BFLOAT16
 _DLPACK_CPU = 1  # kDLCPU of dlpack.h
 
 
@@ -33,7 +33,10 @@ def to_array(value: Any) -> Array:
         raise TypeError(f"a {type(value).__name__}, which is neither numpy nor DLPack")
     device = value.__dlpack_device__()
     if int(device[0]) != _DLPACK_CPU:
-        raise TypeError(f"a tensor on DLPack device {int(device[0])}:{device[1]}, not the CPU")
+        raise TypeError(
+            f"a tensor on DLPack device {int(device[0])}:{device[1]}, which is neither the CPU nor"
+            " a CUDA GPU"
+        )
     if isinstance(value, OrtValue):
         return from_ort(value)
     if str(getattr(value, "dtype", "")).endswith("bfloat16"):
@@ -52,13 +55,13 @@ def _bfloat16(value: Any) -> Array:
 def to_ort(array: Array) -> OrtValue:
     """Hand a contiguous array to ONNX Runtime; the value keeps the array alive."""
     if array.dtype == BFLOAT16:
-        return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _ONNX_BFLOAT16)
+        return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), ONNX_BFLOAT16)
     return OrtValue.ortvalue_from_numpy(array)
 
 
 def from_ort(value: OrtValue) -> Array:
     """View a tensor of ONNX Runtime that lies in CPU memory as an array."""
-    if value.element_type() != _ONNX_BFLOAT16:
+    if value.element_type() != ONNX_BFLOAT16:
         return np.asarray(value.numpy())
     size = value.tensor_size_in_bytes()
     if size == 0:

@@ -5,12 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime
-from onnxruntime import OrtValue
+from onnxruntime import IOBinding, OrtValue
 
 from enginecast.errors import BundleError, InputError, MissingError
-from enginecast.runtime.arrays import Array, from_ort, to_ort
+from enginecast.runtime.arrays import ONNX_BFLOAT16, Array, from_ort, to_ort
 from enginecast.runtime.bundle import Bundle
+from enginecast.runtime.device_tensor import DeviceTensor, Feed
 from enginecast.runtime.manifest import EngineRecord, Input, Output
 from enginecast.runtime.saturation import products_saturate
 
@@ -34,17 +36,29 @@ class OrtSession:
     def provider(self) -> str:
         return self._provider
 
-    def run(self, arrays: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, OrtValue]:
-        """Run once; the values stay on the provider's device."""
+    def run(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, OrtValue]:
+        """Run once; the values stay on the provider's device.
+
+        The provider computes on a stream of its own, before which ONNX Runtime waits for nobody
+        (microsoft/onnxruntime#26609), so whoever makes a tensor on the device has to be waited for
+        here.  (`user_compute_stream` binds a whole session to one stream, and takes that of
+        torch's default, 0, for none: microsoft/onnxruntime#19229.)  Behind a run it does wait for
+        its stream, unless `disable_synchronize_execution_providers` is set
+        (onnxruntime_run_options_config_keys.h), so the outputs may be read at once.
+        """
+        device = _DEVICES.get(self._provider, "cpu")
+        for name, feed in feeds.items():
+            if isinstance(feed, DeviceTensor):
+                feed.require_on(name, device, 0)
         binding = self._session.io_binding()
         try:
-            for name, array in arrays.items():
-                binding.bind_ortvalue_input(name, to_ort(array))
+            held = [_bind(binding, name, feed) for name, feed in feeds.items()]
             for name in outputs:
-                binding.bind_output(name, _DEVICES.get(self._provider, "cpu"))
+                binding.bind_output(name, device)
             self._session.run_with_iobinding(binding)
+            del held
         except Exception as error:  # ONNX Runtime's errors have no common base of their own
-            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+            shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
             raise InputError(f"{self._file}: failed on {shapes}: {error}") from error
         return dict(zip(outputs, binding.get_outputs(), strict=True))
 
@@ -54,6 +68,18 @@ class OrtSession:
         host = OrtValue.ortvalue_from_shape_and_type(value.shape(), value.element_type())
         onnxruntime.copy_tensors([value], [host])
         return from_ort(host)
+
+
+def _bind(binding: IOBinding, name: str, feed: Feed) -> Any:
+    """Bind an input where it lies; what is returned must live until the run is over."""
+    if not isinstance(feed, DeviceTensor):
+        binding.bind_ortvalue_input(name, to_ort(feed))
+        return feed
+    own = feed.aligned()
+    own.wait()
+    kind = ONNX_BFLOAT16 if own.dtype == "bfloat16" else np.dtype(own.dtype).type
+    binding.bind_input(name, own.device, own.index, kind, own.shape, own.pointer)
+    return own
 
 
 def open_session(

@@ -11,6 +11,7 @@ from enginecast.errors import InputError, UsageError, VerificationError
 from enginecast.runtime.arrays import Array
 from enginecast.runtime.backends import name_of
 from enginecast.runtime.bundle import Bundle
+from enginecast.runtime.device_tensor import Feed, can_view, lies_on_gpu, view
 from enginecast.runtime.manifest import EngineRecord, Guard, Input, Manifest, Output, Verdict
 from enginecast.runtime.outputs import Outputs
 from enginecast.runtime.validate import check_inputs
@@ -22,8 +23,8 @@ class Session(Protocol):
     @property
     def provider(self) -> str: ...
 
-    def run(self, arrays: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Any]:
-        """Run on checked arrays; return values that speak DLPack, where the provider left them."""
+    def run(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, Any]:
+        """Run on checked feeds; return values that speak DLPack, where the provider left them."""
         ...
 
     def to_host(self, value: Any) -> Array:
@@ -108,13 +109,16 @@ class Engine:
         """Run the engine.
 
         Args:
-            feeds: for each input a numpy array, or a CPU tensor with `__dlpack__`, in the
-                declared dtype.
+            feeds: for each input a numpy array, or a tensor with `__dlpack__`, in the declared
+                dtype.  A tensor on the GPU where the engine runs is read there, without a copy
+                through the host; torch has to be installed for that.
             outputs: the outputs wanted; None: all.
             as_dlpack: return objects with `__dlpack__` instead of arrays, on the engine's device
                 and without a copy, for `torch.from_dlpack`.  (ONNX Runtime hands out bool as
                 uint8 this way.)
-            check_finite: refuse NaN and infinities in the outputs.
+            check_finite: refuse NaN and infinities in the outputs, and in feeds on a GPU values
+                out of range, too, for which the host waits.  (Feeds in CPU memory are checked in
+                any case.)  What `as_dlpack` returns is looked at where it lies.
 
         Returns:
             The outputs by name: numpy arrays, bfloat16 as `ml_dtypes.bfloat16`.  Their `backend`
@@ -129,17 +133,20 @@ class Engine:
         session = self._open()  # a local name: `close` from another thread lets this run finish
         wanted = self._wanted(outputs)
         guards = [guard.output for guard in self.manifest.guards]
-        arrays = check_inputs(self.inputs, self.manifest.symbols, feeds)
-        values = session.run(arrays, [*wanted, *guards])
+        checked = check_inputs(self.inputs, self.manifest.symbols, feeds, read_devices=check_finite)
+        values = session.run(checked, [*wanted, *guards])
         for guard in self.manifest.guards:
             _require(guard, session.to_host(values.pop(guard.output)))
-        if as_dlpack and not check_finite:
+        if as_dlpack:
+            for name, value in values.items() if check_finite else ():
+                if not (lies_on_gpu(value) and can_view() and view(value).is_within(None, None)):
+                    _require_finite(name, session.to_host(value))
             return Outputs(values, self.backend)
         found = {name: session.to_host(value) for name, value in values.items()}
         if check_finite:
             for name, array in found.items():
                 _require_finite(name, array)
-        return Outputs(values if as_dlpack else found, self.backend)
+        return Outputs(found, self.backend)
 
     def close(self) -> None:
         """Give the engine's memory back, once the runs under way are done; twice does no harm."""

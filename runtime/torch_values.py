@@ -12,6 +12,7 @@ import numpy as np
 
 from enginecast.errors import MissingError, UsageError
 from enginecast.runtime.arrays import BFLOAT16, Array
+from enginecast.runtime.device_tensor import DeviceTensor, Feed
 from enginecast.runtime.manifest import EngineRecord
 
 PROVIDERS = {"CPUExecutionProvider": "torch-cpu", "CUDAExecutionProvider": "torch-cuda"}
@@ -104,13 +105,20 @@ def require_device(torch: Any, record: EngineRecord, provider: str, why: str) ->
         )
 
 
-def to_tensor(array: Array) -> Any:
-    """A copy: the model may write into its inputs."""
+def to_tensor(name: str, feed: Feed, device: str) -> Any:
+    """A copy on a device: the model may write into its inputs.
+
+    Raises:
+        InputError: a tensor on another device.
+    """
     import torch
 
-    if array.dtype == BFLOAT16:
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(array.copy())
+    if isinstance(feed, DeviceTensor):
+        feed.require_on(name, device, torch.cuda.current_device() if device == "cuda" else 0)
+        return feed.tensor.clone()
+    if feed.dtype == BFLOAT16:
+        return torch.from_numpy(feed.view(np.int16).copy()).view(torch.bfloat16).to(device)
+    return torch.from_numpy(feed.copy()).to(device)
 
 
 def to_host(value: Any) -> Array:

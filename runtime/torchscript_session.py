@@ -11,6 +11,7 @@ from typing import Any
 from enginecast.errors import BundleError, InputError, MissingError
 from enginecast.runtime.arrays import Array
 from enginecast.runtime.bundle import Bundle
+from enginecast.runtime.device_tensor import Feed
 from enginecast.runtime.manifest import EngineRecord
 from enginecast.runtime.torch_values import (
     Threads,
@@ -37,19 +38,19 @@ class TorchScriptSession:
     def provider(self) -> str:
         return self._provider
 
-    def run(self, arrays: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Any]:
+    def run(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, Any]:
         """Run once; the values are tensors, where they were computed."""
         import torch
         from torch.jit._fuser import optimized_execution
 
         device = device_of(self._provider)
-        tensors = [to_tensor(arrays[name]).to(device) for name in self._inputs]
+        tensors = [to_tensor(name, feeds[name], device) for name in self._inputs]
         try:
             # Without the optimising executor, which compiles anew by what the first runs were like.
             with self._own_threads(), torch.no_grad(), optimized_execution(False):
                 found = self._module(*tensors)
         except RuntimeError as error:
-            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
+            shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
             reason = str(error).strip().splitlines()[-1:]
             raise InputError(f"TorchScript failed on {shapes}: {' '.join(reason)}") from error
         named = dict(zip(self._outputs, found, strict=True))

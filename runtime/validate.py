@@ -13,23 +13,32 @@ import numpy as np
 
 from enginecast.errors import InputError
 from enginecast.runtime.arrays import Array, to_array
+from enginecast.runtime.device_tensor import DeviceTensor, Feed, lies_on_gpu, view
 from enginecast.runtime.manifest import Input
 
 Ranges = Mapping[str, tuple[int, int]]
 
 
 def check_inputs(
-    inputs: Sequence[Input], symbols: Ranges, feeds: Mapping[str, Any]
-) -> dict[str, Array]:
+    inputs: Sequence[Input],
+    symbols: Ranges,
+    feeds: Mapping[str, Any],
+    *,
+    read_devices: bool = True,
+) -> dict[str, Feed]:
     """Check feeds against the declared inputs.
 
     Args:
         inputs: what the engine declares.
         symbols: least and greatest size of each symbolic dimension.
-        feeds: numpy arrays, or CPU tensors that have `__dlpack__` (torch, jax), by input name.
+        feeds: numpy arrays, or tensors that have `__dlpack__` (torch, jax), in CPU memory or on a
+            CUDA GPU, by input name.
+        read_devices: look at the values of tensors on a GPU as well, for which the host has to
+            wait; False: at their dtype and shape alone.
 
     Returns:
-        The feeds as numpy arrays that share their memory, in the declared order.
+        The feeds as numpy arrays, or as tensors on their device, that share their memory, in the
+        declared order.
 
     Raises:
         InputError: names the input, what was expected, and what was got.
@@ -37,14 +46,20 @@ def check_inputs(
     if not isinstance(feeds, Mapping):
         raise InputError(f"feeds: expected arrays by input name, got a {type(feeds).__name__}")
     _check_names([spec.name for spec in inputs], list(feeds))
-    arrays = {spec.name: _array(spec.name, feeds[spec.name]) for spec in inputs}
+    found = {spec.name: _feed(spec.name, feeds[spec.name]) for spec in inputs}
     sizes: dict[str, tuple[int, str]] = {}
     for spec in inputs:
-        array = arrays[spec.name]
-        _check_layout(spec, array)
-        _check_shape(spec, array.shape, symbols, sizes)
-        _check_values(spec, array)
-    return arrays
+        feed = found[spec.name]
+        if isinstance(feed, DeviceTensor):
+            _check_device_layout(spec, feed)
+        else:
+            _check_layout(spec, feed)
+        _check_shape(spec, feed.shape, symbols, sizes)
+        if not isinstance(feed, DeviceTensor):
+            _check_values(spec, feed)
+        elif read_devices and not feed.is_within(spec.minimum, spec.maximum):
+            _check_values(spec, to_array(feed.tensor.cpu()))
+    return found
 
 
 def _check_names(expected: list[str], got: list[str]) -> None:
@@ -54,13 +69,14 @@ def _check_names(expected: list[str], got: list[str]) -> None:
         raise InputError(f"inputs: {', '.join(problems)}; expected {', '.join(expected)}")
 
 
-def _array(name: str, value: Any) -> Array:
+def _feed(name: str, value: Any) -> Feed:
     try:
-        return to_array(value)
+        on_device = isinstance(value, DeviceTensor) or lies_on_gpu(value)
+        return view(value) if on_device else to_array(value)
     except (TypeError, ValueError, BufferError, RuntimeError) as error:
         raise InputError(
-            f"input {name!r}: expected a numpy array or a CPU tensor with __dlpack__, got {error}",
-            hint="Pass numpy arrays or detached CPU tensors.",
+            f"input {name!r}: expected a numpy array or a tensor with __dlpack__, got {error}",
+            hint="Pass numpy arrays, or detached tensors on the CPU or a CUDA GPU.",
         ) from error
 
 
@@ -79,6 +95,19 @@ def _check_layout(spec: Input, array: Array) -> None:
         raise InputError(
             f"input {spec.name!r}: expected a contiguous array, got strides {array.strides}",
             hint="Use numpy.ascontiguousarray, or .contiguous() on a tensor.",
+        )
+
+
+def _check_device_layout(spec: Input, tensor: DeviceTensor) -> None:
+    if tensor.dtype != spec.dtype:
+        raise InputError(
+            f"input {spec.name!r}: expected dtype {spec.dtype}, got {tensor.dtype}",
+            hint="Cast it yourself: the engine does not cast silently.",
+        )
+    if not tensor.is_contiguous:
+        raise InputError(
+            f"input {spec.name!r}: expected a contiguous tensor, got strides {tensor.strides}",
+            hint="Use .contiguous().",
         )
 
 

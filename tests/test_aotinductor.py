@@ -25,6 +25,7 @@ from enginecast.exporters.aotinductor import lower_to_aotinductor
 from enginecast.job import Export
 from enginecast.plan import make_plan
 from enginecast.runtime.bundle import open_bundle
+from enginecast.runtime.device_tensor import DeviceTensor
 from enginecast.runtime.manifest import MANIFEST_NAME
 from enginecast.runtime.manifest_json import decode, encode
 
@@ -43,6 +44,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Export:
 def copied(made: Export, tmp_path: Path) -> Path:
     """A copy that may be damaged."""
     return Path(shutil.copytree(made.folder, tmp_path / "copy"))
+
+
+def test_tensors_are_taken_where_they_lie_and_not_written_to(made: Export) -> None:
+    given = feeds(3, 7)
+    tensors = {name: torch.from_numpy(array) for name, array in given.items()}
+    with enginecast.load(made.folder, allow_code=True) as engine:
+        wanted = engine.run(given)
+        found = engine.run({name: DeviceTensor(tensor) for name, tensor in tensors.items()})
+    assert found.backend == "aotinductor-cpu"
+    np.testing.assert_array_equal(found["last_hidden_state"], wanted["last_hidden_state"])
+    assert all(torch.equal(tensors[name], torch.from_numpy(given[name])) for name in given)
 
 
 def feeds(batch: int, tokens: int) -> dict[str, Any]:

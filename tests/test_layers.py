@@ -33,7 +33,12 @@ ENGINE_SIDE = [
     "enginecast.verify.report_emulation",
     "enginecast.verify.report_page",
 ]
-RUNS_TORCH = {"torch_values.py", "torchscript_session.py", "aotinductor_session.py"}
+RUNS_TORCH = {
+    "torch_values.py",
+    "torchscript_session.py",
+    "aotinductor_session.py",
+    "device_tensor.py",
+}
 WORKERS = [f"enginecast.{folder}" for folder in FOLDERS]
 # What an export consists of; the order in which each builds on the ones before.
 STEPS = [

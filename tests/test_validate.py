@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from enginecast.errors import InputError
+from enginecast.errors import InputError, MissingError
+from enginecast.runtime import device_tensor
 from enginecast.runtime.manifest import Input
 from enginecast.runtime.validate import check_inputs
 
@@ -139,16 +140,34 @@ def test_wrong_tensors_are_refused(tensor: torch.Tensor, message: str) -> None:
         check(PIXELS, pixels=tensor)
 
 
-def test_tensors_on_a_gpu_are_refused() -> None:
-    class OnGpu:
-        def __dlpack__(self) -> None:
-            pytest.fail("its memory was asked for")
+class Elsewhere:
+    """Says that it lies on a device of DLPack's numbers, and must not be read."""
 
-        def __dlpack_device__(self) -> tuple[int, int]:
-            return (2, 1)  # kDLCUDA
+    def __init__(self, device: int) -> None:
+        self._device = device
 
-    with pytest.raises(InputError, match="a tensor on DLPack device 2:1, not the CPU"):
-        check(PIXELS, pixels=OnGpu())
+    def __dlpack__(self) -> None:
+        pytest.fail("its memory was asked for")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (self._device, 1)
+
+
+def test_tensors_on_other_devices_are_refused() -> None:
+    with pytest.raises(InputError, match="a tensor on DLPack device 10:1, which is neither the"):
+        check(PIXELS, pixels=Elsewhere(10))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a CUDA GPU")
+def test_a_tensor_on_a_gpu_where_torch_has_none() -> None:
+    with pytest.raises(MissingError, match="a tensor on a GPU, and this torch sees no CUDA GPU"):
+        check(PIXELS, pixels=Elsewhere(2))
+
+
+def test_a_tensor_on_a_gpu_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_tensor, "can_view", lambda: False)
+    with pytest.raises(MissingError, match="torch is not installed, which looks at it there"):
+        check(PIXELS, pixels=Elsewhere(2))
 
 
 def test_a_transposed_bfloat16_tensor_is_refused() -> None:

@@ -1,0 +1,219 @@
+"""Tensors fed by address.  On the CPU they go the way that tensors on a GPU go."""
+
+from pathlib import Path
+from typing import Any
+
+import bundles
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import torch.utils.dlpack as dlpack
+from onnx import TensorProto
+from onnxruntime import InferenceSession, IOBinding
+
+from enginecast.errors import InputError, VerificationError
+from enginecast.runtime import device_tensor, session
+from enginecast.runtime.device_tensor import DeviceTensor, view
+from enginecast.runtime.load import load
+from enginecast.runtime.session import Engine
+
+DTYPES = {
+    "bool": TensorProto.BOOL,
+    "uint8": TensorProto.UINT8,
+    "int8": TensorProto.INT8,
+    "int32": TensorProto.INT32,
+    "int64": TensorProto.INT64,
+    "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
+    "float32": TensorProto.FLOAT,
+    "float64": TensorProto.DOUBLE,
+}
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return load(bundles.make_bundle(tmp_path / "out"))
+
+
+def unary(folder: Path, dtype: Any, operator: str = "Identity") -> Engine:
+    content = bundles.unary_manifest(dtype)
+    return load(bundles.make_unary_bundle(folder / "u", content, operator, DTYPES[dtype]))
+
+
+def by_address(feeds: dict[str, Any]) -> dict[str, DeviceTensor]:
+    return {name: DeviceTensor(torch.from_numpy(array)) for name, array in feeds.items()}
+
+
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What happens, in order: each wait, each address that is bound, the run."""
+    told: list[Any] = []
+    bind, run, wait = IOBinding.bind_input, InferenceSession.run_with_iobinding, DeviceTensor.wait
+
+    def telling_bind(self: Any, name: str, device: str, index: int, *rest: Any) -> None:
+        told.append((name, device, index, rest[-1]))
+        bind(self, name, device, index, *rest)
+
+    def telling_run(self: Any, *args: Any) -> None:
+        told.append("run")
+        run(self, *args)
+
+    def telling_wait(self: DeviceTensor) -> None:
+        told.append("wait")
+        wait(self)
+
+    monkeypatch.setattr(IOBinding, "bind_input", telling_bind)
+    monkeypatch.setattr(InferenceSession, "run_with_iobinding", telling_run)
+    monkeypatch.setattr(DeviceTensor, "wait", telling_wait)
+    return told
+
+
+def test_tensors_are_bound_by_address_once_they_are_there(engine: Engine, bound: list[Any]) -> None:
+    feeds = bundles.feeds()
+    tensors = by_address(feeds)
+    found = engine.run(tensors)["hidden"]
+    assert bound == [
+        "wait",
+        ("input_ids", "cpu", 0, tensors["input_ids"].pointer),
+        "wait",
+        ("attention_mask", "cpu", 0, tensors["attention_mask"].pointer),
+        "run",
+    ]
+    np.testing.assert_array_equal(found, engine.run(feeds)["hidden"])
+
+
+def test_arrays_and_tensors_go_together(engine: Engine, bound: list[Any]) -> None:
+    feeds = bundles.feeds()
+    mixed = feeds | {"input_ids": DeviceTensor(torch.from_numpy(feeds["input_ids"]))}
+    found = engine.run(mixed)["hidden"]
+    assert [one[0] for one in bound if isinstance(one, tuple)] == ["input_ids"]
+    np.testing.assert_array_equal(found, engine.run(feeds)["hidden"])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_goes_by_address(tmp_path: Path, dtype: str, bound: list[Any]) -> None:
+    tensor = torch.tensor([[0, 1, 3], [5, 7, 1]]).to(getattr(torch, dtype))
+    found = unary(tmp_path, dtype).run({"x": DeviceTensor(tensor)})["y"]
+    assert found.dtype.name == dtype
+    wanted = tensor.float().numpy()
+    np.testing.assert_array_equal(found.astype(np.float32), wanted)
+    assert bound[1][-1] == tensor.data_ptr()
+
+
+def test_a_slice_at_an_odd_address_is_copied_on_its_device(
+    tmp_path: Path, bound: list[Any]
+) -> None:
+    tensor = torch.arange(9, dtype=torch.float32).reshape(3, 3)[1:]
+    found = unary(tmp_path, "float32").run({"x": DeviceTensor(tensor)})["y"]
+    np.testing.assert_array_equal(found, [[3, 4, 5], [6, 7, 8]])
+    assert bound[1][-1] != tensor.data_ptr()
+    assert tensor.data_ptr() % 16
+
+
+WRONG = {
+    "dtype": (torch.ones(2, 3, dtype=torch.int32), "expected dtype int64, got int32"),
+    "strides": (torch.ones(3, 2, dtype=torch.int64).T, r"contiguous tensor, got strides \(8, 16\)"),
+    "shape": (torch.ones(2, 7, dtype=torch.int64), r"expected sequence in 2\.\.6, got 7"),
+    "rank": (torch.ones(2, dtype=torch.int64), r"expected shape \[batch, sequence\], got \[2\]"),
+    "below": (torch.tensor([[1, 2, 3], [1, -1, 1]]), r"in 0\.\.8, got -1 at \[1, 1\]"),
+    "beyond": (torch.tensor([[1, 2, 9], [1, 1, 1]]), r"in 0\.\.8, got 9 at \[0, 2\]"),
+}
+
+
+@pytest.mark.parametrize(("ids", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_tensors_are_refused_by_name(
+    engine: Engine, bound: list[Any], ids: torch.Tensor, message: str
+) -> None:
+    mask = torch.ones(2, 3, dtype=torch.int64)
+    feeds = {"input_ids": DeviceTensor(ids), "attention_mask": DeviceTensor(mask)}
+    with pytest.raises(InputError, match=f"'input_ids': .*{message}"):
+        engine.run(feeds)
+    assert "run" not in bound
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_values_are_looked_at_unless_that_is_declined(
+    tmp_path: Path, dtype: str, value: float
+) -> None:
+    tensor = torch.ones(2, 3, dtype=getattr(torch, dtype))
+    tensor[1, 2] = value
+    with unary(tmp_path, dtype) as engine:
+        with pytest.raises(InputError, match=r"'x': expected finite values, got .* at \[1, 2\]"):
+            engine.run({"x": DeviceTensor(tensor)})
+        found = engine.run({"x": DeviceTensor(tensor)}, check_finite=False)["y"]
+        np.testing.assert_array_equal(found.astype(np.float32), tensor.float().numpy())
+        with pytest.raises(InputError, match="expected finite values"):
+            engine.run({"x": array_of(tensor)}, check_finite=False)
+
+
+def array_of(tensor: torch.Tensor) -> Any:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def test_without_a_check_no_value_is_read(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: Any) -> bool:
+        pytest.fail("the values were read")
+
+    monkeypatch.setattr(DeviceTensor, "is_within", read)
+    engine.run(by_address(bundles.feeds()), check_finite=False)
+
+
+def test_what_stays_on_a_device_is_looked_at_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outputs are on the CPU, and said to be on a GPU."""
+    tensor = torch.tensor([[1.0, 4.0, 9.0]])
+    with unary(tmp_path, "float32", "Sqrt") as engine:
+        monkeypatch.setattr(session, "lies_on_gpu", lambda value: True)
+        monkeypatch.setattr(session, "view", lambda value: DeviceTensor(dlpack.from_dlpack(value)))
+        read: list[Any] = []
+
+        def to_host(_: Any, value: Any) -> Any:
+            read.append(value)
+            return np.ones(1)
+
+        monkeypatch.setattr(type(engine._session), "to_host", to_host)
+        found = engine.run({"x": tensor}, as_dlpack=True)["y"]
+        assert torch.equal(dlpack.from_dlpack(found), tensor.sqrt())
+        assert read == []
+        engine.run({"x": -tensor}, as_dlpack=True)
+        assert len(read) == 1
+
+
+def test_outputs_that_are_not_finite_are_refused_where_they_lie(tmp_path: Path) -> None:
+    with unary(tmp_path, "float32", "Sqrt") as engine:
+        feeds = {"x": DeviceTensor(torch.tensor([[1.0, -4.0, 9.0]]))}
+        with pytest.raises(VerificationError, match=r"got 1 of 3 .* at \[0, 1\]"):
+            engine.run(feeds, as_dlpack=True)
+
+
+def test_a_tensor_elsewhere_than_the_engine_is_refused() -> None:
+    tensor = DeviceTensor(torch.zeros(2))
+    tensor.require_on("x", "cpu", 0)
+    with pytest.raises(InputError, match="on cuda:1, where the engine runs, got one on cpu"):
+        tensor.require_on("x", "cuda", 1)
+
+
+def test_what_is_known_of_a_tensor_without_reading_it() -> None:
+    tensor = DeviceTensor(torch.zeros(2, 3, dtype=torch.bfloat16))
+    assert (tensor.dtype, tensor.shape, tensor.device, tensor.index) == (
+        "bfloat16",
+        (2, 3),
+        "cpu",
+        0,
+    )
+    assert tensor.strides == (6, 2)
+    assert tensor.is_within(0, 0)
+    assert not tensor.is_within(1, None)
+    assert not tensor.is_within(None, -1)
+    assert DeviceTensor(torch.zeros(0)).is_within(1, 2)
+    assert DeviceTensor(torch.ones(2, dtype=torch.bool)).is_within(None, None)
+    assert view(tensor) is tensor
+    assert not device_tensor.lies_on_gpu(tensor)
+    assert not device_tensor.lies_on_gpu(np.zeros(2))
+    assert not device_tensor.lies_on_gpu(torch.zeros(2))
+    assert not device_tensor.lies_on_gpu(torch.zeros(2, device="meta"))
