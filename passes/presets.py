@@ -18,8 +18,9 @@ _PIPELINES = {
 }
 _COMPUTES: Mapping[str, str] = {"mixed": "fp16"}
 """What a preset computes in, where it is not called so."""
-_TARGETS = ("onnxruntime", "aotinductor", "torchscript")
-_PLANNED_TARGETS = ("tensorrt",)
+_TARGETS = ("onnxruntime", "tensorrt", "aotinductor", "torchscript")
+_TENSORRT = "tensorrt"
+"""The target that is for GPUs alone, and quantises to fp8 alone."""
 _WITHOUT_PASSES = "torchscript"
 """The target that runs the model as it is, in the dtype of the precision."""
 
@@ -44,11 +45,16 @@ class Quantized:
         """
         return self.format == "int8" and self.options.get("mode") != "storage"
 
-    def passes(self, **more: Value | None) -> list[PassSpec]:
-        """The last ones of the pipeline, with more options for the planning pass."""
+    def passes(self, *, scales: str = "fp32", **more: Value | None) -> list[PassSpec]:
+        """The last ones of the pipeline, with more options for the planning pass.
+
+        Args:
+            scales: dtype that holds the scales exactly.
+        """
         given = {name: value for name, value in more.items() if value is not None}
         options = tuple((name, (value,)) for name, value in {**self.options, **given}.items())
-        return [PassSpec(f"plan-{self.format}", options), PassSpec(self.rewrites)]
+        exact = () if scales == "fp32" else (("scale_dtype", (scales,)),)
+        return [PassSpec(f"plan-{self.format}", options), PassSpec(self.rewrites, exact)]
 
 
 QUANTIZED: Mapping[str, Quantized] = {
@@ -65,10 +71,12 @@ def computes(precision: str, target: str = "onnxruntime", *, device: str = "cpu"
     """The dtype that all else is computed in: fp32, fp16 or bf16.
 
     A quantised engine for a GPU computes in fp16 on ONNX Runtime, whose kernels that quantise know
-    no bf16, and in bf16 elsewhere.
+    no bf16, and on TensorRT, so that one program makes an engine for both; and in bf16 elsewhere.
     """
     if precision not in QUANTIZED:
         return _COMPUTES.get(precision, precision)
+    if target == _TENSORRT:
+        return "fp16"
     if device == "cpu":
         return "fp32"
     return "fp16" if target == "onnxruntime" else "bf16"
@@ -89,29 +97,19 @@ def preset(
 
     Args:
         precision: a name such as "fp16" or "int8".
-        target: "onnxruntime", "aotinductor", or "torchscript", which runs no passes.
-        device: "cpu" or "cuda".
+        target: "onnxruntime", "tensorrt", "aotinductor", or "torchscript", which runs no passes.
+        device: "cpu" or "cuda"; TensorRT is for "cuda", whatever is said here.
         arch: GPU architecture, for a precision that plans; None: the CPU.
         max_error: the largest relative L2 error of an output that a plan may have; None: its
             default.
 
     Raises:
-        UsageError: a precision or target that is unknown or not built yet.
+        UsageError: a precision or target that is unknown, or that do not fit together.
     """
-    if target not in _TARGETS:
-        state = "is not built yet" if target in _PLANNED_TARGETS else "is not known"
-        raise UsageError(f"target '{target}' {state}", hint=f"Available: {', '.join(_TARGETS)}.")
-    if precision not in (*_PIPELINES, *QUANTIZED):
-        known = ", ".join((*_PIPELINES, *QUANTIZED))
-        raise UsageError(f"'{precision}' is not a precision", hint=f"Available: {known}.")
+    _check(precision, target)
     if target == _WITHOUT_PASSES:
-        if precision == "mixed" or precision in QUANTIZED:
-            raise UsageError(
-                f"--precision {precision} does not fit --target torchscript: a pass makes it, and"
-                " passes need a program of torch.export",
-                hint="Use --precision fp32, fp16 or bf16.",
-            )
         return ""
+    device = "cuda" if target == _TENSORRT else device
     name = computes(precision, target, device=device) if precision in QUANTIZED else precision
     passes = [_PIPELINES[name], *(["merge-linears"] if device == "cuda" else [])]
     if precision in QUANTIZED:
@@ -120,5 +118,31 @@ def preset(
             passes.insert(0, "smooth-outliers")
         # Which native fp8 products there are depends on what runs them.
         runs = target if kind.format == "fp8" and device == "cuda" else None
-        passes += map(str, kind.passes(arch=arch, target=runs, max_error=max_error))
+        # TensorRT holds a scale in the dtype of what it scales.
+        scales = name if target == _TENSORRT else "fp32"
+        planned = kind.passes(scales=scales, arch=arch, target=runs, max_error=max_error)
+        passes += map(str, planned)
     return ",".join(passes)
+
+
+def _check(precision: str, target: str) -> None:
+    if target not in _TARGETS:
+        raise UsageError(
+            f"target '{target}' is not known", hint=f"Available: {', '.join(_TARGETS)}."
+        )
+    if precision not in (*_PIPELINES, *QUANTIZED):
+        known = ", ".join((*_PIPELINES, *QUANTIZED))
+        raise UsageError(f"'{precision}' is not a precision", hint=f"Available: {known}.")
+    if target == _WITHOUT_PASSES and (precision == "mixed" or precision in QUANTIZED):
+        raise UsageError(
+            f"--precision {precision} does not fit --target torchscript: a pass makes it, and"
+            " passes need a program of torch.export",
+            hint="Use --precision fp32, fp16 or bf16.",
+        )
+    if target == _TENSORRT and precision in QUANTIZED and QUANTIZED[precision].format != "fp8":
+        raise UsageError(
+            f"--precision {precision} does not fit --target tensorrt: its scales are computed from"
+            " each row as it comes, or lie in packed blocks of integers, and the engine has"
+            " neither",
+            hint="Use --precision fp8, fp8-storage, fp16, bf16 or fp32.",
+        )

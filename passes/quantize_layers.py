@@ -107,7 +107,9 @@ class QuantizeLayers(Pass):
             for layer, found in chosen
             if found.activations in ("tensor", "row")
         ]
-        writer = _Writer(program, weights, Activations(program, dtype, read, ranges))
+        writer = _Writer(
+            program, weights, Activations(program, dtype, read, ranges, self.scale_dtype)
+        )
         for layer, found in chosen:
             writer.rewrite(layer, found)
             log.done(layer.node, _described(found))

@@ -33,6 +33,7 @@ from enginecast.passes.match import INERT, is_call, last_dim
 from enginecast.passes.purity import own
 from enginecast.passes.quantizable import Layer
 from enginecast.passes.quantization_plan import Scaling
+from enginecast.passes.quantized_weights import ScaleDtype, rounded_up
 from enginecast.quantized_ops import LIMITS, SMALLEST_SCALE
 
 _RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
@@ -56,6 +57,7 @@ class Activations:
         layers: each linear with what shares one scale in what it reads, and whether that is known
             beforehand.
         ranges: max |x| of each origin whose scale is known beforehand.
+        scale_dtype: what holds such a scale exactly.
     """
 
     def __init__(
@@ -64,8 +66,10 @@ class Activations:
         dtype: torch.dtype,
         layers: Iterable[tuple[Layer, Scaling, bool]],
         ranges: Mapping[Node, float],
+        scale_dtype: ScaleDtype = "fp32",
     ) -> None:
         self._program = program
+        self._scale_dtype = scale_dtype
         self._dtype = dtype
         self._ranges = ranges
         self._wanted: dict[Node, _Wanted] = {}
@@ -108,7 +112,7 @@ class Activations:
         largest = self._ranges[wanted.origin]
         scale = max(largest / LIMITS[self._dtype], SMALLEST_SCALE)
         name = free_name(self._program, f"{layer.module or 'model'}.input_scale")
-        tensor = torch.tensor(scale, dtype=torch.float32)
+        tensor = rounded_up(torch.tensor(scale, dtype=torch.float32), self._scale_dtype)
         return add_weight(self._program, name, tensor, InputKind.CONSTANT_TENSOR)
 
     def _insert(self, target: object, args: tuple[object, ...], layer: Layer) -> Node:

@@ -10,6 +10,7 @@ largest value of a row would no longer fit.
 from typing import Literal
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
@@ -40,6 +41,25 @@ def not_finite(program: ExportedProgram, layer: Layer) -> str:
     bad = int((~rows).sum())
     first = int((~rows).nonzero()[0])
     return f"{layer.name} is not finite in {bad} of {len(rows)} rows (the first is {first})"
+
+
+def rounded_up(scale: Tensor, scale_dtype: ScaleDtype) -> Tensor:
+    """A scale of activations as `scale_dtype` holds it: exactly, and not below its value.
+
+    In fp16 it is no subnormal: a backend may multiply by its reciprocal, which fp16 would not hold.
+
+    Args:
+        scale: fp32.
+        scale_dtype: what it is held in.
+
+    Returns:
+        fp32, shape of scale.
+    """
+    if scale_dtype == "fp32":
+        return scale
+    dtype, relative, _ = _HALF_STEPS[scale_dtype]
+    smallest = torch.finfo(dtype).tiny
+    return (scale * (1.0 + relative)).clamp(min=smallest).to(dtype).float()
 
 
 class WeightForms:

@@ -98,11 +98,15 @@ def test_damaged_models(
     ("code", "options", "expected"),
     [
         (2, ("--precision", "fp12"), "'fp12' is not a precision Available: fp32, fp16, bf16"),
-        (2, ("--target", "tensorrt"), "target 'tensorrt' is not built yet"),
+        (
+            2,
+            ("--target", "tensorrt", "--arch", "sm90", "--precision", "int8"),
+            "--precision int8 does not fit --target tensorrt",
+        ),
         (
             2,
             ("--target", "abacus"),
-            "target 'abacus' is not known Available: onnxruntime, aotinductor, torchscript.",
+            "target 'abacus' is not known Available: onnxruntime, tensorrt, aotinductor, torchscript.",
         ),
         (2, ("--pipeline", "canonicalise"), "unknown pass 'canonicalise' canonicalise ^"),
         (2, ("--pipeline", "unify-dtype{tu=fp16}"), "has no option 'tu' unify-dtype{tu=fp16} ^"),

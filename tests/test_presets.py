@@ -1,4 +1,4 @@
-"""The presets are pipelines that build, and what is not built yet is refused."""
+"""The presets are pipelines that build, and what does not fit is refused."""
 
 import pytest
 
@@ -38,11 +38,37 @@ def test_what_needs_passes_does_not_fit_torchscript() -> None:
         preset("int8", "torchscript")
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "mixed", "fp8", "fp8-storage"])
+def test_tensorrt_is_for_gpus_and_quantises_on_fp16(precision: str, device: str) -> None:
+    arch = "sm90" if precision in QUANTIZED else None
+    text = preset(precision, "tensorrt", device=device, arch=arch)
+    assert render(parse(text)) == text
+    assert text == preset(precision, "tensorrt", device="cuda", arch=arch)
+    assert "merge-linears" in [pass_.name for pass_ in build(text)]
+    computed = computes(precision, "tensorrt", device=device)
+    assert computed == {"mixed": "fp16", "fp8": "fp16", "fp8-storage": "fp16"}.get(
+        precision, precision
+    )
+    if precision in QUANTIZED:
+        assert f"unify-dtype{{to={computed}}}" in text
+        assert "target=tensorrt" in text
+        assert text.endswith(",fp8-matmul{scale_dtype=fp16}")
+
+
+@pytest.mark.parametrize("precision", ["int8", "int8-storage", "int4-storage"])
+def test_tensorrt_takes_no_integers(precision: str) -> None:
+    with pytest.raises(UsageError, match=f"{precision} does not fit --target tensorrt") as caught:
+        preset(precision, "tensorrt", device="cuda", arch="sm90")
+    assert caught.value.exit_code == 2
+    assert "fp8-storage" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("precision", "target", "message"),
     [
         ("fp23", "onnxruntime", "'fp23' is not a precision"),
-        ("fp16", "tensorrt", "target 'tensorrt' is not built yet"),
+        ("fp16", "tensor-rt", "target 'tensor-rt' is not known"),
     ],
 )
 def test_what_is_not_built_is_refused(precision: str, target: str, message: str) -> None:
