@@ -1,6 +1,7 @@
 """The options of a TensorRT build, as the command line has them."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -60,8 +61,8 @@ _POWERS = {"k": 10, "m": 20, "g": 30}
 
 
 def tensorrt_options(
-    route: str | None,
-    opt_shapes: list[str] | None,
+    route: str | None = None,
+    opt_shapes: Sequence[str] | None = None,
     workspace: str | None = None,
     timing_cache: Path | None = None,
     refit: bool = False,
@@ -76,7 +77,9 @@ def tensorrt_options(
         UsageError: names the option, what was expected and what was got.
     """
     given = (route, opt_shapes, workspace, timing_cache, hardware, level)
-    if all(one is None for one in given) and not (refit or strip_weights or version_compatible):
+    if all(one in (None, []) for one in given) and not (
+        refit or strip_weights or version_compatible
+    ):
         return None
     if route is not None and route not in ROUTES:
         raise UsageError(f"--trt-route {route}: expected {' or '.join(ROUTES)}")
@@ -86,7 +89,7 @@ def tensorrt_options(
         raise UsageError(f"--trt-level {level}: expected {LEVELS[0]} to {LEVELS[-1]}")
     return TensorRTOptions(
         route=route or "onnx",
-        optimal=dict(map(_opt_shape, opt_shapes or ())),
+        optimal=_opt_shapes(opt_shapes or ()),
         workspace=None if workspace is None else _bytes(workspace),
         timing_cache=timing_cache,
         refit=refit,
@@ -104,8 +107,14 @@ def _bytes(text: str) -> int:
     return int(found[1]) << _POWERS[found[2].lower()]
 
 
-def _opt_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    name, _, shape = text.partition("=")
-    if not name or not re.fullmatch(r"\d+(x\d+)*", shape):
-        raise UsageError(f"--opt-shape {text}: expected NAME=1x128")
-    return name, tuple(int(size) for size in shape.split("x"))
+def _opt_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, _, shape = text.partition("=")
+        if not name or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
+            raise UsageError(f"--opt-shape {text}: expected NAME=1x128")
+        if name in found:
+            first = "x".join(map(str, found[name]))
+            raise UsageError(f"--opt-shape {text}: {name} has a shape already, {first}")
+        found[name] = tuple(int(size) for size in shape.split("x"))
+    return found

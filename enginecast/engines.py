@@ -1,9 +1,11 @@
 """The engines of a bundle: each lowered from the same program, run, and judged."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
+from torch.export import ExportedProgram
 
 from enginecast.capture.shapes import symbol_names
 from enginecast.describe import describe_inputs
@@ -33,8 +35,10 @@ class Workshop:
         """Write the files of every engine of the plan, in its order."""
         made = []
         for plan in self.plan.engines:
+            order = order_of(self.prepared, plan, rewritten.program, self.staging.folder)
+            order = replace(order, tell=self.steps.tell, say=self.steps.say)
             with self.steps(_step("lower", plan, self.plan)):
-                lowered = target_of(plan.target).lower(self._order(plan, rewritten))
+                lowered = target_of(plan.target).lower(order)
             self.steps.log(f"lowered: {lowered.nodes} nodes, {dict(lowered.ops)}")
             for note in lowered.notes:
                 self.steps.say(note)
@@ -61,24 +65,29 @@ class Workshop:
             trials.append(trial)
         return tuple(trials)
 
-    def _order(self, plan: Plan, rewritten: Rewritten) -> Order:
-        captured = self.prepared.captured
-        given = self.prepared.source.given_program() is not None
-        names = {} if given else symbol_names(captured.program, captured.inputs)
-        return Order(
-            rewritten.program,
-            self.staging.folder,
-            outputs=self.prepared.output_names,
-            symbols={str(symbol): name for symbol, name in names.items()},
-            shapes=[spec.dims for spec in captured.outputs],
-            device=plan.device,
-            arch=plan.arch,
-            inputs=describe_inputs(captured.inputs),
-            ranges=dict(captured.symbols),
-            tensorrt=plan.tensorrt,
-            tell=self.steps.tell,
-            say=self.steps.say,
-        )
+
+def order_of(prepared: Prepared, plan: Plan, program: ExportedProgram, folder: Path) -> Order:
+    """What a target is asked for.
+
+    Args:
+        program: after the passes.
+        folder: where the files go.
+    """
+    captured = prepared.captured
+    given = prepared.source.given_program() is not None
+    names = {} if given else symbol_names(captured.program, captured.inputs)
+    return Order(
+        program,
+        folder,
+        outputs=prepared.output_names,
+        symbols={str(symbol): name for symbol, name in names.items()},
+        shapes=[spec.dims for spec in captured.outputs],
+        device=plan.device,
+        arch=plan.arch,
+        inputs=describe_inputs(captured.inputs),
+        ranges=dict(captured.symbols),
+        tensorrt=plan.tensorrt,
+    )
 
 
 def together(plan: Plan, trials: Sequence[Trial]) -> Verdict:

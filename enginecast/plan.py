@@ -187,6 +187,8 @@ def _check_engines(target: str, tensorrt: TensorRTOptions | None, also: tuple[st
             f"--target {target} takes no options of a TensorRT build",
             hint="--opt-shape and --trt-... go with --target tensorrt.",
         )
+    if len(set(also)) < len(also):
+        raise UsageError(f"--also {also[-1]}: given twice")
     for other in also:
         if other != "onnxruntime":
             raise UsageError(f"--also {other}: expected onnxruntime")
