@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
+
 from enginecast.errors import InputError, MissingError
 from enginecast.runtime.arrays import Array
 
@@ -18,7 +20,10 @@ _ALIGNED = 16
 
 @dataclass(frozen=True)
 class DeviceTensor:
-    """A tensor of torch, seen by its address.  On the CPU it may be fed as such, too."""
+    """A tensor of torch, seen by its address.  On the CPU it may be fed as such, too.
+
+    It speaks DLPack itself, for sessions that need no address.
+    """
 
     tensor: Any
 
@@ -50,6 +55,12 @@ class DeviceTensor:
         """In bytes."""
         size = self.tensor.element_size()
         return tuple(stride * size for stride in self.tensor.stride())
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.tensor.__dlpack_device__()
 
     @property
     def is_contiguous(self) -> bool:
@@ -101,8 +112,8 @@ Feed = Array | DeviceTensor
 
 def lies_on_gpu(value: Any) -> bool:
     """Whether it says by DLPack that it is in the memory of a CUDA GPU."""
-    if isinstance(value, DeviceTensor):
-        return value.device == "cuda"
+    if isinstance(value, np.ndarray):
+        return False
     ask = getattr(value, "__dlpack_device__", None)
     if ask is None:
         return False

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import zip_longest
@@ -27,7 +27,11 @@ _OPENERS = {
 _CODE_TARGETS = frozenset({"torchscript", "aotinductor", "tensorrt"})
 _REPLAYS = frozenset({"aotinductor"})
 """Targets that record runs as CUDA graphs."""
-_PROVIDER_NAMES = {"torchscript": TORCH_PROVIDERS, "aotinductor": TORCH_PROVIDERS}
+_PROVIDER_NAMES: dict[str, Mapping[str, str]] = {
+    "torchscript": TORCH_PROVIDERS,
+    "aotinductor": TORCH_PROVIDERS,
+    "tensorrt": {"CUDAExecutionProvider": "tensorrt"},
+}
 """Target -> what runs it where one of ONNX Runtime's providers was asked for."""
 
 

@@ -213,6 +213,7 @@ def test_what_is_known_of_a_tensor_without_reading_it() -> None:
     assert DeviceTensor(torch.zeros(0)).is_within(1, 2)
     assert DeviceTensor(torch.ones(2, dtype=torch.bool)).is_within(None, None)
     assert view(tensor) is tensor
+    assert dlpack.from_dlpack(tensor).data_ptr() == tensor.pointer
     assert not device_tensor.lies_on_gpu(tensor)
     assert not device_tensor.lies_on_gpu(np.zeros(2))
     assert not device_tensor.lies_on_gpu(torch.zeros(2))
