@@ -149,9 +149,10 @@ for command in (export, inspect, opt, bisect, passes):
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Versions, providers, GPU; what is missing and how to get it."""
-    from enginecast.doctor import examine, show
+    from enginecast.doctor import examine
+    from enginecast.doctor_page import show
 
-    report = examine()
+    report = examine(tensorrt=True)
     if as_json:
         print(json.dumps(report.to_json(), indent=1))
     else:

@@ -4,114 +4,35 @@ import platform
 import re
 import shutil
 import sys
-from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from enginecast import __version__
+from enginecast.doctor_report import CPU_FEATURES, Gpu, Package, Problem, Report
+from enginecast.doctor_tensorrt import examine_tensorrt, tensorrt_problems
 
-# Feature -> the flags of /proc/cpuinfo, any of which gives it, and what it is good for here.
-_CPU_FEATURES = {
-    "avx2": ({"avx2"}, "fp32 kernels at full width"),
-    "avx512": ({"avx512f"}, "fp32 kernels at double width"),
-    "vnni": ({"avx512_vnni", "avx_vnni"}, "int8 engines faster than fp32"),
-    "avx512_bf16": ({"avx512_bf16"}, "bf16 in torch at speed"),
-    "amx_bf16": ({"amx_bf16"}, "bf16 matrix products in torch at speed"),
-    "amx_int8": ({"amx_int8"}, "int8 matrix products at speed"),
-}
 _REQUIREMENT = re.compile(
     r"(?P<name>[\w.-]+)\s*(?P<wanted>[^;\s]*)(?:.*extra == ['\"](?P<extra>\w+))?"
 )
 _DEVELOPMENT = "dev"
 
 
-@dataclass(frozen=True)
-class Package:
-    """A package that this one uses, as found."""
+def examine(*, tensorrt: bool = False) -> Report:
+    """Look at this machine.  Imports onnxruntime and torch where they are installed.
 
-    name: str
-    wanted: str
-    """Such as ">=2.11"; may be empty."""
-    version: str | None
-    """None when it is not installed."""
-    extra: str = ""
-    """The optional feature that needs it; empty when everything does."""
-
-    @property
-    def fits(self) -> bool:
-        if self.version is None:
-            return False
-        minimum = re.search(r">=\s*([\d.]+)", self.wanted)
-        return minimum is None or _numbers(self.version) >= _numbers(minimum[1])
-
-    @property
-    def repair(self) -> str:
-        """The command that installs it; empty when it fits."""
-        if self.fits:
-            return ""
-        install = f"pip install '{self.name}{self.wanted}'"
-        # The two builds of ONNX Runtime share one folder: the CPU build has to go first.
-        gpu_build = self.name == "onnxruntime-gpu"
-        return f"pip uninstall -y onnxruntime && {install}" if gpu_build else install
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A CUDA device as torch sees it."""
-
-    name: str
-    arch: str
-    """Such as "sm90"."""
-    memory: int
-    """Bytes."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something that will not work, and the command that repairs it."""
-
-    what: str
-    repair: str
-
-
-@dataclass(frozen=True)
-class Report:
-    """Everything `enginecast doctor` says."""
-
-    enginecast: str
-    python: str
-    platform: str
-    cpu_features: dict[str, bool]
-    """Empty where they cannot be read."""
-    packages: tuple[Package, ...]
-    providers: tuple[str, ...]
-    """Execution providers of the installed ONNX Runtime."""
-    torch_cuda: str | None
-    """CUDA version that torch was built for; None for a CPU build or no torch."""
-    gpus: tuple[Gpu, ...]
-    problems: tuple[Problem, ...] = field(default=())
-    torchscript: bool | None = None
-    """Whether torch has TorchScript still; None without torch."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The report as plain data, for `--json`."""
-        data = asdict(self)
-        for package, plain in zip(self.packages, data["packages"], strict=True):
-            plain["repair"] = package.repair
-        return data
-
-
-def examine() -> Report:
-    """Look at this machine.  Imports onnxruntime and torch where they are installed."""
+    Args:
+        tensorrt: import TensorRT's modules, too, which takes seconds where they are installed.
+    """
     packages = _packages()
     providers, problems = _providers()
     cuda, gpus, torch_problems = _torch()
     problems += torch_problems
     problems += find_problems(packages, providers, cuda, gpus, driver=_has_nvidia_driver())
+    found = None
+    if tensorrt:
+        torch = _installed("torch")
+        found = examine_tensorrt(torch, cuda)
+        problems += tensorrt_problems(found, torch, cuda)
     return Report(
         enginecast=__version__,
         python=sys.version.split()[0],
@@ -123,6 +44,7 @@ def examine() -> Report:
         gpus=gpus,
         problems=tuple(problems),
         torchscript=_torchscript(),
+        tensorrt=found,
     )
 
 
@@ -179,50 +101,7 @@ def cpu_features(cpuinfo: Path) -> dict[str, bool]:
     if line is None:
         return {}
     flags = set(line[1].split())
-    return {name: bool(flags & wanted) for name, (wanted, _) in _CPU_FEATURES.items()}
-
-
-def show(report: Report, console: Console) -> None:
-    """Print the report for people."""
-    console.print(f"enginecast {report.enginecast} on Python {report.python}, {report.platform}")
-    console.print(_package_table(report.packages))
-    for package in report.packages:
-        if package.extra and not package.fits:
-            console.print(
-                f"to add '{package.extra}': {package.repair}", markup=False, soft_wrap=True
-            )
-    if report.cpu_features:
-        console.print(_cpu_table(report.cpu_features))
-    console.print(f"ONNX Runtime providers: {', '.join(report.providers) or 'none'}")
-    if report.torchscript is not None:
-        state = "there, deprecated by PyTorch since 2.11" if report.torchscript else "dropped"
-        console.print(f"TorchScript in torch: {state}")
-    for gpu in report.gpus:
-        console.print(f"GPU: {gpu.name} ({gpu.arch}), {gpu.memory / 2**30:.0f} GiB")
-    if not report.gpus:
-        console.print(
-            f"GPU: none that torch sees (torch's CUDA: {report.torch_cuda or 'CPU build'})"
-        )
-    for problem in report.problems:
-        console.print(f"[bold red]problem[/]: {problem.what}")
-        console.print(f"  {problem.repair}", markup=False, soft_wrap=True)
-    if not report.problems:
-        console.print("[bold green]no problems[/]")
-
-
-def _package_table(packages: tuple[Package, ...]) -> Table:
-    table = Table("package", "installed", "wanted", "for")
-    for package in packages:
-        needed_for = package.extra or "everything"
-        table.add_row(package.name, package.version or "-", package.wanted, needed_for)
-    return table
-
-
-def _cpu_table(features: dict[str, bool]) -> Table:
-    table = Table("CPU feature", "here", "gives")
-    for name, present in features.items():
-        table.add_row(name, "yes" if present else "no", _CPU_FEATURES[name][1])
-    return table
+    return {name: bool(flags & wanted) for name, (wanted, _) in CPU_FEATURES.items()}
 
 
 def _packages() -> tuple[Package, ...]:
@@ -289,8 +168,3 @@ def _has_nvidia_driver() -> bool:
 
 def _has(found: dict[str, Package], name: str) -> bool:
     return name in found and found[name].version is not None
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """(2, 13, 0) of "2.13.0+cpu"."""
-    return tuple(map(int, re.findall(r"\d+", version.split("+")[0])[:3]))
