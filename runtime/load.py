@@ -196,14 +196,15 @@ def _providers(providers: Sequence[str] | None, device: str) -> tuple[str, ...]:
 
 
 def _choose(bundle: Bundle, provider: str) -> EngineRecord:
-    """The engine that was verified where it will run, else the one meant for there, else any."""
+    """The engine that is meant for there and was verified there; of several the first, which is the
+    one that the export was asked for.
+    """
 
     def rank(record: EngineRecord) -> tuple[bool, ...]:
         return (
             record.target in _OPENERS,
-            record.target not in _CODE_TARGETS,
+            _provider(record.target, provider) in record.providers,
             not _doubt(record, provider),
-            provider in record.providers,
         )
 
     records = [one for one in bundle.manifest.engines if one.verdict.outcome != "rejected"]

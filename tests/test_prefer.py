@@ -29,7 +29,8 @@ PLAN = b"ftrt: bytes of no plan, written by hand"
 
 def two_engines(tmp_path: Path, **changes: Any) -> Path:
     """A bundle with an ONNX engine, and a TensorRT record over bytes that nothing can load."""
-    plan = bundles.engine(target="tensorrt", file="engine.plan", weights=None, providers=())
+    kind = {"target": "tensorrt", "providers": ("tensorrt",)}
+    plan = bundles.engine(file="engine.plan", weights=None, **kind)
     content = bundles.manifest(engines=(plan, bundles.engine(**changes)))
     with stage(tmp_path / "out") as staging:
         bundles.write_engine(staging.folder)
@@ -69,6 +70,17 @@ def test_what_is_code_is_not_opened_without_consent(tmp_path: Path) -> None:
     assert engine.record.target == "onnxruntime"
     assert "a tensorrt engine runs code when it is loaded. If you trust" in told
     assert "--allow-code" in told
+
+
+def test_a_device_gets_the_engine_that_was_made_for_it(tmp_path: Path) -> None:
+    """And no other in its place: the plan is for the GPU, and its bytes are code."""
+    root = two_engines(tmp_path)
+    with load(root) as engine:
+        assert engine.record.target == "onnxruntime"
+    with pytest.raises(BundleError, match=r"engine.plan: a tensorrt engine runs code"):
+        load(root, device="cuda")
+    with pytest.raises(MissingError, match=r"engine\.plan"):
+        load(root, device="cuda", allow_code=True)
 
 
 def test_the_order_is_the_users_and_the_first_that_runs_is_taken(tmp_path: Path) -> None:
