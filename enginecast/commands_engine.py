@@ -194,7 +194,8 @@ def show_bundle(path: Path, *, as_json: bool) -> None:
     console.print(_signature(manifest))
     for engine in manifest.engines:
         say(console, f"{engine.file}: {verdict_line(engine.verdict, manifest.arithmetic)}")
-        say(console, f"  {_place(engine)}")
+        for line in (_place(engine), *_asks(engine)):
+            say(console, f"  {line}")
         weights = ", ".join(
             f"{each.tensors} tensors {each.dtype} ({each.bytes / 2**20:.2f} MiB)"
             for each in stored.get(engine.file, ())
@@ -234,11 +235,23 @@ def _place(engine: EngineRecord) -> str:
     """Where the verdict was reached: "onnxruntime 1.31.1, CPUExecutionProvider"."""
     where = engine.verdict.where
     versions = where.versions
-    package = "torch" if where.provider.startswith("torch-") else "onnx"
+    kinds = {"tensorrt": "tensorrt", "torch-cpu": "torch", "torch-cuda": "torch"}
+    package = kinds.get(where.provider, "onnx")
     found = (f"{name} {versions[name]}" for name in versions if name.startswith(package))
     runtime = next(found, "")
     ran = f"{where.provider} of {runtime}" if where.provider else "no provider of this kind"
     return f"for {engine.target} on {', '.join(engine.providers)}; judged with {ran}"
+
+
+def _asks(engine: EngineRecord) -> list[str]:
+    """What machine code asks of the machine that runs it, and the shapes that it was built for."""
+    needs = ", ".join(f"{name} {value}" for name, value in engine.requires.items())
+    shapes = [
+        f"{one.name} {' .. '.join('x'.join(map(str, s)) for s in (one.least, one.greatest))}, tuned"
+        f" for {'x'.join(map(str, one.optimal))}"
+        for one in engine.profile
+    ]
+    return [*([f"asks for {needs}"] if needs else []), *shapes]
 
 
 def _fusions(fusions: Sequence[Fusion]) -> Table:

@@ -1,6 +1,7 @@
 """Runs a loaded engine over the stored cases and judges it.  Needs neither torch nor the model."""
 
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +23,7 @@ LEAK = 0.1
 order from run to run."""
 LEAST_LEAK = 4 * unit_roundoff("fp32")
 
+TENSORRT = "tensorrt"
 _PACKAGES = ("enginecast", "onnxruntime", "onnxruntime-gpu", "numpy")
 
 
@@ -119,10 +121,12 @@ def runs_natively(dtype: str, provider: str) -> bool:
 def where_it_ran(provider: str) -> Where:
     """This machine, as a verdict records it."""
     versions = {}
-    packages = (*_PACKAGES, "torch") if provider.startswith("torch-") else _PACKAGES
-    for package in packages:
+    of_torch = provider.startswith("torch-") or provider == TENSORRT
+    for package in (*_PACKAGES, "torch") if of_torch else _PACKAGES:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
+    if provider == TENSORRT:  # its package has a name for each version of CUDA
+        versions[TENSORRT] = sys.modules[TENSORRT].__version__
     return Where(provider=provider, device=platform.machine(), versions=versions)
