@@ -313,7 +313,7 @@ def test_doctor_without_torch() -> None:
 def test_a_defect_of_ours_has_an_exit_code_of_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken() -> None:
+    def broken(**_: object) -> None:
         raise RuntimeError("planted")
 
     monkeypatch.setattr("enginecast.doctor.examine", broken)
