@@ -1,14 +1,19 @@
-"""Rewrite a program into the forms that ONNX Runtime's ops take; on a copy, right before the
+"""Rewrite a program into the forms that the ops of ONNX's readers take; on a copy, right before the
 conversion.
 """
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 import enginecast.ops  # noqa: F401 - registers enginecast::attention
+from enginecast.exporters.attention_bias import full_bias, size_of, tensorrt_attention
 from enginecast.exporters.legalize_blocks import separate_memory
-from enginecast.exporters.rules import Rules, apply_rules
+from enginecast.exporters.readers import Reader
+from enginecast.exporters.rules import apply_rules
 from enginecast.passes.base import PassContext
 from enginecast.passes.common_subexpressions import merge_equal
 from enginecast.passes.graph_edit import (
@@ -17,7 +22,6 @@ from enginecast.passes.graph_edit import (
     first_input,
     insert,
     same_shape,
-    same_size,
     shape_of,
     value,
 )
@@ -25,9 +29,9 @@ from enginecast.passes.lift_weights import lift_weights
 from enginecast.passes.sites import SiteLog
 
 
-def legalize(program: ExportedProgram) -> None:
+def legalize(program: ExportedProgram, *, reader: Reader = "onnxruntime-cpu") -> None:
     """Apply every rewrite of this file, in place, within blocks too."""
-    apply_rules(program, _RULES)
+    apply_rules(program, _RULES | {_attention: _ATTENTION.get(reader, full_bias)})
     lift_weights(program)
     merge_equal(program, SiteLog(PassContext()))
     separate_memory(program)
@@ -47,29 +51,6 @@ def _linear_to_matmul(program: ExportedProgram, node: Node) -> None:
             result = insert(graph, aten.add.Tensor, (result, bias), like=node)
     node.replace_all_uses_with(result)
     graph.erase_node(node)
-
-
-def _full_bias(program: ExportedProgram, node: Node) -> None:
-    """ONNX Runtime's attention ops want a 4-D bias with full [tokens, key tokens]; anything less is
-    refused at run time.
-    """
-    graph = program.graph
-    query, key, _, bias = node.args[:4]
-    if bias is None:
-        return
-    assert isinstance(query, Node)
-    assert isinstance(key, Node)
-    assert isinstance(bias, Node)
-    token_dim = 1 if len(shape_of(query)) == 3 else 2
-    with graph.inserting_before(node):
-        while len(shape_of(bias)) < 4:
-            bias = insert(graph, aten.unsqueeze.default, (bias, 0), like=node)
-        wanted = (shape_of(query)[token_dim], shape_of(key)[token_dim])
-        if not all(map(same_size, shape_of(bias)[2:], wanted)):
-            rows = _size(program, query, token_dim, node)
-            columns = _size(program, key, token_dim, node)
-            bias = insert(graph, aten.expand.default, (bias, [-1, -1, rows, columns]), like=node)
-    node.update_arg(3, bias)
 
 
 def _one_dtype(program: ExportedProgram, node: Node) -> None:
@@ -94,11 +75,11 @@ def _group_norm(program: ExportedProgram, node: Node) -> None:
     weight, bias, epsilon = (*node.args[2:5], *(None, None, 1e-5)[len(node.args) - 2 :])[:3]
     sizes = shape_of(source)
     with program.graph.inserting_before(node):
-        shape = [_size(program, source, dim, node) for dim in range(len(sizes))]
+        shape = [size_of(program, source, dim, node) for dim in range(len(sizes))]
         rows = insert(
             program.graph, aten.reshape.default, (source, [shape[0], groups, -1]), like=node
         )
-        width = _size(program, rows, 2, node)
+        width = size_of(program, rows, 2, node)
         normed = insert(
             program.graph, aten.layer_norm.default, (rows, [width], None, None, epsilon), like=node
         )
@@ -136,13 +117,6 @@ def _complex_unsqueeze(program: ExportedProgram, node: Node) -> None:
     program.graph.erase_node(node)
 
 
-def _size(program: ExportedProgram, source: Node, dim: int, like: Node) -> Node | int:
-    size = shape_of(source)[dim]
-    if isinstance(size, int):
-        return size
-    return insert(program.graph, aten.sym_size.int, (source, dim), like=like)
-
-
 def _all_dims(program: ExportedProgram, node: Node) -> None:
     """The largest of all elements: torch.onnx wants the dimensions named."""
     if len(node.args) == 1 and shape_of(first_input(node)):
@@ -158,9 +132,12 @@ def _select_by_index(program: ExportedProgram, node: Node) -> None:
         node.target, node.args = aten.index.Tensor, (source, [mask])
 
 
-_RULES: Rules = {
+_attention = torch.ops.enginecast.attention.default
+_ATTENTION: Mapping[Reader, Callable[[ExportedProgram, Node], None]] = {
+    "tensorrt": tensorrt_attention
+}
+_RULES: dict[Any, Callable[[ExportedProgram, Node], None]] = {
     aten.linear.default: _linear_to_matmul,
-    torch.ops.enginecast.attention.default: _full_bias,
     aten.rms_norm.default: _one_dtype,
     aten.group_norm.default: _group_norm,
     aten.rsub.Scalar: _promoted,

@@ -1,10 +1,11 @@
-"""Rewrite quantised values into the forms that ONNX Runtime runs well, before `legalize`.
+"""Rewrite quantised values into the forms that a reader of ONNX runs well, before `legalize`.
 
 quantized_linear, int8     integer_linear of a transposed weight; on the CPU of unsigned values
 quantized_linear, fp8      dequantised values in a matmul, or fp8_gemm where that is asked for
 blockwise_linear           packed_linear
 dequantised weight         dequantize_axis, transposed before and not after
-embedding of fp8           embedding of bytes, then a table of what the 256 of them stand for
+embedding of fp8           embedding of bytes, then a table of what the 256 of them stand for; for
+                           TensorRT of the dequantised table
 """
 
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import enginecast.exporters.quantized_forms  # noqa: F401 - registers the ops
 from enginecast.errors import LoweringError
 from enginecast.exporters.quantized_rewriting import Rewriting
 from enginecast.exporters.readers import Reader
+from enginecast.exporters.tensorrt_quantized import refuse_unfit, table_of
 from enginecast.passes.graph_edit import (
     add_weight,
     aten,
@@ -61,7 +63,8 @@ def legalize_quantized(
 
     Raises:
         LoweringError: a quantised program in an opset that is too old, in bf16, or of a dtype that
-            ONNX Runtime has no kernels for; GemmFloat8 for the CPU.
+            the reader has no kernels for; GemmFloat8 for anything but CUDA; scales that TensorRT
+            would have to hold in another dtype.
     """
     weights = weight_expressions(program)
     found = [n for n in all_nodes(program) if n.target in _OPS and n not in weights]
@@ -72,13 +75,17 @@ def legalize_quantized(
             f"quantised values need an opset of {OLDEST_OPSET} or newer, got {opset}",
             hint="Older ones have no QuantizeLinear for them, and ONNX Runtime refuses the file.",
         )
-    if gemm_float8 and reader == "onnxruntime-cpu":
+    if gemm_float8 and reader != "onnxruntime-cuda":
         raise LoweringError(
-            "GemmFloat8: ONNX Runtime has it on CUDA alone, and the engine is for the CPU",
-            hint="Leave it out: the CPU multiplies what QuantizeLinear and DequantizeLinear give.",
+            "GemmFloat8: ONNX Runtime has it on CUDA alone, and the engine is for"
+            f" {'TensorRT' if reader == 'tensorrt' else 'the CPU'}",
+            hint="Leave it out: others multiply what QuantizeLinear and DequantizeLinear give.",
         )
     for node in found:
-        _refuse_dtypes(node)
+        if reader == "tensorrt":
+            refuse_unfit(node, weights)
+        else:
+            _refuse_dtypes(node)
     rewriting = Rewriting(program, reader, gemm_float8, weights)
     with tracked_outputs(program):
         for node in found:
@@ -155,6 +162,9 @@ def _dequantize(rewriting: Rewriting, node: Node) -> None:
     assert isinstance(dtype, torch.dtype)
     if source in rewriting.weights and scale in rewriting.weights:
         _dequantize_weight(rewriting, node, source, scale, dtype)
+        return
+    if rewriting.reader == "tensorrt" and (found := table_of(rewriting, node, dtype)) is not None:
+        rewriting.replace(node, found)
         return
     scale = _scale_of_values(rewriting, scale, node)
     if source.target is aten.embedding.default and dtype_of(source) in _FP8:

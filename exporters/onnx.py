@@ -2,7 +2,6 @@
 external data.
 """
 
-import ast
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,13 +16,13 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Node
 
-from enginecast import __version__
 from enginecast.errors import LoweringError
 from enginecast.exporters.assertions import drop_assertions
 from enginecast.exporters.hoist_weights import hoist_weights
 from enginecast.exporters.legalize import legalize
 from enginecast.exporters.legalize_quantized import legalize_quantized
 from enginecast.exporters.onnx_convert import convert, quiet
+from enginecast.exporters.onnx_metadata import plain_metadata, without_lines
 from enginecast.exporters.onnx_weights import fill_weights, store_weights
 from enginecast.exporters.ort_pads import keep_pads_of_max_pools
 from enginecast.exporters.readers import Reader
@@ -76,6 +75,16 @@ class Lowered:
     """As in `EngineRecord`."""
 
 
+@dataclass(frozen=True)
+class OnnxModel:
+    """A graph in memory, its weights promised."""
+
+    model: ir.Model
+    """Each node says where it comes from in its metadata: `MODULE` and `LINE`."""
+    notes: tuple[str, ...]
+    """As in `Lowered`."""
+
+
 def lower_to_onnx(
     program: ExportedProgram,
     folder: Path,
@@ -86,30 +95,55 @@ def lower_to_onnx(
     reader: Reader = "onnxruntime-cpu",
     gemm_float8: bool = False,
 ) -> Lowered:
-    """Write `engine.onnx` and `weights.safetensors`.
+    """Write `engine.onnx` and `weights.safetensors`; the arguments but `folder`, which exists, are
+    those of `onnx_model`.
+
+    Raises:
+        LoweringError: as `onnx_model`.  No file is left then.
+    """
+    made = onnx_model(
+        program,
+        outputs=outputs,
+        symbols=symbols,
+        shapes=shapes,
+        reader=reader,
+        gemm_float8=gemm_float8,
+    )
+    return _describe(made.model, save_model(made.model, folder), made.notes)
+
+
+def onnx_model(
+    program: ExportedProgram,
+    *,
+    outputs: Sequence[str],
+    symbols: Mapping[str, str],
+    shapes: Sequence[Sequence[int | str]] = (),
+    reader: Reader = "onnxruntime-cpu",
+    gemm_float8: bool = False,
+) -> OnnxModel:
+    """The graph of a program, with nothing computed of its weights.
 
     Args:
         program: after the passes; left as it is.
-        folder: where the files go; it exists.
         outputs: names for the outputs, in the program's order.
         symbols: torch's symbol names to the ones that users see: {"s43": "batch"}.
         shapes: of the outputs, in names that users see; empty: as torch.onnx writes them.
         reader: chooses between ops that differ in speed, and in rows that are masked whole, and
-            how integers are multiplied.
+            how integers are multiplied; TensorRT gets ops of ONNX's own alone.
         gemm_float8: whether fp8 is multiplied by com.microsoft GemmFloat8: see
             `legalize_quantized`.
 
     Raises:
         LoweringError: an op has no ONNX form (names it with module and source line), forward keeps
-            state, a weight is complex, names clash, or values are quantised in a way that ONNX
-            Runtime has no kernels for.  No file is left then.
+            state, a weight is complex, names clash, or values are quantised in a way that the
+            reader has no kernels for.
     """
     program = structural_copy(program)
     refuse_state(program)
     _refuse_names(program, outputs)
     notes = drop_assertions(program)
     legalize_quantized(program, reader=reader, opset=OPSET, gemm_float8=gemm_float8)
-    legalize(program)
+    legalize(program, reader=reader)
     weights = hoist_weights(program)
     check_dtypes(weights)
     model = convert(program, opset=OPSET, reader=reader)
@@ -121,20 +155,34 @@ def lower_to_onnx(
     _name_values(model, input_names(program), outputs, symbols)
     for value, dims in zip(model.graph.outputs, shapes, strict=False):
         value.shape = ir.Shape(dims)
-    _plain_metadata(model)
-    return _describe(model, _save(model, folder), notes)
+    plain_metadata(model)
+    return OnnxModel(model, notes)
 
 
-def _save(model: ir.Model, folder: Path) -> tuple[str, ...]:
-    """Both files, or none."""
+def save_model(
+    model: ir.Model, folder: Path, *, graph: str = GRAPH_FILE, weights: str = WEIGHTS_FILE
+) -> tuple[str, ...]:
+    """Write a graph and its weights, or neither.
+
+    Args:
+        model: afterwards it needs the file of weights.  Its lines of source are not written: they
+            are for messages.
+        folder: it exists.
+        graph: name of the file.
+        weights: name of the file that is left out where no weight is large.
+
+    Returns:
+        The names of the files that there are, the graph first.
+    """
     try:
-        stored = store_weights(model, folder / WEIGHTS_FILE)
-        ir.save(model, folder / GRAPH_FILE)
+        stored = store_weights(model, folder / weights)
+        with without_lines(model):
+            ir.save(model, folder / graph)
     except BaseException:
-        for name in (GRAPH_FILE, WEIGHTS_FILE):
+        for name in (graph, weights):
             (folder / name).unlink(missing_ok=True)
         raise
-    return (GRAPH_FILE, *((WEIGHTS_FILE,) if stored else ()))
+    return (graph, *((weights,) if stored else ()))
 
 
 def refuse_state(program: ExportedProgram) -> None:
@@ -213,25 +261,6 @@ def _rename_dims(value: ir.Value, symbols: Mapping[str, str]) -> None:
         else:
             dims.append(dim)
     value.shape = ir.Shape(dims)  # a new one: torch's exporter freezes some
-
-
-def _plain_metadata(model: ir.Model) -> None:
-    """Keep where a node comes from; drop stack traces, which hold paths of the machine that
-    exported.
-    """
-    model.producer_name, model.producer_version = "enginecast", __version__
-    model.metadata_props.clear()
-    model.graph.metadata_props.clear()
-    for node in model.graph.all_nodes():
-        # The scopes of a node, as text: root, modules from the outside in, the node itself.
-        scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
-        node.metadata_props.clear()
-        if len(scopes) > 2 and scopes[-2]:
-            node.metadata_props["enginecast.module"] = scopes[-2]
-        for value in node.outputs:
-            value.metadata_props.clear()
-    for value in (*model.graph.inputs, *model.graph.initializers.values()):
-        value.metadata_props.clear()
 
 
 def op_counts(model: ir.Model) -> Counter[str]:

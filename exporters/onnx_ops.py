@@ -70,6 +70,12 @@ def _skip_rms_norm(x: Any, residual: Any, weight: Any, epsilon: float) -> tuple[
     return results[0], results[3]
 
 
+def _add_and_norm(x: Any, residual: Any, weight: Any, epsilon: float) -> tuple[Any, Any]:
+    """The same in ops of ONNX's own."""
+    total = op.Add(x, residual)
+    return op.RMSNormalization(total, weight, axis=-1, epsilon=epsilon), total
+
+
 def _rms_norm(
     input: Any,
     normalized_shape: list[int],
@@ -94,6 +100,9 @@ def _attention(reader: Reader) -> Callable[..., Any]:
 
     A row whose keys are all masked belongs to padding.  Attention (ONNX Runtime 1.31, CPU) writes
     zeros there, where torch does so for -inf and averages the values for the lowest number.
+
+    TensorRT's parser takes Attention of rank 3 and 4 since 10.14 (onnx/onnx-tensorrt#1043); it
+    splits the heads of the former itself.
     """
 
     def translate(
@@ -123,10 +132,12 @@ def translation_table(*, reader: Reader) -> dict[Callable[..., Any], Callable[..
     """The table for `torch.onnx.export(custom_translation_table=...)`.
 
     Args:
-        reader: which attention op is the faster one there.
+        reader: which attention op is the faster one there; TensorRT has no com.microsoft ops.
     """
     return {
-        torch.ops.enginecast.skip_rms_norm.default: _skip_rms_norm,
+        torch.ops.enginecast.skip_rms_norm.default: (
+            _add_and_norm if reader == "tensorrt" else _skip_rms_norm
+        ),
         torch.ops.enginecast.attention.default: _attention(reader),
         torch.ops.aten.rms_norm.default: _rms_norm,
         **expert_translations(),

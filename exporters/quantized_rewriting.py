@@ -5,13 +5,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from enginecast.errors import LoweringError
 from enginecast.exporters.hoist_weights import evaluate
 from enginecast.exporters.readers import Reader
 from enginecast.passes.graph_edit import aten, dtype_of, insert
 from enginecast.passes.purity import is_pure
+from enginecast.passes.source import module_path, source_line
 
 
 @dataclass
@@ -49,12 +52,33 @@ class Rewriting:
         return self.add(aten.to.dtype, node, dtype, like=like)
 
     def scale(self, scale: Node, dtype: torch.dtype, like: Node) -> Node:
-        """A constant scale in the dtype of what is scaled, as TensorRT wants it, where that dtype
-        holds it to its last digit but one; else in fp32.
+        """A constant scale in the dtype of what is scaled, where that dtype holds it to its last
+        digit but one; else in fp32, or for TensorRT, which wants no other dtype, not at all.
+
+        Raises:
+            LoweringError: for TensorRT.
         """
         if dtype == torch.float32 or scale not in self.weights:
             return scale
         value = evaluate(self.program, scale)
+        if self.reader == "tensorrt":
+            _refuse_lost(value, dtype, like)
+            return self.cast(scale, dtype, like)
         limits = torch.finfo(dtype)
         fits = bool(((value >= limits.tiny) & (value <= limits.max)).all())
         return self.cast(scale, dtype, like) if fits else scale
+
+
+def _refuse_lost(scale: Tensor, dtype: torch.dtype, node: Node) -> None:
+    """Whether a dtype holds a scale to its last digit but one; subnormal values may be exact."""
+    held = scale.to(dtype).float()
+    lost = ~(
+        (held > 0) & held.isfinite() & ((held - scale).abs() <= scale * torch.finfo(dtype).eps)
+    )
+    if bool(lost.any()):
+        place = f"module '{module_path(node)}', {source_line(node) or 'no source line'}"
+        raise LoweringError(
+            f"the scale {float(scale[lost][0]):.3g} of {node.target} ({place}) does not fit"
+            f" {str(dtype).removeprefix('torch.')}, in which TensorRT holds it",
+            hint="fp8-matmul{scale_dtype=fp16} makes scales that do; keep the layer otherwise.",
+        )

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-Reader = Literal["onnxruntime-cpu", "onnxruntime-cuda"]
+Reader = Literal["onnxruntime-cpu", "onnxruntime-cuda", "tensorrt"]
 
 
 def onnxruntime_on(device: str) -> Reader:

@@ -46,9 +46,12 @@ def module_classes(node: Node) -> frozenset[str]:
 
 def source_line(node: Node) -> str:
     """`modeling_t5.py:66`, the innermost frame outside torch itself; "" when there is none."""
+    return line_of(node.meta.get("stack_trace") or "")
+
+
+def line_of(stack_trace: str) -> str:
+    """The same of a stack trace."""
     frames = [
-        frame
-        for frame in _FRAME.finditer(node.meta.get("stack_trace") or "")
-        if not _NOT_USER_CODE.search(frame["file"])
+        frame for frame in _FRAME.finditer(stack_trace) if not _NOT_USER_CODE.search(frame["file"])
     ]
     return f"{PurePath(frames[-1]['file']).name}:{frames[-1]['line']}" if frames else ""
