@@ -102,11 +102,13 @@ class GraphCache:
         return graph
 
 
-def recorder(torch: Any) -> Callable[[Run, Tensors], Run]:
+def recorder(torch: Any, *, mode: str = "global") -> Callable[[Run, Tensors], Run]:
     """What records CUDA graphs; all of them share one pool of memory, since none run together.
 
     Args:
         torch: the module, with a GPU.
+        mode: what CUDA forbids while it records: "global": what no graph can hold, whoever does
+            it; "thread_local": what this thread does.
     """
     pool = torch.cuda.graph_pool_handle()
 
@@ -119,7 +121,7 @@ def recorder(torch: Any) -> Callable[[Run, Tensors], Run]:
             run(inputs)
         before.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=side):
+        with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode=mode):
             outputs = run(inputs)
 
         def replay(given: Tensors) -> list[Any]:

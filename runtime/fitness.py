@@ -38,7 +38,7 @@ def requirements(torch: Any, device: str, isa: str) -> dict[str, str]:
         isa: the vector instructions that the compiler may use, as Inductor calls them:
             "avx512 avx512_vnni".
     """
-    found = {"torch": _version(torch), "platform": _platform(), "cpu": isa}
+    found = {"torch": _version(torch), "platform": platform_here(), "cpu": isa}
     if device == "cuda":
         found |= {"cuda": _cuda(torch), "gpu": gpu_of(torch)}
     return found
@@ -78,7 +78,7 @@ def gpu_of(torch: Any) -> str:
 
 
 def _problems(torch: Any, needs: Needs) -> Iterator[str]:
-    here = {"torch": _version(torch), "platform": _platform()}
+    here = {"torch": _version(torch), "platform": platform_here()}
     if "gpu" in needs:
         here |= {"cuda": _cuda(torch), "gpu": gpu_of(torch)}
     for key, wanted in needs.items():
@@ -108,7 +108,7 @@ def _version(torch: Any) -> str:
     return ".".join(str(torch.__version__).split("+")[0].split(".")[:2])
 
 
-def _platform() -> str:
+def platform_here() -> str:
     return f"{sys.platform} {platform.machine()}"
 
 

@@ -116,9 +116,18 @@ def to_tensor(name: str, feed: Feed, device: str) -> Any:
     if isinstance(feed, DeviceTensor):
         feed.require_on(name, device, torch.cuda.current_device() if device == "cuda" else 0)
         return feed.tensor.clone()
-    if feed.dtype == BFLOAT16:
-        return torch.from_numpy(feed.view(np.int16).copy()).view(torch.bfloat16).to(device)
-    return torch.from_numpy(feed.copy()).to(device)
+    return as_tensor(feed.copy()).to(device)
+
+
+def as_tensor(array: Array) -> Any:
+    """A tensor that shares the array's memory; a copy of an array that may not be written."""
+    import torch
+
+    if not array.flags.writeable:
+        array = array.copy()  # torch has no such tensors, and warns
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def to_host(value: Any) -> Array:

@@ -1,0 +1,137 @@
+"""What a TensorRT plan asks of a machine: every mismatch is a sentence with both values."""
+
+import platform
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from enginecast.errors import MissingError
+from enginecast.runtime import gpu
+from enginecast.runtime.gpu import driver_version, module_version
+from enginecast.runtime.tensorrt_fitness import machine, require_fit, requirements
+
+HERE = {
+    "tensorrt": "11.0.0.114",
+    "cuda": "13",
+    "driver": "580.95.05",
+    "platform": "linux x86_64",
+    "gpu": "sm90",
+    "gpu_name": "NVIDIA H200",
+}
+NEEDS = HERE | {"hardware": "none", "version_compatible": "no"}
+INSTEAD = "Use the other engine."
+A100 = {"gpu": "sm80", "gpu_name": "NVIDIA A100"}
+H100 = {"gpu": "sm90", "gpu_name": "NVIDIA H100"}
+T4 = {"gpu": "sm75", "gpu_name": "Tesla T4"}
+B200 = {"gpu": "sm100", "gpu_name": "NVIDIA B200"}
+COMPATIBLE = {"version_compatible": "yes"}
+AMPERE = {"hardware": "ampere+"}
+SAME = {"hardware": "same-capability"}
+
+FITS = [
+    ({}, {}),
+    ({}, {"driver": "580.95.06"}),
+    ({}, {"driver": "600.1"}),
+    (COMPATIBLE, {}),
+    (COMPATIBLE | {"tensorrt": "10.15.1.29"}, {}),
+    (COMPATIBLE | {"tensorrt": "11.0.0.200"}, {}),
+    (AMPERE | A100, {}),
+    (AMPERE, A100),
+    (AMPERE, B200),
+    (SAME, H100),
+]
+
+MISFITS = [
+    ({"tensorrt": "11.0.0.115"}, {}, ["built with TensorRT 11.0.0.115, and here is 11.0.0.114"]),
+    ({"tensorrt": "11.0.0.114+fake"}, {}, ["with TensorRT 11.0.0.114+fake, and here is 11.0.0"]),
+    ({"tensorrt": "10.15.1.29"}, {}, ["10.15.1.29, and here is 11.0.0.114", "version compatible"]),
+    (COMPATIBLE, {"tensorrt": "10.15.1.29"}, ["11.0.0.114, and here is 10.15.1.29", "newer ones"]),
+    (COMPATIBLE | {"tensorrt": "11.1.0.1"}, {}, ["11.1.0.1, and here is 11.0.0.114"]),
+    ({"cuda": "12"}, {}, ["built for CUDA 12, and here is CUDA 13: its code calls"]),
+    ({}, {"driver": "580.95.04"}, ["driver 580.95.05, and here is 580.95.04: an older driver"]),
+    ({}, {"driver": "99.1"}, ["built with driver 580.95.05, and here is 99.1"]),
+    ({"platform": "win32 AMD64"}, {}, ["built for win32 AMD64, and here is linux x86_64"]),
+    ({}, H100, ["for NVIDIA H200 (sm90), and here is NVIDIA H100 (sm90)", "without hardware"]),
+    ({}, {"gpu": "sm91"}, ["for NVIDIA H200 (sm90), and here is NVIDIA H200 (sm91)"]),
+    (SAME, B200, ["for NVIDIA H200 (sm90), and here is NVIDIA B200 (sm100)", "same compute"]),
+    (AMPERE, T4, ["for NVIDIA H200 (sm90), and here is Tesla T4 (sm75)", "Ampere (sm80)"]),
+    ({"nonsense": "1"}, {}, ["asks for nonsense 1, which this enginecast does not know"]),
+    ({"hardware": "all"}, {}, ["says hardware 'all', which cannot be read"]),
+    ({"version_compatible": ""}, {}, ["says version_compatible '', which cannot be read"]),
+    ({"tensorrt": "eleven"}, {}, ["says tensorrt 'eleven', which cannot be read"]),
+    ({"driver": "new"}, {}, ["says driver 'new', which cannot be read"]),
+    ({"gpu": "90"}, {}, ["says gpu '90', which cannot be read"]),
+    ({"cuda": "12"}, {"driver": "1.0"}, ["CUDA 12, and here is CUDA 13", "here is 1.0"]),
+]
+
+
+@dataclass(frozen=True)
+class Built:
+    version_compatible: bool = False
+    hardware: str = "none"
+
+
+@pytest.mark.parametrize(("needs", "here"), FITS)
+def test_a_plan_that_fits(needs: dict[str, str], here: dict[str, str]) -> None:
+    require_fit(NEEDS | needs, HERE | here, "engine.plan", INSTEAD)
+
+
+@pytest.mark.parametrize(("needs", "here", "parts"), MISFITS)
+def test_a_plan_for_another_machine(
+    needs: dict[str, str], here: dict[str, str], parts: list[str]
+) -> None:
+    with pytest.raises(MissingError) as caught:
+        require_fit(NEEDS | needs, HERE | here, "engine.plan", INSTEAD)
+    assert all(part in caught.value.message for part in parts), caught.value.message
+    assert caught.value.message.startswith("engine.plan: ")
+    assert caught.value.hint == INSTEAD
+
+
+@pytest.mark.parametrize("key", sorted(NEEDS))
+def test_a_plan_that_does_not_say_all(key: str) -> None:
+    needs = {name: value for name, value in NEEDS.items() if name != key}
+    with pytest.raises(MissingError, match=f"does not say for which {key} it was built"):
+        require_fit(needs, HERE, "engine.plan", INSTEAD)
+
+
+def test_what_is_written_down_is_what_is_here() -> None:
+    trt = SimpleNamespace(__version__="11.0.0.114")
+    found = SimpleNamespace(name="NVIDIA H200", arch="sm90", driver="580.95.05", cuda="13")
+    here = machine(trt, found)
+    assert here == HERE | {"platform": f"{sys.platform} {platform.machine()}"}
+    needs = requirements(trt, found, Built(version_compatible=True, hardware="ampere+"))
+    assert needs == here | {"hardware": "ampere+", "version_compatible": "yes"}
+    assert requirements(trt, found, Built()).items() - here.items() == {
+        ("hardware", "none"),
+        ("version_compatible", "no"),
+    }
+    require_fit(needs, here, "engine.plan", INSTEAD)
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun 6", "535.54.03"),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build",
+            "580.95.05",
+        ),
+        ("GCC version: 12.3.0", ""),
+    ],
+)
+def test_the_drivers_version_is_read_from_the_kernels_file(text: str, version: str) -> None:
+    assert module_version(text) == version
+
+
+def test_a_machine_without_a_driver_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "_NVML", "libno-such-library.so.1")
+    monkeypatch.setattr(gpu, "_KERNEL_MODULE", tmp_path / "version")
+    with pytest.raises(MissingError, match="version of NVIDIA's driver: neither"):
+        driver_version()
+    (tmp_path / "version").write_text("Kernel Module  570.1.2  x")
+    assert driver_version() == "570.1.2"
