@@ -23,9 +23,10 @@ _OPENERS = {
     "onnxruntime": "enginecast.runtime.ort_session:open_session",
     "torchscript": "enginecast.runtime.torchscript_session:open_session",
     "aotinductor": "enginecast.runtime.aotinductor_session:open_session",
+    "tensorrt": "enginecast.runtime.tensorrt_session:open_session",
 }
 _CODE_TARGETS = frozenset({"torchscript", "aotinductor", "tensorrt"})
-_REPLAYS = frozenset({"aotinductor"})
+_REPLAYS = frozenset({"aotinductor", "tensorrt"})
 """Targets that record runs as CUDA graphs."""
 _PROVIDER_NAMES: dict[str, Mapping[str, str]] = {
     "torchscript": TORCH_PROVIDERS,
@@ -76,8 +77,8 @@ def load(
             emulation without a warning.
         allow_code: open engine kinds that run code when they are loaded.
         threads: threads within one operator; None: as many as there are cores.
-        cuda_graphs: on a GPU, an aotinductor engine records runs whose shapes repeat as CUDA
-            graphs, which take memory; False: it does not.
+        cuda_graphs: on a GPU, aotinductor and tensorrt engines record runs whose shapes repeat as
+            CUDA graphs, which take memory; False: they do not.
         check: "full" compares the digest of every file; "size" only the sizes.
 
     Raises:

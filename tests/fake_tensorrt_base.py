@@ -63,6 +63,8 @@ class Recorded:
         """As TensorRT does: to the error recorder of this object, if any, and to the logger."""
         recorder = getattr(self, "_error_recorder", None)
         if recorder is not None:
+            # The real bindings look this override up by another name than they document.
+            recorder.get_num_errors()
             recorder.report_error(getattr(self._fake.ErrorCodeTRT, code), message)
         logger = getattr(self, "_logger", None)
         if logger is not None:

@@ -95,10 +95,11 @@ def test_engines_that_are_code_need_consent(tmp_path: Path, target: str) -> None
     assert "--allow-code" in caught.value.hint
 
 
-def test_engines_that_nothing_here_opens_are_refused(tmp_path: Path) -> None:
+def test_tensorrt_engines_run_on_a_gpu_alone(tmp_path: Path) -> None:
     root = bundle(tmp_path, bundles.engine(target="tensorrt"))
-    with pytest.raises(MissingError, match=r"opens onnxruntime, .* engines, got 'tensorrt'"):
+    with pytest.raises(UsageError, match=f"{CPU}: TensorRT engines run on a GPU") as caught:
         load(root, allow_code=True)
+    assert "device='cuda'" in caught.value.hint
 
 
 def test_a_file_that_is_no_torchscript_is_refused(tmp_path: Path) -> None:
