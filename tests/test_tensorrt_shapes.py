@@ -1,0 +1,147 @@
+"""Shapes in one profile: ranges, the shape that is tuned for, volumes, and how sizes are read."""
+
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+from tensorrt_graphs import model_of
+
+from enginecast.exporters.tensorrt_gate import Violation, check_ready
+from enginecast.exporters.tensorrt_gate_shapes import MOST_ELEMENTS, unknown_sizes
+from enginecast.exporters.tensorrt_sizes import bounds, volume
+from enginecast.runtime.manifest import Input, ShapeRange
+
+PAIR = """(float[batch, sequence] a, float[batch, 4] b) => (float[batch, sequence] c) {
+    c = Relu(a)
+}"""
+RANGES = {"batch": (1, 8), "sequence": (2, 64)}
+A = ShapeRange(name="a", least=(1, 2), optimal=(4, 32), greatest=(8, 64))
+B = ShapeRange(name="b", least=(1, 4), optimal=(4, 4), greatest=(8, 4))
+
+
+def found(**changed: Any) -> list[Violation]:
+    given = {"ranges": RANGES, "optimal": {"a": (4, 32), "b": (4, 4)}, "profile": (A, B)}
+    return check_ready(model_of(PAIR), **(given | changed))
+
+
+def test_a_profile_that_holds_all_shapes_is_fine() -> None:
+    assert found() == []
+    inputs = [
+        Input(name="a", kind="tensor", dtype="float32", shape=("batch", "sequence")),
+        Input(name="b", kind="tensor", dtype="float32", shape=("batch", 4)),
+    ]
+    assert found(inputs=inputs) == []
+
+
+def changed(row: ShapeRange, **sizes: tuple[int, ...]) -> tuple[ShapeRange, ...]:
+    """The profile with one row changed."""
+    made = ShapeRange(
+        name=row.name,
+        least=sizes.get("least", row.least),
+        optimal=sizes.get("optimal", row.optimal),
+        greatest=sizes.get("greatest", row.greatest),
+    )
+    return (made, B) if row is A else (A, made)
+
+
+def declared(shape: tuple[int | str, ...], name: str = "a") -> list[Input]:
+    return [Input(name=name, kind="tensor", dtype="float32", shape=shape)]
+
+
+@pytest.mark.parametrize(
+    ("given", "rule", "name", "got"),
+    [
+        ({"ranges": {"batch": (1, 8)}, "optimal": {}}, "range", "a", "'sequence', which has none"),
+        ({"ranges": RANGES | {"batch": (0, 8)}}, "range", "a", "0 to 8"),
+        ({"ranges": RANGES | {"sequence": (64, 2)}, "optimal": {}}, "range", "a", "64 to 2"),
+        ({"optimal": {"a": (4, 65)}}, "optimal", "a", "65"),
+        ({"optimal": {"b": (4, 5)}}, "optimal", "b", "5"),
+        ({"optimal": {"a": (4,)}}, "optimal", "a", "[4] for ['batch', 'sequence']"),
+        ({"optimal": {"d": (4, 4)}}, "optimal", "d", "[4, 4] for None"),
+        ({"optimal": {"a": (4, 32), "b": (8, 4)}}, "one-range", "b", "8"),
+        ({"profile": (A,)}, "profile", "b", "none"),
+        ({"profile": changed(A, least=(1,))}, "profile", "a", "[1], [4, 32], [8, 64]"),
+        ({"profile": changed(B, greatest=(8, 5))}, "profile", "b", "4, 4, 5"),
+        ({"profile": changed(A, optimal=(4, 65))}, "profile", "a", "2, 65, 64"),
+        ({"profile": changed(A, least=(1, 0))}, "profile", "a", "0, 32, 64"),
+        ({"profile": changed(B, greatest=(9, 4))}, "one-range", "b", "1 to 9, tuned for 4"),
+        ({"inputs": declared(("batch", 7))}, "inputs", "a", "['batch', 'sequence']"),
+        ({"inputs": declared(("batch", 7), "z")}, "inputs", "z", "a, b"),
+    ],
+)
+def test_what_does_not_fit_one_profile_is_found(
+    given: dict[str, Any], rule: str, name: str, got: str
+) -> None:
+    violations = found(**given)
+    assert [(v.rule, v.node, v.got) for v in violations] == [(rule, name, got)]
+
+
+PRODUCTS = """(float[batch, WIDE] x) => (float[batch, batch] z) {
+    y = Transpose <perm = [1, 0]> (x)
+    z = MatMul(x, y)
+}"""
+
+
+def test_the_largest_volume_of_every_value_counts() -> None:
+    """Of what is computed on the way as well: 46341 squared is the first above 2**31 - 1."""
+    model = model_of(PRODUCTS.replace("WIDE", "4"))
+    assert check_ready(model, ranges={"batch": (1, 46340)}) == []
+    violation = check_ready(model, ranges={"batch": (1, 46341)})[0]
+    assert (violation.rule, violation.op, violation.module) == ("volume", "MatMul", "layer.1")
+    assert violation.got == "2,147,488,281 of z [batch,batch]"
+    assert 46340**2 <= MOST_ELEMENTS < 46341**2
+
+
+def test_weights_and_bodies_count_as_well() -> None:
+    model = model_of(
+        """(bool c, float[batch] x) => (float[batch] y) {
+            y = If (c) <then_branch = one () => (float[batch] a) <float[batch, batch] w> {
+                u = Unsqueeze(x, n) w = Mul(x, u) a = ReduceMax <keepdims = 0> (w, n) },
+                else_branch = two () => (float[batch] b) { b = Neg(x) }>
+        }""",
+        {"n": ([1], ir.DataType.INT64)},
+    )
+    violations = check_ready(model, ranges={"batch": (1, 10**6)})
+    assert [(v.rule, v.op, v.node) for v in violations] == [("volume", "Mul", "node_w")]
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted"),
+    [
+        ("sequence", (2, 64)),
+        ("2*sequence + 1", (5, 129)),
+        ("(sequence - 1)//2 + 1", (1, 32)),
+        ("batch*sequence", (2, 512)),
+        ("64 - sequence", (0, 62)),
+        ("Max(sequence, 16)", (16, 64)),
+        ("ceiling(sequence/5)", (1, 13)),
+        ("sequence % 4", (0, 3)),
+        ("-sequence", (-64, -2)),
+        ("sequence**2", (4, 4096)),
+        ("floor(sequence/batch)", (0, 64)),
+        ("u0", None),
+        ("2*", None),
+        ("sequence.real", None),
+        ("sorted(sequence)", None),
+        ("sequence/0", None),
+    ],
+)
+def test_expressions_of_sizes(size: str, wanted: tuple[int, int] | None) -> None:
+    assert bounds(ir.SymbolicDim(size), RANGES) == wanted
+
+
+def test_bounds_hold_for_every_size_of_the_symbols() -> None:
+    for text in ("(h - 1)//4 + 1", "((h - 1)//4 - 3)//4 + 1", "h*(20 - h)", "Min(h, 9) - h//3"):
+        least, most = bounds(ir.SymbolicDim(text), {"h": (3, 20)}) or (0, 0)
+        values = [eval(text, {"Min": min, "h": h}) for h in range(3, 21)]
+        assert least <= min(values) <= max(values) <= most, text
+
+
+def test_tensors_of_unknown_size_are_counted() -> None:
+    shape = ir.Shape(["batch", "u0"])
+    assert volume(shape, RANGES) is None
+    assert volume(None, RANGES) is None
+    assert volume(ir.Shape([]), RANGES) == 1
+    model = model_of(PAIR)
+    assert unknown_sizes(model.graph, RANGES) == 0
+    assert unknown_sizes(model.graph, {"batch": (1, 8)}) == 2
