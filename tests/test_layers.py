@@ -93,6 +93,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "enginecast.plan": ["enginecast.devices", "enginecast.skip_modules", *WORKERS],
     "enginecast.quantization": ["enginecast.plan", *WORKERS],
     "enginecast.quantization_page": ["enginecast.terminal", *WORKERS],
+    "enginecast.tensorrt_page": ["enginecast.terminal", *WORKERS],
     "enginecast.cases": ["enginecast.steps", *WORKERS],
     "enginecast.model_inputs": ["enginecast.cases", *WORKERS],
     "enginecast.structured": WORKERS,
