@@ -15,14 +15,12 @@ from typing import Literal
 import torch
 from torch import nn
 from torch.export import ExportedProgram
-from torch.export._tree_utils import reorder_kwargs
-from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.passes import move_to_device_pass
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from enginecast.errors import MissingError
 from enginecast.exporters.assertions import drop_assertions
+from enginecast.exporters.flat_calls import flatten_calls
 from enginecast.exporters.hoist_weights import HoistedWeight, hoist_weights
 from enginecast.exporters.inductor import compile_package, vector_isa
 from enginecast.exporters.inductor_ops import plain_ops
@@ -83,7 +81,7 @@ def lower_to_aotinductor(
     _give_memory(program, weights, device)
     lower_quantized_ops(program, device=device)
     ops = op_counts(program)
-    _flatten(program)
+    flatten_calls(program)
     names = {
         "inputs": input_names(program),
         "outputs": [*outputs],
@@ -169,22 +167,3 @@ def _give_memory(program: ExportedProgram, weights: Sequence[HoistedWeight], dev
     for node in program.graph.find_nodes(op="placeholder"):
         if node.name in specs:
             node.meta["val"] = value(node).contiguous()  # scaled products look at strides
-
-
-def _flatten(program: ExportedProgram) -> None:
-    """Take containers off the inputs and outputs: the engine is called with tensors in order."""
-    args, kwargs = program.example_inputs
-    # torch calls the program with keywords in the order in which forward declares them.
-    declared = program.call_spec.in_spec
-    assert declared is not None
-    leaves = pytree.tree_leaves((args, reorder_kwargs(kwargs, declared)))
-    program._example_inputs = (tuple(leaves), {})
-    count = len(program.graph_signature.output_specs)
-    root = program.module_call_graph[0]
-    flat = ModuleCallSignature(
-        inputs=[],
-        outputs=[],
-        in_spec=pytree.tree_structure((tuple(leaves), {})),
-        out_spec=pytree.tree_structure(tuple(range(count))),
-    )
-    program._module_call_graph = [ModuleCallEntry(root.fqn, flat), *program.module_call_graph[1:]]

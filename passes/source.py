@@ -55,3 +55,8 @@ def line_of(stack_trace: str) -> str:
         frame for frame in _FRAME.finditer(stack_trace) if not _NOT_USER_CODE.search(frame["file"])
     ]
     return f"{PurePath(frames[-1]['file']).name}:{frames[-1]['line']}" if frames else ""
+
+
+def call_place(node: Node) -> str:
+    """An op and where it is from, for a message: "aten.erf.default (module 'proj', vit.py:12)"."""
+    return f"{node.target} (module '{module_path(node)}', {source_line(node) or 'no source line'})"

@@ -129,6 +129,17 @@ ADDED = {
         "IDequantizeLayer",
         {"10.15": "input scale output_type?", "11.0": "input scale output_type"},
     ),
+    "add_cast": ("ICastLayer", dict.fromkeys(("10.15", "11.0"), "input to_type")),
+    "add_elementwise": (
+        "IElementWiseLayer",
+        dict.fromkeys(("10.15", "11.0"), "input1 input2 op"),
+    ),
+    "add_matrix_multiply": (
+        "IMatrixMultiplyLayer",
+        dict.fromkeys(("10.15", "11.0"), "input0 op0 input1 op1"),
+    ),
+    "add_reduce": ("IReduceLayer", dict.fromkeys(("10.15", "11.0"), "input op axes keep_dims")),
+    "add_unary": ("IUnaryLayer", dict.fromkeys(("10.15", "11.0"), "input op")),
 }
 """Layers that a network can be given: the class, and by version the parameters; ? is optional."""
 
