@@ -8,6 +8,7 @@ from enginecast.exporters.aotinductor import lower_to_aotinductor
 from enginecast.exporters.onnx import Lowered, lower_to_onnx
 from enginecast.exporters.order import Order
 from enginecast.exporters.readers import onnxruntime_on
+from enginecast.exporters.tensorrt import lower_to_tensorrt, require_tensorrt
 from enginecast.exporters.tensorrt_options import TensorRTOptions
 
 
@@ -47,6 +48,7 @@ def _aotinductor(order: Order) -> Lowered:
 
 TARGETS: Mapping[str, Target] = {
     "onnxruntime": Target(_onnx, tells_ops=True),
+    "tensorrt": Target(lower_to_tensorrt, tells_ops=False, require=require_tensorrt),
     "aotinductor": Target(_aotinductor, tells_ops=False),
 }
 """Targets that take a program of torch.export."""

@@ -107,7 +107,7 @@ def _class_of(fake: FakeTensorRT, name: str, members: tuple[str, ...]) -> Any:
     lacking = [member for member in members if member not in found]
     if lacking:
         raise NotImplementedError(f"the fake's {name} has no {', '.join(lacking)}: write them")
-    body = {m: _member(name, m, member) for m, member in found.items() if _kept(m, members)}
+    body = {m: _member(name, m, member) for m, member in found.items() if _kept(name, m, members)}
     return type(name, _bases(fake, source), body | {"_fake": fake})
 
 
@@ -116,8 +116,9 @@ def _bases(fake: FakeTensorRT, source: type) -> tuple[type, ...]:
     return (fake.ILogger,) if source.__name__ == "Logger" else source.__bases__
 
 
-def _kept(member: str, members: tuple[str, ...]) -> bool:
-    return member.startswith("_") or member in members
+def _kept(owner: str, member: str, members: tuple[str, ...]) -> bool:
+    overrides = owner == "Logger" and member == "log"
+    return member.startswith("_") or member in members or overrides
 
 
 def _member(owner: str, name: str, member: Any) -> Any:

@@ -101,7 +101,7 @@ class ICudaEngine(Recorded):
 
     @property
     def refittable(self) -> bool:
-        return bool({"REFIT", "STRIP_PLAN"} & set(self._plan.flags))
+        return bool({"REFIT", "REFIT_IDENTICAL"} & set(self._plan.flags))
 
     def get_engine_stat(self, stat: Any) -> int:
         """Bytes of weights; of those that were left out, -1 when none were."""
@@ -310,7 +310,7 @@ def _layer(index: int, node: onnx.NodeProto, types: dict[str, str]) -> dict[str,
 
 class Refitter(Recorded):
     def __init__(self, engine: Any, logger: Any) -> None:
-        if not {"REFIT", "STRIP_PLAN"} & set(engine._plan.flags):
+        if not {"REFIT", "REFIT_IDENTICAL"} & set(engine._plan.flags):
             raise TypeError("fake tensorrt: factory function returned nullptr")  # as pybind11 says
         self._engine, self._logger = engine, require_ready(logger, self._fake.ILogger)
         self._given: dict[str, onnx.TensorProto] = {}

@@ -47,6 +47,7 @@ def test_the_fake_has_the_listed_names_and_no_others(fake: FakeTensorRT) -> None
     assert public(list(vars(fake))) - EXTRAS == set(names)
     for name, members in names.items():
         found = public(list(vars(getattr(fake, name))))
+        found -= {"log"} if name == "Logger" else set()  # which is ILogger's
         assert found <= set(members), f"{name}: {found - set(members)} not in the list"
 
 

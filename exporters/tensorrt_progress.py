@@ -1,0 +1,101 @@
+"""What a TensorRT build tells while it runs, and how it is stopped.
+
+TensorRT calls back from C++, where an exception of Python must not go: what is raised in a callback
+is kept, the build is asked to stop, and it is raised again after the build has returned.
+https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/python-api/infer/Core/ProgressMonitor.html
+"""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+Tell = Callable[[str, int, int], None]
+
+
+class Watch:
+    """Whether a build shall go on."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._raised: BaseException | None = None
+        self.monitor: Any = None
+        """A tensorrt.IProgressMonitor for the builder's config."""
+
+    @property
+    def goes_on(self) -> bool:
+        return self._raised is None
+
+    def stop(self, reason: BaseException) -> None:
+        """Ask the build to end; the first reason is the one that is raised."""
+        self._raised = self._raised or reason
+
+    def told(self, phase: str, done: int, total: int) -> None:
+        try:
+            self._tell(phase, done, total)
+        except BaseException as error:  # whatever it is must not reach C++
+            self.stop(error)
+
+    def require_not_stopped(self) -> None:
+        """Raise what stopped the build.
+
+        Raises:
+            KeyboardInterrupt: the user did.
+            BaseException: `tell` did, by raising this.
+        """
+        if self._raised is not None:
+            raise self._raised
+
+
+@contextmanager
+def watched(trt: Any, tell: Tell) -> Iterator[Watch]:
+    """A watch over one build; meanwhile Ctrl-C stops it after its current step.
+
+    Args:
+        trt: the module tensorrt.
+        tell: gets the name of a phase, the steps that are done, and their number.
+    """
+    watch = Watch(tell)
+    watch.monitor = _monitor(trt, watch)
+    with _interrupts(watch):
+        yield watch
+
+
+def _monitor(trt: Any, watch: Watch) -> Any:
+    totals: dict[str, int] = {}
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # known when it runs
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            totals[phase_name] = num_steps
+            watch.told(phase_name, 0, num_steps)
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            watch.told(phase_name, step + 1, totals.get(phase_name, step + 1))
+            return watch.goes_on
+
+        def phase_finish(self, phase_name: str) -> None:
+            totals.pop(phase_name, None)
+
+    return Monitor()
+
+
+@contextmanager
+def _interrupts(watch: Watch) -> Iterator[None]:
+    """Take Ctrl-C as a wish to stop; Python tells only the main thread of it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        watch.stop(KeyboardInterrupt())
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

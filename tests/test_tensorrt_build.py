@@ -1,0 +1,279 @@
+"""What a TensorRT build is asked for, and what comes of it, through a fake of TensorRT.
+
+A green test proves which calls are made and what is written; it proves nothing about TensorRT.
+"""
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_tensorrt_base import unpack_plan
+from onnx import load_from_string
+from tensorrt_orders import FEATURES, Rig, make_rig, program
+
+from enginecast.errors import LoweringError, MissingError
+from enginecast.exporters.targets import target_of
+from enginecast.exporters.tensorrt import PLAN_FILE, lower_to_tensorrt
+from enginecast.runtime.manifest import ShapeRange
+
+VERSIONS = ("10.15.1.29+fake", "11.0.0.114+fake")
+
+
+@pytest.fixture(params=VERSIONS)
+def rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Rig:
+    return make_rig(monkeypatch, tmp_path, request.param)
+
+
+@pytest.fixture
+def newest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Rig:
+    return make_rig(monkeypatch, tmp_path, VERSIONS[-1])
+
+
+def flags(rig: Rig) -> set[str]:
+    return {call["flag"].name for call in rig.fake.called("IBuilderConfig.set_flag")}
+
+
+def plan_in(rig: Rig) -> Any:
+    return unpack_plan((rig.folder / PLAN_FILE).read_bytes())
+
+
+def test_a_plain_build(rig: Rig) -> None:
+    made = lower_to_tensorrt(rig.order())
+    assert rig.files == [PLAN_FILE]
+    assert made.files == (PLAN_FILE,)
+    assert made.profile == (ShapeRange(name="x", least=(1, 24), optimal=(8, 24), greatest=(8, 24)),)
+    assert made.network is None
+    assert made.quantized == ""
+    assert made.opset == 0
+    assert sum(made.ops.values()) == made.nodes > 0
+    assert made.requires["tensorrt"] == rig.fake.__version__
+    assert made.requires["gpu"] == "sm90"
+    assert made.minimum_runtime == f"tensorrt=={rig.fake.__version__}"
+    plan = plan_in(rig)
+    assert plan.profile == {"x": [[1, 24], [8, 24], [8, 24]]}
+    assert plan.detailed
+    assert plan.flags == []  # TF32 is off
+
+
+def test_the_network_is_strongly_typed(rig: Rig) -> None:
+    lower_to_tensorrt(rig.order())
+    typed = int(rig.fake.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    assert rig.fake.called("Builder.create_network") == [{"flags": 1 << typed}]
+    cleared = [call["flag"].name for call in rig.fake.called("IBuilderConfig.clear_flag")]
+    assert cleared == ["TF32"]
+
+
+def test_the_plan_holds_the_program(newest: Rig) -> None:
+    lower_to_tensorrt(newest.order())
+    trt = newest.fake
+    engine = trt.Runtime(trt.Logger(trt.Logger.ERROR)).deserialize_cuda_engine(
+        (newest.folder / PLAN_FILE).read_bytes()
+    )
+    context = engine.create_execution_context()
+    x, out = torch.randn(4, FEATURES), torch.zeros(4, 5)
+    assert context.set_input_shape("x", tuple(x.shape))
+    assert context.set_tensor_address("x", x.data_ptr())
+    assert context.set_tensor_address("out", out.data_ptr())
+    assert context.execute_async_v3(0)
+    np.testing.assert_allclose(out, program()[0](x).detach(), rtol=1e-5, atol=1e-6)
+    assert not context.set_input_shape("x", (9, FEATURES))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"refit": True}, {"REFIT"}),
+        ({"strip_weights": True}, {"REFIT_IDENTICAL", "STRIP_PLAN"}),
+        ({"strip_weights": True, "refit": True}, {"REFIT", "STRIP_PLAN"}),
+        ({"version_compatible": True}, {"VERSION_COMPATIBLE"}),
+        ({}, set()),
+    ],
+)
+def test_flags(rig: Rig, options: dict[str, Any], expected: set[str]) -> None:
+    lower_to_tensorrt(rig.order(**options))
+    assert flags(rig) == expected
+
+
+@pytest.mark.parametrize(
+    ("hardware", "level"),
+    [("none", "NONE"), ("ampere+", "AMPERE_PLUS"), ("same-capability", "SAME_COMPUTE_CAPABILITY")],
+)
+def test_hardware_compatibility(rig: Rig, hardware: str, level: str) -> None:
+    made = lower_to_tensorrt(rig.order(hardware=hardware))
+    (call,) = rig.fake.called("IBuilderConfig.hardware_compatibility_level=")
+    assert call["value"].name == level
+    assert made.requires["hardware"] == hardware
+
+
+def test_workspace_and_level(rig: Rig) -> None:
+    lower_to_tensorrt(rig.order(workspace=3 << 30, level=5))
+    (call,) = rig.fake.called("IBuilderConfig.set_memory_pool_limit")
+    assert (call["pool"].name, call["pool_size"]) == ("WORKSPACE", 3 << 30)
+    assert rig.fake.called("IBuilderConfig.builder_optimization_level=") == [{"value": 5}]
+
+
+def test_without_options_tensorrt_keeps_its_defaults(rig: Rig) -> None:
+    lower_to_tensorrt(rig.order())
+    for name in ("set_memory_pool_limit", "builder_optimization_level="):
+        assert rig.fake.called(f"IBuilderConfig.{name}") == []
+
+
+def test_errors_are_recorded_on_builder_and_network(rig: Rig) -> None:
+    lower_to_tensorrt(rig.order())
+    owners = [name for name in ("Builder", "INetworkDefinition")]
+    found = [rig.fake.called(f"{owner}.error_recorder=")[0]["value"] for owner in owners]
+    assert found[0] is found[1]
+
+
+def test_the_shape_to_tune_for(rig: Rig) -> None:
+    made = lower_to_tensorrt(rig.order(optimal={"x": (2, FEATURES)}))
+    assert made.profile[0].optimal == (2, FEATURES)
+    (call,) = rig.fake.called("IOptimizationProfile.set_shape")
+    assert call["opt"] == (2, FEATURES)
+
+
+def test_a_stripped_plan_lies_beside_its_network(rig: Rig) -> None:
+    made = lower_to_tensorrt(rig.order(strip_weights=True))
+    assert made.files[0] == PLAN_FILE
+    assert made.network == made.files[1]
+    assert sorted(made.files) == rig.files
+    assert [name for name in made.files if name.endswith(".safetensors")]
+    stripped = {w.name: w for w in load_from_string(plan_in(rig).network).graph.initializer}
+    assert not stripped["wide.weight"].raw_data
+    trt = rig.fake
+    logger = trt.Logger(trt.Logger.ERROR)
+    engine = trt.Runtime(logger).deserialize_cuda_engine(plan_in(rig).pack())
+    refitter = trt.Refitter(engine, logger)
+    assert "wide.weight" in refitter.get_missing_weights()
+    parser = trt.OnnxParserRefitter(refitter, logger)
+    assert parser.refit_from_file(str(rig.folder / str(made.network)))
+    assert refitter.get_missing_weights() == []
+
+
+def test_a_refittable_plan_keeps_its_weights(newest: Rig) -> None:
+    made = lower_to_tensorrt(newest.order(refit=True))
+    assert len(newest.files) == 3
+    assert made.network is None  # nothing has to be filled in
+    assert plan_in(newest).stripped == []
+
+
+def test_progress_is_told(newest: Rig) -> None:
+    newest.fake.failures.steps = 3
+    lower_to_tensorrt(newest.order())
+    steps = [(done, total) for phase, done, total in newest.told if phase == "Selecting tactics"]
+    assert steps == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+def test_it_is_a_target(newest: Rig) -> None:
+    target = target_of("tensorrt")
+    assert target.lower(newest.order()).files == (PLAN_FILE,)
+    assert not target.tells_ops
+
+
+# What goes wrong.
+
+
+def test_an_op_that_the_parser_does_not_know(rig: Rig) -> None:
+    rig.fake.failures.unsupported = frozenset({"Relu"})
+    message = r"(?s)does not take this network: Relu 'node_relu'.*: No importer .* op: Relu"
+    with pytest.raises(LoweringError, match=message):
+        lower_to_tensorrt(rig.order())
+    assert rig.files == []
+    assert rig.fake.called("Builder.build_serialized_network") == []
+
+
+def test_a_refused_node_is_named_with_its_module(newest: Rig) -> None:
+    newest.fake.failures.unsupported = frozenset({"MatMul"})
+    with pytest.raises(LoweringError, match=r"MatMul '\w+' of wide: .*; MatMul '\w+' of narrow: "):
+        lower_to_tensorrt(newest.order())
+
+
+def test_a_build_that_fails(rig: Rig) -> None:
+    rig.fake.failures.build = "Could not find any implementation for node {ForeignNode[wide]}"
+    with pytest.raises(LoweringError, match=r"cannot build this engine: Could not find any") as e:
+        lower_to_tensorrt(rig.order())
+    assert str(e.value).count("Could not find") == 1  # the recorder and the logger both have it
+    assert rig.files == []
+    assert not list(rig.cache.glob("*"))  # nothing is remembered of a build that failed
+
+
+def test_a_build_that_fails_without_a_word(newest: Rig) -> None:
+    newest.fake.failures.build_silently = True
+    with pytest.raises(LoweringError, match="it gave no reason"):
+        lower_to_tensorrt(newest.order())
+    assert newest.files == []
+
+
+def test_a_plan_that_cannot_be_written(newest: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    def write(self: Path, data: Any) -> int:
+        return full(self, data) if self.name == PLAN_FILE else real(self, data)
+
+    real = Path.write_bytes
+    monkeypatch.setattr(Path, "write_bytes", write)
+    with pytest.raises(OSError, match="No space"):
+        lower_to_tensorrt(newest.order(strip_weights=True))
+    assert newest.files == []
+
+
+def test_no_builder(newest: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nothing(newest.fake.Builder):  # type: ignore[misc, name-defined]
+        def __init__(self, logger: Any) -> None:
+            logger.log(newest.fake.ILogger.ERROR, "CUDA initialization failure with error: 35")
+            raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    monkeypatch.setattr(newest.fake, "Builder", Nothing)
+    with pytest.raises(MissingError, match="gives no builder: CUDA initialization failure"):
+        lower_to_tensorrt(newest.order())
+    assert newest.files == []
+
+
+def test_another_gpu_than_was_asked_for(newest: Rig) -> None:
+    with pytest.raises(MissingError, match="--arch sm89: the GPU here is sm90"):
+        lower_to_tensorrt(newest.order(changes={"arch": "sm89"}))
+
+
+def test_tensorrt_is_missing(newest: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = newest.order()
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(MissingError, match="needs tensorrt, which is not installed"):
+        lower_to_tensorrt(order)
+    with pytest.raises(MissingError, match="--target tensorrt needs tensorrt"):
+        target_of("tensorrt").require(order.tensorrt)
+
+
+def test_ctrl_c_ends_the_build(rig: Rig) -> None:
+    rig.fake.failures.during_step = lambda step: os.kill(os.getpid(), signal.SIGINT)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        lower_to_tensorrt(rig.order())
+    assert signal.getsignal(signal.SIGINT) is before
+    done = [done for phase, done, _ in rig.told if phase == "Selecting tactics"]
+    assert done == [0, 1]  # of four steps
+    assert rig.files == []
+
+
+def test_what_is_raised_while_telling_is_raised_after_the_build(newest: Rig) -> None:
+    def broken(phase: str, done: int, total: int) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        lower_to_tensorrt(newest.order(changes={"tell": broken}))
+    assert newest.files == []
+
+
+def test_a_build_in_another_thread(newest: Rig) -> None:
+    found: list[Any] = []
+    order = newest.order()
+    thread = threading.Thread(target=lambda: found.append(lower_to_tensorrt(order)))
+    thread.start()
+    thread.join()
+    assert found[0].files == (PLAN_FILE,)
