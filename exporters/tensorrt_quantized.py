@@ -7,8 +7,6 @@ QuantDequantLinearHelper (scales above zero; no UINT8) and docs/operators.md (FP
 quantisation alone: neither Cast nor Gather takes it).
 """
 
-from typing import Any
-
 import torch
 from torch.fx import Node
 
@@ -80,9 +78,15 @@ def table_of(rewriting: Rewriting, node: Node, dtype: torch.dtype) -> Node | Non
     per_row = scale.args[0] if scale.target is embedding else scale
     assert isinstance(table, Node)
     assert isinstance(per_row, Node)
-    sizes = [] if all(size == 1 for size in shape_of(per_row)) else [-1]
-    flat = rewriting.add(torch.ops.aten.reshape.default, per_row, sizes, like=node)
-    held = rewriting.scale(flat, dtype, node)
-    arguments: tuple[Any, ...] = (table, held, 0, dtype)
-    wide = rewriting.once(ours.dequantize_axis.default, *arguments, like=node)
+    key = (table_of, table, per_row, dtype)
+    if key not in rewriting.made:
+        rewriting.made[key] = _whole(rewriting, node, table, per_row, dtype)
+    wide = rewriting.made[key]
     return rewriting.add(embedding, wide, ids, *rows.args[2:], like=node)
+
+
+def _whole(rewriting: Rewriting, node: Node, table: Node, scale: Node, dtype: torch.dtype) -> Node:
+    sizes = [] if all(size == 1 for size in shape_of(scale)) else [-1]
+    flat = rewriting.add(torch.ops.aten.reshape.default, scale, sizes, like=node)
+    held = rewriting.scale(flat, dtype, node)
+    return rewriting.add(ours.dequantize_axis.default, table, held, 0, dtype, like=node)
