@@ -4,9 +4,9 @@ TensorRT 10.15 and 11.0 have no layer that normalises by root mean squares: INor
 takes the mean off (its documentation in the Python API reference).  So a norm is written as a
 chain in fp32, which keeps it one thing until then.
 
-Scales are fp32 whatever is scaled, as in torch_tensorrt's own converter of quantised values
-(dynamo/conversion/impl/quantize.py, 2.13): fp16 has no room for the scale of small weights.  A
-scale has no dimension, or one (IQuantizeLayer and IDequantizeLayer in the same reference).
+A scale is a constant of no dimension or of one, in the dtype of what it scales
+(https://docs.nvidia.com/deeplearning/tensorrt/operators/docs/Quantize.html, Dequantize.html).  One
+that this dtype does not hold exactly stays fp32: then what it scales is fp32 as well, with a cast.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +24,8 @@ Converter = Callable[[Any, Any, Sequence[Any], Mapping[str, Any], str], Any]
 
 Arguments are ITensors, or torch's tensors where they are constants.
 """
+
+_DTYPES = {torch.float32: "FLOAT", torch.float16: "HALF", torch.bfloat16: "BF16"}
 
 
 def register_converters(trt: Any, conversion: Any, constant: Callable[..., Any]) -> None:
@@ -58,9 +60,13 @@ class _Layers:
         self, ctx: Any, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
     ) -> Any:
         x, scale, _ = args
-        number = self._constant(ctx, scale.float().reshape(()), f"{name}_scale")
-        found = ctx.net.add_quantize(x, number, self._trt.DataType.FP8)
-        return _output(found, name)
+        trt = self._trt
+        dtype = next(one for one in _DTYPES if x.dtype == self._dtype(one))
+        held = _held(scale, dtype)
+        if held.dtype != dtype:
+            x = _output(ctx.net.add_cast(x, trt.DataType.FLOAT), f"{name}_wide")
+        number = self._constant(ctx, held.reshape(()), f"{name}_scale")
+        return _output(ctx.net.add_quantize(x, number, trt.DataType.FP8), name)
 
     def _dequantize(
         self, ctx: Any, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
@@ -101,15 +107,17 @@ class _Layers:
         axis = scale_axis(scale.shape, tuple(values.shape))
         if axis is None:
             raise LoweringError(f"{name}: expected scales of one dimension, got {[*scale.shape]}")
-        flat = scale.float().reshape(() if axis < 0 else (-1,))
-        number = self._constant(ctx, flat, f"{name}_scale")
+        held = _held(scale, dtype)
+        number = self._constant(ctx, held.reshape(() if axis < 0 else (-1,)), f"{name}_scale")
         if isinstance(values, Tensor):
             values = self._constant(ctx, values, f"{name}_values")
-        layer = ctx.net.add_dequantize(values, number, self._dtype(dtype))
+        layer = ctx.net.add_dequantize(values, number, self._dtype(held.dtype))
         found = _output(layer, f"{name}_dequantized")
         if axis >= 0:
             layer.axis = axis
-        return found
+        if held.dtype == dtype:
+            return found
+        return _output(ctx.net.add_cast(found, self._dtype(dtype)), f"{name}_narrow")
 
     def _rms_norm(
         self, ctx: Any, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
@@ -136,8 +144,14 @@ class _Layers:
         return _output(ctx.net.add_elementwise(left, right, kind), name)
 
     def _dtype(self, dtype: torch.dtype) -> Any:
-        names = {torch.float32: "FLOAT", torch.float16: "HALF", torch.bfloat16: "BF16"}
-        return getattr(self._trt.DataType, names[dtype])
+        return getattr(self._trt.DataType, _DTYPES[dtype])
+
+
+def _held(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The scale in a dtype, or in fp32 where that rounds it."""
+    wide = scale.float()
+    narrow = wide.to(dtype)
+    return narrow if torch.equal(narrow.float(), wide) else wide
 
 
 def _output(layer: Any, name: str) -> Any:

@@ -1,8 +1,9 @@
 """Bring a program into the form that torch_tensorrt converts as a whole.
 
-torch_tensorrt takes `aten.rms_norm` apart into products in the dtype of its input, where the square
-of 256 is infinite in fp16, and computes what reads constants alone beforehand.  So norms get a name
-that it does not know, for a converter of ours, and what reads a quantised weight is tagged (see
+torch_tensorrt takes `aten.rms_norm` apart, and what torch makes of it on a GPU into products in the
+dtype of its input (dynamo/lowering/passes/replace_fused_rms_norm.py), where the square of 256 is
+infinite in fp16; and it computes what reads constants alone beforehand.  So norms get a name that
+it does not know, for a converter of ours, and what reads a quantised weight is tagged (see
 `enginecast.quantized_ops`).
 
     %n = aten.rms_norm(%x, [d], %w, 1e-6)          %n = enginecast.whole_rms_norm(%x, 1, %w, 1e-6)

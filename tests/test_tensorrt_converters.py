@@ -63,6 +63,7 @@ class Network:
 
 def _scales(layer: Any, given: Mapping[str, Any]) -> Tensor:
     scale: Tensor = given["scale"]
+    assert scale.gt(0).all(), "TensorRT takes no scale of 0"
     if not scale.dim():
         assert layer.axis is None
         return scale
@@ -74,13 +75,15 @@ def _scales(layer: Any, given: Mapping[str, Any]) -> Tensor:
 
 def _quantized(layer: Any, given: Mapping[str, Any]) -> Tensor:
     assert given["output_type"].name == "FP8"
-    scaled: Tensor = given["input"].float() / _scales(layer, given)
+    assert given["input"].dtype == given["scale"].dtype
+    scaled: Tensor = given["input"].float() / _scales(layer, given).float()
     return scaled.clamp(-448, 448).to(FP8)
 
 
 def _dequantized(layer: Any, given: Mapping[str, Any]) -> Tensor:
     assert given["input"].dtype == FP8
-    wide: Tensor = given["input"].float() * _scales(layer, given)
+    assert given["scale"].dtype == DTYPES[given["output_type"].name]
+    wide: Tensor = given["input"].float() * _scales(layer, given).float()
     return wide.to(DTYPES[given["output_type"].name])
 
 
@@ -130,45 +133,56 @@ COMPUTED = {
 }
 
 
-def quantised(rows: int, size: int) -> tuple[Tensor, Tensor]:
-    """A weight and a scale for each of its rows, some of them below what fp16 can hold."""
-    weight = torch.randn(rows, size) * torch.logspace(-6, 0, rows).unsqueeze(1)
+def quantised(rows: int, size: int, *, exact: bool) -> tuple[Tensor, Tensor]:
+    """A weight and a scale for each of its rows: of which fp16 holds each, or not even the
+    smallest.
+    """
+    weight = torch.randn(rows, size) * torch.logspace(-1 if exact else -6, 0, rows).unsqueeze(1)
     scale = weight.abs().amax(1, keepdim=True) / 448
+    if exact:
+        scale = torch.exp2(scale.log2().ceil())
     return (weight / scale).to(FP8), scale
 
 
 @pytest.mark.parametrize("rank", [2, 3, 4])
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_a_linear(trt: FakeTensorRT, rank: int, has_bias: bool) -> None:
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_linear(trt: FakeTensorRT, rank: int, has_bias: bool, exact: bool) -> None:
     torch.manual_seed(rank)
     network = Network(trt)
     x = torch.randn(*[3, 2, 4][: rank - 1], 32).half()
-    weight, scale = quantised(16, 32)
+    weight, scale = quantised(16, 32, exact=exact)
     bias = torch.randn(16).half() if has_bias else None
-    x_scale = torch.tensor(0.01)
+    x_scale = torch.tensor(2.0**-6 if exact else 0.01)
     read = network.convert(own.quantize.default, network.feed(x), x_scale, FP8)
     read._start(read.name, trt.DataType.FP8, (-1, *x.shape[1:]))  # the fake infers no shapes
     args = (weight, scale, bias, torch.float16)
     found = network.convert(own.quantized_linear.default, read, x_scale, *args)
     wanted = own.quantized_linear(own.quantize(x, x_scale, FP8), x_scale, *args)
     torch.testing.assert_close(network.value(found), wanted, rtol=3e-3, atol=3e-3)
-    of_weight = network.fake.layers("add_dequantize")[1]
+    of_x, of_weight = network.fake.layers("add_dequantize")
+    assert of_x.axis is None
     assert of_weight.axis == rank - 2
     assert network.fake.value(of_weight._arguments["input"]).dtype == FP8
-    assert network.fake.value(of_weight._arguments["scale"]).dtype == torch.float32
-    assert of_weight._arguments["output_type"] == trt.DataType.HALF
-    assert network.fake.layers("add_dequantize")[0].axis is None
+    product = network.fake.layers("add_matrix_multiply")[0]
+    assert (product._arguments["input1"] is of_weight._output) == exact, "nothing between the two"
+    assert len(network.fake.layers("add_cast")) == (0 if exact else 3)
     assert all(layer.name for layer in network.fake.network._layers)
 
 
-def test_a_stored_weight(trt: FakeTensorRT) -> None:
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_stored_weight(trt: FakeTensorRT, exact: bool) -> None:
     torch.manual_seed(0)
     network = Network(trt)
-    weight, scale = quantised(16, 32)
+    weight, scale = quantised(16, 32, exact=exact)
     found = network.convert(own.dequantize.default, weight, scale, torch.float16)
     wanted = own.dequantize(weight, scale, torch.float16)
     assert torch.equal(network.value(found), wanted)
     assert wanted[0].count_nonzero() == 32, "small weights are kept"
+    layer = network.fake.layers("add_dequantize")[0]
+    kept = torch.float16 if exact else torch.float32
+    assert network.fake.value(layer._arguments["scale"]).dtype == kept
+    assert DTYPES[layer._arguments["output_type"].name] == kept
 
 
 def test_one_scale_for_a_weight(trt: FakeTensorRT) -> None:
