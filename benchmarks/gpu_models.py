@@ -183,7 +183,7 @@ def draw(name: str, weight: Tensor, generator: torch.Generator) -> None:
     if weight.ndim == 1 and name.endswith("weight"):
         weight.mul_(0.1).add_(1.0)
         weight[list(OUTLIERS)] *= OUTLIER_SCALE
-    elif weight.ndim in (1, 3):
+    elif weight.ndim in (0, 1, 3):
         weight.mul_(0.02)
     elif name.endswith("SelfAttention.q.weight"):  # T5 does not divide by the size of a head
         weight.mul_((weight.shape[1] * 64) ** -0.5)

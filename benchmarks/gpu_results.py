@@ -21,6 +21,8 @@ PACKAGES = (
     "onnx",
     "onnxruntime",
     "onnxruntime-gpu",
+    "tensorrt-cu13",
+    "torch-tensorrt",
     "numpy",
 )
 COMPILED = "torch.compile bf16"

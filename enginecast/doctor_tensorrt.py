@@ -30,7 +30,7 @@ def examine_tensorrt(torch_version: str | None, torch_cuda: str | None) -> Tenso
     wrong: list[str] = []
     if torch_version is not None and (tensorrt or torch_tensorrt):
         wrong = check_pair(torch_version, torch_tensorrt, tensorrt, cuda=torch_cuda)
-    return TensorRT(libraries, driver_version(_KERNEL_MODULE), tuple(wrong))
+    return TensorRT(libraries, driver_version(), tuple(wrong))
 
 
 def tensorrt_problems(
@@ -62,7 +62,7 @@ def tensorrt_problems(
     return problems
 
 
-def driver_version(kernel_module: Path) -> str | None:
+def driver_version(kernel_module: Path = _KERNEL_MODULE) -> str | None:
     """Of NVIDIA's kernel module, such as "580.95.05"; None without one."""
     try:
         text = kernel_module.read_text(encoding="utf-8", errors="replace")
