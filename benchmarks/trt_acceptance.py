@@ -30,7 +30,7 @@ from enginecast.runtime.tensorrt_library import import_tensorrt
 from enginecast.runtime.tensorrt_versions import import_torch_tensorrt
 
 NAME = "trt-acceptance"
-INSTALL = ".venv/bin/python -m pip install --editable '.[dev,tensorrt,cuda]'"
+INSTALL = ".venv/bin/python -m pip install --editable '.[dev,tensorrt]'"
 
 
 def main(arguments: list[str] | None = None) -> int:
