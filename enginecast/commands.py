@@ -147,7 +147,11 @@ def run_inspect(
     as_json: bool,
     console: Console,
 ) -> None:
-    """Capture and plan; print."""
+    """Capture and plan; print.
+
+    Raises:
+        LoweringError: the target cannot express the program, said after everything else.
+    """
     if save_plan is not None and not plan.quantized:
         raise UsageError(
             "--save-plan: nothing is quantised here", hint="It goes with --precision int8 or fp8."
@@ -172,10 +176,15 @@ def run_inspect(
         raise
     if save_plan is not None and found.quantization is not None:
         quantization.save_plan(save_plan, found.quantization, source)
-    if as_json:
-        print_json(found.to_json())
-    else:
+    refusal = found.tensorrt.refusal if found.tensorrt is not None else None
+    if not as_json:
         print_inspection(found, results())
+    elif refusal is None:
+        print_json(found.to_json())
+    else:  # standard output gets one object, and that is the error's
+        refusal.details |= found.to_json()
+    if refusal is not None:
+        raise refusal
 
 
 def _tell_flow(found: list[dict[str, Any]], error: EnginecastError, *, as_json: bool) -> None:

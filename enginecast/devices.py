@@ -4,9 +4,10 @@ import onnxruntime
 import torch
 
 from enginecast.errors import MissingError, UsageError
+from enginecast.exporters.tensorrt import require_tensorrt
+from enginecast.exporters.tensorrt_options import TensorRTOptions
 from enginecast.passes.presets import QUANTIZED
 from enginecast.runtime.backends import PROVIDERS
-from enginecast.runtime.tensorrt_library import import_tensorrt
 
 OF_TORCH = ("aotinductor", "torchscript")
 """Targets whose engines torch runs, on the device that they were made for."""
@@ -39,10 +40,10 @@ def require_device_of(target: str, device: str) -> None:
 def runs_tensorrt() -> bool:
     """Whether this machine can build and run TensorRT engines."""
     try:
-        import_tensorrt("--target tensorrt")
+        require_tensorrt(TensorRTOptions())
     except MissingError:
         return False
-    return torch.cuda.is_available()
+    return True
 
 
 def runs_on_onnxruntime(precision: str, device: str | None, chosen: str) -> bool:

@@ -4,7 +4,7 @@ costs.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import msgspec
@@ -28,6 +28,7 @@ from enginecast.passes.quantization_plan import QuantizationPlan, plan_of
 from enginecast.plan import Plan
 from enginecast.prepare import Prepared
 from enginecast.quantization_page import print_plan
+from enginecast.readiness import Readiness, readiness_of
 from enginecast.terminal import say, table
 from enginecast.verify.emulation_data import Emulation
 
@@ -78,12 +79,15 @@ class Inspection:
     """What low precision would do, module by module; None for fp32."""
     quantization: QuantizationPlan | None = None
     """What would be quantised, layer by layer."""
+    tensorrt: Readiness | None = None
+    """What its parser would take, where that is the target."""
 
     def to_json(self) -> dict[str, Any]:
-        plan = self.quantization
+        plan, network = self.quantization, self.tensorrt
         return {
-            **asdict(self),
+            **asdict(replace(self, tensorrt=None)),
             "quantization": None if plan is None else msgspec.to_builtins(plan),
+            "tensorrt": None if network is None else network.to_json(),
         }
 
 
@@ -122,6 +126,7 @@ def inspect_model(prepared: Prepared, plan: Plan) -> Inspection:
         nodes=(_calls(captured.program), _calls(program)),
         emulation=forecast(prepared, plan, program),
         quantization=plan_of(program),
+        tensorrt=readiness_of(prepared, plan, program),
     )
 
 
@@ -167,6 +172,9 @@ def print_inspection(found: Inspection, console: Console) -> None:
     if found.quantization is not None:
         print_plan(found.quantization, console)
     print_forecast(found.emulation, console)
+    if found.tensorrt is not None:
+        console.print()
+        found.tensorrt.show(console)
 
 
 def _census_table(rows: Sequence[Stored]) -> Table:

@@ -28,7 +28,7 @@ from enginecast.exporters.tensorrt_gate_types import check_borders, check_node
 from enginecast.exporters.tensorrt_violations import Violation
 from enginecast.runtime.manifest import Input, ShapeRange
 
-__all__ = ["Violation", "check_ready", "require_ready"]
+__all__ = ["Violation", "check_ready", "refusal_of", "require_ready"]
 SHOWN = 10
 """Violations that an error lists."""
 
@@ -89,8 +89,17 @@ def require_ready(
     found = check_ready(
         model, version=version, inputs=inputs, ranges=ranges, optimal=optimal, profile=profile
     )
-    if not found:
-        return
+    if found:
+        raise refusal_of(found, version)
+
+
+def refusal_of(found: Sequence[Violation], version: str) -> LoweringError:
+    """The error that says what was found; `details` have all of it.
+
+    Args:
+        found: at least one violation.
+        version: of TensorRT.
+    """
     lines = [f"  {violation}" for violation in found[:SHOWN]]
     if len(found) > SHOWN:
         lines.append(f"  and {len(found) - SHOWN} more")
@@ -100,7 +109,7 @@ def require_ready(
         hint="`enginecast inspect --target tensorrt` lists them all.",
     )
     error.details["violations"] = [str(violation) for violation in found]
-    raise error
+    return error
 
 
 def _check_nodes(model: ir.Model, version: str) -> Iterator[Violation]:

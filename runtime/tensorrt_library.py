@@ -83,6 +83,11 @@ def missing_names(trt: Any, names: Names) -> list[str]:
     return found
 
 
+def newest_version() -> str:
+    """The newest version that this was written for: "11.0"."""
+    return max(known_apis(), key=_numbers)
+
+
 def short_version(text: str) -> str:
     """ "11.0" of "11.0.0.114"."""
     return ".".join(text.split("+")[0].split(".")[:2])

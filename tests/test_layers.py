@@ -158,7 +158,9 @@ MAY_IMPORT: dict[str, list[str]] = {
     "enginecast.flow_page": ["enginecast.prepare", "enginecast.terminal", *WORKERS],
     "enginecast.advice_words": ["enginecast.terminal"],
     "enginecast.advice": ["enginecast.advice_words", "enginecast.prepare", *WORKERS],
+    "enginecast.readiness": ["enginecast.tensorrt_page", "enginecast.devices", *STEPS, *WORKERS],
     "enginecast.inspection": [
+        "enginecast.readiness",
         "enginecast.advice",
         "enginecast.advice_words",
         "enginecast.census_page",

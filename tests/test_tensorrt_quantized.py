@@ -39,7 +39,8 @@ class Mixed(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         hidden = self.conv(self.table(ids).transpose(1, 2)).transpose(1, 2)
-        return torch.relu(self.wide(hidden)) * self.gate(hidden)
+        found: Tensor = torch.relu(self.wide(hidden)) * self.gate(hidden)
+        return found
 
 
 def _ids() -> Tensor:
