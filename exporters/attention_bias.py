@@ -64,12 +64,8 @@ def _with_causal(program: ExportedProgram, node: Node, bias: Node | None) -> Nod
     assert isinstance(query, Node)
     assert isinstance(key, Node)
     sizes = [size_of(program, source, token_dim(query), node) for source in (query, key)]
-    options = {"dtype": torch.int64, "device": query.meta["val"].device, "pin_memory": False}
-    places = [
-        insert(graph, aten.arange.default, (size,), like=node, kwargs=options) for size in sizes
-    ]
-    row = insert(graph, aten.unsqueeze.default, (places[0], 1), like=node)
-    seen = insert(graph, aten.ge.Tensor, (row, places[1]), like=node)
+    every = insert(graph, aten.new_ones.default, (query, sizes), {"dtype": torch.bool}, like=node)
+    seen = insert(graph, aten.tril.default, (every,), like=node)
     if bias is None:
         return seen
     if dtype_of(bias) == torch.bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from enginecast.exporters.onnx import GRAPH_FILE, Lowered, lower_to_onnx
-from enginecast.exporters.readers import onnxruntime_on
+from enginecast.exporters.readers import Reader, onnxruntime_on
 
 
 def lower(
@@ -20,12 +20,12 @@ def lower(
     outputs: Sequence[str] = ("out",),
     symbols: Mapping[str, str] | None = None,
     device: str = "cpu",
+    reader: Reader | None = None,
 ) -> Lowered:
-    """`lower_to_onnx` into a folder that may be new."""
+    """`lower_to_onnx` into a folder that may be new; without a reader, for ONNX Runtime."""
     folder.mkdir(parents=True, exist_ok=True)
-    return lower_to_onnx(
-        program, folder, outputs=outputs, symbols=symbols or {}, reader=onnxruntime_on(device)
-    )
+    reader = reader or onnxruntime_on(device)
+    return lower_to_onnx(program, folder, outputs=outputs, symbols=symbols or {}, reader=reader)
 
 
 def run(folder: Path, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -1,0 +1,89 @@
+"""Attention as TensorRT takes it: a mask or causal, a mask that is finite, a scale with a root."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from programs import TOKENS, Function, captured
+from tensorrt_networks import network_of, nodes_in, run_network, value_types
+from torch import Tensor
+
+import enginecast.ops  # noqa: F401 - registers the op
+
+attention = torch.ops.enginecast.attention
+HEADS, WIDTH = 4, 32
+FLOAT, FLOAT16 = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
+Inputs = tuple[Tensor, ...]
+
+
+def flat(tokens: int) -> Tensor:
+    return torch.randn(2, tokens, WIDTH)
+
+
+def seen() -> Tensor:
+    """Keys that each row of a batch may see; the first token of the second row sees none."""
+    mask = torch.ones(2, 1, 5, 5, dtype=torch.bool)
+    mask[0, :, :, 3:] = False
+    mask[1, :, :, 0] = False
+    return mask
+
+
+def cases() -> dict[str, tuple[Inputs, float, bool]]:
+    """Name -> inputs, scale, whether causal."""
+    torch.manual_seed(2)
+    q, longer, bias = flat(5), flat(7), torch.randn(2, HEADS, 5, 5)
+    return {
+        "bool": ((q, q, q, seen()), 0.3, False),
+        "bool of half": ((q.half(), q.half(), q.half(), seen()), 0.3, False),
+        "bool, causal": ((q, q, q, seen()), 0.3, True),
+        "bias, causal": ((q, q, q, bias), 0.3, True),
+        "causal, longer keys": ((q, longer, longer), 0.3, True),
+        "negative": ((q, q, q), -0.3, False),
+        "bias of fp32": ((q.half(), q.half(), q.half(), bias), 0.3, False),
+    }
+
+
+@pytest.mark.parametrize("name", list(cases()))
+def test_it_computes_the_same_in_what_tensorrt_takes(name: str, tmp_path: Path) -> None:
+    inputs, scale, causal = cases()[name]
+
+    def attend(*given: Tensor) -> Tensor:
+        bias = given[3] if len(given) > 3 else None
+        found: Tensor = attention(*given[:3], bias, HEADS, HEADS, scale, causal)
+        return found
+
+    network = network_of(captured(Function(attend), *inputs), tmp_path)
+    (node,) = [n for n in nodes_in(network.graph) if n.op_type == "Attention"]
+    given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    has_mask = len(node.input) > 3
+    assert given["scale"] > 0
+    assert not (given["is_causal"] and has_mask)
+    dtype = FLOAT16 if inputs[0].dtype == torch.float16 else FLOAT
+    assert {value_types(network)[found] for found in node.input} == {dtype}
+    (found,) = run_network(network, *inputs)
+    wide = [x if x.dtype == torch.bool else x.double() for x in inputs]
+    expected = attend(*wide)
+    real = torch.ones(2, 5, dtype=torch.bool)
+    if has_mask and inputs[-1].dtype == torch.bool and causal:
+        real[1, 0] = False  # sees nothing: padding
+    step = torch.finfo(inputs[0].dtype).eps
+    assert found.isfinite().all()
+    assert float((found - expected)[real].abs().max()) < 8 * step * float(expected.abs().max())
+
+
+def test_sizes_that_are_not_known_can_be_masked(tmp_path: Path) -> None:
+    def attend(query: Tensor, key: Tensor) -> Tensor:
+        found: Tensor = attention(query, key[:, 1:], key[:, 1:], None, HEADS, HEADS, 0.3, True)
+        return found
+
+    torch.manual_seed(3)
+    dynamic = [{0: TOKENS[0], 1: TOKENS[1]}, {0: TOKENS[0], 1: torch.export.Dim("k", min=3)}]
+    with torch.no_grad():
+        program = torch.export.export(
+            Function(attend), (flat(5), flat(8)), dynamic_shapes=(tuple(dynamic),), strict=False
+        )
+    network = network_of(program, tmp_path)
+    query, key = torch.randn(3, 9, WIDTH), torch.randn(3, 12, WIDTH)
+    (found,) = run_network(network, query, key)
+    assert float((found - attend(query, key)).abs().max()) < 1e-5
