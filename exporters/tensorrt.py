@@ -5,7 +5,7 @@ yet.
 """
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,18 +14,22 @@ import onnx_ir as ir
 import torch
 
 from enginecast.errors import LoweringError, MissingError
-from enginecast.exporters.onnx import GRAPH_FILE, Lowered, lower_to_onnx
-from enginecast.exporters.onnx import op_counts as network_ops
+from enginecast.exporters.aotinductor import op_counts as program_ops
+from enginecast.exporters.onnx import Lowered, op_counts
+from enginecast.exporters.onnx_metadata import LINE, MODULE
 from enginecast.exporters.order import Order
-from enginecast.exporters.readers import onnxruntime_on
 from enginecast.exporters.tensorrt_build import Fill, Request, build_plan
-from enginecast.exporters.tensorrt_options import TensorRTOptions
+from enginecast.exporters.tensorrt_gate import require_ready
+from enginecast.exporters.tensorrt_onnx import network_notes, save_network, tensorrt_onnx
+from enginecast.exporters.tensorrt_options import Route, TensorRTOptions
 from enginecast.exporters.tensorrt_profiles import profile_of
-from enginecast.exporters.tensorrt_timing import memory_of
+from enginecast.exporters.tensorrt_timing import Memory, memory_of
+from enginecast.exporters.tensorrt_torch import plan_by_torch
 from enginecast.runtime.gpu import gpu_here
 from enginecast.runtime.manifest import ShapeRange
 from enginecast.runtime.tensorrt_fitness import requirements
-from enginecast.runtime.tensorrt_library import import_tensorrt
+from enginecast.runtime.tensorrt_library import import_tensorrt, short_version
+from enginecast.runtime.tensorrt_versions import import_torch_tensorrt
 
 PLAN_FILE = "engine.plan"
 WHY = "--target tensorrt"
@@ -41,7 +45,6 @@ class Network:
     """Its weights are in the files."""
     files: tuple[str, ...]
     """The graph first."""
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,25 @@ class Built:
     plan: Any
     """A buffer."""
     ops: Mapping[str, int]
-    network: Network | None
-    """None: there is none, by torch_tensorrt."""
+    network: tuple[str, ...] = ()
+    """Files of the network that was read, the graph first; empty: there is none."""
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """An order on this machine."""
+
+    trt: Any
+    """The module tensorrt."""
+    order: Order
+    profile: tuple[ShapeRange, ...]
+    needs: Mapping[str, str]
+    """What the plan will ask of a machine."""
+
+    @property
+    def memory(self) -> Memory:
+        return memory_of(self.order.tensorrt.timing_cache, self.needs)
 
 
 def lower_to_tensorrt(order: Order) -> Lowered:
@@ -74,13 +93,13 @@ def lower_to_tensorrt(order: Order) -> Lowered:
             " GPU that they are for",
             hint=f"Export on a machine with {order.arch}.",
         )
-    needs = requirements(trt, gpu, order.tensorrt)
     profile = profile_of(order.inputs, order.ranges, order.tensorrt)
+    job = Job(trt, order, profile, requirements(trt, gpu, order.tensorrt))
     # Within the folder, so that files move into it without a copy.
     with tempfile.TemporaryDirectory(prefix=".tensorrt-", dir=order.folder) as scratch:
-        built = _build(trt, order, profile, needs, Path(scratch))
+        built = _ROUTES[order.tensorrt.route](job, Path(scratch))
         files = _place(built, order, Path(scratch))
-    return _describe(trt, order, built, files, needs, profile)
+    return _describe(job, built, files)
 
 
 def require_tensorrt(options: TensorRTOptions) -> None:
@@ -89,41 +108,60 @@ def require_tensorrt(options: TensorRTOptions) -> None:
     Raises:
         MissingError: it is not here.
     """
-    import_tensorrt(WHY)
+    trt = import_tensorrt(WHY)
     gpu_here(torch)
+    if options.route == "torch":
+        import_torch_tensorrt(
+            "--trt-route torch",
+            torch=torch.__version__,
+            tensorrt=trt.__version__,
+            cuda=torch.version.cuda,
+        )
 
 
-def _build(
-    trt: Any,
-    order: Order,
-    profile: Sequence[ShapeRange],
-    needs: Mapping[str, str],
-    scratch: Path,
-) -> Built:
-    network = write_network(order, scratch)
+def _by_onnx(job: Job, scratch: Path) -> Built:
+    """Our ONNX, checked, and then read by TensorRT's parser."""
+    order, trt = job.order, job.trt
+    network = write_network(job, scratch)
     request = Request(
-        profile,
+        job.profile,
         order.tensorrt,
-        memory_of(order.tensorrt.timing_cache, needs),
+        job.memory,
         weights=sum((scratch / name).stat().st_size for name in network.files[1:]),
         tell=order.tell,
         say=order.say,
     )
     plan = build_plan(trt, parsed(trt, scratch / network.files[0], network.model), request)
-    return Built(plan, network_ops(network.model), network, network.notes)
+    return Built(plan, op_counts(network.model), network.files, network_notes(order))
 
 
-def write_network(order: Order, folder: Path) -> Network:
-    """The program as ONNX for TensorRT."""
-    lowered = lower_to_onnx(
-        order.program,
-        folder,
-        outputs=order.outputs,
-        symbols=order.symbols,
-        shapes=order.shapes,
-        reader=onnxruntime_on("cuda"),
+def _by_torch(job: Job, scratch: Path) -> Built:
+    """torch_tensorrt, which builds for itself."""
+    order = job.order
+    # It reads and writes TensorRT's own form of a timing cache.
+    cache = job.memory.cache.with_suffix(".torch.cache")
+    cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    plan = plan_by_torch(order, job.trt, job.profile, order.tensorrt, timing_cache=cache)
+    return Built(plan, program_ops(order.program))
+
+
+def write_network(job: Job, folder: Path) -> Network:
+    """The program as an ONNX file that TensorRT is documented to take.
+
+    Raises:
+        LoweringError: an op has no form in ONNX, or none that TensorRT takes.
+    """
+    order = job.order
+    model = tensorrt_onnx(order)
+    require_ready(
+        model,
+        version=short_version(job.trt.__version__),
+        inputs=order.inputs,
+        ranges=order.ranges,
+        optimal=order.tensorrt.optimal,
+        profile=job.profile,
     )
-    return Network(ir.load(folder / GRAPH_FILE), lowered.files, lowered.notes)
+    return Network(model, save_network(model, folder))
 
 
 def parsed(trt: Any, path: Path, model: ir.Model) -> Fill:
@@ -164,15 +202,14 @@ def _sentence(error: Any, nodes: Mapping[str | None, ir.Node]) -> str:
         return text
     node = nodes.get(name)
     known = {} if node is None else node.metadata_props
-    module, line = known.get("enginecast.module", ""), known.get("enginecast.line", "")
+    module, line = known.get(MODULE, ""), known.get(LINE, "")
     place = " ".join(part for part in (module and f"of {module}", line and f"({line})") if part)
     return f"{op} '{name}'{place and ' '}{place}: {text}"
 
 
 def _place(built: Built, order: Order, scratch: Path) -> tuple[str, ...]:
     """Move what stays into the order's folder: all of it, or nothing."""
-    options = order.tensorrt
-    kept = built.network.files if built.network and (options.refit or options.strip_weights) else ()
+    kept = built.network if order.tensorrt.refit or order.tensorrt.strip_weights else ()
     (scratch / PLAN_FILE).write_bytes(memoryview(built.plan))
     names = (PLAN_FILE, *kept)
     try:
@@ -185,32 +222,27 @@ def _place(built: Built, order: Order, scratch: Path) -> tuple[str, ...]:
     return names
 
 
-def _describe(
-    trt: Any,
-    order: Order,
-    built: Built,
-    files: tuple[str, ...],
-    needs: Mapping[str, str],
-    profile: tuple[ShapeRange, ...],
-) -> Lowered:
-    # Of a network that only lies beside the plan, none is filled in: the plan has its weights.
-    stripped = built.network is not None and order.tensorrt.strip_weights
-    least = ">=" if order.tensorrt.version_compatible else "=="
+def _describe(job: Job, built: Built, files: tuple[str, ...]) -> Lowered:
+    options, version = job.order.tensorrt, job.trt.__version__
     return Lowered(
         files,
         sum(built.ops.values()),
         dict(sorted(built.ops.items())),
         opset=0,
         domains={},
-        minimum_runtime=f"tensorrt{least}{trt.__version__}",
+        minimum_runtime=f"tensorrt{'>=' if options.version_compatible else '=='}{version}",
         quantized=_quantized(built.ops),
         notes=built.notes,
-        requires=needs,
-        profile=profile,
-        network=files[1] if stripped else None,
+        requires=job.needs,
+        profile=job.profile,
+        # A network that lies beside a plan with weights is for those who change them.
+        network=files[1] if options.strip_weights else None,
     )
 
 
 def _quantized(ops: Mapping[str, int]) -> Literal["", "fp8"]:
     """TensorRT gets no other quantised values than fp8."""
     return "fp8" if any("quantize" in op.lower() for op in ops) else ""
+
+
+_ROUTES: Mapping[Route, Callable[[Job, Path], Built]] = {"onnx": _by_onnx, "torch": _by_torch}

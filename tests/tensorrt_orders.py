@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from fake_tensorrt import FakeTensorRT, install
+from fake_tensorrt import FakeTensorRT, fake_tensorrt, install
 from programs import captured
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from enginecast.exporters import tensorrt as exporter
 from enginecast.exporters.order import Order
-from enginecast.exporters.tensorrt import Network
-from enginecast.exporters.tensorrt import write_network as lower_network
+from enginecast.exporters.tensorrt import Job, Network, write_network
 from enginecast.exporters.tensorrt_options import TensorRTOptions
+from enginecast.exporters.tensorrt_profiles import profile_of
 from enginecast.runtime.manifest import Input
 
 FEATURES = 24
@@ -62,10 +62,12 @@ def network() -> tuple[tempfile.TemporaryDirectory[str], Network]:
     """Its network, which every order of the program comes to: lowering takes a second."""
     folder = tempfile.TemporaryDirectory(prefix="enginecast-tests-")
     order = order_of(Path(folder.name), TensorRTOptions())
-    return folder, lower_network(order, Path(folder.name))
+    profile = profile_of(order.inputs, order.ranges, order.tensorrt)
+    job = Job(fake_tensorrt(), order, profile, {})
+    return folder, write_network(job, Path(folder.name))
 
 
-def copied_network(order: Order, folder: Path) -> Network:
+def copied_network(job: Job, folder: Path) -> Network:
     """The network of an order of this file's program, in a folder."""
     kept, made = network()
     for name in made.files:
@@ -86,7 +88,8 @@ def order_of(folder: Path, options: TensorRTOptions, **changes: Any) -> Order:
         "ranges": {"batch": (1, 8)},
         "tensorrt": options,
     }
-    return Order(made, folder, **(given | changes))
+    given |= changes
+    return Order(given.pop("program", made), folder, **given)
 
 
 @dataclass

@@ -15,12 +15,17 @@ import pytest
 import torch
 from fake_tensorrt_base import unpack_plan
 from onnx import load_from_string
+from programs import captured
 from tensorrt_orders import FEATURES, Rig, make_rig, program
+from torch import nn
+from torch.export import Dim
 
 from enginecast.errors import LoweringError, MissingError
+from enginecast.exporters import tensorrt as exporter
+from enginecast.exporters.order import Order
 from enginecast.exporters.targets import target_of
-from enginecast.exporters.tensorrt import PLAN_FILE, lower_to_tensorrt
-from enginecast.runtime.manifest import ShapeRange
+from enginecast.exporters.tensorrt import PLAN_FILE, lower_to_tensorrt, write_network
+from enginecast.runtime.manifest import Input, ShapeRange
 
 VERSIONS = ("10.15.1.29+fake", "11.0.0.114+fake")
 
@@ -190,8 +195,44 @@ def test_an_op_that_the_parser_does_not_know(rig: Rig) -> None:
 
 def test_a_refused_node_is_named_with_its_module(newest: Rig) -> None:
     newest.fake.failures.unsupported = frozenset({"MatMul"})
-    with pytest.raises(LoweringError, match=r"MatMul '\w+' of wide: .*; MatMul '\w+' of narrow: "):
+    message = (
+        r"MatMul '\w+' of wide \(tensorrt_orders\.py:\d+\): No importer registered for op: MatMul;"
+        r" MatMul '\w+' of narrow \(tensorrt_orders"
+    )
+    with pytest.raises(LoweringError, match=message):
         lower_to_tensorrt(newest.order())
+
+
+def test_what_the_gate_refuses_is_not_built(newest: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporter, "write_network", write_network)
+    dynamic = {0: Dim("batch", min=1, max=8)}
+    wide = captured(nn.Linear(4, 4).double(), torch.randn(3, 4).double(), dynamic=dynamic)
+    x = Input(name="input", kind="tensor", dtype="float64", shape=("batch", 4))
+    order = newest.order(changes={"program": wide, "inputs": [x], "shapes": [], "symbols": {}})
+    with pytest.raises(LoweringError, match=r"TensorRT 11\.0 does not take this network: .*violat"):
+        lower_to_tensorrt(order)
+    assert newest.files == []
+    assert newest.fake.calls == []
+
+
+def test_the_torch_route(newest: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def build(order: Order, trt: Any, profile: Any, options: Any, *, timing_cache: Path) -> bytes:
+        asked.extend((trt, profile, options.route, timing_cache.name, timing_cache.parent.is_dir()))
+        return b"a plan"
+
+    monkeypatch.setattr(exporter, "plan_by_torch", build)
+    made = lower_to_tensorrt(newest.order(route="torch"))
+    assert (newest.folder / PLAN_FILE).read_bytes() == b"a plan"
+    assert made.files == (PLAN_FILE,)
+    assert made.ops["aten::linear"] == 2
+    assert made.network is None
+    assert asked[0] is newest.fake
+    assert asked[1] == made.profile
+    assert asked[2] == "torch"
+    assert asked[3].endswith("_driver-580.95.05.torch.cache")
+    assert asked[4]
 
 
 def test_a_build_that_fails(rig: Rig) -> None:

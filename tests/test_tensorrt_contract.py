@@ -13,6 +13,7 @@ import pytest
 from fake_tensorrt import EXTRAS, LAYERS, SOURCES, FakeTensorRT, fake_tensorrt
 from fake_tensorrt_base import public
 from fake_tensorrt_build import ADDED
+from tensorrt_names import listed, names_in
 
 from enginecast.errors import MissingError
 from enginecast.runtime.tensorrt_library import (
@@ -24,6 +25,7 @@ from enginecast.runtime.tensorrt_library import (
 )
 
 ROOT = Path(__file__).parent.parent
+FILES = sorted((*ROOT.glob("exporters/tensorrt*.py"), *ROOT.glob("runtime/tensorrt*.py")))
 VERSIONS = ("10.15.1.29+fake", "11.0.0.114+fake")
 
 
@@ -108,3 +110,80 @@ def test_what_derives_must_be_initialised(fake: FakeTensorRT) -> None:
 
     with pytest.raises(TypeError, match="whose __init__ was called"):
         fake.Builder(Log())
+
+
+# What the sources use: see tests/tensorrt_names.py for how it is found.
+
+# fmt: off
+OURS = {
+    "code", "conversion", "ctx", "dynamo", "given", "left", "op", "plan", "right", "scale",
+    "scaled", "settings", "severity", "tensors", "tt", "value", "values",
+}
+# fmt: on
+"""Parameters and fields annotated `Any` that hold no object of TensorRT, or one that is only handed
+on."""
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_sources_use_listed_names_only(path: Path) -> None:
+    found = names_in(path.read_text(encoding="utf-8"))
+    unlisted = [
+        f"{path.name}:{line}: {name} is not in the list of TensorRT {version}"
+        for version, names in known_apis().items()
+        for line, name in found.used
+        if not listed(name, names)
+    ]
+    assert unlisted == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_what_has_no_type_is_known_by_its_name(path: Path) -> None:
+    untyped = names_in(path.read_text(encoding="utf-8")).untyped
+    unknown = [f"{path.name}:{line}: {name}" for line, name in untyped if name not in OURS]
+    assert unknown == [], "give it a name of tests/tensorrt_names.py ROLES, or add it to OURS"
+
+
+def test_the_sources_are_looked_at() -> None:
+    used = {name for path in FILES for _, name in names_in(path.read_text("utf-8")).used}
+    for name in (
+        "Builder",
+        "BuilderFlag.STRIP_PLAN",
+        "Builder.build_serialized_network",
+        "IBuilderConfig.set_timing_cache",
+        "ITimingCache.serialize",
+        "ParserError.node_operator",
+        "ICudaEngine.create_execution_context",
+        "IExecutionContext.set_tensor_address",
+        "INetworkDefinition.add_quantize",
+    ):
+        assert name in used
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("trt.IBuilder", "IBuilder"),
+        ("trt.BuilderFlag.FP16", "BuilderFlag.FP16"),
+        ("trt.Builder(1).platform_has_fast_fp16", "Builder.platform_has_fast_fp16"),
+        ("config.int8_calibrator = None", "IBuilderConfig.int8_calibrator"),
+        ("made = trt.Runtime(1); x = made.get_it()", "Runtime.get_it"),
+        ("self._trt.Runtime(1).load()", "Runtime.load"),
+        ("[engine.binding_is_input(i) for i in ()]", "ICudaEngine.binding_is_input"),
+        ("plan.engine.max_batch_size", "ICudaEngine.max_batch_size"),
+        ("c = engine.create_execution_context(); c.execute_v2(1)", "IExecutionContext.execute_v2"),
+        ("ctx.net.add_input(1)", "INetworkDefinition.add_input"),
+    ],
+)
+def test_a_name_that_is_not_listed_is_found(line: str, name: str) -> None:
+    source = f"def f(self, trt: Any, config: Any, engine: Any, plan, ctx: Any):\n    {line}\n"
+    found = names_in(source)
+    assert name in [used for _, used in found.used]
+    assert not any(listed(name, names) for names in known_apis().values())
+    assert [untyped for _, untyped in found.untyped] == ["ctx"]
+
+
+def test_an_object_of_ours_by_the_same_name_is_left_alone() -> None:
+    source = (
+        "def f(config: Path, x: Any):\n    config.resolve()\n    engine = x()\n    engine.go()\n"
+    )
+    assert names_in(source).used == []
