@@ -147,8 +147,15 @@ class Lane:
         return outputs
 
     def _record_apart(self, run: Run, inputs: Tensors) -> Run:
-        """Record a context that nothing else uses: a graph holds its memory and its shapes."""
-        context = Context(self._plan, self._gpu)
+        """Record a context that nothing else uses: a graph holds its memory and its shapes.
+
+        Raises:
+            RuntimeError: it cannot be recorded, or there is no memory for it; runs go on without.
+        """
+        try:
+            context = Context(self._plan, self._gpu)
+        except MissingError as error:
+            raise ExecutionError(error.message) from error
         replay = self._record(context.run, inputs)
 
         def call(given: Tensors) -> list[Any]:

@@ -50,7 +50,7 @@ class Plan:
     messages: Messages
     """What the engine reports outside of runs."""
     keep: tuple[Any, ...]
-    """What must live as long as the engine: TensorRT holds no references."""
+    """What must live as long as the engine, which calls it."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Of what is asked of the engine itself."""
 

@@ -126,6 +126,7 @@ def test_code_of_the_host_is_allowed_to_compatible_plans_alone(
     opened(tmp_path, {"engine.plan": small.plan(fake, flags=flags)}, requires=requires).close()
     (said,) = fake.called("Runtime.engine_host_code_allowed=")
     assert said == {"value": compatible == "yes"}
+    assert len(fake.called("Runtime.error_recorder=")) == 1
 
 
 def test_a_plan_that_hides_code_of_the_host_is_refused(tmp_path: Path, fake: FakeTensorRT) -> None:

@@ -15,6 +15,7 @@ from fake_tensorrt import FakeTensorRT, install
 from enginecast.errors import InputError, MissingError
 from enginecast.runtime.device_tensor import DeviceTensor
 from enginecast.runtime.load import load
+from enginecast.runtime.manifest import ShapeRange
 from enginecast.runtime.session import Engine
 from enginecast.runtime.tensorrt_lanes import LANES, Lanes
 from enginecast.runtime.tensorrt_session import TensorRTSession
@@ -124,6 +125,28 @@ def test_a_shape_outside_the_profile_is_refused_and_the_next_run_is_right(
     np.testing.assert_allclose(found, small.wanted(**feeds), rtol=1e-5, atol=1e-6)
 
 
+def test_shapes_that_were_set_in_part_are_set_again(
+    tmp_path: Path, fake: FakeTensorRT, stand_in: CpuStandIn
+) -> None:
+    """Of the second run, the first shape fits and the second does not."""
+    narrow = small.PROFILE | {"mask": ((1, 2), (2, 4), (2, 6))}
+    ranges = [
+        ShapeRange(name=name, least=least, optimal=optimal, greatest=greatest)
+        for name, (least, optimal, greatest) in narrow.items()
+    ]
+    requires = small.REQUIRES | {"tensorrt": fake.__version__}
+    record = small.record(requires=requires, profile=tuple(ranges))
+    plan = small.plan(fake, profile=narrow)
+    small.publish(tmp_path / "out", {"engine.plan": plan}, small.manifest(record))
+    with load(tmp_path / "out", device="cuda", allow_code=True) as engine:
+        engine.run(small.feeds(batch=2))
+        with pytest.raises(InputError, match=r"'mask': expected a shape in \[1, 2\]\.\.\[2, 6\]"):
+            engine.run(small.feeds(batch=3))
+        feeds = small.feeds(batch=2, seed=4)
+        found = engine.run(feeds)["y"]
+    np.testing.assert_allclose(found, small.wanted(**feeds), rtol=1e-5, atol=1e-6)
+
+
 def test_what_tensorrt_says_of_a_failed_run_is_in_the_error(
     tmp_path: Path, fake: FakeTensorRT, stand_in: CpuStandIn
 ) -> None:
@@ -188,6 +211,17 @@ def test_where_no_graph_can_be_recorded_runs_go_on(
         found = [engine.run(feeds)["y"] for _ in range(5)]
     for one in found:
         np.testing.assert_allclose(one, small.wanted(**feeds), rtol=1e-5, atol=1e-6)
+
+
+def test_where_there_is_no_memory_for_a_graph_runs_go_on(
+    tmp_path: Path, fake: FakeTensorRT, stand_in: CpuStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feeds = small.feeds()
+    with opened(tmp_path, fake) as engine:
+        monkeypatch.setattr(fake.ICudaEngine, "create_execution_context", lambda self: None)
+        with pytest.warns(UserWarning, match=r"go on without: .* makes no execution context"):
+            found = [engine.run(feeds)["y"] for _ in range(5)]
+    np.testing.assert_allclose(found[-1], small.wanted(**feeds), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("cuda_graphs", [True, False])
