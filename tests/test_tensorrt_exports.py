@@ -1,0 +1,150 @@
+"""`--target tensorrt` from the command line to a run, with the fake of TensorRT and a CPU stand-in.
+
+What passes here proves the calls and the way of the data; nothing of it ran on TensorRT.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cpu_stand_in import CpuStandIn, use_stand_in
+from exports import Exports, cast
+from fake_tensorrt import FakeTensorRT, install
+
+from enginecast.exporters import tensorrt as exporter
+from enginecast.runtime.files import read_tensors, write_tensors
+from enginecast.runtime.load import load
+from enginecast.verify.reference import REFERENCE_NAME, read_reference
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTensorRT:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    stand_in: CpuStandIn = use_stand_in(monkeypatch)
+    monkeypatch.setattr(exporter, "gpu_here", lambda torch: stand_in)
+    return install(monkeypatch, "11.0.0.114+fake")
+
+
+def test_a_plan_and_an_engine_beside_it(
+    exports: Exports, fake: FakeTensorRT, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, bundle = exports.model("t5"), tmp_path / "out"
+    ran = cast(
+        capsys,
+        *("export", model, "-o", bundle, "--target", "tensorrt", "--also", "onnxruntime"),
+        *("--opt-shape", "input_ids=2x16", "--opt-shape", "attention_mask=2x16", "--json"),
+    )
+    assert ran.code == 0, ran.err
+    told = ran.json
+    assert told["outcome"] == "verified"
+    assert [(one["target"], one["outcome"]) for one in told["engines"]] == [
+        ("tensorrt", "verified"),
+        ("onnxruntime", "verified"),
+    ]
+    assert told["layers"]
+    assert {path.name for path in bundle.iterdir()} >= {
+        "engine.plan",
+        "engine.onnx",
+        "weights.safetensors",
+    }
+    first, second = json.loads((bundle / "manifest.json").read_text("utf-8"))["engines"]
+    assert first["requires"]["tensorrt"] == "11.0.0.114+fake"
+    assert first["verdict"]["where"]["provider"] == "tensorrt"
+    assert first["verdict"]["where"]["versions"]["tensorrt"] == "11.0.0.114+fake"
+    assert [row["optimal"] for row in first["profile"]] == [[2, 16], [2, 16]]
+    assert second["file"] == "engine.onnx"
+
+    checked = cast(capsys, "verify", bundle, "--device", "cuda", "--allow-code", "--json")
+    assert checked.code == 0, checked.err
+    assert checked.json["backend"] == "tensorrt"
+    assert checked.json["layers"] == told["layers"]
+
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a cat\nthe quick brown fox\n", encoding="utf-8")
+    results = {}
+    for backend in ("tensorrt", "onnxruntime-cpu"):
+        output = tmp_path / f"{backend}.safetensors"
+        run = cast(
+            capsys,
+            *("run", bundle, "--prompts", prompts, "-o", output, "--prefer", backend),
+            *("--allow-code", "--json"),
+        )
+        assert run.code == 0, run.err
+        assert run.json["backend"] == backend
+        results[backend] = read_tensors(output)["last_hidden_state"]
+    np.testing.assert_allclose(*results.values(), rtol=1e-4, atol=1e-5)
+
+    shown = cast(capsys, "inspect", bundle).out
+    assert "for tensorrt on tensorrt; judged with tensorrt of tensorrt 11.0.0.114+fake" in shown
+    assert "input_ids 1x1 .. " in shown
+    assert "tuned for 2x16" in shown
+
+
+def test_a_plan_that_computes_something_else_is_rejected(
+    exports: Exports,
+    fake: FakeTensorRT,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Engine and eager are compared, whatever was built of the network."""
+    write = exporter.write_network
+
+    def spoiled(job: exporter.Job, folder: Path) -> exporter.Network:
+        made = write(job, folder)
+        weights = read_tensors(folder / made.files[1])
+        largest = max(weights, key=lambda name: weights[name].size)
+        write_tensors(folder / made.files[1], weights | {largest: weights[largest] * 1.02})
+        return made
+
+    monkeypatch.setattr(exporter, "write_network", spoiled)
+    ran = cast(
+        capsys, "export", exports.model("vit"), "-o", tmp_path / "out", "--target", "tensorrt"
+    )
+    assert ran.code == 1
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "out.rejected").is_dir()
+
+
+def test_a_plan_without_weights_is_filled_from_the_bundle(
+    exports: Exports, fake: FakeTensorRT, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = tmp_path / "out"
+    ran = cast(
+        capsys,
+        *("export", exports.model("vit"), "-o", bundle, "--target", "tensorrt"),
+        *("--precision", "fp16", "--trt-strip-weights"),
+    )
+    assert ran.code == 0, ran.err
+    assert {"engine.plan", "network.onnx", "network.safetensors"} <= {
+        path.name for path in bundle.iterdir()
+    }
+    reference = read_reference(bundle / REFERENCE_NAME)
+    case = reference.cases[0]
+    with load(bundle, prefer=["tensorrt"], allow_code=True) as engine:
+        feeds = {one.name: case.inputs[one.name].astype(one.dtype) for one in engine.inputs}
+        found = engine.run(feeds)
+    for name, wanted in case.reference.items():
+        error = np.linalg.norm(found[name].astype(np.float64) - wanted) / np.linalg.norm(wanted)
+        assert error < 2e-3
+
+
+def test_an_op_that_its_parser_lacks_is_named(
+    fake: FakeTensorRT, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kernel_factory.py").write_text(
+        "import torch\n"
+        "class Unique(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.bitwise_xor(x, 3)\n"
+        "def make(): return Unique(), {'x': torch.arange(6)}\n",
+        encoding="utf-8",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        ran = cast(capsys, "export", "kernel_factory:make", "-o", "out", "--target", "tensorrt")
+    assert ran.code == 2
+    assert "BitwiseXor" in ran.err
+    assert "kernel_factory.py:4" in ran.err
+    assert not (tmp_path / "out").exists()
