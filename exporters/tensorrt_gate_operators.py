@@ -103,20 +103,32 @@ def _mask_or_causal(node: ir.Node) -> Iterator[Violation]:
         yield at(node, "mask-or-causal", "is_causal or a mask, not both", "both")
 
 
+def _heads(node: ir.Node) -> Iterator[Violation]:
+    """The parser splits the heads of three dimensions by the attributes that count them."""
+    ranks = {len(v.shape) for v in node.inputs[:3] if v is not None and v.shape is not None}
+    if len(ranks) > 1:
+        got = " and ".join(map(str, sorted(ranks)))
+        yield at(node, "heads", "queries, keys and values of as many dimensions", got)
+    if ranks == {3}:
+        counts = [node.attributes.get_int(name, 0) for name in ("q_num_heads", "kv_num_heads")]
+        if 0 in counts:
+            yield at(node, "heads", "q_num_heads and kv_num_heads for 3 dimensions", str(counts))
+
+
 def _mask_shape(node: ir.Node) -> Iterator[Violation]:
     """IAttention: a mask is broadcast over batch and heads, and over nothing else."""
-    query, key, mask = (_input(node, index) for index in (0, 1, 3))
-    shapes = [value.shape for value in (query, key, mask) if value is not None]
-    if len(shapes) < 3 or any(shape is None or len(shape) != 4 for shape in shapes):
+    values = [_input(node, index) for index in (0, 1, 3)]
+    shapes = [v.shape for v in values if v is not None and v.shape is not None]
+    if len(shapes) < 3 or min(map(len, shapes[:2])) < 2:
         return
-    wanted, got = [shapes[0][2], shapes[1][2]], [shapes[2][2], shapes[2][3]]
+    wanted, got = [shapes[0][-2], shapes[1][-2]], list(shapes[2])[-2:]
     if wanted != got:
         expected = f"a mask of {_sizes(wanted)} in its last dimensions"
         yield at(node, "mask-shape", expected, _sizes(got))
 
 
 def _sizes(sizes: list[int | ir.SymbolicDim]) -> str:
-    return " x ".join(map(str, sizes))
+    return " x ".join(map(str, sizes)) or "no dimension"
 
 
 def _data_dependent(node: ir.Node) -> Iterator[Violation]:
@@ -161,6 +173,7 @@ def _scan_length(node: ir.Node) -> Iterator[Violation]:
 
 
 RULES: Mapping[str, Rule] = {
+    "heads": _heads,
     "mask-or-causal": _mask_or_causal,
     "mask-shape": _mask_shape,
     "data-dependent": _data_dependent,

@@ -52,7 +52,7 @@ class Operator(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     takes: str
     """Element types of what `reads` names, with a space between: "float int BOOL"."""
     source: str
-    """Key of the table's sources."""
+    """Keys of the table's sources, with a space between."""
     others: dict[int, str] = {}
     """Inputs that may have another type than the rest, and which: indices, conditions."""
     since: str = ""

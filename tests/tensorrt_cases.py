@@ -21,6 +21,8 @@ PRODUCT = """(float16[batch, 4] x) => (float16[batch, 2] y) {
 }"""
 ATTENTION = """(float16[batch, 4, sequence, 8] q, float16[batch, 4, sequence, 8] k,
     MASK m) => (float16[batch, 4, sequence, 8] y) { y = Attention ATTRIBUTES (q, k, k, m) }"""
+FLAT = """(float16[batch, sequence, 32] q, float16[batch, sequence, 16] k)
+    => (float16[batch, sequence, 32] y) { y = Attention <q_num_heads = 4COUNTS> (q, k, k) }"""
 LOOP = """(float[batch] x, bool c, int64 n) => (float[batch] y) {
     n2 = Constant <value_int = 3> ()
     y OUTPUT = Loop (n, c, x) <body = b (int64 i, bool d, float[BEFORE] v)
@@ -141,6 +143,21 @@ OPERATORS = [
         attention("float16[1, 1, sequence, sequence]"),
         attention("float16[batch, 1, 1, sequence]"),
         "1 x sequence",
+    ),
+    Case(
+        "mask-shape",
+        attention("float16[sequence, sequence]"),
+        attention("float16[sequence]"),
+        "got sequence",
+    ),
+    Case(
+        "heads", FLAT.replace("COUNTS", ", kv_num_heads = 2"), FLAT.replace("COUNTS", ""), "[4, 0]"
+    ),
+    Case(
+        "heads",
+        attention(),
+        FLAT.replace("batch, sequence, 32] q", "batch, 4, sequence, 8] q").replace("COUNTS", ""),
+        "3 and 4",
     ),
     Case(
         "data-dependent",
