@@ -18,7 +18,7 @@ MOST_ELEMENTS = 2**31 - 1
 
 
 def check_ranges(graph: ir.Graph, ranges: Ranges) -> Iterator[Violation]:
-    """Each symbol of the inputs has a range, of sizes above 0."""
+    """Each symbol of the inputs has a range, of sizes above 0, that ends."""
     seen = set()
     for value in graph.inputs:
         for axis, size in enumerate(value.shape or ()):
@@ -29,8 +29,8 @@ def check_ranges(graph: ir.Graph, ranges: Ranges) -> Iterator[Violation]:
             if found is None:
                 expected = f"a range for dimension {axis}"
                 yield _input(value.name, "range", expected, f"'{size.value}', which has none")
-            elif not 0 < found[0] <= found[1]:
-                expected = f"sizes of dimension {axis} from 1 on"
+            elif not 0 < found[0] <= found[1] <= MOST_ELEMENTS:
+                expected = f"sizes of dimension {axis} from 1 to an end"
                 yield _input(value.name, "range", expected, f"{found[0]} to {found[1]}")
 
 

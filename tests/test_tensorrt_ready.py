@@ -10,11 +10,14 @@ from family import Family
 from family_models import FAMILIES
 
 from enginecast.capture.shapes import symbol_names
+from enginecast.describe import describe_inputs
 from enginecast.exporters.onnx_metadata import LINE
 from enginecast.exporters.order import Order
 from enginecast.exporters.tensorrt_gate import check_ready
 from enginecast.exporters.tensorrt_gate_shapes import unknown_sizes
 from enginecast.exporters.tensorrt_onnx import tensorrt_onnx
+from enginecast.exporters.tensorrt_options import TensorRTOptions
+from enginecast.exporters.tensorrt_profiles import profile_of
 from enginecast.passes.graph_edit import structural_copy
 from enginecast.passes.pipeline import build, run_pipeline
 from enginecast.passes.presets import preset
@@ -92,8 +95,11 @@ def test_its_graph_is_one_that_the_parser_is_documented_to_take(
     made = prepared[family.name]
     graph = graph_of(made, precision, tmp_path)
     ranges = ranges_of(made)
+    inputs = describe_inputs(made.captured.inputs)
+    profile = profile_of(inputs, ranges, TensorRTOptions())
     for version in ("10.15", "11.0"):
-        assert check_ready(graph, version=version, ranges=ranges) == []
+        found = check_ready(graph, version=version, inputs=inputs, ranges=ranges, profile=profile)
+        assert found == []
     assert unknown_sizes(graph.graph, ranges) == 0
     nodes = list(graph.graph.all_nodes())
     types = {value.dtype for node in nodes for value in node.outputs}

@@ -53,6 +53,7 @@ def declared(shape: tuple[int | str, ...], name: str = "a") -> list[Input]:
     [
         ({"ranges": {"batch": (1, 8)}, "optimal": {}}, "range", "a", "'sequence', which has none"),
         ({"ranges": RANGES | {"batch": (0, 8)}}, "range", "a", "0 to 8"),
+        ({"ranges": RANGES | {"batch": (1, 2**31)}}, "range", "a", "1 to 2147483648"),
         ({"ranges": RANGES | {"sequence": (64, 2)}, "optimal": {}}, "range", "a", "64 to 2"),
         ({"optimal": {"a": (4, 65)}}, "optimal", "a", "65"),
         ({"optimal": {"b": (4, 5)}}, "optimal", "b", "5"),
@@ -72,7 +73,7 @@ def declared(shape: tuple[int | str, ...], name: str = "a") -> list[Input]:
 def test_what_does_not_fit_one_profile_is_found(
     given: dict[str, Any], rule: str, name: str, got: str
 ) -> None:
-    violations = found(**given)
+    violations = [v for v in found(**given) if v.rule != "volume"]  # endless ranges are that, too
     assert [(v.rule, v.node, v.got) for v in violations] == [(rule, name, got)]
 
 
