@@ -25,7 +25,7 @@ from enginecast.exporters.tensorrt_options import Route, TensorRTOptions
 from enginecast.exporters.tensorrt_profiles import profile_of
 from enginecast.exporters.tensorrt_timing import Memory, memory_of
 from enginecast.exporters.tensorrt_torch import plan_by_torch
-from enginecast.runtime.gpu import gpu_here
+from enginecast.runtime import gpu as gpus
 from enginecast.runtime.manifest import ShapeRange
 from enginecast.runtime.tensorrt_fitness import requirements
 from enginecast.runtime.tensorrt_library import import_tensorrt, short_version
@@ -86,7 +86,7 @@ def lower_to_tensorrt(order: Order) -> Lowered:
             left then.
     """
     trt = import_tensorrt(WHY)
-    gpu = gpu_here(torch)
+    gpu = gpus.gpu_here(torch)
     if order.arch is not None and order.arch != gpu.arch:
         raise MissingError(
             f"--arch {order.arch}: the GPU here is {gpu.arch}, and TensorRT measures kernels on the"
@@ -109,7 +109,7 @@ def require_tensorrt(options: TensorRTOptions) -> None:
         MissingError: it is not here.
     """
     trt = import_tensorrt(WHY)
-    gpu_here(torch)
+    gpus.gpu_here(torch)
     if options.route == "torch":
         import_torch_tensorrt(
             "--trt-route torch",

@@ -20,6 +20,7 @@ from enginecast.exporters.order import Order
 from enginecast.exporters.tensorrt import Job, Network, write_network
 from enginecast.exporters.tensorrt_options import TensorRTOptions
 from enginecast.exporters.tensorrt_profiles import profile_of
+from enginecast.runtime import gpu as gpus
 from enginecast.runtime.manifest import Input
 
 FEATURES = 24
@@ -119,7 +120,7 @@ class Rig:
 def make_rig(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str) -> Rig:
     """A rig whose `import tensorrt` gives the fake of a version."""
     fake = install(monkeypatch, version)
-    monkeypatch.setattr(exporter, "gpu_here", lambda torch: MadeUpGpu())
+    monkeypatch.setattr(gpus, "gpu_here", lambda torch: MadeUpGpu())
     monkeypatch.setattr(exporter, "write_network", copied_network)
     (folder / "bundle").mkdir()
     return Rig(fake, folder / "bundle", folder / "cache", [], [])

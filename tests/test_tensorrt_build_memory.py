@@ -10,10 +10,10 @@ import pytest
 from fake_tensorrt_base import pack_cache, unpack_cache
 from tensorrt_orders import MadeUpGpu, Rig, make_rig
 
-from enginecast.exporters import tensorrt as exporter
 from enginecast.exporters import tensorrt_timing as timing
 from enginecast.exporters.tensorrt import PLAN_FILE, lower_to_tensorrt
 from enginecast.exporters.tensorrt_timing import HEAD, Build, default_folder, estimate, memory_of
+from enginecast.runtime import gpu as gpus
 
 VERSION = "11.0.0.114+fake"
 MACHINE = {
@@ -136,7 +136,7 @@ def test_the_estimate_is_told_before_the_build(rig: Rig, monkeypatch: pytest.Mon
     assert rig.said[1].startswith("TensorRT builds 5 layers, in about 1 s by 1 earlier build")
     lower_to_tensorrt(rig.order(level=1))  # of which nothing is known
     assert "no build at level 1 was timed" in rig.said[2]
-    monkeypatch.setattr(exporter, "gpu_here", lambda torch: MadeUpGpu(name="NVIDIA L4"))
+    monkeypatch.setattr(gpus, "gpu_here", lambda torch: MadeUpGpu(name="NVIDIA L4"))
     lower_to_tensorrt(rig.order())
     assert "How long is not known" in rig.said[3]
 
