@@ -70,7 +70,7 @@ class Context:
         ]
         tensors = [*self._plan.inputs, *self._plan.outputs]
         for tensor, value in zip(tensors, [*inputs, *outputs], strict=True):
-            if not self._context.set_tensor_address(tensor.name, value.data_ptr()):
+            if not self._context.set_tensor_address(tensor.binding, value.data_ptr()):
                 raise ExecutionError(f"the address of {tensor.name!r}: {self._messages.take()}")
         if not self._context.execute_async_v3(self._gpu.current_stream()):
             raise ExecutionError(self._messages.take())
@@ -89,7 +89,7 @@ class Context:
 
     def _set_shapes(self, given: Sequence[tuple[int, ...]]) -> None:
         for tensor, shape in zip(self._plan.inputs, given, strict=True):
-            if not self._context.set_input_shape(tensor.name, shape):
+            if not self._context.set_input_shape(tensor.binding, shape):
                 wanted = self._plan.range_of(tensor.name)
                 raise InputError(
                     f"input {tensor.name!r}: expected a shape in {wanted}, got {list(shape)}:"
@@ -106,7 +106,7 @@ class Context:
             raise ExecutionError(f"it wants to know more of {', '.join(lacking)}")
         found = []
         for tensor in self._plan.outputs:
-            shape = tuple(self._context.get_tensor_shape(tensor.name))
+            shape = tuple(self._context.get_tensor_shape(tensor.binding))
             if any(size < 0 for size in shape):
                 raise ExecutionError(
                     f"the shape of output {tensor.name!r} depends on values ({list(shape)}), and"

@@ -3,11 +3,11 @@
 import mmap
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from enginecast.errors import BundleError
+from enginecast.errors import BundleError, MissingError
 from enginecast.runtime.manifest import EngineRecord, Input, Manifest, Output, ShapeRange
 from enginecast.runtime.tensorrt_errors import Messages, error_logger, error_recorder
 
@@ -29,6 +29,9 @@ class Tensor:
     """An input or output of a plan."""
 
     name: str
+    """As the manifest calls it."""
+    binding: str
+    """As the plan calls it."""
     dtype: str
     """As the manifest calls it."""
     shape: tuple[int, ...]
@@ -75,10 +78,11 @@ def read_plan(
     Raises:
         BundleError: TensorRT refuses the plan, it takes or gives something else than the manifest
             says, or weights are missing.
+        MissingError: TensorRT does not start here.
     """
     messages = Messages()
     logger, recorder = error_logger(trt, messages), error_recorder(trt, messages)
-    runtime = trt.Runtime(logger)
+    runtime = _runtime(trt, logger, messages)
     runtime.error_recorder = recorder
     # A version-compatible plan brings the runtime of its version along, which is a library.
     runtime.engine_host_code_allowed = record.requires.get("version_compatible") == "yes"
@@ -99,11 +103,23 @@ def read_plan(
     found = _tensors(trt, engine, record.file)
     inputs = _agreed(record.file, "inputs", manifest.inputs, found[trt.TensorIOMode.INPUT.name])
     declared = manifest.engine_outputs
-    outputs = _agreed(record.file, "outputs", declared, found[trt.TensorIOMode.OUTPUT.name])
+    given = _renamed(declared, found[trt.TensorIOMode.OUTPUT.name])
+    outputs = _agreed(record.file, "outputs", declared, given)
     profile = {one.name: one for one in record.profile}
     _require_profile(engine, record.file, inputs, profile)
     keep = (runtime, recorder, logger)
     return Plan(trt, engine, record.file, inputs, outputs, profile, messages, keep)
+
+
+def _runtime(trt: Any, logger: Any, messages: Messages) -> Any:
+    try:
+        return trt.Runtime(logger)
+    except (TypeError, RuntimeError) as error:  # pybind11: "factory function returned nullptr"
+        said = messages.take() if len(messages) else str(error)
+        raise MissingError(
+            f"TensorRT {trt.__version__} gives no runtime: {said}",
+            hint="It needs a GPU and a driver for its CUDA; see `enginecast doctor`.",
+        ) from error
 
 
 def _deserialised(runtime: Any, path: Path) -> Any:
@@ -161,8 +177,19 @@ def _tensors(trt: Any, engine: Any, file: str) -> dict[str, list[Tensor]]:
         kind = engine.get_tensor_dtype(name).name
         dtype = _DTYPES.get(kind, kind)
         shape = tuple(engine.get_tensor_shape(name))
-        found[engine.get_tensor_mode(name).name].append(Tensor(name, dtype, shape))
+        found[engine.get_tensor_mode(name).name].append(Tensor(name, name, dtype, shape))
     return found
+
+
+def _renamed(declared: Sequence[Output], actual: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The outputs by the manifest's names: a plan of torch_tensorrt calls its outputs output0,
+    output1 and so on, in order (torch_tensorrt 2.13, dynamo/conversion/_TRTInterpreter.py).
+    """
+    by_number = {f"output{index}": one.name for index, one in enumerate(declared)}
+    bindings = {one.binding for one in actual}
+    if bindings != by_number.keys() or bindings == set(by_number.values()):
+        return actual
+    return [replace(one, name=by_number[one.binding]) for one in actual]
 
 
 def _agreed(
@@ -216,7 +243,7 @@ def _require_profile(
         raise BundleError(f"{file}: the manifest has a profile of {unknown[0]!r}, no input")
     for tensor in inputs:
         if -1 in tensor.shape:
-            built = engine.get_tensor_profile_shape(tensor.name, 0)
+            built = engine.get_tensor_profile_shape(tensor.binding, 0)
             found = tuple(tuple(shape) for shape in built)
         else:
             found = (tensor.shape,) * 3

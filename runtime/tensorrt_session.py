@@ -127,7 +127,8 @@ def open_session(
         here = machine(trt, gpu)
     require_fit(record.requires, here, record.file, instead)
     network = None if record.network is None else bundle.path(record.network)
-    plan = read_plan(trt, bundle.path(record.file), record, bundle.manifest, network)
+    with _saying(record.file, instead):
+        plan = read_plan(trt, bundle.path(record.file), record, bundle.manifest, network)
     return TensorRTSession(plan, gpu, cuda_graphs=cuda_graphs)
 
 

@@ -111,6 +111,31 @@ def test_without_tensorrt(tmp_path: Path, fake: FakeTensorRT, monkeypatch: Any) 
         opened(tmp_path, {"engine.plan": small.plan(fake)})
 
 
+def test_tensorrt_does_not_start(tmp_path: Path, fake: FakeTensorRT, monkeypatch: Any) -> None:
+    def refuse(self: object, logger: object) -> None:
+        raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    monkeypatch.setattr(fake.Runtime, "__init__", refuse)
+    with pytest.raises(MissingError, match=r"^engine\.plan: TensorRT 11\.0\.0\.114.* no runtime"):
+        opened(tmp_path, {"engine.plan": small.plan(fake)})
+
+
+def test_outputs_that_are_numbered_are_taken_in_order(tmp_path: Path, fake: FakeTensorRT) -> None:
+    """As torch_tensorrt calls them."""
+    model = small.network()
+    for number, output in enumerate(model.graph.output):
+        model.graph.node.add(
+            op_type="Identity", input=[output.name], output=[f"output{number}"], name=f"i{number}"
+        )
+        output.name = f"output{number}"
+    plan = small.plan(fake, network=model.SerializeToString())
+    feeds = small.feeds()
+    with opened(tmp_path, {"engine.plan": plan}) as engine:
+        found = engine.run(feeds)
+    np.testing.assert_allclose(found["y"], small.wanted(**feeds), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["total"], found["y"].sum(), rtol=1e-5)
+
+
 def test_the_cpu_runs_none(tmp_path: Path, fake: FakeTensorRT) -> None:
     opened(tmp_path, {"engine.plan": small.plan(fake)}).close()
     with pytest.raises(UsageError, match="TensorRT engines run on a GPU"):
