@@ -17,7 +17,7 @@ from torch import Tensor
 
 from enginecast.errors import LoweringError
 from enginecast.exporters.tensorrt_program import ONNX_ROUTE, scale_axis
-from enginecast.passes.purity import own
+from enginecast.passes.purity import aten, own
 
 Converter = Callable[[Any, Any, Sequence[Any], Mapping[str, Any], str], Any]
 """What torch_tensorrt calls: context, op, arguments, keywords, name; it returns an ITensor.
@@ -29,7 +29,9 @@ _DTYPES = {torch.float32: "FLOAT", torch.float16: "HALF", torch.bfloat16: "BF16"
 
 
 def register_converters(trt: Any, conversion: Any, constant: Callable[..., Any]) -> None:
-    """Give torch_tensorrt the converters of our ops, unless it has them.
+    """Give torch_tensorrt the converters of our ops, unless it got them before.
+
+    One of aten comes after those that it has itself, which decline some shapes.
 
     Args:
         trt: the module tensorrt.
@@ -37,10 +39,10 @@ def register_converters(trt: Any, conversion: Any, constant: Callable[..., Any])
         constant: its `converter_utils.get_trt_tensor`, which keeps a value alive until the engine
             is built, and by its name for a refit.
     """
-    layers = _Layers(trt, constant)
-    for op, converter in layers.converters.items():
-        if op not in conversion.DYNAMO_CONVERTERS:
-            conversion.dynamo_tensorrt_converter(op, supports_dynamic_shapes=True)(converter)
+    if own.quantize.default in conversion.DYNAMO_CONVERTERS:
+        return
+    for op, converter in _Layers(trt, constant).converters.items():
+        conversion.dynamo_tensorrt_converter(op, supports_dynamic_shapes=True)(converter)
 
 
 class _Layers:
@@ -54,6 +56,7 @@ class _Layers:
             own.dequantize.default: self._dequantize,
             own.quantized_linear.default: self._quantized_linear,
             own.whole_rms_norm.default: self._rms_norm,
+            aten.gather.default: self._gather,
         }
 
     def _quantize(
@@ -138,6 +141,20 @@ class _Layers:
             factor = self._constant(ctx, row, f"{name}_weight")
             found = self._elementwise(ctx, found, factor, "PROD", f"{name}_scaled")
         return found if is_wide else _output(net.add_cast(found, x.dtype), f"{name}_narrow")
+
+    def _gather(
+        self, ctx: Any, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+    ) -> Any:
+        """Of aten: torch_tensorrt's own declines shapes that vary, and BERT looks types up so."""
+        values, dim, indices = args[:3]
+        data, read = (
+            self._constant(ctx, one, f"{name}_{role}") if isinstance(one, Tensor) else one
+            for one, role in ((values, "data"), (indices, "indices"))
+        )
+        layer = ctx.net.add_gather_v2(data, read, self._trt.GatherMode.ELEMENT)
+        found = _output(layer, name)
+        layer.axis = dim % len(data.shape)
+        return found
 
     def _elementwise(self, ctx: Any, left: Any, right: Any, operation: str, name: str) -> Any:
         kind = getattr(self._trt.ElementWiseOperation, operation)

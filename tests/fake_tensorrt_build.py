@@ -134,6 +134,7 @@ ADDED = {
         "IElementWiseLayer",
         dict.fromkeys(("10.15", "11.0"), "input1 input2 op"),
     ),
+    "add_gather_v2": ("IGatherLayer", dict.fromkeys(("10.15", "11.0"), "input indices mode")),
     "add_matrix_multiply": (
         "IMatrixMultiplyLayer",
         dict.fromkeys(("10.15", "11.0"), "input0 op0 input1 op1"),

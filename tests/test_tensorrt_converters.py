@@ -122,7 +122,14 @@ def _cast(layer: Any, given: Mapping[str, Any]) -> Tensor:
     return found
 
 
+def _gathered(layer: Any, given: Mapping[str, Any]) -> Tensor:
+    assert given["mode"].name == "ELEMENT"
+    found: Tensor = given["input"].gather(layer.axis, given["indices"])
+    return found
+
+
 COMPUTED = {
+    "add_gather_v2": _gathered,
     "add_quantize": _quantized,
     "add_dequantize": _dequantized,
     "add_matrix_multiply": _product,
@@ -216,6 +223,16 @@ def test_a_norm_of_two_dims(trt: FakeTensorRT) -> None:
     found = network.convert(own.whole_rms_norm.default, network.feed(x), 2, weight, 1e-6)
     wanted = torch.nn.functional.rms_norm(x, [4, 5], weight, 1e-6)
     torch.testing.assert_close(network.value(found), wanted)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_looking_values_up(trt: FakeTensorRT, dim: int) -> None:
+    network = Network(trt)
+    values = torch.randn(3, 4)
+    indices = torch.tensor([[0, 2, 1], [1, 0, 2]])
+    op = torch.ops.aten.gather.default
+    found = network.convert(op, values, dim, network.feed(indices))
+    assert torch.equal(network.value(found), values.gather(dim, indices))
 
 
 def test_a_layer_that_tensorrt_refuses(trt: FakeTensorRT) -> None:

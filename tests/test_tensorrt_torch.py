@@ -208,7 +208,7 @@ def test_a_build_that_fails(build: Build, fake: FakeTorchTensorRT) -> None:
 def test_an_error_of_ours_stays_what_it_is(
     build: Build, monkeypatch: pytest.MonkeyPatch, fake: FakeTorchTensorRT
 ) -> None:
-    monkeypatch.setattr(tensorrt_torch, "_require_convertible", lambda *args: None)
+    monkeypatch.setattr(tensorrt_torch, "register_converters", lambda *args: None)
     fake.registry.converters[own.whole_rms_norm.default] = _broken
     with pytest.raises(LoweringError, match="TensorRT makes no layer for this"):
         build(block())
