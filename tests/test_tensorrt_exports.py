@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cpu_stand_in import CpuStandIn, use_stand_in
+from cpu_stand_in import use_stand_in
 from exports import Exports, cast
 from fake_tensorrt import FakeTensorRT, install
 
@@ -21,8 +21,7 @@ from enginecast.verify.reference import REFERENCE_NAME, read_reference
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTensorRT:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    stand_in: CpuStandIn = use_stand_in(monkeypatch)
-    monkeypatch.setattr(exporter, "gpu_here", lambda torch: stand_in)
+    use_stand_in(monkeypatch)
     return install(monkeypatch, "11.0.0.114+fake")
 
 
@@ -73,7 +72,8 @@ def test_a_plan_and_an_engine_beside_it(
         assert run.code == 0, run.err
         assert run.json["backend"] == backend
         results[backend] = read_tensors(output)["last_hidden_state"]
-    np.testing.assert_allclose(*results.values(), rtol=1e-4, atol=1e-5)
+    by_plan, by_engine = results.values()
+    np.testing.assert_allclose(by_plan, by_engine, rtol=1e-4, atol=1e-5)
 
     shown = cast(capsys, "inspect", bundle).out
     assert "for tensorrt on tensorrt; judged with tensorrt of tensorrt 11.0.0.114+fake" in shown
