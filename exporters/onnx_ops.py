@@ -101,8 +101,8 @@ def _attention(reader: Reader) -> Callable[..., Any]:
     A row whose keys are all masked belongs to padding.  Attention (ONNX Runtime 1.31, CPU) writes
     zeros there, where torch does so for -inf and averages the values for the lowest number.
 
-    TensorRT's parser takes Attention of rank 3 and 4 since 10.14 (onnx/onnx-tensorrt#1043); it
-    splits the heads of the former itself.
+    TensorRT's IAttention takes heads first; so they are split here, as its parser would (since
+    10.14, onnx/onnx-tensorrt#1043, AttentionHelpers.cpp).
     """
 
     def translate(
@@ -119,13 +119,30 @@ def _attention(reader: Reader) -> Callable[..., Any]:
         plain = bias is None and rank == 3 and heads == kv_heads and not causal
         if plain and reader == "onnxruntime-cpu":
             return _multi_head_op(query, key, value, num_heads=heads, scale=scale)
+        flat = rank == 3 and reader == "tensorrt"
+        if flat:
+            query = _heads_first(query, heads)
+            key, value = (_heads_first(found, kv_heads) for found in (key, value))
+            rank = 4
         counts = {"q_num_heads": heads, "kv_num_heads": kv_heads} if rank == 3 else {}
         results = op.Attention(
             query, key, value, bias, scale=scale, is_causal=int(causal), **counts
         )
-        return results[0] if isinstance(results, tuple | list) else results
+        result = results[0] if isinstance(results, tuple | list) else results
+        return _heads_last(result) if flat else result
 
     return translate
+
+
+def _heads_first(x: Any, heads: int) -> Any:
+    """[batch, tokens, heads * size] -> [batch, heads, tokens, size]."""
+    sizes = [0, 0, heads, x.shape[2] // heads]  # 0: as it is
+    return op.Transpose(op.Reshape(x, op.Constant(value_ints=sizes)), perm=[0, 2, 1, 3])
+
+
+def _heads_last(x: Any) -> Any:
+    together = op.Constant(value_ints=[0, 0, -1])
+    return op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), together)
 
 
 def translation_table(*, reader: Reader) -> dict[Callable[..., Any], Callable[..., Any]]:

@@ -1,0 +1,185 @@
+"""TensorRT's form of ONNX for every family: documented to be taken, and as exact as its program.
+
+A bf16 network is run as the same one in fp32; see `tensorrt_networks`.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from exports import Exports
+from family import Family
+from family_models import FAMILIES
+from onnx import numpy_helper
+from tensorrt_networks import op_count, require_form, run_network
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from enginecast.capture.examples import Case
+from enginecast.capture.shapes import symbol_names
+from enginecast.exporters.onnx_metadata import LINE, MODULE
+from enginecast.exporters.order import Order
+from enginecast.exporters.tensorrt_gate import check_ready
+from enginecast.exporters.tensorrt_onnx import NETWORK_FILE, save_network, tensorrt_onnx
+from enginecast.passes.graph_edit import structural_copy
+from enginecast.passes.pipeline import build, run_pipeline
+from enginecast.passes.presets import QUANTIZED, preset
+from enginecast.prepare import ModelOptions, Prepared, open_model, prepare
+from enginecast.steps import Steps
+
+PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "fp8-storage")
+DEFAULT = {("umt5", "fp8"), ("segformer", "fp32")}
+MORE = 1.5
+"""How much larger the error of a network may be than that of its program."""
+LEAST = 1e-5
+"""An error that any network may have: sums in another order, in fp32."""
+VERSIONS = ("10.15", "11.0")
+
+
+@dataclass(frozen=True)
+class Made:
+    """A network, the program that it was made of, and the model before the passes."""
+
+    network: onnx.ModelProto
+    program: ExportedProgram
+    prepared: Prepared
+
+
+class Models:
+    """Each is captured when a test first asks for it; the last one is kept."""
+
+    def __init__(self, exports: Exports) -> None:
+        self.exports = exports
+        self.last: tuple[str, Prepared] | None = None
+
+    def __call__(self, family: Family) -> Prepared:
+        if self.last is None or self.last[0] != family.name:
+            model = self.exports.model(f"family-{family.name}")
+            with contextlib.chdir(self.exports.root):
+                source = open_model(model, ModelOptions())
+                self.last = family.name, prepare(source, ModelOptions(), Steps())
+        return self.last[1]
+
+
+@pytest.fixture(scope="module")
+def models(exports: Exports) -> Models:
+    return Models(exports)
+
+
+def make(prepared: Prepared, precision: str, folder: Path) -> Made:
+    """Lower a family; the gate must find nothing in what is lowered."""
+    text = preset(precision, "tensorrt", arch="sm90" if precision in QUANTIZED else None)
+    # Nothing that is tiny gains anything.
+    text = text.replace("plan-fp8{", "plan-fp8{min_gain=0 max_error=0.9 ")
+    program = structural_copy(prepared.captured.program)
+    run_pipeline(build(text), program, prepared.context)
+    captured = prepared.captured
+    names = {str(s): n for s, n in symbol_names(captured.program, captured.inputs).items()}
+    order = Order(
+        program,
+        folder,
+        outputs=prepared.output_names,
+        symbols=names,
+        shapes=[spec.dims for spec in captured.outputs],
+        device="cuda",
+    )
+    model = tensorrt_onnx(order)
+    for version in VERSIONS:
+        assert [str(found) for found in check_ready(model, version=version)] == []
+    said = [node.metadata_props.keys() for node in model.graph.all_nodes()]
+    assert sum(LINE in keys for keys in said) > len(said) * 0.7
+    assert sum(MODULE in keys for keys in said) > len(said) * 0.5
+    save_network(model, folder)
+    onnx.checker.check_model(folder / NETWORK_FILE, full_check=True)
+    network = onnx.load(folder / NETWORK_FILE)
+    require_form(network)
+    return Made(network, program, prepared)
+
+
+def inputs_of(program: ExportedProgram, case: Case) -> dict[str, Tensor]:
+    """In the dtypes that the program takes."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    return {
+        name: case.inputs[name].to(values[name].dtype)
+        for name in program.graph_signature.user_inputs
+    }
+
+
+def returned(program: ExportedProgram, case: Case) -> list[Tensor]:
+    with torch.no_grad():
+        found = program.module(check_guards=False)(**inputs_of(program, case))
+    return [t for t in torch.utils._pytree.tree_leaves(found) if isinstance(t, Tensor)]
+
+
+def errors(made: Made) -> Iterator[tuple[float, float]]:
+    """Of each output of each case: the relative error of the network and of the program, both from
+    the captured fp32 program, over the rows of real tokens.
+    """
+    for case in made.prepared.cases[:3]:
+        inputs = inputs_of(made.program, case)
+        mask = inputs.get("attention_mask")
+        rows = zip(
+            run_network(made.network, *inputs.values()),
+            returned(made.program, case),
+            returned(made.prepared.captured.program, case),
+            strict=True,
+        )
+        for found, low, exact in rows:
+            real: Tensor | slice = slice(None)
+            if mask is not None and exact.shape[:2] == mask.shape:
+                real = mask.bool()
+            size = exact[real].double().norm()
+            if size > 0:
+                off = [(x.double() - exact.double())[real].norm() / size for x in (found, low)]
+                yield float(off[0]), float(off[1])
+
+
+def worst(made: Made) -> float:
+    """The largest error of an output, where 1 is what is allowed."""
+    return max(found / (MORE * low + LEAST) for found, low in errors(made))
+
+
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    [
+        pytest.param(
+            family,
+            precision,
+            id=f"{family.name}-{precision}",
+            marks=[] if (family.name, precision) in DEFAULT else [pytest.mark.slow],
+        )
+        for family in FAMILIES
+        for precision in PRECISIONS
+    ],
+)
+def test_its_network_is_taken_and_computes_what_the_program_does(
+    models: Models, tmp_path: Path, family: Family, precision: str
+) -> None:
+    made = make(models(family), precision, tmp_path)
+    assert worst(made) <= 1
+    if precision in QUANTIZED:
+        assert op_count(made.network, "DequantizeLinear") > 0
+    if precision == "fp8":
+        assert op_count(made.network, "QuantizeLinear") > 0
+        wrong = scaled(made.network)
+        assert worst(Made(wrong, made.program, made.prepared)) > 1
+
+
+def scaled(network: onnx.ModelProto) -> onnx.ModelProto:
+    """The first weight that is dequantised, half as large again."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(network)
+    made = {weight.name: weight for weight in copy.graph.initializer}
+    scale = next(
+        made[node.input[1]]
+        for node in copy.graph.node
+        if node.op_type == "DequantizeLinear" and made[node.input[1]].dims
+    )
+    values = numpy_helper.to_array(scale) * np.float16(1.5)
+    scale.CopyFrom(numpy_helper.from_array(values, scale.name))
+    return copy
