@@ -149,3 +149,14 @@ def test_the_script_runs_from_end_to_end(tmp_path: Path, script: str, chosen: st
                 assert 1e-4 < row["error"] < 0.02
                 assert row["ms"] > 0
                 assert row["verdict"]["outcome"] == "verified-by-emulation"
+
+
+def test_outliers_of_narrow_norms_are_no_whole_row() -> None:
+    models = part("trt_models")
+    weight = {size: torch.nn.LayerNorm(size) for size in (64, 768)}
+    for norm in weight.values():
+        with torch.no_grad():
+            norm.weight[list(models.OUTLIERS)] = 12.0
+        models.tame(norm)
+    assert weight[64].weight.max() == 2.0
+    assert weight[768].weight.max() == 12.0
