@@ -13,7 +13,7 @@ from exports import Exports, cast
 from fake_tensorrt import FakeTensorRT, install
 
 from enginecast.exporters import tensorrt as exporter
-from enginecast.runtime.files import read_tensors, write_tensors
+from enginecast.runtime.files import read_tensors
 from enginecast.runtime.load import load
 from enginecast.verify.reference import REFERENCE_NAME, read_reference
 
@@ -93,9 +93,12 @@ def test_a_plan_that_computes_something_else_is_rejected(
 
     def spoiled(job: exporter.Job, folder: Path) -> exporter.Network:
         made = write(job, folder)
-        weights = read_tensors(folder / made.files[1])
-        largest = max(weights, key=lambda name: weights[name].size)
-        write_tensors(folder / made.files[1], weights | {largest: weights[largest] * 1.02})
+        # Where they are: the graph knows the weights by their places in the file.
+        content = bytearray((folder / made.files[1]).read_bytes())
+        start = 8 + int.from_bytes(content[:8], "little")
+        weights = np.frombuffer(content, np.float32, offset=start)
+        weights *= 1.02
+        (folder / made.files[1]).write_bytes(content)
         return made
 
     monkeypatch.setattr(exporter, "write_network", spoiled)
