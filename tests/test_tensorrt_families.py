@@ -22,6 +22,7 @@ from torch.export import ExportedProgram
 
 from enginecast.capture.examples import Case
 from enginecast.capture.shapes import symbol_names
+from enginecast.describe import describe_inputs
 from enginecast.exporters.onnx_metadata import LINE, MODULE
 from enginecast.exporters.order import Order
 from enginecast.exporters.tensorrt_gate import check_ready
@@ -89,8 +90,10 @@ def make(prepared: Prepared, precision: str, folder: Path) -> Made:
         device="cuda",
     )
     model = tensorrt_onnx(order)
+    inputs, ranges = describe_inputs(captured.inputs), dict(captured.symbols)
     for version in VERSIONS:
-        assert [str(found) for found in check_ready(model, version=version)] == []
+        found = check_ready(model, version=version, inputs=inputs, ranges=ranges)
+        assert [str(one) for one in found] == []
     said = [node.metadata_props.keys() for node in model.graph.all_nodes()]
     assert sum(LINE in keys for keys in said) > len(said) * 0.7
     assert sum(MODULE in keys for keys in said) > len(said) * 0.5
