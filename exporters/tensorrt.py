@@ -19,6 +19,7 @@ from enginecast.exporters.onnx import Lowered, op_counts
 from enginecast.exporters.onnx_metadata import LINE, MODULE
 from enginecast.exporters.order import Order
 from enginecast.exporters.tensorrt_build import Fill, Request, build_plan
+from enginecast.exporters.tensorrt_decompose import let_attentions_decompose
 from enginecast.exporters.tensorrt_gate import require_ready
 from enginecast.exporters.tensorrt_onnx import network_notes, save_network, tensorrt_onnx
 from enginecast.exporters.tensorrt_options import Route, TensorRTOptions
@@ -176,6 +177,7 @@ def parsed(trt: Any, path: Path, model: ir.Model) -> Fill:
         parser = trt.OnnxParser(network, logger)
         if not parser.parse_from_file(str(path)):
             raise _refused(trt, parser, model)
+        let_attentions_decompose(trt, network)
         return parser  # it owns the weights that the network refers to
 
     return fill

@@ -16,6 +16,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+import fake_tensorrt_attention
 import fake_tensorrt_build
 import fake_tensorrt_parser
 import fake_tensorrt_run
@@ -31,7 +32,12 @@ EXTRAS = {"calls", "called", "failures"}
 SEVERITIES = ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")
 SOURCES: dict[str, type] = {
     name: found
-    for module in (fake_tensorrt_build, fake_tensorrt_parser, fake_tensorrt_run)
+    for module in (
+        fake_tensorrt_attention,
+        fake_tensorrt_build,
+        fake_tensorrt_parser,
+        fake_tensorrt_run,
+    )
     for name, found in vars(module).items()
     if isinstance(found, type)
     and issubclass(found, (Recorded, Overridden))

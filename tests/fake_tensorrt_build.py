@@ -116,6 +116,11 @@ class ILayer(Recorded):
 
     name = attribute("name", "")
 
+    @property
+    def type(self) -> Any:
+        """Of the kinds that somebody asks for."""
+        return self._fake.LayerType.ATTENTION_OUTPUT if self._kind == "Attention" else None
+
     def get_output(self, index: int) -> Any:
         return self._output if index == 0 else None
 
@@ -193,6 +198,13 @@ class INetworkDefinition(Recorded):
     @property
     def num_layers(self) -> int:
         return len(self._model.graph.node) if self._model else len(self._layers)
+
+    def get_layer(self, index: int) -> Any:
+        """An ILayer, whatever it is: it is for the caller to say more of it."""
+        if self._model is not None and not self._layers:
+            kinds = [node.op_type for node in self._model.graph.node]
+            self._layers += [self._fake._new("ILayer", kind, {}) for kind in kinds]
+        return self._layers[index]
 
     def get_input(self, index: int) -> Any:
         return self._tensor(self._model.graph.input[index]) if self._model else None
