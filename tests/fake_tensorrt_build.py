@@ -184,6 +184,7 @@ class INetworkDefinition(Recorded):
         self._flags, self._logger = flags, logger
         self._layers: list[Any] = []
         self._model = None
+        self._parser: Any = None
 
     error_recorder = attribute("error_recorder")
 
@@ -349,6 +350,8 @@ class Builder(Recorded):
         """What of profile and network does not fit, as the real builder would find it."""
         if network._model is None:
             return ""
+        if network._parser() is None:
+            return "the parser, which owns the weights of the network, is gone"
         shapes = config._profiles[0]._shapes if config._profiles else {}
         for value in network._model.graph.input:
             dims = dims_of(value)

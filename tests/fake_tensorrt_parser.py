@@ -3,6 +3,7 @@
 A fake: see tests/fake_tensorrt.py.
 """
 
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ class OnnxParser(Recorded):
         self._errors += unsupported(self._fake, found)
         if not self._errors:
             self._network._model = found
+            self._network._parser = weakref.ref(self)
         return not self._errors
 
 
