@@ -19,7 +19,7 @@ from gpu_timing import interleaved, summary
 from trt_models import DTYPES, Subject, encoder
 from trt_rows import Build, Ready, chain_row, make_row, reference_of
 
-from enginecast.doctor_tensorrt import driver_version
+from enginecast.doctor_tensorrt import driver
 from enginecast.runtime.fitness import gpu_of
 
 COMPILED = "torch.compile"
@@ -83,7 +83,7 @@ def opened(name: str, device: str, options: argparse.Namespace) -> Results:
         name: of the run: "trt-acceptance".
         device: "cpu" for a dry run, whose file is no result and lies elsewhere.
     """
-    here = machine(options.commit, device) | {"driver": driver_version()}
+    here = machine(options.commit, device) | {"driver": driver()}
     path = RESULTS / f"{name}-{_slug(str(here.get('gpu')))}{'-quick' if options.quick else ''}.json"
     if device == "cpu":
         path = Path(tempfile.gettempdir()) / f"{name}-dry-run.json"

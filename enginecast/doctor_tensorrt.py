@@ -1,18 +1,17 @@
 """What there is of TensorRT: whether its Python modules import, and whether they go together."""
 
 import os
-import re
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 from enginecast.doctor_report import Library, Problem, TensorRT
+from enginecast.errors import MissingError
+from enginecast.runtime.gpu import driver_version
 from enginecast.runtime.tensorrt_library import short_version
 from enginecast.runtime.tensorrt_versions import Pair, check_pair, known_pairs
 
 MODULES = ("tensorrt", "torch_tensorrt")
-_KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 _SECONDS = 120.0
 _PRINT_VERSION = "import {0}, sys; sys.stdout.write('\\n' + {0}.__version__)"
 _CUDA_WHEELS = "https://download.pytorch.org/whl/cu{}0"
@@ -30,7 +29,7 @@ def examine_tensorrt(torch_version: str | None, torch_cuda: str | None) -> Tenso
     wrong: list[str] = []
     if torch_version is not None and (tensorrt or torch_tensorrt):
         wrong = check_pair(torch_version, torch_tensorrt, tensorrt, cuda=torch_cuda)
-    return TensorRT(libraries, driver_version(), tuple(wrong))
+    return TensorRT(libraries, driver(), tuple(wrong))
 
 
 def tensorrt_problems(
@@ -62,14 +61,12 @@ def tensorrt_problems(
     return problems
 
 
-def driver_version(kernel_module: Path = _KERNEL_MODULE) -> str | None:
-    """Of NVIDIA's kernel module, such as "580.95.05"; None without one."""
+def driver() -> str | None:
+    """The version of NVIDIA's driver, such as "580.95.05"; None without one."""
     try:
-        text = kernel_module.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        return driver_version()
+    except MissingError:
         return None
-    match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
-    return match[1] if match else None
 
 
 def _library(name: str) -> Library:

@@ -13,6 +13,7 @@ proves nothing about TensorRT: not that a network builds, not what is fused, no 
 
 import enum
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -52,6 +53,7 @@ class FakeTensorRT(ModuleType):
 
     def __init__(self, version: str) -> None:
         super().__init__("tensorrt", __doc__)
+        self.__spec__ = ModuleSpec("tensorrt", None)  # torch looks for it when it is imported
         self.__version__ = version
         self.calls: list[Call] = []
         self.failures = Failures()

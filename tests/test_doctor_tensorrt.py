@@ -8,10 +8,7 @@ from rich.console import Console
 
 from enginecast.doctor_page import show
 from enginecast.doctor_report import Library, Report, TensorRT
-from enginecast.doctor_tensorrt import driver_version, examine_tensorrt, tensorrt_problems
-
-OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs)\n"
-CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54  Tue Jun  6 22:26:31 UTC 2023\n"
+from enginecast.doctor_tensorrt import examine_tensorrt, tensorrt_problems
 
 
 def stand_in(folder: Path, name: str, code: str) -> None:
@@ -100,16 +97,6 @@ def test_a_module_that_does_not_import_is_installed_anew() -> None:
 def test_a_torch_that_no_pair_is_known_for_gets_the_newest_pair() -> None:
     ((_, repair),) = told("11.0.0.114", None, "torch 2.9.0: expected", torch="2.9.0")
     assert repair == "pip install 'torch==2.13.*' 'torch-tensorrt==2.13.*'"
-
-
-@pytest.mark.parametrize(
-    ("text", "version"), [(OPEN, "580.95.05"), (CLOSED, "535.54"), ("GCC version\n", None)]
-)
-def test_the_drivers_version(tmp_path: Path, text: str, version: str | None) -> None:
-    module = tmp_path / "version"
-    assert driver_version(module) is None
-    module.write_text(text)
-    assert driver_version(module) == version
 
 
 def test_it_is_printed() -> None:

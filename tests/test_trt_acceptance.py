@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from cpu_stand_in import use_stand_in
+from fake_tensorrt import install
+
+from enginecast.passes.pipeline import build as build_passes
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 NO_TENSORRT = pytest.mark.skipif(
@@ -91,8 +95,6 @@ def test_fp8_takes_layers_that_gain_nothing(target: str, device: str) -> None:
     assert text.count("min_gain=0.0") == 1
     assert "fp8-matmul" in text
     assert rows.pipeline_of("fp16", build, None) is None
-    from enginecast.passes.pipeline import build as build_passes
-
     build_passes(text)
 
 
@@ -124,6 +126,40 @@ def test_times_are_compared_with_those_of_the_others() -> None:
     assert rows["tensorrt-onnx"] == {"ms": 2.0, "over_compiled": 2.5, "over_onnxruntime": 1.5}
     assert rows["tensorrt-torch"] == {"failed": "no"}
     assert rows["onnxruntime-cuda"]["over_onnxruntime"] == 1.0
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A fake of TensorRT, which computes with ONNX Runtime, and a stand-in for the GPU."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    use_stand_in(monkeypatch)
+    install(monkeypatch, "11.0.0.114+fake")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fake")
+def test_a_row_of_a_plan_is_filled_by_way_of_the_fake(tmp_path: Path) -> None:
+    models, rows = part("trt_models"), part("trt_rows")
+    subject = models.subjects(small=True)[0]
+    folder, case = subject.save(tmp_path / "model"), subject.case("cpu")
+    reference = rows.reference_of(models.encoder(subject, folder, "cpu", torch.float32), case)
+    row: dict[str, Any] = {}
+    build = rows.BUILDS["tensorrt-onnx"]
+    ready = rows.make_row(
+        row, subject, folder, tmp_path / "out", "fp32", build, None, case, reference
+    )
+    assert ready is not None, row
+    assert row["backend"] == "tensorrt"
+    assert row["verdict"]["outcome"] == "verified"
+    assert row["requires"]["tensorrt"] == "11.0.0.114+fake"
+    assert [one["optimal"] for one in row["profile"]] == [(2, 16), (2, 16)]
+    assert row["layers"]
+    assert row["error"] < 1e-5
+    assert torch.equal(ready.run(), ready.run())
+    chain: dict[str, Any] = {}
+    rows.chain_row(chain, subject, folder, tmp_path / "chain", build)
+    assert chain["backend"] == "tensorrt"
+    assert chain["engines"] == ["tensorrt", "onnxruntime"]
 
 
 @pytest.mark.slow
