@@ -14,6 +14,7 @@ from enginecast.engines import order_of
 from enginecast.errors import LoweringError, MissingError
 from enginecast.exporters.onnx import op_counts
 from enginecast.exporters.tensorrt_gate import Violation, check_ready, refusal_of
+from enginecast.exporters.tensorrt_gate_shapes import unknown_sizes
 from enginecast.exporters.tensorrt_onnx import tensorrt_onnx
 from enginecast.exporters.tensorrt_profiles import profile_of
 from enginecast.plan import Plan
@@ -31,14 +32,18 @@ class Readiness:
     ops: Mapping[str, int]
     profile: tuple[ShapeRange, ...]
     violations: tuple[Violation, ...]
+    unknown: int
+    """Tensors whose largest size is not known, and was not looked at."""
     refusal: LoweringError | None
     """What an export would end with; None: the parser is documented to take the network."""
 
     def to_json(self) -> dict[str, Any]:
-        return to_json(self.violations, self.version, self.profile, ops=self.ops)
+        found = self.violations, self.version, self.profile
+        return to_json(*found, ops=self.ops, unknown=self.unknown)
 
     def show(self, console: Console) -> None:
-        print_gate(self.violations, self.version, self.profile, console, ops=self.ops)
+        found = self.violations, self.version, self.profile
+        print_gate(*found, console, ops=self.ops, unknown=self.unknown)
 
 
 def readiness_of(prepared: Prepared, plan: Plan, program: ExportedProgram) -> Readiness | None:
@@ -59,7 +64,7 @@ def readiness_of(prepared: Prepared, plan: Plan, program: ExportedProgram) -> Re
         try:
             model = tensorrt_onnx(order)
         except LoweringError as error:  # an op has no ONNX form
-            return Readiness(version, {}, profile, (), error)
+            return Readiness(version, {}, profile, (), 0, error)
     found = check_ready(
         model,
         version=version,
@@ -69,7 +74,8 @@ def readiness_of(prepared: Prepared, plan: Plan, program: ExportedProgram) -> Re
         profile=profile,
     )
     refusal = refusal_of(found, version) if found else None
-    return Readiness(version, op_counts(model), profile, tuple(found), refusal)
+    unknown = unknown_sizes(model.graph, order.ranges)
+    return Readiness(version, op_counts(model), profile, tuple(found), unknown, refusal)
 
 
 def _version() -> str:
