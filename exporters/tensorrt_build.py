@@ -23,7 +23,7 @@ from enginecast.exporters.tensorrt_timing import (
     read_history,
 )
 from enginecast.runtime.manifest import ShapeRange
-from enginecast.runtime.tensorrt_errors import Messages, error_recorder
+from enginecast.runtime.tensorrt_errors import Messages, error_logger, error_recorder
 
 DEFAULT_LEVEL = 3
 """TensorRT's builder_optimization_level, unless it is set."""
@@ -65,7 +65,7 @@ def build_plan(trt: Any, fill: Fill, request: Request) -> Any:
         KeyboardInterrupt: the user stopped the build.
     """
     messages = Messages()
-    logger, recorder = _logger(trt, messages), error_recorder(trt, messages)
+    logger, recorder = error_logger(trt, messages), error_recorder(trt, messages)
     builder = _builder(trt, logger, messages)
     builder.error_recorder = recorder
     # TensorRT 11 knows no other networks and ignores the flag.
@@ -106,21 +106,6 @@ def _builder(trt: Any, logger: Any, messages: Messages) -> Any:
             f"TensorRT {trt.__version__} gives no builder: {said}",
             hint="It needs a GPU and a driver for its CUDA; see `enginecast doctor`.",
         ) from error
-
-
-def _logger(trt: Any, messages: Messages) -> Any:
-    """Keeps errors; the rest of what TensorRT writes is for its own developers."""
-    kept = (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)
-
-    class Kept(trt.ILogger):  # type: ignore[misc]  # known when it runs
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-
-        def log(self, severity: Any, msg: str) -> None:
-            if severity in kept:
-                messages.add(trt.ErrorCodeTRT.UNSPECIFIED_ERROR, msg)
-
-    return Kept()
 
 
 def _config(trt: Any, builder: Any, request: Request, messages: Messages) -> Any:

@@ -22,6 +22,9 @@ MULTIPLE = 16
 """K and N of a native fp8 product (torch/aten/src/ATen/native/cuda/ScaledBlas.cpp)."""
 BLOCKS = (32, 16)
 """Block sizes to try along K: com.microsoft.MatMulNBits takes powers of two from 16 on."""
+SCALED_BY_ROW = frozenset({"sm90"})
+"""Architectures on which TensorRT's fp8 products are documented to take a scale for each row of the
+weight (release notes of 10.6.0: "on Hopper GPUs")."""
 _PEAK, _HALF_N, _HALF_K = 1.8, 1638.0, 819.0
 """Gain of a large product, and the sizes at which half of it is left."""
 _CPU_GAINS: dict[tuple[Choice, Scaling | None, int], float] = {
@@ -111,7 +114,8 @@ def native_form(options: PlanOptions) -> Form:
     """How an architecture multiplies in fp8 with a target.
 
     torch._scaled_mm has one scale for each tensor on both sides or one for each row on both;
-    GemmFloat8 has the former alone; TensorRT wants static scales of activations, one for each.
+    GemmFloat8 has the former alone; TensorRT wants static scales of activations, one for each, and
+    takes one for each row of a weight on some.
     One scale for a tensor is static: a dynamic one would let padding, and the other prompts of a
     batch, change a row.
 
@@ -120,7 +124,7 @@ def native_form(options: PlanOptions) -> Form:
     """
     if options.target == "tensorrt" and options.arch != CPU:
         require(options.arch, "tensorrt")
-        return Form("w8a8-static", "row", "tensor")
+        return Form("w8a8-static", "row" if options.arch in SCALED_BY_ROW else "tensor", "tensor")
     if options.target == "onnxruntime" and options.arch != CPU:
         require(options.arch, "onnxruntime")
         return Form("w8a8-static", "tensor", "tensor")

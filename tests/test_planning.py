@@ -166,6 +166,7 @@ def test_native_fp8_wants_multiples_of_16_and_enough_to_do(net: ExportedProgram)
         ("arch=sm90 min_gain=0 static=true", ("w8a8-static", "tensor", "tensor")),
         ("arch=sm90 min_gain=0 target=onnxruntime", ("w8a8-static", "tensor", "tensor")),
         ("arch=sm90 min_gain=0 target=tensorrt", ("w8a8-static", "row", "tensor")),
+        ("arch=sm89 min_gain=0 target=tensorrt", ("w8a8-static", "tensor", "tensor")),
         ("target=tensorrt", ("w8a8-dynamic", "row", "row")),
         ("arch=sm80 mode=storage", ("storage", "row", None)),
     ],
