@@ -2,7 +2,7 @@
 conversion.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,7 +31,8 @@ from enginecast.passes.sites import SiteLog
 
 def legalize(program: ExportedProgram, *, reader: Reader = "onnxruntime-cpu") -> None:
     """Apply every rewrite of this file, in place, within blocks too."""
-    apply_rules(program, _RULES | {_attention: _ATTENTION.get(reader, full_bias)})
+    more = _TENSORRT if reader == "tensorrt" else {_attention: full_bias}
+    apply_rules(program, _RULES | more)
     lift_weights(program)
     merge_equal(program, SiteLog(PassContext()))
     separate_memory(program)
@@ -123,6 +124,20 @@ def _all_dims(program: ExportedProgram, node: Node) -> None:
         node.args = (first_input(node), list(range(len(shape_of(first_input(node))))))
 
 
+def _wide_einsum(program: ExportedProgram, node: Node) -> None:
+    """ONNX's Einsum (opset 12) takes no bfloat16."""
+    if value(node).dtype != torch.bfloat16:
+        return
+    graph, operands = program.graph, node.args[1]
+    assert isinstance(operands, list | tuple)
+    with graph.inserting_before(node):
+        wide = [insert(graph, aten.to.dtype, (x, torch.float32), like=node) for x in operands]
+        result = insert(graph, aten.einsum.default, (node.args[0], wide), like=node)
+        narrow = insert(graph, aten.to.dtype, (result, torch.bfloat16), like=node)
+    node.replace_all_uses_with(narrow)
+    graph.erase_node(node)
+
+
 def _select_by_index(program: ExportedProgram, node: Node) -> None:
     """masked_select has no ONNX form, and a mask as an index has; the new size keeps its name."""
     source, mask = node.args[:2]
@@ -133,8 +148,9 @@ def _select_by_index(program: ExportedProgram, node: Node) -> None:
 
 
 _attention = torch.ops.enginecast.attention.default
-_ATTENTION: Mapping[Reader, Callable[[ExportedProgram, Node], None]] = {
-    "tensorrt": tensorrt_attention
+_TENSORRT: dict[Any, Callable[[ExportedProgram, Node], None]] = {
+    _attention: tensorrt_attention,
+    aten.einsum.default: _wide_einsum,
 }
 _RULES: dict[Any, Callable[[ExportedProgram, Node], None]] = {
     aten.linear.default: _linear_to_matmul,

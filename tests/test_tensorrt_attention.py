@@ -44,7 +44,12 @@ def cases() -> dict[str, tuple[Inputs, float, bool]]:
     }
 
 
-@pytest.mark.parametrize("name", list(cases()))
+QUICK = ("bool, causal", "bool of half", "causal, longer keys")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in cases()]
+)
 def test_it_computes_the_same_in_what_tensorrt_takes(name: str, tmp_path: Path) -> None:
     inputs, scale, causal = cases()[name]
 

@@ -20,7 +20,9 @@ def attend(query: Tensor) -> Tensor:
     return torch.relu(found)
 
 
-@pytest.mark.parametrize("version", ["10.15.1.29+fake", "11.0.0.114+fake"])
+@pytest.mark.parametrize(
+    "version", [pytest.param("10.15.1.29+fake", marks=pytest.mark.slow), "11.0.0.114+fake"]
+)
 def test_every_attention_of_a_parsed_network_may_be_taken_apart(
     version: str, tmp_path: Path
 ) -> None:
