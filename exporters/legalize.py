@@ -31,8 +31,8 @@ from enginecast.passes.sites import SiteLog
 
 def legalize(program: ExportedProgram, *, reader: Reader = "onnxruntime-cpu") -> None:
     """Apply every rewrite of this file, in place, within blocks too."""
-    more = _TENSORRT if reader == "tensorrt" else {_attention: full_bias}
-    apply_rules(program, _RULES | more)
+    attention = tensorrt_attention if reader == "tensorrt" else full_bias
+    apply_rules(program, _RULES | {_attention: attention})
     lift_weights(program)
     merge_equal(program, SiteLog(PassContext()))
     separate_memory(program)
@@ -148,11 +148,8 @@ def _select_by_index(program: ExportedProgram, node: Node) -> None:
 
 
 _attention = torch.ops.enginecast.attention.default
-_TENSORRT: dict[Any, Callable[[ExportedProgram, Node], None]] = {
-    _attention: tensorrt_attention,
-    aten.einsum.default: _wide_einsum,
-}
 _RULES: dict[Any, Callable[[ExportedProgram, Node], None]] = {
+    aten.einsum.default: _wide_einsum,
     aten.linear.default: _linear_to_matmul,
     aten.rms_norm.default: _one_dtype,
     aten.group_norm.default: _group_norm,

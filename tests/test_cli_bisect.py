@@ -218,6 +218,7 @@ def test_drop_guilty_changes_nothing_where_nothing_is_guilty(
     assert (done.code, done.json["dropped"], done.json["bisection"]) == (0, [], None)
 
 
+@pytest.mark.slow
 def test_compile_drops_guilty_sites_when_asked(t5: str, tmp_path: Path) -> None:
     with pytest.raises(VerificationError, match=f"site {LATE}"):
         enginecast.compile(t5, tmp_path / "a", pipeline=ONE)

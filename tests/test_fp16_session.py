@@ -57,6 +57,7 @@ with enginecast.load(sys.argv[1], require="verified-by-emulation") as engine:
 
 
 @pytest.mark.skipif(not STATM.exists(), reason="the system has no /proc")
+@pytest.mark.slow
 def test_weights_that_were_cast_for_a_run_are_given_back(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", GROW, str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from lowering import error, lower, noise, run
@@ -173,3 +174,17 @@ def test_graph_of_one_contrib_op(tmp_path: Path) -> None:
     assert lowered.ops == {"com.microsoft::MultiHeadAttention": 1}
     assert lowered.opset == 23
     assert error(run(tmp_path, q)[0], attend(q, q, q)) <= LIMIT * noise(q, q)
+
+
+def test_products_by_einsum_are_of_a_dtype_that_onnx_has(tmp_path: Path) -> None:
+    """Einsum (opset 12) takes no bfloat16, and an engine in bf16 runs on a GPU alone: the checker
+    knows.
+    """
+    program = captured(
+        Function(lambda x, y: torch.einsum("bij,bkj->bik", x, y)),
+        *(torch.randn(2, 3, 4, dtype=torch.bfloat16) for _ in range(2)),
+    )
+    lower(program, tmp_path, reader=onnxruntime_on("cuda"))
+    model = onnx.load(tmp_path / "engine.onnx")
+    assert "Einsum" in {node.op_type for node in model.graph.node}
+    onnx.checker.check_model(model, full_check=True)

@@ -133,6 +133,7 @@ def test_fresh_processes_make_equal_bundles(tmp_path: Path) -> None:
         check_equal(first, second)
 
 
+@pytest.mark.slow
 def test_the_order_of_files_does_not_matter(tmp_path: Path) -> None:
     folders = [model(tmp_path / name, shuffled=name == "b") for name in ("a", "b")]
     bundles = [
