@@ -150,7 +150,7 @@ def _option(precision: str, plain: _Measured, run: _Run) -> Option:
             keep=_keep(measured, policy, limit) if left and precision == "mixed" else "",
             headroom_bits=_headroom(places, limit),
             weight_bytes=_bytes(unified),
-            **(_judged(_error(unified, plain, run)) if measures_error else {}),
+            **(_judged(unified, plain, run) if measures_error else {}),
         )
     except PassError as error:
         return replace(option, refusal=error.message)
@@ -203,7 +203,13 @@ def _pattern(module: str) -> str:
     return "^" + "[.]".join(parts) + "([.]|$)"
 
 
-def _judged(error: float) -> dict[str, Any]:
+def _judged(unified: ExportedProgram, plain: _Measured, run: _Run) -> dict[str, Any]:
+    try:
+        error = _error(unified, plain, run)
+    except (NotImplementedError, RuntimeError) as lacking:
+        if "not implemented for" not in str(lacking):
+            raise
+        return {"trouble": f"eager cannot run in it here: {lacking}"}
     if not math.isfinite(error):
         return {"trouble": "its outputs are not finite in true arithmetic"}
     if error > LARGEST_FLOOR:

@@ -194,6 +194,17 @@ def test_result_that_is_finite_and_wrong_is_not_safe() -> None:
     assert told["fp16"].sentence.endswith("use --precision fp32")
 
 
+def test_a_precision_that_torch_has_no_kernel_for_is_not_safe() -> None:
+    class Bessel(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = torch.special.bessel_j0(x)
+            return found
+
+    told = by_name(advise(prepared_module(Bessel(), 2, 3)))
+    assert told["fp16"].trouble.startswith("eager cannot run in it here: ")
+    assert told["fp32"].trouble == ""
+
+
 def test_masks_and_what_stays_in_a_module_do_not_count() -> None:
     def masked(x: Tensor) -> Tensor:
         keep = torch.arange(x.shape[1]) > 0

@@ -12,7 +12,9 @@ from cpu_stand_in import use_stand_in
 from exports import Exports, cast
 from fake_tensorrt import FakeTensorRT, install
 
+import enginecast
 from enginecast.exporters import tensorrt as exporter
+from enginecast.exporters.tensorrt_options import TensorRTOptions
 from enginecast.runtime.files import read_tensors
 from enginecast.runtime.load import load
 from enginecast.verify.reference import REFERENCE_NAME, read_reference
@@ -111,15 +113,12 @@ def test_a_plan_that_computes_something_else_is_rejected(
 
 
 def test_a_plan_without_weights_is_filled_from_the_bundle(
-    exports: Exports, fake: FakeTensorRT, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    exports: Exports, fake: FakeTensorRT, tmp_path: Path
 ) -> None:
     bundle = tmp_path / "out"
-    ran = cast(
-        capsys,
-        *("export", exports.model("vit"), "-o", bundle, "--target", "tensorrt"),
-        *("--precision", "fp16", "--trt-strip-weights"),
-    )
-    assert ran.code == 0, ran.err
+    options = TensorRTOptions(strip_weights=True, level=1)
+    model = exports.model("vit")
+    enginecast.compile(model, bundle, target="tensorrt", precision="fp16", tensorrt=options)
     assert {"engine.plan", "network.onnx", "network.safetensors"} <= {
         path.name for path in bundle.iterdir()
     }

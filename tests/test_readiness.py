@@ -1,0 +1,87 @@
+"""`inspect --target tensorrt`: what its parser would refuse, on a machine without TensorRT."""
+
+from pathlib import Path
+
+import pytest
+from exports import Exports, cast
+
+Capture = pytest.CaptureFixture[str]
+REFUSED = """
+import torch
+
+class Mixed(torch.nn.Module):
+    def forward(self, x):
+        flags = torch.bitwise_xor(x, 3)
+        return torch.bitwise_or(flags, 1)
+
+def make(): return Mixed(), {"x": torch.arange(6)}
+"""
+UNKNOWN = """
+import torch
+
+class Bessel(torch.nn.Module):
+    def forward(self, x):
+        return torch.special.bessel_j0(x)
+
+def make(): return Bessel(), {"x": torch.rand(2, 3)}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "refused_factory.py").write_text(REFUSED, encoding="utf-8")
+    (tmp_path / "unknown_factory.py").write_text(UNKNOWN, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_network_that_is_taken(exports: Exports, capsys: Capture) -> None:
+    ran = cast(
+        capsys,
+        *("inspect", exports.model("vit"), "--target", "tensorrt", "--precision", "fp16"),
+        *("--dynamic", "pixel_values:0=1..8", "--opt-shape", "pixel_values=2x3x16x16", "--json"),
+    )
+    assert ran.code == 0, ran.err
+    told = ran.json["tensorrt"]
+    assert told["ready"]
+    assert told["violations"] == []
+    assert told["operators"]["Attention"]["support"] == "since 10.14"
+    assert told["run"] == "not yet run on real TensorRT by us"
+    (row,) = told["profile"]
+    assert (row["least"][0], row["optimal"][0], row["greatest"][0]) == (1, 2, 8)
+
+
+def test_violations_come_after_all_else_with_their_lines(capsys: Capture) -> None:
+    ran = cast(capsys, "inspect", "refused_factory:make", "--target", "tensorrt")
+    assert ran.code == 2
+    assert "BitwiseXor" in ran.out
+    assert "refused_factory.py:6" in ran.out
+    assert "refused_factory.py:7" in ran.out
+    assert "TensorRT 11.0 does not take this network: 2 violations" in ran.err
+
+
+def test_one_object_has_the_error_and_the_whole_inspection(capsys: Capture) -> None:
+    ran = cast(capsys, "inspect", "refused_factory:make", "--target", "tensorrt", "--json")
+    assert ran.code == 2
+    assert ran.json["error"] == "LoweringError"
+    assert {one["line"] for one in ran.json["tensorrt"]["violations"]} == {
+        "refused_factory.py:6",
+        "refused_factory.py:7",
+    }
+    assert ran.json["inputs"]
+
+
+def test_an_op_without_an_onnx_form_is_a_refusal_too(capsys: Capture) -> None:
+    ran = cast(capsys, "inspect", "unknown_factory:make", "--target", "tensorrt")
+    assert ran.code == 2
+    assert "ONNX has no form for aten.special_bessel_j0" in ran.err
+    assert "unknown_factory.py:6" in ran.err
+    assert "input x" in ran.out
+
+
+def test_a_shape_to_tune_for_must_be_one_of_the_range(exports: Exports, capsys: Capture) -> None:
+    given = ("inspect", exports.model("vit"), "--target", "tensorrt", "--opt-shape")
+    ran = cast(capsys, *given, "pixels=1x3x32x32")
+    assert "--opt-shape pixels=1x3x32x32: expected one of the inputs pixel_values" in ran.err
+    ran = cast(capsys, *given, "pixel_values=65x3x16x16")
+    assert ran.code == 2
+    assert "expected batch from 1 to 64, got 65" in ran.err
