@@ -148,6 +148,7 @@ def make_plan(
     quantized = name if name in QUANTIZED else _quantized_by(pipeline)
     _check_quantized(quantized, given, max_error, pipeline)
     if quantized and chosen == "cuda" and pipeline is None:
+        preset(name, target, device=chosen)  # what does not go together does so on no GPU
         arch = arch or arch_of_this_machine(name)
     text = preset(
         name, target, device=chosen, arch=arch if chosen == "cuda" else None, max_error=max_error

@@ -78,6 +78,7 @@ def test_what_does_not_fit_is_refused(options: dict[str, object], message: str) 
         ("onnxruntime", {"also": ("onnxruntime",)}, "--also onnxruntime does not fit --target onn"),
         ("tensorrt", {"also": ("aotinductor",)}, "--also aotinductor: expected onnxruntime"),
         ("tensorrt", {"also": ("onnxruntime",) * 2}, "--also onnxruntime: given twice"),
+        ("tensorrt", {"precision": "int8"}, "--precision int8 does not fit --target tensorrt"),
         ("tensorrt", {"device": "cpu"}, "--device cpu does not fit --target tensorrt"),
     ],
 )
