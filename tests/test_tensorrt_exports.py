@@ -15,6 +15,7 @@ from fake_tensorrt import FakeTensorRT, install
 import enginecast
 from enginecast.exporters import tensorrt as exporter
 from enginecast.exporters.tensorrt_options import TensorRTOptions
+from enginecast.passes.presets import preset
 from enginecast.runtime.files import read_tensors
 from enginecast.runtime.load import load
 from enginecast.verify.reference import REFERENCE_NAME, read_reference
@@ -130,6 +131,30 @@ def test_a_plan_without_weights_is_filled_from_the_bundle(
     for name, wanted in case.reference.items():
         error = np.linalg.norm(found[name].astype(np.float64) - wanted) / np.linalg.norm(wanted)
         assert error < 2e-3
+
+
+def test_fp8_products_and_an_engine_beside_them(
+    exports: Exports, fake: FakeTensorRT, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Layers this small gain nothing by it; their error alone decides here."""
+    pipeline = preset("fp8", "tensorrt", device="cuda", arch="sm90").replace(
+        "plan-fp8{", "plan-fp8{min_gain=0.0 "
+    )
+    ran = cast(
+        capsys,
+        *("export", exports.model("vit"), "-o", tmp_path / "out", "--target", "tensorrt"),
+        *("--pipeline", pipeline, "--arch", "sm90", "--also", "onnxruntime", "--json"),
+    )
+    assert ran.code == 0, ran.err
+    told = ran.json
+    assert told["ops"]["QuantizeLinear"] > 2
+    assert told["quantization"]["format"] == "fp8"
+    outcomes = {one["target"]: one["outcome"] for one in told["engines"]}
+    assert outcomes["tensorrt"] == "verified"
+    assert outcomes["onnxruntime"] == "verified-by-emulation"  # fp16, on the CPU
+    first, second = json.loads((tmp_path / "out" / "manifest.json").read_text("utf-8"))["engines"]
+    assert first["quantized"] == second["quantized"] == "fp8"
+    assert first["precision"] == second["precision"] == "fp16"
 
 
 def test_an_op_that_its_parser_lacks_is_named(
