@@ -120,4 +120,5 @@ def _is_open(found: Coverage, ways: Ways) -> bool:
 
 
 def _unreached(found: Coverage, ways: Ways) -> list[Predicate]:
-    return [predicate for predicate in found.predicates if predicate not in ways.seen]
+    met = ways.seen.keys() | ways.passed
+    return [predicate for predicate in found.predicates if predicate not in met]

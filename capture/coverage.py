@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from enginecast.capture.dtype_tests import asked_of_dtypes
 from enginecast.capture.places import Place, real_path
 from enginecast.capture.recompile import SourceUnavailable, first_line, source_of, swapped
 
@@ -47,6 +48,8 @@ class Ways:
     """
 
     seen: dict[Predicate, set[int]] = field(default_factory=dict)
+    passed: set[Predicate] = field(default_factory=set)
+    """Tests that a dtype decided, so that what they ask of values was not asked."""
 
     def open(self) -> list[Predicate]:
         """Predicates of which only one way was seen; those never reached are not among them."""
@@ -55,6 +58,7 @@ class Ways:
     def add(self, other: "Ways") -> bool:
         """Take over what another run saw; whether anything was new."""
         is_new = False
+        self.passed |= other.passed
         for predicate, ways in other.seen.items():
             known = self.seen.setdefault(predicate, set())
             # A third number of rounds proves nothing more.
@@ -196,8 +200,16 @@ class _Wrap(ast.NodeTransformer):
     def _with_test(self, node: ast.If | ast.IfExp | ast.While, form: Form) -> ast.AST:
         lines = self._own(node.test)
         self.generic_visit(node)
+        asked = asked_of_dtypes(node.test)
+        if lines and asked is not None and form == "branch":
+            dtypes, rest = asked
+            number = self._add(node.test, form, ast.unparse(node.test))
+            values = _watch(f"branch({number})", node.test)
+            values.args.append(rest)
+            passed = _watch(f"passed({number})", node.test)
+            node.test = ast.copy_location(ast.IfExp(dtypes, values, passed), node.test)
         # `while True` has one way: its breaks decide.
-        if lines and not isinstance(node.test, ast.Constant):
+        elif lines and not isinstance(node.test, ast.Constant):
             node.test = self._call("branch" if form == "branch" else "again", node.test, form)
         return node
 
@@ -242,6 +254,10 @@ class _Watch:
         value = bool(test)
         self.note(number, int(value))
         return value
+
+    def passed(self, number: int) -> bool:
+        self._ways.passed.add(self._predicates[number])
+        return False
 
     def again(self, number: int, test: Any) -> bool:
         value = bool(test)

@@ -101,6 +101,25 @@ class Raises(nn.Module):
         return x + 1
 
 
+class Clamps(nn.Module):
+    """As BART and others do for fp16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float16 and (x.isnan().any() or x.isinf().any()):  # clamps
+            x = x.clamp(-1000, 1000)
+        return x * 2
+
+
+@pytest.mark.parametrize(("dtype", "told"), [(torch.float32, 0), (torch.float16, 1)])
+def test_what_a_dtype_decides_is_not_asked_of_values(dtype: torch.dtype, told: int) -> None:
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    (line,) = [n for n, text in enumerate(lines, 1) if text.endswith("  # clamps")]
+    here = (os.path.realpath(__file__), line)
+    found = covered(Clamps(), {"x": torch.randn(3, 4).to(dtype)}, here)
+    assert found.verified == ()
+    assert len(found.unverified) == told
+
+
 class Forever(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         while True:  # HERE
