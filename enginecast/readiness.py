@@ -73,7 +73,7 @@ def readiness_of(prepared: Prepared, plan: Plan, program: ExportedProgram) -> Re
         optimal=order.tensorrt.optimal,
         profile=profile,
     )
-    refusal = refusal_of(found, version) if found else None
+    refusal = refusal_of(found, version, shown=0) if found else None
     unknown = unknown_sizes(model.graph, order.ranges)
     return Readiness(version, op_counts(model), profile, tuple(found), unknown, refusal)
 

@@ -41,19 +41,8 @@ def print_gate(
         for name, count in sorted(ops.items()):
             shown.add_row(name, str(count), support(name, version))
         console.print(shown)
-    if violations:
-        shown = table("node", "operator", "module", "line", "expected", "got", "rule", whole=0)
-        for found in violations:
-            shown.add_row(
-                found.node or "(network)",
-                found.op,
-                found.module,
-                found.line,
-                found.expected,
-                found.got,
-                found.rule,
-            )
-        console.print(shown)
+    for found in violations:
+        say(console, f"  {found}")
     if unknown:
         several = "1 tensor is" if unknown == 1 else f"{unknown} tensors are"
         say(console, f"{several} of unknown size, and not looked at for being too large")

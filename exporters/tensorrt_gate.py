@@ -93,20 +93,21 @@ def require_ready(
         raise refusal_of(found, version)
 
 
-def refusal_of(found: Sequence[Violation], version: str) -> LoweringError:
+def refusal_of(found: Sequence[Violation], version: str, *, shown: int = SHOWN) -> LoweringError:
     """The error that says what was found; `details` have all of it.
 
     Args:
         found: at least one violation.
         version: of TensorRT.
+        shown: how many of them its message has; 0: they were shown.
     """
-    lines = [f"  {violation}" for violation in found[:SHOWN]]
-    if len(found) > SHOWN:
-        lines.append(f"  and {len(found) - SHOWN} more")
+    lines = [f"  {violation}" for violation in found[:shown]]
+    if len(found) > shown > 0:
+        lines.append(f"  and {len(found) - shown} more")
     count = "1 violation" if len(found) == 1 else f"{len(found)} violations"
     error = LoweringError(
         "\n".join([f"TensorRT {version} does not take this network: {count}", *lines]),
-        hint="`enginecast inspect --target tensorrt` lists them all.",
+        hint="`enginecast inspect --target tensorrt` lists them all." if shown else "",
     )
     error.details["violations"] = [str(violation) for violation in found]
     return error

@@ -292,6 +292,7 @@ def test_an_engine_that_fails_is_a_row_and_an_exit_code(
 
 
 @pytest.mark.usefixtures("no_products")
+@pytest.mark.slow
 def test_a_spent_budget_leaves_what_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,6 +187,7 @@ engine(prepared(base / "model", layers=2), "fp16", base / "out")
 """
 
 
+@pytest.mark.slow
 def test_another_process_writes_the_same_bytes(t5: dict[str, Engine], tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONHASHSEED": "4711"}
     arguments = [sys.executable, "-c", AGAIN, str(Path(__file__).parent), str(tmp_path)]

@@ -171,6 +171,7 @@ def test_a_cache_is_left_out(tmp_path: Path, capsys: Capture) -> None:
     assert names == ("last_hidden_state",)
 
 
+@pytest.mark.slow
 def test_outputs_of_a_program(root: Path, tmp_path: Path, capsys: Capture) -> None:
     saved = tmp_path / "bert.pt2"
     done = cast(capsys, "opt", "bert", "--pipeline", "", "--hidden-state", "1", "-o", saved)
