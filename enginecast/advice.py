@@ -207,7 +207,7 @@ def _judged(unified: ExportedProgram, plain: _Measured, run: _Run) -> dict[str, 
     try:
         error = _error(unified, plain, run)
     except (NotImplementedError, RuntimeError) as lacking:
-        if "not implemented for" not in str(lacking):
+        if "not implemented for" not in str(lacking):  # torch's words for a kernel that it lacks
             raise
         return {"trouble": f"eager cannot run in it here: {lacking}"}
     if not math.isfinite(error):

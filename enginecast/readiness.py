@@ -62,7 +62,7 @@ def readiness_of(prepared: Prepared, plan: Plan, program: ExportedProgram) -> Re
         order = order_of(prepared, plan, program, Path(folder))
         profile = profile_of(order.inputs, order.ranges, order.tensorrt)
         try:
-            model = tensorrt_onnx(order)
+            model = tensorrt_onnx(order).model
         except LoweringError as error:  # an op has no ONNX form
             return Readiness(version, {}, profile, (), 0, error)
     found = check_ready(

@@ -21,7 +21,7 @@ from enginecast.exporters.order import Order
 from enginecast.exporters.tensorrt_build import Fill, Request, build_plan
 from enginecast.exporters.tensorrt_decompose import let_attentions_decompose
 from enginecast.exporters.tensorrt_gate import require_ready
-from enginecast.exporters.tensorrt_onnx import network_notes, save_network, tensorrt_onnx
+from enginecast.exporters.tensorrt_onnx import save_network, tensorrt_onnx
 from enginecast.exporters.tensorrt_options import Route, TensorRTOptions
 from enginecast.exporters.tensorrt_profiles import profile_of
 from enginecast.exporters.tensorrt_timing import Memory, memory_of
@@ -46,6 +46,8 @@ class Network:
     """Its weights are in the files."""
     files: tuple[str, ...]
     """The graph first."""
+    notes: tuple[str, ...]
+    """What of the program is not in it, as sentences."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def _by_onnx(job: Job, scratch: Path) -> Built:
         say=order.say,
     )
     plan = build_plan(trt, parsed(trt, scratch / network.files[0], network.model), request)
-    return Built(plan, op_counts(network.model), network.files, network_notes(order))
+    return Built(plan, op_counts(network.model), network.files, network.notes)
 
 
 def _by_torch(job: Job, scratch: Path) -> Built:
@@ -153,16 +155,16 @@ def write_network(job: Job, folder: Path) -> Network:
         LoweringError: an op has no form in ONNX, or none that TensorRT takes.
     """
     order = job.order
-    model = tensorrt_onnx(order)
+    made = tensorrt_onnx(order)
     require_ready(
-        model,
+        made.model,
         version=short_version(job.trt.__version__),
         inputs=order.inputs,
         ranges=order.ranges,
         optimal=order.tensorrt.optimal,
         profile=job.profile,
     )
-    return Network(model, save_network(model, folder))
+    return Network(made.model, save_network(made.model, folder), made.notes)
 
 
 def parsed(trt: Any, path: Path, model: ir.Model) -> Fill:

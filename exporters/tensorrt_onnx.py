@@ -9,17 +9,15 @@ from pathlib import Path
 import onnx_ir as ir
 
 from enginecast.errors import LoweringError
-from enginecast.exporters.assertions import drop_assertions
-from enginecast.exporters.onnx import onnx_model, save_model
+from enginecast.exporters.onnx import OnnxModel, onnx_model, save_model
 from enginecast.exporters.onnx_metadata import LINE, MODULE
 from enginecast.exporters.order import Order
-from enginecast.passes.graph_edit import structural_copy
 
 NETWORK_FILE = "network.onnx"
 NETWORK_WEIGHTS_FILE = "network.safetensors"
 
 
-def tensorrt_onnx(order: Order) -> ir.Model:
+def tensorrt_onnx(order: Order) -> OnnxModel:
     """The graph of an order in memory, its weights promised: computed when they are written.
 
     Every node has `MODULE` and `LINE` in its metadata where they are known.
@@ -28,22 +26,17 @@ def tensorrt_onnx(order: Order) -> ir.Model:
         LoweringError: an op has no ONNX form, or values are quantised in one that TensorRT lacks;
             names it with module and source line.
     """
-    model = onnx_model(
+    made = onnx_model(
         order.program,
         outputs=order.outputs,
         symbols=order.symbols,
         shapes=order.shapes,
         reader="tensorrt",
-    ).model
-    _refuse_foreign(model)
-    for domain in [name for name in model.opset_imports if name]:
-        del model.opset_imports[domain]
-    return model
-
-
-def network_notes(order: Order) -> tuple[str, ...]:
-    """What of the program is not in its graph, as sentences."""
-    return drop_assertions(structural_copy(order.program))
+    )
+    _refuse_foreign(made.model)
+    for domain in [name for name in made.model.opset_imports if name]:
+        del made.model.opset_imports[domain]
+    return made
 
 
 def save_network(model: ir.Model, folder: Path) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ def network_of(
 ) -> onnx.ModelProto:
     """The checked network that lies in the folder, which may be new, with its weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_network(tensorrt_onnx(order_of(program, folder, outputs, symbols)), folder)
+    save_network(tensorrt_onnx(order_of(program, folder, outputs, symbols)).model, folder)
     onnx.checker.check_model(folder / NETWORK_FILE, full_check=True)
     network = onnx.load(folder / NETWORK_FILE)
     require_form(network)

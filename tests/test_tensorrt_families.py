@@ -90,7 +90,7 @@ def make(prepared: Prepared, precision: str, folder: Path) -> Made:
         shapes=[spec.dims for spec in captured.outputs],
         device="cuda",
     )
-    model = tensorrt_onnx(order)
+    model = tensorrt_onnx(order).model
     inputs, ranges = describe_inputs(captured.inputs), dict(captured.symbols)
     for version in VERSIONS:
         found = check_ready(model, version=version, inputs=inputs, ranges=ranges)

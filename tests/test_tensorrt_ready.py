@@ -71,7 +71,7 @@ def graph_of(made: Prepared, precision: str, folder: Path) -> ir.Model:
         shapes=[spec.dims for spec in made.captured.outputs],
         device="cuda",
     )
-    return tensorrt_onnx(order)
+    return tensorrt_onnx(order).model
 
 
 def ranges_of(made: Prepared) -> dict[str, tuple[int, int]]:
