@@ -9,6 +9,8 @@
     ├── LoweringError              2   the target cannot express this program
     ├── BundleError                2   a bundle on disk: missing, damaged, in the way
     ├── InputError                 2   what was fed to an engine
+    ├── CacheError                 2   an embedding cache: missing, damaged, of another spec or version
+    │   └── CacheMissError         2   a text that an embedding cache does not hold
     ├── VerificationError          1   the result does not agree with eager
     └── MissingError               3   a package, GPU, provider, disk or memory that is lacking here
 
@@ -69,6 +71,14 @@ class BundleError(EnginecastError):
 
 class InputError(EnginecastError):
     """What was fed to an engine does not fit its signature."""
+
+
+class CacheError(EnginecastError):
+    """An embedding cache is missing, damaged, or made for another encoder, template or version."""
+
+
+class CacheMissError(CacheError):
+    """A text that an embedding cache does not hold; the message names the nearest cause."""
 
 
 class VerificationError(EnginecastError):

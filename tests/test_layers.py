@@ -78,6 +78,7 @@ MAY_IMPORT: dict[str, list[str]] = {
         "enginecast.CallableFolder",
     ],
     "enginecast.runtime": [],
+    "enginecast.cache": ["enginecast.runtime", "enginecast.capture"],
     "enginecast.errors": [],
     "enginecast.ops": [],
     "enginecast.quantized_ops": [],
