@@ -9,7 +9,7 @@
     ├── LoweringError              2   the target cannot express this program
     ├── BundleError                2   a bundle on disk: missing, damaged, in the way
     ├── InputError                 2   what was fed to an engine
-    ├── CacheError                 2   an embedding cache: missing, damaged, of another spec or version
+    ├── CacheError                 2   an embedding cache: missing, damaged, of another spec
     │   └── CacheMissError         2   a text that an embedding cache does not hold
     ├── VerificationError          1   the result does not agree with eager
     └── MissingError               3   a package, GPU, provider, disk or memory that is lacking here
