@@ -1,0 +1,250 @@
+"""An embedding cache on disk: a folder with one folder per encoder.
+
+CACHE/
+  cache.json           format, version, id
+  text_encoder_2/      a name that users choose
+    spec.json          what the entries depend on, and what is known besides
+    tokenizer.json
+    shards/            the truth: each file is one commit, and never changes
+    staging/           shards that are being written
+    quarantine/        shards that were found damaged
+    failed.jsonl       texts that gave no finite outputs, or were refused
+    truncated.jsonl    texts that were cut to the longest
+    index.safetensors  derived; may be deleted at any time
+"""
+
+import errno
+import os
+import re
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from enginecast.cache.shard_format import FORMAT, SUFFIX, VERSION
+from enginecast.cache.shard_writing import Entry, shard_name, write_shard
+from enginecast.cache.spec import About, EncoderSpec, differences, fingerprint
+from enginecast.errors import CacheError, EnginecastError, MissingError
+from enginecast.runtime.manifest import Record
+from enginecast.runtime.staging import write_file
+
+MARK_NAME = "cache.json"
+SPEC_NAME = "spec.json"
+TOKENIZER_NAME = "tokenizer.json"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+
+
+class _Mark(Record, frozen=True, kw_only=True):
+    format: str
+    version: int
+    id: str
+
+
+class _SpecFile(Record, frozen=True, kw_only=True):
+    fingerprint: str
+    spec: EncoderSpec
+    about: About
+
+
+class Store:
+    """An embedding cache.  Made by `open_store` and `create_store`."""
+
+    def __init__(self, root: Path, ident: str) -> None:
+        self.root = root
+        self.id = ident
+        """Tells whether two machines see the same folder."""
+
+    def names(self) -> list[str]:
+        """The encoders that the cache has entries of."""
+        return sorted(path.parent.name for path in self.root.glob(f"*/{SPEC_NAME}"))
+
+    def encodings(self, name: str | None = None) -> "Encodings":
+        """The entries of one encoder.
+
+        Args:
+            name: of the encoder; None: the only one.
+
+        Raises:
+            CacheError: there is none of that name, several to choose from, or a damaged spec.
+        """
+        names = self.names()
+        if name is None and len(names) == 1:
+            name = names[0]
+        if name is None or name not in names:
+            asked = f"no encoder {name!r}" if name else "several encoders; name one"
+            if not names:
+                asked = "no encoder yet"
+            raise CacheError(
+                f"{self.root}: {asked}" + (f": it holds {', '.join(names)}" if names else ""),
+                hint="" if names else "Run `enginecast cache fill` first.",
+            )
+        return _read_encodings(self.root / name)
+
+    def add(self, name: str, spec: EncoderSpec, about: About, tokenizer: bytes) -> "Encodings":
+        """The entries of an encoder, which may be new to the cache.
+
+        Args:
+            name: letters, digits, dot, dash, underscore.
+            tokenizer: text of its `tokenizer.json`.
+
+        Raises:
+            CacheError: the name is taken by an encoder of another spec; says what differs.
+        """
+        if not _NAME.fullmatch(name):
+            raise CacheError(f"--name {name}: expected letters, digits, dots, dashes, underscores")
+        folder = self.root / name
+        if not (folder / SPEC_NAME).exists():
+            (folder / "shards").mkdir(parents=True, exist_ok=True)
+            write_file(folder / TOKENIZER_NAME, tokenizer)
+            made = _SpecFile(fingerprint=fingerprint(spec), spec=spec, about=about)
+            _write_once(folder / SPEC_NAME, msgspec.json.format(msgspec.json.encode(made)))
+        found = self.encodings(name)
+        if found.spec != spec:
+            fields = "; ".join(differences(found.spec, spec))
+            raise CacheError(
+                f"{folder}: made for another encoder; here and asked for: {fields}",
+                hint="Fill another cache, or give this encoder another --name.",
+            )
+        return found
+
+
+class Encodings:
+    """The entries of one encoder, on disk."""
+
+    def __init__(self, folder: Path, spec: EncoderSpec, about: About) -> None:
+        self.folder = folder
+        self.name = folder.name
+        self.spec = spec
+        self.about = about
+
+    @property
+    def shard_folder(self) -> Path:
+        return self.folder / "shards"
+
+    @property
+    def staging_folder(self) -> Path:
+        return self.folder / "staging"
+
+    @property
+    def tokenizer_file(self) -> Path:
+        return self.folder / TOKENIZER_NAME
+
+    def shard_paths(self) -> list[Path]:
+        """The shards committed by now, in the order of their names."""
+        return sorted(self.shard_folder.glob(f"*{SUFFIX}"))
+
+    def commit(self, entries: Sequence[Entry]) -> Path:
+        """Write entries as one shard: all of them are there when this returns, or none.
+
+        Raises:
+            MissingError: the disk is full; nothing was left behind.
+            CacheError: the disk failed otherwise.
+        """
+        self.staging_folder.mkdir(exist_ok=True)
+        temporary = self.staging_folder / f"{os.getpid()}-{uuid.uuid4().hex}{SUFFIX}"
+        target = self.shard_folder / shard_name([entry.key for entry in entries])
+        try:
+            write_shard(temporary, self.spec, entries)
+            temporary.replace(target)
+            _flush_folder(target.parent)
+        except Exception as error:
+            raise _disk_error(target, error) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        return target
+
+
+def open_store(path: str | os.PathLike[str]) -> Store:
+    """Open a cache that is there.
+
+    Raises:
+        CacheError: there is none, or of another version.
+    """
+    root = Path(path).resolve()
+    mark = root / MARK_NAME
+    if not mark.is_file():
+        what = f"there is no {MARK_NAME} in it" if root.is_dir() else "there is no such folder"
+        raise CacheError(
+            f"{root}: expected an embedding cache, but {what}",
+            hint="`enginecast cache fill ENCODER --texts FILE -o CACHE` makes one.",
+        )
+    try:
+        read = msgspec.json.decode(mark.read_bytes(), type=_Mark)
+    except (msgspec.MsgspecError, OSError) as error:
+        raise CacheError(f"{mark}: {error}") from error
+    if (read.format, read.version) != (FORMAT, VERSION):
+        raise CacheError(
+            f"{mark}: expected version {VERSION} of {FORMAT}, got {read.version} of {read.format}",
+            hint="Read it with the enginecast that wrote it, or fill a new cache.",
+        )
+    return Store(root, read.id)
+
+
+def create_store(path: str | os.PathLike[str]) -> Store:
+    """Open a cache, or make an empty one where there is nothing.
+
+    Raises:
+        CacheError: the folder holds something else, or cannot be written.
+    """
+    root = Path(path).resolve()
+    if not (root / MARK_NAME).exists():
+        if root.exists() and (not root.is_dir() or any(root.iterdir())):
+            raise CacheError(f"{root}: expected an embedding cache or nothing, but it is neither")
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CacheError(f"{root}: {error.strerror}") from error
+        mark = _Mark(format=FORMAT, version=VERSION, id=uuid.uuid4().hex)
+        _write_once(root / MARK_NAME, msgspec.json.encode(mark))
+    return open_store(root)
+
+
+def _read_encodings(folder: Path) -> Encodings:
+    file = folder / SPEC_NAME
+    try:
+        read = msgspec.json.decode(file.read_bytes(), type=_SpecFile)
+    except (msgspec.MsgspecError, OSError) as error:
+        raise CacheError(f"{file}: {error}") from error
+    if read.fingerprint != fingerprint(read.spec):
+        raise CacheError(
+            f"{file}: its fingerprint is not that of its spec: it was edited or damaged",
+            hint="Put the original back, or fill a new cache.",
+        )
+    return Encodings(folder, read.spec, read.about)
+
+
+def _write_once(path: Path, data: bytes) -> None:
+    """Write a file unless somebody else has; of several writers one wins."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        write_file(temporary, data)
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise CacheError(f"{path}: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    _flush_folder(path.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _disk_error(path: Path, error: Exception) -> Exception:
+    """safetensors raises its own error for what is an OSError."""
+    full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    if full or "No space left" in str(error) or "os error 28" in str(error):
+        return MissingError(
+            f"{path.parent}: the disk is full; what was committed before is safe",
+            hint="Free some space and run the same command again.",
+        )
+    if isinstance(error, EnginecastError):
+        return error
+    return CacheError(f"{path}: {error}")
