@@ -12,7 +12,8 @@ from enginecast.doctor_report import CPU_FEATURES, Gpu, Package, Problem, Report
 from enginecast.doctor_tensorrt import examine_tensorrt, tensorrt_problems
 
 _REQUIREMENT = re.compile(
-    r"(?P<name>[\w.-]+)\s*(?P<wanted>[^;\s]*)(?:.*extra == ['\"](?P<extra>\w+))?"
+    r"(?P<name>[\w.-]+)(?P<parts>\[[\w,-]+\])?\s*(?P<wanted>[^;\s]*)"
+    r"(?:.*extra == ['\"](?P<extra>\w+))?"
 )
 _DEVELOPMENT = "dev"
 
@@ -112,7 +113,8 @@ def _packages() -> tuple[Package, ...]:
         if requirement is None or requirement["extra"] == _DEVELOPMENT:
             continue
         name, extra = requirement["name"], requirement["extra"] or ""
-        found.append(Package(name, requirement["wanted"], _installed(name), extra))
+        parts, wanted = requirement["parts"] or "", requirement["wanted"]
+        found.append(Package(name, wanted, _installed(name), extra, parts))
     return tuple(found)
 
 

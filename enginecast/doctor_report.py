@@ -26,6 +26,8 @@ class Package:
     """None when it is not installed."""
     extra: str = ""
     """The optional feature that needs it; empty when everything does."""
+    parts: str = ""
+    """Optional parts of the package that are needed, such as "[data]"."""
 
     @property
     def fits(self) -> bool:
@@ -39,7 +41,7 @@ class Package:
         """The command that installs it; empty when it fits."""
         if self.fits:
             return ""
-        install = f"pip install '{self.name}{self.wanted}'"
+        install = f"pip install '{self.name}{self.parts}{self.wanted}'"
         # The two builds of ONNX Runtime share one folder: the CPU build has to go first.
         gpu_build = self.name == "onnxruntime-gpu"
         return f"pip uninstall -y onnxruntime && {install}" if gpu_build else install

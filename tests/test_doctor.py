@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,13 @@ def test_required_package_that_is_missing_or_old(version: str | None, fits: bool
     assert problems(Package("ray", ">=2.50", None, "ray")) == []
 
 
+def test_a_package_that_is_needed_with_optional_parts() -> None:
+    (ray,) = [package for package in examine().packages if package.name == "ray"]
+    assert (ray.wanted, ray.extra) == (">=2.50", "ray")
+    missing = replace(ray, version=None)
+    assert missing.repair == "pip install 'ray[data]>=2.50'"
+
+
 def test_cpu_features(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     assert cpu_features(cpuinfo) == {}
@@ -102,6 +110,6 @@ def test_this_machine_is_examined_and_printed(monkeypatch: pytest.MonkeyPatch) -
     out = io.StringIO()
     show(report, Console(file=out, width=60))
     text = out.getvalue()
-    assert "to add 'ray': pip install 'ray>=" in text
+    assert "to add 'tensorrt': pip install 'torch-tensorrt>=" in text
     assert "problem: torch 2.1.0, >=2.11 is needed\n  pip install 'torch>=2.11'\n" in text
     assert "no problems" not in text
