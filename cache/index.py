@@ -5,15 +5,23 @@ after it was made.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from enginecast.cache.disk import disk_error
+from enginecast.cache.index_entries import Entries, entries_of, halves, joined, renumbered
+from enginecast.cache.index_file import Listed, Stamp, list_shards, read_index, write_index
+from enginecast.cache.keys import KEY_BYTES
 from enginecast.cache.shard import Shard, open_shard
 from enginecast.cache.spec import EncoderSpec
+from enginecast.cache.store import Encodings
 from enginecast.errors import CacheError
 from enginecast.runtime.arrays import Array
+
+_FEW_SHARDS = 16
+"""So many are read as quickly as an index of them."""
 
 
 @dataclass(frozen=True)
@@ -24,65 +32,139 @@ class Place:
     text: int
 
 
+@dataclass(frozen=True)
+class Contents:
+    """Shards that were listed, and their entries.
+
+    Args:
+        listing: in the order of the names.
+        shards: of the listing.
+        entries: of the shards, sorted.
+        on_disk: how many entries the index on disk has of these.
+    """
+
+    listing: Sequence[Listed]
+    shards: Sequence[Shard]
+    entries: Entries
+    on_disk: int
+
+
 class Index:
     """The entries of some shards, by key and by number; of a key that is there twice, one.
 
+    Made by `open_index`.  Of entries with one key the first counts, in the order of the names of
+    their shards.
+
     Args:
-        shards: in the order of their names: of entries with one key the first counts.
+        contents: of the shards that are whole.
+        errors: what is wrong with others: their keys count as missing.
     """
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
-        self.shards = tuple(shards)
-        sizes = [len(shard) for shard in shards]
-        halves = _halves([shard.keys for shard in shards])
-        shard = np.repeat(np.arange(len(shards), dtype=np.int32), sizes)
-        text = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes] or [shard])
-        order = np.lexsort((text, shard, halves[:, 1], halves[:, 0]))
-        sorted_halves = halves[order]
-        first = np.ones(len(order), bool)
-        first[1:] = (sorted_halves[1:] != sorted_halves[:-1]).any(axis=1)
-        kept = order[first]
-        self._high, self._low = sorted_halves[first].T.copy()
-        self._shard, self._text = shard[kept], text[kept]
-        self._rows = np.lexsort((self._text, self._shard))
-        """Row -> position: rows count in the order of the shards."""
-        self.doubles = len(order) - len(kept)
-        """Entries whose key is in an earlier shard, too."""
+    def __init__(self, contents: Contents, errors: Sequence[CacheError] = ()) -> None:
+        self.contents = contents
+        self.shards = tuple(contents.shards)
+        self.errors = tuple(errors)
+        self._entries = contents.entries
+        self._begins = np.cumsum([0, *(len(shard) for shard in self.shards)])
+        self._passed_over = self._find_doubles()
 
     def __len__(self) -> int:
-        return len(self._high)
+        return len(self._entries) - self.doubles
+
+    @property
+    def doubles(self) -> int:
+        """Entries whose key is in an earlier shard, too."""
+        return len(self._passed_over)
 
     def find(self, key: bytes) -> Place | None:
         """Where the entry of a key is; None: nowhere."""
         found = int(self.find_all([key])[0])
-        return None if found < 0 else self._place(found)
+        return None if found < 0 else self.place(found)
 
-    def find_all(self, keys: Sequence[bytes]) -> Array:
-        """The positions of keys, -1 for those that are not there: int64 [keys]."""
-        if not len(self) or not keys:
-            return np.full(len(keys), -1, np.int64)
-        halves = _halves([np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), -1)])
-        at = np.searchsorted(self._high, halves[:, 0])
-        result = np.full(len(keys), -1, np.int64)
-        for index, (position, low) in enumerate(zip(at, halves[:, 1], strict=True)):
-            high = halves[index, 0]
-            while position < len(self) and self._high[position] == high:
-                if self._low[position] == low:
-                    result[index] = position
-                    break
-                position += 1
-        return result
+    def find_all(self, keys: Sequence[bytes] | Array) -> Array:
+        """The positions of keys, -1 for those that are not there: int64 [keys].
+
+        Args:
+            keys: or uint8 [keys, 16].
+        """
+        wanted = keys
+        if not isinstance(wanted, np.ndarray):
+            wanted = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), KEY_BYTES)
+        high, low = halves(wanted)
+        at = np.searchsorted(self._entries.high, high)
+        found = np.full(len(keys), -1, np.int64)
+        left = np.arange(len(keys))
+        while len(left):  # once, but for keys whose high halves are equal
+            left = left[at[left] < len(self._entries)]
+            left = left[self._entries.high[at[left]] == high[left]]
+            same = self._entries.low[at[left]] == low[left]
+            found[left[same]] = at[left[same]]
+            left = left[~same]
+            at[left] += 1
+        return found
+
+    def place(self, position: int) -> Place:
+        """The entry at a position that `find_all` gave."""
+        return Place(int(self._entries.shard[position]), int(self._entries.text[position]))
+
+    def places(self, positions: Array) -> tuple[Array, Array]:
+        """Shards and texts at positions that `find_all` gave: int32 [positions] each."""
+        return self._entries.shard[positions], self._entries.text[positions]
 
     def row(self, number: int) -> Place:
-        """The entry of a number, from 0: the order is that of the shards' names."""
-        return self._place(int(self._rows[number]))
+        """The entry of a number, from 0: the order is that of the shards' names.
 
-    def _place(self, position: int) -> Place:
-        return Place(int(self._shard[position]), int(self._text[position]))
+        Raises:
+            IndexError: there are not so many.
+        """
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        shards, texts = self.rows(np.array([number]))
+        return Place(int(shards[0]), int(texts[0]))
+
+    def rows(self, numbers: Array) -> tuple[Array, Array]:
+        """Shards and texts of the entries of numbers: int64 [numbers] each."""
+        before = self._passed_over - np.arange(self.doubles)
+        entry = numbers + np.searchsorted(before, numbers, side="right")
+        shards = np.searchsorted(self._begins, entry, side="right") - 1
+        return shards, entry - self._begins[shards]
+
+    def _find_doubles(self) -> Array:
+        """Entries that do not count, as numbers in the order of the shards, sorted: int64."""
+        entries = self._entries
+        same = np.flatnonzero(entries.high[1:] == entries.high[:-1])
+        same = same[entries.low[same + 1] == entries.low[same]] + 1
+        return np.sort(self._begins[entries.shard[same]] + entries.text[same])
+
+
+def open_index(encodings: Encodings, before: Index | None = None) -> Index:
+    """Index what is committed by now, reading only the shards that are new.
+
+    What was read is kept in `index.safetensors` for the next one, where that is worth it and the
+    folder can be written.
+
+    Args:
+        before: an earlier index of these encodings: its shards stay as they are, mapped or not.
+
+    Raises:
+        CacheError: the folder of shards cannot be read.  What is wrong with single shards is in
+            `errors`.
+    """
+    try:
+        stamps = list_shards(encodings)
+    except OSError as error:
+        raise disk_error(encodings.shard_folder, error) from error
+    known = before.contents if before else _from_disk(encodings)
+    if stamps == [one.stamp for one in known.listing]:
+        return before or Index(known)
+    contents, errors = _refreshed(encodings, known, stamps)
+    if _worth_writing(contents) and write_index(encodings, contents.listing, contents.entries):
+        contents = replace(contents, on_disk=len(contents.entries))
+    return Index(contents, errors)
 
 
 def build_index(paths: Iterable[Path], spec: EncoderSpec) -> tuple[Index, list[CacheError]]:
-    """Open shards and index them.
+    """Open shards and index them, without a look at the index on disk.
 
     Returns:
         The index of those that are whole, and what is wrong with the others.
@@ -93,10 +175,49 @@ def build_index(paths: Iterable[Path], spec: EncoderSpec) -> tuple[Index, list[C
             shards.append(open_shard(path, spec))
         except CacheError as error:
             errors.append(error)
-    return Index(shards), errors
+    parts = [entries_of(shard.keys, number) for number, shard in enumerate(shards)]
+    return Index(Contents((), shards, joined(parts), 0), errors), errors
 
 
-def _halves(keys: Sequence[Array]) -> Array:
-    """Keys as pairs of big-endian numbers: uint64 [keys, 2]."""
-    joined = np.concatenate([*keys, np.empty((0, 16), np.uint8)])
-    return np.ascontiguousarray(joined).view(">u8").astype(np.uint64).reshape(-1, 2)
+def _from_disk(encodings: Encodings) -> Contents:
+    listing, entries = read_index(encodings) or ([], joined([]))
+    shards = [
+        Shard(encodings.shard_folder / one.stamp.name, encodings.spec, one.texts, one.keys_sum)
+        for one in listing
+    ]
+    return Contents(listing, shards, entries, len(entries))
+
+
+def _refreshed(
+    encodings: Encodings, known: Contents, stamps: Sequence[Stamp]
+) -> tuple[Contents, list[CacheError]]:
+    """The contents of all that is there, and what is wrong with some of it."""
+    numbers = {one.stamp: number for number, one in enumerate(known.listing)}
+    moved = np.full(len(known.listing), -1, np.int32)
+    listing: list[Listed] = []
+    shards: list[Shard] = []
+    fresh, errors = [], []
+    for stamp in stamps:
+        number = numbers.get(stamp)
+        if number is not None:
+            moved[number] = len(shards)
+            listing.append(known.listing[number])
+            shards.append(known.shards[number])
+            continue
+        try:
+            opened = open_shard(encodings.shard_folder / stamp.name, encodings.spec)
+        except CacheError as error:
+            errors.append(error)
+            continue
+        fresh.append(entries_of(opened.keys, len(shards)))
+        listing.append(Listed(stamp, len(opened), opened.keys_sum))
+        shards.append(opened.closed())
+    kept = renumbered(known.entries, moved)
+    on_disk = known.on_disk - len(known.entries) + len(kept)
+    return Contents(listing, shards, joined([kept, *fresh]), on_disk), errors
+
+
+def _worth_writing(contents: Contents) -> bool:
+    """Whether much is missing on disk: a part of all, so that many refreshes write little."""
+    missing = len(contents.entries) - contents.on_disk
+    return len(contents.listing) > _FEW_SHARDS and missing * 8 > len(contents.entries)

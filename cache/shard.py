@@ -17,14 +17,16 @@ format notices damage by itself.  The name is a hash of the keys, so a repeated 
 texts replaces itself.
 """
 
-import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
+from enginecast.cache.mapping import FileBytes
 from enginecast.cache.shard_format import (
     DTYPES,
     FORMAT,
@@ -37,51 +39,79 @@ from enginecast.cache.shard_format import (
     tensor_name,
 )
 from enginecast.cache.shard_writing import Entry
-from enginecast.cache.spec import EncoderSpec, fingerprint
+from enginecast.cache.spec import EncoderSpec, OutputSpec, fingerprint
 from enginecast.errors import CacheError
 from enginecast.runtime.arrays import Array
 
 
-class Shard:
-    """A shard that is open for reading; the outputs are mapped when they are first asked for.
+@dataclass(frozen=True)
+class _Content:
+    """A shard's file, all but its outputs checked."""
 
-    Made by `open_shard`.  It may be handed to another process: the mapping stays behind.
+    bytes: FileBytes
+    table: Mapping[str, Tensor]
+    index: Mapping[str, Array]
+
+
+class Shard:
+    """A shard, mapped when it is first asked for something.
+
+    Everything but its length may raise a `CacheError`: it is damaged, or it was removed or replaced
+    since it was listed.  It may be handed to another process: the mapping stays behind.
+
+    Args:
+        path: of the file.
+        spec: of its entries.
+        texts: how many there are.
+        keys_sum: of its keys; see `sum_of_keys`.
     """
 
-    def __init__(
-        self, path: Path, spec: EncoderSpec, index: Mapping[str, Array], table: Mapping[str, Tensor]
-    ) -> None:
+    def __init__(self, path: Path, spec: EncoderSpec, texts: int, keys_sum: int) -> None:
         self.path = path
         self.spec = spec
-        self.keys = index["keys"]
-        """uint8 [texts, 16]"""
-        self.sums = index["sums"]
-        """uint64 [texts]"""
-        self._index = index
-        self._table = table
+        self.keys_sum = keys_sum
+        self._texts = texts
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return self._texts
+
+    @property
+    def keys(self) -> Array:
+        """uint8 [texts, 16]"""
+        return self._content.index["keys"]
+
+    @property
+    def sums(self) -> Array:
+        """uint64 [texts]"""
+        return self._content.index["sums"]
+
+    @property
+    def tokens(self) -> Array:
+        """How many tokens each text has: int64 [texts]."""
+        return np.diff(self._content.index["id_offsets"])
+
+    @property
+    def rows(self) -> Array:
+        """How many rows each text has: int64 [texts]."""
+        return np.diff(self._content.index["offsets"])
 
     def key(self, text: int) -> bytes:
         return bytes(self.keys[text])
 
     def text(self, text: int) -> str:
-        begin, end = self._index["text_offsets"][text : text + 2]
-        return self._index["texts"][begin:end].tobytes().decode()
+        return bytes(self._slice("texts", "text_offsets", text)).decode()
 
     def ids(self, text: int) -> Array:
         """int32 [tokens], without padding."""
-        begin, end = self._index["id_offsets"][text : text + 2]
-        return self._index["ids"][begin:end]
+        return self._slice("ids", "id_offsets", text)
 
     def outputs(self, text: int) -> dict[str, Array]:
         """The outputs of a text, as views of the file that nobody may write to: see `Entry`."""
-        begin, end = self._index["offsets"][text : text + 2]
+        begin, end = self._content.index["offsets"][text : text + 2].tolist()
         return {
-            one.name: self._mapped[one.name][begin:end]
+            one.name: self._rows(one, begin, end)
             if one.per == "token"
-            else self._mapped[one.name][text]
+            else self._rows(one, text, text + 1)[0]
             for one in self.spec.outputs
         }
 
@@ -92,24 +122,36 @@ class Shard:
     def entry(self, text: int) -> Entry:
         return Entry(self.key(text), self.text(text), self.ids(text), self.outputs(text))
 
+    def closed(self) -> "Shard":
+        """The same shard, mapped when it is asked for something again."""
+        return Shard(self.path, self.spec, self._texts, self.keys_sum)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_mapped"}
+        return {name: value for name, value in vars(self).items() if name != "_content"}
 
     @cached_property
-    def _mapped(self) -> dict[str, Array]:
-        mapped = {}
-        for one in self.spec.outputs:
-            tensor = self._table[tensor_name(one)]
-            shape, dtype = tensor.shape, DTYPES[tensor.dtype]
-            empty = tensor.end == tensor.begin  # which no system can map
-            mapped[one.name] = (
-                np.empty(shape, dtype)
-                if empty
-                else np.memmap(self.path, dtype, "r", offset=tensor.begin, shape=shape).view(
-                    np.ndarray
-                )
+    def _content(self) -> _Content:
+        content = _read(self.path, self.spec)
+        keys = content.index["keys"]
+        if (len(keys), sum_of_keys(keys)) != (self._texts, self.keys_sum):
+            raise CacheError(
+                f"{self.path}: it was replaced since the cache was opened",
+                hint="Open the cache again.",
             )
-        return mapped
+        return content
+
+    def _slice(self, name: str, offsets: str, text: int) -> Array:
+        begin, end = self._content.index[offsets][text : text + 2]
+        part: Array = self._content.index[name][begin:end]
+        return part
+
+    def _rows(self, output: OutputSpec, begin: int, end: int) -> Array:
+        tensor = self._content.table[tensor_name(output)]
+        dtype = DTYPES[tensor.dtype]
+        step = output.width * dtype.itemsize
+        raw = self._content.bytes.read(tensor.begin + begin * step, tensor.begin + end * step)
+        rows: Array = raw.view(dtype).reshape(end - begin, output.width)
+        return rows
 
 
 def open_shard(path: Path, spec: EncoderSpec) -> Shard:
@@ -118,17 +160,28 @@ def open_shard(path: Path, spec: EncoderSpec) -> Shard:
     Raises:
         CacheError: damaged, of another spec or version, or it cannot be read.
     """
+    content = _read(path, spec)
+    keys = content.index["keys"]
+    shard = Shard(path, spec, len(keys), sum_of_keys(keys))
+    vars(shard)["_content"] = content
+    return shard
+
+
+def sum_of_keys(keys: Array) -> int:
+    """What tells apart files of one name: the xxh3 (64 bits) of keys [texts, 16] in their order."""
+    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(keys).data)
+
+
+def _read(path: Path, spec: EncoderSpec) -> _Content:
     try:
-        with path.open("rb") as file:
-            table, metadata, begin = read_header(file.read(8), file.read)
-            index = {}
-            for name, dtype in INDEX.items():
-                tensor = table[name]
-                file.seek(tensor.begin)
-                data = file.read(tensor.end - tensor.begin)
-                index[name] = np.frombuffer(data, DTYPES[dtype]).reshape(tensor.shape)
-            file.seek(0, os.SEEK_END)
-            size = file.tell()
+        content = FileBytes(path)
+        table, metadata, begin = _header(content)
+        index = {name: _tensor(content, table[name], dtype) for name, dtype in INDEX.items()}
+    except FileNotFoundError as error:
+        raise CacheError(
+            f"{path}: there is no such shard any more",
+            hint="Another process took it out; open the cache again.",
+        ) from error
     except OSError as error:
         raise CacheError(f"{path}: {error.strerror or error}") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -137,9 +190,20 @@ def open_shard(path: Path, spec: EncoderSpec) -> Shard:
     shapes = {name: [tensor.dtype, list(tensor.shape)] for name, tensor in table.items()}
     if metadata.get("digest") != index_digest(index, shapes):
         raise _damaged(path, "its index differs from its digest")
-    if size != max((tensor.end for tensor in table.values()), default=begin):
-        raise _damaged(path, f"it ends at byte {size}")
-    return Shard(path, spec, index, table)
+    if content.size != max((tensor.end for tensor in table.values()), default=begin):
+        raise _damaged(path, f"it ends at byte {content.size}")
+    return _Content(content, table, index)
+
+
+def _header(content: FileBytes) -> tuple[dict[str, Tensor], dict[str, str], int]:
+    first = content.read(0, 8).tobytes()
+    return read_header(first, lambda size: content.read(8, 8 + size).tobytes())
+
+
+def _tensor(content: FileBytes, tensor: Tensor, dtype: str) -> Array:
+    raw = content.read(tensor.begin, tensor.end)
+    found: Array = raw.view(DTYPES[dtype]).reshape(tensor.shape)
+    return found
 
 
 def _require_own(path: Path, spec: EncoderSpec, metadata: Mapping[str, str]) -> None:

@@ -21,17 +21,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from safetensors import SafetensorError
 
+from enginecast.cache.disk import disk_error, flush_folder, write_flushed, write_once
+from enginecast.cache.locks import own_folder
 from enginecast.cache.shard_format import FORMAT, SUFFIX, VERSION
 from enginecast.cache.shard_writing import Entry, shard_name, write_shard
 from enginecast.cache.spec import About, EncoderSpec, differences, fingerprint
-from enginecast.errors import CacheError, EnginecastError, MissingError
+from enginecast.errors import CacheError
 from enginecast.runtime.manifest import Record
-from enginecast.runtime.staging import write_file
 
 MARK_NAME = "cache.json"
 SPEC_NAME = "spec.json"
 TOKENIZER_NAME = "tokenizer.json"
+STAGING_NAME = ".staging"
+"""Of a cache: encoders that are being added."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
@@ -57,7 +61,8 @@ class Store:
 
     def names(self) -> list[str]:
         """The encoders that the cache has entries of."""
-        return sorted(path.parent.name for path in self.root.glob(f"*/{SPEC_NAME}"))
+        found = (path.parent.name for path in self.root.glob(f"*/{SPEC_NAME}"))
+        return sorted(name for name in found if _NAME.fullmatch(name))
 
     def encodings(self, name: str | None = None) -> "Encodings":
         """The entries of one encoder.
@@ -89,16 +94,15 @@ class Store:
             tokenizer: text of its `tokenizer.json`.
 
         Raises:
-            CacheError: the name is taken by an encoder of another spec; says what differs.
+            CacheError: the name is taken by an encoder of another spec (says what differs), or by
+                something else; or the disk failed.
+            MissingError: the disk is full.
         """
         if not _NAME.fullmatch(name):
             raise CacheError(f"--name {name}: expected letters, digits, dots, dashes, underscores")
         folder = self.root / name
         if not (folder / SPEC_NAME).exists():
-            (folder / "shards").mkdir(parents=True, exist_ok=True)
-            write_file(folder / TOKENIZER_NAME, tokenizer)
-            made = _SpecFile(fingerprint=fingerprint(spec), spec=spec, about=about)
-            _write_once(folder / SPEC_NAME, msgspec.json.format(msgspec.json.encode(made)))
+            self._make(folder, spec, about, tokenizer)
         found = self.encodings(name)
         if found.spec != spec:
             fields = "; ".join(differences(found.spec, spec))
@@ -107,6 +111,26 @@ class Store:
                 hint="Fill another cache, or give this encoder another --name.",
             )
         return found
+
+    def _make(self, folder: Path, spec: EncoderSpec, about: About, tokenizer: bytes) -> None:
+        """Make an encoder's folder, all of it at once; of several writers one wins."""
+        made = _SpecFile(fingerprint=fingerprint(spec), spec=spec, about=about)
+        try:
+            with own_folder(self.root / STAGING_NAME) as staging:
+                fresh = staging / folder.name
+                (fresh / "shards").mkdir(parents=True)
+                write_flushed(fresh / TOKENIZER_NAME, tokenizer)
+                write_flushed(fresh / SPEC_NAME, msgspec.json.format(msgspec.json.encode(made)))
+                flush_folder(fresh)
+                _rename_to_new(fresh, folder)
+            flush_folder(self.root)
+        except OSError as error:
+            raise disk_error(folder, error) from error
+        if not (folder / SPEC_NAME).exists():
+            raise CacheError(
+                f"{folder}: expected the folder of an encoder, but there is no {SPEC_NAME} in it",
+                hint="Move it away, or give this encoder another --name.",
+            )
 
 
 class Encodings:
@@ -141,17 +165,15 @@ class Encodings:
             MissingError: the disk is full; nothing was left behind.
             CacheError: the disk failed otherwise.
         """
-        self.staging_folder.mkdir(exist_ok=True)
-        temporary = self.staging_folder / f"{os.getpid()}-{uuid.uuid4().hex}{SUFFIX}"
         target = self.shard_folder / shard_name([entry.key for entry in entries])
         try:
-            write_shard(temporary, self.spec, entries)
-            temporary.replace(target)
-            _flush_folder(target.parent)
-        except Exception as error:
-            raise _disk_error(target, error) from error
-        finally:
-            temporary.unlink(missing_ok=True)
+            with own_folder(self.staging_folder) as folder:
+                temporary = folder / target.name
+                write_shard(temporary, self.spec, entries)
+                temporary.replace(target)
+                flush_folder(target.parent)
+        except (OSError, SafetensorError) as error:
+            raise disk_error(target, error) from error
         return target
 
 
@@ -186,17 +208,18 @@ def create_store(path: str | os.PathLike[str]) -> Store:
 
     Raises:
         CacheError: the folder holds something else, or cannot be written.
+        MissingError: the disk is full.
     """
     root = Path(path).resolve()
     if not (root / MARK_NAME).exists():
-        if root.exists() and (not root.is_dir() or any(root.iterdir())):
-            raise CacheError(f"{root}: expected an embedding cache or nothing, but it is neither")
+        _require_empty(root)
+        mark = _Mark(format=FORMAT, version=VERSION, id=uuid.uuid4().hex)
         try:
             root.mkdir(parents=True, exist_ok=True)
+            write_once(root / MARK_NAME, msgspec.json.encode(mark))
+            flush_folder(root.parent)
         except OSError as error:
-            raise CacheError(f"{root}: {error.strerror}") from error
-        mark = _Mark(format=FORMAT, version=VERSION, id=uuid.uuid4().hex)
-        _write_once(root / MARK_NAME, msgspec.json.encode(mark))
+            raise disk_error(root / MARK_NAME, error) from error
     return open_store(root)
 
 
@@ -214,37 +237,26 @@ def _read_encodings(folder: Path) -> Encodings:
     return Encodings(folder, read.spec, read.about)
 
 
-def _write_once(path: Path, data: bytes) -> None:
-    """Write a file unless somebody else has; of several writers one wins."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+def _require_empty(root: Path) -> None:
+    """Refuse a folder of something else; another process may be making the cache right now."""
     try:
-        write_file(temporary, data)
-        os.link(temporary, path)
-    except FileExistsError:
-        pass
+        names = {path.name for path in root.iterdir()}
+    except FileNotFoundError:
+        return
     except OSError as error:
-        raise CacheError(f"{path}: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    _flush_folder(path.parent)
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _disk_error(path: Path, error: Exception) -> Exception:
-    """safetensors raises its own error for what is an OSError."""
-    full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-    if full or "No space left" in str(error) or "os error 28" in str(error):
-        return MissingError(
-            f"{path.parent}: the disk is full; what was committed before is safe",
-            hint="Free some space and run the same command again.",
+        raise disk_error(root, error) from error
+    others = {name for name in names if not name.startswith(f".{MARK_NAME}.")}
+    if others and not (root / MARK_NAME).exists():
+        raise CacheError(
+            f"{root}: expected an embedding cache or an empty folder, got one with {min(others)}",
+            hint="Name another folder; the cache's files go into one of their own.",
         )
-    if isinstance(error, EnginecastError):
-        return error
-    return CacheError(f"{path}: {error}")
+
+
+def _rename_to_new(folder: Path, target: Path) -> None:
+    """Rename a folder unless something is there; that it is empty makes no difference."""
+    try:
+        folder.rename(target)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise

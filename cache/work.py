@@ -35,11 +35,30 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Failure:
-    """A text that was not stored, and why."""
+    """A text that was not stored, and why.
+
+    Args:
+        key: what it would have been stored under; empty where it never got one.
+    """
 
     text: str
     tokens: int
     reason: str
+    key: bytes = b""
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """A text that was cut to the longest.
+
+    Args:
+        tokens: before it was cut.
+        key: of the entry that stands for it.
+    """
+
+    text: str
+    tokens: int
+    key: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -2,47 +2,19 @@
 
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
+from cache_shards import SPEC, entries, flip
 
-from enginecast.cache.keys import Keys
 from enginecast.cache.shard import Shard, open_shard
-from enginecast.cache.shard_writing import Entry, shard_name, write_shard
-from enginecast.cache.spec import EncoderSpec, OutputSpec, differences, fingerprint
+from enginecast.cache.shard_writing import shard_name, write_shard
+from enginecast.cache.spec import EncoderSpec, differences, fingerprint
 from enginecast.errors import CacheError
-
-SPEC = EncoderSpec(
-    model={"weights": "a"},
-    precision="fp32",
-    tokenizer="ab",
-    max_length=8,
-    padding_id=0,
-    mask=True,
-    rows="real",
-    outputs=(
-        OutputSpec(name="last_hidden_state", per="token", width=5, dtype="bfloat16"),
-        OutputSpec(name="pooler_output", per="text", width=3, dtype="float32"),
-    ),
-)
-
-
-def entries(count: int, seed: int = 0) -> list[Entry]:
-    random, keys = np.random.default_rng(seed), Keys(SPEC)
-    made = []
-    for number in range(count):
-        ids = random.integers(1, 90, number % 7).astype(np.int32)
-        ids = np.append(ids, np.int32(100 + number))  # no two texts alike
-        rows = random.normal(size=(len(ids), 5)).astype(ml_dtypes.bfloat16)
-        pooled = random.normal(size=3).astype(np.float32)
-        outputs = {"last_hidden_state": rows, "pooler_output": pooled}
-        made.append(Entry(keys.of_tokens(ids), f"text {number} é", ids, outputs))
-    return made
 
 
 @pytest.fixture
 def shard(tmp_path: Path) -> Path:
-    made = entries(9)
+    made = entries(range(9))
     path = tmp_path / shard_name([entry.key for entry in made])
     write_shard(path, SPEC, made)
     return path
@@ -56,7 +28,7 @@ def test_what_is_written_comes_back(shard: Path) -> None:
     found = open_shard(shard, SPEC)
     assert len(found) == 9
     assert damaged(found) == []
-    for number, wanted in enumerate(entries(9)):
+    for number, wanted in enumerate(entries(range(9))):
         got = found.entry(number)
         assert (got.key, got.text, got.ids.tolist()) == (wanted.key, wanted.text, [*wanted.ids])
         for name, values in wanted.outputs.items():
@@ -68,9 +40,7 @@ def test_every_flipped_bit_is_found(shard: Path) -> None:
     data = shard.read_bytes()
     texts_hit = 0
     for bit in range(0, len(data) * 8, 3):
-        flipped = bytearray(data)
-        flipped[bit // 8] ^= 1 << bit % 8
-        shard.write_bytes(flipped)
+        flip(shard, bit)
         try:
             hit = damaged(open_shard(shard, SPEC))
         except CacheError as error:
@@ -78,6 +48,8 @@ def test_every_flipped_bit_is_found(shard: Path) -> None:
         else:
             assert len(hit) == 1, f"bit {bit}"
             texts_hit += 1
+        flip(shard, bit)
+    assert shard.read_bytes() == data
     assert texts_hit > 1000
 
 

@@ -1,0 +1,99 @@
+"""What went wrong with texts, kept beside the entries as JSON lines.
+
+Several writers may add lines at once.  A line that a killed writer left unfinished is passed over:
+its text is not stored either, so that the next fill comes upon it again.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from enginecast.cache.disk import disk_error
+from enginecast.cache.index import Index, open_index
+from enginecast.cache.store import Encodings
+from enginecast.cache.work import Failure, Truncation
+
+FAILED_NAME = "failed.jsonl"
+TRUNCATED_NAME = "truncated.jsonl"
+_Record = TypeVar("_Record", Failure, Truncation)
+
+
+def record_failures(encodings: Encodings, failures: Sequence[Failure]) -> None:
+    """Note texts that were not stored; those that are noted already are left out.
+
+    Raises:
+        CacheError: the disk failed.
+        MissingError: the disk is full.
+    """
+    _append(encodings.folder / FAILED_NAME, failures, Failure)
+
+
+def record_truncated(encodings: Encodings, truncated: Sequence[Truncation]) -> None:
+    """Note texts that were cut; raises as `record_failures` does."""
+    _append(encodings.folder / TRUNCATED_NAME, truncated, Truncation)
+
+
+def read_failures(encodings: Encodings, index: Index | None = None) -> list[Failure]:
+    """The texts that failed and were not stored later; of a text the last failure.
+
+    Args:
+        index: of what is stored; None: of now.
+    """
+    found = {one.key or one.text: one for one in _read(encodings.folder / FAILED_NAME, Failure)}
+    if not found:
+        return []
+    keyed = [one.key for one in found.values() if one.key]
+    at = (open_index(encodings) if index is None else index).find_all(keyed)
+    stored = {key for key, position in zip(keyed, at, strict=True) if position >= 0}
+    return [one for one in found.values() if one.key not in stored]
+
+
+def read_truncated(encodings: Encodings) -> list[Truncation]:
+    """The texts that were cut, each once."""
+    return list(dict.fromkeys(_read(encodings.folder / TRUNCATED_NAME, Truncation)))
+
+
+def _append(path: Path, records: Sequence[_Record], kind: type[_Record]) -> None:
+    if not records:
+        return
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            with suppress(OSError):  # a disk without locks: a line may then be there twice
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            known = set(_read(path, kind))
+            fresh = [one for one in dict.fromkeys(records) if one not in known]
+            _write_lines(descriptor, b"".join(msgspec.json.encode(one) + b"\n" for one in fresh))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise disk_error(path, error) from error
+
+
+def _write_lines(descriptor: int, lines: bytes) -> None:
+    """Append lines, all of them or none."""
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        lines = b"\n" + lines
+    left = memoryview(lines)
+    try:
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
+
+
+def _read(path: Path, kind: type[_Record]) -> Iterator[_Record]:
+    if not path.exists():
+        return
+    decoder = msgspec.json.Decoder(kind)
+    for line in path.read_bytes().splitlines():
+        with suppress(msgspec.MsgspecError):
+            yield decoder.decode(line)

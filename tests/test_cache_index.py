@@ -1,0 +1,263 @@
+"""The index: right for every key, quick to refresh, and never trusted where a shard has changed."""
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cache_shards import SPEC, entries, entry, flip, keyed, made, open_folder, read_only, scramble
+
+from enginecast.cache import mapping
+from enginecast.cache.index import Index, open_index
+from enginecast.cache.index_file import FILE_NAME, read_index
+from enginecast.cache.store import Encodings
+from enginecast.errors import CacheError
+
+
+@pytest.fixture
+def encodings(tmp_path: Path) -> Encodings:
+    return made(tmp_path / "cache")
+
+
+def keys_of(index: Index) -> list[bytes]:
+    """The keys of all rows, in their order."""
+    places = [index.row(number) for number in range(len(index))]
+    return [index.shards[place.shard].key(place.text) for place in places]
+
+
+def in_order(encodings: Encodings) -> list[bytes]:
+    """What the keys of all rows should be: the shards by name, of equal keys the first."""
+    index = [open_index(encodings).shards[n] for n in range(len(open_index(encodings).shards))]
+    return list(dict.fromkeys(bytes(key) for shard in index for key in shard.keys))
+
+
+def test_every_key_is_found_where_it_is(encodings: Encodings) -> None:
+    for begin in (0, 9, 18):
+        encodings.commit(entries(range(begin, begin + 9)))
+    index = open_index(encodings)
+    assert len(index) == 27
+    assert index.doubles == 0
+    for number in range(27):
+        wanted = entry(number)
+        place = index.find(wanted.key)
+        assert place is not None
+        assert index.shards[place.shard].text(place.text) == wanted.text
+    assert index.find(bytes(16)) is None
+    assert keys_of(index) == in_order(encodings)
+    with pytest.raises(IndexError, match="row 27 of 27"):
+        index.row(27)
+
+
+def test_an_empty_cache_has_an_index(encodings: Encodings) -> None:
+    index = open_index(encodings)
+    assert (len(index), index.doubles, index.errors) == (0, 0, ())
+    assert index.find_all([bytes(16)]).tolist() == [-1]
+    encodings.shard_folder.rmdir()
+    assert len(open_index(encodings)) == 0
+
+
+def test_keys_that_are_equal_in_one_half(encodings: Encodings) -> None:
+    chooser = random.Random(0)
+    halves = [bytes(8), b"\xff" * 8, *(chooser.randbytes(8) for _ in range(4))]
+    keys = [one + other for one in halves for other in halves]
+    chooser.shuffle(keys)
+    there, absent = keys[:24], keys[24:]
+    for begin in range(0, 24, 5):
+        encodings.commit(keyed(there[begin : begin + 5]))
+    index = open_index(encodings)
+    assert (index.find_all(absent) == -1).all()
+    shards, texts = index.places(index.find_all(there))
+    found = [index.shards[s].key(t) for s, t in zip(shards, texts, strict=True)]
+    assert found == there
+    array = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16)
+    np.testing.assert_array_equal(index.find_all(array), index.find_all(keys))
+
+
+def test_of_doubles_the_first_shard_counts(encodings: Encodings) -> None:
+    paths = [encodings.commit(entries(range(begin, begin + 6))) for begin in (0, 3, 6, 30)]
+    index = open_index(encodings)
+    assert (len(index), index.doubles) == (18, 6)
+    assert keys_of(index) == in_order(encodings)
+    shared = entry(4).key
+    for removed in sorted(paths[:2]):
+        place = index.find(shared)
+        assert place is not None
+        assert index.shards[place.shard].path == removed
+        removed.unlink()
+        index = open_index(encodings, index)
+        assert keys_of(index) == in_order(encodings)
+    assert index.find(shared) is None
+
+
+def test_many_random_refreshes_agree_with_a_fresh_index(encodings: Encodings) -> None:
+    chooser = random.Random(1)
+    index = open_index(encodings)
+    for _ in range(40):
+        paths = encodings.shard_paths()
+        if paths and chooser.random() < 0.3:
+            chooser.choice(paths).unlink()
+        begin = chooser.randrange(60)
+        encodings.commit(entries(range(begin, begin + chooser.randint(1, 9))))
+        index = open_index(encodings, index)
+        assert keys_of(index) == in_order(encodings)
+        all_keys = [entry(number).key for number in range(70)]
+        there = set(keys_of(index))
+        assert [at >= 0 for at in index.find_all(all_keys)] == [key in there for key in all_keys]
+    assert (encodings.folder / FILE_NAME).exists()
+
+
+def fill_many(encodings: Encodings, shards: int) -> list[bytes]:
+    for number in range(shards):
+        encodings.commit(entries([2 * number, 2 * number + 1]))
+    return [entry(number).key for number in range(2 * shards)]
+
+
+def test_only_new_shards_are_read(encodings: Encodings) -> None:
+    keys = fill_many(encodings, 20)
+    before = open_index(encodings)
+    assert (encodings.folder / FILE_NAME).exists()
+    for path in encodings.shard_paths():
+        scramble(path)
+    encodings.commit(entries([100, 101]))
+    for index in (open_index(encodings, before), open_index(encodings)):
+        assert index.errors == ()
+        assert (index.find_all(keys) >= 0).all()
+        assert (index.find_all([entry(100).key, entry(101).key]) >= 0).all()
+        place = index.find(keys[0])
+        assert place is not None
+        with pytest.raises(CacheError, match="damaged"):
+            index.shards[place.shard].outputs(place.text)
+    assert open_index(encodings, before).find(entry(100).key) is not None
+
+
+def test_an_index_that_nothing_was_added_to_is_the_same(encodings: Encodings) -> None:
+    encodings.commit(entries(range(3)))
+    index = open_index(encodings)
+    assert open_index(encodings, index) is index
+
+
+def test_the_index_on_disk_takes_24_bytes_a_text_and_is_written_seldom(
+    encodings: Encodings,
+) -> None:
+    writes, index, last = 0, open_index(encodings), None
+    for number in range(200):
+        encodings.commit(entries([number]))
+        index = open_index(encodings, index)
+        file = encodings.folder / FILE_NAME
+        now = file.stat().st_ino if file.exists() else None
+        writes += now != last
+        last = now
+    assert 1 < writes < 30
+    found = read_index(encodings)
+    assert found is not None
+    assert sum(array.nbytes for array in found[1].arrays()) == 24 * len(found[1])
+
+
+def test_a_damaged_index_is_made_again(encodings: Encodings) -> None:
+    keys = fill_many(encodings, 20)
+    open_index(encodings)
+    file = encodings.folder / FILE_NAME
+    data = file.read_bytes()
+    chooser = random.Random(2)
+    for _ in range(300):
+        bit = chooser.randrange(len(data) * 8)
+        flip(file, bit)
+        assert read_index(encodings) is None
+        flip(file, bit)
+    for damaged in (b"", data[:7], data[:300], data[:-1], b"\x00" * len(data)):
+        file.write_bytes(damaged)
+        index = open_index(encodings)
+        assert (index.find_all(keys) >= 0).all()
+        assert read_index(encodings) is not None
+
+
+def test_an_index_of_another_spec_is_not_used(tmp_path: Path) -> None:
+    ours = made(tmp_path / "ours")
+    fill_many(ours, 20)
+    open_index(ours)
+    theirs = Encodings(ours.folder, SPEC.__replace__(max_length=9), ours.about)
+    assert read_index(ours) is not None
+    assert read_index(theirs) is None
+    assert len(open_index(theirs).errors) == 20
+
+
+def test_damaged_shards_are_named_and_the_others_read(encodings: Encodings) -> None:
+    bad, good = (encodings.commit(entries(range(begin, begin + 4))) for begin in (0, 4))
+    bad.write_bytes(bad.read_bytes()[:-1])
+    index = open_index(encodings)
+    assert [str(bad) in str(error) for error in index.errors] == [True]
+    assert [shard.path for shard in index.shards] == [good]
+    assert index.find(entry(0).key) is None
+    again = encodings.commit(entries(range(4)))
+    assert again == bad
+    index = open_index(encodings, index)
+    assert index.errors == ()
+    assert index.find(entry(0).key) is not None
+
+
+def test_a_shard_that_vanishes_is_an_error_when_it_is_read(encodings: Encodings) -> None:
+    path = encodings.commit(entries(range(3)))
+    index = open_index(encodings)
+    path.unlink()
+    place = index.find(entry(1).key)
+    assert place is not None
+    with pytest.raises(CacheError, match="no such shard any more\nAnother process took it out"):
+        index.shards[place.shard].outputs(place.text)
+    assert len(open_index(encodings, index)) == 0
+
+
+def test_a_shard_that_was_mapped_outlives_its_file(encodings: Encodings) -> None:
+    path = encodings.commit(entries(range(3)))
+    shard = open_index(encodings).shards[0]
+    before = shard.outputs(1)
+    path.unlink()
+    np.testing.assert_array_equal(shard.outputs(1)["pooler_output"], before["pooler_output"])
+
+
+def test_no_row_of_another_text_is_read_from_a_shard_that_was_replaced(
+    encodings: Encodings,
+) -> None:
+    encodings.commit(entries(range(3)))
+    index = open_index(encodings)
+    encodings.commit(entries([2, 1, 0]))  # the same keys, and so the same name
+    with pytest.raises(CacheError, match="replaced since the cache was opened"):
+        index.shards[0].outputs(0)
+    assert open_index(encodings, index).shards[0].text(0) == entry(2).text
+
+
+def test_a_read_only_cache_is_indexed_and_not_written_to() -> None:
+    with open_folder() as folder:
+        encodings = made(folder / "cache")
+        keys = fill_many(encodings, 20)
+        before = sorted(folder.rglob("*"))
+        with read_only(folder):
+            index = open_index(encodings)
+            assert (index.find_all(keys) >= 0).all()
+            assert keys_of(index) == in_order(encodings)
+        assert sorted(folder.rglob("*")) == before
+
+
+def test_shards_hold_no_file_descriptors(encodings: Encodings) -> None:
+    fill_many(encodings, 30)
+    index = open_index(encodings)
+    before = len(os.listdir("/dev/fd"))
+    views = [shard.outputs(0) for shard in index.shards]
+    assert len(os.listdir("/dev/fd")) == before
+    assert len(views) == 30
+
+
+def test_disks_that_map_no_files_are_read(
+    encodings: Encodings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encodings.commit(entries(range(9)))
+
+    def refuse(descriptor: int, size: int) -> None:
+        raise OSError(19, "No such device")
+
+    monkeypatch.setattr(mapping, "map_file", refuse)
+    shard = open_index(encodings).shards[0]
+    for number in range(9):
+        assert shard.is_whole(number)
+        for name, values in entry(number).outputs.items():
+            np.testing.assert_array_equal(shard.outputs(number)[name], values)
