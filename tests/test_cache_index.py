@@ -93,7 +93,7 @@ def test_of_doubles_the_first_shard_counts(encodings: Encodings) -> None:
 def test_many_random_refreshes_agree_with_a_fresh_index(encodings: Encodings) -> None:
     chooser = random.Random(1)
     index = open_index(encodings)
-    for _ in range(40):
+    for _ in range(25):
         paths = encodings.shard_paths()
         if paths and chooser.random() < 0.3:
             chooser.choice(paths).unlink()
@@ -141,14 +141,14 @@ def test_the_index_on_disk_takes_24_bytes_a_text_and_is_written_seldom(
     encodings: Encodings,
 ) -> None:
     writes, index, last = 0, open_index(encodings), None
-    for number in range(200):
+    for number in range(80):
         encodings.commit(entries([number]))
         index = open_index(encodings, index)
         file = encodings.folder / FILE_NAME
         now = file.stat().st_ino if file.exists() else None
         writes += now != last
         last = now
-    assert 1 < writes < 30
+    assert 1 < writes < 20
     found = read_index(encodings)
     assert found is not None
     assert sum(array.nbytes for array in found[1].arrays()) == 24 * len(found[1])
