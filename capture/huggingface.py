@@ -29,15 +29,14 @@ from enginecast.capture.quiet import quiet_transformers
 from enginecast.capture.source import Source
 from enginecast.capture.stored_weights import Checkpoint, name_weights
 from enginecast.capture.text_config import parts_of
+from enginecast.capture.text_encoders import TEXT_ENCODERS
 from enginecast.capture.widened import NARROW, fill_widened
 from enginecast.errors import SourceError, UsageError
-
-TEXT_ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
-"""Who deploys these encoder-decoders wants the text encoder alone."""
 
 DROPPED = ("decoder.", "lm_head.")
 """What a checkpoint of theirs holds besides the encoder."""
 
+CONFIG_FILE = "config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -53,12 +52,18 @@ class HuggingFaceSource(Source):
         files = (folder / name for name in TOKENIZER_FILES)
         self.tokenizer_files = tuple(file for file in files if file.is_file())
 
+    def write_beside(self, folder: Path) -> None:
+        super().write_beside(folder)
+        config = read_json(self.folder / CONFIG_FILE)
+        text = json.dumps(config, sort_keys=True, indent=2, ensure_ascii=False)
+        (folder / CONFIG_FILE).write_text(f"{text}\n", encoding="utf-8")
+
     def fingerprint(self) -> dict[str, str]:
         return dict(self._fingerprint)
 
     @cached_property
     def _fingerprint(self) -> Mapping[str, str]:
-        config = read_json(self.folder / "config.json")
+        config = read_json(self.folder / CONFIG_FILE)
         canonical = json.dumps(config, sort_keys=True).encode()
         if self.seed is not None:
             weights = {"random_weights": str(self.seed)}
@@ -199,7 +204,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
     Raises:
         SourceError: it is missing, broken, of an unknown model_type, or wants code of its own.
     """
-    file = folder / "config.json"
+    file = folder / CONFIG_FILE
     raw = read_json(file)
     if "auto_map" in raw:
         raise SourceError(

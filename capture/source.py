@@ -1,6 +1,7 @@
 """What a MODEL argument may be: a folder, a config alone, a factory, or a `.pt2` program."""
 
 import inspect
+import shutil
 from abc import ABC, abstractmethod
 from pathlib import Path
 
@@ -22,6 +23,14 @@ class Source(ABC):
     """Class of the model, where it is known before the model is built."""
     tokenizer_files: tuple[Path, ...] = ()
     """Files that a bundle needs to tokenize prompts; empty without a tokenizer."""
+
+    def write_beside(self, folder: Path) -> None:
+        """Write what a bundle holds of the model besides the engine: tokenizer files, its config.
+
+        The config's keys are in order, so that their order in the model's own file is of no matter.
+        """
+        for file in self.tokenizer_files:
+            shutil.copyfile(file, folder / file.name)
 
     @abstractmethod
     def fingerprint(self) -> dict[str, str]:

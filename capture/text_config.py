@@ -70,12 +70,16 @@ def decoder_of(config: PreTrainedConfig) -> PreTrainedConfig:
 
 def longest_sequence(config: PreTrainedConfig | None, example: int) -> int:
     """Most tokens that the model takes; at least `example`, where the config gives no limit."""
-    if config is None:
-        return max(SEQUENCE_WITHOUT_LIMIT, example)
+    limit = limit_of(config) if config is not None else None
+    return max(SEQUENCE_WITHOUT_LIMIT, example) if limit is None else limit
+
+
+def limit_of(config: PreTrainedConfig) -> int | None:
+    """Most tokens that the model takes; None where the config gives no limit."""
     text = text_of(config)
     positions = _first_positive(text, POSITIONS)
     if positions is None:
-        return max(SEQUENCE_WITHOUT_LIMIT, example)
+        return None
     if OFFSET_POSITIONS & {config.model_type, text.model_type}:
         return positions - (padding_of(config) or 0) - 1
     return positions

@@ -1,6 +1,5 @@
 """One export: the steps between a captured model and a published bundle."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -191,8 +190,7 @@ class Job:
         left_out = write_reference(self.staging.folder / REFERENCE_NAME, rewritten.reference)
         report = replace(report, left_out=left_out)
         self._write_reports(rewritten, report)
-        for file in self.prepared.source.tokenizer_files:
-            shutil.copyfile(file, self.staging.folder / file.name)
+        self.prepared.source.write_beside(self.staging.folder)
         files = [name for made in lowered for name in made.files]
         size = sum((self.staging.folder / name).stat().st_size for name in files)
         verdicts = [trial.verdict for trial in trials]

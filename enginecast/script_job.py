@@ -1,6 +1,5 @@
 """One export by way of TorchScript: for `--target torchscript`, and where torch.export gives up."""
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -157,8 +156,7 @@ class ScriptJob:
         left_out = write_reference(folder / REFERENCE_NAME, workshop.reference)
         report = replace(self._report(made, workshop.reference), left_out=left_out)
         self._write_reports(workshop, made, report)
-        for file in self.source.tokenizer_files:
-            shutil.copyfile(file, folder / file.name)
+        self.source.write_beside(folder)
         size = sum((folder / name).stat().st_size for name in made.lowered.files)
         manifest = judged(
             workshop.manifest(made.target, made.lowered, made.outputs), [made.verdict], ()
