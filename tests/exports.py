@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from cache_fixtures import words_clip, words_t5
 from family_models import FAMILIES
 from models import add_tokenizer, tiny_bert, tiny_llama, tiny_t5, tiny_vit
 from transformers import T5EncoderModel
@@ -108,6 +109,9 @@ MODELS: Mapping[str, Callable[[Path], Path]] = {
     "t5-4-half": save_half,
     "t5-relu-shards-fp16": lambda folder: save_shards(folder, torch.float16),
     "t5-relu-shards-bf16": lambda folder: save_shards(folder, torch.bfloat16),
+    "words-t5": words_t5,
+    "words-clip": words_clip,
+    "words-clip-projection": lambda folder: words_clip(folder, projection=True),
     "bert": tiny_bert,
     "vit": tiny_vit,
     "llama": tiny_llama,
