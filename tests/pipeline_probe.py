@@ -1,0 +1,173 @@
+"""What a pipeline of diffusers does with its text encoders, found by running its own function.
+
+`Recorder` stands for an encoder: it keeps what it is called with, and each value that it gives
+tells which encoder, call, output and row it is.  So what the pipeline returns tells what it read.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import diffusers
+import torch
+from models import add_tokenizer
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPast,
+    BaseModelOutputWithPooling,
+)
+from transformers.models.clip.modeling_clip import CLIPTextModelOutput
+from transformers.utils import ModelOutput
+
+from enginecast.cache.pipelines import Part, table
+
+WIDTH, LAYERS, CLIP_LENGTH = 8, 5, 77
+_OUTPUTS = ("text_embeds", "pooler_output", "last_hidden_state", "hidden_states")
+_KINDS: Mapping[str, type[ModelOutput]] = {
+    "CLIPTextModel": BaseModelOutputWithPooling,
+    "CLIPTextModelWithProjection": CLIPTextModelOutput,
+    "Gemma2Model": BaseModelOutputWithPast,
+    "LlamaModel": BaseModelOutputWithPast,
+}
+POOLED = -1
+"""Stands for the row of an output per text."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What an encoder was called with: ids int64 [batch, sequence], and the mask if there was."""
+
+    ids: Tensor
+    mask: Tensor | None
+
+
+class Recorder(nn.Module):
+    """Stands for the encoder of a row of the table.
+
+    Args:
+        number: of the encoder in its pipeline.
+        part: its row.
+    """
+
+    def __init__(self, number: int, part: Part) -> None:
+        super().__init__()
+        self.number, self.part = number, part
+        self.calls: list[Call] = []
+        self.config = SimpleNamespace(hidden_size=WIDTH)
+        self.dtype, self.device = torch.float32, torch.device("cpu")
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_hidden_states: bool = False,
+    ) -> Any:
+        self.calls.append(Call(input_ids, attention_mask))
+        kind = _KINDS.get(self.part.model, BaseModelOutput)
+        names = kind.__dataclass_fields__
+        given: dict[str, Any] = {
+            name: self._values(input_ids, index, pooled=index < 2)
+            for index, name in enumerate(_OUTPUTS[:3])
+            if name in names
+        }
+        if output_hidden_states:
+            layers = [self._values(input_ids, 3 + layer, pooled=False) for layer in range(LAYERS)]
+            given["hidden_states"] = tuple(layers)
+        return kind(**given)
+
+    def _values(self, ids: Tensor, output: int, *, pooled: bool) -> Tensor:
+        batch, sequence = ids.shape
+        base = ((self.number * 4 + len(self.calls)) * 16 + output) * 1024
+        rows = torch.zeros(1) if pooled else torch.arange(1, sequence + 1)
+        width = 2 * WIDTH if self.part.part == "text_encoder_3" else WIDTH  # SD3 joins the others
+        codes = (base + rows).float()[:, None].expand(-1, width)
+        return (codes if pooled else codes[None]).expand(batch, *codes.shape[pooled:]).clone()
+
+
+@dataclass
+class Reading:
+    """What one call of an encoder was read for: rows by output, for each text of the batch."""
+
+    part: Part
+    call: Call
+    rows: list[dict[str, set[int]]] = field(default_factory=list)
+
+
+def word_tokenizer(folder: Any, length: int) -> PreTrainedTokenizerFast:
+    """The tests' tokenizer as pipelines call it; a text is at most `length` tokens long."""
+    file = add_tokenizer(folder) / "tokenizer.json"
+    return PreTrainedTokenizerFast(
+        tokenizer_file=str(file),
+        pad_token="<pad>",
+        eos_token="</s>",
+        model_max_length=length,
+        padding_side="right",
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def parts_of(pipeline: str) -> list[Part]:
+    return [part for part in table().parts if part.pipeline == pipeline]
+
+
+def build(
+    pipeline: str, encoders: Mapping[str, Any], tokenizers: Mapping[str, Any], **others: Any
+) -> Any:
+    """The real pipeline, its other components None."""
+    made = getattr(diffusers, parts_of(pipeline)[0].function.partition(".")[0])
+    names = [name for name in made._optional_components if name not in encoders]
+    needed = dict.fromkeys([*made._get_signature_keys(made)[0], *names])
+    given = {part.replace("text_encoder", "tokenizer"): found for part, found in tokenizers.items()}
+    if pipeline in ("cosmos", "cosmos2"):
+        others["safety_checker"] = nn.Module()  # anything: None would load a model
+    needed.pop("self", None)
+    return made(**needed | dict(encoders) | given | others)
+
+
+def encode(pipe: Any, prompts: list[str], images: int = 1, **others: Any) -> list[Tensor]:
+    """Call `encode_prompt`; what it returns, without None and the positions of FLUX's texts."""
+    function = type(pipe).encode_prompt
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    given: dict[str, Any] = {"prompt": prompts, "device": torch.device("cpu")}
+    if "negative_prompt" in names:
+        given |= {"negative_prompt": [""] * len(prompts), "do_classifier_free_guidance": True}
+    given |= {name: images for name in names if name.startswith("num_")}
+    given |= {name: None for name in ("prompt_2", "prompt_3") if name in names}
+    with torch.no_grad():
+        found = function(pipe, **given | others)
+    return [one for one in found if one is not None and one.shape[-1] != 3]
+
+
+def readings(recorders: Sequence[Recorder], returned: Sequence[Tensor]) -> list[Reading]:
+    """What a pipeline read of its encoders; rows that its masks leave out are not."""
+    made = {
+        (recorder.number, index): Reading(recorder.part, call, [{} for _ in call.ids])
+        for recorder in recorders
+        for index, call in enumerate(recorder.calls, start=1)
+    }
+    for index, embeds in enumerate(returned):
+        if embeds.max() <= 1:
+            continue  # a mask
+        mask = _mask_of(returned[index + 1 :], embeds)
+        read = embeds if mask is None else embeds * mask[..., None]
+        for text, codes in enumerate(read):
+            for code in codes[codes > 0].long().unique().tolist():
+                _note(made, text, code)
+    return list(made.values())
+
+
+def _mask_of(later: Sequence[Tensor], embeds: Tensor) -> Tensor | None:
+    """The mask that belongs to embeddings: the next of their shape."""
+    shaped = (one for one in later if embeds.ndim == 3 and one.shape == embeds.shape[:2])
+    return next(shaped, None)
+
+
+def _note(made: Mapping[tuple[int, int], Reading], text: int, code: int) -> None:
+    base, row = divmod(code, 1024)
+    base, output = divmod(base, 16)
+    layer = f"hidden_states.{output - 3 - LAYERS}"
+    name = layer if output >= 3 else _OUTPUTS[output]
+    made[divmod(base, 4)].rows[text].setdefault(name, set()).add(row - 1)
