@@ -137,7 +137,7 @@ class Index:
         return np.sort(self._begins[entries.shard[same]] + entries.text[same])
 
 
-def open_index(encodings: Encodings, before: Index | None = None) -> Index:
+def open_index(encodings: Encodings, before: Index | None = None, *, keep: bool = True) -> Index:
     """Index what is committed by now, reading only the shards that are new.
 
     What was read is kept in `index.safetensors` for the next one, where that is worth it and the
@@ -145,6 +145,7 @@ def open_index(encodings: Encodings, before: Index | None = None) -> Index:
 
     Args:
         before: an earlier index of these encodings: its shards stay as they are, mapped or not.
+        keep: False writes nothing.
 
     Raises:
         CacheError: the folder of shards cannot be read.  What is wrong with single shards is in
@@ -158,7 +159,8 @@ def open_index(encodings: Encodings, before: Index | None = None) -> Index:
     if stamps == [one.stamp for one in known.listing]:
         return before or Index(known)
     contents, errors = _refreshed(encodings, known, stamps)
-    if _worth_writing(contents) and write_index(encodings, contents.listing, contents.entries):
+    worth = keep and _worth_writing(contents)
+    if worth and write_index(encodings, contents.listing, contents.entries):
         contents = replace(contents, on_disk=len(contents.entries))
     return Index(contents, errors)
 

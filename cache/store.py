@@ -98,8 +98,7 @@ class Store:
                 something else; or the disk failed.
             MissingError: the disk is full.
         """
-        if not _NAME.fullmatch(name):
-            raise CacheError(f"--name {name}: expected letters, digits, dots, dashes, underscores")
+        require_name(name)
         folder = self.root / name
         if not (folder / SPEC_NAME).exists():
             self._make(folder, spec, about, tokenizer)
@@ -175,6 +174,16 @@ class Encodings:
         except (OSError, SafetensorError) as error:
             raise disk_error(target, error) from error
         return target
+
+
+def require_name(name: str) -> None:
+    """Refuse what cannot be the name of an encoder.
+
+    Raises:
+        CacheError: says what can.
+    """
+    if not _NAME.fullmatch(name):
+        raise CacheError(f"--name {name}: expected letters, digits, dots, dashes, underscores")
 
 
 def open_store(path: str | os.PathLike[str]) -> Store:
