@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from enginecast import __version__
+from enginecast.cli_cache import app as cache_app
 from enginecast.cli_errors import BadCommandLine, crash, fail, show_warning, usage_error
 from enginecast.cli_export import export, inspect
 from enginecast.cli_options import (
@@ -144,6 +145,7 @@ def run(
 
 for command in (export, inspect, opt, bisect, passes):
     app.command()(command)
+app.add_typer(cache_app, name="cache")
 
 
 @app.command()

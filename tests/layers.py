@@ -164,7 +164,13 @@ MAY_IMPORT: dict[str, list[str]] = {
         *WORKERS,
     ],
     "enginecast.commands_cache": ["enginecast.terminal", *WORKERS],
-    "enginecast.commands_cache_fill": ["enginecast.terminal", *WORKERS],
+    "enginecast.fill_page": ["enginecast.terminal", *WORKERS],
+    "enginecast.commands_cache_fill": [
+        "enginecast.commands_engine",
+        "enginecast.fill_page",
+        "enginecast.terminal",
+        *WORKERS,
+    ],
     "enginecast.cli_cache": [
         "enginecast.cli_cache_upkeep",
         "enginecast.cli_options",
