@@ -1,0 +1,262 @@
+"""`CachedEncoder`: stands where a pipeline or a trainer has its text encoder, and loads no weights.
+
+pipe = FluxPipeline.from_pretrained(path, text_encoder_2=None)
+pipe.text_encoder_2 = CachedEncoder("CACHE", "text_encoder_2")
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING
+
+from enginecast.cache.asking import tokens_of
+from enginecast.cache.model_output import assemble, output_class
+from enginecast.cache.reader import EmbeddingCache, open_cache
+from enginecast.cache.shard_writing import Entry
+from enginecast.cache.spec import EncoderSpec, OutputSpec
+from enginecast.cache.tensors import dtype_of, to_tensor
+from enginecast.errors import CacheMissError, UsageError
+from enginecast.runtime.arrays import Array
+
+_NO_EFFECT = ("use_cache", "cache_position")
+"""Arguments that change nothing in what an encoder gives for a whole text."""
+
+
+class CachedEncoder(nn.Module):
+    """A text encoder whose outputs were computed before.  It has no parameters.
+
+    Rows that are not stored (padding, or those the spec drops) are zeros.
+
+    Args:
+        cache: path of a cache, or an open one.
+        name: of the encoder in it; None: the only one.
+        dtype: of the outputs; None: as they are stored.  `.to`, `.half` and the like change it.
+
+    Raises:
+        CacheError: there is no such cache or encoder.
+    """
+
+    def __init__(
+        self,
+        cache: str | os.PathLike[str] | EmbeddingCache,
+        name: str | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.cache = cache if isinstance(cache, EmbeddingCache) else open_cache(cache, name)
+        stored = dtype_of(self.cache.spec.outputs[0].dtype)
+        # A buffer, not a plain attribute: it follows `.to` of whatever module this is a part of.
+        self.register_buffer("_place", torch.empty(0, dtype=dtype or stored), persistent=False)
+        self.config = _config(self.cache)
+        self._kind = output_class(self.cache.about, [one.name for one in self.spec.outputs])
+
+    @property
+    def spec(self) -> EncoderSpec:
+        return self.cache.spec
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._buffer.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._buffer.device
+
+    @property
+    def _buffer(self) -> Tensor:
+        found = self._buffers["_place"]
+        assert found is not None
+        return found
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        **others: Any,
+    ) -> Any:
+        """Look the texts of a batch up.
+
+        Args:
+            input_ids: [batch, sequence]
+            attention_mask: [batch, sequence], not zero for tokens.
+            output_hidden_states: give those that are in the cache.
+            return_dict: False: a tuple.
+
+        Returns:
+            What the encoder's class returns, on the device of the ids and in `dtype`:
+            [batch, sequence, width], or [batch, width] for an output per text.
+
+        Raises:
+            CacheMissError: a text is not in the cache; says why.
+            CacheError: the outputs that are asked for are not, or the mask does not fit them.
+            UsageError: an argument that no cache can answer.
+        """
+        _require_answerable(output_attentions, others)
+        if input_ids is None:
+            raise UsageError("input_ids: expected int64 [batch, sequence], got None")
+        ids = _rows_of(input_ids)
+        _require_counted(position_ids, ids)
+        entries, starts = self._look_up(ids, _mask_of(attention_mask, ids))
+        tensors = {
+            one.name: to_tensor(_batch(self.spec, one, entries, starts, ids.shape)).to(
+                input_ids.device, self.dtype
+            )
+            for one in self.spec.outputs
+        }
+        hidden = self._asked(output_hidden_states, "output_hidden_states", False)
+        made = assemble(self._kind, tensors, self._hidden_count(), hidden=hidden)
+        return made if self._asked(return_dict, "return_dict", True) else made.to_tuple()
+
+    def _look_up(self, ids: Array, mask: Array | None) -> tuple[list[Entry], list[int]]:
+        """The entries of a batch, and where the text of each begins in its row."""
+        spec = self.spec
+        if spec.padded and ids.shape[1] != spec.max_length:
+            raise CacheMissError(
+                f"{self.cache.path}: the texts are padded to {spec.max_length} tokens there, and "
+                f"to {ids.shape[1]} here",
+                hint=f"Tokenize with padding='max_length', max_length={spec.max_length}, or fill "
+                f"a cache with --max-length {ids.shape[1]}.",
+            )
+        masks = [None] * len(ids) if mask is None else list(mask)
+        tokens = [tokens_of(spec, row, one) for row, one in zip(ids, masks, strict=True)]
+        entries = self.cache.by_tokens(tokens)
+        if spec.padded or spec.padding_side == "right":
+            return entries, [0] * len(ids)
+        return entries, [ids.shape[1] - len(one) for one in tokens]
+
+    def _asked(self, given: bool | None, name: str, default: bool) -> bool:
+        return bool(getattr(self.config, name, default) if given is None else given)
+
+    def _hidden_count(self) -> int | None:
+        of_text = getattr(self.config, "get_text_config", lambda: self.config)()
+        layers = getattr(of_text, "num_hidden_layers", None)
+        return layers + 1 if isinstance(layers, int) else None
+
+    def requires_grad_(self, requires_grad: bool = True) -> "CachedEncoder":
+        """Nothing to do for False; there is nothing that could learn."""
+        if requires_grad:
+            _refuse("requires_grad_(True)", "it has no weights, so nothing in it can be trained")
+        return self
+
+    def get_input_embeddings(self) -> NoReturn:
+        _refuse("get_input_embeddings", "it has no embeddings: the weights were not loaded")
+
+    def set_input_embeddings(self, value: Any) -> NoReturn:
+        _refuse("set_input_embeddings", "the outputs were computed with the embeddings there were")
+
+    def resize_token_embeddings(self, *sizes: Any, **options: Any) -> NoReturn:
+        _refuse("resize_token_embeddings", "texts with new tokens have no outputs in the cache")
+
+    def add_adapter(self, *adapters: Any, **options: Any) -> NoReturn:
+        _refuse("add_adapter", "an adapter changes outputs that were computed before")
+
+    def load_adapter(self, *adapters: Any, **options: Any) -> NoReturn:
+        _refuse("load_adapter", "an adapter changes outputs that were computed before")
+
+    def gradient_checkpointing_enable(self, *options: Any, **named: Any) -> NoReturn:
+        _refuse("gradient_checkpointing_enable", "no gradient goes through outputs that are read")
+
+    def save_pretrained(self, *places: Any, **options: Any) -> NoReturn:
+        _refuse("save_pretrained", "it has no weights; the cache's folder is what to keep")
+
+    def extra_repr(self) -> str:
+        return f"{str(self.cache.path)!r}, entries={len(self.cache)}"
+
+
+def _refuse(what: str, why: str) -> NoReturn:
+    raise UsageError(
+        f"CachedEncoder: {what}: {why}",
+        hint="Load the encoder itself to train or change it; its outputs cannot be cached then.",
+    )
+
+
+def _require_answerable(output_attentions: bool | None, others: Mapping[str, Any]) -> None:
+    if output_attentions:
+        raise UsageError("output_attentions: a cache holds no attention weights")
+    if others.get("inputs_embeds") is not None:
+        raise UsageError(
+            "inputs_embeds: a cache is asked by token ids, and cannot tell what embeddings mean",
+            hint="Give input_ids, or load the encoder itself.",
+        )
+    for name, value in others.items():
+        neutral = isinstance(value, Tensor) and name == "token_type_ids" and not value.any()
+        if value is not None and value is not False and name not in _NO_EFFECT and not neutral:
+            raise UsageError(f"{name}: the cached outputs were computed without it")
+
+
+def _rows_of(input_ids: Tensor) -> Array:
+    if input_ids.ndim != 2 or input_ids.is_floating_point():
+        got = f"{input_ids.dtype} {list(input_ids.shape)}"
+        raise UsageError(f"input_ids: expected int64 [batch, sequence], got {got}")
+    return input_ids.detach().cpu().numpy().astype(np.int64)
+
+
+def _mask_of(mask: Tensor | None, ids: Array) -> Array | None:
+    if mask is None:
+        return None
+    if tuple(mask.shape) != ids.shape:
+        raise UsageError(
+            f"attention_mask: expected {list(ids.shape)} as input_ids, got {list(mask.shape)}"
+        )
+    if not ((mask == 0) | (mask == 1)).all():
+        raise UsageError("attention_mask: expected zeros and ones")
+    return mask.detach().cpu().to(torch.bool).numpy()
+
+
+def _require_counted(position_ids: Tensor | None, ids: Array) -> None:
+    if position_ids is None:
+        return
+    counted = np.arange(ids.shape[1])
+    if not (position_ids.detach().cpu().numpy() == counted).all():
+        raise UsageError("position_ids: the cached outputs were computed with those from 0 on")
+
+
+def _batch(
+    spec: EncoderSpec,
+    output: OutputSpec,
+    entries: Sequence[Entry],
+    starts: Sequence[int],
+    shape: tuple[int, ...],
+) -> Array:
+    """An output of a batch: [batch, sequence, width], zeros where nothing is stored."""
+    first = entries[0].outputs[output.name]
+    if output.per == "text":
+        return np.stack([entry.outputs[output.name] for entry in entries])
+    made = np.zeros((*shape, output.width), first.dtype)
+    for row, entry, start in zip(made, entries, starts, strict=True):
+        begin = start + spec.span(len(entry.ids))[0]
+        rows = entry.outputs[output.name]
+        row[begin : begin + len(rows)] = rows
+    return made
+
+
+def _config(cache: EmbeddingCache) -> Any:
+    """The model's configuration; without one, what the spec says."""
+    given = cache.about.config
+    known = given.get("model_type")
+    if known in CONFIG_MAPPING:
+        return CONFIG_MAPPING[known].from_dict(given)
+    width = next((one.width for one in cache.spec.outputs if one.per == "token"), None)
+    return PlainConfig({"hidden_size": width, **given}, cache.path)
+
+
+class PlainConfig(SimpleNamespace):
+    """What is known of a model whose config.json is not in the cache, or of no known kind."""
+
+    def __init__(self, known: Mapping[str, Any], path: Path) -> None:
+        super().__init__(**known)
+        self._path = path
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"config.{name}: {self._path} does not have the model's configuration")
