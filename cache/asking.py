@@ -1,12 +1,30 @@
 """What a model is asked, as a cache is: a row of ids and its mask become the ids of a text."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from enginecast.cache.spec import EncoderSpec
 from enginecast.errors import CacheError
 from enginecast.runtime.arrays import Array
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A text that a cache is asked for.
+
+    Args:
+        tokens: int64 [tokens], those that the encoder attends to; see `asked_of`.
+        sequence: length of the row they came in; None: they came bare, and are padded as needed.
+        masked: whether a mask came with them.
+        text: where it is known.
+    """
+
+    tokens: Array
+    sequence: int | None = None
+    masked: bool = False
+    text: str | None = None
 
 
 def token_ids(ids: Sequence[int] | Array, *, name: str = "input_ids") -> Array:
@@ -25,8 +43,8 @@ def token_ids(ids: Sequence[int] | Array, *, name: str = "input_ids") -> Array:
     return found.astype(np.int64)
 
 
-def tokens_of(spec: EncoderSpec, row: Array, mask: Array | None) -> Array:
-    """The ids that the encoder attends to, of a row as the model gets it.
+def asked_of(spec: EncoderSpec, row: Array, mask: Array | None) -> Asked:
+    """What a row as the model gets it asks for: the ids that the encoder attends to.
 
     An encoder that takes a mask and is given none attends to the whole row, so then all its ids are
     tokens; that is right for a text that fills its row, and a miss for one with padding.
@@ -36,20 +54,20 @@ def tokens_of(spec: EncoderSpec, row: Array, mask: Array | None) -> Array:
         mask: [sequence], not zero for tokens; None: none was given.
 
     Returns:
-        int64 [tokens]; where the spec has no mask, the row as it is.
+        The ids without padding; where the spec has no mask, the row as it is.
 
     Raises:
         CacheError: the mask has holes, pads the other side, or has no place in the spec.
     """
     if mask is None:
-        return row
+        return Asked(row, len(row))
     if mask.shape != row.shape:
         raise CacheError(
             f"attention_mask: expected one value for each of {len(row)} ids, got {list(mask.shape)}"
         )
     kept = np.flatnonzero(mask)
     if len(kept) == len(row):
-        return row
+        return Asked(row, len(row), masked=True)
     if not spec.mask:
         raise CacheError(
             f"attention_mask: {len(row) - len(kept)} of {len(row)} ids are masked, but these "
@@ -65,4 +83,4 @@ def tokens_of(spec: EncoderSpec, row: Array, mask: Array | None) -> Array:
             f"but the tokens are at {kept[0]} to {kept[-1]} of {len(row)}",
             hint=f"Set the tokenizer's padding_side to {spec.padding_side!r}.",
         )
-    return row[kept]
+    return Asked(row[kept], len(row), masked=True)

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING
 
-from enginecast.cache.asking import tokens_of
+from enginecast.cache.asking import asked_of
 from enginecast.cache.model_output import assemble, output_class
 from enginecast.cache.reader import EmbeddingCache, open_cache
 from enginecast.cache.shard_writing import Entry
 from enginecast.cache.spec import EncoderSpec, OutputSpec
 from enginecast.cache.tensors import dtype_of, to_tensor
-from enginecast.errors import CacheMissError, UsageError
+from enginecast.errors import UsageError
 from enginecast.runtime.arrays import Array
 
 _NO_EFFECT = ("use_cache", "cache_position")
@@ -121,19 +121,12 @@ class CachedEncoder(nn.Module):
     def _look_up(self, ids: Array, mask: Array | None) -> tuple[list[Entry], list[int]]:
         """The entries of a batch, and where the text of each begins in its row."""
         spec = self.spec
-        if spec.padded and ids.shape[1] != spec.max_length:
-            raise CacheMissError(
-                f"{self.cache.path}: the texts are padded to {spec.max_length} tokens there, and "
-                f"to {ids.shape[1]} here",
-                hint=f"Tokenize with padding='max_length', max_length={spec.max_length}, or fill "
-                f"a cache with --max-length {ids.shape[1]}.",
-            )
         masks = [None] * len(ids) if mask is None else list(mask)
-        tokens = [tokens_of(spec, row, one) for row, one in zip(ids, masks, strict=True)]
-        entries = self.cache.by_tokens(tokens)
+        asked = [asked_of(spec, row, one) for row, one in zip(ids, masks, strict=True)]
+        entries = self.cache.look_up(asked)
         if spec.padded or spec.padding_side == "right":
             return entries, [0] * len(ids)
-        return entries, [ids.shape[1] - len(one) for one in tokens]
+        return entries, [ids.shape[1] - len(one.tokens) for one in asked]
 
     def _asked(self, given: bool | None, name: str, default: bool) -> bool:
         return bool(getattr(self.config, name, default) if given is None else given)

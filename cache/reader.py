@@ -10,23 +10,25 @@ It may be handed to other processes by fork or by pickling, and used by several 
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from enginecast.cache.asking import token_ids, tokens_of
-from enginecast.cache.index import Index, Place, build_index
+from enginecast.cache.asking import Asked, asked_of, token_ids
+from enginecast.cache.index import Index, Place, open_index
 from enginecast.cache.keys import Keys
+from enginecast.cache.miss import shortened
+from enginecast.cache.misses import explain
 from enginecast.cache.shard_writing import Entry
 from enginecast.cache.spec import About, EncoderSpec
 from enginecast.cache.store import Encodings, open_store
+from enginecast.cache.tokenizing import Tokenizing
 from enginecast.errors import CacheError, CacheMissError, UsageError
 from enginecast.runtime.arrays import Array
 
 Check = Literal["first", "always", "never"]
-Asked = int | bytes
-"""An entry: its number, or its key."""
 
 
 class EmbeddingCache:
@@ -81,39 +83,53 @@ class EmbeddingCache:
             CacheError: its outputs are damaged, or the mask does not fit the spec.
         """
         row = token_ids(ids)
-        tokens = tokens_of(self.spec, row, None if mask is None else np.asarray(mask))
-        return self.by_tokens([tokens])[0]
+        if mask is None:
+            return self.look_up([Asked(row)])[0]
+        return self.look_up([asked_of(self.spec, row, np.asarray(mask))])[0]
 
-    def by_tokens(self, asked: Sequence[Array]) -> list[Entry]:
-        """The entries of texts, each given as int64 [tokens], or padded where the spec has no mask.
+    def by_text(self, text: str) -> Entry:
+        """The entry of a text, which is cleaned, put into the template and tokenized.
+
+        A text that is too long is cut, as a fill does that was told to truncate.
+
+        Raises:
+            CacheMissError: there is no such entry; says why.
+            CacheError: its outputs are damaged.
+        """
+        return self.get_many([text])[0]
+
+    def look_up(self, asked: Sequence[Asked]) -> list[Entry]:
+        """The entries of texts that are given by token ids.
 
         Raises:
             CacheMissError: of the first that is not there; says why.
             CacheError: outputs are damaged.
         """
-        places = []
-        for tokens in asked:
-            place = self._find(tokens)
-            if place is None:
-                raise self._miss(tokens)
-            places.append(place)
-        return self._entries(places)
+        return self._entries([self._find(one) for one in asked])
 
-    def get_many(self, asked: Sequence[Asked]) -> list[Entry]:
-        """Entries by number or key, read in the order in which they lie in the shards.
+    def get_many(self, asked: Sequence[int | bytes | str]) -> list[Entry]:
+        """Entries by number, key or text, read in the order in which they lie in the shards.
 
         Raises:
             IndexError: there is no entry of a number.
-            CacheMissError: there is none of a key.
+            CacheMissError: there is none of a key or text; says why.
             CacheError: outputs are damaged.
         """
-        return self._entries([self._place(one) for one in asked])
+        texts = [one for one in asked if isinstance(one, str)]
+        tokens = iter(self.tokenizing.tokens(texts) if texts else ())
+        return self._entries(
+            [
+                self._find(Asked(next(tokens).ids.astype(np.int64), text=one))
+                if isinstance(one, str)
+                else self._place(one)
+                for one in asked
+            ]
+        )
 
     def texts(self) -> Iterator[str]:
         """A text of each entry, in the order of their numbers."""
         for number in range(len(self)):
-            place = self._index.row(number)
-            yield self._index.shards[place.shard].text(place.text)
+            yield self.text_at(self._index.row(number))
 
     def refresh(self) -> int:
         """See what was committed since: entries that are new.  Numbers of entries may change."""
@@ -122,24 +138,42 @@ class EmbeddingCache:
         return len(self) - before
 
     def _open(self) -> None:
-        self._index, self.damaged = build_index(self.encodings.shard_paths(), self.spec)
+        self._index = open_index(self.encodings)
         self._whole: dict[Path, Array] = {}
 
-    def _find(self, tokens: Array) -> Place | None:
-        if len(tokens) > self.spec.max_length:
+    def _find(self, asked: Asked) -> Place:
+        place = self.place_of(asked)
+        if place is None:
+            raise explain(self, asked)
+        return place
+
+    def place_of(self, asked: Asked) -> Place | None:
+        """Where the entry of a text is; None: nowhere."""
+        spec, tokens = self.spec, asked.tokens
+        if len(tokens) > spec.max_length:
+            return None
+        if spec.padded and asked.sequence not in (None, spec.max_length):
             return None
         place = self._index.find(self.keys.of_tokens(tokens))
-        if place is None or not self.spec.mask:
+        if place is None or not spec.mask:
             return place
         # Padding that is attended to makes the same row as padding that is not.
-        found = self._index.shards[place.shard].ids(place.text)
-        return place if np.array_equal(found, tokens) else None
+        return place if np.array_equal(self.ids_at(place), tokens) else None
 
-    def _place(self, asked: Asked) -> Place:
+    def ids_at(self, place: Place) -> Array:
+        """int32 [tokens] of an entry, without padding."""
+        return self._index.shards[place.shard].ids(place.text)
+
+    def text_at(self, place: Place) -> str:
+        return self._index.shards[place.shard].text(place.text)
+
+    def _place(self, asked: int | bytes) -> Place:
         if isinstance(asked, bytes):
             place = self._index.find(asked)
             if place is None:
-                raise CacheMissError(f"{self.path}: there is no entry of key {asked.hex()}")
+                raise CacheMissError(
+                    f"{self.path}: there is no entry of key {asked.hex()} among {len(self)}"
+                )
             return place
         if not 0 <= asked < len(self):
             raise IndexError(f"{self.path}: expected an entry 0..{len(self) - 1}, got {asked}")
@@ -170,19 +204,29 @@ class EmbeddingCache:
             return
         if not shard.is_whole(place.text):
             raise CacheError(
-                f"{shard.path}: damaged: the outputs of {_short(shard.text(place.text))} differ "
+                f"{shard.path}: damaged: the outputs of {shortened(shard.text(place.text))} differ "
                 "from their sum",
                 hint=f"`enginecast cache verify {self.path.parent}` takes the shard out; then "
                 "`cache fill` fills it again.",
             )
         whole[place.text] = True
 
-    def _miss(self, tokens: Array) -> CacheMissError:
-        return CacheMissError(f"{self.path}: no entry of {len(tokens)} tokens")
+    @cached_property
+    def tokenizing(self) -> Tokenizing:
+        """Makes the token ids of texts, with the cache's own tokenizer.
+
+        Raises:
+            CacheError: tokenizer.json is missing, damaged, or another than the spec's.
+        """
+        try:
+            return Tokenizing(self.encodings.tokenizer_file.read_bytes(), self.spec)
+        except OSError as error:
+            raise CacheError(f"{self.encodings.tokenizer_file}: {error.strerror}") from error
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process gets: the snapshot, without what this one found whole."""
-        return {**vars(self), "_whole": {}}
+        kept = {name: value for name, value in vars(self).items() if name != "tokenizing"}
+        return {**kept, "_whole": {}}
 
 
 def open_cache(
@@ -207,7 +251,3 @@ def open_cache(
 
 def _order(place: Place) -> tuple[int, int]:
     return place.shard, place.text
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 80 else f"{text[:77]}...")

@@ -25,6 +25,7 @@ from enginecast.cache.keys import Keys
 from enginecast.cache.shard_writing import Entry
 from enginecast.cache.spec import About, EncoderSpec, OutputSpec
 from enginecast.cache.store import Encodings, create_store
+from enginecast.cache.tokenizing import prepare_text
 
 TEXTS = ("a b c", "", "d", "a b c d e f g h", "q w e r t y", "z z z")
 WORDS = ["<pad>", "</s>", *(chr(ord("a") + index) for index in range(26)), "<unk>"]
@@ -131,7 +132,9 @@ def entries_of(model: nn.Module, spec: EncoderSpec, texts: Sequence[str]) -> lis
     entries = []
     for text in texts:
         length = spec.max_length if spec.padded else None
-        batch = batch_of([text], length, side=spec.padding_side, padding=spec.padding_id)
+        batch = batch_of(
+            [prepare_text(spec, text)], length, side=spec.padding_side, padding=spec.padding_id
+        )
         count = int(batch.mask.sum())
         ids = batch.ids[0][batch.mask[0].bool()].numpy().astype("int32")
         begin, end = spec.span(count)

@@ -1,0 +1,175 @@
+"""A text that is not there: the error names the nearest cause, and the way out."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cached_models import (
+    TEXTS,
+    Batch,
+    batch_of,
+    fill,
+    spec_of,
+    tiny,
+    tokenizer_of,
+)
+from transformers import PreTrainedModel, T5EncoderModel
+
+from enginecast.cache.cached_encoder import CachedEncoder
+from enginecast.cache.reader import EmbeddingCache, open_cache
+from enginecast.cache.records import record_failures
+from enginecast.cache.shard_writing import Entry
+from enginecast.cache.tokenizing import digest_of
+from enginecast.cache.work import Failure
+from enginecast.errors import CacheError, CacheMissError
+
+TOKENIZER = digest_of(tokenizer_of().to_str().encode())
+LONG = " ".join("abcdefghijklmnop")
+
+
+@pytest.fixture(scope="module")
+def t5() -> PreTrainedModel:
+    return tiny(T5EncoderModel)
+
+
+@pytest.fixture
+def filled(t5: PreTrainedModel, tmp_path: Path) -> Callable[..., EmbeddingCache]:
+    def make(texts: Any = TEXTS, **fields: Any) -> EmbeddingCache:
+        spec = spec_of(t5, ("last_hidden_state",), tokenizer=TOKENIZER, **fields)
+        fill(tmp_path / "cache", t5, spec, texts)
+        return open_cache(tmp_path / "cache")
+
+    return make
+
+
+Filled = Callable[..., EmbeddingCache]
+
+
+def missed(cache: EmbeddingCache, ids: Any, mask: Any = None) -> str:
+    """The error of a call as a pipeline makes it."""
+    with pytest.raises(CacheMissError) as error:
+        CachedEncoder(cache)(torch.as_tensor(ids), mask)
+    text = str(error.value)
+    assert str(cache.path) in text
+    assert f"{len(cache)} entries" in text
+    return text
+
+
+def one(text: str, length: int | None = None) -> Batch:
+    return batch_of([text], length)
+
+
+def test_a_text_that_failed_says_why(filled: Filled) -> None:
+    cache = filled()
+    key = cache.keys.of_tokens(one("x y").ids[0].numpy())
+    record_failures(cache.encodings, [Failure("x y", 3, "7 values are not finite", key)])
+    assert "failed when the cache was filled: 7 values are not finite" in missed(
+        cache, one("x y").ids
+    )
+
+
+def test_a_text_that_is_too_long(filled: Filled) -> None:
+    said = missed(filled(), one(LONG).ids)
+    assert "it is longer than 12 tokens" in said
+    assert "was cut there" not in said
+    assert "--max-length 17" in said
+
+
+@pytest.mark.parametrize("length", [8, 16])
+def test_the_same_text_padded_to_another_length(filled: Filled, length: int) -> None:
+    said = missed(filled(mask=False, rows="all"), one("a b c", length).ids)
+    assert f"the same text is there, but padded to 12 tokens, and this one to {length}" in said
+    assert "max_length=12" in said
+
+
+def test_another_encoder_of_the_cache_has_it(filled: Filled, t5: PreTrainedModel) -> None:
+    cache = filled()
+    wide = spec_of(t5, ("last_hidden_state",), tokenizer=TOKENIZER, max_length=20)
+    fill(cache.path.parent, t5, wide, ["x y"], name="long")
+    assert "the encoder long of the same cache has it (max_length 20" in missed(
+        cache, one("x y").ids
+    )
+
+
+def test_a_text_that_was_cut_here(filled: Filled) -> None:
+    said = missed(filled(), one("a b c d e f g h", 6).ids)
+    assert "it is how 'a b c d e f g h' (9 tokens) begins, as if it was cut at 6 tokens" in said
+    assert "max_length=12" in said
+
+
+def test_a_text_that_was_cut_there(filled: Filled) -> None:
+    cache = filled()
+    cut = one(LONG, 12).ids[0].numpy().astype(np.int32)
+    outputs = {"last_hidden_state": np.ones((12, 32), np.float32)}
+    cache.encodings.commit([Entry(cache.keys.of_tokens(cut), LONG, cut, outputs)])
+    cache.refresh()
+    said = missed(cache, one(LONG).ids)
+    assert f"it is longer than 12 tokens, to which {LONG!r} was cut there" in said
+    assert "truncation=True, max_length=12" in said
+
+
+def test_no_mask_where_one_was_given(filled: Filled) -> None:
+    said = missed(filled(), one("a b c", 8).ids)
+    assert "4 of its ids are padding" in said
+    assert "the text is there without it" in said
+
+
+def test_no_mask_where_all_rows_are_kept(filled: Filled) -> None:
+    """The key is the same then: without a look at the mask this would be a silent mistake."""
+    cache = filled(rows="all")
+    batch = one("a b c", 12)
+    CachedEncoder(cache)(batch.ids, batch.mask)
+    assert "8 of its ids are padding" in missed(cache, batch.ids)
+
+
+def test_a_mask_where_none_was_given(filled: Filled) -> None:
+    cached = CachedEncoder(filled(mask=False, rows="all"))
+    batch = one("a b c", 12)
+    cached(batch.ids, torch.ones_like(batch.mask))
+    with pytest.raises(CacheError, match="8 of 12 ids are masked, but these outputs were computed"):
+        cached(batch.ids, batch.mask)
+
+
+def test_a_template_left_out(filled: Filled) -> None:
+    cache = filled(["a b c"], template="x y {}")
+    CachedEncoder(cache)(one("x y a b c").ids)
+    assert "puts texts into the template 'x y {}'" in missed(cache, one("a b c").ids)
+
+
+def test_texts_that_contain_each_other(filled: Filled) -> None:
+    cache = filled()
+    assert "contains the cached text 'q w e r t y'" in missed(cache, one("o q w e r t y").ids)
+    assert "the cached text 'q w e r t y' contains it" in missed(cache, one("w e r t y").ids)
+
+
+def test_ids_that_the_tokenizer_does_not_make(filled: Filled) -> None:
+    cache = filled()
+    assert "token id 90 is not among the 29" in missed(cache, [[90, 8, 1]])
+    assert "it lacks '</s>'" in missed(cache, [[24, 23, 22]])
+    assert "makes other ids of the same text" in missed(cache, [[24, 1, 23, 1]])
+
+
+def test_a_damaged_shard_is_named(filled: Filled) -> None:
+    cache = filled()
+    path = cache.encodings.shard_paths()[0]
+    path.write_bytes(path.read_bytes()[:-1])
+    cache = open_cache(cache.path.parent)
+    lost = next(text for text in TEXTS if text not in set(cache.texts()))
+    said = missed(cache, one(lost).ids)
+    assert "1 shards are damaged" in said
+    assert path.name in said
+    assert "cache verify" in said
+
+
+def test_a_text_that_nobody_filled(filled: Filled) -> None:
+    cache = filled()
+    with pytest.raises(CacheMissError) as error:
+        cache.by_text("t y u i q")
+    said = str(error.value)
+    assert "'t y u i q' (6 tokens) is not among its 6 entries: it was not filled" in said
+    assert "the one most like it is 'q w e r t y'" in said
+    assert "cache fill ENCODER --texts FILE" in said
+    assert "enginecast.cache.variants" in said
