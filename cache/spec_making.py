@@ -7,7 +7,7 @@ from enginecast.cache.request import EncoderRequest, StoreDtype
 from enginecast.cache.spec import Clean, EncoderSpec, OutputSpec
 from enginecast.cache.text_model import ModelFacts
 from enginecast.cache.tokenizer_files import TokenizerFacts
-from enginecast.cache.tokenizing import check_template, digest_of, parse_tokenizer
+from enginecast.cache.tokenizing import check_template, digest_of
 from enginecast.errors import UsageError
 
 
@@ -101,8 +101,7 @@ def _padding_id(model: ModelFacts, tokenizer: TokenizerFacts, *, needed: bool) -
 
 
 def _check_vocabulary(model: ModelFacts, tokenizer: TokenizerFacts, padding_id: int) -> None:
-    vocabulary = parse_tokenizer(tokenizer.text).get_vocab(with_added_tokens=True)
-    last = max([*vocabulary.values(), padding_id])
+    last = max(tokenizer.last_id, padding_id)
     if model.vocabulary is not None and last >= model.vocabulary:
         raise UsageError(
             f"{model.about.source}: it knows {model.vocabulary} token ids, but the tokenizer gives "

@@ -43,12 +43,14 @@ class TokenizerFacts:
     Args:
         text: of its `tokenizer.json`, without padding; truncation is there where it goes from the
             left.
+        last_id: the greatest that it gives.
         padding_id: what fills up a row.
         padding_side: where that goes.
         max_length: longest text in tokens.
     """
 
     text: bytes
+    last_id: int
     padding_id: int | None
     padding_side: Literal["right", "left"] | None
     max_length: int | None
@@ -71,14 +73,14 @@ def find_tokenizer(folder: Path, asked: str | None = None) -> TokenizerFacts:
         MissingError: a package is lacking that reads the tokenizer's old format.
     """
     file = _place(folder, asked)
-    content = _read(file) if file.is_file() else _convert(file.parent)
-    said = _said(file.parent)
+    content, said = (_read(file), _said(file.parent)) if file.is_file() else _convert(file.parent)
     tokenizer = _parse(file, json.dumps(content).encode())
     left = said.get("truncation_side", _direction(content, "truncation")) == "left"
     own_padding: dict[str, Any] = content.get("padding") or {}
     kept = {**content, "padding": None, "truncation": _from_the_left() if left else None}
     return TokenizerFacts(
         text=json.dumps(kept, ensure_ascii=False, indent=1).encode(),
+        last_id=max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0),
         padding_id=_padding_id(file, said, own_padding, tokenizer),
         padding_side=_padding_side(said, content),
         max_length=_longest(said),
@@ -127,8 +129,12 @@ def _parse(file: Path, text: bytes) -> Tokenizer:
         raise SourceError(f"{file}: {error.message.removeprefix('tokenizer.json: ')}") from error
 
 
-def _convert(folder: Path) -> dict[str, Any]:
-    """Read files of an older format with transformers, which imports torch where it is there."""
+def _convert(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read files of an older format with transformers, which imports torch where it is there.
+
+    Returns:
+        What `tokenizer.json` and `tokenizer_config.json` of the tokenizer would say.
+    """
     from transformers import AutoTokenizer
 
     try:
@@ -148,7 +154,8 @@ def _convert(folder: Path) -> dict[str, Any]:
             hint="Save it with save_pretrained of a fast tokenizer.",
         ) from error
     assert isinstance(content, dict)
-    return content
+    names = ("pad_token", "padding_side", "truncation_side", "model_max_length")
+    return content, {name: getattr(read, name) for name in names}
 
 
 def _said(folder: Path) -> dict[str, Any]:

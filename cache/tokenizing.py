@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -125,12 +124,18 @@ def digest_of(tokenizer: bytes) -> str:
     """Hash a `tokenizer.json`: 32 hexadecimal digits.
 
     Padding and truncation do not count: fast tokenizers write there whatever they were last called
-    with.  Neither do white space, and the order of keys in objects; that of lists does.
+    with.  Neither do white space, and the order of keys in objects; that of lists does.  Scores
+    count with six digits: the library reads them off by a last digit, and writes that.
 
     Raises:
         CacheError: not a JSON object.
     """
-    content = _content(tokenizer)
+    try:
+        content = json.loads(tokenizer, parse_float=lambda score: f"{float(score):.6g}")
+    except ValueError as error:
+        raise CacheError(f"tokenizer.json: not a tokenizer: {error}") from error
+    if not isinstance(content, dict):
+        raise CacheError("tokenizer.json: not a tokenizer: expected a JSON object")
     content["padding"] = content["truncation"] = None
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
@@ -146,13 +151,3 @@ def parse_tokenizer(tokenizer: bytes) -> Tokenizer:
         return Tokenizer.from_str(tokenizer.decode())
     except Exception as error:  # the library raises plain Exception
         raise CacheError(f"tokenizer.json: not a tokenizer: {error}") from error
-
-
-def _content(tokenizer: bytes) -> dict[str, Any]:
-    try:
-        content = json.loads(tokenizer)
-    except ValueError as error:
-        raise CacheError(f"tokenizer.json: not a tokenizer: {error}") from error
-    if not isinstance(content, dict):
-        raise CacheError("tokenizer.json: not a tokenizer: expected a JSON object")
-    return content
