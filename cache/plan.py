@@ -77,6 +77,7 @@ def plan_fill(
     shard_bytes: int,
     *,
     too_long: TooLong = "error",
+    least_chunks: int = 1,
 ) -> FillPlan:
     """Look at every text and cut those that are missing into chunks.
 
@@ -85,6 +86,7 @@ def plan_fill(
         texts: in any order, equal ones too.
         index: of what is there.
         shard_bytes: about how large a shard's outputs may be; at least one text goes into each.
+        least_chunks: make shards smaller where there would be fewer of them, for as many workers.
         too_long: "error" refuses texts with more tokens than `max_length`; "truncate" cuts them.
 
     Returns:
@@ -104,7 +106,7 @@ def plan_fill(
     missing = index.find_all(keys) < 0
     sizes = read.sizes[order]
     outputs = _by_length(spec, sizes)
-    bounds = _bounds(outputs, shard_bytes)
+    bounds = _bounds(outputs, min(shard_bytes, int(outputs.sum()) // least_chunks))
     chunks = Chunks(texts, read, order, missing, bounds)
     return FillPlan(
         texts=len(texts),

@@ -2,15 +2,18 @@
 
 import re
 import time
+import warnings
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+
+from rich.filesize import decimal
 
 from enginecast.cache.batches import encode_batch
 from enginecast.cache.encoder import Encoder
 from enginecast.cache.encoders import open_encoder
 from enginecast.cache.fill import Filled, fill_local
-from enginecast.cache.index import open_index
+from enginecast.cache.index import Index, open_index
 from enginecast.cache.pipelines import part_of, resolve
 from enginecast.cache.plan import FillPlan, plan_fill
 from enginecast.cache.records import record_truncated
@@ -21,6 +24,7 @@ from enginecast.cache.tokenizing import Tokenizing
 from enginecast.commands_engine import print_json
 from enginecast.errors import MissingError, UsageError
 from enginecast.fill_page import estimate_json, filled_json, show_estimate, show_filled, watch
+from enginecast.runtime.load import EnginecastWarning
 from enginecast.runtime.staging import require_space
 from enginecast.terminal import progress, results_apart, say
 
@@ -29,6 +33,8 @@ NAME = "text_encoder"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kMGT]i?)?B", re.IGNORECASE)
 _UNITS = {"": 1, **{unit: 1000**power for power, unit in enumerate("kmgt", 1)}}
 _UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", 1)}
+_CHUNKS_EACH = 4
+"""Chunks for each of several workers at least, so that none is idle for long."""
 _TRIAL_TOKENS = 2048
 """Tokens, padding included, of each batch that an estimate runs."""
 
@@ -93,14 +99,18 @@ def run_fill(request: EncoderRequest, options: FillOptions) -> int:
         EnginecastError: nothing was begun, or the disk failed; what was committed is safe.
     """
     checked = _check(request, options)
-    texts = read_texts(options.texts, options.column)
     request = resolve(request)
+    texts = read_texts(options.texts, options.column)
     with closing(open_encoder(request)) as encoder:
         where = _find(options.cache, checked.name, encoder)
-        index = open_index(where, keep=False)
-        tokenizing = Tokenizing(encoder.tokenizer, encoder.spec)
         plan = plan_fill(
-            where, tokenizing, texts, index, checked.shard_bytes, too_long=checked.too_long
+            where,
+            Tokenizing(encoder.tokenizer, encoder.spec),
+            texts,
+            _index(where),
+            checked.shard_bytes,
+            too_long=checked.too_long,
+            least_chunks=_CHUNKS_EACH * options.workers if options.workers else 1,
         )
         _require_room(where.folder.parent, plan, checked.max_disk)
         if options.dry_run:
@@ -163,6 +173,8 @@ def _check(request: EncoderRequest, options: FillOptions) -> _Checked:
     part = part_of(request.pipeline).part if request.pipeline else None
     name = options.name or part or NAME
     require_name(name)
+    if not _is_free(options.cache):
+        open_store(options.cache)
     return _Checked(
         name,
         "truncate" if options.too_long == "truncate" else "error",
@@ -181,12 +193,29 @@ def _bytes(option: str, text: str) -> int:
 
 def _find(cache: Path, name: str, encoder: Encoder) -> Encodings:
     """Where the entries are or will be; writes nothing."""
-    nothing = not cache.exists() or (cache.is_dir() and not any(cache.iterdir()))
-    if not nothing:
+    if not _is_free(cache):
         store = open_store(cache)
         if name in store.names():
             return store.add(name, encoder.spec, encoder.about, encoder.tokenizer)
     return Encodings(cache.resolve() / name, encoder.spec, encoder.about)
+
+
+def _is_free(cache: Path) -> bool:
+    return not cache.exists() or (cache.is_dir() and not any(cache.iterdir()))
+
+
+def _index(where: Encodings) -> Index:
+    """What is there.  Writes nothing, and warns of what is damaged."""
+    index = open_index(where, keep=False)
+    if index.errors:
+        shards = "1 shard" if len(index.errors) == 1 else f"{len(index.errors)} shards"
+        warnings.warn(
+            f"{where.folder}: {shards} cannot be read, whose texts count as missing: "
+            f"{index.errors[0].message}",
+            EnginecastWarning,
+            stacklevel=2,
+        )
+    return index
 
 
 def _require_room(root: Path, plan: FillPlan, most: int | None) -> None:
@@ -199,15 +228,11 @@ def _require_room(root: Path, plan: FillPlan, most: int | None) -> None:
         return
     fitting = max(0, int((most - now) / plan.bytes * plan.to_do))
     raise MissingError(
-        f"{root}: expected at most {_megabytes(most)} (--max-disk), got {_megabytes(now)} that are"
-        f" there and {_megabytes(plan.bytes)} that {plan.to_do} texts add",
-        hint=f"About {fitting} of the texts would fit.  Store less of each (--store-dtype, --trim),"
-        " give fewer texts, or allow more.",
+        f"{root}: expected at most {decimal(most)} (--max-disk), got {decimal(now)} that are"
+        f" there and {decimal(plan.bytes)} that {plan.to_do} texts add",
+        hint=f"About {fitting} of the texts would fit.  Give fewer, allow more, or store less of"
+        " each (--store-dtype bfloat16).",
     )
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"
 
 
 def _estimate(encoder: Encoder, plan: FillPlan, batch_tokens: int) -> float:

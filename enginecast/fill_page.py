@@ -123,7 +123,7 @@ def show_estimate(where: Encodings, plan: FillPlan, seconds: float) -> None:
         "to encode": f"{plan.to_do:,} with {plan.tokens:,} tokens",
         "tokens a text": f"{plan.shortest} to {plan.longest}, half of them up to {plan.median:g}",
         "cut": f"{len(plan.cut):,} that are too long" if plan.cut else "none is too long",
-        "disk": f"{plan.bytes:,} bytes ({decimal(plan.bytes)}) in {len(plan.chunks):,} shards",
+        "disk": f"{plan.bytes:,} bytes ({decimal(plan.bytes)}) in {_shards(len(plan.chunks))}",
         "time": f"about {_duration(seconds)} on this machine",
     }
     for name, value in lines.items():
@@ -151,6 +151,10 @@ def estimate_json(where: Encodings, plan: FillPlan, seconds: float) -> dict[str,
         "shards": len(plan.chunks),
         "seconds": round(seconds, 3),
     }
+
+
+def _shards(count: int) -> str:
+    return "1 shard" if count == 1 else f"{count:,} shards"
 
 
 def _duration(seconds: float) -> str:

@@ -1,10 +1,11 @@
-"""A text encoder in numpy, and all that a fill from it needs."""
+"""Text encoders that start at once, in numpy and as a bundle, and texts for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import bundles
 import ml_dtypes
 import numpy as np
 
@@ -18,6 +19,7 @@ from enginecast.cache.shard_writing import Entry
 from enginecast.cache.spec import About, EncoderSpec, OutputSpec
 from enginecast.cache.store import Encodings, create_store
 from enginecast.errors import InputError
+from enginecast.runtime.manifest import Text
 
 VOCABULARY = 97
 WIDTH = 4
@@ -170,3 +172,32 @@ def require_all(where: Encodings, texts: Lines) -> None:
     keys, tokenizer = Keys(where.spec), WordTokenizer(where.spec.max_length)
     wanted = sorted({keys.of_tokens(one.ids) for one in tokenizer.tokens([*texts, ""])})
     assert sorted(entry.key for entry in entries_of(where)) == wanted
+
+
+COLOURS = ("red", "green", "blue", "fox")
+"""The words of the tiny bundle's tokenizer."""
+
+
+def colour_bundle(folder: Path, longest: int = 32) -> Path:
+    """The tiny bundle, for batches and texts of useful sizes: output "hidden", 3 wide."""
+    content = bundles.manifest(
+        symbols={"batch": (1, 64), "sequence": (1, longest)},
+        text=Text(padding_id=0, max_length=longest),
+    )
+    return bundles.make_bundle(folder, content)
+
+
+def colour_captions(count: int, seed: int = 0, longest: int = 15) -> list[str]:
+    """Different texts of 6 to `longest` colours."""
+    random = np.random.default_rng(seed)
+    made: dict[str, None] = {}
+    while len(made) < count:
+        words = random.integers(0, len(COLOURS), random.integers(6, longest + 1))
+        made[" ".join(COLOURS[word] for word in words)] = None
+    return list(made)
+
+
+def write_captions(folder: Path, texts: Sequence[str]) -> Path:
+    path = folder / "captions.txt"
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return path

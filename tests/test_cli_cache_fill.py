@@ -1,0 +1,277 @@
+"""`enginecast cache fill`: what it says, what it refuses, and that a dry run writes nothing."""
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exports import Ran, cast
+from fill_fixtures import colour_bundle, colour_captions, stamps, write_captions
+
+from enginecast.cache.index import open_index
+from enginecast.cache.records import read_truncated
+from enginecast.cache.shard import open_shard
+from enginecast.cache.store import Encodings, open_store
+from enginecast.runtime.load import load
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(colour_bundle(tmp_path_factory.mktemp("bundle") / "colours.bundle"))
+
+
+@pytest.fixture
+def captions(tmp_path: Path) -> Path:
+    return write_captions(tmp_path, colour_captions(60))
+
+
+def fill(capsys: Capture, encoder: str, texts: Path, cache: Path, *options: object) -> Ran:
+    return cast(capsys, "cache", "fill", encoder, "--texts", texts, "-o", cache, *options)
+
+
+def there(cache: Path, name: str = "text_encoder") -> Encodings:
+    return open_store(cache).encodings(name)
+
+
+def test_it_stores_every_text_once_and_says_how_to_read_them(
+    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    done = fill(capsys, bundle, captions, cache, "--shard-size", "2kB")
+    assert done.code == 0, done.err
+    assert done.err == ""
+    lines = done.out.splitlines()
+    assert lines[0] == f"{cache}: text_encoder"
+    assert lines[1] == "  texts         60; 61 different ones with the empty text"
+    assert lines[3].startswith("  stored        61, ")
+    assert lines[-1] == (
+        f"read it: enginecast.cache.open_cache('{cache}', 'text_encoder').by_text(TEXT)"
+    )
+    where = there(cache)
+    assert len(where.shard_paths()) > 3
+    before = stamps(where)
+    again = fill(capsys, bundle, captions, cache)
+    assert again.code == 0
+    assert "  there already all of them" in again.out.splitlines()
+    assert stamps(where) == before
+
+
+def test_what_it_stores_is_what_the_engine_gives(
+    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
+) -> None:
+    assert fill(capsys, bundle, captions, tmp_path / "cache", "--quiet").out == ""
+    where = there(tmp_path / "cache")
+    shard = open_shard(where.shard_paths()[0], where.spec)
+    with load(bundle) as engine:
+        for text in range(0, len(shard), 7):
+            ids = shard.ids(text).astype(np.int64)[None]
+            feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+            wanted = engine.run(feeds)["hidden"][0]
+            np.testing.assert_array_equal(shard.outputs(text)["hidden"], wanted)
+
+
+def test_json_is_one_object(capsys: Capture, bundle: str, captions: Path, tmp_path: Path) -> None:
+    done = fill(capsys, bundle, captions, tmp_path / "cache", "--json", "--name", "t5")
+    found = done.json
+    assert (found["texts"], found["unique"], found["stored"]) == (60, 61, 61)
+    assert (found["name"], found["failed"], found["cached_before"]) == ("t5", [], 0)
+    where = there(tmp_path / "cache", "t5")
+    assert found["bytes"] == sum(path.stat().st_size for path in where.shard_paths())
+    again = fill(capsys, bundle, captions, tmp_path / "cache", "--json", "--name", "t5").json
+    assert (again["cached_before"], again["stored"], again["bytes"]) == (61, 0, 0)
+
+
+def test_a_dry_run_writes_nothing_and_knows_the_size(
+    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "new" / "cache"
+    found = fill(capsys, bundle, captions, cache, "--dry-run", "--json").json
+    assert not cache.parent.exists()
+    assert (found["to_encode"], found["cached_before"], found["shards"]) == (61, 0, 1)
+    assert found["seconds"] > 0
+    table = fill(capsys, bundle, captions, cache, "--dry-run")
+    assert table.out.splitlines()[0] == f"{cache}: text_encoder; nothing was written"
+    assert f"{found['bytes']:,} bytes" in table.out
+    assert not cache.parent.exists()
+    done = fill(capsys, bundle, captions, cache, "--json").json
+    assert done["bytes"] == found["bytes"]
+    before = tree(cache)
+    left = fill(capsys, bundle, captions, cache, "--dry-run", "--json").json
+    assert (left["to_encode"], left["bytes"], left["seconds"]) == (0, 0, 0)
+    assert tree(cache) == before
+
+
+def tree(folder: Path) -> list[tuple[str, int]]:
+    return sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*"))
+
+
+def test_several_encoders_share_a_cache(
+    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    as_used = ("--for", "flux:text_encoder_2", "--outputs", "hidden", "--max-length", 24)
+    assert fill(capsys, bundle, captions, cache, *as_used).code == 0
+    assert fill(capsys, bundle, captions, cache).code == 0
+    store = open_store(cache)
+    assert store.names() == ["text_encoder", "text_encoder_2"]
+    specs = [store.encodings(name).spec for name in store.names()]
+    assert [(made.rows, made.max_length) for made in specs] == [("real", 32), ("all", 24)]
+    assert [len(open_index(store.encodings(name))) for name in store.names()] == [61, 61]
+
+
+def test_an_encoder_of_another_spec_needs_another_name(
+    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    fill(capsys, bundle, captions, cache)
+    before = tree(cache)
+    other = fill(capsys, bundle, captions, cache, "--max-length", 20, "--template", "a {}")
+    assert other.code == 2
+    assert "template: '{}', 'a {}'; max_length: 32, 20" in other.err
+    assert "another --name" in other.err
+    assert tree(cache) == before
+
+
+def test_longer_texts_are_refused_or_cut_and_listed(
+    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    options = ("--max-length", 12)
+    refused = fill(capsys, bundle, captions, cache, *options)
+    assert refused.code == 2
+    assert "texts are longer than 12 tokens: " in refused.err
+    assert "captions.txt:" in refused.err
+    assert not cache.exists()
+    found = fill(capsys, bundle, captions, cache, *options, "--too-long", "truncate", "--json").json
+    assert found["truncated"] > 3
+    listed = read_truncated(there(cache))
+    assert len(listed) == found["truncated"]
+    assert min(one.tokens for one in listed) > 12
+    index = open_index(there(cache))
+    assert all(index.find(one.key) is not None for one in listed)
+
+
+def test_a_limit_of_disk_is_kept(
+    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    size = fill(capsys, bundle, captions, cache, "--dry-run", "--json").json["bytes"]
+    refused = fill(capsys, bundle, captions, cache, "--max-disk", f"{size - 1} B")
+    assert refused.code == 3
+    assert "(--max-disk), got 0 bytes that are there and 1" in refused.err
+    assert "About 60 of the texts would fit." in refused.err
+    assert not cache.exists()
+    assert fill(capsys, bundle, captions, cache, "--max-disk", f"{size}B").code == 0
+    assert fill(capsys, bundle, captions, cache, "--max-disk", "1kB").code == 0  # adds nothing
+    captions.write_text("one more\n")
+    assert fill(capsys, bundle, captions, cache, "--max-disk", f"{size}B").code == 3
+
+
+def test_a_shard_that_cannot_be_read_is_told_and_filled_again(
+    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
+) -> None:
+    fill(capsys, bundle, captions, tmp_path / "cache")
+    path = there(tmp_path / "cache").shard_paths()[0]
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        done = fill(capsys, bundle, captions, tmp_path / "cache", "--json")
+    assert done.err.startswith("warning: ")
+    assert f"1 shard cannot be read, whose texts count as missing: {path}: damaged" in done.err
+    assert done.json["stored"] == 61
+    assert len(open_shard(path, there(tmp_path / "cache").spec)) == 61
+
+
+BAD = [
+    (("--shard-size", "12"), 2, "--shard-size 12: expected a size such as 256MB"),
+    (("--shard-size", "0MB"), 2, "--shard-size 0MB: expected a size"),
+    (("--max-disk", "4 zB"), 2, "--max-disk 4 zB: expected a size"),
+    (("--too-long", "skip"), 2, "--too-long skip: expected error or truncate"),
+    (("--engine", "spark"), 2, "--engine spark: expected local or ray"),
+    (("--workers", "2"), 2, "--workers 2: only for --engine ray"),
+    (("--ray-address", "auto"), 2, "--ray-address auto: only for --engine ray"),
+    (("--name", "../t5"), 2, "--name ../t5: expected letters"),
+    (("--for", "fluxx"), 2, "--for fluxx: no such pipeline is known"),
+    (("--column", "caption"), 2, "caption"),
+    (("--template", "a photo"), 2, "--template"),
+    (("--clean", "wash"), 2, "clean"),
+    (("--batch-tokens", "0"), 2, "--batch-tokens"),
+]
+
+
+@pytest.mark.parametrize(("options", "code", "message"), BAD, ids=[" ".join(bad[0]) for bad in BAD])
+def test_bad_options_are_refused_before_any_work(
+    capsys: Capture,
+    bundle: str,
+    captions: Path,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    code: int,
+    message: str,
+) -> None:
+    done = fill(capsys, bundle, captions, tmp_path / "cache", *options)
+    assert done.code == code, done
+    assert message in done.err
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_folder_of_something_else_is_left_alone(
+    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
+) -> None:
+    done = fill(capsys, bundle, captions, tmp_path)  # where captions.txt is
+    assert done.code == 2
+    assert f"{tmp_path}: expected an embedding cache" in done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["captions.txt"]
+
+
+def test_texts_that_are_not_there(capsys: Capture, bundle: str, tmp_path: Path) -> None:
+    done = fill(capsys, bundle, tmp_path / "no.txt", tmp_path / "cache")
+    assert done.code == 2
+    assert f"{tmp_path / 'no.txt'}" in done.err
+    assert not (tmp_path / "cache").exists()
+
+
+def test_progress_is_for_terminals(
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    bundle: str,
+    captions: Path,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    done = fill(capsys, bundle, captions, tmp_path / "cache")
+    assert "61 of 61 texts" in done.err
+    assert "texts/s" in done.err
+    assert fill(capsys, bundle, captions, tmp_path / "other", "--quiet").err == ""
+
+
+def test_a_bundle_needs_no_torch(bundle: str, captions: Path, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from enginecast.cli import main
+try:
+    main(["cache", "fill", {bundle!r}, "--texts", {str(captions)!r}, "-o", "cache", "--quiet"])
+except SystemExit as stop:
+    assert not stop.code, stop.code
+heavy = {{"torch", "transformers", "diffusers", "ray", "pyarrow", "datasets"}}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(open_index(there(tmp_path / "cache"))) == 61
