@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except EnginecastError as error:
         code = fail(error, as_json=as_json)
     except BadCommandLine as error:
-        code = fail(usage_error(error, arguments, app), as_json=as_json)
+        code = fail(usage_error(error), as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except Exception:  # whatever is left is a defect of ours

@@ -3,7 +3,6 @@
 import json
 import sys
 import traceback
-from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -41,13 +40,12 @@ def crash() -> int:
     return CRASHED
 
 
-def usage_error(error: Exception, arguments: Sequence[str], app: typer.Typer) -> UsageError:
+def usage_error(error: Exception) -> UsageError:
     """An error of the command line's parser as one of ours."""
-    callbacks = [command.callback for command in app.registered_commands]
-    commands = {callback.__name__ for callback in callbacks if callback is not None}
-    command = next((f" {word}" for word in arguments if word in commands), "")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "enginecast"
     message: str = error.format_message()  # type: ignore[attr-defined]
-    return UsageError(message, hint=f"`enginecast{command} --help` lists what it takes.")
+    return UsageError(message, hint=f"`{command} --help` lists what it takes.")
 
 
 def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

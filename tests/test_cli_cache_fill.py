@@ -202,6 +202,7 @@ BAD = [
     (("--template", "a photo"), 2, "--template"),
     (("--clean", "wash"), 2, "clean"),
     (("--batch-tokens", "0"), 2, "--batch-tokens"),
+    (("--dry-rum",), 2, "`enginecast cache fill --help` lists what it takes."),
 ]
 
 
