@@ -229,8 +229,8 @@ def _require_room(root: Path, plan: FillPlan, most: int | None) -> None:
     fitting = max(0, int((most - now) / plan.bytes * plan.to_do))
     raise MissingError(
         f"{root}: expected at most {decimal(most)} (--max-disk), got {decimal(now)} that are"
-        f" there and {decimal(plan.bytes)} that {plan.to_do} texts add",
-        hint=f"About {fitting} of the texts would fit.  Give fewer, allow more, or store less of"
+        f" there and {decimal(plan.bytes)} that {plan.to_do:,} texts add",
+        hint=f"About {fitting:,} of the texts would fit.  Give fewer, allow more, or store less of"
         " each (--store-dtype bfloat16).",
     )
 
