@@ -84,3 +84,15 @@ def asked_of(spec: EncoderSpec, row: Array, mask: Array | None) -> Asked:
             hint=f"Set the tokenizer's padding_side to {spec.padding_side!r}.",
         )
     return Asked(row[kept], len(row), masked=True)
+
+
+def first_row(spec: EncoderSpec, tokens: int, sequence: int) -> int:
+    """Where the stored rows of a text begin within a row of ids.
+
+    Args:
+        tokens: of the text.
+        sequence: length of the row: `max_length` where the spec is `padded` and pads on the left.
+    """
+    if spec.rows == "all" or spec.padding_side == "right":
+        return spec.skip_rows
+    return sequence - tokens + spec.skip_rows

@@ -1,11 +1,13 @@
 """`CachedEncoder`: stands where a pipeline or a trainer has its text encoder, and loads no weights.
 
-pipe = FluxPipeline.from_pretrained(path, text_encoder_2=None)
-pipe.text_encoder_2 = CachedEncoder("CACHE", "text_encoder_2")
+    pipe = FluxPipeline.from_pretrained(path, text_encoder_2=None)
+    pipe.text_encoder_2 = CachedEncoder("CACHE", "text_encoder_2")
+
+What it looks up is what `enginecast cache fill` stored: token ids are all that it goes by.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -19,8 +21,8 @@ from enginecast.cache.asking import asked_of
 from enginecast.cache.model_output import assemble, output_class
 from enginecast.cache.reader import EmbeddingCache, open_cache
 from enginecast.cache.shard_writing import Entry
-from enginecast.cache.spec import EncoderSpec, OutputSpec
-from enginecast.cache.tensors import dtype_of, to_tensor
+from enginecast.cache.spec import EncoderSpec
+from enginecast.cache.tensors import as_batch, dtype_of
 from enginecast.errors import UsageError
 from enginecast.runtime.arrays import Array
 
@@ -51,9 +53,10 @@ class CachedEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.cache = cache if isinstance(cache, EmbeddingCache) else open_cache(cache, name)
-        stored = dtype_of(self.cache.spec.outputs[0].dtype)
-        # A buffer, not a plain attribute: it follows `.to` of whatever module this is a part of.
-        self.register_buffer("_place", torch.empty(0, dtype=dtype or stored), persistent=False)
+        for number, one in enumerate(self.spec.outputs):
+            # Buffers, not plain attributes: they follow `.to` of whatever module this is a part of.
+            place = torch.empty(0, dtype=dtype or dtype_of(one.dtype))
+            self.register_buffer(f"_output_{number}", place, persistent=False)
         self.config = _config(self.cache)
         self._kind = output_class(self.cache.about, [one.name for one in self.spec.outputs])
 
@@ -63,17 +66,17 @@ class CachedEncoder(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._buffer.dtype
+        """Of the first output, as `.to`, `.half` and the like set it for all."""
+        return self._places[0].dtype
 
     @property
     def device(self) -> torch.device:
-        return self._buffer.device
+        return self._places[0].device
 
     @property
-    def _buffer(self) -> Tensor:
-        found = self._buffers["_place"]
-        assert found is not None
-        return found
+    def _places(self) -> list[Tensor]:
+        """An empty tensor for each output, where and in what it is wanted."""
+        return [place for place in self._buffers.values() if place is not None]
 
     def forward(
         self,
@@ -94,7 +97,7 @@ class CachedEncoder(nn.Module):
             return_dict: False: a tuple.
 
         Returns:
-            What the encoder's class returns, on the device of the ids and in `dtype`:
+            What the encoder's class returns, on the device of the ids:
             [batch, sequence, width], or [batch, width] for an output per text.
 
         Raises:
@@ -107,26 +110,21 @@ class CachedEncoder(nn.Module):
             raise UsageError("input_ids: expected int64 [batch, sequence], got None")
         ids = _rows_of(input_ids)
         _require_counted(position_ids, ids)
-        entries, starts = self._look_up(ids, _mask_of(attention_mask, ids))
+        entries = self._look_up(ids, _mask_of(attention_mask, ids))
         tensors = {
-            one.name: to_tensor(_batch(self.spec, one, entries, starts, ids.shape)).to(
-                input_ids.device, self.dtype
+            one.name: as_batch(self.spec, one, entries, ids.shape[1]).to(
+                input_ids.device, place.dtype
             )
-            for one in self.spec.outputs
+            for one, place in zip(self.spec.outputs, self._places, strict=True)
         }
         hidden = self._asked(output_hidden_states, "output_hidden_states", False)
         made = assemble(self._kind, tensors, self._hidden_count(), hidden=hidden)
         return made if self._asked(return_dict, "return_dict", True) else made.to_tuple()
 
-    def _look_up(self, ids: Array, mask: Array | None) -> tuple[list[Entry], list[int]]:
-        """The entries of a batch, and where the text of each begins in its row."""
-        spec = self.spec
+    def _look_up(self, ids: Array, mask: Array | None) -> list[Entry]:
         masks = [None] * len(ids) if mask is None else list(mask)
-        asked = [asked_of(spec, row, one) for row, one in zip(ids, masks, strict=True)]
-        entries = self.cache.look_up(asked)
-        if spec.padded or spec.padding_side == "right":
-            return entries, [0] * len(ids)
-        return entries, [ids.shape[1] - len(one.tokens) for one in asked]
+        pairs = zip(ids, masks, strict=True)
+        return self.cache.look_up([asked_of(self.spec, row, one) for row, one in pairs])
 
     def _asked(self, given: bool | None, name: str, default: bool) -> bool:
         return bool(getattr(self.config, name, default) if given is None else given)
@@ -213,25 +211,6 @@ def _require_counted(position_ids: Tensor | None, ids: Array) -> None:
     counted = np.arange(ids.shape[1])
     if not (position_ids.detach().cpu().numpy() == counted).all():
         raise UsageError("position_ids: the cached outputs were computed with those from 0 on")
-
-
-def _batch(
-    spec: EncoderSpec,
-    output: OutputSpec,
-    entries: Sequence[Entry],
-    starts: Sequence[int],
-    shape: tuple[int, ...],
-) -> Array:
-    """An output of a batch: [batch, sequence, width], zeros where nothing is stored."""
-    first = entries[0].outputs[output.name]
-    if output.per == "text":
-        return np.stack([entry.outputs[output.name] for entry in entries])
-    made = np.zeros((*shape, output.width), first.dtype)
-    for row, entry, start in zip(made, entries, starts, strict=True):
-        begin = start + spec.span(len(entry.ids))[0]
-        rows = entry.outputs[output.name]
-        row[begin : begin + len(rows)] = rows
-    return made
 
 
 def _config(cache: EmbeddingCache) -> Any:

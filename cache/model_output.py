@@ -98,13 +98,15 @@ class HiddenStates(tuple[Tensor, ...]):
 
 
 def output_class(about: About, names: Sequence[str]) -> type[ModelOutput]:
-    """What the encoder's class says that its forward returns; of an unknown class, by the outputs.
+    """What the encoder's class says that its forward returns.
+
+    Where the class is not known, or what it returns has no place for the outputs, they decide.
 
     Args:
         names: of the outputs that are there.
     """
     found = _declared(getattr(transformers, about.encoder, None))
-    if found is not None:
+    if found is not None and {name.partition(".")[0] for name in names} <= _names(found):
         return found
     made: type[ModelOutput] = modeling_outputs.BaseModelOutput
     if "text_embeds" in names:
@@ -112,6 +114,10 @@ def output_class(about: About, names: Sequence[str]) -> type[ModelOutput]:
     elif "pooler_output" in names:
         made = modeling_outputs.BaseModelOutputWithPooling
     return made
+
+
+def _names(kind: type[ModelOutput]) -> set[str]:
+    return {field.name for field in fields(kind)}
 
 
 def _declared(model: Any) -> type[ModelOutput] | None:

@@ -36,9 +36,9 @@ class EmbeddingCache:
 
     def __init__(self, encodings: Encodings, *, check: Check) -> None:
         self.encodings = encodings
-        self.keys = Keys(encodings.spec)
         self._check = check
-        self._open()
+        self._index = open_index(encodings)
+        self._whole: dict[Path, Array] = {}
 
     @property
     def path(self) -> Path:
@@ -115,16 +115,22 @@ class EmbeddingCache:
             CacheMissError: there is none of a key or text; says why.
             CacheError: outputs are damaged.
         """
-        texts = [one for one in asked if isinstance(one, str)]
-        tokens = iter(self.tokenizing.tokens(texts) if texts else ())
+        found = iter(self._find_texts([one for one in asked if isinstance(one, str)]))
         return self._entries(
-            [
-                self._find(Asked(next(tokens).ids.astype(np.int64), text=one))
-                if isinstance(one, str)
-                else self._place(one)
-                for one in asked
-            ]
+            [next(found) if isinstance(one, str) else self._place(one) for one in asked]
         )
+
+    def keys_of(self, texts: Sequence[str]) -> list[bytes]:
+        """The keys of the entries of texts.
+
+        Raises:
+            CacheMissError: of the first that is not there; says why.
+        """
+        return [self._key(place) for place in self._find_texts(texts)]
+
+    def key_at(self, number: int) -> bytes:
+        """The key of the entry of a number."""
+        return self._key(self._place(number))
 
     def texts(self) -> Iterator[str]:
         """A text of each entry, in the order of their numbers."""
@@ -134,12 +140,18 @@ class EmbeddingCache:
     def refresh(self) -> int:
         """See what was committed since: entries that are new.  Numbers of entries may change."""
         before = len(self)
-        self._open()
+        self._index = open_index(self.encodings, self._index)
         return len(self) - before
 
-    def _open(self) -> None:
-        self._index = open_index(self.encodings)
-        self._whole: dict[Path, Array] = {}
+    def _key(self, place: Place) -> bytes:
+        return self._index.shards[place.shard].key(place.text)
+
+    def _find_texts(self, texts: Sequence[str]) -> list[Place]:
+        tokens = self.tokenizing.tokens(texts) if texts else []
+        return [
+            self._find(Asked(one.ids.astype(np.int64), text=text))
+            for text, one in zip(texts, tokens, strict=True)
+        ]
 
     def _find(self, asked: Asked) -> Place:
         place = self.place_of(asked)
@@ -186,16 +198,9 @@ class EmbeddingCache:
         return [entry for entry in entries if entry is not None]
 
     def _entry(self, place: Place) -> Entry:
-        shard = self._index.shards[place.shard]
-        try:
-            if self._check != "never":
-                self._require_whole(place)
-            return shard.entry(place.text)
-        except OSError as error:
-            raise CacheError(
-                f"{shard.path}: {error.strerror or error}",
-                hint="Shards that were pruned or joined meanwhile are found after `refresh()`.",
-            ) from error
+        if self._check != "never":
+            self._require_whole(place)
+        return self._index.shards[place.shard].entry(place.text)
 
     def _require_whole(self, place: Place) -> None:
         shard = self._index.shards[place.shard]
@@ -212,6 +217,10 @@ class EmbeddingCache:
         whole[place.text] = True
 
     @cached_property
+    def keys(self) -> Keys:
+        return Keys(self.spec)
+
+    @cached_property
     def tokenizing(self) -> Tokenizing:
         """Makes the token ids of texts, with the cache's own tokenizer.
 
@@ -225,7 +234,8 @@ class EmbeddingCache:
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process gets: the snapshot, without what this one found whole."""
-        kept = {name: value for name, value in vars(self).items() if name != "tokenizing"}
+        left = ("keys", "tokenizing")  # made again where they are needed
+        kept = {name: value for name, value in vars(self).items() if name not in left}
         return {**kept, "_whole": {}}
 
 

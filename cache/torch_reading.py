@@ -1,0 +1,231 @@
+"""A cache as a dataset of torch or of Hugging Face, and batches padded back with their mask.
+
+    dataset = as_dataset(cache, captions)
+    loader = DataLoader(dataset, 8, collate_fn=collate(cache.spec), num_workers=2)
+
+Nothing of it needs the encoder.  Workers may be forked or spawned: each maps the files itself.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
+
+from enginecast.cache.asking import first_row
+from enginecast.cache.reader import EmbeddingCache
+from enginecast.cache.shard_writing import Entry
+from enginecast.cache.spec import EncoderSpec
+from enginecast.cache.tensors import to_tensor
+from enginecast.errors import MissingError, UsageError
+from enginecast.runtime.arrays import Array
+
+Item = dict[str, Any]
+
+
+class CachedDataset(Dataset[Item]):
+    """Texts and their outputs, map style.  Made by `as_dataset`."""
+
+    def __init__(self, cache: EmbeddingCache, keys: Array) -> None:
+        self.cache = cache
+        self.keys = keys
+        """uint8 [items, 16]"""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: int) -> Item:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"item {index} of {len(self)}")  # ends a loop over the dataset
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Item]:
+        """A batch, as DataLoader asks for it: read in the order in which it lies in the shards."""
+        keys = [self.keys[index].tobytes() for index in indices]
+        return [item_of(entry) for entry in self.cache.get_many(keys)]
+
+    def shards(self) -> Array:
+        """The number of the shard that each item is in: int64 [items]."""
+        shards, _ = self.cache.index.places(self.cache.index.find_all(self.keys))
+        return shards.astype(np.int64)
+
+
+def as_dataset(cache: EmbeddingCache, texts: Sequence[str] | None = None) -> CachedDataset:
+    """A torch dataset of texts and their outputs.
+
+    Each item has `text`, `input_ids` int64 [tokens] without padding, `attention_mask` int64
+    [tokens] of ones, and each output by its name: [rows, width], or [width] for one per text, in
+    the dtype in which it is stored, bfloat16 too.
+
+    Args:
+        texts: an item for each; None: the entries of the cache in the order of their numbers.
+
+    Raises:
+        CacheMissError: of the first text that is not in the cache: here, and not in mid-training.
+    """
+    if texts is None:
+        keys = [cache.key_at(number) for number in range(len(cache))]
+    else:
+        keys = cache.keys_of(texts)
+    joined = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), -1 if keys else 16)
+    return CachedDataset(cache, joined)
+
+
+def item_of(entry: Entry) -> Item:
+    """An entry as tensors, which nobody else has."""
+    outputs = {name: to_tensor(values) for name, values in entry.outputs.items()}
+    return {
+        "text": entry.text,
+        "input_ids": torch.from_numpy(entry.ids.astype(np.int64)),
+        "attention_mask": torch.ones(len(entry.ids), dtype=torch.int64),
+        **outputs,
+    }
+
+
+@dataclass(frozen=True)
+class Collate:
+    """Makes a batch of items.  See `collate`."""
+
+    spec: EncoderSpec
+    length: int | None
+
+    def __call__(self, items: Sequence[Mapping[str, Any]]) -> Item:
+        counts = [len(item["input_ids"]) for item in items]
+        sequence = self._sequence(counts)
+        ids = torch.full((len(items), sequence), self.spec.padding_id, dtype=torch.int64)
+        mask = torch.zeros((len(items), sequence), dtype=torch.int64)
+        for number, (item, count) in enumerate(zip(items, counts, strict=True)):
+            begin = 0 if self.spec.padding_side == "right" else sequence - count
+            ids[number, begin : begin + count] = item["input_ids"]
+            mask[number, begin : begin + count] = 1
+        batch = {"text": [item["text"] for item in items], "input_ids": ids, "attention_mask": mask}
+        for one in self.spec.outputs:
+            values = [item[one.name] for item in items]
+            batch[one.name] = (
+                torch.stack(values) if one.per == "text" else self._rows(values, counts, sequence)
+            )
+        return batch
+
+    def _rows(self, values: Sequence[Tensor], counts: Sequence[int], sequence: int) -> Tensor:
+        made = values[0].new_zeros((len(values), sequence, values[0].shape[-1]))
+        for row, stored, count in zip(made, values, counts, strict=True):
+            begin = first_row(self.spec, count, sequence)
+            row[begin : begin + len(stored)] = stored
+        return made
+
+    def _sequence(self, counts: Sequence[int]) -> int:
+        spec = self.spec
+        if spec.rows == "all":
+            return spec.max_length
+        needed = min(max(counts) + spec.extra_rows, spec.max_length)
+        if self.length is not None and self.length < needed:
+            raise UsageError(
+                f"length: expected at least the {needed} rows of the longest text, got "
+                f"{self.length}",
+                hint=f"The longest text of this cache may have {spec.max_length}.",
+            )
+        return self.length or needed
+
+
+def collate(spec: EncoderSpec, length: int | None = None) -> Collate:
+    """What pads the items of a cached dataset to a batch: DataLoader's `collate_fn`.
+
+    A batch has `text`, `input_ids` and `attention_mask` int64 [batch, sequence], and the outputs
+    [batch, sequence, width], or [batch, width] for one per text.  Rows are where the encoder has
+    them, padded on the spec's side; those that are not stored are zeros.
+
+    Args:
+        spec: of the cache.
+        length: of every batch; None: that of its longest text, and `max_length` where all rows are
+            stored.
+
+    Raises:
+        UsageError: `length` does not fit a cache of whole rows.
+    """
+    if spec.rows == "all" and length not in (None, spec.max_length):
+        raise UsageError(
+            f"length: expected {spec.max_length}, to which the cached texts are padded, got "
+            f"{length}"
+        )
+    return Collate(spec, length)
+
+
+class ShardShuffle(Sampler[int]):
+    """Shuffles for slow disks: some shards at a time, in a random order, are read in full.
+
+    Args:
+        dataset: of which items are drawn, each once.
+        shards: how many are mixed; the more, the better the shuffle and the more is read at random.
+        seed: with the epoch it gives the order; see `set_epoch`.
+    """
+
+    def __init__(self, dataset: CachedDataset, *, shards: int = 4, seed: int = 0) -> None:
+        if shards < 1:
+            raise UsageError(f"shards: expected at least 1, got {shards}")
+        self._items_of = dataset.shards()
+        self._shards = shards
+        self._seed = seed
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._items_of)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Each epoch has its own order."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        random = np.random.default_rng((self._seed, self._epoch))
+        order = random.permutation(np.unique(self._items_of))
+        for start in range(0, len(order), self._shards):
+            group = np.flatnonzero(np.isin(self._items_of, order[start : start + self._shards]))
+            yield from random.permutation(group).tolist()
+
+
+class LookUp:
+    """Adds the outputs to a batch of a Hugging Face dataset.  See `as_huggingface`."""
+
+    def __init__(self, cache: EmbeddingCache, column: str) -> None:
+        self.cache = cache
+        self.column = column
+
+    def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+        items = [item_of(entry) for entry in self.cache.get_many(batch[self.column])]
+        names = [name for name in items[0] if name != "text"] if items else []
+        return {**batch, **{name: [item[name] for item in items] for name in names}}
+
+
+def as_huggingface(cache: EmbeddingCache, dataset: Any = None, *, column: str = "caption") -> Any:
+    """A `datasets.Dataset` whose items have the outputs, too; on disk it stays text alone.
+
+    Arrow has no bfloat16, and outputs in it would be copies: they are looked up when an item is
+    read, by its text.
+
+    Args:
+        dataset: one with a column of texts; None: one of the cache's texts is made.
+        column: of the texts.
+
+    Returns:
+        The dataset with a transform, which gives the items of `as_dataset` but `text`, besides its
+        own columns.
+
+    Raises:
+        UsageError: the dataset has no such column.
+        MissingError: `datasets` is not installed.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingError(
+            "as_huggingface: datasets is not installed", hint="pip install 'enginecast[cache]'"
+        ) from error
+    if dataset is None:
+        dataset = datasets.Dataset.from_dict({column: list(cache.texts())})
+    if column not in dataset.column_names:
+        raise UsageError(
+            f"column: expected one of {', '.join(dataset.column_names)}, got {column!r}"
+        )
+    return dataset.with_transform(LookUp(cache, column))
