@@ -177,8 +177,13 @@ def build_index(paths: Iterable[Path], spec: EncoderSpec) -> tuple[Index, list[C
             shards.append(open_shard(path, spec))
         except CacheError as error:
             errors.append(error)
+    return index_of(shards, errors), errors
+
+
+def index_of(shards: Sequence[Shard], errors: Sequence[CacheError] = ()) -> Index:
+    """Index shards in this order: of entries with one key the first counts."""
     parts = [entries_of(shard.keys, number) for number, shard in enumerate(shards)]
-    return Index(Contents((), shards, joined(parts), 0), errors), errors
+    return Index(Contents((), shards, joined(parts), 0), errors)
 
 
 def _from_disk(encodings: Encodings) -> Contents:

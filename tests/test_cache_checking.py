@@ -1,0 +1,266 @@
+"""Checking a cache: every flipped bit is found, taken out, and costs no whole entry."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cache_entries import POOLED, SPEC, TOKENIZER_JSON, entries, fill, flip, texts
+
+from enginecast.cache.checking import Checked, check_store
+from enginecast.cache.index import Index, build_index
+from enginecast.cache.rewriting import only_keeper
+from enginecast.cache.shard import open_shard
+from enginecast.cache.shard_writing import Entry, shard_name, write_shard
+from enginecast.cache.store import Encodings, open_store
+from enginecast.errors import CacheError
+
+TEXTS = texts(12)
+
+
+@pytest.fixture
+def encodings(tmp_path: Path) -> Encodings:
+    made = entries(TEXTS)
+    return fill(tmp_path / "cache", made[:6], made[6:])
+
+
+def check(encodings: Encodings) -> Checked:
+    (checked,) = check_store(open_store(encodings.folder.parent))
+    return checked
+
+
+def index_of(encodings: Encodings) -> Index:
+    index, errors = build_index(encodings.shard_paths(), SPEC)
+    assert errors == []
+    return index
+
+
+def held(encodings: Encodings) -> list[str]:
+    """The texts whose entries are there, whole; each once."""
+    found = []
+    for path in encodings.shard_paths():
+        shard = open_shard(path, SPEC)
+        found += [shard.text(text) for text in range(len(shard)) if shard.is_whole(text)]
+    assert len(found) == len(set(found))
+    return sorted(found)
+
+
+def byte_of(path: Path, name: str) -> int:
+    """A byte of the file that belongs to a tensor: its first."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    return 8 + size + int(json.loads(data[8 : 8 + size])[name]["data_offsets"][0])
+
+
+def test_a_whole_cache_is_whole(encodings: Encodings) -> None:
+    before = encodings.shard_paths()
+    size = sum(path.stat().st_size for path in before)
+    assert check(encodings) == Checked("text_encoder", shards=2, texts=12, bytes=size)
+    assert encodings.shard_paths() == before
+
+
+@pytest.mark.parametrize("tensor", ["rows.last_hidden_state", "text.pooler_output"])
+def test_a_flipped_bit_in_the_outputs_costs_one_text(encodings: Encodings, tensor: str) -> None:
+    path = encodings.shard_paths()[0]
+    lost = open_shard(path, SPEC).text(0)
+    flip(path, byte_of(path, tensor))
+
+    (damage,) = check(encodings).damages
+    assert damage.file == f"text_encoder/shards/{path.name}"
+    assert damage.problem == "outputs differ from their sum"
+    assert (damage.salvaged, damage.lost) == (5, (lost,))
+    assert held(encodings) == sorted(set(TEXTS) - {lost})
+    quarantined = encodings.folder / "quarantine" / path.name
+    assert damage.quarantine == f"text_encoder/quarantine/{path.name}"
+    note = json.loads(quarantined.with_suffix(".json").read_text(encoding="utf-8"))
+    assert (note["problem"], note["lost"]) == (damage.problem, [lost])
+
+    assert check(encodings).damages == ()
+    encodings.commit(entries([lost]))  # as a fill would
+    assert held(encodings) == sorted(TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [
+        ("keys", "its index differs from its digest"),
+        ("ids", "its index differs from its digest"),
+        ("sums", "its index differs from its digest"),
+        ("header", "it cannot be read as a shard"),
+    ],
+)
+def test_a_flipped_bit_elsewhere_costs_the_shard(
+    encodings: Encodings, place: str, problem: str
+) -> None:
+    path, other = encodings.shard_paths()
+    lost = [open_shard(path, SPEC).text(text) for text in range(6)]
+    flip(path, 9 if place == "header" else byte_of(path, place))
+
+    (damage,) = check(encodings).damages
+    assert problem in damage.problem
+    assert damage.salvaged == 0
+    assert damage.lost == (tuple(lost) if place != "header" else ())
+    assert encodings.shard_paths() == [other]
+    assert check(encodings).damages == ()
+
+
+@pytest.mark.parametrize("size", [0, 7, 100, -1])
+def test_a_cut_shard_is_taken_out(encodings: Encodings, size: int) -> None:
+    path, other = encodings.shard_paths()
+    path.write_bytes(path.read_bytes()[:size])
+    (damage,) = check(encodings).damages
+    assert damage.quarantine == f"text_encoder/quarantine/{path.name}"
+    assert encodings.shard_paths() == [other]
+
+
+def test_swapped_names_lose_nothing(encodings: Encodings) -> None:
+    one, other = encodings.shard_paths()
+    aside = one.with_suffix(".aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+    damages = check(encodings).damages
+    assert {damage.problem for damage in damages} == {"its name is not the hash of its keys"}
+    assert [(damage.salvaged, damage.lost) for damage in damages] == [(6, ()), (6, ())]
+    assert held(encodings) == sorted(TEXTS)
+    assert check(encodings).damages == ()
+
+
+def broken(kind: str) -> Entry:
+    """An entry that a writer got wrong: its sum and digest are right."""
+    (made,) = entries(["w1 w2 w3"])
+    if kind == "key":
+        return Entry(b"k" * 16, made.text, made.ids, made.outputs)
+    outputs = dict(made.outputs)
+    if kind == "rows":
+        outputs["last_hidden_state"] = outputs["last_hidden_state"][:-1]
+    else:
+        outputs[POOLED.name] = np.array([0.0, np.nan, 1.0], np.float32)
+    return Entry(made.key, made.text, made.ids, outputs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("key", "a key is not the hash of its token ids"),
+        ("rows", "a text has another number of rows than its spec says"),
+        ("finite", "outputs are not finite"),
+    ],
+)
+def test_entries_that_were_written_wrong_are_found(
+    encodings: Encodings, kind: str, problem: str
+) -> None:
+    good = entries(["w4 w5", "w6"])
+    made = [*good, broken(kind)]
+    name = shard_name([entry.key for entry in made])
+    write_shard(encodings.shard_folder / name, SPEC, made)
+
+    (damage,) = check(encodings).damages
+    assert damage.problem == problem
+    assert (damage.salvaged, damage.lost) == (2, ("w1 w2 w3",))
+    assert held(encodings) == sorted([*TEXTS, "w4 w5", "w6"])
+
+
+def test_a_shard_of_another_spec_goes_to_quarantine(encodings: Encodings, tmp_path: Path) -> None:
+    from cache_entries import spec_with
+
+    other = spec_with(max_length=7)
+    foreign = fill(tmp_path / "other", entries(TEXTS[:3], other), spec=other).shard_paths()[0]
+    (encodings.shard_folder / foreign.name).write_bytes(foreign.read_bytes())
+    (damage,) = check(encodings).damages
+    assert damage.problem.startswith("expected a shard of spec")
+    assert held(encodings) == sorted(TEXTS)
+
+
+def test_a_whole_entry_that_is_elsewhere_too_is_not_doubled(encodings: Encodings) -> None:
+    path = encodings.shard_paths()[0]
+    shard = open_shard(path, SPEC)
+    encodings.commit([shard.entry(text) for text in range(3)])
+    flip(path, byte_of(path, "text.pooler_output"))  # of text 0, which is in the copy
+    (damage,) = check(encodings).damages
+    assert (damage.salvaged, damage.lost) == (6, ())
+    assert held(encodings) == sorted(TEXTS)
+    assert index_of(encodings).doubles == 0
+
+
+def test_a_second_quarantine_of_the_same_texts_keeps_both(encodings: Encodings) -> None:
+    path = encodings.shard_paths()[0]
+    shard = open_shard(path, SPEC)
+    whole = path.read_bytes()
+    for _ in range(2):
+        path.write_bytes(whole)
+        flip(path, byte_of(path, "keys"))
+        check(encodings)
+    kept = sorted(file.name for file in (encodings.folder / "quarantine").iterdir())
+    assert kept == sorted(
+        f"{shard.path.stem}{more}{suffix}"
+        for more in ("", "-2")
+        for suffix in (".json", ".safetensors")
+    )
+
+
+def test_what_a_writer_puts_in_place_of_a_damaged_shard_stays(encodings: Encodings) -> None:
+    path = encodings.shard_paths()[0]
+    shard = open_shard(path, SPEC)
+    made = [shard.entry(text) for text in range(len(shard))]
+    made = [
+        Entry(e.key, e.text, e.ids.copy(), {k: v.copy() for k, v in e.outputs.items()})
+        for e in made
+    ]
+    flip(path, byte_of(path, "keys"))
+
+    def refill(read: Path) -> None:
+        if read == path:
+            encodings.commit(made)
+
+    (checked,) = check_store(open_store(encodings.folder.parent), watch=refill)
+    assert [damage.quarantine for damage in checked.damages] == [None]
+    assert held(encodings) == sorted(TEXTS)
+
+
+@pytest.mark.parametrize("file", ["spec.json", "tokenizer.json"])
+def test_damaged_files_beside_the_shards_are_named(encodings: Encodings, file: str) -> None:
+    path = encodings.folder / file
+    was = path.read_bytes()
+    changed = was.replace(b"w12", b"v12") if file == "tokenizer.json" else was.replace(b"8", b"9")
+    for content, problem in (
+        (changed, "fingerprint" if file == "spec.json" else "expected the tokenizer"),
+        (was[:50], ""),
+        (b"[1]", ""),
+    ):
+        path.write_bytes(content)
+        (damage,) = check(encodings).damages
+        assert (damage.file, damage.quarantine) == (f"text_encoder/{file}", None)
+        assert problem in damage.problem
+        assert "Put the original back" in damage.hint
+    path.unlink()
+    if file == "tokenizer.json":
+        assert [damage.problem for damage in check(encodings).damages] == [
+            "No such file or directory"
+        ]
+        path.write_bytes(TOKENIZER_JSON)
+    else:
+        path.write_bytes(was)
+    assert check(encodings).damages == ()
+
+
+def test_other_encoders_are_checked_where_one_spec_is_damaged(encodings: Encodings) -> None:
+    root = encodings.folder.parent
+    second = fill(root, entries(TEXTS[:2]), name="second")
+    flip(second.folder / "spec.json", 3)
+    first, other = check_store(open_store(root))
+    assert (first.name, len(first.damages)) == ("second", 1)
+    assert (other.texts, other.damages) == (12, ())
+    assert [one.name for one in check_store(open_store(root), "text_encoder")] == ["text_encoder"]
+
+
+def test_names_that_are_not_there_are_refused(encodings: Encodings) -> None:
+    with pytest.raises(CacheError, match="no encoder 'nobody': it holds text_encoder"):
+        check_store(open_store(encodings.folder.parent), "nobody")
+
+
+def test_two_commands_that_move_shards_keep_out_of_each_others_way(encodings: Encodings) -> None:
+    with only_keeper(encodings), pytest.raises(CacheError, match="another verify, prune or merge"):
+        check(encodings)
+    assert check(encodings).damages == ()
