@@ -258,16 +258,20 @@ def _move(encodings: Encodings, one: Examined, lost: list[str]) -> Path | None:
     return place
 
 
-def _check_tokenizer(encodings: Encodings) -> list[Damage]:
-    file = encodings.tokenizer_file
+def tokenizer_problem(encodings: Encodings) -> str:
+    """What is wrong with an encoder's tokenizer.json; empty: nothing."""
     try:
-        found = digest_of(file.read_bytes())
-        wanted = encodings.spec.tokenizer
-        problem = "" if found == wanted else f"expected the tokenizer {wanted}, got {found}"
+        found = digest_of(encodings.tokenizer_file.read_bytes())
     except OSError as error:
-        problem = str(error.strerror)
+        return str(error.strerror)
     except CacheError as error:
-        problem = error.message.removeprefix("tokenizer.json: ")
+        return error.message.removeprefix("tokenizer.json: ")
+    wanted = encodings.spec.tokenizer
+    return "" if found == wanted else f"expected the tokenizer {wanted}, got {found}"
+
+
+def _check_tokenizer(encodings: Encodings) -> list[Damage]:
+    problem = tokenizer_problem(encodings)
     hint = "Put the original back: the tokenizer.json of the encoder's folder."
-    path = str(file.relative_to(encodings.folder.parent))
+    path = str(encodings.tokenizer_file.relative_to(encodings.folder.parent))
     return [Damage(path, problem, hint=hint)] if problem else []

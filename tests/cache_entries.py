@@ -1,5 +1,6 @@
 """Entries of caches that no encoder made: random outputs of texts with a real tokenizer's ids."""
 
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
 from enginecast.cache.keys import Keys
+from enginecast.cache.shard import open_shard
 from enginecast.cache.shard_writing import Entry
 from enginecast.cache.spec import About, EncoderSpec, OutputSpec
 from enginecast.cache.store import Encodings, create_store
@@ -100,3 +102,26 @@ def flip(path: Path, byte: int) -> None:
     data = bytearray(path.read_bytes())
     data[byte] ^= 1
     path.write_bytes(data)
+
+
+def copied(entry: Entry) -> Entry:
+    """An entry that needs no file any more."""
+    outputs = {name: values.copy() for name, values in entry.outputs.items()}
+    return Entry(entry.key, entry.text, entry.ids.copy(), outputs)
+
+
+def held(encodings: Encodings) -> list[str]:
+    """The texts whose entries are there, whole; each once."""
+    found = []
+    for path in encodings.shard_paths():
+        shard = open_shard(path, encodings.spec)
+        found += [shard.text(text) for text in range(len(shard)) if shard.is_whole(text)]
+    assert len(found) == len(set(found))
+    return sorted(found)
+
+
+def byte_of(path: Path, name: str) -> int:
+    """A byte of the file that belongs to a tensor: its first."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    return 8 + size + int(json.loads(data[8 : 8 + size])[name]["data_offsets"][0])

@@ -5,7 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cache_entries import POOLED, SPEC, TOKENIZER_JSON, entries, fill, flip, texts
+from cache_entries import (
+    POOLED,
+    SPEC,
+    TOKENIZER_JSON,
+    byte_of,
+    copied,
+    entries,
+    fill,
+    flip,
+    held,
+    spec_with,
+    texts,
+)
 
 from enginecast.cache.checking import Checked, check_store
 from enginecast.cache.index import Index, build_index
@@ -33,23 +45,6 @@ def index_of(encodings: Encodings) -> Index:
     index, errors = build_index(encodings.shard_paths(), SPEC)
     assert errors == []
     return index
-
-
-def held(encodings: Encodings) -> list[str]:
-    """The texts whose entries are there, whole; each once."""
-    found = []
-    for path in encodings.shard_paths():
-        shard = open_shard(path, SPEC)
-        found += [shard.text(text) for text in range(len(shard)) if shard.is_whole(text)]
-    assert len(found) == len(set(found))
-    return sorted(found)
-
-
-def byte_of(path: Path, name: str) -> int:
-    """A byte of the file that belongs to a tensor: its first."""
-    data = path.read_bytes()
-    size = int.from_bytes(data[:8], "little")
-    return 8 + size + int(json.loads(data[8 : 8 + size])[name]["data_offsets"][0])
 
 
 def test_a_whole_cache_is_whole(encodings: Encodings) -> None:
@@ -163,8 +158,6 @@ def test_entries_that_were_written_wrong_are_found(
 
 
 def test_a_shard_of_another_spec_goes_to_quarantine(encodings: Encodings, tmp_path: Path) -> None:
-    from cache_entries import spec_with
-
     other = spec_with(max_length=7)
     foreign = fill(tmp_path / "other", entries(TEXTS[:3], other), spec=other).shard_paths()[0]
     (encodings.shard_folder / foreign.name).write_bytes(foreign.read_bytes())
@@ -203,11 +196,7 @@ def test_a_second_quarantine_of_the_same_texts_keeps_both(encodings: Encodings) 
 def test_what_a_writer_puts_in_place_of_a_damaged_shard_stays(encodings: Encodings) -> None:
     path = encodings.shard_paths()[0]
     shard = open_shard(path, SPEC)
-    made = [shard.entry(text) for text in range(len(shard))]
-    made = [
-        Entry(e.key, e.text, e.ids.copy(), {k: v.copy() for k, v in e.outputs.items()})
-        for e in made
-    ]
+    made = [copied(shard.entry(text)) for text in range(len(shard))]
     flip(path, byte_of(path, "keys"))
 
     def refill(read: Path) -> None:

@@ -1,0 +1,214 @@
+"""Putting the entries of several caches into one.
+
+Everything is looked at first: that equal names stand for equal encoders, and that each entry is
+whole.  Then shards are linked where both caches lie on one disk, else copied; of a shard that has
+some entries that are there already only the others are written.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from enginecast.cache.checking import examine_all, tokenizer_problem
+from enginecast.cache.disk import disk_error, flush_folder
+from enginecast.cache.index import index_of, open_index
+from enginecast.cache.locks import own_folder
+from enginecast.cache.records import (
+    read_failures,
+    read_truncated,
+    record_failures,
+    record_truncated,
+)
+from enginecast.cache.rewriting import commit_all, only_keeper
+from enginecast.cache.shard import Shard
+from enginecast.cache.shard_writing import Entry
+from enginecast.cache.spec import differences
+from enginecast.cache.store import MARK_NAME, Encodings, Store, create_store, open_store
+from enginecast.errors import CacheError, UsageError
+from enginecast.runtime.arrays import Array
+from enginecast.runtime.staging import require_space
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What came to one encoder.
+
+    Args:
+        shards: linked or copied whole.
+        rewritten: shards of which only a part was new.
+        added: entries that are new.
+        there: entries of the caches read that were there already.
+        texts: entries in the end.
+    """
+
+    name: str
+    shards: int
+    rewritten: int
+    added: int
+    there: int
+    texts: int
+
+
+@dataclass(frozen=True)
+class _Source:
+    encodings: Encodings
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be done for an encoder: shards to take whole, and entries of others."""
+
+    whole: tuple[Shard, ...]
+    parts: tuple[tuple[Shard, Array], ...]
+    there: int
+
+    def entries(self) -> Iterator[Entry]:
+        for shard, numbers in self.parts:
+            yield from (shard.entry(int(number)) for number in numbers)
+
+
+def merge(caches: Sequence[Path], output: Path) -> list[Merged]:
+    """Merge caches into one that is new or there already.
+
+    Args:
+        caches: to read; `output` may be among them.
+
+    Raises:
+        UsageError: no other cache than the output.
+        CacheError: no cache, equal names of different encoders, a damaged shard; nothing was
+            written then.  Or another command is moving shards of the output.
+        MissingError: the disk is full; what is there by then is whole.
+    """
+    stores = [store for store in map(open_store, caches) if store.root != output.resolve()]
+    if not stores:
+        raise UsageError(f"{output}: expected another cache to merge into it, got none")
+    there = open_store(output) if (output / MARK_NAME).exists() else None
+    names = sorted({name for store in stores for name in store.names()})
+    _require_equal([*([there] if there else []), *stores], names)
+    sources = {name: _sources(stores, name) for name in names}
+    plans = {name: _plan(there, sources[name]) for name in names}
+    _require_room(output, plans.values())
+    target = create_store(output)
+    return [_carry_out(target, sources[name], plans[name]) for name in names]
+
+
+def _require_equal(stores: Sequence[Store], names: Sequence[str]) -> None:
+    for name in names:
+        found = [store.encodings(name) for store in stores if name in store.names()]
+        for other in found[1:]:
+            fields = differences(found[0].spec, other.spec)
+            if fields:
+                raise CacheError(
+                    f"{found[0].folder} and {other.folder}: made for different encoders:"
+                    f" {'; '.join(fields)}",
+                    hint="Rename one of the folders: a name stands for one encoder.",
+                )
+
+
+def _sources(stores: Sequence[Store], name: str) -> list[_Source]:
+    found = []
+    for store in stores:
+        if name in store.names():
+            encodings = store.encodings(name)
+            found.append(_Source(encodings, tuple(_whole_shards(encodings))))
+    return found
+
+
+def _whole_shards(encodings: Encodings) -> Iterator[Shard]:
+    problem = tokenizer_problem(encodings)
+    if problem:
+        raise CacheError(f"{encodings.tokenizer_file}: {problem}; nothing was merged")
+    for one in examine_all(encodings):
+        if one.problem or one.shard is None:
+            raise CacheError(
+                f"{one.path}: damaged: {one.problem}; nothing was merged",
+                hint=f"`enginecast cache verify {encodings.folder.parent}` takes it out.",
+            )
+        yield one.shard
+
+
+def _plan(there: Store | None, sources: Sequence[_Source]) -> _Plan:
+    """Go through the shards: each adds what neither the output nor one before it has."""
+    name = sources[0].encodings.name
+    known: list[Shard] = []
+    if there and name in there.names():
+        found = open_index(there.encodings(name), keep=False)
+        if found.errors:
+            raise found.errors[0]
+        known = list(found.shards)
+    shards = [shard for source in sources for shard in source.shards]
+    index = index_of([*known, *shards])
+    whole, parts, doubles = [], [], 0
+    for number, shard in enumerate(shards, len(known)):
+        owners, _ = index.places(index.find_all(shard.keys))
+        fresh = np.flatnonzero(owners == number)
+        doubles += len(shard) - len(fresh)
+        if len(fresh) == len(shard):
+            whole.append(shard)
+        elif len(fresh):
+            parts.append((shard, fresh))
+    return _Plan(tuple(whole), tuple(parts), doubles)
+
+
+def _require_room(output: Path, plans: Iterable[_Plan]) -> None:
+    """Refuse before work what the disk does not hold; links take no room."""
+    existing = next(
+        place for place in (output.resolve(), *output.resolve().parents) if place.exists()
+    )
+    device = existing.stat().st_dev
+    needed = 0
+    for plan in plans:
+        files = [shard.path.stat() for shard in plan.whole]
+        needed += sum(file.st_size for file in files if file.st_dev != device)
+        needed += sum(shard.path.stat().st_size for shard, _ in plan.parts)
+    require_space(output, needed)
+
+
+def _carry_out(target: Store, sources: Sequence[_Source], plan: _Plan) -> Merged:
+    first = sources[0].encodings
+    tokenizer = first.tokenizer_file.read_bytes()
+    into = target.add(first.name, first.spec, first.about, tokenizer)
+    with only_keeper(into):
+        for shard in plan.whole:
+            _take(shard.path, into)
+        commit_all(into, plan.entries())
+    for source in sources:
+        record_failures(into, read_failures(source.encodings))
+        record_truncated(into, read_truncated(source.encodings))
+    return Merged(
+        into.name,
+        shards=len(plan.whole),
+        rewritten=len(plan.parts),
+        added=sum(map(len, plan.whole)) + sum(len(numbers) for _, numbers in plan.parts),
+        there=plan.there,
+        texts=len(open_index(into)),
+    )
+
+
+def _take(path: Path, into: Encodings) -> None:
+    """Link a shard, or copy it where that is not possible; one of its name has the same entries."""
+    target = into.shard_folder / path.name
+    try:
+        try:
+            os.link(path, target)
+        except FileExistsError:
+            return
+        except OSError:  # another disk, or one without links
+            _copy(path, target, into)
+        flush_folder(target.parent)
+    except OSError as error:
+        raise disk_error(target, error) from error
+
+
+def _copy(path: Path, target: Path, into: Encodings) -> None:
+    with own_folder(into.staging_folder) as folder:
+        temporary = folder / target.name
+        shutil.copyfile(path, temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(target)
