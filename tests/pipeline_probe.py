@@ -151,7 +151,7 @@ def readings(recorders: Sequence[Recorder], returned: Sequence[Tensor]) -> list[
     for index, embeds in enumerate(returned):
         if embeds.max() <= 1:
             continue  # a mask
-        mask = _mask_of(returned[index + 1 :], embeds)
+        mask = mask_of(returned[index + 1 :], embeds)
         read = embeds if mask is None else embeds * mask[..., None]
         for text, codes in enumerate(read):
             for code in codes[codes > 0].long().unique().tolist():
@@ -159,7 +159,7 @@ def readings(recorders: Sequence[Recorder], returned: Sequence[Tensor]) -> list[
     return list(made.values())
 
 
-def _mask_of(later: Sequence[Tensor], embeds: Tensor) -> Tensor | None:
+def mask_of(later: Sequence[Tensor], embeds: Tensor) -> Tensor | None:
     """The mask that belongs to embeddings: the next of their shape."""
     shaped = (one for one in later if embeds.ndim == 3 and one.shape == embeds.shape[:2])
     return next(shaped, None)

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,14 @@ from torch import Tensor
 
 from enginecast.cache.pipelines import FILE, Part, part_of, read_table, resolve, table
 from enginecast.cache.request import EncoderRequest
+from enginecast.cache.tokenizing import clean_text
 from enginecast.errors import UsageError
 
 ROOT = Path(__file__).parent.parent
 PIPELINES = list(dict.fromkeys(part.pipeline for part in table().parts))
-PROMPTS = ["  A b\n c ", "d e f g h"]
+PROMPTS = ["  A b\n c ", "d e &amp;amp; f g h"]
 LENGTH_IN_SOURCE = {"latte": 120}
 """Pipelines whose length is no argument."""
-CLEAN: dict[str, Callable[[str], str]] = {
-    "none": str,
-    "lower-strip": lambda text: text.lower().strip(),
-    "whitespace": lambda text: " ".join(text.split()),
-}
 
 
 def probe(pipeline: str, folder: Path) -> tuple[list[Reading], list[Tensor]]:
@@ -90,7 +85,7 @@ def test_texts_go_in_as_the_table_says(pipeline: str, tmp_path: Path) -> None:
     tokenizer = word_tokenizer(tmp_path, CLIP_LENGTH)
     for part in parts_of(pipeline):
         first = next(reading.call for reading in found if reading.part == part)
-        texts = [part.template.replace("{}", CLEAN[part.clean](text)) for text in PROMPTS]
+        texts = [part.template.replace("{}", clean_text(part.clean, text)) for text in PROMPTS]
         wanted = tokenizer(texts, padding="max_length", max_length=part.max_length)["input_ids"]
         assert first.ids.tolist() == wanted
 

@@ -1,0 +1,157 @@
+"""Prompts through the pipelines' own functions: a cache instead of an encoder changes nothing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cached_pipelines import PIPELINES, PROMPTS, Workshop, embedded
+from exports import Exports
+from pipeline_probe import mask_of
+from torch import Tensor
+
+from enginecast.cache.cached_encoder import CachedEncoder
+from enginecast.errors import CacheError, CacheMissError
+
+SLOW = pytest.mark.slow
+NAMED = ("cogvideox", "flux", "pixart-alpha", "pixart-sigma", "sd3", "wan")
+MISPAIRED = ("ltx", "mochi")
+"""diffusers repeats their masks in another order than their texts: see the table's notes."""
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory, exports: Exports) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("workshop"), exports)
+
+
+def unmasked(found: Sequence[Tensor]) -> list[Tensor]:
+    """What a pipeline returns, zeros where its own masks say that nobody reads."""
+    made = []
+    for index, one in enumerate(found):
+        mask = mask_of(found[index + 1 :], one)
+        made.append(one if mask is None else one * mask[..., None].to(one.dtype))
+    return made
+
+
+def assert_as_exact(
+    cached: Sequence[Tensor], live: Sequence[Tensor], exact: Sequence[Tensor]
+) -> None:
+    """The cache is as near to fp64 as the live encoder is: three times its rounding, at most."""
+    for ours, theirs, reference in zip(*map(unmasked, (cached, live, exact)), strict=True):
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        scale = reference.abs().max()
+        floor = (theirs - reference).abs().max() / scale
+        assert (ours - reference).abs().max() / scale <= 3 * floor + 3e-6
+
+
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize(
+    "pipeline", [p if p in NAMED else pytest.param(p, marks=SLOW) for p in PIPELINES]
+)
+def test_a_cache_filled_eagerly_gives_what_the_encoder_gives(
+    workshop: Workshop, pipeline: str, images: int
+) -> None:
+    prompts = PROMPTS[:1] if images > 1 and pipeline in MISPAIRED else None
+    live = embedded(workshop.live(pipeline), prompts, images=images)
+    cached = embedded(workshop.cached(pipeline, workshop.cache(pipeline)), prompts, images=images)
+    for ours, theirs in zip(unmasked(cached), unmasked(live), strict=True):
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        assert theirs.abs().max() > 0.1
+        # Bit-equal but for the size of the batch, which a product's rounding may depend on.
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize(
+    "pipeline", [p if p == "pixart-sigma" else pytest.param(p, marks=SLOW) for p in PIPELINES]
+)
+def test_a_cache_filled_by_an_engine_gives_what_the_encoder_gives(
+    workshop: Workshop, pipeline: str
+) -> None:
+    cached = embedded(workshop.cached(pipeline, workshop.cache(pipeline, "engine")))
+    live, exact = embedded(workshop.live(pipeline)), embedded(workshop.live(pipeline, exact=True))
+    assert_as_exact(cached, live, exact)
+    shifted = [one.roll(1, dims=1) for one in cached]
+    with pytest.raises(AssertionError):
+        assert_as_exact(shifted, live, exact)
+
+
+def test_rows_of_padding_are_zeros_where_the_pipeline_has_a_mask(workshop: Workshop) -> None:
+    live = embedded(workshop.live("pixart-sigma"))
+    cached = embedded(workshop.cached("pixart-sigma", workshop.cache("pixart-sigma")))
+    for index in (0, 2):
+        padding = live[index + 1] == 0
+        assert padding.any()
+        assert not cached[index][padding].any()
+        assert live[index][padding].abs().min(dim=-1).values.max() > 0
+
+
+@pytest.mark.parametrize("pipeline", ["flux", "pixart-sigma"])
+def test_a_text_that_was_not_cached_is_named(workshop: Workshop, pipeline: str) -> None:
+    pipe = workshop.cached(pipeline, workshop.cache(pipeline))
+    with pytest.raises(CacheMissError) as missed:
+        embedded(pipe, [PROMPTS[0], "a lamp that nobody cached"])
+    assert "lamp" in missed.value.message
+    assert "is not among its" in missed.value.message
+    assert missed.value.hint
+
+
+def test_a_text_that_was_cut_is_found_as_the_pipeline_cuts_it(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    for part, name in PIPELINES["flux"].items():
+        longest = 9 if name == "t5" else None
+        workshop.fill(tmp_path / "cache", f"flux:{part}", name, max_length=longest)
+    live, cached = workshop.live("flux"), workshop.cached("flux", tmp_path / "cache")
+    tokens = live.tokenizer_2(PROMPTS)["input_ids"]
+    assert max(map(len, tokens)) > 9
+    for ours, theirs in zip(
+        embedded(cached, PROMPTS, max_sequence_length=9),
+        embedded(live, PROMPTS, max_sequence_length=9),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6 * float(theirs.abs().max()))
+
+
+def in_cogvideox(workshop: Workshop, cache: Path, **others: Any) -> list[Tensor]:
+    return embedded(
+        workshop.pipeline("cogvideox", {"text_encoder": CachedEncoder(cache)}), **others
+    )
+
+
+def test_a_trimmed_cache_is_refused_where_the_pipeline_gives_no_mask(workshop: Workshop) -> None:
+    with pytest.raises(CacheError, match="mask"):
+        in_cogvideox(workshop, workshop.cache("pixart-sigma"), max_sequence_length=300)
+
+
+def test_rows_that_a_mask_made_are_refused_although_all_were_kept(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    cache = workshop.fill(tmp_path / "cache", None, "t5", mask=True, keep_all=True, max_length=226)
+    with pytest.raises(CacheError, match="mask"):
+        in_cogvideox(workshop, cache)
+
+
+def test_another_length_is_refused_where_padding_counts(workshop: Workshop) -> None:
+    with pytest.raises(CacheMissError, match="226") as missed:
+        in_cogvideox(workshop, workshop.cache("cogvideox"), max_sequence_length=128)
+    assert "128" in missed.value.message + missed.value.hint
+
+
+def test_rows_made_without_a_mask_are_refused_where_there_is_one(workshop: Workshop) -> None:
+    encoder = CachedEncoder(workshop.cache("cogvideox"))
+    pipe = workshop.pipeline("pixart-sigma", {"text_encoder": encoder})
+    with pytest.raises(CacheError, match="mask"):
+        embedded(pipe, max_sequence_length=226)
+
+
+def test_padding_that_was_left_out_shows_where_the_pipeline_reads_it(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    """No reader can tell; so `--for cogvideox --trim` is refused where it is asked for."""
+    cache = workshop.fill(
+        tmp_path / "cache", None, "t5", mask=False, keep_all=False, max_length=226
+    )
+    live = embedded(workshop.live("cogvideox"))[0]
+    ours = in_cogvideox(workshop, cache)[0]
+    assert (ours - live).abs().max() > 0.1 * live.abs().max()
