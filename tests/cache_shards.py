@@ -27,22 +27,32 @@ SPEC = EncoderSpec(
         OutputSpec(name="pooler_output", per="text", width=3, dtype="float32"),
     ),
 )
+WIDE = SPEC.__replace__(outputs=(SPEC.outputs[0].__replace__(width=8192), SPEC.outputs[1]))
 ABOUT = About(encoder="T5EncoderModel", source="tiny")
 NAME = "text_encoder"
 
 
-def entry(number: int) -> Entry:
+def entry(number: int, spec: EncoderSpec = SPEC) -> Entry:
     """The entry of a number: the same in every process, and no two alike."""
     random = np.random.default_rng(number)
     ids = random.integers(1, 90, number % 7).astype(np.int32)
     ids = np.append(ids, np.int32(100 + number))
-    rows = random.normal(size=(len(ids), 5)).astype(ml_dtypes.bfloat16)
-    outputs = {"last_hidden_state": rows, "pooler_output": random.normal(size=3).astype(np.float32)}
-    return Entry(Keys(SPEC).of_tokens(ids), f"text {number} é", ids, outputs)
+    values = random.normal(size=64)
+    outputs = {
+        "last_hidden_state": np.resize(values, (len(ids), spec.outputs[0].width)),
+        "pooler_output": values[:3],
+    }
+    stored = {
+        one.name: outputs[one.name].astype(
+            ml_dtypes.bfloat16 if one.dtype == "bfloat16" else one.dtype
+        )
+        for one in spec.outputs
+    }
+    return Entry(Keys(spec).of_tokens(ids), f"text {number} é", ids, stored)
 
 
-def entries(numbers: Iterable[int]) -> list[Entry]:
-    return [entry(number) for number in numbers]
+def entries(numbers: Iterable[int], spec: EncoderSpec = SPEC) -> list[Entry]:
+    return [entry(number, spec) for number in numbers]
 
 
 def keyed(keys: Sequence[bytes]) -> list[Entry]:

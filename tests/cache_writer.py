@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from cache_shards import entries, made
+from cache_shards import WIDE, entries, made
 
 from enginecast.cache.claims import claim
 from enginecast.cache.index import open_index
@@ -13,11 +13,11 @@ CHUNK = 4
 
 
 def main(root: Path, chunks: int) -> None:
-    encodings = made(root)
+    encodings = made(root, WIDE)
     index = open_index(encodings)
     print("ready", flush=True)
     for number in range(chunks):
-        wanted = entries(range(number * CHUNK, (number + 1) * CHUNK))
+        wanted = entries(range(number * CHUNK, (number + 1) * CHUNK), WIDE)
         with claim(encodings, shard_name([one.key for one in wanted])) as ours:
             if not ours:
                 continue

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cache_shards import NAME, entry, made
+from cache_shards import NAME, WIDE, entry, made
 from cache_writer import CHUNK
 
 from enginecast.cache.index import Index, open_index
 from enginecast.cache.leftovers import sweep
+from enginecast.cache.shard_format import SUFFIX
 from enginecast.cache.store import Encodings, open_store
 
 WRITER = Path(__file__).parent / "cache_writer.py"
@@ -39,7 +40,7 @@ def require_right(index: Index, numbers: int) -> int:
     """Every entry is what its number says; how many there are."""
     assert index.errors == ()
     assert index.doubles == 0
-    wanted = [entry(number) for number in range(numbers)]
+    wanted = [entry(number, WIDE) for number in range(numbers)]
     there = 0
     for one in wanted:
         place = index.find(one.key)
@@ -67,7 +68,9 @@ def kill_often(root: Path, kills: int, chunks: int) -> tuple[Encodings, int]:
         said = killed(start(root, chunks), chooser.uniform(0.0, 0.06))
         reported |= set(said)
         encodings = open_store(root).encodings(NAME)
-        assert reported <= {path.name for path in encodings.shard_paths()}
+        there = {path.name for path in encodings.shard_folder.iterdir()}
+        assert reported <= there
+        assert {Path(name).suffix for name in there} == {SUFFIX}
         require_right(open_index(encodings), chunks * CHUNK)
         hits += bool(sweep(encodings))
         assert [path.name for path in encodings.staging_folder.iterdir()] in ([], ["claims"])
@@ -100,7 +103,7 @@ def test_many_kills_lose_nothing(tmp_path: Path) -> None:
 
 def test_several_writers_share_the_work(tmp_path: Path) -> None:
     root, chunks = tmp_path / "cache", 40
-    made(root)
+    made(root, WIDE)
     writers = [start(root, chunks) for _ in range(2)]
     said = [writer.communicate()[0].split() for writer in writers]
     assert [writer.returncode for writer in writers] == [0, 0]

@@ -24,7 +24,7 @@ from enginecast.cache.store import Encodings, create_store, open_store
 from enginecast.errors import CacheError, MissingError
 
 _Result = TypeVar("_Result")
-WIDE = SPEC.__replace__(outputs=(SPEC.outputs[0].__replace__(width=4096),))
+ROWS = SPEC.__replace__(outputs=(SPEC.outputs[0].__replace__(width=4096),))
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def files_of(encodings: Encodings) -> list[str]:
 
 
 def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
-    encodings = made(small_disk / "cache", WIDE)
+    encodings = made(small_disk / "cache", ROWS)
     first = encodings.commit(wide_entries(0, 4))
     before = files_of(encodings)
     with pytest.raises(MissingError, match="the disk is full; what was committed") as caught:
@@ -86,7 +86,7 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
     assert caught.value.exit_code == 3
     assert "run the same command again" in caught.value.hint
     assert files_of(encodings) == before
-    assert open_shard(first, WIDE).is_whole(3)
+    assert open_shard(first, ROWS).is_whole(3)
     encodings.commit(wide_entries(4, 4))
     assert len(open_index(encodings)) == 8
 
@@ -102,7 +102,7 @@ def test_a_disk_that_is_full_from_the_start(small_disk: Path) -> None:
 
 
 def test_a_file_that_may_not_grow_is_not_committed(tmp_path: Path) -> None:
-    encodings = made(tmp_path / "cache", WIDE)
+    encodings = made(tmp_path / "cache", ROWS)
     before = files_of(encodings)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
@@ -145,7 +145,7 @@ def test_a_read_only_cache_says_so() -> None:
 
 
 def test_rows_of_a_batch_do_not_store_the_batch(tmp_path: Path) -> None:
-    encodings = made(tmp_path / "cache", WIDE)
+    encodings = made(tmp_path / "cache", ROWS)
     batch = np.ones((64, 100, 4096), ml_dtypes.bfloat16)
     rows = [batch[number, : number + 1] for number in range(3)]
     path = encodings.commit(
