@@ -9,7 +9,6 @@ import pytest
 import torch
 from programs import (
     TOKENS,
-    Text,
     captured,
     count,
     ir_diff,
@@ -20,12 +19,11 @@ from programs import (
     reloaded,
     rewritten,
     same_bits,
-    seeded,
     values,
 )
+from tiny_programs import exact_program, tiny_program
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from transformers import T5EncoderModel
 
 from enginecast.passes.base import PassContext
 from enginecast.passes.sites import SKIPPED
@@ -127,8 +125,7 @@ def test_sum_that_two_norms_read_is_fused_once() -> None:
 
 @pytest.fixture(scope="module")
 def t5() -> ExportedProgram:
-    model = Text(seeded(T5EncoderModel, models.t5_config()))
-    return captured(model, *prompts(3, 7), dynamic=TOKENS)
+    return tiny_program("t5")
 
 
 @pytest.mark.parametrize("to", ["fp32", "fp16", "bf16"])
@@ -137,7 +134,7 @@ def test_t5_keeps_its_first_norm_alone(t5: ExportedProgram, to: str) -> None:
     after, sites = rewritten(before, "fuse-rms-norm,fuse-skip-norm")
     assert [site.rewritten for site in sites] == [False, True, True, True, True]
     assert reasons(sites) == ["the norm reads embedding.default, expected a residual sum"]
-    reference, _ = rewritten(t5, "unify-dtype{to=fp64}")
+    reference = exact_program("t5")
     inputs = prompts(5, 19)
     values(after, *inputs)
     (expected,) = outputs(reference, *inputs)

@@ -4,12 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import golden
-import models
 import pytest
 import torch
 from programs import (
     TOKENS,
-    Text,
     captured,
     count,
     ir_diff,
@@ -21,13 +19,12 @@ from programs import (
     reloaded,
     rewritten,
     same_bits,
-    seeded,
     values,
 )
+from tiny_programs import exact_program, tiny_program
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.nn.functional import linear
-from transformers import BertModel, T5EncoderModel
 
 from enginecast.passes.base import PassContext
 from enginecast.passes.graph_edit import weight_expressions
@@ -61,24 +58,18 @@ def pair(net: Net, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("model_class", "config", "groups"),
-    [(T5EncoderModel, models.t5_config(), [3, 2, 3, 2]), (BertModel, models.bert_config(), [3, 3])],
-    ids=["t5", "bert"],
+    ("name", "groups"), [("t5", [3, 2, 3, 2]), ("bert", [3, 3])], ids=["t5", "bert"]
 )
 @pytest.mark.parametrize("to", ["fp32", "fp16"])
-def test_projections_of_real_models(
-    model_class: type[nn.Module], config: Any, groups: list[int], to: str
-) -> None:
-    model = Text(seeded(model_class, config))
-    program = captured(model, *prompts(3, 7), dynamic=TOKENS)
-    before, _ = rewritten(program, f"unify-dtype{{to={to}}},canonicalize")
+def test_projections_of_real_models(name: str, groups: list[int], to: str) -> None:
+    before, _ = rewritten(tiny_program(name), f"unify-dtype{{to={to}}},canonicalize")
     after, sites = rewritten(before, "merge-linears")
     assert [note.count(",") + 1 for note in dict.fromkeys(notes(sites))] == groups
     assert count(after, "linear") == count(before, "linear") - sum(groups) + len(groups)
     expressions = weight_expressions(after)
     cats = [n for n in after.graph.nodes if str(n.target) == "aten.cat.default"]
     assert all(node in expressions for node in cats)
-    reference, _ = rewritten(program, "unify-dtype{to=fp64}")
+    reference = exact_program(name)
     inputs = prompts(4, 19)
     values(after, *inputs)
     (expected,) = outputs(reference, *inputs)

@@ -1,5 +1,6 @@
 """residual=fp32: the stream and its norms in fp32, the branches in fp16, and every fusion kept."""
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from programs import (
     relative_error,
     rewritten,
 )
-from test_unify_dtype import MAKE, capture_model, inputs_of
+from tiny_programs import MAKE, exact_program, inputs_of, tiny_program
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -37,9 +38,12 @@ FUSED = (
 )
 
 
-@pytest.fixture(scope="module")
-def programs() -> dict[str, ExportedProgram]:
-    return {name: capture_model(name, make()) for name, make in MAKE.items()}
+@functools.cache
+def halves(name: str) -> tuple[ExportedProgram, ExportedProgram]:
+    """A program in fp16, and in fp16 with its stream in fp32."""
+    program = tiny_program(name)
+    low, _ = rewritten(program, preset("fp16"), calibrated(program))
+    return low, rewritten(program, preset("mixed"))[0]
 
 
 def fusions(program: ExportedProgram) -> dict[str, int]:
@@ -48,23 +52,18 @@ def fusions(program: ExportedProgram) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_every_layer_adds_to_the_stream_twice(
-    programs: dict[str, ExportedProgram], name: str
-) -> None:
-    assert len(residual_sums(programs[name])) == 4, "two layers of attention and feed-forward"
+def test_every_layer_adds_to_the_stream_twice(name: str) -> None:
+    assert len(residual_sums(tiny_program(name))) == 4, "two layers of attention and feed-forward"
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_stream_is_fp32_branches_are_fp16_and_no_fusion_is_lost(
-    programs: dict[str, ExportedProgram], name: str
-) -> None:
-    after, _ = rewritten(programs[name], "unify-dtype{to=fp16 residual=fp32}")
+def test_stream_is_fp32_branches_are_fp16_and_no_fusion_is_lost(name: str) -> None:
+    after, _ = rewritten(tiny_program(name), "unify-dtype{to=fp16 residual=fp32}")
     sums = residual_sums(after)
     assert {dtype_of(node) for node in sums} == {torch.float32}
     linears = [n for n in after.graph.nodes if n.target is aten.linear.default]
     assert {dtype_of(node) for node in linears} == {torch.float16}
-    low, _ = rewritten(programs[name], preset("fp16"), calibrated(programs[name]))
-    mixed, _ = rewritten(programs[name], preset("mixed"))
+    low, mixed = halves(name)
     had, have = fusions(low), fusions(mixed)
     for kind in FUSED[1:]:
         assert have[kind] >= had[kind], kind
@@ -72,10 +71,9 @@ def test_stream_is_fp32_branches_are_fp16_and_no_fusion_is_lost(
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_error_is_no_larger_than_in_fp16(programs: dict[str, ExportedProgram], name: str) -> None:
-    reference, _ = rewritten(programs[name], "unify-dtype{to=fp64}")
-    low, _ = rewritten(programs[name], preset("fp16"), calibrated(programs[name]))
-    mixed, _ = rewritten(programs[name], preset("mixed"))
+def test_error_is_no_larger_than_in_fp16(name: str) -> None:
+    reference = exact_program(name)
+    low, mixed = halves(name)
     inputs = inputs_of(name, 3, 17)
     wide = [t.double() if t.is_floating_point() else t for t in inputs]
     (expected,) = outputs(reference, *wide)
@@ -141,11 +139,9 @@ def test_mixed_is_a_plan_that_computes_in_fp16() -> None:
         make_plan(precision="mixed", pipeline="unify-dtype{to=fp16}")
 
 
-def test_every_cast_says_between_which_classes_it_stands(
-    programs: dict[str, ExportedProgram],
-) -> None:
+def test_every_cast_says_between_which_classes_it_stands() -> None:
     for spec in (preset("fp16"), preset("mixed"), 'unify-dtype{to=bf16 keep="wo$"},canonicalize'):
-        after, _ = rewritten(programs["t5"], spec, calibrated(programs["t5"]))
+        after, _ = rewritten(tiny_program("t5"), spec, calibrated(tiny_program("t5")))
         casts = [n for n in after.graph.nodes if is_float_cast(n)]
         assert casts
         assert all(" to " in border_of(cast) for cast in casts)
@@ -169,15 +165,13 @@ class Rounds(Pass):
         return []
 
 
-def test_cast_that_nobody_explains_is_an_error_with_the_list(
-    programs: dict[str, ExportedProgram],
-) -> None:
+def test_cast_that_nobody_explains_is_an_error_with_the_list() -> None:
     passes = (UnifyDtype(to="fp16"), Rounds())
     with pytest.raises(PassError) as caught:
-        run_pipeline(passes, structural_copy(programs["t5"]), PassContext())
+        run_pipeline(passes, structural_copy(tiny_program("t5")), PassContext())
     message = caught.value.message
     assert "2 unexpected casts between float dtypes are left" in message
     place = r"model\.encoder\.block\.0\.layer\.0\.SelfAttention\.q modeling_t5\.py:\d+"
     assert re.search(rf"low casts \S+ f16 -> bf16 \({place}\)", message), message
     assert re.search(rf"back casts low bf16 -> f16 \({place}\)", message), message
-    check_casts(rewritten(programs["t5"], "unify-dtype{to=fp16}")[0])
+    check_casts(rewritten(tiny_program("t5"), "unify-dtype{to=fp16}")[0])

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from models import t5_config
 from msgspec.structs import replace
 from programs import (
     TOKENS,
@@ -13,12 +12,11 @@ from programs import (
     relative_error,
     rewritten,
     same_bits,
-    seeded,
 )
 from rig import EOS, Rig
+from tiny_programs import tiny_program
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from transformers import T5EncoderModel
 
 from enginecast.errors import PassError, SpecError
 from enginecast.passes.base import PassContext
@@ -34,9 +32,7 @@ WO = "model.encoder.block.0.layer.1.DenseReluDense.wo"
 
 @pytest.fixture(scope="module")
 def t5() -> ExportedProgram:
-    torch.manual_seed(0)
-    model = seeded(T5EncoderModel, t5_config())
-    return captured(Text(model), *prompts(3, 7), dynamic=TOKENS)
+    return tiny_program("t5")
 
 
 def planned(program: ExportedProgram, spec: str) -> QuantizationPlan:

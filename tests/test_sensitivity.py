@@ -4,13 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from models import t5_config
-from programs import TOKENS, Function, Text, captured, prompts, relative_error, seeded
+from programs import Function, captured, prompts, relative_error
+from tiny_programs import tiny_program
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.nn import functional
-from transformers import T5EncoderModel
 
 from enginecast.errors import PassError
 from enginecast.passes.base import PassContext
@@ -30,9 +29,7 @@ WEIGHT = torch.ones(4, 32)
 
 @pytest.fixture(scope="module")
 def t5() -> ExportedProgram:
-    torch.manual_seed(0)
-    model = seeded(T5EncoderModel, t5_config())
-    return captured(Text(model), *prompts(3, 7), dynamic=TOKENS)
+    return tiny_program("t5")
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from programs import (
     TOKENS,
-    Image,
     Text,
     calibrated,
     captured,
@@ -25,9 +24,10 @@ from programs import (
     same_bits,
     seeded,
 )
+from tiny_programs import tiny_program
 from torch import Tensor
 from torch.export import ExportedProgram
-from transformers import BertModel, LlamaModel, T5EncoderModel, ViTModel
+from transformers import T5EncoderModel
 
 from enginecast.passes import smooth_outliers
 from enginecast.passes.base import PassContext
@@ -40,26 +40,17 @@ from enginecast.verify.program import Observer
 ALWAYS = "smooth-outliers{alpha=0.6}"
 FUSED = "canonicalize,fuse-gelu,fuse-rms-norm,fuse-attention,fuse-skip-norm"
 SPELLINGS = {"plain": "canonicalize", "fused": FUSED, "merged": f"{FUSED},merge-linears"}
-MODELS: dict[str, tuple[Any, Any, type[Text] | type[Image]]] = {
-    "t5": (T5EncoderModel, models.t5_config(), Text),
-    "t5-relu": (T5EncoderModel, models.t5_config(gated=False), Text),
-    "bert": (BertModel, models.bert_config(), Text),
-    "llama": (LlamaModel, models.llama_config(), Text),
-    "vit": (ViTModel, models.vit_config(), Image),
-}
-SMOOTHED = {"t5": 8, "t5-relu": 8, "bert": 2, "llama": 8, "vit": 6}
+SMOOTHED = {"t5": 8, "t5 relu": 8, "bert": 2, "llama": 8, "vit": 6}
 """Of the 8 values that the linears of two layers read."""
 DEFAULT = {("t5", "merged"), ("llama", "plain"), ("vit", "fused")}
 
 
 def model_program(name: str, spelling: str) -> tuple[ExportedProgram, PassContext]:
     """A model before the pass, and its calibration inputs."""
-    model_class, config, wrapper = MODELS[name]
     torch.manual_seed(1)
-    is_text = wrapper is Text
+    is_text = name != "vit"
     inputs = prompts(4, 12) if is_text else (torch.randn(2, 3, 16, 16),)
-    dynamic = TOKENS if is_text else {0: TOKENS[0]}
-    program = captured(wrapper(seeded(model_class, config)), *inputs, dynamic=dynamic)
+    program = tiny_program(name)
     context = calibrated(program, *inputs, mask_input="mask" if is_text else None)
     return rewritten(program, SPELLINGS[spelling])[0], context
 
@@ -75,7 +66,7 @@ class Named:
     ("name", "spelling"),
     [
         pytest.param(*pair, marks=[] if pair in DEFAULT else pytest.mark.slow)
-        for pair in ((name, spelling) for name in MODELS for spelling in SPELLINGS)
+        for pair in ((name, spelling) for name in SMOOTHED for spelling in SPELLINGS)
     ],
 )
 def test_every_family_keeps_every_bit_at_every_boundary(name: str, spelling: str) -> None:
@@ -86,7 +77,7 @@ def test_every_family_keeps_every_bit_at_every_boundary(name: str, spelling: str
     (check,) = observer.checks
     assert (check.failure, check.moved, check.worst_error) == ("", (), 0.0)
     assert run.rewritten == SMOOTHED[name], reasons(run.sites)
-    others = prompts(3, 9) if MODELS[name][2] is Text else (torch.randn(3, 3, 16, 16),)
+    others = prompts(3, 9) if name != "vit" else (torch.randn(3, 3, 16, 16),)
     assert same_bits(before, program, *others)
     assert same_bits(before, reloaded(program), *others)
     # Only factors of weights are new: nothing is multiplied when the model runs.
@@ -181,7 +172,7 @@ def test_outlier_channels_cost_int8_less(name: str, factor: float) -> None:
     after, sites = rewritten(before, "smooth-outliers", context)
     assert any("row-wise int8 error" in note for note in notes(sites))
     torch.manual_seed(7)
-    inputs = prompts(6, 20) if MODELS[name][2] is Text else (torch.randn(8, 3, 16, 16),)
+    inputs = prompts(6, 20) if name != "vit" else (torch.randn(8, 3, 16, 16),)
     (exact,) = outputs(before, *inputs)
     errors = [relative_error(outputs(in_int8(p), *inputs)[0], exact) for p in (before, after)]
     assert errors[0] > factor * errors[1]

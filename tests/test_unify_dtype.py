@@ -1,6 +1,5 @@
 """unify-dtype on real models: one dtype an op, exact positions, errors no larger than eager's."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import torch
 from programs import (
     LOW,
     TOKENS,
-    Image,
     Text,
     captured,
     count,
@@ -24,19 +22,14 @@ from programs import (
     reloaded,
     rewritten,
     same_bits,
-    seeded,
     token_ids,
     values,
 )
+from tiny_programs import MAKE, capture_model, exact_program, inputs_of, tiny_module, tiny_program
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from transformers import (
-    BertModel,
-    GemmaConfig,
-    GemmaModel,
-    LlamaModel,
     T5EncoderModel,
-    ViTModel,
 )
 
 from enginecast.capture.source import open_source
@@ -46,53 +39,13 @@ from enginecast.passes.ir_text import print_ir
 from enginecast.passes.match import is_float_cast
 from enginecast.passes.source import module_path
 
-GEMMA = GemmaConfig(
-    vocab_size=models.VOCABULARY,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    intermediate_size=48,
-    max_position_embeddings=64,
-    head_dim=8,
-)
-MAKE: dict[str, Callable[[], nn.Module]] = {
-    "t5": lambda: Text(seeded(T5EncoderModel, models.t5_config())),
-    "t5 relu": lambda: Text(seeded(T5EncoderModel, models.t5_config(gated=False))),
-    "bert": lambda: Text(seeded(BertModel, models.bert_config())),
-    "llama": lambda: Text(seeded(LlamaModel, models.llama_config())),
-    "gemma": lambda: Text(seeded(GemmaModel, GEMMA)),
-    "vit": lambda: Image(seeded(ViTModel, models.vit_config())),
-}
-
-
-def inputs_of(name: str, batch: int, tokens: int) -> tuple[Tensor, ...]:
-    return (torch.randn(batch, 3, 16, 16),) if name == "vit" else prompts(batch, tokens)
-
-
-def capture_model(name: str, module: nn.Module) -> ExportedProgram:
-    dynamic = {0: TOKENS[0]} if name == "vit" else TOKENS
-    return captured(module, *inputs_of(name, 3, 7), dynamic=dynamic)
-
-
-@pytest.fixture(scope="module")
-def modules() -> dict[str, nn.Module]:
-    return {name: make() for name, make in MAKE.items()}
-
-
-@pytest.fixture(scope="module")
-def programs(modules: dict[str, nn.Module]) -> dict[str, ExportedProgram]:
-    return {name: capture_model(name, module) for name, module in modules.items()}
-
 
 @pytest.mark.parametrize("to", LOW)
 @pytest.mark.parametrize("name", MAKE)
-def test_program_is_no_worse_than_eager_in_that_dtype(
-    modules: dict[str, nn.Module], programs: dict[str, ExportedProgram], name: str, to: str
-) -> None:
-    after, _ = rewritten(programs[name], f"unify-dtype{{to={to}}}")
-    reference, _ = rewritten(programs[name], "unify-dtype{to=fp64}")
-    low = deepcopy(modules[name]).to(LOW[to])
+def test_program_is_no_worse_than_eager_in_that_dtype(name: str, to: str) -> None:
+    after, _ = rewritten(tiny_program(name), f"unify-dtype{{to={to}}}")
+    reference = exact_program(name)
+    low = deepcopy(tiny_module(name)).to(LOW[to])
     errors: dict[str, list[float]] = {"program": [], "eager": []}
     for shape in ((3, 7), (2, 19)):
         inputs = inputs_of(name, *shape)
@@ -110,10 +63,8 @@ def test_program_is_no_worse_than_eager_in_that_dtype(
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_unified_program_survives_a_file_and_a_second_run(
-    programs: dict[str, ExportedProgram], name: str
-) -> None:
-    after, _ = rewritten(programs[name], "unify-dtype{to=bf16},canonicalize")
+def test_unified_program_survives_a_file_and_a_second_run(name: str) -> None:
+    after, _ = rewritten(tiny_program(name), "unify-dtype{to=bf16},canonicalize")
     inputs = inputs_of(name, 2, 5)
     assert same_bits(reloaded(after), after, *inputs)
     again, sites = rewritten(after, "canonicalize")
@@ -122,8 +73,8 @@ def test_unified_program_survives_a_file_and_a_second_run(
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_every_weight_is_cast_once(programs: dict[str, ExportedProgram], name: str) -> None:
-    after, _ = rewritten(programs[name], "unify-dtype{to=fp16}")
+def test_every_weight_is_cast_once(name: str) -> None:
+    after, _ = rewritten(tiny_program(name), "unify-dtype{to=fp16}")
     for node in after.graph.nodes:
         if node.name in weight_specs(after):
             casts = [dtype_of(user) for user in node.users if is_float_cast(user)]
@@ -132,12 +83,10 @@ def test_every_weight_is_cast_once(programs: dict[str, ExportedProgram], name: s
 
 
 @pytest.mark.parametrize("to", ["fp16", "bf16", "fp64"])
-def test_t5_position_buckets_are_those_of_fp32(
-    programs: dict[str, ExportedProgram], to: str
-) -> None:
-    after, _ = rewritten(programs["t5"], f"unify-dtype{{to={to}}}")
+def test_t5_position_buckets_are_those_of_fp32(to: str) -> None:
+    after, _ = rewritten(tiny_program("t5"), f"unify-dtype{{to={to}}}")
     ids = token_ids(1, 32), torch.ones(1, 32, dtype=torch.int64)
-    before, found = values(programs["t5"], *ids), values(after, *ids)
+    before, found = values(tiny_program("t5"), *ids), values(after, *ids)
     embeddings = [node for node in after.graph.nodes if node.name == "embedding_1"]
     bucket = embeddings[0].args[1].name
     assert torch.equal(found[bucket], before[bucket])
@@ -146,12 +95,10 @@ def test_t5_position_buckets_are_those_of_fp32(
 
 
 @pytest.mark.parametrize("to", ["fp16", "bf16"])
-def test_llama_angles_are_fp32_up_to_the_meeting_with_the_stream(
-    programs: dict[str, ExportedProgram], to: str
-) -> None:
-    after, _ = rewritten(programs["llama"], f"unify-dtype{{to={to}}}")
+def test_llama_angles_are_fp32_up_to_the_meeting_with_the_stream(to: str) -> None:
+    after, _ = rewritten(tiny_program("llama"), f"unify-dtype{{to={to}}}")
     inputs = prompts(2, 19)
-    before, found = values(programs["llama"], *inputs), values(after, *inputs)
+    before, found = values(tiny_program("llama"), *inputs), values(after, *inputs)
     angles = [name for name in found if name.startswith(("cos", "sin")) and name.count("_") == 0]
     assert sorted(angles) == ["cos", "sin"]
     for name in angles:
@@ -160,8 +107,8 @@ def test_llama_angles_are_fp32_up_to_the_meeting_with_the_stream(
         assert found[f"{name}"].abs().max() <= 1
 
 
-def test_gemma_adds_one_to_its_weight_in_fp32(programs: dict[str, ExportedProgram]) -> None:
-    after, _ = rewritten(programs["gemma"], "unify-dtype{to=fp16}")
+def test_gemma_adds_one_to_its_weight_in_fp32() -> None:
+    after, _ = rewritten(tiny_program("gemma"), "unify-dtype{to=fp16}")
     weights = [n for n in after.graph.nodes if "norm_weight" in n.name and n.op == "placeholder"]
     assert len(weights) == 5
     for weight in weights:
@@ -171,10 +118,8 @@ def test_gemma_adds_one_to_its_weight_in_fp32(programs: dict[str, ExportedProgra
 
 @pytest.mark.parametrize("to", ["fp16", "bf16"])
 @pytest.mark.parametrize("name", ["t5", "bert", "llama", "gemma"])
-def test_mask_fills_are_finite_and_padded_rows_stay_so(
-    programs: dict[str, ExportedProgram], name: str, to: str
-) -> None:
-    after, _ = rewritten(programs[name], f"unify-dtype{{to={to}}}")
+def test_mask_fills_are_finite_and_padded_rows_stay_so(name: str, to: str) -> None:
+    after, _ = rewritten(tiny_program(name), f"unify-dtype{{to={to}}}")
     ids, mask = prompts(3, 7)
     mask[1] = 0
     seen = values(after, ids, mask)
@@ -231,10 +176,8 @@ def test_module_that_is_mixed_itself_ends_in_one_dtype(tmp_path: Path) -> None:
     assert error <= 1.5 * relative_error(eager, expected)
 
 
-def test_kept_module_computes_in_fp32_and_casts_at_its_border(
-    programs: dict[str, ExportedProgram],
-) -> None:
-    after, _ = rewritten(programs["t5"], 'unify-dtype{to=fp16 keep="DenseReluDense[.]wo$"}')
+def test_kept_module_computes_in_fp32_and_casts_at_its_border() -> None:
+    after, _ = rewritten(tiny_program("t5"), 'unify-dtype{to=fp16 keep="DenseReluDense[.]wo$"}')
     linears = [n for n in after.graph.nodes if str(n.target) == "aten.linear.default"]
     for node in linears:
         kept = module_path(node).endswith("wo")
@@ -244,33 +187,31 @@ def test_kept_module_computes_in_fp32_and_casts_at_its_border(
             assert not is_float_cast(node.args[1]), "the weight is fp32 already"
     inputs = prompts(3, 7)
     values(after, *inputs)
-    plain, _ = rewritten(programs["t5"], "unify-dtype{to=fp16}")
-    reference, _ = rewritten(programs["t5"], "unify-dtype{to=fp64}")
+    plain, _ = rewritten(tiny_program("t5"), "unify-dtype{to=fp16}")
+    reference = exact_program("t5")
     expected = outputs(reference, *inputs)[0]
     kept_error = relative_error(outputs(after, *inputs)[0], expected)
     assert kept_error <= 1.1 * relative_error(outputs(plain, *inputs)[0], expected)
 
 
-def test_modules_are_kept_by_class(programs: dict[str, ExportedProgram]) -> None:
-    after, _ = rewritten(programs["t5"], "unify-dtype{to=fp16 keep_classes=T5LayerFF}")
+def test_modules_are_kept_by_class() -> None:
+    after, _ = rewritten(tiny_program("t5"), "unify-dtype{to=fp16 keep_classes=T5LayerFF}")
     for node in after.graph.nodes:
         if str(node.target) == "aten.linear.default":
             kept = ".layer.1." in module_path(node)
             assert dtype_of(node) == (torch.float32 if kept else torch.float16), module_path(node)
     values(after, *prompts(3, 7))
     with pytest.raises(PassError, match="Nowhere"):
-        rewritten(programs["t5"], "unify-dtype{to=fp16 keep_classes=Nowhere}")
+        rewritten(tiny_program("t5"), "unify-dtype{to=fp16 keep_classes=Nowhere}")
 
 
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [("nowhere", "matches no module"), ('"(wo"', "is not a regular expression")],
 )
-def test_bad_keep_is_refused(
-    programs: dict[str, ExportedProgram], pattern: str, message: str
-) -> None:
+def test_bad_keep_is_refused(pattern: str, message: str) -> None:
     with pytest.raises(PassError, match=message):
-        rewritten(programs["t5"], f"unify-dtype{{to=fp16 keep={pattern}}}")
+        rewritten(tiny_program("t5"), f"unify-dtype{{to=fp16 keep={pattern}}}")
 
 
 def test_integer_fill_beyond_the_target_is_clamped() -> None:

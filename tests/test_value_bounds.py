@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
-import models
 import pytest
 import torch
-from programs import TOKENS, Function, Text, captured, outputs, prompts, rewritten, seeded
+from programs import TOKENS, Function, captured, outputs, prompts, rewritten
+from tiny_programs import tiny_program
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Node
-from transformers import LlamaModel, T5EncoderModel
 
 from enginecast.passes.graph_edit import weight_expressions
 from enginecast.passes.interpret import interpret_cases
@@ -92,11 +90,7 @@ def test_one_element_reaches_the_bound_of_a_norm() -> None:
 
 @pytest.fixture(scope="module", params=["t5", "llama"])
 def program(request: pytest.FixtureRequest) -> ExportedProgram:
-    made: Any = {
-        "t5": lambda: seeded(T5EncoderModel, models.t5_config()),
-        "llama": lambda: seeded(LlamaModel, models.llama_config()),
-    }[request.param]()
-    return captured(Text(made), *prompts(2, 9), dynamic=TOKENS)
+    return tiny_program(request.param)
 
 
 @pytest.mark.parametrize("pipeline", ["", "fuse-rms-norm"])
