@@ -105,6 +105,7 @@ def save_shards(folder: Path, dtype: torch.dtype) -> Path:
 MODELS: Mapping[str, Callable[[Path], Path]] = {
     "t5": lambda folder: add_tokenizer(tiny_t5(folder)),
     "t5-4": lambda folder: tiny_t5(folder, layers=4),
+    "t5-wo-in-fp32": lambda folder: tiny_t5(folder, dtype=torch.float16),
     "t5-4-wo-in-fp32": lambda folder: tiny_t5(folder, layers=4, dtype=torch.float16),
     "t5-4-half": save_half,
     "t5-relu-shards-fp16": lambda folder: save_shards(folder, torch.float16),

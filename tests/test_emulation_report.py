@@ -68,14 +68,17 @@ def test_a_naive_conversion_is_rejected_with_the_place(
     assert found["emulation"]["overflow"] == overflow
 
 
-def test_inspect_foretells_it(loud: Path, exports: Exports, capsys: Capture) -> None:
+def test_inspect_foretells_it(
+    loud: Path, exports: Exports, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(exports.root)
     naive = ("--precision", "fp16", "--pipeline", "unify-dtype{to=fp16},canonicalize,fuse-gelu")
     found = cast(capsys, "inspect", loud, *naive, "--json").json["emulation"]
     assert found["overflow"]["module"] == "encoder.block.1.layer.1.DenseReluDense.wo"
     assert found["overflow"]["largest"] > 65504
-    shown = cast(capsys, "inspect", exports.model("t5"), "--precision", "bf16").out
+    shown = cast(capsys, "inspect", exports.model("plain"), "--precision", "bf16").out
     assert "as ort-cuda computes: no value overflows" in shown
-    plain = cast(capsys, "inspect", exports.model("t5"), "--json").json
+    plain = cast(capsys, "inspect", exports.model("plain"), "--json").json
     assert plain["emulation"] is None
 
 

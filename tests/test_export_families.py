@@ -20,14 +20,20 @@ FUSED = {"bert": {"attention": 2}, "vit": {"attention": 2}, "plain": {}} | {
 
 
 @pytest.mark.parametrize(
-    ("precision", "outcome"),
+    ("name", "precision", "outcome"),
     [
-        ("fp32", "verified"),
-        pytest.param("fp16", "verified-by-emulation", marks=pytest.mark.slow),
-        pytest.param("bf16", "verified-by-emulation", marks=pytest.mark.slow),
+        pytest.param(
+            *(name, precision, outcome),
+            marks=[] if precision == "fp32" and name != "llama" else pytest.mark.slow,
+        )
+        for name in OUTPUTS
+        for precision, outcome in (
+            ("fp32", "verified"),
+            ("fp16", "verified-by-emulation"),
+            ("bf16", "verified-by-emulation"),
+        )
     ],
 )
-@pytest.mark.parametrize("name", OUTPUTS)
 def test_engines_agree_with_eager_within_its_own_error(
     exports: Exports, name: str, precision: str, outcome: str
 ) -> None:
@@ -50,7 +56,9 @@ def test_fp16_of_a_plain_module(exports: Exports) -> None:
     assert {o.dtype for o in done.bundle.manifest.outputs} == {"float16"}
 
 
-@pytest.mark.parametrize(("name", "dim"), [("bert", 32), ("llama", 32)])
+@pytest.mark.parametrize(
+    ("name", "dim"), [("bert", 32), pytest.param("llama", 32, marks=pytest.mark.slow)]
+)
 def test_text_engines_take_other_shapes(exports: Exports, name: str, dim: int) -> None:
     ids = torch.randint(0, 96, (3, 19))
     mask = (torch.arange(19)[None, :] < torch.tensor([19, 6, 2])[:, None]).long()

@@ -74,7 +74,7 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
         "2 fp16": engine(two, "fp16", base / "2-fp16"),
         "4 fp32": engine(prepared(base / "four", layers=4), "fp32", base / "4-fp32"),
         "bf16 file": engine(
-            prepared(base / "bf16", layers=2, dtype=torch.bfloat16), "fp32", base / "bf16-fp32"
+            prepared(base / "bf16", layers=1, dtype=torch.bfloat16), "fp32", base / "bf16-fp32"
         ),
     }
 
