@@ -1,0 +1,213 @@
+"""What makes cached outputs wrong is refused before training; texts that vary are listed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cached_models import WORDS, fill, spec_of, tiny, tokenizer_of
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, T5EncoderModel
+
+from enginecast.cache import CachedEncoder, Variants, open_cache, require_frozen, variants
+from enginecast.cache.reader import EmbeddingCache
+from enginecast.cache.spec import EncoderSpec
+from enginecast.cache.tokenizing import digest_of
+from enginecast.capture.checkpoint import sha256_of_weights
+from enginecast.errors import CacheError, CacheMissError, UsageError
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> PreTrainedModel:
+    """As a trainer loads it: fresh, and every parameter requires grad."""
+    tiny(T5EncoderModel).save_pretrained(tmp_path / "t5")
+    return T5EncoderModel.from_pretrained(tmp_path / "t5").eval()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, model: PreTrainedModel) -> EmbeddingCache:
+    digest, _ = sha256_of_weights(tmp_path / "t5")
+    plain = spec_of(
+        model, ("last_hidden_state",), tokenizer=digest_of(tokenizer_of().to_str().encode())
+    )
+    fields: dict[str, Any] = {one: getattr(plain, one) for one in EncoderSpec.__struct_fields__}
+    spec = EncoderSpec(**{**fields, "model": {"weights": digest}})
+    fill(tmp_path / "cache", model, spec)
+    return open_cache(tmp_path / "cache")
+
+
+def live_tokenizer() -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer_of(), eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    )
+
+
+def test_a_frozen_run_passes_and_says_what_was_compared(
+    cache: EmbeddingCache, model: PreTrainedModel
+) -> None:
+    assert all(one.requires_grad for one in model.parameters())
+    trained = nn.Linear(3, 3)
+    optimizer = torch.optim.AdamW(trained.parameters())
+    found = require_frozen(
+        CachedEncoder(cache), optimizer=[optimizer], model=model, tokenizer=live_tokenizer()
+    )
+    assert [one.split(":")[0] for one in found.compared] == [
+        "adapters",
+        "embeddings",
+        "dropout",
+        "weights",
+        "weights",
+        "optimizer",
+        "tokenizer",
+    ]
+    assert found.skipped == ()
+    assert "21 tensors of the model" in found.compared[4]
+    # A pipeline's own tokenizer, which pads and cuts.
+    plain = tokenizer_of()
+    plain.enable_padding(length=12)
+    plain.enable_truncation(3)
+    assert require_frozen(cache, tokenizer=plain).compared
+
+
+def test_what_could_not_be_compared_is_said(cache: EmbeddingCache) -> None:
+    optimizer = torch.optim.AdamW(nn.Linear(3, 3).parameters())
+    assert "give the encoder as `model`" in require_frozen(cache, optimizer=optimizer).skipped[0]
+    other = require_frozen(cache, model=tiny(T5EncoderModel))
+    assert "not loaded from a folder" in other.skipped[0]
+
+
+def test_parameters_in_an_optimizer(cache: EmbeddingCache, model: PreTrainedModel) -> None:
+    trained = [*nn.Linear(3, 3).parameters(), *list(model.parameters())[3:5]]
+    with pytest.raises(CacheError, match="2 parameters of the encoder are in the optimizer") as e:
+        require_frozen(cache, optimizer=torch.optim.SGD(trained, lr=0.1), model=model)
+    assert [name for name, _ in model.named_parameters()][3] in str(e.value)
+
+
+def resized(model: PreTrainedModel) -> None:
+    model.resize_token_embeddings(99)
+
+
+def with_adapter(model: PreTrainedModel) -> None:
+    model.encoder.lora_a = nn.Linear(3, 3)
+
+
+def in_training(model: PreTrainedModel) -> None:
+    model.train()
+
+
+def stepped(model: PreTrainedModel) -> None:
+    with torch.no_grad():
+        next(model.parameters())[4, 4] += 1e-3
+
+
+def resaved(model: PreTrainedModel) -> None:
+    folder = model.name_or_path
+    stepped(model)
+    model.save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (resized, "has 99 embeddings, and had 96"),
+        (with_adapter, r"has an adapter \(encoder\.lora_a\.weight\)"),
+        (in_training, r"in training mode with a dropout of 0\.1"),
+        (stepped, r"shared\.weight of the encoder was changed since it was loaded"),
+        (resaved, "are not those that the cache was filled with"),
+    ],
+)
+def test_an_encoder_that_is_not_that_of_the_cache(
+    cache: EmbeddingCache,
+    model: PreTrainedModel,
+    change: Callable[[PreTrainedModel], None],
+    said: str,
+) -> None:
+    change(model)
+    with pytest.raises(CacheError, match=said):
+        require_frozen(cache, model=model)
+
+
+def test_weights_in_another_dtype_are_those_of_the_folder(
+    cache: EmbeddingCache, model: PreTrainedModel
+) -> None:
+    assert require_frozen(cache, model=model.bfloat16()).skipped == ()
+
+
+def test_training_mode_without_dropout_passes(
+    cache: EmbeddingCache, model: PreTrainedModel
+) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif isinstance(getattr(module, "dropout", None), float):  # attention's own
+            module.dropout = 0.0
+    require_frozen(cache, model=model.train())
+
+
+def test_a_tokenizer_with_more_or_other_tokens(cache: EmbeddingCache) -> None:
+    more = live_tokenizer()
+    more.add_tokens(["<sks>"])
+    with pytest.raises(CacheError, match="1 tokens that the cache's has not, first '<sks>'"):
+        require_frozen(cache, tokenizer=more)
+    bare = live_tokenizer()
+    bare.backend_tokenizer.post_processor = type(tokenizer_of().post_processor)(
+        single="$A <unk>", special_tokens=[("<unk>", WORDS.index("<unk>"))]
+    )
+    with pytest.raises(CacheError, match="the tokenizer makes"):
+        require_frozen(cache, tokenizer=bare)
+
+
+TAGS = "fox, red, big, wild, night"
+
+
+def test_chosen_variants_are_among_those_listed() -> None:
+    plan = Variants(count=5, shuffle_tags=True, tag_dropout=0.2, keep_first=1, dropout=0.2, seed=3)
+    listed = plan.of(TAGS)
+    assert listed[0] == TAGS
+    assert listed[-1] == ""
+    assert len(listed) == len(set(listed)) == 6
+    assert all(text.split(", ")[0] == "fox" for text in listed[:-1])
+    chosen = [
+        plan.choose(TAGS, epoch=epoch, index=index) for epoch in range(20) for index in (0, 7)
+    ]
+    assert set(chosen) == set(listed)
+    again = [plan.choose(TAGS, epoch=epoch, index=index) for epoch in range(20) for index in (0, 7)]
+    assert again == chosen
+    other = Variants(count=5, shuffle_tags=True, tag_dropout=0.2, keep_first=1, seed=4)
+    assert other.of(TAGS) != listed[:-1]
+
+
+def test_few_tags_have_few_orders() -> None:
+    assert sorted(variants("a, b", count=9, shuffle_tags=True)) == ["a, b", "b, a"]
+    assert variants("a photo", count=9, shuffle_tags=True) == ["a photo"]
+    assert variants(TAGS) == [TAGS]
+    assert variants(TAGS, dropout=0.1) == [TAGS, ""]
+    assert all("|" in text for text in variants("a|b|c", count=4, shuffle_tags=True, separator="|"))
+
+
+def test_how_often_a_caption_is_dropped() -> None:
+    plan = Variants(dropout=0.25)
+    dropped = [plan.choose(TAGS, epoch=0, index=index) == "" for index in range(2000)]
+    assert 0.21 < sum(dropped) / 2000 < 0.29  # four standard deviations
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"count": 0}, "count: expected at least 1"),
+        ({"count": 2}, "do not vary without"),
+        ({"dropout": 1.0}, "dropout: expected 0 <= dropout < 1"),
+        ({"tag_dropout": -0.1}, "tag_dropout: expected"),
+        ({"keep_first": -1}, "keep_first: expected"),
+        ({"separator": ""}, "separator: expected"),
+    ],
+)
+def test_wrong_options_of_variants(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Variants(**options)
+
+
+def test_a_shuffled_text_that_was_not_listed(cache: EmbeddingCache) -> None:
+    with pytest.raises(CacheMissError, match=r"enginecast\.cache\.variants"):
+        cache.by_text("t y r e q w")
