@@ -134,6 +134,17 @@ class CachedEncoder(nn.Module):
         layers = getattr(of_text, "num_hidden_layers", None)
         return layers + 1 if isinstance(layers, int) else None
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if name.startswith("_") or "cache" not in vars(self):
+                raise
+            raise AttributeError(
+                f"CachedEncoder.{name}: it has the outputs of {self.cache.about.encoder}, and "
+                "none of its parts: the weights were not loaded"
+            ) from error
+
     def requires_grad_(self, requires_grad: bool = True) -> "CachedEncoder":
         """Nothing to do for False; there is nothing that could learn."""
         if requires_grad:

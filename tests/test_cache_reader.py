@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from cached_models import tokenizer_of
 
+import enginecast.cache as cache_package
 from enginecast.cache import mapping
 from enginecast.cache.keys import Keys
 from enginecast.cache.reader import EmbeddingCache, open_cache
@@ -221,9 +222,11 @@ def test_other_processes_read_the_same(root: Path, method: str) -> None:
     (root / "cache.pickle").write_bytes(pickle.dumps((cache, numbers)))
     code = (
         "import pickle, sys\n"
+        "from enginecast.cache import Variants, open_cache\n"
         "cache, numbers = pickle.load(open(sys.argv[1], 'rb'))\n"
         "rows = [one.outputs['last_hidden_state'] for one in cache.get_many(numbers)]\n"
         "print([float(one.astype('f8').sum()) for one in rows])\n"
+        "assert open_cache(cache.path.parent).by_text('a b c').text == 'a b c'\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
     )
     done = subprocess.run(
@@ -270,3 +273,10 @@ def test_a_changed_tokenizer_is_refused(root: Path) -> None:
     assert cache.by_row(0).text in TEXTS  # which needs no tokenizer
     with pytest.raises(CacheError, match=r"tokenizer\.json"):
         cache.by_text("a")
+
+
+def test_the_public_names() -> None:
+    for name in cache_package.__all__:
+        assert getattr(cache_package, name).__name__ == name
+    with pytest.raises(AttributeError, match=r"'enginecast\.cache' has no attribute 'nothing'"):
+        _ = cache_package.nothing

@@ -142,6 +142,9 @@ def test_it_has_no_parameters(t5: CachedEncoder) -> None:
     with pytest.raises(ValueError, match="empty parameter list"):
         torch.optim.AdamW(t5.parameters())
     assert "entries=6" in repr(t5)
+    assert not hasattr(t5, "text_model")
+    with pytest.raises(AttributeError, match="text_model: it has the outputs of T5EncoderModel"):
+        _ = t5.text_model
 
 
 def test_its_dtype_follows(t5: CachedEncoder) -> None:
