@@ -118,12 +118,11 @@ def _cut(miss: Miss) -> Cause | None:
 
 def _mask(miss: Miss) -> Cause | None:
     """Padding counted as text, since no mask said what it is."""
-    padded = miss.asked.sequence is not None and len(miss.core) < len(miss.asked.tokens)
-    if not miss.spec.mask or not padded:
+    if not miss.spec.mask or miss.asked.sequence is None or not miss.padding:
         return None
     there = "the text is there" if _same(miss) else "texts are there"
     return Cause(
-        f"{len(miss.asked.tokens) - len(miss.core)} of its ids are padding, which counts as text "
+        f"{miss.padding} of its ids are padding, which counts as text "
         f"where no attention_mask says otherwise; {there} without it",
         "Give the tokenizer's attention_mask, or fill a cache with --no-mask.",
     )
@@ -157,7 +156,7 @@ def _tokenizer(miss: Miss) -> Cause | None:
     """Ids that the cache's tokenizer does not make."""
     size = miss.tokenizer.get_vocab_size(with_added_tokens=True)
     beyond = miss.core[(miss.core >= size) | (miss.core < 0)]
-    lacking = [int(one) for one in miss.added if one not in miss.core]
+    lacking = [int(one) for one in miss.added if one not in miss.asked.tokens]
     if len(beyond):
         why = f"token id {beyond[0]} is not among the {size} of the cache's tokenizer"
     elif lacking:

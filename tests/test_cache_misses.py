@@ -16,6 +16,7 @@ from cached_models import (
     tiny,
     tokenizer_of,
 )
+from exports import Exports, cast
 from transformers import PreTrainedModel, T5EncoderModel
 
 from enginecast.cache.cached_encoder import CachedEncoder
@@ -150,6 +151,26 @@ def test_ids_that_the_tokenizer_does_not_make(filled: Filled) -> None:
     assert "token id 90 is not among the 29" in missed(cache, [[90, 8, 1]])
     assert "it lacks '</s>'" in missed(cache, [[24, 23, 22]])
     assert "makes other ids of the same text" in missed(cache, [[24, 1, 23, 1]])
+
+
+@pytest.mark.parametrize("name", ["words-t5", "words-clip"])
+@pytest.mark.parametrize("mask", ["--mask", "--no-mask"])
+def test_word_pieces_and_an_end_that_pads(
+    exports: Exports, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, mask: str
+) -> None:
+    """Word pieces come back as other ids even of cached texts; CLIP's end token is its padding."""
+    folder = exports.model(name)
+    (tmp_path / "texts.txt").write_text("a red fox\na white dog\n")
+    options = ("--texts", tmp_path / "texts.txt", "-o", tmp_path / "cache", "--quiet", mask)
+    assert cast(capsys, "cache", "fill", folder, *options).code == 0
+    cache = open_cache(tmp_path / "cache")
+    tokens = cache.tokenizing.tokens(["a red dog at night"])[0].ids
+    row = cache.keys.pad(tokens)[None]
+    bits = (np.arange(row.shape[1]) < len(tokens))[None].astype(int)
+    masked = torch.from_numpy(bits) if cache.spec.mask else None
+    assert "it was not filled; the one most like it is 'a " in missed(cache, row, masked)
+    if cache.spec.mask:
+        assert f"{row.shape[1] - len(tokens)} of its ids are padding" in missed(cache, row)
 
 
 def test_a_damaged_shard_is_named(filled: Filled) -> None:
