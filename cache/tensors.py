@@ -32,6 +32,14 @@ def to_tensor(array: Array) -> Tensor:
     return torch.from_numpy(array)
 
 
+def to_array(tensor: Tensor) -> Array:
+    """An array over the memory of a tensor on the CPU."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(BFLOAT16)
+    array: Array = tensor.numpy()
+    return array
+
+
 def as_batch(
     spec: EncoderSpec, output: OutputSpec, entries: Sequence[Entry], sequence: int
 ) -> Tensor:

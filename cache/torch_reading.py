@@ -8,18 +8,17 @@ Nothing of it needs the encoder.  Workers may be forked or spawned: each maps th
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, overload
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from enginecast.cache.asking import first_row
 from enginecast.cache.reader import EmbeddingCache
 from enginecast.cache.shard_writing import Entry
 from enginecast.cache.spec import EncoderSpec
-from enginecast.cache.tensors import to_tensor
+from enginecast.cache.tensors import as_batch, to_array, to_tensor
 from enginecast.errors import MissingError, UsageError
 from enginecast.runtime.arrays import Array
 
@@ -42,15 +41,40 @@ class CachedDataset(Dataset[Item]):
             raise IndexError(f"item {index} of {len(self)}")  # ends a loop over the dataset
         return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Item]:
+    def __getitems__(self, indices: Sequence[int]) -> "Items":
         """A batch, as DataLoader asks for it: read in the order in which it lies in the shards."""
-        keys = [self.keys[index].tobytes() for index in indices]
-        return [item_of(entry) for entry in self.cache.get_many(keys)]
+        return Items(self.cache.get_many([self.keys[index].tobytes() for index in indices]))
 
     def shards(self) -> Array:
         """The number of the shard that each item is in: int64 [items]."""
         shards, _ = self.cache.index.places(self.cache.index.find_all(self.keys))
         return shards.astype(np.int64)
+
+
+class Items(Sequence[Item]):
+    """Items that are made when somebody asks for them: `collate` reads the entries themselves.
+
+    A row is copied once on its way into a batch then, and not twice.
+    """
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries = tuple(entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Item]: ...
+
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        return self._made[index]
+
+    @cached_property
+    def _made(self) -> list[Item]:
+        return [item_of(entry) for entry in self.entries]
 
 
 def as_dataset(cache: EmbeddingCache, texts: Sequence[str] | None = None) -> CachedDataset:
@@ -85,6 +109,12 @@ def item_of(entry: Entry) -> Item:
     }
 
 
+def _entry_of(spec: EncoderSpec, item: Mapping[str, Any]) -> Entry:
+    """An item as an entry again; a key is no part of a batch."""
+    outputs = {one.name: to_array(item[one.name]) for one in spec.outputs}
+    return Entry(b"", item["text"], item["input_ids"].numpy(), outputs)
+
+
 @dataclass(frozen=True)
 class Collate:
     """Makes a batch of items.  See `collate`."""
@@ -93,28 +123,24 @@ class Collate:
     length: int | None
 
     def __call__(self, items: Sequence[Mapping[str, Any]]) -> Item:
-        counts = [len(item["input_ids"]) for item in items]
-        sequence = self._sequence(counts)
-        ids = torch.full((len(items), sequence), self.spec.padding_id, dtype=torch.int64)
-        mask = torch.zeros((len(items), sequence), dtype=torch.int64)
-        for number, (item, count) in enumerate(zip(items, counts, strict=True)):
-            begin = 0 if self.spec.padding_side == "right" else sequence - count
-            ids[number, begin : begin + count] = item["input_ids"]
-            mask[number, begin : begin + count] = 1
-        batch = {"text": [item["text"] for item in items], "input_ids": ids, "attention_mask": mask}
-        for one in self.spec.outputs:
-            values = [item[one.name] for item in items]
-            batch[one.name] = (
-                torch.stack(values) if one.per == "text" else self._rows(values, counts, sequence)
-            )
-        return batch
+        if isinstance(items, Items):
+            return self._batch(items.entries)
+        return self._batch([_entry_of(self.spec, item) for item in items])
 
-    def _rows(self, values: Sequence[Tensor], counts: Sequence[int], sequence: int) -> Tensor:
-        made = values[0].new_zeros((len(values), sequence, values[0].shape[-1]))
-        for row, stored, count in zip(made, values, counts, strict=True):
-            begin = first_row(self.spec, count, sequence)
-            row[begin : begin + len(stored)] = stored
-        return made
+    def _batch(self, entries: Sequence[Entry]) -> Item:
+        counts = [len(entry.ids) for entry in entries]
+        sequence = self._sequence(counts)
+        ids = torch.full((len(entries), sequence), self.spec.padding_id, dtype=torch.int64)
+        mask = torch.zeros((len(entries), sequence), dtype=torch.int64)
+        for number, (entry, count) in enumerate(zip(entries, counts, strict=True)):
+            begin = 0 if self.spec.padding_side == "right" else sequence - count
+            ids[number, begin : begin + count] = torch.from_numpy(entry.ids.astype(np.int64))
+            mask[number, begin : begin + count] = 1
+        outputs = {
+            one.name: as_batch(self.spec, one, entries, sequence) for one in self.spec.outputs
+        }
+        texts = [entry.text for entry in entries]
+        return {"text": texts, "input_ids": ids, "attention_mask": mask, **outputs}
 
     def _sequence(self, counts: Sequence[int]) -> int:
         spec = self.spec
