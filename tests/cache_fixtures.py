@@ -108,7 +108,9 @@ def _configure(folder: Path, longest: int, **tokens: str) -> Path:
 def _t5_tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(Unigram())
     tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    )
     trainer = UnigramTrainer(
         vocab_size=VOCABULARY - 20,
         special_tokens=["<pad>", "</s>", "<unk>"],

@@ -143,7 +143,8 @@ def test_a_rejected_engine_is_refused(tmp_path: Path) -> None:
 def declared(folder: Path, **changes: Any) -> str:
     """A bundle whose engine declares what its manifest says, and is never run."""
     content = manifest(**changes)
-    values = [(one.name, one.dtype, one.shape) for one in (*content.inputs, *content.outputs)]
+    described: tuple[Input | Output, ...] = (*content.inputs, *content.outputs)
+    values = [(one.name, one.dtype, one.shape) for one in described]
     infos = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind)), shape)
         for name, kind, shape in values

@@ -87,6 +87,20 @@ def test_ids_and_padding_are_those_of_transformers(
         assert sum(mask) == len(ours)
 
 
+def test_ids_are_those_of_t5_s_own_class(tmp_path: Path) -> None:
+    """transformers builds it anew from the vocabulary, instead of reading the whole file."""
+    file = add_t5_tokenizer(tmp_path) / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": None}))
+    configure(tmp_path, tokenizer_class="T5Tokenizer", extra_ids=0)
+    theirs = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    assert type(theirs).__name__ == "T5Tokenizer"
+    facts, texts = find_tokenizer(tmp_path), random_texts(200)
+    found = Tokenizing(facts.text, spec(facts.text)).tokens(texts)
+    wanted = theirs(texts, truncation=True, max_length=20)["input_ids"]
+    assert [one.ids.tolist() for one in found] == wanted
+    assert facts.padding_id == theirs.pad_token_id
+
+
 def test_a_tokenizer_that_was_used_is_the_same(tmp_path: Path) -> None:
     """Fast tokenizers write padding and truncation of their last call into the file."""
     file = add_t5_tokenizer(tmp_path) / "tokenizer.json"
