@@ -19,7 +19,9 @@ from enginecast.cache.request import EncoderRequest
 from enginecast.cache.spec import EncoderSpec
 from enginecast.cache.tokenizing import Tokenizing
 from enginecast.cache.work import Wanted
+from enginecast.errors import MissingError
 from enginecast.runtime.arrays import Array
+from enginecast.runtime.load import EnginecastWarning
 
 TEXTS = ["", *short_captions(6, seed=5), *captions(2, seed=6)]
 
@@ -161,15 +163,20 @@ def test_other_precisions(exports: Exports, precision: str, dtype: Any, error: f
     assert 0 < distance(encoded(rounded, TEXTS), encoded(exact, TEXTS)) < error
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.slow
-def test_engines_of_other_precisions(exports: Exports, precision: str) -> None:
-    engine = open_encoder(EncoderRequest(bundle_of(exports, "words-t5", precision)))
-    eager = open_encoder(EncoderRequest(exports.model("words-t5"), precision=precision))
-    assert engine.spec.precision == eager.spec.precision == precision
+def test_engines_of_other_precisions(exports: Exports) -> None:
+    """fp16 runs on the CPU, on which it was not verified; bf16 does not."""
+    half = EncoderRequest(bundle_of(exports, "words-t5", "fp16"))
+    with pytest.warns(EnginecastWarning, match="verified by emulation"):
+        engine = open_encoder(half)
+    eager = open_encoder(EncoderRequest(exports.model("words-t5"), precision="fp16"))
+    assert engine.spec.precision == eager.spec.precision == "fp16"
+    assert engine.about.verdict == "verified-by-emulation"
     assert engine.spec.outputs == eager.spec.outputs
-    limit = 0.1 if precision == "bf16" else 0.02
-    assert distance(encoded(engine, TEXTS), encoded(eager, TEXTS)) < limit
+    assert 0 < distance(encoded(engine, TEXTS), encoded(eager, TEXTS)) < 0.02
+    brain = EncoderRequest(bundle_of(exports, "words-t5", "bf16"))
+    with pytest.raises(MissingError, match="no bf16 kernels"):
+        open_encoder(brain)
 
 
 def test_precision_is_that_of_the_stored_weights(tmp_path: Path) -> None:
