@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from enginecast.cli_cache_upkeep import COMMANDS, DryRun
 from enginecast.cli_options import (
     AllowCode,
     AsJson,
@@ -22,8 +23,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
 )
-
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")]
 
 
 @app.command()
@@ -154,3 +153,7 @@ def fill(
         quiet=quiet,
     )
     raise typer.Exit(run_fill(request, options))
+
+
+for command in COMMANDS:
+    app.command()(command)

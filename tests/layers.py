@@ -163,7 +163,13 @@ MAY_IMPORT: dict[str, list[str]] = {
         *STEPS,
         *WORKERS,
     ],
-    "enginecast.commands_cache": ["enginecast.terminal", *WORKERS],
+    "enginecast.upkeep_page": ["enginecast.terminal", *WORKERS],
+    "enginecast.commands_cache": [
+        "enginecast.commands_engine",
+        "enginecast.terminal",
+        "enginecast.upkeep_page",
+        *WORKERS,
+    ],
     "enginecast.fill_page": ["enginecast.terminal", *WORKERS],
     "enginecast.commands_cache_fill": [
         "enginecast.commands_engine",
