@@ -1,6 +1,11 @@
 """Checking a cache: every flipped bit is found, taken out, and costs no whole entry."""
 
+import functools
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +24,11 @@ from cache_entries import (
     texts,
 )
 
+from enginecast.cache import checking
 from enginecast.cache.checking import Checked, check_store
 from enginecast.cache.index import Index, build_index
-from enginecast.cache.rewriting import only_keeper
+from enginecast.cache.pruning import prune_store
+from enginecast.cache.rewriting import commit_all, only_keeper, size_of
 from enginecast.cache.shard import open_shard
 from enginecast.cache.shard_writing import Entry, shard_name, write_shard
 from enginecast.cache.store import Encodings, open_store
@@ -120,6 +127,38 @@ def test_swapped_names_lose_nothing(encodings: Encodings) -> None:
     assert [(damage.salvaged, damage.lost) for damage in damages] == [(6, ()), (6, ())]
     assert held(encodings) == sorted(TEXTS)
     assert check(encodings).damages == ()
+
+
+def test_a_kill_while_names_are_put_right_loses_nothing(
+    encodings: Encodings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = encodings.shard_paths()
+    contents = [open_shard(path, SPEC) for path in (one, other)]
+    sizes = [sum(size_of(shard.entry(text)) for text in range(6)) for shard in contents]
+    aside = one.with_suffix(".aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+    child = os.fork()
+    if child == 0:
+        exactly = functools.partial(commit_all, shard_bytes=sizes[1])  # the first file's content
+        monkeypatch.setattr(checking, "commit_all", exactly)
+        commit = Encodings.commit
+
+        def commit_and_die(self: Encodings, made: Sequence[Entry]) -> None:
+            commit(self, made)
+            os.kill(os.getpid(), 9)
+
+        monkeypatch.setattr(Encodings, "commit", commit_and_die)
+        try:
+            check(encodings)
+        finally:
+            os._exit(7)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == 9
+    check(encodings)
+    prune_store(open_store(encodings.folder.parent))
+    assert held(encodings) == sorted(TEXTS)
 
 
 def broken(kind: str) -> Entry:
@@ -253,3 +292,31 @@ def test_two_commands_that_move_shards_keep_out_of_each_others_way(encodings: En
     with only_keeper(encodings), pytest.raises(CacheError, match="another verify, prune or merge"):
         check(encodings)
     assert check(encodings).damages == ()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from cache_entries import entries, texts
+from enginecast.cache.store import open_store
+encodings = open_store(sys.argv[1]).encodings()
+made = entries(texts(240))
+for begin in range(0, 240, 4):
+    encodings.commit(made[begin : begin + 4])
+"""
+
+
+def test_checks_and_prunes_leave_a_fill_alone(tmp_path: Path) -> None:
+    encodings = fill(tmp_path / "cache", entries(texts(4)))
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "cache"), str(Path(__file__).parent)]
+    rounds, store = 0, open_store(tmp_path / "cache")
+    with subprocess.Popen(command) as writer:
+        while writer.poll() is None:
+            assert check(encodings).damages == ()
+            prune_store(store, shard_bytes=3000)
+            rounds += len(encodings.shard_paths()) > 2
+    assert (writer.returncode, rounds > 2) == (0, True)
+    assert check(encodings).damages == ()
+    prune_store(store)
+    assert held(encodings) == sorted(texts(240))

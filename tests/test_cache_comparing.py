@@ -89,6 +89,19 @@ def test_the_worst_texts_are_listed_with_their_worst_token(tmp_path: Path) -> No
     assert hidden.cosine_median == 1.0
 
 
+def test_tokens_count_from_the_first_that_the_tokenizer_gave(tmp_path: Path) -> None:
+    first, second = spec_with(skip_rows=2), spec_with(skip_rows=2, precision="bf16")
+    long = [text for text in TEXTS if len(text.split()) == 6]
+    made = entries(long, second)
+    made[3].outputs["last_hidden_state"][1] *= -1
+    found = compare(
+        fill(tmp_path / "a", entries(long, first), spec=first),
+        fill(tmp_path / "b", made, spec=second),
+        worst=1,
+    )
+    assert [(one.text, one.token) for one in found.worst] == [(long[3], 3)]
+
+
 def test_equal_caches_do_not_differ_at_all(tmp_path: Path) -> None:
     made = entries(TEXTS)
     found = compare(fill(tmp_path / "a", made), fill(tmp_path / "b", made), worst=0)

@@ -13,6 +13,7 @@ from enginecast.cache.checking import check_store
 from enginecast.cache.index import open_index
 from enginecast.cache.pruning import Pruned, prune_store
 from enginecast.cache.rewriting import only_keeper
+from enginecast.cache.shard_writing import shard_name
 from enginecast.cache.store import Encodings, open_store
 from enginecast.errors import CacheError
 
@@ -76,11 +77,15 @@ def test_joined_shards_have_about_the_size_of_a_full_one(tmp_path: Path) -> None
 
 
 def test_doubles_go(tmp_path: Path) -> None:
-    # as after a join that was killed before it removed the old shards, and with overlaps
-    encodings = fill(tmp_path / "c", MADE, MADE[:10], MADE[10:30], MADE[5:12])
-    assert open_index(encodings).doubles == 37
+    # as after a join that was killed before it removed the old shards
+    small = [MADE[at : at + 3] for at in range(37)]
+    whole = shard_name([entry.key for entry in MADE])
+    before = [one for one in small if shard_name([entry.key for entry in one]) < whole]
+    assert before  # whose doubles lie behind them
+    encodings = fill(tmp_path / "c", MADE, *small)
+    assert open_index(encodings).doubles == 111
     done = prune(encodings)
-    assert (done.doubles, done.rewritten, done.made, done.kept) == (37, 3, 0, 40)
+    assert (done.doubles, done.rewritten, done.made, done.kept) == (111, 37, 0, 40)
     assert held(encodings) == sorted(TEXTS)
 
 
