@@ -26,11 +26,12 @@ def workshop(tmp_path_factory: pytest.TempPathFactory, exports: Exports) -> Work
 
 
 def unmasked(found: Sequence[Tensor]) -> list[Tensor]:
-    """What a pipeline returns, zeros where its own masks say that nobody reads."""
+    """What a pipeline returns, as numbers; zeros where its own masks say that nobody reads."""
     made = []
     for index, one in enumerate(found):
         mask = mask_of(found[index + 1 :], one)
-        made.append(one if mask is None else one * mask[..., None].to(one.dtype))
+        number = one.to(torch.uint8) if one.dtype == torch.bool else one
+        made.append(number if mask is None else number * mask[..., None].to(one.dtype))
     return made
 
 

@@ -187,3 +187,39 @@ def test_a_broken_row_is_refused(field: str, value: object, words: str) -> None:
     row[field] = value
     with pytest.raises(ValueError, match=words):
         read_table(json.dumps(content).encode())
+
+
+def table_lines() -> list[str]:
+    """The table in Markdown."""
+    return [
+        "| `--for` | encoder | told of padding | rows kept | tokens | text | outputs |",
+        "|---|---|---|---|---|---|---|",
+        *map(line_of, table().parts),
+    ]
+
+
+def line_of(part: Part) -> str:
+    rows = "all" if part.keep_all else "text"
+    if part.skip_rows:
+        rows += f", without the first {part.skip_rows}"
+    text = [word for word in (part.clean,) if word != "none"]
+    text += ["template"] if part.template != "{}" else []
+    cells = (
+        f"`{part.name}`",
+        part.model,
+        "yes" if part.mask else "no",
+        rows,
+        str(part.max_length),
+        ", ".join(text),
+        ", ".join(part.outputs),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def test_the_table_of_the_docs_is_that_of_the_file() -> None:
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("cache*.md")]
+    found = next(page for page in pages if "## Pipelines of diffusers" in page).splitlines()
+    for line in table_lines():
+        assert line in found, line
+    for note in {part.note for part in table().parts} - {""}:
+        assert any(note in line for line in found), note
