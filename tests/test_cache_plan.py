@@ -65,6 +65,13 @@ def test_chunks_are_as_large_as_asked_for() -> None:
     assert [len(chunk.wanted) for chunk in alone.chunks] == [1] * 21
 
 
+def test_several_workers_get_several_chunks() -> None:
+    texts, where = captions(200), Encodings(Path("nowhere"), SPEC, TableEncoder().about)
+    plan = plan_fill(where, WordTokenizer(), texts, open_index(where), 10**9, least_chunks=6)
+    assert 6 <= len(plan.chunks) <= 8
+    assert len(planned(texts, shard_bytes=10**9).chunks) == 1
+
+
 @pytest.mark.parametrize(
     "made",
     [

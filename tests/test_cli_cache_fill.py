@@ -6,13 +6,22 @@ import sys
 import warnings
 from pathlib import Path
 
+import bundles
 import numpy as np
 import pytest
 from exports import Ran, cast
-from fill_fixtures import colour_bundle, colour_captions, stamps, write_captions
+from fill_fixtures import (
+    COLOURS,
+    colour_bundle,
+    colour_captions,
+    entries_of,
+    stamps,
+    write_captions,
+)
+from tokenizers import Tokenizer
 
 from enginecast.cache.index import open_index
-from enginecast.cache.records import read_truncated
+from enginecast.cache.records import read_failures, read_truncated
 from enginecast.cache.shard import open_shard
 from enginecast.cache.store import Encodings, open_store
 from enginecast.runtime.load import load
@@ -106,6 +115,18 @@ def test_a_dry_run_writes_nothing_and_knows_the_size(
     assert tree(cache) == before
 
 
+def test_a_dry_run_keeps_no_index(
+    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    fill(capsys, bundle, captions, cache, "--shard-size", "200B")
+    assert len(there(cache).shard_paths()) > 20
+    (cache / "text_encoder" / "index.safetensors").unlink()  # which is derived
+    before = tree(cache)
+    assert fill(capsys, bundle, captions, cache, "--dry-run", "--json").json["cached_before"] == 61
+    assert tree(cache) == before
+
+
 def tree(folder: Path) -> list[tuple[str, int]]:
     return sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*"))
 
@@ -154,6 +175,33 @@ def test_longer_texts_are_refused_or_cut_and_listed(
     assert min(one.tokens for one in listed) > 12
     index = open_index(there(cache))
     assert all(index.find(one.key) is not None for one in listed)
+
+
+def test_texts_without_finite_outputs_are_told_and_not_stored(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    weights = bundles.table()
+    weights[6] = np.nan
+    monkeypatch.setattr(bundles, "table", lambda: weights)
+    broken = colour_bundle(tmp_path / "broken.bundle")
+    bad = str(Tokenizer.from_file(str(broken / "tokenizer.json")).id_to_token(6))
+    one, other = [word for word in COLOURS if word != bad][:2]
+    good = f"{one} {other}"
+    texts = [good, bad, *(f"{f'{other} ' * count}{bad}" for count in range(1, 7))]
+    captions, cache = write_captions(tmp_path, texts), tmp_path / "cache"
+    done = fill(capsys, str(broken), captions, cache)
+    assert done.code == 1
+    assert "  not stored    7" in done.out.splitlines()
+    assert f"not stored, and listed in {cache / 'text_encoder' / 'failed.jsonl'}:" in done.out
+    assert f"  {texts[-1]!r}: hidden: 3 of 24 values are not finite in float32" in done.out
+    assert "  and 2 more" in done.out.splitlines()
+    found = fill(capsys, str(broken), captions, cache, "--json")
+    assert found.code == 1
+    assert (found.json["cached_before"], found.json["stored"]) == (2, 0)
+    assert sorted(one["text"] for one in found.json["failed"]) == sorted(texts[1:])
+    where = there(cache)
+    assert {entry.text for entry in entries_of(where)} == {good, ""}
+    assert sorted(one.text for one in read_failures(where)) == sorted(texts[1:])
 
 
 def test_a_limit_of_disk_is_kept(
