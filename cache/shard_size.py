@@ -9,7 +9,7 @@ from enginecast.cache.keys import KEY_BYTES
 from enginecast.cache.shard_format import DTYPES, FORMAT, INDEX, VERSION, tensor_name
 from enginecast.cache.spec import EncoderSpec, fingerprint
 
-_ORDER = ("U64", "I64", "F64", "F32", "I32", "BF16", "F16", "U8")
+WRITTEN_ORDER = ("U64", "I64", "F64", "F32", "I32", "BF16", "F16", "U8")
 """The order in which safetensors writes tensors: it decides how many digits their places take."""
 _STORED = {DTYPES[stored].name: stored for stored in DTYPES}
 
@@ -25,7 +25,7 @@ def shard_size(spec: EncoderSpec, tokens: Sequence[int], text_bytes: int) -> int
     begin = 0
     header: dict[str, Any] = {"__metadata__": _metadata(spec)}
     for name, (stored, shape) in sorted(
-        shapes.items(), key=lambda one: (_ORDER.index(one[1][0]), one[0])
+        shapes.items(), key=lambda one: (WRITTEN_ORDER.index(one[1][0]), one[0])
     ):
         end = begin + DTYPES[stored].itemsize * _product(shape)
         header[name] = {"dtype": stored, "shape": shape, "data_offsets": [begin, end]}

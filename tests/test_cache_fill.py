@@ -266,6 +266,15 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: Any) -> None:
     require_all(where, texts)
 
 
+def test_a_fill_removes_what_a_killed_one_was_writing(tmp_path: Path) -> None:
+    where = encodings(tmp_path / "cache", TableEncoder())
+    left = where.staging_folder / "0123"
+    left.mkdir(parents=True)
+    (left / "half.safetensors").write_bytes(b"half")
+    fill(where, TableEncoder(), captions(5))
+    assert not left.exists()
+
+
 def test_a_reader_sees_a_snapshot(tmp_path: Path) -> None:
     encoder, texts = TableEncoder(), captions(120)
     where = encodings(tmp_path / "cache", encoder)

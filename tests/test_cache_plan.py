@@ -10,9 +10,13 @@ from enginecast.cache.fill_chunk import fill_chunk
 from enginecast.cache.index import Index, open_index
 from enginecast.cache.keys import Keys
 from enginecast.cache.plan import FillPlan, plan_fill
+from enginecast.cache.shard_format import read_header
+from enginecast.cache.shard_size import WRITTEN_ORDER, shard_size
+from enginecast.cache.shard_writing import Entry, write_shard
 from enginecast.cache.spec import EncoderSpec, OutputSpec
 from enginecast.cache.store import Encodings
 from enginecast.errors import InputError
+from enginecast.runtime.manifest import DType
 
 SPEC = spec()
 
@@ -90,6 +94,20 @@ def test_bytes_are_those_of_the_files_to_the_last_one(tmp_path: Path, made: Enco
     for chunk in plan.chunks:
         fill_chunk(where, encoder, chunk, batch_tokens=64)
     assert plan.bytes == sum(path.stat().st_size for path in where.shard_paths())
+
+
+def test_the_order_of_tensors_is_that_of_safetensors(tmp_path: Path) -> None:
+    kinds: tuple[DType, ...] = ("float64", "float32", "bfloat16", "float16")
+    outputs = tuple(OutputSpec(name=kind, per="text", width=3, dtype=kind) for kind in kinds)
+    made, ids = spec(outputs=outputs), np.array([5, 1], np.int32)
+    values = {str(kind): np.zeros(3, np.dtype(kind)) for kind in kinds}
+    path = tmp_path / "shard.safetensors"
+    write_shard(path, made, [Entry(Keys(made).of_tokens(ids), "w5", ids, values)])
+    with path.open("rb") as file:
+        tensors, _, _ = read_header(file.read(8), file.read)
+    written = sorted(tensors.values(), key=lambda tensor: (tensor.begin, tensor.end))
+    assert list(dict.fromkeys(tensor.dtype for tensor in written)) == list(WRITTEN_ORDER)
+    assert shard_size(made, [2], 2) == path.stat().st_size
 
 
 def test_what_is_there_is_left_out_and_the_cuts_stay(tmp_path: Path) -> None:
