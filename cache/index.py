@@ -78,8 +78,13 @@ class Index:
 
     def find(self, key: bytes) -> Place | None:
         """Where the entry of a key is; None: nowhere."""
-        found = int(self.find_all([key])[0])
-        return None if found < 0 else self.place(found)
+        high, low = int.from_bytes(key[:8], "big"), int.from_bytes(key[8:], "big")
+        position = int(self._entries.high.searchsorted(np.uint64(high)))
+        while position < len(self._entries) and self._entries.high[position] == high:
+            if self._entries.low[position] == low:
+                return self.place(position)
+            position += 1
+        return None
 
     def find_all(self, keys: Sequence[bytes] | Array) -> Array:
         """The positions of keys, -1 for those that are not there: int64 [keys].
