@@ -212,6 +212,18 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     return Store(root, read.id)
 
 
+def find_store(path: str | os.PathLike[str]) -> Store | None:
+    """Open a cache; None where there is nothing yet, or another process is making one right now.
+
+    Raises:
+        CacheError: the folder holds something else.
+    """
+    root = Path(path).resolve()
+    if not (root / MARK_NAME).exists():
+        _require_empty(root)
+    return open_store(root) if (root / MARK_NAME).exists() else None
+
+
 def create_store(path: str | os.PathLike[str]) -> Store:
     """Open a cache, or make an empty one where there is nothing.
 

@@ -18,7 +18,7 @@ from enginecast.cache.pipelines import part_of, resolve
 from enginecast.cache.plan import FillPlan, plan_fill
 from enginecast.cache.records import record_truncated
 from enginecast.cache.request import EncoderRequest, TooLong
-from enginecast.cache.store import Encodings, create_store, open_store, require_name
+from enginecast.cache.store import Encodings, create_store, find_store, require_name
 from enginecast.cache.texts import read_texts
 from enginecast.cache.tokenizing import Tokenizing
 from enginecast.commands_engine import print_json
@@ -173,8 +173,7 @@ def _check(request: EncoderRequest, options: FillOptions) -> _Checked:
     part = part_of(request.pipeline).part if request.pipeline else None
     name = options.name or part or NAME
     require_name(name)
-    if not _is_free(options.cache):
-        open_store(options.cache)
+    find_store(options.cache)  # or refuse it
     return _Checked(
         name,
         "truncate" if options.too_long == "truncate" else "error",
@@ -193,15 +192,10 @@ def _bytes(option: str, text: str) -> int:
 
 def _find(cache: Path, name: str, encoder: Encoder) -> Encodings:
     """Where the entries are or will be; writes nothing."""
-    if not _is_free(cache):
-        store = open_store(cache)
-        if name in store.names():
-            return store.add(name, encoder.spec, encoder.about, encoder.tokenizer)
+    store = find_store(cache)
+    if store is not None and name in store.names():
+        return store.add(name, encoder.spec, encoder.about, encoder.tokenizer)
     return Encodings(cache.resolve() / name, encoder.spec, encoder.about)
-
-
-def _is_free(cache: Path) -> bool:
-    return not cache.exists() or (cache.is_dir() and not any(cache.iterdir()))
 
 
 def _index(where: Encodings) -> Index:

@@ -41,12 +41,12 @@ def kill_at_random(running: Running, cache: Path, number: int, chance: random.Ra
         wanted = before + chance.randint(1, 4)
         while len(shards_of(cache)) < wanted and time.monotonic() < until:
             time.sleep(0.001)
-    time.sleep(chance.uniform(0, 0.05 if number % 2 else 2 * START[type(running).__name__]))
+    time.sleep(chance.uniform(0, 0.01 if number % 2 else 2 * START[type(running).__name__]))
     running.kill()
     running.wait()
 
 
-START = {"Forked": 0.1, "Popen": 1.5}
+START = {"Forked": 0.05, "Popen": 1.5}
 """Seconds, about, until a fill stores its first shard."""
 
 
@@ -102,7 +102,7 @@ def leftovers(cache: Path) -> list[Path]:
 
 def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     encoder = colour_bundle(tmp_path / "colours.bundle")
-    fill_with_kills(Forked, encoder, colour_captions(1500), tmp_path, kills=4, shard_size="5kB")
+    fill_with_kills(Forked, encoder, colour_captions(1500), tmp_path, kills=4, shard_size="2kB")
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from enginecast.cache.index import open_index
 from enginecast.cache.records import read_failures, read_truncated
 from enginecast.cache.shard import open_shard
-from enginecast.cache.store import Encodings, open_store
+from enginecast.cache.store import MARK_NAME, Encodings, open_store
 from enginecast.runtime.load import load
 
 Capture = pytest.CaptureFixture[str]
@@ -278,6 +278,16 @@ def test_a_folder_of_something_else_is_left_alone(
     assert done.code == 2
     assert f"{tmp_path}: expected an embedding cache" in done.err
     assert [path.name for path in tmp_path.iterdir()] == ["captions.txt"]
+
+
+def test_a_cache_that_another_fill_is_making_is_joined(
+    capsys: Capture, bundle: str, captions: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / f".{MARK_NAME}.0123").write_text("{")  # what `write_once` is writing
+    assert fill(capsys, bundle, captions, cache).code == 0
+    assert len(open_index(there(cache))) == 61
 
 
 def test_texts_that_are_not_there(capsys: Capture, bundle: str, tmp_path: Path) -> None:
