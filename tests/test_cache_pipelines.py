@@ -202,15 +202,14 @@ def line_of(part: Part) -> str:
     rows = "all" if part.keep_all else "text"
     if part.skip_rows:
         rows += f", without the first {part.skip_rows}"
-    text = [word for word in (part.clean,) if word != "none"]
-    text += ["template"] if part.template != "{}" else []
+    text = ["" if part.clean == "none" else part.clean, "" if part.template == "{}" else "template"]
     cells = (
         f"`{part.name}`",
         part.model,
         "yes" if part.mask else "no",
         rows,
         str(part.max_length),
-        ", ".join(text),
+        ", ".join(filter(None, text)),
         ", ".join(part.outputs),
     )
     return f"| {' | '.join(cells)} |"
