@@ -7,6 +7,7 @@ around that), and a cache of a million texts has more shards than a process may 
 import ctypes
 import mmap
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,13 @@ class _Pages:
 
     def __init__(self, address: int, size: int) -> None:
         self._place = (address, size)
+        # Not `__del__`: by the time the interpreter ends, this module may be empty.
+        weakref.finalize(self, _LIBC.munmap, address, size).atexit = False
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         address, size = self._place
         return {"version": 3, "typestr": "|u1", "shape": (size,), "data": (address, True)}
-
-    def __del__(self) -> None:
-        _LIBC.munmap(*self._place)
 
 
 def map_file(descriptor: int, size: int) -> Array | None:

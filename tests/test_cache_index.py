@@ -11,6 +11,7 @@ from cache_shards import SPEC, entries, entry, flip, keyed, made, open_folder, r
 from enginecast.cache import mapping
 from enginecast.cache.index import Index, open_index
 from enginecast.cache.index_file import FILE_NAME, read_index
+from enginecast.cache.mapping import FileBytes
 from enginecast.cache.store import Encodings
 from enginecast.errors import CacheError
 
@@ -245,6 +246,22 @@ def test_shards_hold_no_file_descriptors(encodings: Encodings) -> None:
     views = [shard.outputs(0) for shard in index.shards]
     assert len(os.listdir("/dev/fd")) == before
     assert len(views) == 30
+
+
+def test_a_mapping_goes_with_the_last_view_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"abcdef")
+
+    def is_mapped() -> bool:
+        return str(file) in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+    whole = FileBytes(file)
+    part = whole.read(2, 4)
+    del whole
+    assert part.tobytes() == b"cd"
+    assert is_mapped()
+    del part
+    assert not is_mapped()
 
 
 def test_disks_that_map_no_files_are_read(
