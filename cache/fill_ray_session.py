@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,8 +32,11 @@ _LEAST_STORE = 80 << 20
 _SHORT = 40
 """Letters of a temporary folder; Ray makes sockets below it, whose paths have at most 107."""
 
+_ANSWER_SECONDS = 10.0
+
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_BACKEND_LOG_LEVEL": "fatal",  # of this process's C++ part, which logs to standard error
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",  # else SIGTERM aborts, with a dump of the stack
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else `uv run` makes it upload the working folder
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else each worker without a GPU warns of a change
@@ -61,7 +65,6 @@ def local_ray(cpus: int, store_bytes: int) -> Iterator[None]:
         **_QUIET,
         "RAY_AUTH_MODE": "token",  # Ray listens on all interfaces
         "RAY_AUTH_TOKEN": _token(),
-        "RAY_BACKEND_LOG_LEVEL": "fatal",
         "SPT_NOENV": "1",  # renamed processes keep their environment, by which they are found
         fill_ray_reaper.SESSION: name,
     }
@@ -69,7 +72,7 @@ def local_ray(cpus: int, store_bytes: int) -> Iterator[None]:
         ray = _import_ray()
         with _quiet_loggers(), _reaped(name) as folder, _restored_handlers():
             try:
-                with _standard_error_to(folder / "start.log"):
+                with _no_standard_error():
                     ray.init(
                         "local",
                         num_cpus=cpus,
@@ -80,6 +83,7 @@ def local_ray(cpus: int, store_bytes: int) -> Iterator[None]:
                         _node_ip_address="127.0.0.1",
                         _temp_dir=str(folder),
                     )
+                _end_on_sigterm()
                 yield
             finally:
                 ray.shutdown()
@@ -98,20 +102,37 @@ def attached_ray(address: str) -> Iterator[None]:
             f"--ray-address {address}: Ray's client cannot run this",
             hint="Start the fill on a machine of the cluster, with --ray-address auto.",
         )
+    _require_answer(address)
     with _environment(_QUIET), _no_notices():
         ray = _import_ray()
         with _quiet_loggers(), _restored_handlers():
             try:
-                ray.init(address, log_to_driver=False, configure_logging=False)
+                with _no_standard_error():
+                    ray.init(address, log_to_driver=False, configure_logging=False)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise UsageError(
                     f"--ray-address {address}: {str(error).strip()}",
                     hint="`ray status` on a machine of the cluster says whether it runs.",
                 ) from error
             try:
+                _end_on_sigterm()
                 yield
             finally:
                 ray.shutdown()
+
+
+def _require_answer(address: str) -> None:
+    """Ray itself tries for five minutes."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdigit()):
+        return
+    try:
+        socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"--ray-address {address}: nobody answers: {error}",
+            hint="`ray status` on a machine of the cluster says whether it runs.",
+        ) from error
 
 
 def _import_ray() -> Any:
@@ -160,9 +181,14 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _end_on_sigterm() -> None:
+    """By an exception, so that Ray is ended; and with the shell's code, and not Ray's."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
 @contextmanager
 def _restored_handlers() -> Iterator[None]:
-    """Ray puts in handlers of its own."""
+    """Ray puts in handlers of its own, and so do we."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -203,13 +229,13 @@ class _Logged(io.TextIOBase):
 
 
 @contextmanager
-def _standard_error_to(path: Path) -> Iterator[None]:
-    """Ray's C++ part writes there that it was told to write nothing."""
+def _no_standard_error() -> Iterator[None]:
+    """Ray's C++ part says there that it was told to say nothing."""
     sys.stderr.flush()
     before = os.dup(2)
     try:
-        with path.open("wb") as file:
-            os.dup2(file.fileno(), 2)
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
         yield
     finally:
         os.dup2(before, 2)

@@ -14,6 +14,9 @@ from typing import Any
 
 import psutil
 
+INTERRUPTED = ("-W", "ignore:subprocess:ResourceWarning")
+"""Ray does not wait for its daemons when it is interrupted, which only `-W error` shows."""
+
 PATIENCE = 120.0
 """Seconds, on a machine that has much else to do."""
 
@@ -89,7 +92,7 @@ def name_of(process: psutil.Process) -> str:
 def ray_fill(*arguments: object) -> Iterator[RayRun]:
     """Start `enginecast cache fill ARGUMENTS --engine ray --workers 2`."""
     folder = Path(tempfile.mkdtemp(prefix="ec-", dir="/tmp"))  # Ray's sockets want a short path
-    command = [sys.executable, "-W", "error", "-m", "enginecast", "cache", "fill"]
+    command = [sys.executable, "-W", "error", *INTERRUPTED, "-m", "enginecast", "cache", "fill"]
     command += [str(argument) for argument in arguments]
     environment: dict[str, Any] = {**os.environ, "TMPDIR": str(folder), "HOME": str(folder)}
     process = subprocess.Popen(
