@@ -14,13 +14,13 @@ from transformers import AutoTokenizer, T5EncoderModel
 from enginecast.cache import CachedEncoder, require_frozen
 from enginecast.errors import CacheMissError
 
-DOCS = Path(__file__).parent.parent / "docs"
+PAGE = Path(__file__).parent.parent / "docs" / "cache.md"
 
 
 def block(name: str) -> str:
     """The code of the documentation that is marked with a name."""
-    pages = "\n".join(page.read_text() for page in sorted(DOCS.glob("cache*.md")))
-    found = re.findall(rf"```python\n# runs: {name}\n(.*?)```", pages, flags=re.DOTALL)
+    page = PAGE.read_text(encoding="utf-8")
+    found = re.findall(rf"```python\n# runs: {name}\n(.*?)```", page, flags=re.DOTALL)
     assert len(found) == 1
     return str(found[0])
 
