@@ -26,9 +26,11 @@ COLLECTED = (10_000, 10, 100)
 
 
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector from what was imported, which stays, and from looking often."""
-    gc.collect()
-    gc.freeze()
+    """Keep the garbage collector from looking often.
+
+    Not `gc.freeze`: it hides what was imported from `gc.get_referrers`, by which
+    `enginecast.capture.coverage` finds the functions of a model.
+    """
     gc.set_threshold(*COLLECTED)
 
 

@@ -116,6 +116,9 @@ def test_runtime_and_the_engine_side_of_verify_name_no_torch() -> None:
         "enginecast.passes.registry",
         "enginecast.passes.presets",
         "enginecast.passes.spec",
+        "enginecast.cache.reader",
+        "enginecast.commands_cache",
+        "enginecast.commands_cache_fill",
         *ENGINE_SIDE,
     ],
 )
