@@ -13,9 +13,10 @@ from enginecast.cache.spec_making import make_spec
 from enginecast.cache.text_model import TextModel
 from enginecast.cache.tokenizer_files import find_tokenizer
 from enginecast.cache.tokenizing import Tokenizing
-from enginecast.errors import SourceError, UsageError
+from enginecast.errors import MissingError, SourceError, UsageError
 from enginecast.runtime.arrays import Array
 from enginecast.runtime.manifest import MANIFEST_NAME
+from enginecast.runtime.out_of_memory import lacks_memory
 
 _PROBE = "a photo of a fox"
 _PROBE_PADDING = 5
@@ -58,6 +59,8 @@ def _require_trimmable(model: TextModel, spec: EncoderSpec, tokenizing: Tokenizi
     """
     names = [output.name for output in spec.outputs]
     ids = tokenizing.tokens([_PROBE])[0].ids.astype(np.int64)[np.newaxis]
+    if ids.shape[1] >= spec.max_length > 1:
+        ids = ids[:, : spec.max_length // 2]  # room for padding
     tokens, left = ids.shape[1], spec.padding_side == "left"
     more = min(_PROBE_PADDING, spec.max_length - tokens)
     around = ((0, 0), (more, 0) if left else (0, more))
@@ -79,12 +82,14 @@ def _require_trimmable(model: TextModel, spec: EncoderSpec, tokenizing: Tokenizi
 
 
 def _distance(one: Array, other: Array) -> float:
-    """Largest difference, in parts of the largest value; 0 where that is not finite."""
+    """Largest difference, in parts of the largest value; 0 where no text can be stored anyway."""
     one, other = one.astype(np.float64), other.astype(np.float64)
     largest = float(np.abs(one).max(initial=0.0))
     with np.errstate(invalid="ignore"):
         error = float(np.abs(one - other).max(initial=0.0)) / (largest or 1.0)
-    return error if np.isfinite(error) else 0.0
+    if not np.isfinite(one).all():
+        return 0.0
+    return error if np.isfinite(error) else np.inf
 
 
 def _open_model(request: EncoderRequest) -> TextModel:
@@ -127,8 +132,17 @@ class OpenEncoder:
 
     def encode(self, ids: Array, mask: Array) -> dict[str, Array]:
         names = [output.name for output in self._spec.outputs]
-        found = self._model.run(ids, mask if self._spec.mask else None, names)
-        return _as_stored(self._spec, found)
+        try:
+            found = self._model.run(ids, mask if self._spec.mask else None, names)
+            return _as_stored(self._spec, found)
+        except (MemoryError, RuntimeError) as error:
+            if not lacks_memory(error):
+                raise
+            raise MissingError(
+                f"{self.about.source}: too little memory for {len(ids)} texts of {ids.shape[1]} "
+                f"tokens: {error}",
+                hint="Give a smaller --batch-tokens.  What was committed is safe.",
+            ) from error
 
     def close(self) -> None:
         self._model.close()

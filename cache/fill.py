@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from enginecast.cache.claims import claim
 from enginecast.cache.encoder import Encoder
-from enginecast.cache.fill_chunk import FLUSH_SECONDS, Progress, fill_chunk
+from enginecast.cache.fill_chunk import Progress, fill_chunk
 from enginecast.cache.leftovers import sweep
 from enginecast.cache.plan import FillPlan
 from enginecast.cache.store import Encodings
@@ -63,16 +63,15 @@ def fill_local(
     plan: FillPlan,
     *,
     batch_tokens: int,
-    flush_seconds: float = FLUSH_SECONDS,
     progress: Progress | None = None,
 ) -> Filled:
     """Encode what a plan lacks, and store it.
 
     A chunk that another live writer has is left for later.  An interrupt (KeyboardInterrupt) ends
-    this after the batch that is being encoded; what was encoded is stored then.
+    this in the batch that is being encoded; those before it are stored then.
 
     Args:
-        batch_tokens, flush_seconds, progress: see `fill_chunk`.
+        batch_tokens, progress: see `fill_chunk`.
 
     Raises:
         InputError: the encoder refuses every text.
@@ -93,7 +92,6 @@ def fill_local(
                         encoder,
                         plan.chunks[number],
                         batch_tokens=batch_tokens,
-                        flush_seconds=flush_seconds,
                         progress=progress,
                     )
                 )
@@ -102,12 +100,11 @@ def fill_local(
         held += 1
         if held >= len(left):
             time.sleep(_PATIENCE)
-    return sum_up(encodings, plan, done, time.monotonic() - begun)
+    return sum_up(plan, done, time.monotonic() - begun)
 
 
-def sum_up(encodings: Encodings, plan: FillPlan, done: Sequence[Done], seconds: float) -> Filled:
+def sum_up(plan: FillPlan, done: Sequence[Done], seconds: float) -> Filled:
     """What became of all chunks of a plan."""
-    shards = {name for one in done for name in one.shards}
     return Filled(
         texts=plan.texts,
         unique=plan.unique,
@@ -115,7 +112,7 @@ def sum_up(encodings: Encodings, plan: FillPlan, done: Sequence[Done], seconds: 
         stored=sum(one.texts for one in done),
         failures=tuple(failure for one in done for failure in one.failures),
         truncated=len(plan.cut),
-        bytes=sum((encodings.shard_folder / name).stat().st_size for name in shards),
+        bytes=sum(one.bytes for one in done),
         tokens=sum(one.tokens for one in done),
         seconds=seconds,
     )

@@ -8,6 +8,7 @@ from enginecast.cache.batches import Encoded, batches, encode_batch
 from enginecast.cache.encoder import Encoder
 from enginecast.cache.index import open_index
 from enginecast.cache.records import record_failures
+from enginecast.cache.shard_size import shard_size
 from enginecast.cache.shard_writing import Entry
 from enginecast.cache.spec import EncoderSpec
 from enginecast.cache.store import Encodings
@@ -44,7 +45,6 @@ def fill_chunk(
         InputError: the encoder refuses every text.
         MissingError: the disk is full.
     """
-    begun = time.monotonic()
     there = open_index(encodings).find_all([one.key for one in chunk.wanted]) >= 0
     lacking = [one for one, found in zip(chunk.wanted, there, strict=True) if not found]
     pending = _Pending(encodings, flush_seconds)
@@ -60,8 +60,8 @@ def fill_chunk(
         shards=tuple(pending.shards),
         texts=pending.texts,
         tokens=pending.tokens,
+        bytes=pending.bytes,
         failures=tuple(pending.failures),
-        seconds=time.monotonic() - begun,
     )
 
 
@@ -84,6 +84,7 @@ class _Pending:
     shards: list[str] = field(default_factory=list)
     texts: int = 0
     tokens: int = 0
+    bytes: int = 0
     recorded: int = 0
     since: float = field(default_factory=time.monotonic)
 
@@ -96,8 +97,12 @@ class _Pending:
     def commit(self) -> None:
         if self.entries:
             self.shards.append(self.encodings.commit(self.entries).name)
-            self.texts += len(self.entries)
-            self.tokens += sum(len(entry.ids) for entry in self.entries)
+            sizes = [len(entry.ids) for entry in self.entries]
+            text_bytes = sum(len(entry.text.encode()) for entry in self.entries)
+            self.texts += len(sizes)
+            self.tokens += sum(sizes)
+            # Not asked of the disk: somebody may have joined it with others by now.
+            self.bytes += shard_size(self.encodings.spec, sizes, text_bytes)
             self.entries = []
         record_failures(self.encodings, self.failures[self.recorded :])
         self.recorded = len(self.failures)

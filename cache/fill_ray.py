@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from enginecast.cache.fill import Filled, sum_up
-from enginecast.cache.fill_chunk import FLUSH_SECONDS, Progress
+from enginecast.cache.fill_chunk import Progress
 from enginecast.cache.fill_ray_session import attached_ray, local_ray
 from enginecast.cache.fill_ray_worker import CHUNK, OUTCOME, ChunkFiller, Job, Outcome
 from enginecast.cache.leftovers import sweep
@@ -39,7 +39,6 @@ def fill_with_ray(
     batch_tokens: int,
     workers: int | None = None,
     address: str | None = None,
-    flush_seconds: float = FLUSH_SECONDS,
     progress: Progress | None = None,
 ) -> Filled:
     """Encode what a plan lacks, and store it.
@@ -49,7 +48,7 @@ def fill_with_ray(
         workers: encoders at work at once; None: one for each GPU, or for each machine where the
             request is for the CPU.
         address: of a running cluster; None: a Ray of its own on this machine.
-        batch_tokens, flush_seconds: see `fill_chunk`.
+        batch_tokens: see `fill_chunk`.
         progress: called after each chunk.
 
     Raises:
@@ -62,21 +61,20 @@ def fill_with_ray(
     done: list[Done] = []
     if plan.chunks:
         sweep(encodings)
-        job = _job(encodings, request, batch_tokens, flush_seconds, abroad=address is not None)
+        job = _job(encodings, request, batch_tokens, abroad=address is not None)
         packed = [pickle.dumps(chunk) for chunk in plan.chunks]
         with _session(address, workers, packed):
             for outcome in _outcomes(job, packed, workers):
                 done.append(_accepted(outcome))
                 if progress:
                     progress(outcome.texts, outcome.size)
-    return sum_up(encodings, plan, done, time.monotonic() - begun)
+    return sum_up(plan, done, time.monotonic() - begun)
 
 
 def _job(
     encodings: Encodings,
     request: EncoderRequest,
     batch_tokens: int,
-    flush_seconds: float,
     *,
     abroad: bool,
 ) -> Job:
@@ -94,7 +92,6 @@ def _job(
             tokenizer=None if tokenizer is None else str(Path(tokenizer).resolve()),
         ),
         batch_tokens=batch_tokens,
-        flush_seconds=flush_seconds,
         abroad=abroad,
     )
 
@@ -120,7 +117,7 @@ def _outcomes(job: Job, packed: Sequence[bytes], workers: int | None) -> Iterato
     tables = [pyarrow.table({CHUNK: pyarrow.array([one], pyarrow.binary())}) for one in packed]
     results = ray.data.from_arrow(tables).map_batches(
         ChunkFiller,
-        fn_constructor_args=(job,),
+        fn_constructor_args=(_with_threads(job, share),),
         batch_size=1,
         batch_format="pyarrow",
         compute=ray.data.ActorPoolStrategy(size=share.workers, max_tasks_in_flight_per_actor=1),
@@ -132,6 +129,13 @@ def _outcomes(job: Job, packed: Sequence[bytes], workers: int | None) -> Iterato
             yield pickle.loads(row[OUTCOME])
     except ray.exceptions.RayError as error:
         raise _explained(error) from error
+
+
+def _with_threads(job: Job, share: "Share") -> Job:
+    """A worker keeps to its CPUs; ONNX Runtime would take all that the machine has."""
+    if job.request.device == "cuda":
+        return job
+    return replace(job, request=replace(job.request, threads=share.cpus))
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Job:
         name: of the encoder in the cache.
         spec: of the encoder that the driver opened.
         request: to open it again, with absolute paths.
-        batch_tokens, flush_seconds: see `fill_chunk`.
+        batch_tokens: see `fill_chunk`.
         abroad: whether workers may be on other machines, which errors then name.
     """
 
@@ -52,7 +52,6 @@ class Job:
     spec: EncoderSpec
     request: EncoderRequest
     batch_tokens: int
-    flush_seconds: float
     abroad: bool
 
 
@@ -63,7 +62,6 @@ class Outcome:
     Args:
         done: None where it failed.
         texts: that it had, and `size` the bytes of their outputs.
-        deaths: of workers that had begun with it.
         error: to be raised by the driver.
         trace: of an exception that is a defect.
     """
@@ -71,7 +69,6 @@ class Outcome:
     done: Done | None = None
     texts: int = 0
     size: int = 0
-    deaths: int = 0
     error: EnginecastError | None = None
     trace: str = ""
 
@@ -96,11 +93,10 @@ class ChunkFiller:
 
     def _outcome(self, chunk: Chunk) -> Outcome:
         try:
-            deaths = _deaths(self._job, chunk)
-            _require_harmless(chunk, deaths)
+            _require_harmless(chunk, _deaths(self._job, chunk))
             if self._opened is None:
                 self._opened = open_here(self._job)
-            return fill(self._job, *self._opened, chunk, deaths)
+            return fill(self._job, *self._opened, chunk)
         except EnginecastError as error:
             return Outcome(error=_placed(self._job, error))
         except Exception:
@@ -133,9 +129,7 @@ def open_here(job: Job) -> tuple[Encodings, Encoder]:
     return encodings, encoder
 
 
-def fill(
-    job: Job, encodings: Encodings, encoder: Encoder, chunk: Chunk, deaths: int = 0
-) -> Outcome:
+def fill(job: Job, encodings: Encodings, encoder: Encoder, chunk: Chunk) -> Outcome:
     """Fill a chunk once no other fill is at it.
 
     Raises:
@@ -155,10 +149,9 @@ def fill(
                     encoder,
                     chunk,
                     batch_tokens=job.batch_tokens,
-                    flush_seconds=job.flush_seconds,
                     progress=told,
                 )
-                return Outcome(done, texts, size, deaths)
+                return Outcome(done, texts, size)
         time.sleep(_PATIENCE)
 
 

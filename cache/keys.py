@@ -23,13 +23,16 @@ class Keys:
         self._base = hashlib.blake2b(bytes.fromhex(fingerprint(spec)), digest_size=KEY_BYTES)
 
     def of_tokens(self, ids: Sequence[int] | Array) -> bytes:
-        """The key of a text, given its ids without padding."""
-        return self.of_row(self.pad(ids) if self.spec.padded else ids)
+        """The key of a text, given its ids without padding.
 
-    def of_row(self, ids: Sequence[int] | Array) -> bytes:
-        """The key of a row of ids: padded to `max_length` where the spec is `padded`, else bare."""
+        Where padding decides the outputs, the padded row is hashed, and with a mask how much of it
+        is text: a text may end in what the tokenizer pads with (CLIP's end token).
+        """
         base = self._base.copy()
-        base.update(np.asarray(ids, dtype="<i8").tobytes())
+        row = self.pad(ids) if self.spec.padded else ids
+        base.update(np.asarray(row, dtype="<i8").tobytes())
+        if self.spec.padded and self.spec.mask:
+            base.update(len(ids).to_bytes(8, "little"))
         return base.digest()
 
     def pad(self, ids: Sequence[int] | Array) -> Array:

@@ -44,10 +44,10 @@ def read_failures(encodings: Encodings, index: Index | None = None) -> list[Fail
     Args:
         index: of what is stored; None: of now.
     """
-    found = {one.key or one.text: one for one in _read(encodings.folder / FAILED_NAME, Failure)}
+    found = {one.key: one for one in _read(encodings.folder / FAILED_NAME, Failure)}
     if not found:
         return []
-    keyed = [one.key for one in found.values() if one.key]
+    keyed = list(found)
     at = (open_index(encodings) if index is None else index).find_all(keyed)
     stored = {key for key, position in zip(keyed, at, strict=True) if position >= 0}
     return [one for one in found.values() if one.key not in stored]

@@ -112,11 +112,16 @@ def _batches(texts: Iterable[str], count: int) -> Iterator[list[str]]:
 
 
 def unique_texts(read: TokenizedTexts) -> Array:
-    """The first text of each key, longest first, then by key."""
+    """One text of each key, longest first, then by key.
+
+    Of several with one key the longest: without a mask a text and the same one with padding written
+    out are the same row, of which the longer keeps more.
+    """
     halves = np.frombuffer(read.keys, ">u8").astype(np.uint64).reshape(-1, 2)
     number = np.arange(len(halves))
-    order = np.lexsort((number, halves[:, 1], halves[:, 0], -read.sizes))
+    order = np.lexsort((number, -read.sizes, halves[:, 1], halves[:, 0]))
     ordered = halves[order]
     first = np.ones(len(order), bool)
     first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    return order[first]
+    unique = order[first]
+    return unique[np.argsort(-read.sizes[unique], kind="stable")]

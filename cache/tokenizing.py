@@ -123,9 +123,10 @@ def check_template(template: str) -> None:
 def digest_of(tokenizer: bytes) -> str:
     """Hash a `tokenizer.json`: 32 hexadecimal digits.
 
-    Padding and truncation do not count: fast tokenizers write there whatever they were last called
-    with.  Neither do white space, and the order of keys in objects; that of lists does.  Scores
-    count with six digits: the library reads them off by a last digit, and writes that.
+    Padding and truncation do not count, but for the side that is cut off: fast tokenizers write
+    there whatever they were last called with.  Neither do white space, and the order of keys in
+    objects; that of lists does.  Scores count with six digits: the library reads them off by a last
+    digit, and writes that.
 
     Raises:
         CacheError: not a JSON object.
@@ -136,7 +137,9 @@ def digest_of(tokenizer: bytes) -> str:
         raise CacheError(f"tokenizer.json: not a tokenizer: {error}") from error
     if not isinstance(content, dict):
         raise CacheError("tokenizer.json: not a tokenizer: expected a JSON object")
-    content["padding"] = content["truncation"] = None
+    cut = content.pop("truncation", None) or {}
+    content["padding"] = None
+    content["truncation"] = "left" if str(cut.get("direction")).lower() == "left" else None
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
 

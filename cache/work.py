@@ -38,13 +38,13 @@ class Failure:
     """A text that was not stored, and why.
 
     Args:
-        key: what it would have been stored under; empty where it never got one.
+        key: what it would have been stored under.
     """
 
     text: str
     tokens: int
     reason: str
-    key: bytes = b""
+    key: bytes
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Truncation:
 
     text: str
     tokens: int
-    key: bytes = b""
+    key: bytes
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ class Done:
         shards: names of the files that were committed; more than one where a chunk took long.
         texts: how many were stored; those that were there already are not counted.
         tokens: of those texts.
-        failures: see `Encodings.record_failures`.
-        seconds: that it took.
+        bytes: of the shards.
+        failures: see `records.record_failures`.
     """
 
     shards: tuple[str, ...] = ()
     texts: int = 0
     tokens: int = 0
+    bytes: int = 0
     failures: tuple[Failure, ...] = ()
-    seconds: float = 0.0

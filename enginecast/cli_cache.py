@@ -38,7 +38,8 @@ def fill(
     ],
     cache: Annotated[Path, typer.Option("-o", "--output", metavar="CACHE", help="The cache.")],
     column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Column of the texts; default caption, text.")
+        str | None,
+        typer.Option(metavar="NAME", help="Column; else the one of caption, text, prompt."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="What the cache calls this encoder.")

@@ -1,9 +1,10 @@
 """What `enginecast cache fill` does.  Torch is imported only for a model that is run eagerly."""
 
+import os
 import re
 import time
 import warnings
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,12 @@ _UNITS = {"": 1, **{unit: 1000**power for power, unit in enumerate("kmgt", 1)}}
 _UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", 1)}
 _CHUNKS_EACH = 4
 """Chunks for each of several workers at least, so that none is idle for long."""
+_RECORDS = 16_384
+"""Bytes that spec, config and marks take beside the shards, about."""
+_INDEXED = 24
+"""Bytes of a text in the index."""
+_RECORDED = 120
+"""Bytes that the record of a text that was cut takes besides the text."""
 _TRIAL_TOKENS = 2048
 """Tokens, padding included, of each batch that an estimate runs."""
 
@@ -45,7 +52,7 @@ class FillOptions:
 
     Args:
         texts: file or folder to read.
-        column: of the texts; None: "caption", or "text".
+        column: of the texts; None: the only one of caption, text, prompt.
         cache: folder; made when it is not there.
         name: of the encoder in the cache; None: see `run_fill`.
         too_long: "error" or "truncate".
@@ -112,7 +119,7 @@ def run_fill(request: EncoderRequest, options: FillOptions) -> int:
             too_long=checked.too_long,
             least_chunks=_CHUNKS_EACH * options.workers if options.workers else 1,
         )
-        _require_room(where.folder.parent, plan, checked.max_disk)
+        _require_room(where, plan, checked.max_disk, len(encoder.tokenizer))
         if options.dry_run:
             seconds = _estimate(encoder, plan, options.batch_tokens)
             if options.as_json:
@@ -212,21 +219,42 @@ def _index(where: Encodings) -> Index:
     return index
 
 
-def _require_room(root: Path, plan: FillPlan, most: int | None) -> None:
-    """Refuse before work what the disk or `--max-disk` does not hold."""
+def _require_room(where: Encodings, plan: FillPlan, most: int | None, tokenizer: int) -> None:
+    """Refuse before work what the disk or `--max-disk` does not hold.
+
+    Args:
+        most: bytes that the cache may have in the end; None: any number.
+        tokenizer: bytes of the tokenizer, which a new encoder brings along.
+    """
     if not plan.to_do:
         return
-    require_space(root, plan.bytes)
-    now = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
-    if most is None or now + plan.bytes <= most:
+    root = where.folder.parent
+    beside = _RECORDS + _INDEXED * plan.unique + (0 if where.folder.exists() else tokenizer)
+    beside += sum(_RECORDED + len(one.text.encode()) for one in plan.cut)
+    added = plan.bytes + beside
+    require_space(root, added)
+    if most is None:
         return
-    fitting = max(0, int((most - now) / plan.bytes * plan.to_do))
+    now = _bytes_in(root)
+    if now + added <= most:
+        return
+    fitting = max(0, int((most - now - beside) / plan.bytes * plan.to_do))
     raise MissingError(
         f"{root}: expected at most {decimal(most)} (--max-disk), got {decimal(now)} that are"
-        f" there and {decimal(plan.bytes)} that {plan.to_do:,} texts add",
+        f" there and {decimal(added)} that {plan.to_do:,} texts add",
         hint=f"About {fitting:,} of the texts would fit.  Give fewer, allow more, or store less of"
         " each (--store-dtype bfloat16).",
     )
+
+
+def _bytes_in(root: Path) -> int:
+    """Of all files by now; other writers make and remove some meanwhile."""
+    found = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            with suppress(FileNotFoundError):
+                found += os.stat(os.path.join(folder, name)).st_size
+    return found
 
 
 def _estimate(encoder: Encoder, plan: FillPlan, batch_tokens: int) -> float:

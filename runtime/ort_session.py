@@ -14,6 +14,7 @@ from enginecast.runtime.arrays import ONNX_BFLOAT16, Array, from_ort, to_ort
 from enginecast.runtime.bundle import Bundle
 from enginecast.runtime.device_tensor import DeviceTensor, Feed
 from enginecast.runtime.manifest import EngineRecord, Input, Output
+from enginecast.runtime.out_of_memory import lacks_memory
 from enginecast.runtime.saturation import products_saturate
 
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -59,6 +60,11 @@ class OrtSession:
             del held
         except Exception as error:  # ONNX Runtime's errors have no common base of their own
             shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
+            if lacks_memory(error):
+                raise MissingError(
+                    f"{self._file}: too little memory for {shapes}: {error}",
+                    hint="Give smaller batches.",
+                ) from error
             raise InputError(f"{self._file}: failed on {shapes}: {error}") from error
         return dict(zip(outputs, binding.get_outputs(), strict=True))
 

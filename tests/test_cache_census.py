@@ -58,7 +58,7 @@ def test_what_went_wrong_is_counted(tmp_path: Path) -> None:
         [Failure(f"w1 {number}", 3, "not finite", bytes([number]) * 16) for number in range(3)]
         + [Failure("w5", 2, "refused", b"r" * 16), Failure(TEXTS[0], 1, "old", MADE[0].key)],
     )
-    record_truncated(encodings, [Truncation("w1 " * 30, 31)])
+    record_truncated(encodings, [Truncation("w1 " * 30, 31, MADE[1].key)])
     left = encodings.staging_folder / "dead"
     left.mkdir()
     (left / "part").write_bytes(b"123")

@@ -266,6 +266,23 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: Any) -> None:
     require_all(where, texts)
 
 
+def test_shards_that_are_joined_meanwhile_are_counted(tmp_path: Path) -> None:
+    where = encodings(tmp_path / "cache", TableEncoder())
+    moved = tmp_path / "moved"
+    sizes = []
+
+    def take_out(texts: int, size: int) -> None:
+        for path in where.shard_paths():
+            sizes.append(path.stat().st_size)
+            path.rename(moved)
+
+    plan = planned(where, captions(80))
+    done = fill_local(where, TableEncoder(), plan, batch_tokens=64, progress=take_out)
+    assert len(sizes) > 1
+    left = [path.stat().st_size for path in where.shard_paths()]
+    assert done.bytes == sum(sizes) + sum(left)
+
+
 def test_a_fill_removes_what_a_killed_one_was_writing(tmp_path: Path) -> None:
     where = encodings(tmp_path / "cache", TableEncoder())
     left = where.staging_folder / "0123"

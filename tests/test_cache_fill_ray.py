@@ -175,7 +175,7 @@ def job(cache: Path, model: Path, **changes: Any) -> Job:
     encoder.close()
     store = create_store(cache)
     store.add("t5", encoder.spec, encoder.about, encoder.tokenizer)
-    made = Job("a", str(cache), store.id, "t5", encoder.spec, request, 512, 60.0, abroad=True)
+    made = Job("a", str(cache), store.id, "t5", encoder.spec, request, 512, abroad=True)
     return replace(made, **changes)
 
 

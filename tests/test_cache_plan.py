@@ -44,6 +44,17 @@ def test_equal_ids_are_one_text_and_the_empty_one_is_added() -> None:
     assert [one.ids.tolist() for one in wanted] == [[5, 6, 1], [7, 1], [1]]
 
 
+def test_texts_that_end_in_what_pads_them() -> None:
+    texts = Lines(["w5", "w5 w1", "w6"])  # 1 ends each text, and pads it here
+    unmasked = planned(texts, made=spec(padding_id=1, mask=False, rows="all"))
+    wanted = [one for chunk in unmasked.chunks for one in chunk.wanted]
+    assert sorted(one.text for one in wanted) == ["", "w5 w1", "w6"]  # "w5" is the same row
+    assert len({one.key for one in wanted}) == unmasked.unique == 3
+    masked = planned(texts, made=spec(padding_id=1, rows="all"))
+    wanted = [one for chunk in masked.chunks for one in chunk.wanted]
+    assert len({one.key for one in wanted}) == masked.unique == 4
+
+
 def test_an_empty_text_that_was_given_is_the_same_one() -> None:
     plan = planned(Lines(["", "w7"]))
     assert (plan.texts, plan.unique) == (2, 2)

@@ -32,17 +32,16 @@ def failure(number: int, reason: str = "it is not finite") -> Failure:
 
 def test_failures_come_back_until_they_are_stored(encodings: Encodings) -> None:
     assert read_failures(encodings) == []
-    unkeyed = Failure("no ids", 0, "it was refused")
-    record_failures(encodings, [failure(0), failure(1), unkeyed])
+    record_failures(encodings, [failure(0), failure(1), failure(2)])
     record_failures(encodings, [failure(1), failure(0, "it is infinite")])
-    assert read_failures(encodings) == [failure(0, "it is infinite"), failure(1), unkeyed]
+    assert read_failures(encodings) == [failure(0, "it is infinite"), failure(1), failure(2)]
     assert len((encodings.folder / FAILED_NAME).read_bytes().splitlines()) == 4
     encodings.commit(entries([1]))
-    assert read_failures(encodings) == [failure(0, "it is infinite"), unkeyed]
+    assert read_failures(encodings) == [failure(0, "it is infinite"), failure(2)]
 
 
 def test_texts_that_were_cut_come_back(encodings: Encodings) -> None:
-    cut = [Truncation("a long text", 900, b"k" * 16), Truncation("another", 901)]
+    cut = [Truncation("a long text", 900, b"k" * 16), Truncation("another", 901, b"l" * 16)]
     record_truncated(encodings, cut)
     record_truncated(encodings, cut[:1])
     assert read_truncated(encodings) == cut

@@ -114,6 +114,8 @@ def test_a_tokenizer_that_was_used_is_the_same(tmp_path: Path) -> None:
     content = json.loads(file.read_text())
     for text in (json.dumps(content, indent=3), json.dumps(dict(reversed(content.items())))):
         assert digest_of(text.encode()) == digest
+    content["truncation"]["direction"] = "Left"  # which ids a long text keeps
+    assert digest_of(json.dumps(content).encode()) != digest
 
 
 def texts_to_ids(folder: Path) -> list[list[int]]:

@@ -1,0 +1,16 @@
+"""Telling a lack of memory from a defect: each library says it in its own words."""
+
+_WORDS = (
+    "out of memory",  # CUDA, torch.OutOfMemoryError
+    "can't allocate memory",  # torch on the CPU
+    "not enough memory",  # torch on the CPU
+    "failed to allocate memory",  # ONNX Runtime's arena
+    "bad allocation",  # C++
+    "bad_alloc",
+)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error of torch, ONNX Runtime, numpy or Python means too little memory."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in text for words in _WORDS)
