@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from enginecast.cache.disk import disk_error
 from enginecast.cache.index import build_index, index_of
 from enginecast.cache.keys import Keys
 from enginecast.cache.leftovers import sweep
@@ -77,7 +78,7 @@ def prune_store(
 
     Raises:
         CacheError: no such encoder, a damaged shard, another command is moving shards, or an
-            encoder would keep none of its texts.  Nothing was removed.
+            encoder would keep none of its texts but the empty one.  Nothing was removed.
     """
     names = [name] if name else store.names()
     encoders = [store.encodings(one) for one in names] or [store.encodings()]
@@ -92,11 +93,19 @@ def prune_store(
 
 
 def wanted_keys(encodings: Encodings, texts: Sequence[str]) -> Array:
-    """The keys of texts and of the empty one: uint8 [texts, 16]."""
+    """The keys of texts and of the empty one, which is the first: uint8 [texts, 16].
+
+    Raises:
+        CacheError: the cache's tokenizer cannot be read.
+    """
     keys = Keys(encodings.spec)
-    tokenizing = Tokenizing(encodings.tokenizer_file.read_bytes(), encodings.spec)
-    found = {keys.of_tokens(one.ids) for one in tokenizing.tokens(["", *texts])}
-    return np.frombuffer(b"".join(sorted(found)), np.uint8).reshape(len(found), -1)
+    try:
+        tokenizer = encodings.tokenizer_file.read_bytes()
+    except OSError as error:
+        raise disk_error(encodings.tokenizer_file, error) from error
+    tokens = Tokenizing(tokenizer, encodings.spec).tokens(["", *texts])
+    found = dict.fromkeys(keys.of_tokens(one.ids) for one in tokens)
+    return np.frombuffer(b"".join(found), np.uint8).reshape(len(found), -1)
 
 
 @dataclass(frozen=True)
@@ -129,19 +138,14 @@ def _plan(encodings: Encodings, wanted: Array | None, shard_bytes: int) -> _Plan
     first = _first_of_each(shards)
     meant = [_meant(shard, wanted) for shard in shards]
     live = [one & other for one, other in zip(first, meant, strict=True)]
-    kept = sum(int(one.sum()) for one in live)
-    total = sum(len(shard) for shard in shards)
-    if total and not kept:
-        raise CacheError(
-            f"{encodings.folder}: holds none of the texts to keep; nothing would be left",
-            hint="Check --keep and --column; to be rid of the entries remove the folder.",
-        )
+    if wanted is not None:
+        _require_some(encodings, shards, live, empty=wanted[:1])
     chosen = _chosen(shards, live, shard_bytes)
     _require_whole(shards, first, set(chosen))
     return _Plan(
         old=tuple(shards[number] for number in chosen),
         stay=tuple(np.flatnonzero(live[number]) for number in chosen),
-        kept=kept,
+        kept=sum(int(one.sum()) for one in live),
         doubles=sum(int((~one).sum()) for one in first),
         unwanted=sum(int((one & ~other).sum()) for one, other in zip(first, meant, strict=True)),
         shard_bytes=shard_bytes,
@@ -163,6 +167,19 @@ def _meant(shard: Shard, wanted: Array | None) -> Array:
     if wanted is None:
         return np.ones(len(shard), bool)
     return np.isin(_plain(shard.keys), _plain(wanted))
+
+
+def _require_some(
+    encodings: Encodings, shards: Sequence[Shard], live: Sequence[Array], *, empty: Array
+) -> None:
+    """Refuse to keep nothing but the empty text, which every fill stores: a wrong file does."""
+    others = [~np.isin(_plain(shard.keys), _plain(empty)) for shard in shards]
+    left = any((one & other).any() for one, other in zip(live, others, strict=True))
+    if not left and any(one.any() for one in others):
+        raise CacheError(
+            f"{encodings.folder}: holds none of the texts to keep; nothing would be left",
+            hint="Check --keep and --column; to be rid of the entries remove the folder.",
+        )
 
 
 def _plain(keys: Array) -> Array:

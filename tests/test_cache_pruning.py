@@ -132,6 +132,26 @@ def test_a_file_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
     assert listing(encodings) == before
 
 
+def test_the_empty_text_alone_is_nothing_to_keep(tmp_path: Path) -> None:
+    encodings = fill(tmp_path / "c", MADE)  # as every fill does: with the empty text
+    before = listing(encodings)
+    for keep in (["w1 never filled"], [""]):
+        for dry_run in (True, False):
+            with pytest.raises(CacheError, match="none of the texts to keep"):
+                prune(encodings, *keep, dry_run=dry_run)
+    assert listing(encodings) == before
+    only = fill(tmp_path / "only", MADE[:1])
+    assert prune(only, "w1 never filled").kept == 1  # nothing to lose
+
+
+def test_a_cache_without_its_tokenizer_knows_no_texts_to_keep(tmp_path: Path) -> None:
+    encodings = fill(tmp_path / "c", MADE)
+    encodings.tokenizer_file.unlink()
+    with pytest.raises(CacheError, match=r"tokenizer\.json: No such file"):
+        prune(encodings, TEXTS[3])
+    assert held(encodings) == sorted(TEXTS)
+
+
 def test_dry_run_changes_nothing(tmp_path: Path) -> None:
     encodings = fill(tmp_path / "c", MADE[:20], MADE[20:], MADE[:3])
     (encodings.folder / "quarantine").mkdir()
