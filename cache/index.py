@@ -20,6 +20,8 @@ from enginecast.cache.store import Encodings
 from enginecast.errors import CacheError
 from enginecast.runtime.arrays import Array
 
+_LISTINGS = 10
+"""How often shards are listed at most when some are gone before they are opened."""
 _FEW_SHARDS = 16
 """So many are read as quickly as an index of them."""
 
@@ -156,14 +158,10 @@ def open_index(encodings: Encodings, before: Index | None = None, *, keep: bool 
         CacheError: the folder of shards cannot be read.  What is wrong with single shards is in
             `errors`.
     """
-    try:
-        stamps = list_shards(encodings)
-    except OSError as error:
-        raise disk_error(encodings.shard_folder, error) from error
     known = before.contents if before else _from_disk(encodings)
-    if stamps == [one.stamp for one in known.listing]:
-        return before or Index(known)
-    contents, errors = _refreshed(encodings, known, stamps)
+    contents, errors = _up_to_date(encodings, known)
+    if before and contents is known and not before.errors:
+        return before
     worth = keep and _worth_writing(contents)
     if worth and write_index(encodings, contents.listing, contents.entries):
         contents = replace(contents, on_disk=len(contents.entries))
@@ -200,10 +198,34 @@ def _from_disk(encodings: Encodings) -> Contents:
     return Contents(listing, shards, entries, len(entries))
 
 
+def _up_to_date(encodings: Encodings, known: Contents) -> tuple[Contents, list[CacheError]]:
+    """The contents of all that is there, and what is wrong with some of it.
+
+    A shard that is gone before it is opened is no damage: its entries are in another one by now,
+    which the next listing has.
+    """
+    errors: list[CacheError] = []
+    for _ in range(_LISTINGS):
+        stamps = _listed(encodings)
+        if stamps == [one.stamp for one in known.listing]:
+            return known, []
+        known, errors = _refreshed(encodings, known, stamps)
+        if not any(isinstance(error.__cause__, FileNotFoundError) for error in errors):
+            break
+    return known, errors
+
+
+def _listed(encodings: Encodings) -> list[Stamp]:
+    try:
+        return list_shards(encodings)
+    except OSError as error:
+        raise disk_error(encodings.shard_folder, error) from error
+
+
 def _refreshed(
     encodings: Encodings, known: Contents, stamps: Sequence[Stamp]
 ) -> tuple[Contents, list[CacheError]]:
-    """The contents of all that is there, and what is wrong with some of it."""
+    """The contents of the shards of a listing, and what is wrong with some of them."""
     numbers = {one.stamp: number for number, one in enumerate(known.listing)}
     moved = np.full(len(known.listing), -1, np.int32)
     listing: list[Listed] = []

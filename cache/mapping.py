@@ -5,6 +5,7 @@ around that), and a cache of a million texts has more shards than a process may 
 """
 
 import ctypes
+import errno
 import mmap
 import os
 import weakref
@@ -32,6 +33,8 @@ _FAILED = ctypes.c_void_p(-1).value
 class FileBytes:
     """A file's bytes, mapped where its file system can do that, else read when they are asked for.
 
+    They are those of the file that was there at first, or an error.
+
     Raises:
         OSError: it cannot be opened.
     """
@@ -40,7 +43,9 @@ class FileBytes:
         self._path = path
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            self.size = os.fstat(descriptor).st_size
+            status = os.fstat(descriptor)
+            self.size = status.st_size
+            self._identity = _identity(status)
             self._mapped = map_file(descriptor, self.size)
         except OSError:  # some network disks, or too many mappings
             self._mapped = None
@@ -48,10 +53,23 @@ class FileBytes:
             os.close(descriptor)
 
     def read(self, begin: int, end: int) -> Array:
-        """uint8 [end - begin], fewer at the end of the file; not to be written to."""
+        """uint8 [end - begin], fewer at the end of the file; not to be written to.
+
+        Raises:
+            FileNotFoundError: it is not mapped, and was taken out or replaced since it was opened.
+            OSError: it cannot be read.
+        """
         if self._mapped is not None:
             return self._mapped[begin:end]
-        return np.fromfile(self._path, np.uint8, max(0, end - begin), offset=begin)
+        with self._path.open("rb", buffering=0) as file:
+            if _identity(os.fstat(file.fileno())) != self._identity:
+                raise FileNotFoundError(errno.ENOENT, "replaced since it was opened", self._path)
+            return np.fromfile(file, np.uint8, max(0, end - begin), offset=begin)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    """What tells a file from one that takes its name, or that was written anew."""
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 class _Pages:

@@ -149,7 +149,10 @@ class Shard:
         tensor = self._content.table[tensor_name(output)]
         dtype = DTYPES[tensor.dtype]
         step = output.width * dtype.itemsize
-        raw = self._content.bytes.read(tensor.begin + begin * step, tensor.begin + end * step)
+        try:
+            raw = self._content.bytes.read(tensor.begin + begin * step, tensor.begin + end * step)
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
         rows: Array = raw.view(dtype).reshape(end - begin, output.width)
         return rows
 
@@ -177,13 +180,8 @@ def _read(path: Path, spec: EncoderSpec) -> _Content:
         content = FileBytes(path)
         table, metadata, begin = _header(content)
         index = {name: _tensor(content, table[name], dtype) for name, dtype in INDEX.items()}
-    except FileNotFoundError as error:
-        raise CacheError(
-            f"{path}: there is no such shard any more",
-            hint="Another process took it out; open the cache again.",
-        ) from error
     except OSError as error:
-        raise CacheError(f"{path}: {error.strerror or error}") from error
+        raise _unreadable(path, error) from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise _damaged(path, f"it cannot be read as a shard ({error!r})") from error
     _require_own(path, spec, metadata)
@@ -220,6 +218,15 @@ def _require_own(path: Path, spec: EncoderSpec, metadata: Mapping[str, str]) -> 
             f"{path}: expected a shard of spec {fingerprint(spec)}, got {metadata.get('spec')}",
             hint="It was copied from another cache; move it away.",
         )
+
+
+def _unreadable(path: Path, error: OSError) -> CacheError:
+    if not isinstance(error, FileNotFoundError):
+        return CacheError(f"{path}: {error.strerror or error}")
+    return CacheError(
+        f"{path}: there is no such shard any more",
+        hint="Another process took it out or replaced it; open the cache again.",
+    )
 
 
 def _damaged(path: Path, what: str) -> CacheError:

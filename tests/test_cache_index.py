@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from cache_shards import SPEC, entries, entry, flip, keyed, made, open_folder, read_only, scramble
 
+from enginecast.cache import index as index_module
 from enginecast.cache import mapping
 from enginecast.cache.index import Index, open_index
-from enginecast.cache.index_file import FILE_NAME, read_index
+from enginecast.cache.index_file import FILE_NAME, Stamp, list_shards, read_index
 from enginecast.cache.mapping import FileBytes
+from enginecast.cache.shard import open_shard
 from enginecast.cache.store import Encodings
 from enginecast.errors import CacheError
 
@@ -114,6 +116,28 @@ def fill_many(encodings: Encodings, shards: int) -> list[bytes]:
     return [entry(number).key for number in range(2 * shards)]
 
 
+class Joined:
+    """Lists shards; each of the first times all of them are joined before anybody opens one."""
+
+    def __init__(self, encodings: Encodings, rounds: int) -> None:
+        self.encodings = encodings
+        self.rounds = rounds
+        self.calls = 0
+
+    def __call__(self, encodings: Encodings) -> list[Stamp]:
+        self.calls += 1
+        stamps = list_shards(encodings)
+        if self.calls <= self.rounds:
+            shards = [open_shard(path, encodings.spec) for path in encodings.shard_paths()]
+            made = [shard.entry(text) for shard in shards for text in range(len(shard))]
+            for shard in shards:
+                shard.path.unlink()
+            half = len(made) // (self.calls + 1)
+            encodings.commit(made[:half])
+            encodings.commit(made[half:])
+        return stamps
+
+
 def test_only_new_shards_are_read(encodings: Encodings) -> None:
     keys = fill_many(encodings, 20)
     before = open_index(encodings)
@@ -208,6 +232,42 @@ def test_a_shard_that_vanishes_is_an_error_when_it_is_read(encodings: Encodings)
     assert len(open_index(encodings, index)) == 0
 
 
+@pytest.mark.parametrize("known", [0, 20], ids=["new", "refreshed"])
+def test_shards_that_are_joined_meanwhile_are_no_damage(
+    encodings: Encodings, monkeypatch: pytest.MonkeyPatch, known: int
+) -> None:
+    keys = fill_many(encodings, 20)
+    before = open_index(encodings) if known else None
+    encodings.commit(entries([100, 101]))
+    monkeypatch.setattr(index_module, "list_shards", listing := Joined(encodings, rounds=2))
+    index = open_index(encodings, before)
+    assert index.errors == ()
+    assert len(index) == 42
+    assert (index.find_all(keys) >= 0).all()
+    assert listing.calls == 3
+
+
+def test_shards_that_go_all_the_time_are_an_error(
+    encodings: Encodings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encodings.commit(entries(range(3)))
+    stamps = list_shards(encodings)
+    encodings.shard_paths()[0].unlink()
+    monkeypatch.setattr(index_module, "list_shards", lambda _: stamps)  # a listing gone stale
+    index = open_index(encodings)
+    assert ["no such shard any more" in error.message for error in index.errors] == [True]
+
+
+def test_an_error_ends_with_its_shard(encodings: Encodings) -> None:
+    encodings.commit(entries(range(3)))
+    path = encodings.commit(entries([9]))
+    scramble(path)
+    before = open_index(encodings)
+    assert len(before.errors) == 1
+    path.unlink()
+    assert open_index(encodings, before).errors == ()
+
+
 def test_a_shard_that_was_mapped_outlives_its_file(encodings: Encodings) -> None:
     path = encodings.commit(entries(range(3)))
     shard = open_index(encodings).shards[0]
@@ -264,17 +324,35 @@ def test_a_mapping_goes_with_the_last_view_of_it(tmp_path: Path) -> None:
     assert not is_mapped()
 
 
-def test_disks_that_map_no_files_are_read(
-    encodings: Encodings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encodings.commit(entries(range(9)))
+@pytest.fixture
+def without_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that can map no file."""
 
     def refuse(descriptor: int, size: int) -> None:
         raise OSError(19, "No such device")
 
     monkeypatch.setattr(mapping, "map_file", refuse)
+
+
+@pytest.mark.usefixtures("without_mapping")
+def test_disks_that_map_no_files_are_read(encodings: Encodings) -> None:
+    encodings.commit(entries(range(9)))
     shard = open_index(encodings).shards[0]
     for number in range(9):
         assert shard.is_whole(number)
         for name, values in entry(number).outputs.items():
             np.testing.assert_array_equal(shard.outputs(number)[name], values)
+
+
+@pytest.mark.usefixtures("without_mapping")
+def test_no_row_of_another_text_is_read_where_nothing_is_mapped(encodings: Encodings) -> None:
+    path = encodings.commit(entries([0, 7]))  # of equal sizes
+    shard = open_index(encodings).shards[0]
+    assert shard.text(0) == entry(0).text
+    encodings.commit(entries([7, 0]))  # the same keys, and so the same name
+    for read in (shard.outputs, shard.entry, shard.is_whole):
+        with pytest.raises(CacheError, match=r"any more\n.*replaced it; open the cache again"):
+            read(0)
+    path.unlink()
+    with pytest.raises(CacheError, match=r"any more\n.*replaced it; open the cache again"):
+        shard.outputs(0)
