@@ -28,7 +28,7 @@ def collect_parquet(path: Path, column: str | None, into: Collecting) -> None:
         with parquet.ParquetFile(path) as file:
             name = choose_column(path, column, file.schema_arrow.names)
             _require_text(path, name, file.schema_arrow.field(name).type)
-            _collect(file.iter_batches(_ROWS, columns=[name]), into)
+            _collect(path, file.iter_batches(_ROWS, columns=[name]), into)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not a parquet file, or damaged: {error}") from error
 
@@ -42,6 +42,7 @@ def collect_saved(path: Path, column: str | None, into: Collecting) -> None:
     """
     with _lacking("datasets", path):
         import datasets
+        import pyarrow
     try:
         read = datasets.load_from_disk(str(path))
     except Exception as error:  # any kind: missing files, broken JSON, Arrow errors
@@ -52,15 +53,45 @@ def collect_saved(path: Path, column: str | None, into: Collecting) -> None:
         name = choose_column(place, column, data.column_names)
         _require_text(place, name, data.features.arrow_schema.field(name).type)
         into.begin(place)
-        _collect(data.select_columns([name]).with_format("arrow").iter(_ROWS), into)
+        try:
+            _collect(place, data.select_columns([name]).with_format("arrow").iter(_ROWS), into)
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{place}: damaged: {error}") from error
 
 
-def _collect(batches: Iterator[Any], into: Collecting) -> None:
+def _collect(path: Path, batches: Iterator[Any], into: Collecting) -> None:
     row = 0
     for batch in batches:
-        for value in batch.column(0).to_pylist():
+        column = batch.column(0)
+        _require_decodable(path, column, row)
+        for value in column.to_pylist():
             row += 1
             into.add(value, row)
+
+
+def _require_decodable(path: Path, column: Any, rows_before: int) -> None:
+    """Refuse bytes that are not UTF-8, and texts that lie outside their buffer."""
+    import pyarrow
+    from pyarrow import types
+
+    try:
+        column.validate(full=True)
+    except pyarrow.ArrowInvalid as error:
+        place = f"{path}"
+        if not types.is_dictionary(column.type):  # whose rows share their texts
+            bad = next(number for number in range(len(column)) if not _is_whole(column, number))
+            place = f"{path}:{rows_before + bad + 1}"
+        raise InputError(f"{place}: damaged, or not UTF-8: {error}") from error
+
+
+def _is_whole(column: Any, number: int) -> bool:
+    import pyarrow
+
+    try:
+        column.slice(number, 1).validate(full=True)
+    except pyarrow.ArrowInvalid:
+        return False
+    return True
 
 
 def _require_text(path: Path, name: str, kind: Any) -> None:

@@ -207,6 +207,36 @@ def test_all_splits_of_a_saved_data_set(tmp_path: Path) -> None:
         read_texts(tmp_path / "saved")
 
 
+@pytest.mark.parametrize("splits", [1, 2])
+def test_undecodable_text_in_a_saved_data_set_is_named(tmp_path: Path, splits: int) -> None:
+    import datasets
+
+    data = datasets.Dataset.from_dict({"text": ["a", "bé", "Motiv"], "id": [1, 2, 3]})
+    split = {"train": datasets.Dataset.from_dict({"text": ["x"]}), "test": data}
+    saved = datasets.DatasetDict(split) if splits == 2 else data
+    saved.save_to_disk(str(tmp_path / "saved"))
+    folder = tmp_path / "saved" / "test" if splits == 2 else tmp_path / "saved"
+    file = next(folder.glob("*.arrow"))
+    file.write_bytes(file.read_bytes().replace(b"Motiv", b"Mot\xffv"))
+    with pytest.raises(InputError, match=rf"{folder}:3: damaged, or not UTF-8: .*Invalid UTF8"):
+        read_texts(tmp_path / "saved")
+
+
+def test_undecodable_text_in_a_parquet_file_is_named(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    path, rows = tmp_path / "captions.parquet", [b"a", None, b"b"] * 9 + [b"\xff"]
+    table = pyarrow.table({"text": pyarrow.array(rows, pyarrow.binary()).view(pyarrow.string())})
+    parquet.write_table(table, path, row_group_size=5)
+    with pytest.raises(InputError, match=r"captions.parquet:28: damaged, or not UTF-8: .*UTF8"):
+        read_texts(path)
+    encoded = pyarrow.table({"text": table["text"].dictionary_encode()})
+    parquet.write_table(encoded, path)
+    with pytest.raises(InputError, match=r"captions.parquet: damaged, or not UTF-8: .*UTF8"):
+        read_texts(path)
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
 def test_a_folder_of_files_is_what_load_dataset_takes(tmp_path: Path, kind: str) -> None:
     import datasets
