@@ -12,8 +12,11 @@ from enginecast.cache.records import read_failures, read_truncated
 from enginecast.cache.shard_format import SUFFIX
 from enginecast.cache.spec import About, EncoderSpec, fingerprint
 from enginecast.cache.store import Encodings, Store
+from enginecast.errors import CacheError
 from enginecast.runtime.arrays import Array
 
+_ATTEMPTS = 5
+"""How often a cache is opened at most whose shards go while they are counted."""
 _FP32 = 4
 """Bytes of the values that trainers write, numpy's format having no bfloat16."""
 
@@ -72,8 +75,7 @@ def census_of(store: Store, name: str | None = None) -> list[Census]:
 
 
 def _census(encodings: Encodings) -> Census:
-    index = open_index(encodings, keep=False)
-    tokens, rows = _lengths(index)
+    index, (tokens, rows, size) = _measured(encodings)
     leftovers = sweep(encodings, dry_run=True)
     quarantine = encodings.folder / "quarantine"
     spec = encodings.spec
@@ -85,7 +87,7 @@ def _census(encodings: Encodings) -> Census:
         texts=len(index),
         tokens=_spread(tokens) if len(index) else None,
         rows=int(rows.sum()),
-        bytes=sum(shard.path.stat().st_size for shard in index.shards),
+        bytes=size,
         padded_bytes=len(index) * _padded_bytes(spec),
         shards=len(index.shards),
         doubles=index.doubles,
@@ -99,8 +101,22 @@ def _census(encodings: Encodings) -> Census:
     )
 
 
-def _lengths(index: Index) -> tuple[Array, Array]:
-    """Tokens and rows of each text: int64 [texts] each."""
+def _measured(encodings: Encodings) -> tuple[Index, tuple[Array, Array, int]]:
+    """All that is there, and its sizes; see `_sizes`.  Begins again when shards were joined."""
+    for _ in range(_ATTEMPTS - 1):
+        index = open_index(encodings, keep=False)
+        try:
+            return index, _sizes(index)
+        except CacheError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+    index = open_index(encodings, keep=False)
+    return index, _sizes(index)
+
+
+def _sizes(index: Index) -> tuple[Array, Array, int]:
+    """Tokens and rows of each text, int64 [texts] each, and bytes of the shards."""
+    size = 0
     numbers, texts = index.rows(np.arange(len(index)))
     tokens, rows = np.zeros(len(index), np.int64), np.zeros(len(index), np.int64)
     for number, shard in enumerate(index.shards):
@@ -108,7 +124,8 @@ def _lengths(index: Index) -> tuple[Array, Array]:
         opened = shard.closed()  # mapped for this only: a cache may have many shards
         tokens[own] = opened.tokens[texts[own]]
         rows[own] = opened.rows[texts[own]]
-    return tokens, rows
+        size += opened.size
+    return tokens, rows, size
 
 
 def _spread(tokens: Array) -> tuple[int, float, int]:

@@ -76,6 +76,11 @@ class Shard:
         return self._texts
 
     @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._content.bytes.size
+
+    @property
     def keys(self) -> Array:
         """uint8 [texts, 16]"""
         return self._content.index["keys"]

@@ -2,14 +2,18 @@
 
 from pathlib import Path
 
+import pytest
 from cache_entries import ABOUT, SPEC, TOKENIZER, byte_of, entries, fill, flip, spec_with, texts
 
+from enginecast.cache import census as counting
 from enginecast.cache.census import Census, census_of
 from enginecast.cache.checking import check_store
+from enginecast.cache.index import Index, open_index
 from enginecast.cache.records import record_failures, record_truncated
 from enginecast.cache.spec import fingerprint
-from enginecast.cache.store import create_store, open_store
+from enginecast.cache.store import Encodings, create_store, open_store
 from enginecast.cache.work import Failure, Truncation
+from enginecast.errors import CacheError
 
 TEXTS = texts(20)
 MADE = entries(TEXTS)
@@ -76,6 +80,31 @@ def test_what_went_wrong_is_counted(tmp_path: Path) -> None:
     quarantine = list((encodings.folder / "quarantine").iterdir())
     assert (found.quarantined, found.damaged) == (1, ())
     assert found.quarantined_bytes == sum(file.stat().st_size for file in quarantine)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_shards_that_are_joined_meanwhile_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: bool
+) -> None:
+    encodings = fill(tmp_path / "c", *(MADE[at : at + 5] for at in range(0, 20, 5)))
+
+    def open_then_join(encodings: Encodings, *, keep: bool) -> Index:
+        index = open_index(encodings, keep=keep)
+        if last or len(index.shards) > 1:
+            joined = MADE[:19] if len(index.shards[0]) == 20 else MADE
+            for path in encodings.shard_paths():
+                path.unlink()
+            encodings.commit(joined)
+        return index
+
+    monkeypatch.setattr(counting, "open_index", open_then_join)
+    if last:  # it never ends
+        with pytest.raises(CacheError, match="no such shard any more"):
+            census(tmp_path / "c")
+        return
+    found = census(tmp_path / "c")
+    assert (found.shards, found.texts) == (1, 20)
+    assert found.bytes == sum(path.stat().st_size for path in encodings.shard_paths())
 
 
 def test_caches_with_nothing_and_with_several_encoders(tmp_path: Path) -> None:
