@@ -7,26 +7,26 @@ looked at, and one that it puts in place of a damaged one stays.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import compress, pairwise
+from itertools import chain, compress, count
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from enginecast.cache.disk import disk_error, write_once
+from enginecast.cache.examining import Examined, examine_all
 from enginecast.cache.index import Index, index_of
-from enginecast.cache.keys import Keys
-from enginecast.cache.rewriting import FileId, commit_all, file_id, only_keeper
-from enginecast.cache.shard import Shard, open_shard
-from enginecast.cache.shard_format import read_header
-from enginecast.cache.shard_writing import shard_name
+from enginecast.cache.rewriting import commit_all, file_id, only_keeper
+from enginecast.cache.shard import Shard
 from enginecast.cache.store import SPEC_NAME, Encodings, Store
 from enginecast.cache.tokenizing import digest_of
-from enginecast.errors import CacheError
+from enginecast.errors import CacheError, CacheVersionError, MissingError
+
+_FILL_AGAIN = "`enginecast cache fill` with the same texts fills in what was lost."
+_VERIFY_AGAIN = "Once the cache can be written, run `enginecast cache verify` again."
 
 Watch = Callable[[Path], Any]
 """Told of each shard that has been read."""
@@ -42,6 +42,7 @@ class Damage:
         salvaged: entries that went into a new shard.
         lost: texts of the others, where they could be read.
         quarantine: where the file is now, below the cache; None: it is where it was.
+        stays: why it could not be moved there; empty: it was, or need not be.
         hint: what to do.
     """
 
@@ -50,6 +51,7 @@ class Damage:
     salvaged: int = 0
     lost: tuple[str, ...] = ()
     quarantine: str | None = None
+    stays: str = ""
     hint: str = ""
 
 
@@ -64,38 +66,6 @@ class Checked:
     damages: tuple[Damage, ...] = ()
 
 
-@dataclass(frozen=True)
-class Examined:
-    """A shard that was read.
-
-    Args:
-        identity: of the file that was read.
-        size: its bytes.
-        shard: None: it cannot be opened.
-        problem: what is wrong with it; empty: nothing.
-        bad: numbers of the texts whose entries are damaged.
-    """
-
-    path: Path
-    identity: FileId
-    size: int
-    shard: Shard | None
-    problem: str = ""
-    bad: frozenset[int] = frozenset()
-
-    def whole_entries(self) -> list[tuple[Shard, int]]:
-        """Shard and number of each text whose entry is as it was written."""
-        if self.shard is None:
-            return []
-        return [(self.shard, text) for text in range(len(self.shard)) if text not in self.bad]
-
-    def texts(self) -> list[str]:
-        """Its texts; of a shard that cannot be opened as far as they can be read all the same."""
-        if self.shard is None:
-            return _read_texts(self.path)
-        return [self.shard.text(text) for text in range(len(self.shard))]
-
-
 def check_store(store: Store, name: str | None = None, watch: Watch | None = None) -> list[Checked]:
     """Check encoders of a cache, and take damaged shards out of it.
 
@@ -103,6 +73,7 @@ def check_store(store: Store, name: str | None = None, watch: Watch | None = Non
         name: of the encoder; None: all.
 
     Raises:
+        CacheVersionError: an encoder was written by another version.
         CacheError: no such encoder, none at all, another command is moving shards, or a file cannot
             be read for another reason than that it is damaged.
     """
@@ -115,6 +86,8 @@ def check_store(store: Store, name: str | None = None, watch: Watch | None = Non
 def _check_named(store: Store, name: str, watch: Watch) -> Checked:
     try:
         encodings = store.encodings(name)
+    except CacheVersionError:
+        raise
     except CacheError as error:
         problem = error.message.removeprefix(f"{store.root / name / SPEC_NAME}: ")
         hint = "Put the original back; until then nobody can say what the shards belong to."
@@ -141,66 +114,6 @@ def check_encodings(encodings: Encodings, watch: Watch) -> Checked:
     )
 
 
-def examine_all(encodings: Encodings) -> Iterable[Examined]:
-    """Read every byte of every shard that is there now."""
-    keys = Keys(encodings.spec)
-    for path in encodings.shard_paths():
-        try:
-            identity, size = file_id(path), path.stat().st_size
-            yield _examine(path, identity, size, keys)
-        except FileNotFoundError:  # removed since the folder was listed
-            continue
-        except CacheError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                raise
-
-
-def _examine(path: Path, identity: FileId, size: int, keys: Keys) -> Examined:
-    try:
-        shard = open_shard(path, keys.spec)
-    except CacheError as error:
-        if isinstance(error.__cause__, OSError):
-            raise
-        problem = error.message.removeprefix(f"{path}: ").removeprefix("damaged: ")
-        return Examined(path, identity, size, None, problem)
-    found = {text: _problem(shard, text, keys) for text in range(len(shard))}
-    bad = {text: problem for text, problem in found.items() if problem}
-    problems = sorted(set(bad.values()))
-    if shard_name([shard.key(text) for text in range(len(shard))]) != path.name:
-        problems.append("its name is not the hash of its keys")
-    return Examined(path, identity, size, shard, "; ".join(problems), frozenset(bad))
-
-
-def _read_texts(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as file:
-            table, _, _ = read_header(file.read(8), file.read)
-            parts = []
-            for name in ("text_offsets", "texts"):
-                file.seek(table[name].begin)
-                parts.append(file.read(table[name].end - table[name].begin))
-        ends = np.frombuffer(parts[0], np.int64).tolist()
-        return [parts[1][begin:end].decode() for begin, end in pairwise(ends)]
-    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError):
-        return []
-
-
-def _problem(shard: Shard, text: int, keys: Keys) -> str:
-    """What is wrong with an entry; empty: nothing."""
-    ids = shard.ids(text)
-    begin, end = keys.spec.span(len(ids))
-    per_token = any(one.per == "token" for one in keys.spec.outputs)
-    if per_token and int(shard.rows[text]) != max(0, end - begin):
-        return "a text has another number of rows than its spec says"
-    if keys.of_tokens(ids) != shard.key(text):
-        return "a key is not the hash of its token ids"
-    if not shard.is_whole(text):
-        return "outputs differ from their sum"
-    if not all(np.isfinite(values).all() for values in shard.outputs(text).values()):
-        return "outputs are not finite"
-    return ""
-
-
 def _take_out(encodings: Encodings, bad: list[Examined], whole: Index) -> list[Damage]:
     saved: dict[bytes, tuple[Shard, int]] = {}
     for one in bad:
@@ -208,8 +121,17 @@ def _take_out(encodings: Encodings, bad: list[Examined], whole: Index) -> list[D
             if whole.find(shard.key(text)) is None:
                 saved[shard.key(text)] = (shard, text)
     entries = (shard.entry(text) for shard, text in saved.values())
-    commit_all(encodings, entries, occupied={one.path.name for one in bad})
+    try:
+        commit_all(encodings, entries, occupied={one.path.name for one in bad})
+    except (CacheError, MissingError) as error:
+        return [_left(encodings, one, error.message) for one in bad]
     return [_quarantine(encodings, one, whole, saved) for one in bad]
+
+
+def _left(encodings: Encodings, one: Examined, why: str) -> Damage:
+    """A shard of which nothing could be saved: it stays, with all that is whole in it."""
+    file = str(one.path.relative_to(encodings.folder.parent))
+    return Damage(file, one.problem, stays=why, hint=_VERIFY_AGAIN)
 
 
 def _quarantine(
@@ -222,7 +144,11 @@ def _quarantine(
         gone = [key not in saved and whole.find(key) is None for key in keys]
         lost = list(compress(lost, gone))
         salvaged = len(keys) - len(lost)
-    place = _move(encodings, one, lost)
+    place, stays = None, ""
+    try:
+        place = _move(encodings, one, lost)
+    except (CacheError, MissingError) as error:
+        stays = error.message
     root = encodings.folder.parent
     return Damage(
         file=str(one.path.relative_to(root)),
@@ -230,25 +156,28 @@ def _quarantine(
         salvaged=salvaged,
         lost=tuple(lost),
         quarantine=str(place.relative_to(root)) if place else None,
-        hint="`enginecast cache fill` with the same texts fills in what was lost.",
+        stays=stays,
+        hint=_VERIFY_AGAIN if stays else _FILL_AGAIN,
     )
 
 
 def _move(encodings: Encodings, one: Examined, lost: list[str]) -> Path | None:
-    """Move a shard to the quarantine; None: a writer has put a new one in its place already."""
-    folder = encodings.folder / "quarantine"
-    folder.mkdir(exist_ok=True)
-    place, number = folder / one.path.name, 1
-    while place.exists():  # the same texts were damaged before
-        number += 1
-        place = folder / f"{one.path.stem}-{number}{one.path.suffix}"
+    """Move a shard to the quarantine; None: a writer has put a new one in its place already.
+
+    Raises:
+        CacheError: the disk does not allow it; the shard is where it was.
+        MissingError: the disk is full.
+    """
+    place = encodings.folder / "quarantine" / one.path.name
     try:
+        place.parent.mkdir(exist_ok=True)
+        place = _free(place)
         if file_id(one.path) != one.identity:
             return None
         note = {"file": one.path.name, "problem": one.problem, "lost": lost}
         note["found"] = datetime.now(UTC).isoformat(timespec="seconds")
         write_once(place.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(note)))
-        one.path.rename(place)
+        _rename(one.path, place)
         if file_id(place) != one.identity:  # replaced at this very moment
             os.link(place, one.path)
     except FileNotFoundError:
@@ -256,6 +185,20 @@ def _move(encodings: Encodings, one: Examined, lost: list[str]) -> Path | None:
     except OSError as error:
         raise disk_error(place, error) from error
     return place
+
+
+def _free(place: Path) -> Path:
+    """A name that is not taken: the same texts may have been damaged before."""
+    names = (f"{place.stem}-{number}{place.suffix}" for number in count(2))
+    return next(one for one in chain([place], map(place.with_name, names)) if not one.exists())
+
+
+def _rename(path: Path, place: Path) -> None:
+    try:
+        path.rename(place)
+    except OSError:
+        place.with_suffix(".json").unlink(missing_ok=True)
+        raise
 
 
 def tokenizer_problem(encodings: Encodings) -> str:

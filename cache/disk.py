@@ -60,6 +60,21 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is a file or folder of that name.
+
+    Raises:
+        CacheError: nobody can tell: the place may not be looked into, say.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise disk_error(path, error) from error
+    return True
+
+
 def disk_error(path: Path, error: Exception) -> CacheError | MissingError:
     """What to raise for an error of the disk; safetensors has its own for what is an OSError."""
     number = getattr(error, "errno", None)

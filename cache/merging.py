@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from enginecast.cache.checking import examine_all, tokenizer_problem
-from enginecast.cache.disk import disk_error, flush_folder
+from enginecast.cache.checking import tokenizer_problem
+from enginecast.cache.disk import disk_error, flush_folder, is_there
+from enginecast.cache.examining import examine_all
 from enginecast.cache.index import index_of, open_index
 from enginecast.cache.locks import own_folder
 from enginecast.cache.records import (
@@ -87,7 +88,7 @@ def merge(caches: Sequence[Path], output: Path) -> list[Merged]:
     stores = [store for store in map(open_store, caches) if store.root != output.resolve()]
     if not stores:
         raise UsageError(f"{output}: expected another cache to merge into it, got none")
-    there = open_store(output) if (output / MARK_NAME).exists() else None
+    there = open_store(output) if is_there(output / MARK_NAME) else None
     names = sorted({name for store in stores for name in store.names()})
     _require_equal([*([there] if there else []), *stores], names)
     sources = {name: _sources(stores, name) for name in names}
@@ -158,7 +159,7 @@ def _plan(there: Store | None, sources: Sequence[_Source]) -> _Plan:
 def _require_room(output: Path, plans: Iterable[_Plan]) -> None:
     """Refuse before work what the disk does not hold; links take no room."""
     existing = next(
-        place for place in (output.resolve(), *output.resolve().parents) if place.exists()
+        place for place in (output.resolve(), *output.resolve().parents) if is_there(place)
     )
     device = existing.stat().st_dev
     needed = 0

@@ -228,7 +228,7 @@ def _prune(encodings: Encodings, plan: _Plan, *, dry_run: bool) -> Pruned:
         made, removed = _rewrite(encodings, plan)
         freed += removed
         for path in quarantine:
-            path.unlink(missing_ok=True)
+            _unlink(path)
     return Pruned(
         encodings.name,
         leftovers=len(leftovers),
@@ -240,6 +240,13 @@ def _prune(encodings: Encodings, plan: _Plan, *, dry_run: bool) -> Pruned:
         kept=plan.kept,
         freed=freed - sum(made),
     )
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise disk_error(path, error) from error
 
 
 def _rewrite(encodings: Encodings, plan: _Plan) -> tuple[list[int], int]:

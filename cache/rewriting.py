@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from enginecast.cache.disk import disk_error
 from enginecast.cache.locks import try_lock
 from enginecast.cache.shard_writing import Entry, shard_name
 from enginecast.cache.store import Encodings
@@ -40,7 +41,11 @@ def file_id(path: Path) -> FileId:
 
 
 def remove_file(path: Path, meant: FileId) -> int:
-    """Remove a file, unless its name stands for another one by now; return the bytes freed."""
+    """Remove a file, unless its name stands for another one by now; return the bytes freed.
+
+    Raises:
+        CacheError: the disk does not allow it.
+    """
     try:
         size = path.stat().st_size
         if file_id(path) != meant:
@@ -48,6 +53,8 @@ def remove_file(path: Path, meant: FileId) -> int:
         path.unlink()
     except FileNotFoundError:
         return 0
+    except OSError as error:
+        raise disk_error(path, error) from error
     return size
 
 
@@ -58,9 +65,13 @@ def only_keeper(encodings: Encodings) -> Iterator[None]:
     The lock goes with the process, however it ends.
 
     Raises:
-        CacheError: another one is at work.
+        CacheError: another one is at work, or the folder cannot be opened.
     """
-    descriptor = os.open(encodings.shard_folder, os.O_RDONLY)
+    try:
+        encodings.shard_folder.mkdir(exist_ok=True)  # copies of caches may lack empty folders
+        descriptor = os.open(encodings.shard_folder, os.O_RDONLY)
+    except OSError as error:
+        raise disk_error(encodings.shard_folder, error) from error
     try:
         if try_lock(descriptor) is False:
             raise CacheError(

@@ -23,13 +23,19 @@ from pathlib import Path
 import msgspec
 from safetensors import SafetensorError
 
-from enginecast.cache.disk import disk_error, flush_folder, write_flushed, write_once
+from enginecast.cache.disk import (
+    disk_error,
+    flush_folder,
+    is_there,
+    write_flushed,
+    write_once,
+)
 from enginecast.cache.locks import own_folder
 from enginecast.cache.shard_format import FORMAT, SUFFIX, VERSION
 from enginecast.cache.shard_writing import Entry, shard_name, write_shard
-from enginecast.cache.spec import About, EncoderSpec, differences, fingerprint
+from enginecast.cache.spec import About, EncoderSpec, differences
+from enginecast.cache.store_files import Mark, encode_spec, read_mark, read_spec
 from enginecast.errors import CacheError
-from enginecast.runtime.manifest import Record
 
 MARK_NAME = "cache.json"
 SPEC_NAME = "spec.json"
@@ -37,18 +43,6 @@ TOKENIZER_NAME = "tokenizer.json"
 STAGING_NAME = ".staging"
 """Of a cache: encoders that are being added."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
-
-
-class _Mark(Record, frozen=True, kw_only=True):
-    format: str
-    version: int
-    id: str
-
-
-class _SpecFile(Record, frozen=True, kw_only=True):
-    fingerprint: str
-    spec: EncoderSpec
-    about: About
 
 
 class Store:
@@ -60,9 +54,13 @@ class Store:
         """Tells whether two machines see the same folder."""
 
     def names(self) -> list[str]:
-        """The encoders that the cache has entries of."""
-        found = (path.parent.name for path in self.root.glob(f"*/{SPEC_NAME}"))
-        return sorted(name for name in found if _NAME.fullmatch(name))
+        """The encoders that the cache has entries of.
+
+        Raises:
+            CacheError: the folder cannot be read, or one in it.
+        """
+        found = (name for name in _names_in(self.root) if _NAME.fullmatch(name))
+        return [name for name in found if is_there(self.root / name / SPEC_NAME)]
 
     def encodings(self, name: str | None = None) -> "Encodings":
         """The entries of one encoder.
@@ -100,7 +98,7 @@ class Store:
         """
         require_name(name)
         folder = self.root / name
-        if not (folder / SPEC_NAME).exists():
+        if not is_there(folder / SPEC_NAME):
             self._make(folder, spec, about, tokenizer)
         found = self.encodings(name)
         if found.spec != spec:
@@ -113,19 +111,18 @@ class Store:
 
     def _make(self, folder: Path, spec: EncoderSpec, about: About, tokenizer: bytes) -> None:
         """Make an encoder's folder, all of it at once; of several writers one wins."""
-        made = _SpecFile(fingerprint=fingerprint(spec), spec=spec, about=about)
         try:
             with own_folder(self.root / STAGING_NAME) as staging:
                 fresh = staging / folder.name
                 (fresh / "shards").mkdir(parents=True)
                 write_flushed(fresh / TOKENIZER_NAME, tokenizer)
-                write_flushed(fresh / SPEC_NAME, msgspec.json.format(msgspec.json.encode(made)))
+                write_flushed(fresh / SPEC_NAME, encode_spec(spec, about))
                 flush_folder(fresh)
                 _rename_to_new(fresh, folder)
             flush_folder(self.root)
         except OSError as error:
             raise disk_error(folder, error) from error
-        if not (folder / SPEC_NAME).exists():
+        if not is_there(folder / SPEC_NAME):
             raise CacheError(
                 f"{folder}: expected the folder of an encoder, but there is no {SPEC_NAME} in it",
                 hint="Move it away, or give this encoder another --name.",
@@ -154,8 +151,15 @@ class Encodings:
         return self.folder / TOKENIZER_NAME
 
     def shard_paths(self) -> list[Path]:
-        """The shards committed by now, in the order of their names."""
-        return sorted(self.shard_folder.glob(f"*{SUFFIX}"))
+        """The shards committed by now, in the order of their names.
+
+        Raises:
+            CacheError: their folder cannot be read.
+        """
+        if not is_there(self.shard_folder):
+            return []
+        names = _names_in(self.shard_folder)
+        return [self.shard_folder / name for name in names if name.endswith(SUFFIX)]
 
     def commit(self, entries: Sequence[Entry]) -> Path:
         """Write entries as one shard: all of them are there when this returns, or none.
@@ -166,6 +170,7 @@ class Encodings:
         """
         target = self.shard_folder / shard_name([entry.key for entry in entries])
         try:
+            self.shard_folder.mkdir(exist_ok=True)
             with own_folder(self.staging_folder) as folder:
                 temporary = folder / target.name
                 write_shard(temporary, self.spec, entries)
@@ -190,26 +195,18 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     """Open a cache that is there.
 
     Raises:
-        CacheError: there is none, or of another version.
+        CacheVersionError: it is of another version.
+        CacheError: there is none, or it cannot be read.
     """
     root = Path(path).resolve()
     mark = root / MARK_NAME
-    if not mark.is_file():
+    if not is_there(mark):
         what = f"there is no {MARK_NAME} in it" if root.is_dir() else "there is no such folder"
         raise CacheError(
             f"{root}: expected an embedding cache, but {what}",
             hint="`enginecast cache fill ENCODER --texts FILE -o CACHE` makes one.",
         )
-    try:
-        read = msgspec.json.decode(mark.read_bytes(), type=_Mark)
-    except (msgspec.MsgspecError, OSError) as error:
-        raise CacheError(f"{mark}: {error}") from error
-    if (read.format, read.version) != (FORMAT, VERSION):
-        raise CacheError(
-            f"{mark}: expected version {VERSION} of {FORMAT}, got {read.version} of {read.format}",
-            hint="Read it with the enginecast that wrote it, or fill a new cache.",
-        )
-    return Store(root, read.id)
+    return Store(root, read_mark(mark).id)
 
 
 def find_store(path: str | os.PathLike[str]) -> Store | None:
@@ -219,9 +216,9 @@ def find_store(path: str | os.PathLike[str]) -> Store | None:
         CacheError: the folder holds something else.
     """
     root = Path(path).resolve()
-    if not (root / MARK_NAME).exists():
+    if not is_there(root / MARK_NAME):
         _require_empty(root)
-    return open_store(root) if (root / MARK_NAME).exists() else None
+    return open_store(root) if is_there(root / MARK_NAME) else None
 
 
 def create_store(path: str | os.PathLike[str]) -> Store:
@@ -232,9 +229,9 @@ def create_store(path: str | os.PathLike[str]) -> Store:
         MissingError: the disk is full.
     """
     root = Path(path).resolve()
-    if not (root / MARK_NAME).exists():
+    if not is_there(root / MARK_NAME):
         _require_empty(root)
-        mark = _Mark(format=FORMAT, version=VERSION, id=uuid.uuid4().hex)
+        mark = Mark(format=FORMAT, version=VERSION, id=uuid.uuid4().hex)
         try:
             root.mkdir(parents=True, exist_ok=True)
             write_once(root / MARK_NAME, msgspec.json.encode(mark))
@@ -245,16 +242,7 @@ def create_store(path: str | os.PathLike[str]) -> Store:
 
 
 def _read_encodings(folder: Path) -> Encodings:
-    file = folder / SPEC_NAME
-    try:
-        read = msgspec.json.decode(file.read_bytes(), type=_SpecFile)
-    except (msgspec.MsgspecError, OSError) as error:
-        raise CacheError(f"{file}: {error}") from error
-    if read.fingerprint != fingerprint(read.spec):
-        raise CacheError(
-            f"{file}: its fingerprint is not that of its spec: it was edited or damaged",
-            hint="Put the original back, or fill a new cache.",
-        )
+    read = read_spec(folder / SPEC_NAME)
     return Encodings(folder, read.spec, read.about)
 
 
@@ -267,11 +255,18 @@ def _require_empty(root: Path) -> None:
     except OSError as error:
         raise disk_error(root, error) from error
     others = {name for name in names if not name.startswith(f".{MARK_NAME}.")}
-    if others and not (root / MARK_NAME).exists():
+    if others and not is_there(root / MARK_NAME):
         raise CacheError(
             f"{root}: expected an embedding cache or an empty folder, got one with {min(others)}",
             hint="Name another folder; the cache's files go into one of their own.",
         )
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        raise disk_error(folder, error) from error
 
 
 def _rename_to_new(folder: Path, target: Path) -> None:

@@ -10,7 +10,8 @@
     ├── BundleError                2   a bundle on disk: missing, damaged, in the way
     ├── InputError                 2   what was fed to an engine
     ├── CacheError                 2   an embedding cache: missing, damaged, of another spec
-    │   └── CacheMissError         2   a text that an embedding cache does not hold
+    │   ├── CacheMissError         2   a text that an embedding cache does not hold
+    │   └── CacheVersionError      2   an embedding cache that another version wrote
     ├── VerificationError          1   the result does not agree with eager
     └── MissingError               3   a package, GPU, provider, disk or memory that is lacking here
 
@@ -75,6 +76,10 @@ class InputError(EnginecastError):
 
 class CacheError(EnginecastError):
     """An embedding cache is missing, damaged, or made for another encoder, template or version."""
+
+
+class CacheVersionError(CacheError):
+    """An embedding cache was written by another version, and is not damaged."""
 
 
 class CacheMissError(CacheError):

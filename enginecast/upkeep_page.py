@@ -117,6 +117,8 @@ def _damage(damage: Damage) -> Iterator[tuple[str, str]]:
         named = ", ".join(repr(_short(text)) for text in damage.lost[:_SHOWN])
         more = f" and {len(damage.lost) - _SHOWN:,} more" if len(damage.lost) > _SHOWN else ""
         yield "lost", _count(len(damage.lost), "text") + (f": {named}{more}" if named else "")
+    if damage.stays:
+        yield "stays", damage.stays
     yield "now", damage.hint
 
 

@@ -1,5 +1,6 @@
 """Checking a cache: every flipped bit is found, taken out, and costs no whole entry."""
 
+import errno
 import functools
 import json
 import os
@@ -23,10 +24,12 @@ from cache_entries import (
     spec_with,
     texts,
 )
+from cache_shards import open_folder, read_only
 
 from enginecast.cache import checking
 from enginecast.cache.checking import Checked, check_store
 from enginecast.cache.index import Index, build_index
+from enginecast.cache.merging import merge
 from enginecast.cache.pruning import prune_store
 from enginecast.cache.rewriting import commit_all, only_keeper, size_of
 from enginecast.cache.shard import open_shard
@@ -244,6 +247,59 @@ def test_what_a_writer_puts_in_place_of_a_damaged_shard_stays(encodings: Encodin
 
     (checked,) = check_store(open_store(encodings.folder.parent), watch=refill)
     assert [damage.quarantine for damage in checked.damages] == [None]
+    assert held(encodings) == sorted(TEXTS)
+
+
+@pytest.mark.parametrize("tensor", ["text.pooler_output", "keys"])
+def test_damage_is_told_where_nothing_can_be_written(tensor: str) -> None:
+    with open_folder() as folder:
+        encodings = fill(folder / "cache", entries(TEXTS[:6]), entries(TEXTS[6:]))
+        path = encodings.shard_paths()[0]
+        flip(path, byte_of(path, tensor))
+        before = sorted(folder.rglob("*"))
+        with read_only(folder):
+            (damage,) = check(encodings).damages
+        assert damage.file == f"text_encoder/shards/{path.name}"
+        assert "digest" in damage.problem or "sum" in damage.problem
+        assert (damage.salvaged, damage.quarantine) == (0, None)
+        assert damage.stays.endswith("Permission denied")
+        assert "cache verify" in damage.hint
+        assert sorted(folder.rglob("*")) == before
+        (damage,) = check(encodings).damages
+        assert (damage.stays, damage.quarantine) == ("", f"text_encoder/quarantine/{path.name}")
+
+
+def test_a_shard_that_cannot_be_moved_is_told(
+    encodings: Encodings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = encodings.shard_paths()[0]
+    flip(path, byte_of(path, "text.pooler_output"))
+
+    def refuse(*given: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(Path, "rename", refuse)  # as of a file that is immutable
+    (damage,) = check(encodings).damages
+    assert (damage.salvaged, len(damage.lost), damage.quarantine) == (5, 1, None)
+    assert damage.stays.endswith("Operation not permitted")
+    assert list((encodings.folder / "quarantine").iterdir()) == []
+    monkeypatch.undo()
+    (damage,) = check(encodings).damages
+    assert (damage.salvaged, damage.stays) == (5, "")
+    assert len(held(encodings)) == 11
+
+
+def test_a_cache_without_its_folder_of_shards_is_empty(tmp_path: Path) -> None:
+    encodings = fill(tmp_path / "cache")
+    fill(tmp_path / "other")
+    encodings.shard_folder.rmdir()  # as tools leave it that copy no empty folders
+    assert check(encodings).shards == 0
+    encodings.shard_folder.rmdir()
+    assert prune_store(open_store(tmp_path / "cache"))[0].kept == 0
+    encodings.shard_folder.rmdir()
+    assert merge([tmp_path / "other"], tmp_path / "cache")[0].texts == 0
+    encodings.shard_folder.rmdir()
+    encodings.commit(entries(TEXTS))
     assert held(encodings) == sorted(TEXTS)
 
 

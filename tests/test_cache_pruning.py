@@ -1,5 +1,6 @@
 """Pruning: what is not needed goes, no entry is lost, and who is reading goes on."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -248,6 +249,29 @@ def test_a_kill_between_commit_and_removal_loses_nothing(
     assert prune(encodings).doubles == 40
     assert held(encodings) == sorted(TEXTS)
     require_whole(encodings)
+
+
+@pytest.mark.parametrize("kept_from_removal", ["shards", "quarantine"])
+def test_what_cannot_be_removed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_from_removal: str
+) -> None:
+    encodings = fill(tmp_path / "c", MADE[:20], MADE[20:])
+    (encodings.folder / "quarantine").mkdir()
+    (encodings.folder / "quarantine" / "a.safetensors").write_bytes(b"12345")
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path.parent.name == kept_from_removal:
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    match = rf"{kept_from_removal}/\w+\.safetensors: Operation not permitted"
+    with pytest.raises(CacheError, match=match):
+        prune(encodings)
+    monkeypatch.undo()
+    prune(encodings)
+    assert held(encodings) == sorted(TEXTS)
 
 
 def test_every_encoder_is_pruned_or_none(tmp_path: Path) -> None:

@@ -7,20 +7,25 @@ import resource
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from threading import Barrier
 from typing import TypeVar
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 from cache_shards import ABOUT, NAME, SPEC, entries, entry, made, open_folder, read_only
 
+from enginecast.cache.checking import check_store
 from enginecast.cache.index import open_index
+from enginecast.cache.merging import merge
 from enginecast.cache.shard import open_shard
 from enginecast.cache.shard_writing import Entry
-from enginecast.cache.store import Encodings, create_store, open_store
+from enginecast.cache.spec import EncoderSpec, fingerprint
+from enginecast.cache.store import Encodings, create_store, find_store, open_store
 from enginecast.errors import CacheError, MissingError
 
 _Result = TypeVar("_Result")
@@ -227,6 +232,50 @@ def test_what_is_no_cache_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["photo.png"]
 
 
+def test_a_path_that_cannot_be_looked_at(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 300)
+    for open_it in (open_store, find_store, create_store):
+        with pytest.raises(CacheError, match="File name too long"):
+            open_it(long / "cache")
+    made(tmp_path / "other")
+    with pytest.raises(CacheError, match="File name too long"):
+        merge([tmp_path / "other"], long)
+
+
+def test_a_cache_that_others_may_not_look_into() -> None:
+    with open_folder() as folder:
+        encodings = made(folder / "cache")
+        encodings.commit(entries(range(3)))
+        store = open_store(folder / "cache")
+        with closed(encodings.shard_folder), pytest.raises(CacheError, match="Permission denied"):
+            encodings.shard_paths()
+        with closed(encodings.folder):
+            for use in (store.names, lambda: store.add(NAME, SPEC, ABOUT, b"{}")):
+                with pytest.raises(CacheError, match="Permission denied"):
+                    use()
+        with closed(store.root):
+            for open_it in (open_store, find_store, create_store):
+                with pytest.raises(CacheError, match=r"cache\.json: Permission denied"):
+                    open_it(store.root)
+            with pytest.raises(CacheError, match="Permission denied"):
+                store.names()
+
+
+@contextmanager
+def closed(folder: Path) -> Iterator[None]:
+    """Only root may look into a folder, and nobody is root."""
+    folder.chmod(0o700)
+    root = os.geteuid() == 0
+    if not root:
+        pytest.skip("takes root, who can be somebody else")
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        folder.chmod(0o755)
+
+
 def test_what_a_killed_writer_left_of_a_cache_is_no_hindrance(tmp_path: Path) -> None:
     (tmp_path / ".cache.json.0123").write_bytes(b"{")
     assert create_store(tmp_path).names() == []
@@ -242,6 +291,36 @@ def test_a_cache_of_another_version_is_refused(encodings: Encodings) -> None:
     mark.write_text("{")
     with pytest.raises(CacheError, match=r"cache\.json: Input data was truncated"):
         open_store(encodings.folder.parent)
+
+
+def test_fields_of_another_version_are_not_what_is_told(encodings: Encodings) -> None:
+    mark = encodings.folder.parent / "cache.json"
+    content = json.loads(mark.read_text())
+    mark.write_text(json.dumps({**content, "version": 2, "created": "today"}))
+    with pytest.raises(CacheError, match=r"expected version 1 .* got 2 .*\nRead it with"):
+        open_store(encodings.folder.parent)
+
+
+class Newer(EncoderSpec, frozen=True, kw_only=True):
+    """A spec as another version might write it."""
+
+    adapter: str = "none"
+
+
+@pytest.mark.parametrize("field", ["spec", "about"])
+def test_a_spec_of_another_version_is_no_damage(encodings: Encodings, field: str) -> None:
+    file = encodings.folder / "spec.json"
+    spec = Newer(**msgspec.structs.asdict(SPEC)) if field == "spec" else SPEC
+    about = msgspec.to_builtins(ABOUT) | ({"licence": "?"} if field == "about" else {})
+    written = {"fingerprint": fingerprint(spec), "spec": spec, "about": about}
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(written)))
+    store = open_store(encodings.folder.parent)
+    for use in (store.encodings, lambda: check_store(store)):
+        with pytest.raises(CacheError, match=r"another version .*unknown field.*\nRead it with"):
+            use()
+    file.write_bytes(file.read_bytes().replace(b'"width": 5', b'"width": 6'))
+    (checked,) = check_store(store)
+    assert [damage.file for damage in checked.damages] == [f"{NAME}/spec.json"]
 
 
 def test_an_edited_spec_is_refused(encodings: Encodings) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cache_entries import ABOUT, byte_of, entries, fill, flip, held, spec_with, texts
+from cache_shards import open_folder, read_only
 from exports import cast
 from pyarrow import parquet
 
@@ -73,6 +74,19 @@ def test_verify_tells_of_damage_by_its_exit_code(cache: Path, capsys: Out) -> No
     told = cast(capsys, "cache", "verify", cache, "--json")
     assert (told.code, told.json["whole"]) == (1, False)
     assert told.json["encoders"][0]["damages"][0]["file"] == "text_encoder/tokenizer.json"
+
+
+def test_verify_tells_of_damage_in_a_cache_that_is_read_only(capsys: Out) -> None:
+    with open_folder() as folder:
+        encodings = fill(folder / "cache", entries(texts(6)))
+        path = encodings.shard_paths()[0]
+        flip(path, byte_of(path, "keys"))
+        with read_only(folder):
+            ran = cast(capsys, "cache", "verify", folder / "cache")
+        assert ran.code == 1
+        assert f"{path.name}: its index differs from its digest" in ran.out
+        assert re.search(r"\n +stays +\S.*Permission denied\n", ran.out)
+        assert "moved to" not in ran.out
 
 
 def test_prune_joins_and_keeps_what_a_file_says(cache: Path, capsys: Out, tmp_path: Path) -> None:
