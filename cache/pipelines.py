@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from enginecast.cache.request import EncoderRequest
-from enginecast.cache.spec import Clean, Size
+from enginecast.cache.spec import Clean, Side, Size
 from enginecast.errors import UsageError
 from enginecast.runtime.manifest import Record
 
@@ -44,6 +44,8 @@ class Part(Record, frozen=True, kw_only=True):
     """Tokens that a text is padded and cut to, template included, where nobody says otherwise."""
     template: str
     clean: Clean
+    padding_side: Side | None = None
+    """Where the pipeline sets it; None: it leaves that to the tokenizer."""
     outputs: Annotated[tuple[str, ...], Meta(min_length=1)]
     """The outputs that are read."""
     note: str
@@ -132,6 +134,7 @@ def resolve(request: EncoderRequest) -> EncoderRequest:
             "keep_all",
             "extra_rows",
             "skip_rows",
+            "padding_side",
         )
         if getattr(request, field) is None
     }

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from enginecast.cache.spec import Clean
+from enginecast.cache.spec import Clean, Side
 
 TooLong = Literal["error", "truncate"]
 StoreDtype = Literal["float32", "bfloat16", "float16"]
@@ -24,6 +24,7 @@ class EncoderRequest:
         keep_all: keep the rows of padding; None: only where the encoder gets no mask.
         extra_rows: rows of padding kept behind the tokens.
         skip_rows: rows dropped in front.
+        padding_side: None: as the tokenizer's files say.
         outputs: names of the outputs to keep; empty: all that an engine gives, and
             `last_hidden_state` of an eager model.
         precision: "fp32", "bf16" or "fp16" of an eager model; None: as its weights are stored.  An
@@ -46,6 +47,7 @@ class EncoderRequest:
     keep_all: bool | None = None
     extra_rows: int | None = None
     skip_rows: int | None = None
+    padding_side: Side | None = None
     outputs: tuple[str, ...] = ()
     precision: str | None = None
     store_dtype: StoreDtype | None = None

@@ -16,6 +16,7 @@ from enginecast.runtime.manifest import DType, Record
 
 Clean = Literal["none", "strip", "lower-strip", "whitespace"]
 Rows = Literal["real", "all"]
+Side = Literal["right", "left"]
 Size = Annotated[int, Meta(ge=0)]
 Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]+\Z")]
 
@@ -49,7 +50,7 @@ class EncoderSpec(Record, frozen=True, kw_only=True):
     max_length: Annotated[int, Meta(ge=1)]
     """Longest text in tokens; also what rows are padded to where they are all kept."""
     padding_id: Size
-    padding_side: Literal["right", "left"] = "right"
+    padding_side: Side = "right"
     mask: bool
     """Whether the encoder is told which tokens are padding.  If not, padding changes every row."""
     rows: Rows

@@ -46,7 +46,7 @@ def make_spec(
         clean=_clean(request),
         max_length=max_length,
         padding_id=padding_id,
-        padding_side=tokenizer.padding_side or model.padding_side,
+        padding_side=request.padding_side or tokenizer.padding_side or model.padding_side,
         mask=mask,
         rows="all" if keep_all else "real",
         extra_rows=request.extra_rows or 0,

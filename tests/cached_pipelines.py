@@ -19,7 +19,14 @@ from exports import Exports
 from models import save, t5_config
 from pipeline_probe import build, encode
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast, T5EncoderModel, UMT5Config, UMT5EncoderModel
+from transformers import (
+    Gemma2Config,
+    Gemma2Model,
+    PreTrainedTokenizerFast,
+    T5EncoderModel,
+    UMT5Config,
+    UMT5EncoderModel,
+)
 
 from enginecast.cache.cached_encoder import CachedEncoder
 from enginecast.cache.pipelines import part_of
@@ -51,10 +58,30 @@ def umt5(folder: Path) -> Path:
     return add_t5_tokenizer(folder)
 
 
+def gemma2(folder: Path) -> Path:
+    """Gemma 2; its tokenizer pads on the left, as no file says but by its class."""
+    config = Gemma2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        architectures=["Gemma2Model"],
+    )
+    save(Gemma2Model, config, folder, torch.float32, 6)
+    file = add_t5_tokenizer(folder) / "tokenizer_config.json"
+    said = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**said, "tokenizer_class": "GemmaTokenizer"}), encoding="utf-8")
+    return folder
+
+
 MODELS: Mapping[str, Callable[[Path], Path]] = {
     "t5": words_t5,
     "wide-t5": wide_t5,
     "umt5": umt5,
+    "gemma2": gemma2,
     "clip": words_clip,
     "clip-projection": lambda folder: words_clip(folder, projection=True),
     "clip-projection-2": lambda folder: words_clip(folder, projection=True, seed=7),
@@ -81,6 +108,7 @@ PIPELINES: Mapping[str, Mapping[str, str]] = {
     "mochi": T5,
     "pixart-alpha": T5,
     "pixart-sigma": T5,
+    "sana": {"text_encoder": "gemma2"},
     "sd15": {"text_encoder": "clip"},
     "sd3": {
         "text_encoder": "clip-projection",
@@ -182,10 +210,17 @@ class Workshop:
     def pipeline(self, pipeline: str, encoders: Mapping[str, Any], **others: Any) -> Any:
         """The pipeline with some encoders and the tokenizers of its models."""
         tokenizers = {
-            part: PreTrainedTokenizerFast.from_pretrained(self.model(name))
+            part: PreTrainedTokenizerFast.from_pretrained(
+                self.model(name), padding_side=side_of(name)
+            )
             for part, name in PIPELINES[pipeline].items()
         }
         return build(pipeline, encoders, tokenizers, **others)
+
+
+def side_of(model: str) -> str:
+    """The side on which the tokenizer of a model pads, as its class has it."""
+    return "left" if model == "gemma2" else "right"
 
 
 def embedded(pipe: Any, prompts: list[str] | None = None, **others: Any) -> list[Tensor]:

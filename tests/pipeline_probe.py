@@ -96,7 +96,7 @@ class Reading:
     rows: list[dict[str, set[int]]] = field(default_factory=list)
 
 
-def word_tokenizer(folder: Any, length: int) -> PreTrainedTokenizerFast:
+def word_tokenizer(folder: Any, length: int, side: str = "right") -> PreTrainedTokenizerFast:
     """The tests' tokenizer as pipelines call it; a text is at most `length` tokens long."""
     file = add_tokenizer(folder) / "tokenizer.json"
     return PreTrainedTokenizerFast(
@@ -104,7 +104,7 @@ def word_tokenizer(folder: Any, length: int) -> PreTrainedTokenizerFast:
         pad_token="<pad>",
         eos_token="</s>",
         model_max_length=length,
-        padding_side="right",
+        padding_side=side,
         model_input_names=["input_ids", "attention_mask"],
     )
 

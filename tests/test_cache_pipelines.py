@@ -33,11 +33,15 @@ LENGTH_IN_SOURCE = {"latte": 120}
 """Pipelines whose length is no argument."""
 
 
-def probe(pipeline: str, folder: Path) -> tuple[list[Reading], list[Tensor]]:
-    """What the pipeline reads of its encoders, and what it returns."""
+def probe(pipeline: str, folder: Path, side: str = "right") -> tuple[list[Reading], list[Tensor]]:
+    """What the pipeline reads of its encoders, and what it returns.
+
+    Args:
+        side: on which the files of the tokenizer say that it pads.
+    """
     parts = parts_of(pipeline)
     recorders = [Recorder(number, part) for number, part in enumerate(parts, start=1)]
-    tokenizer = word_tokenizer(folder, CLIP_LENGTH)
+    tokenizer = word_tokenizer(folder, CLIP_LENGTH, side)
     pipe = build(
         pipeline,
         {recorder.part.part: recorder for recorder in recorders},
@@ -81,9 +85,10 @@ def test_the_pipeline_reads_the_rows_that_the_table_keeps(pipeline: str, tmp_pat
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_texts_go_in_as_the_table_says(pipeline: str, tmp_path: Path) -> None:
-    found, _ = probe(pipeline, tmp_path)
-    tokenizer = word_tokenizer(tmp_path, CLIP_LENGTH)
+    """Padded as the tokenizer's files say, unless the table names a side: the pipeline sets it."""
+    found, _ = probe(pipeline, tmp_path, "left")
     for part in parts_of(pipeline):
+        tokenizer = word_tokenizer(tmp_path, CLIP_LENGTH, part.padding_side or "left")
         first = next(reading.call for reading in found if reading.part == part)
         texts = [part.template.replace("{}", clean_text(part.clean, text)) for text in PROMPTS]
         wanted = tokenizer(texts, padding="max_length", max_length=part.max_length)["input_ids"]
@@ -119,6 +124,8 @@ def test_what_is_left_open_comes_from_the_table() -> None:
     assert (found.template, found.clean) == ("{}", "none")
     assert (found.extra_rows, found.skip_rows) == (0, 0)
     assert found.outputs == ("last_hidden_state",)
+    assert found.padding_side is None
+    assert resolve(EncoderRequest("g", pipeline="sana")).padding_side == "right"
     assert (found.model, found.precision, found.store_dtype) == ("t5", "bf16", None)
     assert resolve(found) == found
     assert resolve(EncoderRequest("t5")) == EncoderRequest("t5")
@@ -203,6 +210,7 @@ def line_of(part: Part) -> str:
     if part.skip_rows:
         rows += f", without the first {part.skip_rows}"
     text = ["" if part.clean == "none" else part.clean, "" if part.template == "{}" else "template"]
+    text.append(f"padded {part.padding_side}" if part.padding_side else "")
     cells = (
         f"`{part.name}`",
         part.model,
