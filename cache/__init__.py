@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from enginecast.cache.cached_encoder import CachedEncoder as CachedEncoder
     from enginecast.cache.guard import require_frozen as require_frozen
+    from enginecast.cache.huggingface_reading import as_huggingface as as_huggingface
     from enginecast.cache.reader import EmbeddingCache as EmbeddingCache
     from enginecast.cache.reader import open_cache as open_cache
     from enginecast.cache.text_variants import Variants as Variants
     from enginecast.cache.text_variants import variants as variants
     from enginecast.cache.torch_reading import ShardShuffle as ShardShuffle
     from enginecast.cache.torch_reading import as_dataset as as_dataset
-    from enginecast.cache.torch_reading import as_huggingface as as_huggingface
     from enginecast.cache.torch_reading import collate as collate
 
 _WHERE = {
@@ -29,7 +29,7 @@ _WHERE = {
     "ShardShuffle": "torch_reading",
     "Variants": "text_variants",
     "as_dataset": "torch_reading",
-    "as_huggingface": "torch_reading",
+    "as_huggingface": "huggingface_reading",
     "collate": "torch_reading",
     "open_cache": "reader",
     "require_frozen": "guard",

@@ -1,12 +1,13 @@
 """What a model is asked, as a cache is: a row of ids and its mask become the ids of a text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from enginecast.cache.spec import EncoderSpec
-from enginecast.errors import CacheError
+from enginecast.errors import CacheError, UsageError
 from enginecast.runtime.arrays import Array
 
 
@@ -25,6 +26,22 @@ class Asked:
     sequence: int | None = None
     masked: bool = False
     text: str | None = None
+
+
+def require_texts(texts: Iterable[Any], name: str = "texts") -> list[str]:
+    """Texts as a list; numbers are not taken for those of entries, nor None for a text.
+
+    Raises:
+        UsageError: one is no text; says which.
+    """
+    if isinstance(texts, str):
+        raise UsageError(f"{name}: expected a list of texts, got one: {texts!r}")
+    made = []
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise UsageError(f"{name}: expected a text at {number}, got {text!r:.80}")
+        made.append(str(text))
+    return made
 
 
 def token_ids(ids: Sequence[int] | Array, *, name: str = "input_ids") -> Array:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from enginecast.cache.asking import Asked, asked_of, token_ids
+from enginecast.cache.asking import Asked, asked_of, require_texts, token_ids
 from enginecast.cache.index import Index, Place, open_index
 from enginecast.cache.keys import Keys
 from enginecast.cache.miss import shortened
@@ -93,10 +93,11 @@ class EmbeddingCache:
         A text that is too long is cut, as a fill does that was told to truncate.
 
         Raises:
+            UsageError: it is no text.
             CacheMissError: there is no such entry; says why.
             CacheError: its outputs are damaged.
         """
-        return self.get_many([text])[0]
+        return self._entries(self._find_texts(require_texts([text], "text")))[0]
 
     def look_up(self, asked: Sequence[Asked]) -> list[Entry]:
         """The entries of texts that are given by token ids.
@@ -124,9 +125,10 @@ class EmbeddingCache:
         """The keys of the entries of texts.
 
         Raises:
+            UsageError: one is no text.
             CacheMissError: of the first that is not there; says why.
         """
-        return [self._key(place) for place in self._find_texts(texts)]
+        return [self._key(place) for place in self._find_texts(require_texts(texts))]
 
     def key_at(self, number: int) -> bytes:
         """The key of the entry of a number."""

@@ -45,13 +45,17 @@ def as_batch(
 ) -> Tensor:
     """An output of some texts: [texts, sequence, width], zeros where nothing is stored.
 
-    An output per text is [texts, width].
+    An output per text is [texts, width].  There may be none.
     """
     values = [entry.outputs[output.name] for entry in entries]
     if output.per == "text":
-        return to_tensor(np.stack(values))
-    made = np.zeros((len(entries), sequence, output.width), values[0].dtype)
+        return to_tensor(np.stack(values) if values else _zeros(output, 0))
+    made = _zeros(output, len(entries), sequence)
     for row, entry, stored in zip(made, entries, values, strict=True):
         begin = first_row(spec, len(entry.ids), sequence)
         row[begin : begin + len(stored)] = stored
     return to_tensor(made)
+
+
+def _zeros(output: OutputSpec, *shape: int) -> Array:
+    return np.zeros((*shape, output.width), np.dtype(output.dtype))

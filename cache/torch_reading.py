@@ -1,4 +1,4 @@
-"""A cache as a dataset of torch or of Hugging Face, and batches padded back with their mask.
+"""A cache as a dataset of torch, and batches padded back with their mask.
 
     dataset = as_dataset(cache, captions)
     loader = DataLoader(dataset, 8, collate_fn=collate(cache.spec), num_workers=2)
@@ -7,19 +7,20 @@ Nothing of it needs the encoder.  Workers may be forked or spawned: each maps th
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, Sampler, default_collate
 
+from enginecast.cache.asking import require_texts
 from enginecast.cache.reader import EmbeddingCache
 from enginecast.cache.shard_writing import Entry
 from enginecast.cache.spec import EncoderSpec
 from enginecast.cache.tensors import as_batch, to_array, to_tensor
-from enginecast.errors import MissingError, UsageError
+from enginecast.errors import UsageError
 from enginecast.runtime.arrays import Array
 
 Item = dict[str, Any]
@@ -28,10 +29,14 @@ Item = dict[str, Any]
 class CachedDataset(Dataset[Item]):
     """Texts and their outputs, map style.  Made by `as_dataset`."""
 
-    def __init__(self, cache: EmbeddingCache, keys: Array) -> None:
+    def __init__(
+        self, cache: EmbeddingCache, keys: Array, texts: Sequence[str] | None = None
+    ) -> None:
         self.cache = cache
         self.keys = keys
         """uint8 [items, 16]"""
+        self.texts = texts
+        """As they were asked for; None: those of the cache."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -43,7 +48,13 @@ class CachedDataset(Dataset[Item]):
 
     def __getitems__(self, indices: Sequence[int]) -> "Items":
         """A batch, as DataLoader asks for it: read in the order in which it lies in the shards."""
-        return Items(self.cache.get_many([self.keys[index].tobytes() for index in indices]))
+        entries = self.cache.get_many([self.keys[index].tobytes() for index in indices])
+        if self.texts is not None:
+            asked = [self.texts[index] for index in indices]
+            entries = [
+                replace(entry, text=text) for entry, text in zip(entries, asked, strict=True)
+            ]
+        return Items(entries)
 
     def shards(self) -> Array:
         """The number of the shard that each item is in: int64 [items]."""
@@ -85,17 +96,21 @@ def as_dataset(cache: EmbeddingCache, texts: Sequence[str] | None = None) -> Cac
     the dtype in which it is stored, bfloat16 too.
 
     Args:
-        texts: an item for each; None: the entries of the cache in the order of their numbers.
+        texts: an item for each, which has the text as it is here, although the cache may know
+            another of the same token ids; None: the entries of the cache in the order of their
+            numbers.
 
     Raises:
+        UsageError: one of `texts` is no text; says which.
         CacheMissError: of the first text that is not in the cache: here, and not in mid-training.
     """
     if texts is None:
         keys = [cache.key_at(number) for number in range(len(cache))]
     else:
+        texts = require_texts(texts)
         keys = cache.keys_of(texts)
     joined = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), -1 if keys else 16)
-    return CachedDataset(cache, joined)
+    return CachedDataset(cache, joined, texts)
 
 
 def item_of(entry: Entry) -> Item:
@@ -110,9 +125,9 @@ def item_of(entry: Entry) -> Item:
 
 
 def _entry_of(spec: EncoderSpec, item: Mapping[str, Any]) -> Entry:
-    """An item as an entry again; a key is no part of a batch."""
+    """An item as an entry again; a batch has no keys, and its texts come with the other columns."""
     outputs = {one.name: to_array(item[one.name]) for one in spec.outputs}
-    return Entry(b"", item["text"], item["input_ids"].numpy(), outputs)
+    return Entry(b"", "", item["input_ids"].numpy(), outputs)
 
 
 @dataclass(frozen=True)
@@ -124,8 +139,10 @@ class Collate:
 
     def __call__(self, items: Sequence[Mapping[str, Any]]) -> Item:
         if isinstance(items, Items):
-            return self._batch(items.entries)
-        return self._batch([_entry_of(self.spec, item) for item in items])
+            return {"text": [entry.text for entry in items.entries], **self._batch(items.entries)}
+        made = self._batch([_entry_of(self.spec, item) for item in items])
+        own = dict.fromkeys(name for item in items for name in item if name not in made)
+        return {**{name: _column([item[name] for item in items]) for name in own}, **made}
 
     def _batch(self, entries: Sequence[Entry]) -> Item:
         counts = [len(entry.ids) for entry in entries]
@@ -139,14 +156,13 @@ class Collate:
         outputs = {
             one.name: as_batch(self.spec, one, entries, sequence) for one in self.spec.outputs
         }
-        texts = [entry.text for entry in entries]
-        return {"text": texts, "input_ids": ids, "attention_mask": mask, **outputs}
+        return {"input_ids": ids, "attention_mask": mask, **outputs}
 
     def _sequence(self, counts: Sequence[int]) -> int:
         spec = self.spec
         if spec.rows == "all":
             return spec.max_length
-        needed = min(max(counts) + spec.extra_rows, spec.max_length)
+        needed = min(max(counts, default=0) + spec.extra_rows, spec.max_length)
         if self.length is not None and self.length < needed:
             raise UsageError(
                 f"length: expected at least the {needed} rows of the longest text, got "
@@ -156,12 +172,21 @@ class Collate:
         return self.length or needed
 
 
+def _column(values: list[Any]) -> Any:
+    """A column that is not the cache's, as torch makes it; a list where torch cannot."""
+    try:
+        return default_collate(values)
+    except (TypeError, RuntimeError):  # of kinds it does not know, or of several shapes
+        return values
+
+
 def collate(spec: EncoderSpec, length: int | None = None) -> Collate:
     """What pads the items of a cached dataset to a batch: DataLoader's `collate_fn`.
 
-    A batch has `text`, `input_ids` and `attention_mask` int64 [batch, sequence], and the outputs
-    [batch, sequence, width], or [batch, width] for one per text.  Rows are where the encoder has
-    them, padded on the spec's side; those that are not stored are zeros.
+    A batch has `input_ids` and `attention_mask` int64 [batch, sequence], and the outputs [batch,
+    sequence, width], or [batch, width] for one per text.  Rows are where the encoder has them,
+    padded on the spec's side; those that are not stored are zeros.  All else that items have,
+    `text` too, is what torch's `default_collate` makes of it, or a list where that cannot stack.
 
     Args:
         spec: of the cache.
@@ -209,49 +234,3 @@ class ShardShuffle(Sampler[int]):
         for start in range(0, len(order), self._shards):
             group = np.flatnonzero(np.isin(self._items_of, order[start : start + self._shards]))
             yield from random.permutation(group).tolist()
-
-
-class LookUp:
-    """Adds the outputs to a batch of a Hugging Face dataset.  See `as_huggingface`."""
-
-    def __init__(self, cache: EmbeddingCache, column: str) -> None:
-        self.cache = cache
-        self.column = column
-
-    def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-        items = [item_of(entry) for entry in self.cache.get_many(batch[self.column])]
-        names = [name for name in items[0] if name != "text"] if items else []
-        return {**batch, **{name: [item[name] for item in items] for name in names}}
-
-
-def as_huggingface(cache: EmbeddingCache, dataset: Any = None, *, column: str = "caption") -> Any:
-    """A `datasets.Dataset` whose items have the outputs, too; on disk it stays text alone.
-
-    Arrow has no bfloat16, and outputs in it would be copies: they are looked up when an item is
-    read, by its text.
-
-    Args:
-        dataset: one with a column of texts; None: one of the cache's texts is made.
-        column: of the texts.
-
-    Returns:
-        The dataset with a transform, which gives the items of `as_dataset` but `text`, besides its
-        own columns.
-
-    Raises:
-        UsageError: the dataset has no such column.
-        MissingError: `datasets` is not installed.
-    """
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingError(
-            "as_huggingface: datasets is not installed", hint="pip install 'enginecast[cache]'"
-        ) from error
-    if dataset is None:
-        dataset = datasets.Dataset.from_dict({column: list(cache.texts())})
-    if column not in dataset.column_names:
-        raise UsageError(
-            f"column: expected one of {', '.join(dataset.column_names)}, got {column!r}"
-        )
-    return dataset.with_transform(LookUp(cache, column))

@@ -11,13 +11,13 @@ from test_cache_reader import TEXTS, fill, flip, spec_of
 from torch.utils.data import DataLoader
 
 from enginecast.cache.cached_encoder import CachedEncoder
+from enginecast.cache.huggingface_reading import as_huggingface
 from enginecast.cache.reader import EmbeddingCache, open_cache
 from enginecast.cache.tensors import to_tensor
 from enginecast.cache.torch_reading import (
     CachedDataset,
     ShardShuffle,
     as_dataset,
-    as_huggingface,
     collate,
 )
 from enginecast.errors import CacheError, CacheMissError, UsageError
