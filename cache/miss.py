@@ -1,7 +1,6 @@
 """A text that was asked for and is not in a cache, and what is there instead."""
 
-import itertools
-from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -9,15 +8,33 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from enginecast.cache.asking import Asked
+from enginecast.cache.index import Place
 from enginecast.cache.spec import EncoderSpec
+from enginecast.cache.store import read_tokenizer
 from enginecast.cache.tokenizing import parse_tokenizer
 from enginecast.runtime.arrays import Array
 
 if TYPE_CHECKING:
     from enginecast.cache.reader import EmbeddingCache
 
+LOOKED_AT = 10_000
+"""Entries that a text is compared with; of more these, at equal distances: a second at most."""
+_IDS = 2**32
+"""Ids from here on overflow in the tokenizers' library."""
 _SAMPLES = 16
 """Cached texts that show whether a tokenizer reads what it writes."""
+
+
+@dataclass(frozen=True)
+class Near:
+    """An entry that a text is compared with.
+
+    Args:
+        ids: without padding.
+    """
+
+    place: Place
+    ids: Array
 
 
 class Miss:
@@ -32,7 +49,7 @@ class Miss:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return parse_tokenizer(self.cache.encodings.tokenizer_file.read_bytes())
+        return parse_tokenizer(read_tokenizer(self.cache.encodings))
 
     @cached_property
     def added(self) -> Array:
@@ -64,11 +81,36 @@ class Miss:
         """Its ids without those that the tokenizer adds."""
         return self.core[~np.isin(self.core, self.added)]
 
-    def entries(self) -> Iterator[tuple[str, Array]]:
-        """Text and ids without padding of each entry."""
-        for number in range(len(self.cache)):
-            place = self.cache.index.row(number)
-            yield self.cache.text_at(place), bare(self.spec, self.cache.ids_at(place))
+    @cached_property
+    def near(self) -> list[Near]:
+        """The entries that it is compared with: all, or `LOOKED_AT` of them."""
+        count = len(self.cache)
+        numbers = np.linspace(0, count - 1, min(count, LOOKED_AT)).astype(np.int64)
+        shards, texts = self.cache.index.rows(numbers)
+        places = map(Place, shards.tolist(), texts.tolist())
+        return [Near(place, bare(self.spec, self.cache.ids_at(place))) for place in places]
+
+    @property
+    def among(self) -> str:
+        """What to say of an entry that is the nearest, where only some were looked at."""
+        few = len(self.near) < len(self.cache)
+        return f"of {len(self.near)} that were looked at, " if few else ""
+
+    def text_of(self, near: Near) -> str:
+        return self.cache.text_at(near.place)
+
+    def holding(self, ids: Array) -> Place | None:
+        """The entry of ids without padding; `bare` may have taken an end for padding."""
+        end = np.array([self.spec.padding_id])
+        left = self.spec.padding_side == "left"
+        longer = np.concatenate((end, ids) if left else (ids, end))
+        found = (self.cache.place_of(Asked(one)) for one in (ids, longer))
+        return next((place for place in found if place is not None), None)
+
+    def token(self, number: int) -> str:
+        """A token of the cache's tokenizer, in quotes."""
+        known = 0 <= number < _IDS
+        return repr(self.tokenizer.id_to_token(int(number))) if known else "no token"
 
     def holds_text(self, text: str) -> bool:
         """Whether the cache has a text, which goes into its template."""
@@ -80,7 +122,7 @@ class Miss:
 
         Not all tokenizers read what they write: true where this one fails on cached texts, too.
         """
-        known = [ids for _, ids in itertools.islice(self.entries(), _SAMPLES)]
+        known = [near.ids for near in self.near[:_SAMPLES]]
         return self._comes_back(self.core) or not all(map(self._comes_back, known))
 
     def _comes_back(self, ids: Array) -> bool:
@@ -91,7 +133,7 @@ class Miss:
 
     def _read(self, ids: Array) -> str:
         words = ids[~np.isin(ids, self.added)]
-        return str(self.tokenizer.decode(words[words >= 0].tolist()))
+        return str(self.tokenizer.decode(words[(words >= 0) & (words < _IDS)].tolist()))
 
 
 def bare(spec: EncoderSpec, ids: Array) -> Array:

@@ -12,7 +12,7 @@ from enginecast.cache.keys import Keys
 from enginecast.cache.miss import Miss, shortened
 from enginecast.cache.records import read_failures
 from enginecast.cache.store import open_store
-from enginecast.errors import CacheMissError
+from enginecast.errors import CacheError, CacheMissError
 from enginecast.runtime.arrays import Array
 
 if TYPE_CHECKING:
@@ -33,12 +33,37 @@ class Cause:
 def explain(cache: "EmbeddingCache", asked: Asked) -> CacheMissError:
     """The error of a text that is not there."""
     miss = Miss(cache, asked)
+    try:
+        return _explained(miss)
+    except CacheError as error:
+        return CacheMissError(
+            f"{cache.path}: these {len(asked.tokens)} tokens are not among its {len(cache)} "
+            f"entries, and why is not known: {error.message}",
+            hint=error.hint,
+        )
+
+
+def _explained(miss: Miss) -> CacheMissError:
+    cache = miss.cache
     cause = next(found for look in _CAUSES if (found := look(miss)) is not None)
     return CacheMissError(
         f"{cache.path}: {shortened(miss.text)} ({len(miss.core)} tokens) is not among its "
         f"{len(cache)} entries: {cause.why}",
         hint=cause.hint,
     )
+
+
+def _nothing(miss: Miss) -> Cause | None:
+    """A text without tokens is there only where its tokenizer adds none."""
+    if len(miss.asked.tokens):
+        return None
+    count = miss.asked.sequence
+    why = (
+        f"none of its {count} ids is attended to: its attention_mask is all zeros"
+        if count
+        else "it has no token"
+    )
+    return Cause(why, "Tokenize an empty text, too: most tokenizers add tokens to it.")
 
 
 def _failed(miss: Miss) -> Cause | None:
@@ -59,8 +84,8 @@ def _too_long(miss: Miss) -> Cause | None:
     longest = miss.spec.max_length
     if len(miss.core) <= longest:
         return None
-    cut = next((text for text, ids in miss.entries() if _cut_from(miss, ids)), None)
-    there = "" if cut is None else f", to which {shortened(cut)} was cut there"
+    cut = next((near for near in miss.near if _cut_from(miss, near.ids)), None)
+    there = "" if cut is None else f", to which {shortened(miss.text_of(cut))} was cut there"
     return Cause(
         f"it is longer than {longest} tokens{there}",
         f"Tokenize with truncation=True, max_length={longest}, and fill with --too-long truncate; "
@@ -73,7 +98,7 @@ def _other_length(miss: Miss) -> Cause | None:
     spec, sequence = miss.spec, miss.asked.sequence
     if not spec.padded or sequence in (None, spec.max_length):
         return None
-    same = _same(miss)
+    same = miss.holding(miss.core) is not None
     there = "the same text is there, but" if same else "all texts there are"
     return Cause(
         f"{there} padded to {spec.max_length} tokens, and this one to {sequence}",
@@ -88,7 +113,10 @@ def _elsewhere(miss: Miss) -> Cause | None:
     for name in store.names():
         if name == miss.cache.encodings.name:
             continue
-        other = store.encodings(name)
+        try:
+            other = store.encodings(name)
+        except CacheError:  # it is damaged, which is not why
+            continue
         same = other.spec.tokenizer == miss.spec.tokenizer
         fits = len(miss.core) <= other.spec.max_length
         key = Keys(other.spec).of_tokens(miss.core) if same and fits else b""
@@ -106,12 +134,35 @@ def _cut(miss: Miss) -> Cause | None:
     begin = miss.core[: len(miss.core) - miss.added_behind]
     if len(begin) < 2:
         return None
-    for text, ids in miss.entries():
-        if len(ids) > len(miss.core) and _begins(ids, begin):
+    for near in miss.near:
+        if len(near.ids) > len(miss.core) and _begins(near.ids, begin):
+            text = miss.text_of(near)
             return Cause(
-                f"it is how {shortened(text)} ({len(ids)} tokens) begins, as if it was cut at "
+                f"it is how {shortened(text)} ({len(near.ids)} tokens) begins, as if it was cut at "
                 f"{len(miss.core)} tokens",
                 f"Tokenize with max_length={miss.spec.max_length}; or fill the cache with it.",
+            )
+    return None
+
+
+def _other_padding(miss: Miss) -> Cause | None:
+    """The text is there, and the row that was asked for is filled up with another id."""
+    row = miss.asked.tokens
+    row = row if miss.spec.padding_side == "right" else row[::-1]
+    if not len(row) or miss.asked.sequence is None or row[-1] == miss.spec.padding_id:
+        return None
+    text = row[: int(np.flatnonzero(row != row[-1])[-1:].sum()) + 1]
+    for ids in (text, row[: len(text) + 1]):  # the first of the run may be the end token
+        ids = ids if miss.spec.padding_side == "right" else ids[::-1]
+        place = miss.holding(ids) if len(ids) < len(row) else None
+        if place is not None:
+            ours = f"{row[-1]} ({miss.token(row[-1])})"
+            theirs = f"{miss.spec.padding_id} ({miss.token(miss.spec.padding_id)})"
+            return Cause(
+                f"it is padded with {ours}, and the cached {shortened(miss.cache.text_at(place))} "
+                f"with {theirs}",
+                f"Use the tokenizer of this encoder, {miss.cache.encodings.tokenizer_file}: where "
+                "a pipeline has several encoders, each has its own.",
             )
     return None
 
@@ -120,7 +171,7 @@ def _mask(miss: Miss) -> Cause | None:
     """Padding counted as text, since no mask said what it is."""
     if not miss.spec.mask or miss.asked.sequence is None or not miss.padding:
         return None
-    there = "the text is there" if _same(miss) else "texts are there"
+    there = "the text is there" if miss.holding(miss.core) is not None else "texts are there"
     return Cause(
         f"{miss.padding} of its ids are padding, which counts as text "
         f"where no attention_mask says otherwise; {there} without it",
@@ -137,13 +188,13 @@ def _template(miss: Miss) -> Cause | None:
             "Tokenize the text in its template, as the fill did.",
         )
     words = miss.words
-    for text, ids in miss.entries():
-        other = ids[~np.isin(ids, miss.added)]
+    for near in miss.near:
+        other = near.ids[~np.isin(near.ids, miss.added)]
         short, long = sorted((words, other), key=len)
         if len(short) == len(long) or len(short) < _PART * len(long):
             continue
         if _contains(long, short):
-            cached = f"the cached text {shortened(text)}"
+            cached = f"the cached text {shortened(miss.text_of(near))}"
             return Cause(
                 f"{cached} contains it" if short is words else f"it contains {cached}",
                 "Use the template of the cache's spec, which is "
@@ -152,21 +203,27 @@ def _template(miss: Miss) -> Cause | None:
     return None
 
 
-def _tokenizer(miss: Miss) -> Cause | None:
-    """Ids that the cache's tokenizer does not make."""
+def _beyond(miss: Miss) -> Cause | None:
+    """Ids that the cache's tokenizer does not have."""
     size = miss.tokenizer.get_vocab_size(with_added_tokens=True)
     beyond = miss.core[(miss.core >= size) | (miss.core < 0)]
+    if not len(beyond):
+        return None
+    why = f"token id {beyond[0]} is not among the {size} of the cache's tokenizer"
+    return Cause(why, _use_own(miss))
+
+
+def _tokenizer(miss: Miss) -> Cause | None:
+    """Ids that the cache's tokenizer does not make."""
     lacking = [int(one) for one in miss.added if one not in miss.asked.tokens]
-    if len(beyond):
-        why = f"token id {beyond[0]} is not among the {size} of the cache's tokenizer"
-    elif lacking:
+    if lacking:
         token = miss.tokenizer.id_to_token(lacking[0])
         why = f"it lacks {token!r}, which the cache's tokenizer adds to each text"
     elif miss.asked.text is None and not miss.comes_back():
         why = "the cache's tokenizer makes other ids of the same text"
     else:
         return None
-    return Cause(why, f"Use the tokenizer of the cache: {miss.cache.encodings.tokenizer_file}.")
+    return Cause(why, _use_own(miss))
 
 
 def _damaged(miss: Miss) -> Cause | None:
@@ -181,9 +238,12 @@ def _damaged(miss: Miss) -> Cause | None:
 
 def _unknown(miss: Miss) -> Cause:
     """Nothing but that it was never filled; the text most like it shows typing errors."""
-    scored = [(_likeness(miss.words, ids), text) for text, ids in miss.entries()]
-    nearest, text = max(scored, default=(0.0, ""))
-    like = f"; the one most like it is {shortened(text)}" if nearest > 0 else ""
+    scored = [_likeness(miss.words, near.ids) for near in miss.near]
+    nearest = max(range(len(scored)), key=scored.__getitem__, default=0)
+    like = ""
+    if scored and scored[nearest] > 0:
+        text = shortened(miss.text_of(miss.near[nearest]))
+        like = f"; {miss.among}the one most like it is {text}"
     return Cause(
         f"it was not filled{like}",
         "Put it into a file and run `enginecast cache fill ENCODER --texts FILE -o "
@@ -192,8 +252,8 @@ def _unknown(miss: Miss) -> Cause:
     )
 
 
-def _same(miss: Miss) -> bool:
-    return any(np.array_equal(ids, miss.core) for _, ids in miss.entries())
+def _use_own(miss: Miss) -> str:
+    return f"Use the tokenizer of the cache: {miss.cache.encodings.tokenizer_file}."
 
 
 def _cut_from(miss: Miss, ids: Array) -> bool:
@@ -221,9 +281,12 @@ def _likeness(ids: Array, others: Array) -> float:
 
 
 _CAUSES: tuple[Callable[[Miss], Cause | None], ...] = (
+    _nothing,
     _failed,
     _too_long,
+    _beyond,
     _other_length,
+    _other_padding,
     _mask,
     _elsewhere,
     _cut,

@@ -23,7 +23,7 @@ from enginecast.cache.miss import shortened
 from enginecast.cache.misses import explain
 from enginecast.cache.shard_writing import Entry
 from enginecast.cache.spec import About, EncoderSpec
-from enginecast.cache.store import Encodings, open_store
+from enginecast.cache.store import Encodings, open_store, read_tokenizer
 from enginecast.cache.tokenizing import Tokenizing
 from enginecast.errors import CacheError, CacheMissError, UsageError
 from enginecast.runtime.arrays import Array
@@ -130,6 +130,19 @@ class EmbeddingCache:
         """
         return [self._key(place) for place in self._find_texts(require_texts(texts))]
 
+    def missing(self, texts: Sequence[str]) -> list[str]:
+        """Those of some texts that have no entry, in their order; to know why, ask for one.
+
+        Raises:
+            UsageError: one is no text.
+        """
+        asked = require_texts(texts)
+        return [one.text or "" for one in self._asked(asked) if self.place_of(one) is None]
+
+    def __contains__(self, text: object) -> bool:
+        """Whether a text has an entry."""
+        return not self.missing(require_texts([text], "text"))
+
     def key_at(self, number: int) -> bytes:
         """The key of the entry of a number."""
         return self._key(self._place(number))
@@ -149,9 +162,12 @@ class EmbeddingCache:
         return self._index.shards[place.shard].key(place.text)
 
     def _find_texts(self, texts: Sequence[str]) -> list[Place]:
+        return [self._find(one) for one in self._asked(texts)]
+
+    def _asked(self, texts: Sequence[str]) -> list[Asked]:
         tokens = self.tokenizing.tokens(texts) if texts else []
         return [
-            self._find(Asked(one.ids.astype(np.int64), text=text))
+            Asked(one.ids.astype(np.int64), text=text)
             for text, one in zip(texts, tokens, strict=True)
         ]
 
@@ -229,10 +245,7 @@ class EmbeddingCache:
         Raises:
             CacheError: tokenizer.json is missing, damaged, or another than the spec's.
         """
-        try:
-            return Tokenizing(self.encodings.tokenizer_file.read_bytes(), self.spec)
-        except OSError as error:
-            raise CacheError(f"{self.encodings.tokenizer_file}: {error.strerror}") from error
+        return Tokenizing(read_tokenizer(self.encodings), self.spec)
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process gets: the snapshot, without what this one found whole."""

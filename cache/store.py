@@ -276,3 +276,18 @@ def _rename_to_new(folder: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
             raise
+
+
+def read_tokenizer(encodings: Encodings) -> bytes:
+    """The text of an encoder's `tokenizer.json`.
+
+    Raises:
+        CacheError: it is not there, or cannot be read.
+    """
+    try:
+        return encodings.tokenizer_file.read_bytes()
+    except OSError as error:
+        raise CacheError(
+            f"{encodings.tokenizer_file}: {error.strerror}",
+            hint="Put the encoder's own back.",
+        ) from error

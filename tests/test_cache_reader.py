@@ -29,17 +29,16 @@ TEXTS = [" ".join("abcdefgh"[: 1 + number % 7]) + " x" * (number // 7) for numbe
 
 
 def spec_of(**fields: Any) -> EncoderSpec:
-    plain: dict[str, Any] = {"max_length": 12, "mask": True, "rows": "real", **fields}
+    plain: dict[str, Any] = {"padding_id": 0, "max_length": 12, "mask": True, "rows": "real"}
     return EncoderSpec(
         model={"weights": "a"},
         precision="fp32",
         tokenizer=digest_of(TOKENIZER),
-        padding_id=0,
         outputs=(
             OutputSpec(name="last_hidden_state", per="token", width=5, dtype="bfloat16"),
             OutputSpec(name="pooler_output", per="text", width=3, dtype="float32"),
         ),
-        **plain,
+        **{**plain, **fields},
     )
 
 
