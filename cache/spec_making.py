@@ -128,8 +128,15 @@ def _check_rows(spec: EncoderSpec) -> None:
         )
     if spec.extra_rows and spec.padding_side == "left":
         raise UsageError(
-            f"--extra-rows {spec.extra_rows}: this tokenizer pads on the left, so no rows of "
+            f"--extra-rows {spec.extra_rows}: texts are padded on the left, so no rows of "
             "padding follow a text"
+        )
+    if spec.skip_rows and spec.padding_side == "left" and spec.rows != "all":
+        raise UsageError(
+            f"--skip-rows {spec.skip_rows}: texts are padded on the left, so the first rows of a "
+            "text are not those of its row of ids, which is where pipelines drop some",
+            hint="--keep-all keeps the rows of padding, and drops the first of the row; or give a "
+            "tokenizer that pads on the right: --tokenizer PATH.",
         )
     if spec.skip_rows >= spec.max_length:
         raise UsageError(

@@ -212,6 +212,12 @@ def test_engines_that_are_no_text_encoders(
         ({"store_dtype": "int8"}, "--store-dtype int8: expected float32, bfloat16, float16"),
         ({"skip_rows": 5}, "--skip-rows 5: expected fewer than --max-length 5"),
         ({"skip_rows": -1}, "--extra-rows, --skip-rows: expected at least 0"),
+        (
+            {"skip_rows": 1, "padding_side": "left"},
+            "--skip-rows 1: texts are padded on the left, so the first rows of a text are not "
+            "those of its row of ids",
+        ),
+        ({"extra_rows": 1, "padding_side": "left"}, "--extra-rows 1: texts are padded on the left"),
         ({"extra_rows": 1, "keep_all": True}, "--extra-rows 1: all rows are kept already"),
         ({"tokenizer": "gone"}, "--tokenizer gone: no such file or folder"),
         ({"pipeline": "flux"}, "--for flux"),
@@ -304,7 +310,7 @@ def test_rows_that_padding_changes_are_not_trimmed(tmp_path: Path) -> None:
         open_encoder(EncoderRequest(model))
     assert "--keep-all" in no.value.hint
     assert open_encoder(EncoderRequest(model, keep_all=True)).spec.padded
-    with pytest.raises(UsageError, match="--extra-rows 1: this tokenizer pads on the left"):
+    with pytest.raises(UsageError, match="--extra-rows 1: texts are padded on the left"):
         open_encoder(EncoderRequest(model, extra_rows=1))
     said = {"padding_side": "right", "pad_token": "<pad>", "model_max_length": 20}
     (Path(model) / "tokenizer_config.json").write_text(json.dumps(said))

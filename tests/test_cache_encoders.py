@@ -251,6 +251,10 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"skip_rows": 3}, {"skip_rows": 3}),
     ({"padding_side": "left"}, {"padding_side": "left"}),
     ({}, {"padding_side": "right"}),
+    (
+        {"padding_side": "left", "skip_rows": 3, "keep_all": True},
+        {"padding_side": "left", "skip_rows": 3, "rows": "all"},
+    ),
     ({"pipeline": "flux:text_encoder_2"}, {"mask": False, "rows": "all", "max_length": 512}),
     ({"pipeline": "flux:text_encoder_2", "max_length": 32}, {"mask": False, "max_length": 32}),
     ({"pipeline": "pixart-sigma:text_encoder"}, {"clean": "lower-strip", "mask": True}),

@@ -42,6 +42,7 @@ SPECS = {
     "unmasked left": spec(mask=False, padding_side="left"),
     "one more": spec(extra_rows=1),
     "skipped": spec(skip_rows=2),
+    "skipped left": spec(skip_rows=2, rows="all", padding_side="left"),
 }
 
 

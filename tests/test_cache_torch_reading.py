@@ -30,6 +30,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "no-mask-left": {"mask": False, "padding_side": "left"},
     "extra": {"extra_rows": 1},
     "skip": {"skip_rows": 1},
+    "skip-left": {"skip_rows": 1, "rows": "all", "padding_side": "left"},
 }
 
 
