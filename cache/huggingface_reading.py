@@ -10,8 +10,6 @@ from enginecast.errors import MissingError, UsageError
 
 _TEXTS = ("string", "large_string", "string_view")
 """Types of Arrow that are texts, as `datasets` names them."""
-
-
 ADDED = ("input_ids", "attention_mask")
 """Columns of every item besides the outputs."""
 
@@ -48,7 +46,8 @@ def as_huggingface(cache: EmbeddingCache, dataset: Any = None, *, column: str = 
 
     Raises:
         UsageError: no such dataset or column, a column that is no text, or one that is named as
-            what would be added.  When an item is read: its text is None.
+            what would be added; a dataset with a format or transform, which would be lost.
+            When an item is read: its text is None.
         CacheMissError: when an item is read: its text is not in the cache.
         MissingError: `datasets` is not installed.
     """
@@ -59,11 +58,18 @@ def as_huggingface(cache: EmbeddingCache, dataset: Any = None, *, column: str = 
             "as_huggingface: datasets is not installed", hint="pip install 'enginecast[cache]'"
         ) from error
     if dataset is None:
-        dataset = datasets.Dataset.from_dict({column: list(cache.texts())})
+        features = datasets.Features({column: datasets.Value("string")})
+        dataset = datasets.Dataset.from_dict({column: list(cache.texts())}, features)
     if not isinstance(dataset, datasets.Dataset):
         raise UsageError(
             f"as_huggingface: expected a datasets.Dataset, got {type(dataset).__name__}",
             hint=_instead(dataset),
+        )
+    if (kind := dataset.format["type"]) is not None:
+        raise UsageError(
+            f"as_huggingface: the dataset has the format {kind!r} (with_transform, with_format), "
+            "which would be replaced",
+            hint="Take it off, dataset.with_format(None), and do its work in collate_fn.",
         )
     _check_columns(cache, dataset, column)
     return dataset.with_transform(LookUp(cache, column))

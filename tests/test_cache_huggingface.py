@@ -120,6 +120,16 @@ def test_what_is_no_dataset_with_items_is_refused(cache: EmbeddingCache) -> None
         as_huggingface(cache, streamed)
 
 
+def test_a_transform_of_its_own_is_not_lost(cache: EmbeddingCache) -> None:
+    """`with_transform` would take its place: images would no longer be augmented."""
+    for own in (dataset_of().with_transform(dict), dataset_of().with_format("torch")):
+        kind = own.format["type"]
+        with pytest.raises(UsageError, match=f"the dataset has the format {kind!r}") as refused:
+            as_huggingface(cache, own)
+        assert "with_format(None)" in refused.value.hint
+        assert as_huggingface(cache, own.with_format(None))[0]["caption"] == TEXTS[0]
+
+
 @pytest.mark.parametrize("rows", ["real", "all"])
 def test_a_batch_of_nothing(tmp_path: Path, rows: str) -> None:
     spec = spec_of(rows=rows)

@@ -8,6 +8,7 @@ import torch
 from cached_models import batch_of
 from test_cache_reader import TEXTS, fill, spec_of
 
+from enginecast.cache import as_huggingface
 from enginecast.cache import miss as miss_module
 from enginecast.cache.cached_encoder import CachedEncoder
 from enginecast.cache.index import Place
@@ -95,6 +96,16 @@ def test_a_damaged_encoder_beside_it_does_not_matter(cache: EmbeddingCache) -> N
     other.mkdir()
     (other / "spec.json").write_text("{")
     assert "it was not filled" in missed(cache, UNKNOWN)
+
+
+def test_an_empty_cache(tmp_path: Path) -> None:
+    fill(tmp_path / "cache", spec_of(), [])
+    cache = open_cache(tmp_path / "cache")
+    assert cache.missing(["a"]) == ["a"]
+    with pytest.raises(CacheMissError, match="is not among its 0 entries: it was not filled"):
+        cache.by_text("a")
+    assert "makes other ids of the same text" in missed(cache, [2, 1, 3, 1])
+    assert len(as_huggingface(cache)) == 0
 
 
 def test_ids_that_no_tokenizer_reads(cache: EmbeddingCache) -> None:
