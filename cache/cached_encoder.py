@@ -9,8 +9,7 @@ What it looks up is what `enginecast cache fill` stored: token ids are all that 
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -31,7 +30,10 @@ _NO_EFFECT = ("use_cache", "cache_position")
 
 
 class CachedEncoder(nn.Module):
-    """A text encoder whose outputs were computed before.  It has no parameters.
+    """A text encoder whose outputs were computed before.  It has no weights.
+
+    It does have a parameter without elements for each output: what moves and casts models goes by
+    `next(encoder.parameters())`, and accelerate looks its parameters up in its `state_dict`.
 
     Rows that are not stored (padding, or those the spec drops) are zeros.
 
@@ -54,9 +56,8 @@ class CachedEncoder(nn.Module):
         super().__init__()
         self.cache = cache if isinstance(cache, EmbeddingCache) else open_cache(cache, name)
         for number, one in enumerate(self.spec.outputs):
-            # Buffers, not plain attributes: they follow `.to` of whatever module this is a part of.
             place = torch.empty(0, dtype=dtype or dtype_of(one.dtype))
-            self.register_buffer(f"_output_{number}", place, persistent=False)
+            self.register_parameter(f"_output_{number}", nn.Parameter(place, requires_grad=False))
         self.config = _config(self.cache)
         self._kind = output_class(self.cache.about, [one.name for one in self.spec.outputs])
 
@@ -76,8 +77,16 @@ class CachedEncoder(nn.Module):
     @property
     def _places(self) -> list[Tensor]:
         """An empty tensor for each output, where and in what it is wanted."""
-        return [place for place in self._buffers.values() if place is not None]
+        return list(self.parameters(recurse=False))
 
+    def _load_from_state_dict(self, *given: Any) -> None:
+        """There is nothing to load; a checkpoint made without this encoder misses nothing."""
+        state, prefix, _, strict, _, unexpected, _ = given
+        if strict:
+            known = {prefix + name for name in self._parameters}
+            unexpected += [one for one in state if one.startswith(prefix) and one not in known]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # no graph reads files
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -145,7 +154,7 @@ class CachedEncoder(nn.Module):
                 "none of its parts: the weights were not loaded"
             ) from error
 
-    def requires_grad_(self, requires_grad: bool = True) -> "CachedEncoder":
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Nothing to do for False; there is nothing that could learn."""
         if requires_grad:
             _refuse("requires_grad_(True)", "it has no weights, so nothing in it can be trained")
@@ -197,16 +206,28 @@ def _require_answerable(output_attentions: bool | None, others: Mapping[str, Any
             raise UsageError(f"{name}: the cached outputs were computed without it")
 
 
+def _require_tensor(name: str, given: Any) -> None:
+    if not isinstance(given, Tensor):
+        raise UsageError(
+            f"{name}: expected a tensor [batch, sequence], got a {type(given).__name__}",
+            hint="Ask the tokenizer for tensors: return_tensors='pt'.",
+        )
+
+
 def _rows_of(input_ids: Tensor) -> Array:
+    _require_tensor("input_ids", input_ids)
     if input_ids.ndim != 2 or input_ids.is_floating_point():
         got = f"{input_ids.dtype} {list(input_ids.shape)}"
         raise UsageError(f"input_ids: expected int64 [batch, sequence], got {got}")
+    if not len(input_ids):
+        raise UsageError("input_ids: expected at least one text, got a batch of 0")
     return input_ids.detach().cpu().numpy().astype(np.int64)
 
 
 def _mask_of(mask: Tensor | None, ids: Array) -> Array | None:
     if mask is None:
         return None
+    _require_tensor("attention_mask", mask)
     if tuple(mask.shape) != ids.shape:
         raise UsageError(
             f"attention_mask: expected {list(ids.shape)} as input_ids, got {list(mask.shape)}"
@@ -219,8 +240,10 @@ def _mask_of(mask: Tensor | None, ids: Array) -> Array | None:
 def _require_counted(position_ids: Tensor | None, ids: Array) -> None:
     if position_ids is None:
         return
-    counted = np.arange(ids.shape[1])
-    if not (position_ids.detach().cpu().numpy() == counted).all():
+    _require_tensor("position_ids", position_ids)
+    counted = torch.arange(ids.shape[1]).expand(ids.shape)
+    given = position_ids.detach().cpu()
+    if given.ndim > 2 or given.shape[-1:] != counted.shape[-1:] or (given != counted[:1]).any():
         raise UsageError("position_ids: the cached outputs were computed with those from 0 on")
 
 
@@ -234,12 +257,19 @@ def _config(cache: EmbeddingCache) -> Any:
     return PlainConfig({"hidden_size": width, **given}, cache.path)
 
 
-class PlainConfig(SimpleNamespace):
+class PlainConfig:
     """What is known of a model whose config.json is not in the cache, or of no known kind."""
 
     def __init__(self, known: Mapping[str, Any], path: Path) -> None:
-        super().__init__(**known)
+        vars(self).update(known)
         self._path = path
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # what copying looks for, before there is a path
+            raise AttributeError(name)
         raise AttributeError(f"config.{name}: {self._path} does not have the model's configuration")
+
+    def __repr__(self) -> str:
+        return (
+            f"PlainConfig({ {name: one for name, one in vars(self).items() if name != '_path'} })"
+        )

@@ -2,12 +2,13 @@
 
 import inspect
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex, overload
 
 import transformers
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from transformers import modeling_outputs
 from transformers.models.clip.modeling_clip import CLIPTextModelOutput
 from transformers.utils import ModelOutput
@@ -20,19 +21,26 @@ _ALWAYS = ("last_hidden_state", "pooler_output", "text_embeds", "logits")
 """Fields that a model fills whenever its output has them."""
 
 
+class AbsentOutputError(CacheError, AttributeError):
+    """An output that the cache does not hold was used.
+
+    An AttributeError, too: accelerate and others ask by `hasattr` what an output is.
+    """
+
+
 class Absent:
     """Stands where the model returns an output that the cache does not hold; any use is an error.
 
     Its place counts: `[0]` has to stay what it is.
     """
 
-    def __init__(self, name: str, reason: str) -> None:
+    def __init__(self, name: str, there: Iterable[str]) -> None:
         self._name = name
-        self._reason = reason
+        self._there = ", ".join(there) or "none"
 
-    def _refuse(self) -> CacheError:
-        return CacheError(
-            f"{self._name}: {self._reason}",
+    def refuse(self) -> AbsentOutputError:
+        return AbsentOutputError(
+            f"{self._name} is not in the cache; there is {self._there}",
             hint=f"Fill a cache with --outputs {self._name} besides what is needed.",
         )
 
@@ -42,59 +50,59 @@ class Absent:
         return 2 if self._name in ("pooler_output", "text_embeds") else 3
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what copying and printing look for
+        if name.startswith("_"):  # what copying and printing look for
             raise AttributeError(name)
-        raise self._refuse()
+        raise self.refuse()
 
     def __getitem__(self, index: Any) -> Any:
-        raise self._refuse()
+        raise self.refuse()
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, given: Any = (), named: Any = None
+    ) -> Any:
+        """Called in place of a function of torch (`torch.cat`, `+`) that is given one of these."""
+        raise next(one for one in tree_leaves((given, named)) if isinstance(one, cls)).refuse()
 
     def __repr__(self) -> str:
         return f"Absent({self._name!r})"
 
 
-class HiddenStates(tuple[Tensor, ...]):
-    """Hidden states of a model, of which some are there: asked for another, it says so.
+class HiddenStates(tuple[Tensor | Absent, ...]):
+    """All hidden states of a model; asked for one that is not in the cache, it says so.
 
-    A tuple of those that are there, so that it passes for what the model returns.
-
-    Args:
-        found: by index as the model's tuple has it; all not negative where `count` is known.
-        count: of all that the model gives; None: nobody knows.
+    Going through them gives `Absent` for those: what moves or casts outputs (accelerate does) makes
+    another of these from what it went through.
     """
 
-    _found: Mapping[int, Tensor]
-    _count: int | None
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Tensor: ...
 
-    def __new__(cls, found: Mapping[int, Tensor], count: int | None) -> "HiddenStates":
-        made = super().__new__(cls, tuple(found.values()))
-        made._found = found
-        made._count = count
-        return made
-
-    def __len__(self) -> int:
-        return len(self._found) if self._count is None else self._count
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Tensor, ...]: ...
 
     def __getitem__(self, index: Any) -> Any:
-        if not isinstance(index, int):
-            raise CacheError(f"hidden_states: expected one index, got {index!r}")
-        for same in self._same(index):
-            if same in self._found:
-                return self._found[same]
-        there = ", ".join(str(one) for one in self._found) or "none"
+        try:
+            found = super().__getitem__(index)
+        except IndexError:
+            raise IndexError(f"hidden_states[{index}]: the model has {len(self)}") from None
+        for one in found if isinstance(index, slice) else (found,):
+            if isinstance(one, Absent):
+                raise one.refuse()
+        return found
+
+
+class UncountedHiddenStates(dict[int, Tensor]):
+    """Hidden states of a model of which nobody knows how many it has: by index, as the fill did."""
+
+    def __missing__(self, index: int) -> NoReturn:
+        raise Absent(f"{HIDDEN}.{index}", (f"{HIDDEN}.{one}" for one in self.keys())).refuse()
+
+    def __iter__(self) -> NoReturn:
         raise CacheError(
-            f"hidden_states[{index}] is not in the cache; there is {there}",
-            hint=f"Fill a cache with --outputs hidden_states.{index}.",
+            f"{HIDDEN}: expected one index, as the cache does not know how many the model has",
+            hint="Give the model's config.json beside the bundle when the cache is filled.",
         )
-
-    def __iter__(self) -> Iterator[Tensor]:
-        for index in range(len(self)):
-            yield self[index]
-
-    def _same(self, index: int) -> list[int]:
-        if self._count is None:
-            return [index]
-        return [index, index - self._count] if index >= 0 else [index, index + self._count]
 
 
 def output_class(about: About, names: Sequence[str]) -> type[ModelOutput]:
@@ -145,20 +153,25 @@ def assemble(
         if field.name in tensors:
             values[field.name] = tensors[field.name]
         elif field.name == HIDDEN and hidden:
-            values[field.name] = HiddenStates(_hidden(tensors), count)
+            values[field.name] = _hidden_states(tensors, count)
         elif field.name in _ALWAYS:
-            there = ", ".join(tensors)
-            values[field.name] = Absent(field.name, f"it is not in the cache, which has {there}")
+            values[field.name] = Absent(field.name, tensors)
     made = kind()
     for name, value in values.items():
         made[name] = value
     return made
 
 
-def _hidden(tensors: Mapping[str, Tensor]) -> dict[int, Tensor]:
+def _hidden_states(
+    tensors: Mapping[str, Tensor], count: int | None
+) -> HiddenStates | UncountedHiddenStates:
     prefix = f"{HIDDEN}."
-    return {
-        int(name.removeprefix(prefix)): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
+    there = [name for name in tensors if name.startswith(prefix)]
+    found = {int(name.removeprefix(prefix)): tensors[name] for name in there}
+    if count is None:
+        return UncountedHiddenStates(found)
+    counted = {index % count: tensor for index, tensor in found.items()}
+    return HiddenStates(
+        counted[index] if index in counted else Absent(f"{prefix}{index}", there)
+        for index in range(count)
+    )

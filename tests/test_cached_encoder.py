@@ -134,13 +134,12 @@ def test_a_wrong_entry_would_show(tmp_path: Path) -> None:
         test_cached_equals_live((model, CachedEncoder(tmp_path / "cache")))
 
 
-def test_it_has_no_parameters(t5: CachedEncoder) -> None:
-    assert list(t5.parameters()) == []
-    assert t5.state_dict() == {}
+def test_it_has_no_weights(t5: CachedEncoder) -> None:
+    assert [one.numel() for one in t5.parameters()] == [0]
+    assert not any(one.requires_grad for one in t5.parameters())
+    assert [one.numel() for one in t5.state_dict().values()] == [0]
     assert t5.requires_grad_(False) is t5
     assert t5.train().eval() is t5
-    with pytest.raises(ValueError, match="empty parameter list"):
-        torch.optim.AdamW(t5.parameters())
     assert "entries=6" in repr(t5)
     assert not hasattr(t5, "text_model")
     with pytest.raises(AttributeError, match="text_model: it has the outputs of T5EncoderModel"):
@@ -185,10 +184,12 @@ def test_without_a_configuration_it_says_so(tmp_path: Path) -> None:
     made = create_store(tmp_path / "cache").add("mine", spec, about, b"{}")
     made.commit(entries_of(model, spec, TEXTS))
     cached = CachedEncoder(tmp_path / "cache")
-    assert cached.config.hidden_size == 32
-    assert not hasattr(cached.config, "d_ff")
-    with pytest.raises(AttributeError, match=r"config\.d_ff: .* does not have the model's"):
-        _ = cached.config.d_ff
+    for other in (cached, copy.deepcopy(cached), pickle.loads(pickle.dumps(cached))):
+        assert other.config.hidden_size == 32
+        assert not hasattr(other.config, "d_ff")
+        with pytest.raises(AttributeError, match=r"config\.d_ff: .* does not have the model's"):
+            _ = other.config.d_ff
+    assert "hidden_size" in repr(cached.config)
     assert type(cached(**asked(cached))) is BaseModelOutput
 
 
@@ -204,9 +205,15 @@ def test_hidden_states_that_are_there_and_others(clip: CachedEncoder) -> None:
     found = clip(**asked(clip), output_hidden_states=True)
     assert len(found.hidden_states) == 3
     assert torch.equal(found.hidden_states[-2], found.hidden_states[1])
-    for index in (0, -1, 2, 7):
-        with pytest.raises(CacheError, match=rf"hidden_states\[{index}\] is not in the cache"):
+    for index in (0, -1, 2):
+        with pytest.raises(CacheError, match=rf"hidden_states\.{index % 3} is not in the cache"):
             _ = found.hidden_states[index]
+    with pytest.raises(IndexError, match=r"hidden_states\[7\]: the model has 3"):
+        _ = found.hidden_states[7]
+    with pytest.raises(CacheError, match=r"hidden_states\.2 is not in the cache"):
+        _ = found.hidden_states[1:]
+    with pytest.raises(CacheError, match=r"hidden_states\.0 is not in the cache"):
+        torch.stack([one for one in found.hidden_states])
     assert clip(**asked(clip)).hidden_states is None
 
 
@@ -214,7 +221,7 @@ def test_an_output_that_is_not_there_keeps_its_place(clip: CachedEncoder) -> Non
     found = clip(**asked(clip))
     assert found[1].ndim == 3  # pipelines tell pooled outputs from others by it
     for use in ("shape", "to", "dtype"):
-        with pytest.raises(CacheError, match="last_hidden_state: it is not in the cache") as error:
+        with pytest.raises(CacheError, match="last_hidden_state is not in the cache") as error:
             getattr(found.last_hidden_state, use)
         assert "--outputs last_hidden_state" in str(error.value)
     with pytest.raises(CacheError, match="last_hidden_state"):
@@ -239,6 +246,11 @@ def test_an_output_that_is_not_there_keeps_its_place(clip: CachedEncoder) -> Non
         (lambda one: one(**asked(one), position_ids=torch.ones(1, 12)), "position_ids: the cached"),
         (lambda one: one(), "input_ids: expected int64"),
         (lambda one: one(torch.ones(2, 3)), "input_ids: expected int64"),
+        (lambda one: one([[1, 2]]), "input_ids: expected a tensor .* got a list"),
+        (lambda one: one(torch.ones(0, 3).long()), "expected at least one text"),
+        (lambda one: one(torch.ones(1, 2).long(), [[1, 1]]), "attention_mask: expected a tensor"),
+        (lambda one: one(**asked(one), position_ids=torch.arange(3)[None]), "position_ids: the"),
+        (lambda one: one(**asked(one), position_ids=[0]), "position_ids: expected a tensor"),
         (lambda one: one(torch.ones(2, 3).long(), torch.ones(2, 4)), r"expected \[2, 3\] as input"),
         (lambda one: one(torch.ones(1, 2).long(), torch.full((1, 2), 0.5)), "zeros and ones"),
     ],

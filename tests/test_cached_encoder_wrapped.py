@@ -1,0 +1,195 @@
+"""The drop-in under what trainers and pipelines put around an encoder: offload, casts, graphs."""
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator, cpu_offload, cpu_offload_with_hook
+from accelerate.state import AcceleratorState
+from cached_models import TEXTS, batch_of, entries_of, fill, spec_of, tiny
+from diffusers import CogVideoXPipeline
+from torch import Tensor, nn
+from transformers import CLIPTextModelWithProjection, PreTrainedModel, T5EncoderModel
+
+from enginecast.cache.cached_encoder import CachedEncoder
+from enginecast.cache.model_output import Absent
+from enginecast.cache.spec import About
+from enginecast.cache.store import create_store
+from enginecast.errors import CacheError
+
+OUTPUTS = ("text_embeds", "hidden_states.-2")
+
+
+@pytest.fixture(autouse=True)
+def no_state_of_accelerate() -> Iterator[None]:
+    """Accelerate keeps the precision of the process; other tests have their own."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    return tiny(CLIPTextModelWithProjection)
+
+
+@pytest.fixture
+def clip(tmp_path: Path, model: PreTrainedModel) -> CachedEncoder:
+    fill(tmp_path / "clip", model, spec_of(model, OUTPUTS, mask=False, rows="all"))
+    return CachedEncoder(tmp_path / "clip")
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return batch_of(TEXTS, 12).ids
+
+
+@torch.no_grad()
+def call(encoder: Any, ids: Tensor) -> Any:
+    return encoder(ids, output_hidden_states=True)
+
+
+def require_like(found: Any, live: Any, plain: Any, dtype: torch.dtype = torch.float32) -> None:
+    """Outputs come as the encoder's do, with the values of `plain`; another is still an error."""
+    picks: tuple[Callable[[Any], Tensor], ...] = (
+        lambda one: one.text_embeds,
+        lambda one: one.hidden_states[-2],
+        lambda one: one.hidden_states[1],
+    )
+    for pick in picks:
+        got, wanted = pick(found), pick(live)
+        assert (got.shape, got.dtype, got.device) == (wanted.shape, wanted.dtype, wanted.device)
+        assert torch.equal(got, pick(plain).to(dtype).to(wanted.dtype))
+    assert len(found.hidden_states) == len(live.hidden_states)
+    with pytest.raises(CacheError, match=r"hidden_states\.2 is not in the cache"):
+        _ = found.hidden_states[-1]
+    with pytest.raises(CacheError, match="last_hidden_state is not in the cache"):
+        _ = found.last_hidden_state.shape
+
+
+def offloaded(encoder: nn.Module) -> Any:
+    return cpu_offload(encoder, torch.device("cpu"))
+
+
+def with_hooks(encoder: nn.Module) -> Any:
+    """As `enable_model_cpu_offload` of diffusers chains them."""
+    _, first = cpu_offload_with_hook(nn.Linear(1, 1), "cpu")
+    made, hook = cpu_offload_with_hook(encoder, "cpu", first)
+    following, _ = cpu_offload_with_hook(nn.Linear(1, 1), "cpu", hook)
+
+    def run(*given: Any, **named: Any) -> Any:
+        found = made(*given, **named)
+        following(torch.ones(1, 1))  # looks where the encoder is
+        return found
+
+    return run
+
+
+def prepared(encoder: nn.Module) -> Any:
+    made = Accelerator(mixed_precision="bf16", cpu=True).prepare(encoder)
+    assert made is encoder
+    return made
+
+
+def in_half(encoder: nn.Module) -> Any:
+    """Cast by the trainer, then prepared: outputs are float32 again."""
+    return prepared(encoder.bfloat16())
+
+
+def compiled(encoder: nn.Module) -> Any:
+    return torch.compile(encoder, backend="eager")
+
+
+def in_a_compiled_step(encoder: nn.Module) -> Any:
+    def step(*given: Any, **named: Any) -> Any:
+        return encoder(*given, **named)
+
+    return torch.compile(step, backend="eager")
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [offloaded, with_hooks, prepared, in_half, compiled, in_a_compiled_step],
+)
+def test_what_wraps_an_encoder_wraps_it(
+    clip: CachedEncoder,
+    model: PreTrainedModel,
+    ids: Tensor,
+    wrap: Callable[[nn.Module], Any],
+) -> None:
+    plain = call(clip, ids)
+    live, found = call(wrap(model), ids), call(wrap(clip), ids)
+    require_like(found, live, plain, clip.dtype)
+
+
+def test_sequential_offload_of_a_part_of_a_module(clip: CachedEncoder, ids: Tensor) -> None:
+    """diffusers offloads buffers, too, where a component has parameters of its own."""
+    whole = nn.ModuleDict({"encoder": clip, "other": nn.Linear(2, 2)})
+    plain = clip(ids).text_embeds
+    cpu_offload(whole, torch.device("cpu"), offload_buffers=len(clip._parameters) > 0)
+    assert clip.device == torch.device("meta")  # where the weights of an encoder are, then
+    assert torch.equal(whole["encoder"](ids).text_embeds, plain)
+
+
+def test_a_pipelines_offload(clip: CachedEncoder, ids: Tensor) -> None:
+    pipeline = CogVideoXPipeline(
+        tokenizer=None, text_encoder=None, vae=None, transformer=None, scheduler=None
+    )
+    pipeline.text_encoder = clip
+    plain = clip(ids).text_embeds
+    pipeline.enable_model_cpu_offload(device="cpu")
+    assert torch.equal(pipeline.text_encoder(ids).text_embeds, plain)
+    pipeline.maybe_free_model_hooks()
+
+
+def test_a_module_with_it_loads_what_was_saved_without_it(clip: CachedEncoder) -> None:
+    trained = nn.ModuleDict({"other": nn.Linear(2, 2)})
+    whole = nn.ModuleDict({"other": nn.Linear(2, 2), "encoder": clip})
+    whole.load_state_dict(trained.state_dict())
+    whole.load_state_dict(whole.state_dict())
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*encoder\.shared"):
+        whole.load_state_dict({**trained.state_dict(), "encoder.shared": torch.ones(1)})
+
+
+def test_its_outputs_are_copied_and_pickled(
+    clip: CachedEncoder, model: PreTrainedModel, ids: Tensor
+) -> None:
+    live, found = call(model, ids), call(clip, ids)
+    for other in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        assert type(other) is type(found)
+        require_like(other, live, found)
+
+
+def test_an_absent_output_fails_wherever_it_is_used() -> None:
+    absent = Absent("pooler_output", ["last_hidden_state"])
+    assert not hasattr(absent, "to")
+    for use in (
+        lambda: torch.cat([torch.ones(1), absent]),  # type: ignore[list-item]
+        lambda: torch.ones(1) + absent,  # type: ignore[operator]
+        lambda: absent.float(),
+        lambda: absent[0],
+    ):
+        with pytest.raises(CacheError, match="pooler_output is not in the cache; there is last"):
+            use()
+
+
+def test_hidden_states_of_an_unknown_number(tmp_path: Path) -> None:
+    """Without config.json nobody knows which layer -2 is from the front."""
+    model = tiny(T5EncoderModel)
+    spec = spec_of(model, ("hidden_states.-2",))
+    made = create_store(tmp_path).add("mine", spec, About(encoder="Mine", source="mine"), b"{}")
+    made.commit(entries_of(model, spec, TEXTS))
+    cached = CachedEncoder(tmp_path)
+    batch = batch_of(TEXTS)
+    plain = cached(batch.ids, batch.mask, output_hidden_states=True).hidden_states
+    moved = prepared(cached.half())(batch.ids, batch.mask, output_hidden_states=True).hidden_states
+    for found in (plain, moved, copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
+        assert found[-2].dtype == torch.float32
+        torch.testing.assert_close(found[-2], plain[-2], rtol=0.01, atol=0.01)
+        with pytest.raises(CacheError, match=r"hidden_states\.1 is not in the cache; there is hid"):
+            _ = found[1]
+        with pytest.raises(CacheError, match="does not know how many"):
+            list(found)
