@@ -4,20 +4,19 @@ A plain look at `requires_grad` would be wrong: every fresh model of Hugging Fac
 counts is what an optimizer holds, and whether weights, tokens and dropout are those of the fill.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
 from torch import nn
 
 from enginecast.cache.cached_encoder import CachedEncoder
+from enginecast.cache.guard_weights import compare_weights
 from enginecast.cache.reader import EmbeddingCache
 from enginecast.cache.tokenizing import parse_tokenizer, prepare_text
-from enginecast.capture.checkpoint import find_weight_files, read_weights, sha256_of_weights
-from enginecast.errors import CacheError
+from enginecast.errors import CacheError, UsageError
 
 _SAMPLES = 64
 """Cached texts that a tokenizer is tried on."""
@@ -59,7 +58,9 @@ def require_frozen(
 
     Args:
         cached: the drop-in, or the cache.
-        optimizer: one, or several in a list; those of wrappers that have `param_groups`, too.
+        optimizer: one, or several in a list, dictionary or other iterable; those of wrappers that
+            have `param_groups`, too.  Without `model` only parameters of a `CachedEncoder` can be
+            found in it.
         model: the encoder itself, where the trainer still has it.
         tokenizer: of `transformers` or `tokenizers`, that the trainer uses.
 
@@ -70,6 +71,7 @@ def require_frozen(
         CacheError: parameters of the encoder are in an optimizer; it has adapters, resized
             embeddings, other weights than the cache's, or dropout in training mode; the tokenizer
             makes other ids.
+        UsageError: what is given as optimizer is none.
     """
     look = _Look(cached.cache if isinstance(cached, CachedEncoder) else cached)
     if model is not None:
@@ -77,21 +79,35 @@ def require_frozen(
         _check_vocabulary(look, model)
         _check_dropout(look, model)
         _check_weights(look, model)
-    if optimizer is not None:
-        _check_optimizer(look, optimizer, model)
+    held = None if optimizer is None else _held_by(optimizer)
+    if isinstance(cached, CachedEncoder):
+        _check_cached(look, cached, held)
+    if held is not None:
+        _check_optimizer(look, held, model)
     if tokenizer is not None:
         _check_tokenizer(look, tokenizer)
     return Frozen(tuple(look.compared), tuple(look.skipped))
 
 
-def _check_optimizer(look: _Look, optimizer: Any, model: nn.Module | None) -> None:
+def _check_cached(look: _Look, cached: CachedEncoder, held: set[int] | None) -> None:
+    """Its parameters have no elements: an optimizer of them would train nothing."""
+    for name, parameter in cached.named_parameters():
+        if parameter.requires_grad or id(parameter) in (held or ()):
+            what = "is in the optimizer" if id(parameter) in (held or ()) else "requires grad"
+            raise look.refuse(
+                f"{name} of the CachedEncoder {what}, but it has no weights that could be trained",
+                "Leave the encoder out of what is trained; or load the encoder itself.",
+            )
+    if held is not None:
+        look.compared.append("optimizer: it holds nothing of the CachedEncoder")
+
+
+def _check_optimizer(look: _Look, held: set[int], model: nn.Module | None) -> None:
     if model is None:
-        look.skipped.append("optimizer: its parameters have no names; give the encoder as `model`")
+        look.skipped.append(
+            "optimizer: whether it holds parameters of the encoder itself; give that as `model`"
+        )
         return
-    optimizers = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
-    held = {
-        id(one) for each in optimizers for group in each.param_groups for one in group["params"]
-    }
     trained = [name for name, parameter in model.named_parameters() if id(parameter) in held]
     if trained:
         raise look.refuse(
@@ -99,6 +115,20 @@ def _check_optimizer(look: _Look, optimizer: Any, model: nn.Module | None) -> No
             "after one step the cached outputs are those of another encoder"
         )
     look.compared.append("optimizer: it holds no parameter of the encoder")
+
+
+def _held_by(optimizer: Any) -> set[int]:
+    """Ids of the parameters of an optimizer, or of any collection of them."""
+    if hasattr(optimizer, "param_groups"):
+        return {id(one) for group in optimizer.param_groups for one in group["params"]}
+    if isinstance(optimizer, Mapping):
+        optimizer = optimizer.values()
+    if not isinstance(optimizer, Iterable):
+        raise UsageError(
+            f"optimizer: expected one with param_groups, or several, got a "
+            f"{type(optimizer).__name__}"
+        )
+    return set().union(*(_held_by(one) for one in optimizer))
 
 
 def _check_adapters(look: _Look, model: nn.Module) -> None:
@@ -149,37 +179,19 @@ def _dropout(module: nn.Module) -> float:
 
 
 def _check_weights(look: _Look, model: nn.Module) -> None:
-    """Compare the folder that the model was loaded from with the spec, and the model with it."""
-    wanted = look.cache.spec.model.get("weights")
-    path = getattr(model, "name_or_path", "")
-    folder = Path(path) if path else None
-    if wanted is None:
-        look.skipped.append("weights: the cache was filled with random ones")
-        return
-    if folder is None or not folder.is_dir() or not find_weight_files(folder):
-        look.skipped.append("weights: the model was not loaded from a folder that is still there")
-        return
-    found, _ = sha256_of_weights(folder)
-    if found != wanted:
-        raise look.refuse(
-            f"the weights in {folder} are not those that the cache was filled with (sha256 {wanted}"
-            f", got {found})",
-            "Load the encoder of the cache, or fill a cache from this one.",
-        )
-    look.compared.append(f"weights: those in {folder}")
-    state = model.state_dict()
-    stored = {name: one for name, one in read_weights(folder).items() if name in state}
-    for name, tensor in stored.items():
-        now = state[name].detach().cpu()
-        if now.shape != tensor.shape or not torch.equal(now, tensor.to(now.dtype)):
-            raise look.refuse(f"{name} of the encoder was changed since it was loaded")
-    look.compared.append(f"weights: {len(stored)} tensors of the model, each as in the folder")
+    name = look.cache.encodings.folder.name
+    try:
+        found = compare_weights(look.cache.spec, name, model)
+    except CacheError as error:
+        raise look.refuse(error.message, error.hint) from error
+    look.compared.extend(found.compared)
+    look.skipped.extend(found.skipped)
 
 
 def _check_tokenizer(look: _Look, tokenizer: Any) -> None:
     """Compare vocabularies, and the ids of some cached texts: those are what counts."""
     cache = look.cache
-    ours = parse_tokenizer(cache.encodings.tokenizer_file.read_bytes()).get_vocab()
+    ours = parse_tokenizer(_tokenizer_json(cache)).get_vocab()
     added = sorted(set(tokenizer.get_vocab()) - set(ours))
     if added:
         raise look.refuse(
@@ -207,3 +219,14 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
     if isinstance(tokenizer, Tokenizer):
         return list(tokenizer.encode(text).ids)
     return [int(one) for one in tokenizer(text)["input_ids"]]
+
+
+def _tokenizer_json(cache: EmbeddingCache) -> bytes:
+    file = cache.encodings.tokenizer_file
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise CacheError(
+            f"{file} cannot be read: {error.strerror}",
+            hint="Put the tokenizer.json back that the cache was filled with.",
+        ) from error

@@ -1,0 +1,169 @@
+"""The guard compares every tensor of a loaded encoder, whatever its names are in the file."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cached_models import fill, spec_of, tiny
+from torch import nn
+from transformers import (
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+    PreTrainedModel,
+    T5EncoderModel,
+)
+
+from enginecast.cache import CachedEncoder, open_cache, require_frozen
+from enginecast.cache.reader import EmbeddingCache
+from enginecast.cache.spec import EncoderSpec
+from enginecast.capture.checkpoint import sha256_of_weights
+from enginecast.errors import CacheError, UsageError
+
+
+def cache_of(root: Path, model: PreTrainedModel, weights: dict[str, str]) -> EmbeddingCache:
+    """A cache whose spec names these weights."""
+    clip = isinstance(model, (CLIPTextModel, CLIPTextModelWithProjection))
+    options = {"mask": False, "rows": "all"} if clip else {}
+    plain = spec_of(model, ("last_hidden_state",), **options)
+    fields: dict[str, Any] = {one: getattr(plain, one) for one in EncoderSpec.__struct_fields__}
+    fill(root, model, EncoderSpec(**{**fields, "model": weights}), ["a"])
+    return open_cache(root)
+
+
+def cache_from(root: Path, model: PreTrainedModel, folder: Path) -> EmbeddingCache:
+    return cache_of(root, model, {"weights": sha256_of_weights(folder)[0]})
+
+
+def llama() -> PreTrainedModel:
+    torch.manual_seed(2)
+    config = LlamaConfig(
+        vocab_size=96,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        pad_token_id=0,
+        bos_token_id=27,
+        eos_token_id=1,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("saved", "kind"),
+    [
+        (lambda: tiny(CLIPTextModel), CLIPTextModel),
+        (lambda: tiny(CLIPTextModelWithProjection), CLIPTextModelWithProjection),
+        (lambda: tiny(CLIPTextModelWithProjection), CLIPTextModel),
+        (lambda: tiny(T5EncoderModel), T5EncoderModel),
+        (llama, LlamaModel),
+    ],
+    ids=["clip", "projection", "clip-of-projection", "t5", "llama-of-causal"],
+)
+def test_any_tensor_that_was_changed_is_found(
+    tmp_path: Path, saved: Callable[[], PreTrainedModel], kind: type[PreTrainedModel]
+) -> None:
+    saved().save_pretrained(tmp_path / "model")
+    model = kind.from_pretrained(tmp_path / "model").eval()
+    cache = cache_from(tmp_path / "cache", model, tmp_path / "model")
+    found = require_frozen(cache, model=model)
+    assert found.skipped == ()
+    count = len(model.state_dict())
+    assert count > 1
+    assert f"weights: {count} tensors of the model" in found.compared[-1]
+    parameters = list(model.named_parameters())
+    for name, parameter in (parameters[0], parameters[-1]):
+        kept = parameter.detach().clone()
+        parameter.detach().flatten()[-1] += 0.5
+        with pytest.raises(CacheError, match=rf": {name} of the encoder is not as in"):
+            require_frozen(cache, model=model)
+        parameter.detach().copy_(kept)
+
+
+def test_tensors_without_a_counterpart_are_not_said_to_be_compared(tmp_path: Path) -> None:
+    tiny(T5EncoderModel).save_pretrained(tmp_path / "t5")
+    model = T5EncoderModel.from_pretrained(tmp_path / "t5").eval()
+    cache = cache_from(tmp_path / "cache", model, tmp_path / "t5")
+    model.more = nn.Linear(2, 2)
+    count = len(model.state_dict())
+    found = require_frozen(cache, model=model)
+    assert f"2 of {count} tensors of the model not compared, first more.weight" in found.skipped[0]
+    assert f"weights: {count - 2} tensors of the model" in found.compared[-1]
+    gone = require_frozen(cache, model=T5EncoderModel.from_pretrained(tmp_path / "t5").to("meta"))
+    assert f"{count - 2} of {count - 2} tensors of the model not compared" in gone.skipped[0]
+    assert "tensors of the model" not in gone.compared[-1]
+
+
+def test_a_model_whose_tensors_the_folder_lacks(tmp_path: Path) -> None:
+    tiny(CLIPTextModel).save_pretrained(tmp_path / "clip")
+    model = CLIPTextModelWithProjection.from_pretrained(tmp_path / "clip").eval()
+    cache = cache_from(tmp_path / "cache", model, tmp_path / "clip")
+    found = require_frozen(cache, model=model)
+    assert "not compared: " in found.skipped[0]
+    assert "text_projection.weight" in found.skipped[0]
+    assert "weights: those in" in found.compared[-1]
+
+
+def test_an_encoder_from_the_subfolder_of_a_pipeline(tmp_path: Path) -> None:
+    """`name_or_path` is the pipeline's folder then."""
+    root = tmp_path / "pipeline"
+    for name, kind in (("a", CLIPTextModel), ("text_encoder_2", T5EncoderModel)):
+        tiny(kind).save_pretrained(root / name)
+    (root / "vae").mkdir()
+    (root / "vae" / "model.bin").write_bytes(b"")
+    model = T5EncoderModel.from_pretrained(root, subfolder="text_encoder_2").eval()
+    assert Path(model.name_or_path) == root
+    cache = cache_from(tmp_path / "cache", model, root / "text_encoder_2")
+    found = require_frozen(cache, model=model)
+    assert found.skipped == ()
+    assert f"those in {root / 'text_encoder_2'}" in found.compared[-2]
+    other = cache_of(tmp_path / "other", model, {"weights": "ab"})
+    with pytest.raises(CacheError, match=r"expected sha256 ab, got [0-9a-f]{64} in .*encoder_2\n"):
+        require_frozen(other, model=model)
+
+
+def test_the_reason_why_weights_were_not_compared_is_the_real_one(tmp_path: Path) -> None:
+    root = tmp_path / "t5"
+    tiny(T5EncoderModel).save_pretrained(root)
+    model = T5EncoderModel.from_pretrained(root).eval()
+    cache = cache_from(tmp_path / "cache", model, root)
+    random = cache_of(tmp_path / "random", model, {"config": "ab"})
+    assert "not filled from a folder of weights" in require_frozen(random, model=model).skipped[0]
+    (root / "model.safetensors").unlink()
+    assert "holds no safetensors of a t5" in require_frozen(cache, model=model).skipped[0]
+    shutil.rmtree(root)
+    assert f"{root}, which is no folder" in require_frozen(cache, model=model).skipped[0]
+
+
+def test_parameters_of_the_stand_in_are_found_without_the_model(tmp_path: Path) -> None:
+    model = tiny(T5EncoderModel)
+    cached = CachedEncoder(cache_of(tmp_path / "cache", model, {"config": "ab"}))
+    trained = torch.optim.AdamW(nn.Linear(3, 3).parameters())
+    wrong = torch.optim.AdamW([*nn.Linear(3, 3).parameters(), *cached.parameters()])
+    for optimizers in (wrong, [trained, wrong], {"a": wrong}, iter([wrong]), {"a": [wrong]}):
+        with pytest.raises(CacheError, match="_output_0 of the CachedEncoder is in the optimizer"):
+            require_frozen(cached, optimizer=optimizers)
+    assert "nothing of the CachedEncoder" in require_frozen(cached, optimizer=trained).compared[0]
+    held = torch.optim.AdamW(model.parameters())
+    with pytest.raises(CacheError, match="parameters of the encoder are in the optimizer"):
+        require_frozen(cached, optimizer={"text": held}, model=model)
+    with pytest.raises(UsageError, match="optimizer: expected one with param_groups"):
+        require_frozen(cached, optimizer=3)
+    next(cached.parameters()).requires_grad = True
+    with pytest.raises(CacheError, match="_output_0 of the CachedEncoder requires grad"):
+        require_frozen(cached)
+
+
+def test_a_cache_without_its_tokenizer(tmp_path: Path) -> None:
+    cache = cache_of(tmp_path / "cache", tiny(T5EncoderModel), {"config": "ab"})
+    cache.encodings.tokenizer_file.unlink()
+    with pytest.raises(CacheError, match=r"tokenizer\.json cannot be read: No such file"):
+        require_frozen(cache, tokenizer=json)
