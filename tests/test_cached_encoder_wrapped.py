@@ -193,3 +193,13 @@ def test_hidden_states_of_an_unknown_number(tmp_path: Path) -> None:
             _ = found[1]
         with pytest.raises(CacheError, match="does not know how many"):
             list(found)
+
+
+def test_a_copy_for_a_device_has_its_dtype(clip: CachedEncoder, ids: Tensor) -> None:
+    """As `nn.DataParallel` makes them: their parameters are plain attributes."""
+    whole: Any = clip.half()
+    copied = whole._replicate_for_data_parallel()
+    for name, parameter in clip.named_parameters():
+        setattr(copied, name, parameter.detach())
+    assert list(copied.parameters()) == []
+    assert torch.equal(copied(ids).text_embeds, clip(ids).text_embeds)
