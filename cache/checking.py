@@ -86,9 +86,9 @@ def check_store(store: Store, name: str | None = None, watch: Watch | None = Non
 def _check_named(store: Store, name: str, watch: Watch) -> Checked:
     try:
         encodings = store.encodings(name)
-    except CacheVersionError:
-        raise
     except CacheError as error:
+        if isinstance(error, CacheVersionError) or isinstance(error.__cause__, OSError):
+            raise
         problem = error.message.removeprefix(f"{store.root / name / SPEC_NAME}: ")
         hint = "Put the original back; until then nobody can say what the shards belong to."
         return Checked(name, damages=(Damage(f"{name}/{SPEC_NAME}", problem, hint=hint),))

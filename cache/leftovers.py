@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from enginecast.cache.claims import FOLDER
+from enginecast.cache.disk import disk_error, is_there
 from enginecast.cache.locks import remove_abandoned
 from enginecast.cache.store import STAGING_NAME, Encodings
 
@@ -15,6 +16,9 @@ def sweep(encodings: Encodings, *, dry_run: bool = False) -> list[Path]:
 
     Returns:
         The folders and files that were there.
+
+    Raises:
+        CacheError: where they are cannot be read.
     """
     staging = encodings.staging_folder
     candidates = [
@@ -26,4 +30,7 @@ def sweep(encodings: Encodings, *, dry_run: bool = False) -> list[Path]:
 
 
 def _inside(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    try:
+        return sorted(folder.iterdir()) if is_there(folder) else []
+    except OSError as error:
+        raise disk_error(folder, error) from error

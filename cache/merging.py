@@ -81,11 +81,13 @@ def merge(caches: Sequence[Path], output: Path) -> list[Merged]:
 
     Raises:
         UsageError: no other cache than the output.
-        CacheError: no cache, equal names of different encoders, a damaged shard; nothing was
-            written then.  Or another command is moving shards of the output.
+        CacheError: no cache, equal names of different encoders, a damaged shard, or shards that
+            were joined meanwhile; nothing was written then.  Or another command is moving shards of
+            the output.
         MissingError: the disk is full; what is there by then is whole.
     """
-    stores = [store for store in map(open_store, caches) if store.root != output.resolve()]
+    output = Path(os.path.realpath(output))
+    stores = [store for store in map(open_store, caches) if store.root != output]
     if not stores:
         raise UsageError(f"{output}: expected another cache to merge into it, got none")
     there = open_store(output) if is_there(output / MARK_NAME) else None
@@ -116,8 +118,22 @@ def _sources(stores: Sequence[Store], name: str) -> list[_Source]:
     for store in stores:
         if name in store.names():
             encodings = store.encodings(name)
-            found.append(_Source(encodings, tuple(_whole_shards(encodings))))
+            found.append(_Source(encodings, _all_shards(encodings)))
     return found
+
+
+def _all_shards(encodings: Encodings) -> tuple[Shard, ...]:
+    """Every shard, whole; others that join them meanwhile must not hide entries."""
+    before = encodings.shard_paths()
+    shards = tuple(_whole_shards(encodings))
+    gone = {*before, *(shard.path for shard in shards)} - set(encodings.shard_paths())
+    if gone:
+        raise CacheError(
+            f"{encodings.folder}: {len(gone)} of its shards were taken out meanwhile; nothing was"
+            " merged",
+            hint="Run the same command again.",
+        )
+    return shards
 
 
 def _whole_shards(encodings: Encodings) -> Iterator[Shard]:
@@ -158,16 +174,20 @@ def _plan(there: Store | None, sources: Sequence[_Source]) -> _Plan:
 
 def _require_room(output: Path, plans: Iterable[_Plan]) -> None:
     """Refuse before work what the disk does not hold; links take no room."""
-    existing = next(
-        place for place in (output.resolve(), *output.resolve().parents) if is_there(place)
-    )
-    device = existing.stat().st_dev
+    existing = next(place for place in (output, *output.parents) if is_there(place))
+    device = _device(existing)
     needed = 0
     for plan in plans:
-        files = [shard.path.stat() for shard in plan.whole]
-        needed += sum(file.st_size for file in files if file.st_dev != device)
-        needed += sum(shard.path.stat().st_size for shard, _ in plan.parts)
+        needed += sum(shard.size for shard in plan.whole if _device(shard.path) != device)
+        needed += sum(shard.size for shard, _ in plan.parts)
     require_space(output, needed)
+
+
+def _device(path: Path) -> int:
+    try:
+        return path.stat().st_dev
+    except OSError as error:
+        raise disk_error(path, error) from error
 
 
 def _carry_out(target: Store, sources: Sequence[_Source], plan: _Plan) -> Merged:

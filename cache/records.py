@@ -91,9 +91,13 @@ def _write_lines(descriptor: int, lines: bytes) -> None:
 
 
 def _read(path: Path, kind: type[_Record]) -> Iterator[_Record]:
-    if not path.exists():
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
         return
+    except OSError as error:
+        raise disk_error(path, error) from error
     decoder = msgspec.json.Decoder(kind)
-    for line in path.read_bytes().splitlines():
+    for line in content.splitlines():
         with suppress(msgspec.MsgspecError):
             yield decoder.decode(line)

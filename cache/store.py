@@ -198,7 +198,7 @@ def open_store(path: str | os.PathLike[str]) -> Store:
         CacheVersionError: it is of another version.
         CacheError: there is none, or it cannot be read.
     """
-    root = Path(path).resolve()
+    root = _root(path)
     mark = root / MARK_NAME
     if not is_there(mark):
         what = f"there is no {MARK_NAME} in it" if root.is_dir() else "there is no such folder"
@@ -215,7 +215,7 @@ def find_store(path: str | os.PathLike[str]) -> Store | None:
     Raises:
         CacheError: the folder holds something else.
     """
-    root = Path(path).resolve()
+    root = _root(path)
     if not is_there(root / MARK_NAME):
         _require_empty(root)
     return open_store(root) if is_there(root / MARK_NAME) else None
@@ -228,7 +228,7 @@ def create_store(path: str | os.PathLike[str]) -> Store:
         CacheError: the folder holds something else, or cannot be written.
         MissingError: the disk is full.
     """
-    root = Path(path).resolve()
+    root = _root(path)
     if not is_there(root / MARK_NAME):
         _require_empty(root)
         mark = Mark(format=FORMAT, version=VERSION, id=uuid.uuid4().hex)
@@ -239,6 +239,11 @@ def create_store(path: str | os.PathLike[str]) -> Store:
         except OSError as error:
             raise disk_error(root / MARK_NAME, error) from error
     return open_store(root)
+
+
+def _root(path: str | os.PathLike[str]) -> Path:
+    """The path without links; of links in a circle, which `Path.resolve` does not take, one."""
+    return Path(os.path.realpath(path))
 
 
 def _read_encodings(folder: Path) -> Encodings:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from enginecast.cache.disk import disk_error
 from enginecast.cache.shard_format import FORMAT, VERSION
 from enginecast.cache.spec import About, EncoderSpec, fingerprint
 from enginecast.errors import CacheError, CacheVersionError
@@ -49,7 +50,9 @@ def read_mark(file: Path) -> Mark:
         found = msgspec.json.decode(data, type=_AnyMark)
         if (found.format, found.version) == (FORMAT, VERSION):
             return msgspec.json.decode(data, type=Mark)
-    except (msgspec.MsgspecError, OSError) as error:
+    except OSError as error:
+        raise disk_error(file, error) from error
+    except msgspec.MsgspecError as error:
         raise CacheError(f"{file}: {error}") from error
     raise CacheVersionError(
         f"{file}: expected version {VERSION} of {FORMAT}, got {found.version} of {found.format}",
@@ -73,7 +76,7 @@ def read_spec(file: Path) -> SpecFile:
     try:
         data = file.read_bytes()
     except OSError as error:
-        raise CacheError(f"{file}: {error}") from error
+        raise disk_error(file, error) from error
     try:
         read = msgspec.json.decode(data, type=SpecFile)
     except msgspec.MsgspecError as error:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,12 @@ from cache_entries import (
     texts,
 )
 
+from enginecast.cache import merging
 from enginecast.cache.checking import check_store
+from enginecast.cache.examining import Examined, examine_all
 from enginecast.cache.index import open_index
 from enginecast.cache.merging import Merged, merge
+from enginecast.cache.pruning import prune_store
 from enginecast.cache.records import (
     read_failures,
     read_truncated,
@@ -165,6 +169,26 @@ def test_what_failed_comes_along_unless_it_is_stored_by_now(tmp_path: Path) -> N
     merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
     assert read_failures(opened(tmp_path / "out")) == [failed]
     assert [one.tokens for one in read_truncated(opened(tmp_path / "out"))] == [21]
+
+
+def test_a_cache_whose_shards_are_joined_meanwhile_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path / "a", MADE[:10], MADE[10:20], MADE[20:])
+
+    def join_then_examine(encodings: Encodings) -> Iterable[Examined]:
+        for number, one in enumerate(examine_all(encodings)):
+            yield one
+            if number == 0:
+                assert prune_store(open_store(tmp_path / "a"))[0].made == 1
+
+    monkeypatch.setattr(merging, "examine_all", join_then_examine)
+    with pytest.raises(CacheError, match=r"a/text_encoder: .* taken out meanwhile; nothing was"):
+        merge([tmp_path / "a"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    monkeypatch.undo()
+    merge([tmp_path / "a"], tmp_path / "out")
+    require_whole(tmp_path / "out")
 
 
 def test_wrong_caches_are_refused(tmp_path: Path) -> None:

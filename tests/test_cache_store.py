@@ -21,11 +21,14 @@ from cache_shards import ABOUT, NAME, SPEC, entries, entry, made, open_folder, r
 
 from enginecast.cache.checking import check_store
 from enginecast.cache.index import open_index
+from enginecast.cache.leftovers import sweep
 from enginecast.cache.merging import merge
+from enginecast.cache.records import read_failures, record_failures
 from enginecast.cache.shard import open_shard
 from enginecast.cache.shard_writing import Entry
 from enginecast.cache.spec import EncoderSpec, fingerprint
 from enginecast.cache.store import Encodings, create_store, find_store, open_store
+from enginecast.cache.work import Failure
 from enginecast.errors import CacheError, MissingError
 
 _Result = TypeVar("_Result")
@@ -240,6 +243,12 @@ def test_a_path_that_cannot_be_looked_at(tmp_path: Path) -> None:
     made(tmp_path / "other")
     with pytest.raises(CacheError, match="File name too long"):
         merge([tmp_path / "other"], long)
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    for open_it in (open_store, find_store, create_store):
+        with pytest.raises(CacheError, match="Too many levels of symbolic links"):
+            open_it(tmp_path / "circle")
+    with pytest.raises(CacheError, match="Too many levels of symbolic links"):
+        merge([tmp_path / "other"], tmp_path / "circle")
 
 
 def test_a_cache_that_others_may_not_look_into() -> None:
@@ -249,6 +258,14 @@ def test_a_cache_that_others_may_not_look_into() -> None:
         store = open_store(folder / "cache")
         with closed(encodings.shard_folder), pytest.raises(CacheError, match="Permission denied"):
             encodings.shard_paths()
+        record_failures(encodings, [Failure("a", 1, "refused", bytes(16))])
+        for place, read in (
+            (encodings.staging_folder, lambda: sweep(encodings)),
+            (encodings.folder / "failed.jsonl", lambda: read_failures(encodings)),
+            (encodings.folder / "spec.json", lambda: check_store(store)),  # which is no damage
+        ):
+            with closed(place), pytest.raises(CacheError, match=f"{place}: Permission denied"):
+                read()
         with closed(encodings.folder):
             for use in (store.names, lambda: store.add(NAME, SPEC, ABOUT, b"{}")):
                 with pytest.raises(CacheError, match="Permission denied"):
@@ -263,7 +280,8 @@ def test_a_cache_that_others_may_not_look_into() -> None:
 
 @contextmanager
 def closed(folder: Path) -> Iterator[None]:
-    """Only root may look into a folder, and nobody is root."""
+    """Only root may look into a folder or file, and nobody is root."""
+    mode = folder.stat().st_mode
     folder.chmod(0o700)
     root = os.geteuid() == 0
     if not root:
@@ -273,7 +291,7 @@ def closed(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.seteuid(0)
-        folder.chmod(0o755)
+        folder.chmod(mode)
 
 
 def test_what_a_killed_writer_left_of_a_cache_is_no_hindrance(tmp_path: Path) -> None:
