@@ -29,6 +29,8 @@ from enginecast.runtime.manifest import Record
 
 FILE_NAME = "index.safetensors"
 FORMAT = "enginecast-cache-index"
+_SCANS = 10
+"""How often a folder is read at most that others write to."""
 _ENTRIES = ("high", "low", "shard", "text")
 
 
@@ -53,9 +55,21 @@ class Listed(Record, frozen=True):
 def list_shards(encodings: Encodings) -> list[Stamp]:
     """The shards committed by now, in the order of their names.
 
+    Twice the same, since a folder may change while it is read: of shards that are joined then,
+    neither the old ones nor the new one might be seen.
+
     Raises:
         OSError: the folder cannot be read.
     """
+    before, stamps = None, _scan(encodings)
+    for _ in range(_SCANS):
+        if stamps == before:
+            break
+        before, stamps = stamps, _scan(encodings)
+    return stamps
+
+
+def _scan(encodings: Encodings) -> list[Stamp]:
     stamps = []
     try:
         with os.scandir(encodings.shard_folder) as found:

@@ -2,6 +2,8 @@
 
 import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -245,6 +247,27 @@ def test_shards_that_are_joined_meanwhile_are_no_damage(
     assert len(index) == 42
     assert (index.find_all(keys) >= 0).all()
     assert listing.calls == 3
+
+
+def test_shards_that_are_joined_while_they_are_listed_are_listed_again(
+    encodings: Encodings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = fill_many(encodings, 20)
+    scan, joins = os.scandir, list[object]()
+
+    @contextmanager
+    def scan_then_join(folder: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
+        with scan(folder) as found:
+            entries_found = list(found)
+        if not joins:
+            joins.append(folder)
+            Joined(encodings, rounds=1)(encodings)
+        yield iter(entries_found)
+
+    monkeypatch.setattr(os, "scandir", scan_then_join)
+    index = open_index(encodings, keep=False)
+    assert (len(index), index.errors, len(joins)) == (40, (), 1)
+    assert (index.find_all(keys) >= 0).all()
 
 
 def test_shards_that_go_all_the_time_are_an_error(
