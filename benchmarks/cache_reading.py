@@ -16,7 +16,6 @@ over what is open: the first one opens the cache and compares every row with its
 
 import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -67,13 +66,11 @@ def main() -> None:
         "unmasked": measure(options, Texts(whole, masked=False)),
     }
     result = {"machine": found | {"threads": 1}, "cases": cases, "values": "random, incompressible"}
-    failed = [f"{case}: {name}" for case, one in cases.items() for name in judge(case, one)]
-    result["accepted"] = not failed
+    result["wanted"] = {case: judge(case, one) for case, one in cases.items()}
     text = json.dumps(result, indent=1, sort_keys=True)
     options.out.write_text(text + "\n", encoding="utf-8")
     print(text)
     print(options.out)
-    sys.exit("\n".join(failed))
 
 
 def measure(options: argparse.Namespace, texts: Texts) -> dict[str, Any]:
@@ -167,18 +164,22 @@ def ratios(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def judge(case: str, result: dict[str, Any]) -> list[str]:
-    """What was to be reached and was not.
+def judge(case: str, result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What was to be reached, and whether it was.
 
-    Of all rows of a text the copying takes so long that no layout could be five times as fast as
-    another: there, and in the masked case besides, what counts is the time beyond it.
+    The copy into the batch is the same for all layouts, and of whole texts takes so long that none
+    could be five times as fast as another: hence the ratios beyond it, besides the plain ones.
     """
     found = result["ratios"]
-    times = [f"CPU again beyond copying: {PT}"] + [f"CPU again: {PT}"] * (case == "masked")
-    wrong = [f"{name}: {found[name]} times" for name in times if found[name] < 5]
-    disk = found[f"disk: of {NPZ}"]
-    most = 1 / 3 if case == "masked" else 1 / 2
-    return wrong if disk <= most else [*wrong, f"{disk} of the disk"]
+    times = [f"CPU again: {PT}", f"CPU: {PT}", f"CPU again beyond copying: {PT}"]
+    times += [f"CPU again: {PT} padded", f"CPU: {PT} padded"] * (case == "masked")
+    wanted = {name: (found[name], 5.0, found[name] >= 5) for name in times}
+    disk, most = found[f"disk: of {NPZ}"], 1 / 3 if case == "masked" else 1 / 2
+    wanted[f"disk: of {NPZ}"] = (disk, round(most, 3), disk <= most)
+    return {
+        name: {"value": value, "wanted": limit, "reached": reached}
+        for name, (value, limit, reached) in wanted.items()
+    }
 
 
 if __name__ == "__main__":
