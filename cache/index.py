@@ -81,10 +81,11 @@ class Index:
     def find(self, key: bytes) -> Place | None:
         """Where the entry of a key is; None: nowhere."""
         high, low = int.from_bytes(key[:8], "big"), int.from_bytes(key[8:], "big")
-        position = int(self._entries.high.searchsorted(np.uint64(high)))
-        while position < len(self._entries) and self._entries.high[position] == high:
-            if self._entries.low[position] == low:
-                return self.place(position)
+        entries = self._entries
+        position = int(entries.high.searchsorted(np.uint64(high)))
+        while position < len(entries.high) and entries.high.item(position) == high:
+            if entries.low.item(position) == low:
+                return Place(entries.shard.item(position), entries.text.item(position))
             position += 1
         return None
 

@@ -49,8 +49,9 @@ class _Content:
     """A shard's file, all but its outputs checked."""
 
     bytes: FileBytes
-    table: Mapping[str, Tensor]
     index: Mapping[str, Array]
+    places: Mapping[str, tuple[int, int, np.dtype[Any]]]
+    """Output -> where its rows begin in the file, bytes of a row, dtype."""
 
 
 class Shard:
@@ -146,16 +147,15 @@ class Shard:
         return content
 
     def _slice(self, name: str, offsets: str, text: int) -> Array:
-        begin, end = self._content.index[offsets][text : text + 2]
+        # As Python's numbers: slicing with numpy's takes several times as long.
+        begin, end = self._content.index[offsets][text : text + 2].tolist()
         part: Array = self._content.index[name][begin:end]
         return part
 
     def _rows(self, output: OutputSpec, begin: int, end: int) -> Array:
-        tensor = self._content.table[tensor_name(output)]
-        dtype = DTYPES[tensor.dtype]
-        step = output.width * dtype.itemsize
+        first, step, dtype = self._content.places[output.name]
         try:
-            raw = self._content.bytes.read(tensor.begin + begin * step, tensor.begin + end * step)
+            raw = self._content.bytes.read(first + begin * step, first + end * step)
         except OSError as error:
             raise _unreadable(self.path, error) from error
         rows: Array = raw.view(dtype).reshape(end - begin, output.width)
@@ -195,7 +195,13 @@ def _read(path: Path, spec: EncoderSpec) -> _Content:
         raise _damaged(path, "its index differs from its digest")
     if content.size != max((tensor.end for tensor in table.values()), default=begin):
         raise _damaged(path, f"it ends at byte {content.size}")
-    return _Content(content, table, index)
+    return _Content(content, index, {one.name: _place(one, table) for one in spec.outputs})
+
+
+def _place(output: OutputSpec, table: Mapping[str, Tensor]) -> tuple[int, int, np.dtype[Any]]:
+    tensor = table[tensor_name(output)]
+    dtype = DTYPES[tensor.dtype]
+    return tensor.begin, output.width * dtype.itemsize, dtype
 
 
 def _header(content: FileBytes) -> tuple[dict[str, Tensor], dict[str, str], int]:
