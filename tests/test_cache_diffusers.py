@@ -38,12 +38,15 @@ def unmasked(found: Sequence[Tensor]) -> list[Tensor]:
 def assert_as_exact(
     cached: Sequence[Tensor], live: Sequence[Tensor], exact: Sequence[Tensor]
 ) -> None:
-    """The cache is as near to fp64 as the live encoder is: three times its rounding, at most."""
+    """The cache is as near to fp64 as the live encoder is: three times its rounding, at most.
+
+    In the L2 norm: the largest of 10^5 errors differs from run to run by as much as that.
+    """
     for ours, theirs, reference in zip(*map(unmasked, (cached, live, exact)), strict=True):
         assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-        scale = reference.abs().max()
-        floor = (theirs - reference).abs().max() / scale
-        assert (ours - reference).abs().max() / scale <= 3 * floor + 3e-6
+        right = reference.double()
+        floor = (theirs.double() - right).norm() / right.norm()
+        assert (ours.double() - right).norm() / right.norm() <= 3 * floor + 1e-6
 
 
 @pytest.mark.parametrize("images", [1, 2])
