@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 
 from enginecast.errors import CacheError, MissingError
+from enginecast.runtime.staging import flush_folder
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -49,15 +50,6 @@ def _link(temporary: Path, path: Path) -> None:
             raise
         if not path.exists():  # the last of several writers wins, within these two lines
             temporary.replace(path)
-
-
-def flush_folder(folder: Path) -> None:
-    """Make sure of the names in a folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def is_there(path: Path) -> bool:

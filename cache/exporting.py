@@ -23,13 +23,13 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from enginecast.cache.disk import disk_error, flush_folder
+from enginecast.cache.disk import disk_error
 from enginecast.cache.index import Index, open_index
 from enginecast.cache.shard_writing import Entry
 from enginecast.cache.store import Encodings
 from enginecast.errors import CacheError, UsageError
 from enginecast.runtime.arrays import BFLOAT16, Array
-from enginecast.runtime.staging import require_space
+from enginecast.runtime.staging import flush_folder, require_space
 
 FORMATS = ("parquet", "safetensors", "pt", "npz")
 Watch = Callable[[int], object]

@@ -99,7 +99,7 @@ class ChunkFiller:
             return fill(self._job, *self._opened, chunk)
         except EnginecastError as error:
             return Outcome(error=_placed(self._job, error))
-        except Exception:
+        except Exception:  # a defect: the driver raises it with this trace, Ray would hide it
             return Outcome(trace=traceback.format_exc())
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from enginecast.cache.checking import tokenizer_problem
-from enginecast.cache.disk import disk_error, flush_folder, is_there
+from enginecast.cache.disk import disk_error, is_there
 from enginecast.cache.examining import examine_all
 from enginecast.cache.index import index_of, open_index
 from enginecast.cache.locks import own_folder
@@ -31,7 +31,7 @@ from enginecast.cache.spec import differences
 from enginecast.cache.store import MARK_NAME, Encodings, Store, create_store, open_store
 from enginecast.errors import CacheError, UsageError
 from enginecast.runtime.arrays import Array
-from enginecast.runtime.staging import require_space
+from enginecast.runtime.staging import flush_folder, require_space
 
 
 @dataclass(frozen=True)

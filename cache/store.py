@@ -25,7 +25,6 @@ from safetensors import SafetensorError
 
 from enginecast.cache.disk import (
     disk_error,
-    flush_folder,
     is_there,
     write_flushed,
     write_once,
@@ -36,6 +35,7 @@ from enginecast.cache.shard_writing import Entry, shard_name, write_shard
 from enginecast.cache.spec import About, EncoderSpec, differences
 from enginecast.cache.store_files import Mark, encode_spec, read_mark, read_spec
 from enginecast.errors import CacheError
+from enginecast.runtime.staging import flush_folder
 
 MARK_NAME = "cache.json"
 SPEC_NAME = "spec.json"

@@ -57,11 +57,11 @@ class Staging:
             path = self.folder / MANIFEST_NAME
             path.write_bytes(encode(msgspec.structs.replace(manifest, files=files)))
             _flush_file(path)
-            _flush_folder(self.folder)
+            flush_folder(self.folder)
             _require_free(self.target, overwrite=self._overwrite)
             _swap_in(self.folder, self.target, replace=self._overwrite)
         with _disk_errors(f"{self.target} is published, but the disk did not confirm it"):
-            _flush_folder(self.target.parent)
+            flush_folder(self.target.parent)
         return self.target
 
     def reject(self, names: Sequence[str]) -> Path:
@@ -85,7 +85,7 @@ class Staging:
                 else:
                     path.unlink()
             _swap_in(self.folder, rejected, replace=True)
-            _flush_folder(rejected.parent)
+            flush_folder(rejected.parent)
         return rejected
 
 
@@ -150,7 +150,7 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
             temporary.write_bytes(data)
             _flush_file(temporary)
             temporary.replace(target)
-            _flush_folder(target.parent)
+            flush_folder(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -237,7 +237,12 @@ def _flush_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
+    """Make sure of the names in a folder.
+
+    Raises:
+        OSError: the disk failed.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -147,7 +147,7 @@ def test_overwrite_looks_again_before_it_swaps(tmp_path: Path) -> None:
     assert names(target) == ["mine.txt"]
 
 
-@pytest.mark.parametrize("failing", ["_flush_file", "_flush_folder", "encode"])
+@pytest.mark.parametrize("failing", ["_flush_file", "flush_folder", "encode"])
 def test_a_failing_overwrite_keeps_the_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
@@ -187,14 +187,14 @@ def test_a_failing_rename_keeps_the_old(
 def test_an_unconfirmed_publish_says_that_it_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flush = staging_module._flush_folder
+    flush = staging_module.flush_folder
 
     def fail_for_the_parent(folder: Path) -> None:
         if folder == tmp_path:
             raise OSError(5, "Input/output error")
         flush(folder)
 
-    monkeypatch.setattr(staging_module, "_flush_folder", fail_for_the_parent)
+    monkeypatch.setattr(staging_module, "flush_folder", fail_for_the_parent)
     with pytest.raises(BundleError, match="is published, but the disk did not confirm"):
         publish_log(tmp_path / "out", "new")
     open_bundle(tmp_path / "out")
