@@ -22,16 +22,16 @@ from large import RESULTS, machine
 from torch.export import ExportedProgram
 from transformers import T5Config, T5EncoderModel
 
-from enginecast.driver import export
-from enginecast.job import Export
+from enginecast.compiler.publish import Export
+from enginecast.compiler.request import ExportRequest
+from enginecast.compiler.session import export
+from enginecast.compiler.steps import Steps
 from enginecast.passes import registry
-from enginecast.passes.base import Pass, PassContext, Promise, Site
-from enginecast.passes.graph_edit import aten, insert
+from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
+from enginecast.passes.ir.edit import aten, insert
+from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.source import module_path
 from enginecast.passes.presets import preset
-from enginecast.passes.sites import SiteLog
-from enginecast.passes.source import module_path
-from enginecast.plan import make_plan
-from enginecast.steps import Steps
 
 VERIFICATION = ("reference", "passes", "run the program in fp16", "verify")
 LIMIT = 2.0
@@ -159,8 +159,8 @@ def best(model: Path, output: Path, pipeline: str, repeats: int) -> tuple[dict[s
     runs = []
     for _ in range(repeats):
         steps = Steps()
-        plan = make_plan(pipeline=pipeline)
-        done = export(str(model), output, plan, threads=1, overwrite=True, steps=steps)
+        request = ExportRequest(str(model), output, pipeline=pipeline, threads=1, overwrite=True)
+        done = export(request, steps)
         runs.append(steps.seconds)
     return {step: min(run[step] for run in runs) for step in runs[0]}, done
 

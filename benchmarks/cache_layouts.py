@@ -12,12 +12,11 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from enginecast.cache.keys import Keys
-from enginecast.cache.reader import EmbeddingCache, open_cache
-from enginecast.cache.shard_writing import Entry
-from enginecast.cache.spec import About, EncoderSpec, OutputSpec
-from enginecast.cache.store import create_store
-from enginecast.runtime.arrays import BFLOAT16, Array
+from enginecast.cache.read.reader import EmbeddingCache, open_cache
+from enginecast.cache.store.shard import Entry
+from enginecast.cache.store.spec import About, EncoderSpec, Keys, OutputSpec
+from enginecast.cache.store.store import create_store
+from enginecast.runtime.values.arrays import BFLOAT16, Array
 
 WIDTH, LONGEST, BATCH = 4096, 512, 16
 SHARD_BYTES = 256_000_000

@@ -41,7 +41,7 @@ from cache_layouts import (
 )
 from large import RESULTS, machine
 
-from enginecast.runtime.arrays import Array
+from enginecast.runtime.values.arrays import Array
 
 NOISE = 0.05
 """Of the copying: less than that beyond it is not told apart from nothing."""

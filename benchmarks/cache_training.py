@@ -38,8 +38,8 @@ from cache_training_loop import Files
 from large import RESULTS, machine
 from transformers import T5Config, T5EncoderModel
 
-from enginecast.cache.reader import open_cache
-from enginecast.cache.tensors import to_tensor
+from enginecast.cache.read.reader import open_cache
+from enginecast.runtime.device.torch_values import as_tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from cache_fixtures import add_t5_tokenizer, captions
@@ -168,7 +168,7 @@ def write_files(cache: Path, folder: Path, form: str, texts: list[str], use: Use
     folder.mkdir()
     entries = open_cache(cache).get_many(texts)
     for number, entry in enumerate(entries):
-        rows = to_tensor(entry.outputs["last_hidden_state"]).clone()
+        rows = as_tensor(entry.outputs["last_hidden_state"]).clone()
         path = folder / f"{number}.{form}"
         if form == "pt":
             torch.save({"rows": rows, "mask": torch.ones(len(rows), dtype=torch.bool)}, path)
@@ -224,7 +224,7 @@ def read_time(form: str, folder: Path, texts: list[str], use: Use) -> float:
 def _reader(form: str, folder: Path, texts: list[str], use: Use) -> Callable[[list[int]], Any]:
     """Gives a padded batch [batch, length, width] of some texts."""
     if form == "cache":
-        from enginecast.cache.torch_reading import as_dataset, collate
+        from enginecast.cache.read.datasets import as_dataset, collate
 
         cache = open_cache(folder / "cache")
         dataset, pad = as_dataset(cache, texts), collate(cache.spec, use.length)

@@ -89,8 +89,8 @@ def sources(job: dict[str, Any]) -> Callable[[], Iterator[Batch]]:
         files = loader(Files(Path(job["files"]), job["way"], len(texts), length))
         return lambda: iter(files)
     if job["way"] == "dataset":
-        from enginecast.cache.reader import open_cache
-        from enginecast.cache.torch_reading import as_dataset, collate
+        from enginecast.cache.read.datasets import as_dataset, collate
+        from enginecast.cache.read.reader import open_cache
 
         cache = open_cache(job["cache"])
         batches = loader(as_dataset(cache, texts), collate_fn=collate(cache.spec))
@@ -124,7 +124,7 @@ def _read(mask: Tensor, job: dict[str, Any]) -> Tensor:
 def encoder(job: dict[str, Any]) -> nn.Module:
     if job["way"] == "live":
         return T5EncoderModel.from_pretrained(job["model"]).eval().to(job["device"])
-    from enginecast.cache.cached_encoder import CachedEncoder
+    from enginecast.cache.read.cached_encoder import CachedEncoder
 
     return CachedEncoder(job["cache"]).to(job["device"])
 

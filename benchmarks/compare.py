@@ -36,9 +36,9 @@ from transformers import (
 
 from enginecast import compile as compile_model
 from enginecast import load
-from enginecast.capture.derive import from_config
-from enginecast.capture.examples import sample
-from enginecast.runtime.manifest import Manifest
+from enginecast.capture.inputs.derive.derive import from_config
+from enginecast.capture.inputs.examples import sample
+from enginecast.runtime.bundle.manifest import Manifest
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "numpy")

@@ -21,13 +21,14 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from transformers import T5Config, T5EncoderModel
 
-from enginecast.passes.base import PassContext
-from enginecast.passes.graph_edit import structural_copy
-from enginecast.passes.interpret import interpret
-from enginecast.passes.pipeline import build, run_pipeline
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.interpret import interpret
+from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.presets import preset
-from enginecast.verify.emulate import emulate
-from enginecast.verify.emulate_profiles import PROFILES, Profile
+from enginecast.passes.registry import build
+from enginecast.verify.emulate.emulate import emulate
+from enginecast.verify.emulate.profiles import PROFILES, Profile
 
 
 def main() -> None:

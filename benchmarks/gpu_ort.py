@@ -21,8 +21,8 @@ from trt_rows import BUILDS
 from trt_run import opened, options_of, run_all
 
 from enginecast.errors import MissingError
-from enginecast.runtime.fitness import gpu_of
-from enginecast.runtime.ort_session import CUDA_PROVIDER
+from enginecast.runtime.device.fitness import gpu_of
+from enginecast.runtime.sessions.onnxruntime import CUDA_PROVIDER
 
 NAME = "gpu-ort"
 MODELS = ("t5", "vit", "t5-tiny", "vit-tiny")

@@ -20,15 +20,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from enginecast.exporters.aotinductor import PACKAGE_FILE, lower_to_aotinductor
-from enginecast.exporters.onnx import WEIGHTS_FILE
-from enginecast.passes.base import PassContext
-from enginecast.passes.graph_edit import structural_copy
-from enginecast.passes.pipeline import build, run_pipeline
+from enginecast.exporters.aotinductor.lower import PACKAGE_FILE, lower_to_aotinductor, lowering
+from enginecast.exporters.weights.file import WEIGHTS_FILE
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, plan_of
 from enginecast.passes.presets import preset
-from enginecast.passes.quantization_plan import LayerPlan, QuantizationPlan, plan_of
-from enginecast.runtime.aotinductor_session import NAMES
-from enginecast.runtime.cuda_graphs import AFTER, GraphCache, recorder
+from enginecast.passes.registry import build
+from enginecast.runtime.device.cuda_graphs import AFTER, GraphCache, recorder
+from enginecast.runtime.sessions.aotinductor import NAMES
 
 Measured = Mapping[tuple[int, int], Timed]
 """Times of products by [n, k] of their weight, at the rows of one case."""
@@ -110,9 +111,10 @@ def summary_of(plan: QuantizationPlan) -> list[dict[str, Any]]:
 
 
 def _compiled(program: ExportedProgram, bench: Bench, told: Mapping[str, Any]) -> Made:
-    """Compile, load, and run as `runtime.aotinductor_session` does, on inputs of the device."""
+    """Compile, load, and run as `runtime.sessions.aotinductor` does, on inputs of the device."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
+        run_pipeline(build(lowering(bench.device)), program, PassContext())
         lowered = lower_to_aotinductor(program, folder, outputs=[OUTPUT], device=bench.device)
         size = sum((folder / name).stat().st_size for name in lowered.files)
         model = torch._inductor.aoti_load_package(

@@ -13,12 +13,13 @@ from gpu_models import Case
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.exporters.onnx import GRAPH_FILE, lower_to_onnx
-from enginecast.exporters.readers import onnxruntime_on
-from enginecast.passes.base import PassContext
-from enginecast.passes.graph_edit import structural_copy
-from enginecast.passes.pipeline import build, run_pipeline
+from enginecast.exporters.onnx.lower import GRAPH_FILE, lower_to_onnx, lowering
+from enginecast.exporters.onnx.readers import onnxruntime_on
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.presets import preset
+from enginecast.passes.registry import build
 
 OUTPUT = "hidden"
 WARM_RUNS = 3
@@ -145,15 +146,14 @@ def ort(bench: Bench) -> Made:
         pipeline = f"unify-dtype{{to=fp32}},{pipeline}"  # the weights are stored in bf16
     program = structural_copy(bench.program())
     context = PassContext(calibration=(_inputs_of(bench),))
-    run_pipeline(build(pipeline), program, context)
+    size = sum(t.numel() for t in program.state_dict.values()) * (2 if precision == "fp16" else 4)
+    reader = onnxruntime_on(bench.device)
+    run_pipeline(build(f"{pipeline},{lowering(reader)}"), program, context)
     with tempfile.TemporaryDirectory() as folder:
-        lower_to_onnx(
-            program, Path(folder), outputs=[OUTPUT], symbols={}, reader=onnxruntime_on(bench.device)
-        )
+        lower_to_onnx(program, Path(folder), outputs=[OUTPUT], symbols={}, reader=reader)
         session = onnxruntime.InferenceSession(Path(folder) / GRAPH_FILE, providers=[provider])
     if session.get_providers()[0] != provider:
         raise AbsentError(f"ONNX Runtime does not start {provider} here")
-    size = sum(t.numel() for t in program.state_dict.values()) * (2 if precision == "fp16" else 4)
     hidden = size if bench.device == "cuda" else 0
     return Made(_bound(session, bench), hidden_bytes=hidden, told={"precision": precision})
 

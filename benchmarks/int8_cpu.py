@@ -31,8 +31,8 @@ from torch import Tensor
 from transformers import T5EncoderModel
 
 from enginecast import load
-from enginecast.driver import export
-from enginecast.plan import make_plan
+from enginecast.compiler.request import ExportRequest
+from enginecast.compiler.session import export
 from enginecast.verify.metrics import measure, row_mask
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -112,7 +112,7 @@ class Comparison:
     def _add_ours(self, name: str, model: Path, wanted: dict[str, Any]) -> None:
         start = time.process_time()
         bundle = self._folder / name.replace(" ", "-")
-        done = export(str(model), bundle, make_plan(**wanted), threads=1)
+        done = export(ExportRequest(str(model), bundle, **wanted, threads=1))
         verdict = done.report.verdict
         row: dict[str, Any] = {"export_cpu_seconds": round(time.process_time() - start, 1)}
         self._rows[name] = row

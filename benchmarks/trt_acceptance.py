@@ -25,9 +25,9 @@ from trt_rows import BUILDS, Build
 from trt_run import opened, options_of, run_all, wanted
 
 from enginecast.errors import MissingError
-from enginecast.runtime.fitness import gpu_of
-from enginecast.runtime.tensorrt_library import import_tensorrt
-from enginecast.runtime.tensorrt_versions import import_torch_tensorrt
+from enginecast.runtime.device.fitness import gpu_of
+from enginecast.runtime.sessions.tensorrt.library import import_tensorrt
+from enginecast.runtime.sessions.tensorrt.versions import import_torch_tensorrt
 
 NAME = "trt-acceptance"
 INSTALL = ".venv/bin/python -m pip install --editable '.[dev,tensorrt]'"

@@ -25,11 +25,11 @@ from torch.utils.dlpack import from_dlpack
 from trt_models import OUTPUT, Subject
 
 import enginecast
+from enginecast.compiler.request import ModelOptions
 from enginecast.errors import EnginecastError
-from enginecast.exporters.tensorrt_options import TensorRTOptions
+from enginecast.exporters.tensorrt.options import TensorRTOptions
 from enginecast.passes.presets import preset
-from enginecast.prepare import ModelOptions
-from enginecast.runtime.session import Engine
+from enginecast.runtime.engine import Engine
 
 CHAIN = ("tensorrt", "onnxruntime-cuda", "onnxruntime-cpu")
 

@@ -19,8 +19,8 @@ from gpu_timing import interleaved, summary
 from trt_models import DTYPES, Subject, encoder
 from trt_rows import Build, Ready, chain_row, make_row, reference_of
 
-from enginecast.doctor_tensorrt import driver
-from enginecast.runtime.fitness import gpu_of
+from enginecast.doctor.checks import driver
+from enginecast.runtime.device.fitness import gpu_of
 
 COMPILED = "torch.compile"
 ORT = ("onnxruntime-cuda", "onnxruntime-cpu")

@@ -1,6 +1,8 @@
 """Text-encoder outputs, computed once and read without the encoder.
 
-The public names load on first use: reading alone never imports torch.
+Its folders: `store`, `encoders`, `fill`, `read`, `upkeep`. It imports `runtime` and, of `capture`,
+what opens a model; no compiler. The public names load on first use: reading alone never imports
+torch.
 """
 
 if __name__ != "enginecast.cache":
@@ -12,28 +14,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from enginecast.cache.cached_encoder import CachedEncoder as CachedEncoder
-    from enginecast.cache.guard import require_frozen as require_frozen
-    from enginecast.cache.huggingface_reading import as_huggingface as as_huggingface
-    from enginecast.cache.reader import EmbeddingCache as EmbeddingCache
-    from enginecast.cache.reader import open_cache as open_cache
-    from enginecast.cache.text_variants import Variants as Variants
-    from enginecast.cache.text_variants import variants as variants
-    from enginecast.cache.torch_reading import ShardShuffle as ShardShuffle
-    from enginecast.cache.torch_reading import as_dataset as as_dataset
-    from enginecast.cache.torch_reading import collate as collate
+    from enginecast.cache.read.cached_encoder import CachedEncoder as CachedEncoder
+    from enginecast.cache.read.datasets import ShardShuffle as ShardShuffle
+    from enginecast.cache.read.datasets import as_dataset as as_dataset
+    from enginecast.cache.read.datasets import as_huggingface as as_huggingface
+    from enginecast.cache.read.datasets import collate as collate
+    from enginecast.cache.read.guard import require_frozen as require_frozen
+    from enginecast.cache.read.reader import EmbeddingCache as EmbeddingCache
+    from enginecast.cache.read.reader import open_cache as open_cache
+    from enginecast.cache.read.text_variants import Variants as Variants
 
 _WHERE = {
-    "CachedEncoder": "cached_encoder",
-    "EmbeddingCache": "reader",
-    "ShardShuffle": "torch_reading",
-    "Variants": "text_variants",
-    "as_dataset": "torch_reading",
-    "as_huggingface": "huggingface_reading",
-    "collate": "torch_reading",
-    "open_cache": "reader",
-    "require_frozen": "guard",
-    "variants": "text_variants",
+    "CachedEncoder": "read.cached_encoder",
+    "EmbeddingCache": "read.reader",
+    "ShardShuffle": "read.datasets",
+    "Variants": "read.text_variants",
+    "as_dataset": "read.datasets",
+    "as_huggingface": "read.datasets",
+    "collate": "read.datasets",
+    "open_cache": "read.reader",
+    "require_frozen": "read.guard",
 }
 __all__ = [
     "CachedEncoder",
@@ -45,7 +45,6 @@ __all__ = [
     "collate",
     "open_cache",
     "require_frozen",
-    "variants",
 ]
 
 

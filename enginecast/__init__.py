@@ -3,30 +3,41 @@
 The public names load on first use, so that a server which only runs engines never imports torch.
 """
 
+import sys
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from enginecast.version import __version__ as __version__
+
 if TYPE_CHECKING:
-    from enginecast.check import verify_bundle as verify
-    from enginecast.driver import compile as compile
+    from enginecast.api import compile as compile
+    from enginecast.compiler.verify_bundle import verify_bundle as verify
     from enginecast.runtime.load import load as load
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "compile", "load", "verify"]
 
-_WHERE = {
-    "compile": ("enginecast.driver", "compile"),
-    "load": ("enginecast.runtime.load", "load"),
-}
+_WHERE = {"compile": "enginecast.api", "load": "enginecast.runtime.load"}
 
 
 class CallableFolder(ModuleType):
     """The class of `enginecast.verify`: a package, and the verb of the API by the same name."""
 
     def __call__(self, path: Any, **options: Any) -> Any:
-        """Compare a bundle with eager again; see `enginecast.check.verify_bundle`."""
-        return import_module("enginecast.check").verify_bundle(path, **options)
+        """Compare a bundle with eager again; see `compiler.verify_bundle`."""
+        return import_module("enginecast.compiler.verify_bundle").verify_bundle(path, **options)
+
+
+class Face(ModuleType):
+    """The class of this package, which notices when its folder `verify` is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "verify" and isinstance(value, ModuleType):
+            value.__class__ = CallableFolder
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = Face
 
 
 def __getattr__(name: str) -> Any:
@@ -34,5 +45,4 @@ def __getattr__(name: str) -> Any:
         return import_module("enginecast.verify")
     if name not in _WHERE:
         raise AttributeError(f"module 'enginecast' has no attribute {name!r}")
-    module, attribute = _WHERE[name]
-    return getattr(import_module(module), attribute)
+    return getattr(import_module(_WHERE[name]), name)

@@ -9,7 +9,7 @@ def main() -> None:
     # of a small model spends most of its time so: 112 CPU seconds instead of 27 were seen.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-    from enginecast.cli import main as run
+    from enginecast.cli.app import main as run
 
     run()
 

@@ -27,16 +27,15 @@ from torch import nn
 from transformers import T5Config, T5EncoderModel
 from transformers.utils import logging as transformers_logging
 
-from enginecast.driver import export
-from enginecast.job import Export
+from enginecast.compiler.publish import Export
+from enginecast.compiler.request import ExportRequest, ModelOptions
+from enginecast.compiler.session import export
+from enginecast.compiler.steps import Steps
 from enginecast.passes.presets import preset
-from enginecast.plan import make_plan
-from enginecast.prepare import ModelOptions
-from enginecast.runtime.bundle import open_bundle
+from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.load import load
 from enginecast.runtime.prompts import encode_prompts
-from enginecast.steps import Steps
-from enginecast.verify.verdict import times
+from enginecast.verify.metrics import times
 
 ROOT = Path("demo")
 MODEL = ROOT / "t5-small-outliers"
@@ -148,10 +147,12 @@ def export_one(
     chosen = "" if pipeline is None else f" --pipeline '{pipeline}'"
     said = f"enginecast export {MODEL} -o {ROOT / name} --precision {precision}{chosen}"
     console.print(said, markup=False, highlight=False)
-    plan = make_plan(precision=precision, pipeline=pipeline)
     options = ModelOptions(prompts=PROMPTS)
-    done = export(str(MODEL), ROOT / name, plan, options, steps=Steps(Console(stderr=True)))
-    runs = done.bundle is not None and plan.runs_here
+    request = ExportRequest(
+        str(MODEL), ROOT / name, precision=precision, pipeline=pipeline, options=options
+    )
+    done = export(request, Steps(Console(stderr=True)))
+    runs = done.bundle is not None and request.resolve().runs_here
     return Row(name, precision, done, speed_up(done.folder, model) if runs else None)
 
 
@@ -222,7 +223,7 @@ def run_without_torch(console: Console) -> None:
     console.print(f"\nenginecast {' '.join(arguments)}")
     code = (
         "import sys\n"
-        "from enginecast.cli import main\n"
+        "from enginecast.cli.app import main\n"
         "try:\n    main()\n"
         "finally:\n    print('torch imported:', 'torch' in sys.modules)\n"
     )

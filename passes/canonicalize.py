@@ -11,30 +11,53 @@ mode, an in-place op whose target is still read, any other op on memory that one
 anything random, a copy whose strides reach an op that rounds by them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from torch.export import ExportedProgram
+import torch
+from torch import Tensor
+from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from enginecast.passes.base import Pass, PassContext, Promise, Site
-from enginecast.passes.common_subexpressions import merge_equal
-from enginecast.passes.fold_constants import fold_constants
-from enginecast.passes.graph_edit import (
+from enginecast.passes.analyses.ranges import always
+from enginecast.passes.analyses.strides import may_change_bits, take_strides
+from enginecast.passes.ir.alias import may_alias, mutated_values
+from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
+from enginecast.passes.ir.common_subexpressions import merge_equal
+from enginecast.passes.ir.edit import (
+    add_weight,
     aten,
     drop_unused_weights,
+    dtype_of,
     erase_dead,
+    first_input,
+    free_name,
+    insert,
     same_shape,
+    same_size,
     shape_of,
     value,
+    weight_specs,
+    weight_value,
 )
-from enginecast.passes.simplify import OUT_OF_PLACE, RULES
-from enginecast.passes.sites import SiteLog
-from enginecast.passes.strides import may_change_bits, take_strides
-from enginecast.passes.written import written_values
+from enginecast.passes.ir.effects import is_pure
+from enginecast.passes.ir.match import is_call
+from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.traits import Trait, has
 
+OUT_OF_PLACE: dict[Any, Any] = {
+    aten.add_.Tensor: aten.add.Tensor,
+    aten.sub_.Tensor: aten.sub.Tensor,
+    aten.mul_.Tensor: aten.mul.Tensor,
+    aten.div_.Tensor: aten.div.Tensor,
+    aten.relu_.default: aten.relu.default,
+    aten.clamp_.default: aten.clamp.default,
+    aten.masked_fill_.Scalar: aten.masked_fill.Scalar,
+    aten.masked_fill_.Tensor: aten.masked_fill.Tensor,
+}
 # What may be rewritten although some op writes into the memory: these share it and copy nothing.
-ON_WRITTEN = frozenset(
+ON_MUTATED = frozenset(
     {
         aten.dropout.default,
         aten.detach.default,
@@ -46,7 +69,7 @@ ON_WRITTEN = frozenset(
 
 
 @dataclass(frozen=True)
-class Canonicalize(Pass):
+class Canonicalize(GraphPass):
     """Drop what changes nothing, fold constants, merge equal values."""
 
     name: ClassVar[str] = "canonicalize"
@@ -54,9 +77,8 @@ class Canonicalize(Pass):
     # before it goes.
     after: ClassVar[frozenset[str]] = frozenset({"unify-dtype"})
     promise: ClassVar[Promise] = "exact"
-    in_blocks: ClassVar[bool] = True
 
-    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+    def run(self, program: ProgramView, context: PassContext) -> list[Site]:
         log = SiteLog(context)
         changed = True
         while changed:
@@ -65,15 +87,15 @@ class Canonicalize(Pass):
         return log.sites
 
 
-def _sweep(program: ExportedProgram, log: SiteLog) -> bool:
+def _sweep(program: ProgramView, log: SiteLog) -> bool:
     """Apply every rule once over the graph; whether anything changed."""
     before = len(log.sites)
-    written = written_values(program.graph)
+    written = mutated_values(program.graph)
     for node in list(program.graph.nodes):
         touched = node in written or not written.isdisjoint(node.all_input_nodes)
-        if node.op != "call_function" or (touched and node.target not in ON_WRITTEN):
+        if node.op != "call_function" or (touched and node.target not in ON_MUTATED):
             continue
-        for rule in RULES.get(node.target, ()):
+        for rule in rules_of(node):
             replacement = rule(program, node)
             if replacement is None or _strides_matter(node, replacement) or log.skipped(node):
                 continue
@@ -93,3 +115,282 @@ def _strides_matter(node: Node, replacement: Node) -> bool:
     if not same_shape(shape_of(node), shape_of(replacement)):
         return False  # a smaller one, which its users broadcast as they did with the other
     return may_change_bits(node, value(replacement))
+
+
+Rule = Callable[[ProgramView, Node], Node | None]
+"""Takes a node of its op and returns the one to use instead, with the same bits, or None.  New
+nodes go before the old one.  Whether other strides of the new value matter is asked in `_sweep`."""
+
+
+def drop_inert_dropout(program: ProgramView, node: Node) -> Node | None:
+    """dropout(x, p, train=False) is x."""
+    training = node.args[2] if len(node.args) > 2 else node.kwargs.get("train", True)
+    return None if training else first_input(node)
+
+
+def drop_alias(program: ProgramView, node: Node) -> Node | None:
+    """detach, alias and lift of a value that is not trained are the value."""
+    return first_input(node)
+
+
+def drop_noop_cast(program: ProgramView, node: Node) -> Node | None:
+    """A cast to the dtype that the value has already."""
+    source = first_input(node)
+    return source if dtype_of(source) == dtype_of(node) and _same_device(source, node) else None
+
+
+def collapse_exact_casts(program: ProgramView, node: Node) -> Node | None:
+    """to(to(x: f16, f32), f16) is x: the way up loses nothing, so neither does the way back."""
+    middle = first_input(node)
+    if not has(middle, Trait.CASTS):
+        return None
+    origin = first_input(middle)
+    narrow, wide = dtype_of(origin), dtype_of(middle)
+    if narrow is None or wide is None or dtype_of(node) != narrow:
+        return None
+    return origin if _holds_exactly(wide, narrow) else None
+
+
+def _holds_exactly(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether every value of `narrow` is one of the float dtype `wide`."""
+    if not wide.is_floating_point:
+        return False
+    if narrow.is_floating_point:
+        return torch.promote_types(narrow, wide) == wide
+    if narrow == torch.bool:
+        return True
+    # A float counts exactly up to 2 / eps.
+    return not narrow.is_complex and torch.iinfo(narrow).max <= 2 / torch.finfo(wide).eps
+
+
+def drop_contiguous(program: ProgramView, node: Node) -> Node | None:
+    """Strides are not part of a value."""
+    return first_input(node)
+
+
+def drop_noop_view(program: ProgramView, node: Node) -> Node | None:
+    """A reshape, view or expand to the shape that the value has already.
+
+    So is the squeeze of a dimension that is not one: torch leaves it, ONNX refuses it.
+    """
+    source = first_input(node)
+    return source if same_shape(shape_of(source), shape_of(node)) else None
+
+
+def drop_additive_zero(program: ProgramView, node: Node) -> Node | None:
+    """x + 0 of an integer (of a float it would turn -0 into 0)."""
+    source, other = first_input(node), node.args[1]
+    dtype = dtype_of(source)
+    if dtype is None or dtype.is_floating_point or dtype != dtype_of(node):
+        return None
+    return source if type(other) is int and other == 0 else None
+
+
+def drop_broadcast_before_broadcast(program: ProgramView, node: Node) -> Node | None:
+    """An expand whose users broadcast it again, all to the shape they have anyway."""
+    source = first_input(node)
+    return source if _users_broadcast(node, source) else None
+
+
+def drop_true_and(program: ProgramView, node: Node) -> Node | None:
+    """`always true & x` is x, where x has the result's shape or the users broadcast it anyway."""
+    for known, other in (node.args[:2], node.args[1::-1]):
+        if not (isinstance(known, Node) and isinstance(other, Node)):
+            continue
+        if not dtype_of(other) == dtype_of(node) == torch.bool or always(known) is not True:
+            continue
+        if same_shape(shape_of(other), shape_of(node)) or _users_broadcast(node, other):
+            return other
+    return None
+
+
+def _users_broadcast(node: Node, smaller: Node) -> bool:
+    """Whether every user gives the same shape when it reads `smaller`, which broadcasts to node."""
+    return bool(node.users) and all(_user_broadcasts(user, node, smaller) for user in node.users)
+
+
+def _user_broadcasts(user: Node, node: Node, smaller: Node) -> bool:
+    if is_call(user, aten.scaled_dot_product_attention.default):
+        return user.args[3:4] == (node,) and node not in user.args[:3]
+    if not has(user, Trait.ELEMENTWISE | Trait.CORRECTLY_ROUNDED) or has(user, Trait.WRITES):
+        return False
+    others = [s for s in user.all_input_nodes if s is not node and _is_tensor(s)]
+    if not shape_of(smaller) and any(
+        dtype_of(other) not in (dtype_of(smaller), torch.bool) for other in others
+    ):
+        return False  # a tensor without dims has no say in the dtype beside one that has some
+    return same_shape(broadcast(shape_of(smaller), *map(shape_of, others)), shape_of(user))
+
+
+def index_of_full_ranges(program: ProgramView, node: Node) -> Node | None:
+    """x[arange(n0)[:, None, None, None], arange(n1)] reads x whole: it is x with unit dims between.
+
+    transformers' mask code spells a padding mask's broadcast this way; ONNX needs some twenty nodes
+    for it.
+    """
+    source, indices = node.args[:2]
+    assert isinstance(source, Node)
+    assert isinstance(indices, list | tuple)
+    rank = len(shape_of(source))
+    if len(indices) != rank or not all(isinstance(i, Node) for i in indices):
+        return None
+    result_rank = len(shape_of(node))
+    places: list[int] = []
+    for dim, index in enumerate(indices):
+        place = _full_range_place(index, shape_of(source)[dim], result_rank)
+        if place is None:
+            return None
+        places.append(place)
+    if places != sorted(set(places)):
+        return None
+    with program.graph.inserting_before(node):
+        result = source
+        for dim in range(result_rank):
+            if dim not in places:
+                result = insert(program.graph, aten.unsqueeze.default, (result, dim), like=node)
+    return result
+
+
+def _full_range_place(index: Any, size: Any, result_rank: int) -> int | None:
+    """The result dim along which an index runs through 0..size-1, all its other dims being 1."""
+    shape = shape_of(index)
+    long = [d for d, s in enumerate(shape) if not same_size(s, 1)]
+    if len(long) != 1 or not same_size(shape[long[0]], size):
+        return None
+    node = index
+    while is_call(node, aten.unsqueeze.default, aten.view.default, aten.reshape.default):
+        node = node.args[0]
+    if not is_call(node, aten.arange.default) or not same_size(shape_of(node)[0], size):
+        return None
+    return result_rank - len(shape) + long[0]
+
+
+def functionalise(program: ProgramView, node: Node) -> Node | None:
+    """add_(x, y) is add(x, y) where nothing else sees x: x was made here and has one user."""
+    out_of_place = OUT_OF_PLACE[node.target]
+    source = first_input(node)
+    fresh = source.op == "call_function" and list(source.users) == [node]
+    if not fresh or may_alias(source) or dtype_of(source) != dtype_of(node):
+        return None
+    with program.graph.inserting_before(node):
+        return insert(program.graph, out_of_place, node.args, dict(node.kwargs), like=node)
+
+
+def broadcast(*shapes: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The broadcast of symbolic shapes, by torch's rules, without adding guards."""
+    rank = max(map(len, shapes))
+    result: list[Any] = [1] * rank
+    for shape in shapes:
+        for place, size in enumerate(shape, start=rank - len(shape)):
+            if not same_size(size, 1):
+                result[place] = size
+    return tuple(result)
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(value(node), torch.Tensor)
+
+
+def _same_device(left: Node, right: Node) -> bool:
+    return bool(value(left).device == value(right).device)
+
+
+_CAST_RULES: tuple[Rule, ...] = (drop_noop_cast, collapse_exact_casts)
+RULES: dict[Any, tuple[Rule, ...]] = {
+    aten.dropout.default: (drop_inert_dropout,),
+    aten.detach.default: (drop_alias,),
+    aten.detach_.default: (drop_alias,),
+    aten.alias.default: (drop_alias,),
+    aten.lift_fresh_copy.default: (drop_alias,),
+    aten.contiguous.default: (drop_contiguous,),
+    aten.view.default: (drop_noop_view,),
+    aten.squeeze.dim: (drop_noop_view,),
+    aten.squeeze.dims: (drop_noop_view,),
+    aten.reshape.default: (drop_noop_view,),
+    aten.expand.default: (drop_noop_view, drop_broadcast_before_broadcast),
+    aten.add.Tensor: (drop_additive_zero,),
+    aten.__and__.Tensor: (drop_true_and,),
+    aten.bitwise_and.Tensor: (drop_true_and,),
+    aten.logical_and.default: (drop_true_and,),
+    aten.index.Tensor: (index_of_full_ranges,),
+    **dict.fromkeys(OUT_OF_PLACE, (functionalise,)),
+}
+
+
+LARGEST = 4096
+"""Elements of a folded tensor at most: beyond, computing it costs less than carrying it."""
+
+
+def fold_constants(program: ProgramView, log: SiteLog) -> None:
+    """Replace maximal constant expressions by lifted constants.
+
+    A constant expression reads nothing but literals and lifted constants.  Parameters and buffers
+    stay as they are: the exporter evaluates their expressions while it writes them.
+    """
+    constants = _constant_expressions(program)
+    for node in list(program.graph.nodes):
+        inside = node in constants and isinstance(value(node), Tensor)
+        if (
+            not inside
+            or node.op != "call_function"
+            or all(user in constants for user in node.users)
+        ):
+            continue
+        if log.skipped(node):
+            continue
+        # In order, and no view: a lifted constant is stored whole.
+        tensor = weight_value(program, node).clone(memory_format=torch.contiguous_format)
+        name = free_name(program, f"folded.{node.name}")
+        folded = add_weight(program, name, tensor, InputKind.CONSTANT_TENSOR)
+        log.done(node, "fold constants")
+        take_strides(node, value(folded))
+        node.replace_all_uses_with(folded)
+        program.graph.erase_node(node)
+
+
+def _constant_expressions(program: ProgramView) -> set[Node]:
+    lifted = {
+        name
+        for name, spec in weight_specs(program).items()
+        if spec.kind is InputKind.CONSTANT_TENSOR
+    }
+    written = mutated_values(program.graph)
+    found: set[Node] = set()
+    for node in program.graph.nodes:
+        if node in written:
+            continue
+        known = node.name in lifted if node.op == "placeholder" else _foldable(node)
+        if known and found.issuperset(node.all_input_nodes):
+            found.add(node)
+    _discard_strided(program, found)
+    return found
+
+
+def _discard_strided(program: ProgramView, constants: set[Node]) -> None:
+    """Leave out ends of expressions whose strides matter: a lifted constant lies in order."""
+    for node in reversed(program.graph.nodes):
+        inside = node in constants and isinstance(value(node), Tensor)
+        if not inside or node.op != "call_function":
+            continue
+        is_end = not constants.issuperset(node.users)
+        if is_end and may_change_bits(node, value(node).contiguous()):
+            constants.discard(node)
+
+
+def _foldable(node: Node) -> bool:
+    if node.op != "call_function" or not is_pure(node):
+        return False
+    if has(node, Trait.RANDOM, Trait.UNFOLDABLE):
+        return False
+    found = value(node)
+    several = found if isinstance(found, tuple | list) and found else [found]
+    return all(isinstance(one, Tensor) and _is_small(one) for one in several)
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return all(isinstance(size, int) for size in tensor.shape) and tensor.numel() <= LARGEST
+
+
+def rules_of(node: Node) -> tuple[Rule, ...]:
+    """The rules for a node, in the order in which they are tried."""
+    return _CAST_RULES if has(node, Trait.CASTS) else RULES.get(node.target, ())

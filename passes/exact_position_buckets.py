@@ -22,12 +22,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from enginecast.passes.base import Pass, PassContext, Promise, Site
-from enginecast.passes.graph_edit import (
+from enginecast.passes.analyses.ranges import interval
+from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
+from enginecast.passes.ir.edit import (
     add_weight,
     aten,
     drop_unused_weights,
@@ -39,18 +39,15 @@ from enginecast.passes.graph_edit import (
     value,
     weight_expressions,
 )
-from enginecast.passes.match import CASTS, NoMatch, is_call, op_name, real_users
-from enginecast.passes.purity import is_pure
-from enginecast.passes.ranges import interval
-from enginecast.passes.sites import SiteLog
+from enginecast.passes.ir.effects import is_pure
+from enginecast.passes.ir.match import NoMatch, is_call, op_name, real_users
+from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.traits import Trait, has
 
 LONGEST = 1 << 16
 """Entries of a table."""
 FARTHEST = 1 << 22
 """Distances that are tried."""
-_FILLED = frozenset(
-    {aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, *CASTS}
-)
 
 
 @dataclass(frozen=True)
@@ -67,15 +64,14 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class ExactPositionBuckets(Pass):
+class ExactPositionBuckets(GraphPass):
     """Replace logarithmic buckets of relative positions by an integer table."""
 
     name: ClassVar[str] = "exact-position-buckets"
     after: ClassVar[frozenset[str]] = frozenset({"unify-dtype", "canonicalize"})
     promise: ClassVar[Promise] = "exact"
-    in_blocks: ClassVar[bool] = True
 
-    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+    def run(self, program: ProgramView, context: PassContext) -> list[Site]:
         log = SiteLog(context)
         replaced: set[Node] = set()
         for node in list(program.graph.nodes):
@@ -158,8 +154,8 @@ def _is_elementwise(node: Node) -> bool:
     """Whether each element of a result comes from the elements of its arguments at that place."""
     if node.op != "call_function" or not is_pure(node) or not isinstance(value(node), Tensor):
         return False
-    is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    if not (is_pointwise or node.target in _FILLED) or not node.all_input_nodes:
+    is_elementwise = has(node, Trait.ELEMENTWISE, Trait.CASTS, Trait.METADATA)
+    if not is_elementwise or not node.all_input_nodes:
         return False
     shape = shape_of(node)
     return all(
@@ -210,7 +206,7 @@ def tabulate(bucket: Bucket) -> tuple[int, Tensor]:
     return bucket.lowest + start, values[start:end].clone()
 
 
-def _replace(program: ExportedProgram, bucket: Bucket, first: int, table: Tensor) -> None:
+def _replace(program: ProgramView, bucket: Bucket, first: int, table: Tensor) -> None:
     graph, out, distance = program.graph, bucket.out, bucket.distance
     weights = weight_expressions(program)
     name = free_name(program, f"position_buckets.{out.name}")

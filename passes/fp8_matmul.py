@@ -5,12 +5,12 @@ from typing import ClassVar
 
 import torch
 
-from enginecast.passes.graph_edit import dtype_of
-from enginecast.passes.plan_options import Mode, PlanOptions, options_of
-from enginecast.passes.quantizable import Layer
-from enginecast.passes.quantization_plan import Format, LayerPlan
-from enginecast.passes.quantize_layers import QuantizeLayers
-from enginecast.passes.scaled_mm_rules import check_scaled_mm, fp8_dtype
+from enginecast.passes.ir.edit import dtype_of
+from enginecast.passes.ir.quantization_plan import Format, LayerPlan
+from enginecast.passes.quantize.layers import QuantizeLayers
+from enginecast.passes.quantize.measure.quantizable import Layer
+from enginecast.passes.quantize.plan.options import Mode, PlanOptions, options_of
+from enginecast.passes.quantize.plan.scaled_mm_rules import check_scaled_mm, fp8_dtype
 
 _ROWS = 16
 """Of the matrix that stands for what a layer reads: any number of rows will do."""

@@ -20,13 +20,21 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-import enginecast.ops  # noqa: F401 - registers enginecast::attention
-from enginecast.passes.base import Pass, PassContext, Promise, Site
-from enginecast.passes.graph_edit import (
+from enginecast.passes.analyses.attention import (
+    is_attention_core,
+    joined_output,
+    softmax_attention,
+    split_heads,
+    unrepeated,
+    untransposed,
+)
+from enginecast.passes.analyses.ranges import always
+from enginecast.passes.analyses.strides import loosen_views
+from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
+from enginecast.passes.ir.edit import (
     aten,
     dtype_of,
     erase_dead,
@@ -36,13 +44,9 @@ from enginecast.passes.graph_edit import (
     weight_specs,
     weight_tensor,
 )
-from enginecast.passes.head_layout import joined_output, split_heads, unrepeated
-from enginecast.passes.ir_text import dtype_text
-from enginecast.passes.match import NoMatch, is_call
-from enginecast.passes.ranges import always
-from enginecast.passes.sites import SiteLog
-from enginecast.passes.softmax_attention import match_softmax_attention
-from enginecast.passes.strides import loosen_views
+from enginecast.passes.ir.match import NoMatch, is_call
+from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.text import dtype_text
 
 
 @dataclass(frozen=True)
@@ -61,15 +65,14 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class FuseAttention(Pass):
+class FuseAttention(GraphPass):
     """Replace attention, called or spelled out, by one op over whole heads."""
 
     name: ClassVar[str] = "fuse-attention"
     after: ClassVar[frozenset[str]] = frozenset({"unify-dtype", "canonicalize"})
     promise: ClassVar[Promise] = "reordered"
-    in_blocks: ClassVar[bool] = True
 
-    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+    def run(self, program: ProgramView, context: PassContext) -> list[Site]:
         log = SiteLog(context)
         for node in list(program.graph.nodes):
             if not is_attention_core(node) or log.skipped(node):
@@ -86,38 +89,25 @@ class FuseAttention(Pass):
         return log.sites
 
 
-def is_attention_core(node: Node) -> bool:
-    """A fused attention call, or a softmax over scores [batch, heads, tokens, key tokens]."""
-    if is_call(node, aten.scaled_dot_product_attention.default):
-        return True
-    return is_call(node, aten.softmax.int) and len(shape_of(node)) == 4
-
-
-def _match(program: ExportedProgram, node: Node) -> Attention:
-    if is_call(node, aten.softmax.int):
-        found = match_softmax_attention(node)
-        return Attention(
-            found.query,
-            found.key,
-            found.value,
-            found.bias,
-            found.scale,
-            False,
-            found.out,
-            "softmax attention",
-        )
-    return _match_sdpa(program, node)
-
-
-def _match_sdpa(program: ExportedProgram, node: Node) -> Attention:
-    arguments: dict[str, Any] = dict(
-        zip(
-            ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
-            node.args,
-            strict=False,
-        )
+def _match(program: ProgramView, node: Node) -> Attention:
+    if not is_call(node, aten.softmax.int):
+        return _match_sdpa(program, node)
+    found = softmax_attention.match(node)
+    return Attention(
+        found.node("query"),
+        untransposed(found.node("key")),
+        found.node("value"),
+        found.every("bias"),
+        math.prod(found.every("factor")) / math.prod(found.every("divisor")),
+        False,
+        found.root,
+        "softmax attention",
     )
-    arguments.update(node.kwargs)
+
+
+def _match_sdpa(program: ProgramView, node: Node) -> Attention:
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    arguments: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     if arguments.get("dropout_p", 0.0) != 0.0:
         raise NoMatch(node, f"dropout of {arguments['dropout_p']:g} is active")
     query = arguments["query"]
@@ -138,7 +128,7 @@ def _match_sdpa(program: ExportedProgram, node: Node) -> Attention:
     )
 
 
-def _masks_nothing(program: ExportedProgram, mask: Node) -> bool:
+def _masks_nothing(program: ProgramView, mask: Node) -> bool:
     """A boolean mask that is true everywhere: vision models of transformers build one."""
     if dtype_of(mask) != torch.bool:
         return False
@@ -162,7 +152,7 @@ def _check_dtypes(match: Attention) -> None:
             raise NoMatch(node, f"heads {shape[1]} and head size {shape[3]} have to be fixed")
 
 
-def _fuse(program: ExportedProgram, match: Attention) -> str:
+def _fuse(program: ProgramView, match: Attention) -> str:
     """Put the op in; says which layout it took."""
     graph = program.graph
     heads = shape_of(match.query)[1]
@@ -195,7 +185,7 @@ def _fuse(program: ExportedProgram, match: Attention) -> str:
     return "tokens first" if tokens_first else "heads first"
 
 
-def _sum(program: ExportedProgram, biases: tuple[Node, ...]) -> Node | None:
+def _sum(program: ProgramView, biases: tuple[Node, ...]) -> Node | None:
     """One bias; two are added once (an encoder's layers share them, so equal sums merge later)."""
     if not biases:
         return None

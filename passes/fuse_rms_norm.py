@@ -31,243 +31,100 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.passes.base import Pass, PassContext, Promise, Site
-from enginecast.passes.graph_edit import (
+from enginecast.passes.analyses.norms import is_statistic, normalized
+from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
+from enginecast.passes.ir.edit import (
     aten,
     dtype_of,
     erase_dead,
+    first_input,
     insert,
     shape_of,
     weight_expressions,
 )
-from enginecast.passes.ir_text import dtype_text
-from enginecast.passes.match import (
-    NoMatch,
-    behind_casts,
-    is_call,
-    is_float_cast,
-    last_dim,
-    operands,
-    real_users,
-    reduces_last_dim,
-    scalar_operand,
-)
-from enginecast.passes.sites import SiteLog
+from enginecast.passes.ir.match import NoMatch, is_float_cast, last_dim
+from enginecast.passes.ir.pattern import Match, Pattern, Value, either, op
+from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.text import dtype_text
+from enginecast.passes.ir.traits import Trait
 
 
 @dataclass(frozen=True)
-class RmsNorm:
-    """A matched norm: `out = source / sqrt(mean(source^2) + epsilon) * weight`."""
-
-    source: Node
-    """The value to normalise, in the dtype that the fused norm takes."""
-    weight: Node | None
-    epsilon: float
-    out: Node
-    """The node that the fused norm replaces."""
-    note: str
-
-
-@dataclass(frozen=True)
-class Normalised:
-    """The chain that divides a value by its root mean square."""
-
-    measured: Node
-    square: Node
-    mean: Node
-    plus: Node
-    """Adds epsilon."""
-    epsilon: float
-    root: Node
-    """Of the sum, or its reciprocal."""
-    scaled: Node
-    """The measured value over the root."""
-
-
-@dataclass(frozen=True)
-class FuseRmsNorm(Pass):
+class FuseRmsNorm(GraphPass):
     """Replace the pow-mean-rsqrt-mul chain by one rms_norm."""
 
     name: ClassVar[str] = "fuse-rms-norm"
     # Casts decide whether the chain is one norm; they have to be the final ones.
     after: ClassVar[frozenset[str]] = frozenset({"unify-dtype", "canonicalize"})
     promise: ClassVar[Promise] = "reordered"
-    in_blocks: ClassVar[bool] = True
 
-    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+    def run(self, program: ProgramView, context: PassContext) -> list[Site]:
         log = SiteLog(context)
         weights = weight_expressions(program)
         for node in list(program.graph.nodes):
             if not is_statistic(node) or log.skipped(node):
                 continue
             try:
-                match = match_rms_norm(node, weights)
+                note = _fuse(program, _with_weight(node, weights).match(node))
             except NoMatch as miss:
                 log.refused(node, miss.reason)
                 continue
-            _fuse(program, match)
-            log.done(node, match.note)
+            log.done(node, note)
         erase_dead(program.graph)
         return log.sites
 
 
-def is_statistic(node: Node) -> bool:
-    """A mean of squares that a root follows: every such place is a site."""
-    if not is_call(node, aten.mean.dim):
-        return False
-    square = node.args[0]
-    assert isinstance(square, Node)
-    if _squared(square) is None:
-        return False
-    rest = [u for a in real_users(node) for u in real_users(a)]
-    return any(is_call(u, aten.rsqrt.default, aten.sqrt.default) for u in rest)
-
-
-def match_rms_norm(mean: Node, weights: set[Node]) -> RmsNorm:
-    """Match the norm around a mean of squares.
-
-    Raises:
-        NoMatch: with the reason why it is not one.
+def _with_weight(mean: Node, weights: set[Node]) -> Pattern:
+    """The norm around a mean of squares, with the cast back and the product with a weight where
+    nothing else reads what they read.
     """
-    found = normalised(mean)
-    return _with_weight(found.measured, found.epsilon, found.scaled, weights)
+    once = normalized.once("before the weight")
+    low = op(Trait.CASTS)(once).where(_changes_dtype, "a cast that changes nothing").named("low")
+    weight = Value(label="weight").where(
+        lambda node: node in weights and shape_of(node) == (last_dim(first_input(mean)),),
+        "no weight",
+    )
+    return either(weight * low.once("before the weight"), low, weight * once, normalized)
 
 
-def normalised(mean: Node) -> Normalised:
-    """Match what is around a mean of squares, up to the product with a weight.
+def _fuse(program: ProgramView, match: Match) -> str:
+    """Put the norm in; says what moved.
 
-    Raises:
-        NoMatch: with the reason why it is no norm.
+    Its input is the one whose dtype it can keep: the stream value, or its upcast where the product
+    is fp32.
     """
-    square = mean.args[0]
-    assert isinstance(square, Node)
-    measured = _squared(square)
-    assert measured is not None
-    if not reduces_last_dim(mean):
-        raise NoMatch(mean, f"the mean is over dims {mean.args[1]}, expected the last one, kept")
-    for plus in real_users(mean):
-        split = scalar_operand(plus, aten.add.Tensor)
-        if split is None:
-            continue
-        for root in real_users(plus):
-            if is_call(root, aten.rsqrt.default):
-                scaled = _multiplied(root, measured)
-            elif is_call(root, aten.sqrt.default):
-                scaled = _divided(root, measured)
-            else:
-                continue
-            return Normalised(measured, square, mean, plus, split[1], root, scaled)
-    raise NoMatch(mean, "no reciprocal root over mean + epsilon follows the mean of squares")
-
-
-def _squared(node: Node) -> Node | None:
-    """x for `pow(x, 2)`, `square(x)` or `x * x`."""
-    power = is_call(node, aten.pow.Tensor_Scalar) and node.args[1] == 2
-    product = is_call(node, aten.mul.Tensor) and node.args[0] is node.args[1]
-    if power or product or is_call(node, aten.square.default):
-        found = node.args[0]
-    else:
-        return None
-    assert isinstance(found, Node)
-    return found
-
-
-def _multiplied(rstd: Node, measured: Node) -> Node:
-    products = [u for u in real_users(rstd) if is_call(u, aten.mul.Tensor)]
-    for product in products:
-        for left, right in operands(product):
-            if right is rstd and behind_casts(left) is behind_casts(measured):
-                return product
-    if products:
-        raise NoMatch(products[0], "the product normalises another value than the mean measured")
-    names = ", ".join(str(u.target).removeprefix("aten.") for u in real_users(rstd)) or "nothing"
-    raise NoMatch(rstd, f"{names} reads the reciprocal root, expected a product with the value")
-
-
-def _divided(root: Node, measured: Node) -> Node:
-    for user in real_users(root):
-        if is_call(user, aten.div.Tensor) and user.args[1] is root:
-            numerator = user.args[0]
-            if isinstance(numerator, Node) and behind_casts(numerator) is behind_casts(measured):
-                return user
-        if is_call(user, aten.reciprocal.default):
-            return _multiplied(user, measured)
-    raise NoMatch(root, "no division of the measured value by the root follows")
-
-
-def _with_weight(measured: Node, epsilon: float, scaled: Node, weights: set[Node]) -> RmsNorm:
-    low = _cast_back(scaled)
-    normalised = low or scaled
-    weight, product = _weight_product(normalised, weights)
-    out = product or normalised
-    return _typed(measured, weight, epsilon, out, scaled, low)
-
-
-def _cast_back(scaled: Node) -> Node | None:
-    users = real_users(scaled)
-    if len(users) == 1 and is_float_cast(users[0]) and dtype_of(users[0]) != dtype_of(scaled):
-        return users[0]
-    return None
-
-
-def _weight_product(normalised: Node, weights: set[Node]) -> tuple[Node | None, Node | None]:
-    """The weight and the product with it, when the only reader of the normalised value is that
-    product.
-    """
-    users = real_users(normalised)
-    if len(users) == 1 and is_call(users[0], aten.mul.Tensor):
-        for weight, other in operands(users[0]):
-            known = isinstance(weight, Node) and weight in weights
-            if other is normalised and known and shape_of(weight) == (last_dim(normalised),):
-                return weight, users[0]
-    return None, None
-
-
-def _typed(
-    measured: Node,
-    weight: Node | None,
-    epsilon: float,
-    out: Node,
-    scaled: Node,
-    low: Node | None,
-) -> RmsNorm:
-    """Choose the input whose dtype the fused norm can keep: the stream value, or its upcast where
-    the product is fp32.
-    """
-    stream = behind_casts(measured)
+    out, weight, low = match.root, match.get("weight"), match.get("low")
+    measured, scaled = match.node("measured"), match.node("scaled")
     wanted = dtype_of(out)
-    source = stream if dtype_of(stream) == wanted else measured
-    if dtype_of(source) != wanted and dtype_of(measured) == dtype_of(scaled):
-        kept = dtype_text(dtype_of(scaled))
-        return RmsNorm(measured, None, epsilon, scaled, f"in {kept}, the weight product outside")
-    if dtype_of(source) != wanted:
-        source_name, out_name = dtype_text(dtype_of(source)), dtype_text(wanted)
-        raise NoMatch(out, f"the input is {source_name} and the result {out_name}")
-    if weight is not None and dtype_of(weight) != wanted:
-        weight_name, out_name = dtype_text(dtype_of(weight)), dtype_text(wanted)
-        raise NoMatch(
-            weight, f"the weight is {weight_name} and the product {out_name}: run unify-dtype first"
-        )
-    if wanted in (torch.float16, torch.bfloat16) and dtype_of(scaled) == wanted:
+    source = next((n for n in (match.node("x"), measured) if dtype_of(n) == wanted), None)
+    if source is None and dtype_of(measured) == dtype_of(scaled):
+        source, weight, out = measured, None, scaled
+        note = f"in {_dtype(scaled)}, the weight product outside"
+    elif source is None:
+        raise NoMatch(out, f"the input is {_dtype(measured)} and the result {_dtype(out)}")
+    elif weight is not None and dtype_of(weight) != wanted:
+        found = f"the weight is {_dtype(weight)} and the product {_dtype(out)}"
+        raise NoMatch(weight, f"{found}: run unify-dtype first")
+    elif wanted in (torch.float16, torch.bfloat16) and dtype_of(scaled) == wanted:
         note = "the statistic, in the low dtype before, is fp32 now"
     elif low is not None and dtype_of(low) != wanted:
-        note = f"the rounding to {dtype_text(dtype_of(low))} before the weight product is gone"
+        note = f"the rounding to {_dtype(low)} before the weight product is gone"
     elif low is not None and weight is not None:
-        note = f"the rounding to {dtype_text(wanted)} before the weight product moved behind it"
+        note = f"the rounding to {_dtype(out)} before the weight product moved behind it"
     else:
         note = "the products are in another order"
-    return RmsNorm(source, weight, epsilon, out, note)
+    args = (source, [last_dim(source)], weight, match.number("epsilon"))
+    with program.graph.inserting_before(out):
+        fused = insert(program.graph, aten.rms_norm.default, args, like=out)
+    out.replace_all_uses_with(fused)
+    return note
 
 
-def _fuse(program: ExportedProgram, match: RmsNorm) -> None:
-    with program.graph.inserting_before(match.out):
-        fused = insert(
-            program.graph,
-            aten.rms_norm.default,
-            (match.source, [last_dim(match.source)], match.weight, match.epsilon),
-            like=match.out,
-        )
-    match.out.replace_all_uses_with(fused)
+def _changes_dtype(cast: Node) -> bool:
+    return is_float_cast(cast) and dtype_of(cast) != dtype_of(first_input(cast))
+
+
+def _dtype(node: Node) -> str:
+    return dtype_text(dtype_of(node))

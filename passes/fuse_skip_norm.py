@@ -15,17 +15,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch.export import ExportedProgram
 from torch.fx import Node
 
-import enginecast.ops  # noqa: F401 - registers enginecast::skip_rms_norm
-from enginecast.passes.base import Pass, PassContext, Promise, Site
-from enginecast.passes.graph_edit import (
+from enginecast.passes.analyses.residual_stream import RANKS
+from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
+from enginecast.passes.ir.edit import (
     arguments,
     aten,
     dtype_of,
     erase_dead,
-    first_input,
     hoist_before,
     insert,
     insert_item,
@@ -33,97 +31,81 @@ from enginecast.passes.graph_edit import (
     shape_of,
     weight_expressions,
 )
-from enginecast.passes.ir_text import dtype_text
-from enginecast.passes.match import NoMatch, is_call, op_name
-from enginecast.passes.sites import SiteLog
-
-RANKS = (2, 3)
-"""Of a residual stream, and what the op takes; a rotated query that is normalised has 4."""
+from enginecast.passes.ir.match import NoMatch, is_call
+from enginecast.passes.ir.pattern import ANYTHING, Match, Number, Pattern, Value, op, pattern
+from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.text import dtype_text
 
 
 @dataclass(frozen=True)
-class FuseSkipNorm(Pass):
+class FuseSkipNorm(GraphPass):
     """Fuse a residual add and the rms_norm that reads it."""
 
     name: ClassVar[str] = "fuse-skip-norm"
     after: ClassVar[frozenset[str]] = frozenset({"unify-dtype", "canonicalize", "fuse-rms-norm"})
     promise: ClassVar[Promise] = "reordered"
-    in_blocks: ClassVar[bool] = True
 
-    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+    def run(self, program: ProgramView, context: PassContext) -> list[Site]:
         log = SiteLog(context)
         weights = weight_expressions(program)
         for node in list(program.graph.nodes):
             if not is_call(node, aten.rms_norm.default) or log.skipped(node):
                 continue
             try:
-                _fuse(program, node, *match_residual(node, weights), weights)
+                found = residual_norm.match(node)
+                _check_residual(found, weights)
             except NoMatch as miss:
                 log.refused(node, miss.reason)
                 continue
+            _fuse(program, found, weights)
             log.done(node)
         erase_dead(program.graph)
         return log.sites
 
 
-def match_residual(norm: Node, weights: set[Node]) -> tuple[Node, Node, Node]:
-    """The sum that a norm reads and its two addends.
+@pattern
+def residual_norm(left: Value, right: Value, weight: Value, epsilon: Number) -> Pattern:
+    """An rms_norm of a sum of two values; the site is the norm."""
+    number = "the norm reads a value plus a number"
+    total = left.otherwise(number) + right.otherwise(number)
+    stream = total.otherwise("the norm reads {op}, expected a residual sum").where(
+        lambda node: len(shape_of(node)) in RANKS,
+        lambda node: f"the sum has rank {len(shape_of(node))}, expected 2 or 3",
+    )
+    norm = op(aten.rms_norm.default)(
+        stream.named("total"),
+        ANYTHING,
+        weight.otherwise("the norm has no weight"),
+        epsilon.otherwise("the norm leaves epsilon to the dtype"),
+    )
+    return norm.where(
+        lambda node: len(arguments(node)[1]) == 1,
+        lambda node: f"the norm is over {len(arguments(node)[1])} dims, expected the last one",
+    )
 
-    Args:
-        norm: an rms_norm.
-        weights: every weight expression of the program.
 
-    Raises:
-        NoMatch: with the reason why the norm does not read a residual sum.
-    """
-    total = first_input(norm)
-    weight = _plain_weight(norm, weights)
-    if not is_call(total, aten.add.Tensor) or total.kwargs.get("alpha", 1) != 1:
-        raise NoMatch(total, f"the norm reads {op_name(total)}, expected a residual sum")
-    if len(shape_of(total)) not in RANKS:
-        raise NoMatch(total, f"the sum has rank {len(shape_of(total))}, expected 2 or 3")
-    left, right = total.args[:2]
-    if not (isinstance(left, Node) and isinstance(right, Node)):
-        raise NoMatch(total, "the norm reads a value plus a number")
-    for addend in (left, right):
+def _check_residual(found: Match, weights: set[Node]) -> None:
+    """Raise NoMatch where one op for sum and norm would not compute the same."""
+    total, weight = found.node("total"), found.node("weight")
+    if weight not in weights:
+        raise NoMatch(weight, "the norm's weight is computed from inputs")
+    for addend in (found.node("left"), found.node("right")):
         if not same_shape(shape_of(addend), shape_of(total)):
             raise NoMatch(addend, "an addend of the sum is broadcast")
         if dtype_of(addend) != dtype_of(weight):
-            found, wanted = dtype_text(dtype_of(addend)), dtype_text(dtype_of(weight))
-            raise NoMatch(addend, f"an addend is {found} and the norm's weight {wanted}")
-    return total, left, right
+            names = dtype_text(dtype_of(addend)), dtype_text(dtype_of(weight))
+            raise NoMatch(addend, f"an addend is {names[0]} and the norm's weight {names[1]}")
 
 
-def _plain_weight(norm: Node, weights: set[Node]) -> Node:
-    """The weight of a norm over the last dim, with its own epsilon."""
-    _, sizes, weight, epsilon = (*arguments(norm), None, None)[:4]
-    if not isinstance(weight, Node):
-        raise NoMatch(norm, "the norm has no weight")
-    if len(sizes) != 1:
-        raise NoMatch(norm, f"the norm is over {len(sizes)} dims, expected the last one")
-    if epsilon is None:
-        raise NoMatch(norm, "the norm leaves epsilon to the dtype")
-    if weight not in weights:
-        raise NoMatch(weight, "the norm's weight is computed from inputs")
-    return weight
-
-
-def _fuse(
-    program: ExportedProgram, norm: Node, total: Node, left: Node, right: Node, weights: set[Node]
-) -> None:
+def _fuse(program: ProgramView, found: Match, weights: set[Node]) -> None:
     graph = program.graph
-    _, _, weight, epsilon = norm.args[:4]
-    assert isinstance(weight, Node)
+    norm, total, weight = found.root, found.node("total"), found.node("weight")
     hoist_before(weight, total, weights)
     with graph.inserting_before(total):
         # The branch comes first, the residual second, as the op names them; the sum is the same
         # either way.
-        pair = insert(
-            graph,
-            torch.ops.enginecast.skip_rms_norm.default,
-            (right, left, weight, epsilon),
-            like=norm,
-        )
+        args = (found.node("right"), found.node("left"), weight, found.number("epsilon"))
+        pair = insert(graph, torch.ops.enginecast.skip_rms_norm.default, args, like=norm)
         normalised = insert_item(graph, pair, 0, like=norm)
         summed = insert_item(graph, pair, 1, like=total)
     norm.replace_all_uses_with(normalised)

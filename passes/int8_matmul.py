@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from enginecast.passes.plan_options import Mode, PlanOptions, options_of
-from enginecast.passes.quantizable import Layer
-from enginecast.passes.quantization_plan import Format, LayerPlan
-from enginecast.passes.quantize_layers import QuantizeLayers
+from enginecast.passes.ir.quantization_plan import Format, LayerPlan
+from enginecast.passes.quantize.layers import QuantizeLayers
+from enginecast.passes.quantize.measure.quantizable import Layer
+from enginecast.passes.quantize.plan.options import Mode, PlanOptions, options_of
 
 
 @dataclass(frozen=True)

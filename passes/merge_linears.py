@@ -15,11 +15,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.passes.base import Pass, PassContext, Promise, Site
-from enginecast.passes.graph_edit import (
+from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
+from enginecast.passes.ir.edit import (
     aten,
     dtype_of,
     first_input,
@@ -29,20 +28,19 @@ from enginecast.passes.graph_edit import (
     shape_of,
     weight_expressions,
 )
-from enginecast.passes.match import NoMatch, is_call
-from enginecast.passes.sites import SiteLog
+from enginecast.passes.ir.match import NoMatch, is_call
+from enginecast.passes.ir.sites import SiteLog
 
 
 @dataclass(frozen=True)
-class MergeLinears(Pass):
+class MergeLinears(GraphPass):
     """Merge linears of one input (q, k, v; wi_0, wi_1) into one."""
 
     name: ClassVar[str] = "merge-linears"
     after: ClassVar[frozenset[str]] = frozenset({"unify-dtype", "canonicalize"})
     promise: ClassVar[Promise] = "reordered"
-    in_blocks: ClassVar[bool] = True
 
-    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+    def run(self, program: ProgramView, context: PassContext) -> list[Site]:
         log = SiteLog(context)
         weights = weight_expressions(program)
         groups: dict[Node, list[Node]] = defaultdict(list)
@@ -54,9 +52,7 @@ class MergeLinears(Pass):
         return log.sites
 
 
-def _merge_group(
-    program: ExportedProgram, group: list[Node], weights: set[Node], log: SiteLog
-) -> None:
+def _merge_group(program: ProgramView, group: list[Node], weights: set[Node], log: SiteLog) -> None:
     chosen = [node for node in group if not log.skipped(node)]
     if not chosen:
         return
@@ -98,7 +94,7 @@ def _shared(weight: Node) -> Node | None:
     return next((found for s in weight.all_input_nodes if (found := _shared(s))), None)
 
 
-def _merge(program: ExportedProgram, group: list[Node], weights: set[Node]) -> None:
+def _merge(program: ProgramView, group: list[Node], weights: set[Node]) -> None:
     graph, first = program.graph, group[0]
     for node in group:
         for source in node.args[1:]:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from enginecast.passes.plan_options import Mode, PlanOptions, Target, options_of
-from enginecast.passes.plan_pass import PlanPass
+from enginecast.passes.quantize.plan.options import Mode, PlanOptions, Target, options_of
+from enginecast.passes.quantize.plan.plan_pass import PlanPass
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,18 @@
-"""Which passes there are: ours by name, third parties' by entry point; classes load on use."""
+"""Which passes there are, ours by name and third parties' by entry point, and pipelines of them.
 
-import difflib
-from collections.abc import Mapping
-from importlib import import_module
-from importlib.metadata import entry_points
+Classes load when they are used: listing names does not import torch.
+"""
+
 from typing import TYPE_CHECKING
 
 from enginecast.errors import SpecError
+from enginecast.passes.ir.spec import Located, parse_located
+from enginecast.plugins import Registry
 
 if TYPE_CHECKING:
-    from enginecast.passes.base import Pass
+    from enginecast.passes.ir.base import Pass
 
-GROUP = "enginecast.passes"
-"""Entry-point group by which other packages add passes."""
-
-PASSES: Mapping[str, str] = {
+PASSES = {
     "rescale-residual": "enginecast.passes.rescale_residual:RescaleResidual",
     "canonicalize": "enginecast.passes.canonicalize:Canonicalize",
     "unify-dtype": "enginecast.passes.unify_dtype:UnifyDtype",
@@ -29,7 +27,25 @@ PASSES: Mapping[str, str] = {
     "plan-int8": "enginecast.passes.plan_int8:PlanInt8",
     "fp8-matmul": "enginecast.passes.fp8_matmul:Fp8Matmul",
     "int8-matmul": "enginecast.passes.int8_matmul:Int8Matmul",
+    # Lowering passes, which end a target's pipeline.
+    "drop-assertions": "enginecast.passes.lower.drop_assertions:DropAssertions",
+    "decompose-fused": "enginecast.passes.lower.decompose_fused:DecomposeFused",
+    "legalize-quantized": "enginecast.exporters.onnx.passes.legalize_quantized:LegalizeQuantized",
+    "legalize-onnx": "enginecast.exporters.onnx.passes.legalize_onnx:LegalizeOnnx",
+    "keep-norms-whole": "enginecast.exporters.tensorrt.passes.keep_norms_whole:KeepNormsWhole",
+    "lift-weights": "enginecast.passes.lower.lift_weights:LiftWeights",
+    "merge-equal": "enginecast.passes.lower.merge_equal:MergeEqual",
+    "separate-block-memory": (
+        "enginecast.exporters.onnx.passes.separate_block_memory:SeparateBlockMemory"
+    ),
+    "hoist-weights": "enginecast.passes.lower.hoist_weights:HoistWeights",
+    "dequantize-tables": "enginecast.exporters.tensorrt.passes.dequantize_tables:DequantizeTables",
+    "decompose-quantized": "enginecast.passes.lower.decompose_quantized:DecomposeQuantized",
+    "flatten-calls": "enginecast.passes.lower.flatten_calls:FlattenCalls",
 }
+
+
+REGISTRY = Registry("pass", "enginecast.passes", PASSES, SpecError)
 
 
 def known_passes() -> dict[str, str]:
@@ -38,43 +54,45 @@ def known_passes() -> dict[str, str]:
     Raises:
         SpecError: an installed package names a pass that exists already.
     """
-    known = dict(PASSES)
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
-        if entry.name in known:
-            package = entry.dist.name if entry.dist else "a package without a name"
-            raise SpecError(
-                f"two passes are called '{entry.name}': {known[entry.name]} and {entry.value}",
-                hint=f"The second comes from {package}; uninstall it or have it rename its pass.",
-            )
-        known[entry.name] = entry.value
-    return known
+    return REGISTRY.known()
 
 
 def pass_class(name: str) -> type["Pass"]:
     """The class of a pass.
 
     Raises:
-        SpecError: no pass has this name, or its class cannot be loaded or is no such pass.
+        SpecError: no pass has this name, or its class cannot be loaded or is not such a pass.
     """
-    known = known_passes()
-    if name not in known:
-        close = difflib.get_close_matches(name, known)
-        meant = f"Did you mean {' or '.join(map(repr, close))}?  " if close else ""
-        raise SpecError(f"unknown pass '{name}'", hint=f"{meant}Known: {', '.join(known)}.")
-    return _load(name, known[name])
+    from enginecast.passes.ir.base import Pass  # here, so that listing names does not import torch
+
+    return REGISTRY.load(name, Pass)  # type: ignore[type-abstract]
 
 
-def _load(name: str, where: str) -> type["Pass"]:
-    from enginecast.passes.base import Pass  # here, so that listing names does not import torch
+def build(text: str) -> tuple["Pass", ...]:
+    """Make the passes that a pipeline spec names, in order.  A pass may occur more than once.
 
-    module, _, attribute = where.partition(":")
+    Raises:
+        SpecError: the text is not in the grammar, names an unknown pass or option, or has a pass
+            before another that must come earlier.
+    """
+    from enginecast.passes.ir.options import pass_from_spec  # here: it imports torch
+
+    elements = parse_located(text)
+    passes = tuple(pass_from_spec(_class_of(element), element) for element in elements)
+    for index, pass_ in enumerate(passes):
+        earlier = {other.name for other in passes[:index]}
+        later = {other.name for other in passes[index + 1 :]}
+        late = sorted((pass_.after & later) - earlier)
+        if late:
+            raise elements[index].place.error(
+                f"pass '{pass_.name}' must come after '{late[0]}'",
+                hint=f"Move '{late[0]}' before '{pass_.name}'.",
+            )
+    return passes
+
+
+def _class_of(element: Located) -> type["Pass"]:
     try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise SpecError(f"pass '{name}' cannot be loaded from {where}: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Pass)):
-        raise SpecError(f"pass '{name}': {where} is not a subclass of enginecast.passes.base.Pass")
-    own_name = getattr(found, "name", None)  # the base class and half-written passes have none
-    if own_name != name:
-        raise SpecError(f"pass '{name}': {where} calls itself {own_name!r}")
-    return found
+        return pass_class(element.spec.name)
+    except SpecError as error:
+        raise element.place.error(error.message, hint=error.hint) from error

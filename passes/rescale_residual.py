@@ -35,10 +35,17 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.errors import PassError, SpecError
-from enginecast.passes.base import Pass, PassContext, Promise, Site
-from enginecast.passes.dtype_ops import HEAVY
-from enginecast.passes.feed_forward import Branch, find_branch
-from enginecast.passes.graph_edit import (
+from enginecast.passes.analyses.residual_stream import (
+    Branch,
+    Norm,
+    Stream,
+    find_branch,
+    find_streams,
+    foldable,
+)
+from enginecast.passes.analyses.value_bounds import largest_for_any_input, largest_values
+from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
+from enginecast.passes.ir.edit import (
     SCALE,
     aten,
     dtype_of,
@@ -46,13 +53,11 @@ from enginecast.passes.graph_edit import (
     is_float,
     weight_expressions,
 )
-from enginecast.passes.ir_text import dtype_text
-from enginecast.passes.match import NoMatch, is_call
-from enginecast.passes.residual_stream import Norm, Stream, find_streams, foldable
-from enginecast.passes.scaled_values import mark_scaled
-from enginecast.passes.sites import SiteLog
-from enginecast.passes.value_bounds import largest_for_any_input
-from enginecast.passes.value_ranges import largest_values
+from enginecast.passes.ir.match import NoMatch, is_call
+from enginecast.passes.ir.scaled_values import mark_scaled
+from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.text import dtype_text
+from enginecast.passes.ir.traits import Trait, has
 
 LARGEST = torch.finfo(torch.float16).max
 PROJECTIONS = frozenset(
@@ -175,7 +180,7 @@ class _Rescaling:
         inside = {node for stream in streams for node in stream.members}
         inside |= {source for stream in streams for _, source in stream.entries}
         inside |= {node for b in branches.values() if b is not None for node in b.members}
-        heavy = {n for n in self._program.graph.nodes if is_call(n, *HEAVY)}
+        heavy = {n for n in self._program.graph.nodes if has(n, Trait.HEAVY)}
         sizes = largest_values(self._program, self._cases, inside | heavy)
         reached = max((sizes[n] for s in streams for n in s.members if n in sizes), default=0.0)
         if reached < self._options.reach:

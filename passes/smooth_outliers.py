@@ -8,7 +8,7 @@ A few channels of what a norm gives are many times as large as the rest, and a s
 leaves the others few of the steps of int8.  Each channel gets an exponent of its own (see
 `smoothing`); a power of two moves no rounding in fp32, so every output keeps its bits.
 
-What can be scaled (see `channel_sources`): the weights of norms, the rows of the linear that makes
+What can be scaled (see `channels`): the weights of norms, the rows of the linear that makes
 the values of an attention (for the output projection), of the linear branch of a gate and of the
 linear before a ReLU (for the projection after them).  Weights become expressions: nothing is
 computed here.
@@ -31,11 +31,17 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from enginecast.errors import PassError, SpecError
-from enginecast.passes.base import Pass, PassContext, Promise, Site
-from enginecast.passes.channel_readers import Readers, find_readers, find_roots
-from enginecast.passes.channel_samples import Sample, sample_channels
-from enginecast.passes.channel_sources import Source, find_source
-from enginecast.passes.graph_edit import (
+from enginecast.passes.analyses.channels import (
+    Readers,
+    Source,
+    find_readers,
+    find_roots,
+    find_source,
+)
+from enginecast.passes.analyses.smoothing import ALPHAS, Choice, Sample, choose, sample_channels
+from enginecast.passes.ir.alias import mutated_values
+from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
+from enginecast.passes.ir.edit import (
     SCALE,
     add_weight,
     aten,
@@ -44,14 +50,12 @@ from enginecast.passes.graph_edit import (
     insert,
     shape_of,
     weight_expressions,
+    weight_value,
 )
-from enginecast.passes.match import NoMatch, real_users
-from enginecast.passes.scaled_values import factors, mark_scaled
-from enginecast.passes.sites import SiteLog
-from enginecast.passes.smoothing import ALPHAS, Choice, choose
-from enginecast.passes.source import module_path
-from enginecast.passes.weight_values import weight_value
-from enginecast.passes.written import written_values
+from enginecast.passes.ir.match import NoMatch, real_users
+from enginecast.passes.ir.scaled_values import factors, mark_scaled
+from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.source import module_path
 
 FORMATS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
@@ -97,7 +101,7 @@ class _Smoothing:
         self._context = context
         self._log = SiteLog(context)
         self._weights = weight_expressions(program)
-        self._written = written_values(program.graph)
+        self._written = mutated_values(program.graph)
 
     def run(self) -> list[Site]:
         roots = find_roots(self._program, self._weights)

@@ -41,32 +41,24 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.errors import PassError
-from enginecast.passes.base import Pass, PassContext, Promise, Site
-from enginecast.passes.cast_borders import check_casts
-from enginecast.passes.dtype_classes import classify
-from enginecast.passes.dtype_kinds import Class
-from enginecast.passes.dtype_ops import FILLS, LITERALS
-from enginecast.passes.graph_edit import (
+from enginecast.passes.analyses.residual_stream import residual_stream
+from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
+from enginecast.passes.ir.blocks import all_modules, all_nodes, is_structured
+from enginecast.passes.ir.edit import (
     dtype_of,
     erase_dead,
     is_float,
 )
-from enginecast.passes.inf_clamps import drop_inf_clamps
-from enginecast.passes.ir_text import dtype_text
-from enginecast.passes.lift_weights import lift_weights
-from enginecast.passes.purity import ASSERTS
-from enginecast.passes.residual import residual_stream
-from enginecast.passes.retype import Retyper
-from enginecast.passes.sites import SiteLog
-from enginecast.passes.source import module_classes, module_path, source_line
-from enginecast.passes.structure import all_modules, all_nodes, is_structured
-
-DTYPES: dict[str, torch.dtype] = {
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "fp32": torch.float32,
-    "fp64": torch.float64,
-}
+from enginecast.passes.ir.effects import is_metadata_check
+from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.source import module_classes, module_path, source_line
+from enginecast.passes.ir.text import DTYPES, dtype_text
+from enginecast.passes.ir.traits import Trait, has
+from enginecast.passes.lower.lift_weights import lift_weights
+from enginecast.passes.precision.cast_borders import check_casts
+from enginecast.passes.precision.dtype_classes import Class, classify
+from enginecast.passes.precision.inf_clamps import drop_inf_clamps
+from enginecast.passes.precision.retype import Retyper
 
 
 @dataclass(frozen=True)
@@ -95,12 +87,15 @@ class UnifyDtype(Pass):
         classes = classify(program, frozenset(kept))
         _clamp_fills(program, classes, DTYPES[self.to], log)
         Retyper(program, classes, DTYPES[self.to], log).run()
-        lift_weights(program)
+        lift_weights(program, SiteLog(PassContext()))
         for module in all_modules(program):
             erase_dead(module.graph)
         check_one_dtype_per_op(program)
         check_casts(program)
         return log.sites
+
+    def ensures(self, program: ExportedProgram) -> None:
+        check_casts(program)
 
     def kept(self, program: ExportedProgram) -> set[Node]:
         """The nodes that compute in fp32 because the options say so.
@@ -174,7 +169,7 @@ def _require_found(found: set[Node], option: str) -> None:
 def _drop_asserts(program: ExportedProgram) -> None:
     """Metadata asserts pin the captured dtypes."""
     for node in list(all_nodes(program)):
-        if node.target in ASSERTS:
+        if is_metadata_check(node):
             node.graph.erase_node(node)
 
 
@@ -193,10 +188,10 @@ def _clamp_fills(
         kind = classes.get(node, Class.ISLAND)
         # What is computed from integers keeps its literals (a rotary base of 1e6) and is clamped
         # where it meets the stream; a fill is not computed with.
-        literal = node.target in (FILLS if kind is Class.EXACT else LITERALS)
+        literal = has(node, Trait.FILLS if kind is Class.EXACT else Trait.LITERAL)
         if not literal or kind is Class.ISLAND:
             continue
-        if node.target in FILLS:  # the only numbers among their arguments are fills
+        if has(node, Trait.FILLS):  # the only numbers among their arguments are fills
             node.args = torch.fx.node.map_aggregate(node.args, _as_float)
         args = torch.fx.node.map_aggregate(node.args, clamp)
         kwargs = torch.fx.node.map_aggregate(node.kwargs, clamp)

@@ -2,42 +2,54 @@
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import zip_longest
 from typing import Literal
 
-from enginecast.errors import BundleError, MissingError, UsageError
-from enginecast.runtime.backends import PROVIDERS, Backend, Refused, backends_of
-from enginecast.runtime.bundle import Bundle, Check, open_bundle
-from enginecast.runtime.manifest import EngineRecord
-from enginecast.runtime.session import Engine, Session
-from enginecast.runtime.torch_values import PROVIDERS as TORCH_PROVIDERS
+from enginecast.errors import BundleError, EnginecastError, MissingError, UsageError
+from enginecast.runtime.bundle.manifest import EngineRecord
+from enginecast.runtime.bundle.reader import Bundle, Check, open_bundle
+from enginecast.runtime.engine import Engine
+from enginecast.runtime.sessions.registry import REGISTRY, session_class
+from enginecast.runtime.sessions.session import PROVIDERS, Session
 
-Opener = Callable[..., Session]
-"""Takes a bundle, the record, providers and threads."""
 Level = Literal["verified", "verified-by-emulation"]
-
-_OPENERS = {
-    "onnxruntime": "enginecast.runtime.ort_session:open_session",
-    "torchscript": "enginecast.runtime.torchscript_session:open_session",
-    "aotinductor": "enginecast.runtime.aotinductor_session:open_session",
-    "tensorrt": "enginecast.runtime.tensorrt_session:open_session",
-}
-_CODE_TARGETS = frozenset({"torchscript", "aotinductor", "tensorrt"})
-_REPLAYS = frozenset({"aotinductor", "tensorrt"})
-"""Targets that record runs as CUDA graphs."""
-_PROVIDER_NAMES: dict[str, Mapping[str, str]] = {
-    "torchscript": TORCH_PROVIDERS,
-    "aotinductor": TORCH_PROVIDERS,
-    "tensorrt": {"CUDAExecutionProvider": "tensorrt"},
-}
-"""Target -> what runs it where one of ONNX Runtime's providers was asked for."""
 
 
 class EnginecastWarning(UserWarning):
     """Something about an engine that its user should know."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What runs the engines of one target on one device."""
+
+    name: str
+    session: type[Session]
+    device: str
+
+    @property
+    def target(self) -> str:
+        return self.session.name
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """What `Session.open` gets, the wanted one first."""
+        return PROVIDERS[self.device]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A backend that does not run an engine here, and why."""
+
+    backend: Backend
+    error: EnginecastError
+
+    @property
+    def reason(self) -> str:
+        """The whole message, with what to do about it."""
+        return ". ".join(part for part in (self.error.message, self.error.hint) if part)
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,7 @@ def load(
         path: the bundle's folder.
         prefer: backends, such as ["tensorrt", "onnxruntime-cuda", "onnxruntime-cpu"]: the first of
             them that the bundle has an engine for, and that runs here; None: no other than the one
-            that suits `providers` or `device` is tried.  See `runtime.backends.BACKENDS`.
+            that suits `providers` or `device` is tried.  See `backends`.
         providers: ONNX Runtime execution providers, the wanted one first; None: those of `device`.
         device: "cpu" or "cuda"; None: "cpu".
         require: the least a verdict must say.  "verified" refuses an engine that was judged by
@@ -88,7 +100,7 @@ def load(
 
     Warns:
         EnginecastWarning: the verdict was reached by emulation, or on another provider; or a
-            preferred backend cannot be had: why, and what is tried instead.
+            preferred backend does not run here: why, and what is tried instead.
     """
     if threads is not None and threads < 1:
         raise UsageError(f"threads: expected at least 1, got {threads}")
@@ -120,23 +132,26 @@ def _open(
             f"{bundle.root}: {record.file}: expected a verified engine, but {doubt}",
             hint="Run `enginecast verify DIR` on the target to complete the verdict.",
         )
-    opener = _opener(record, allow_code=asked.allow_code)
-    options = {} if asked.cuda_graphs or record.target not in _REPLAYS else {"cuda_graphs": False}
+    session = _session(record)
+    if session.runs_code and not asked.allow_code:
+        raise BundleError(
+            f"{record.file}: {_an(record.target)} engine runs code when it is loaded",
+            hint="If you trust who made the bundle, pass allow_code=True (--allow-code).",
+        )
     bundle = _whole(bundle, record, asked)
-    return Engine(
-        bundle, record, opener(bundle, record, providers, asked.threads, **options)
-    ), doubt
+    opened = session.open(bundle, record, providers, asked.threads, cuda_graphs=asked.cuda_graphs)
+    return Engine(bundle, record, opened), doubt
 
 
 def _whole(bundle: Bundle, record: EngineRecord, asked: _Asked) -> Bundle:
     """What is code is never run unchecked."""
-    if record.target in _CODE_TARGETS and asked.allow_code and asked.check != "full":
+    if _session(record).runs_code and asked.allow_code and asked.check != "full":
         return open_bundle(bundle.root, check="full")
     return bundle
 
 
 def _first(bundle: Bundle, backends: Sequence[Backend], asked: _Asked) -> tuple[Engine, str]:
-    """The first backend that can be had; every one before it is warned of at the caller of `load`.
+    """The first backend that runs an engine; every one before it is warned of at `load`'s caller.
 
     A file that is not what the manifest says is no reason to try the next one.
     """
@@ -176,8 +191,8 @@ def _record_for(bundle: Bundle, backend: Backend) -> EngineRecord:
     found = [one for one in found if one.verdict.outcome != "rejected"]
     if not found:
         raise BundleError(f"the {backend.target} engine was rejected when it was verified")
-    provider = _provider(backend.target, backend.providers[0])
-    if backend.target in _PROVIDER_NAMES:  # compiled or traced for one device
+    provider = backend.session.provider_for(backend.providers[0])
+    if backend.session.providers:  # compiled or traced for one device
         made_for = [name for one in found for name in one.providers]
         found = [one for one in found if provider in one.providers or not one.providers]
         if not found:
@@ -200,11 +215,12 @@ def _choose(bundle: Bundle, provider: str) -> EngineRecord:
     """The engine that is meant for there and was verified there; of several the first, which is the
     one that the export was asked for.
     """
+    known = REGISTRY.known()
 
     def rank(record: EngineRecord) -> tuple[bool, ...]:
         return (
-            record.target in _OPENERS,
-            _provider(record.target, provider) in record.providers,
+            record.target in known,
+            _provider(record, provider) in record.providers,
             not _doubt(record, provider),
         )
 
@@ -221,37 +237,61 @@ def _doubt(record: EngineRecord, provider: str) -> str:
     """Why the verdict does not cover a run on `provider`; empty when it does."""
     if record.verdict.outcome == "verified-by-emulation":
         return "it was verified by emulation and has not run on its target"
-    provider = _provider(record.target, provider)
+    provider = _provider(record, provider)
     if record.verdict.where.provider != provider:
         return f"it was verified on {record.verdict.where.provider}, not on {provider}"
     return ""
 
 
-def _provider(target: str, provider: str) -> str:
-    """What an engine of a target calls one of ONNX Runtime's providers."""
-    return _PROVIDER_NAMES.get(target, {}).get(provider, provider)
+def _session(record: EngineRecord) -> type[Session]:
+    """What opens an engine.
 
-
-def _opener(record: EngineRecord, *, allow_code: bool) -> Opener:
-    if record.target in _CODE_TARGETS and not allow_code:
-        raise BundleError(
-            f"{record.file}: {_an(record.target)} engine runs code when it is loaded",
-            hint="If you trust who made the bundle, pass allow_code=True (--allow-code).",
-        )
-    if record.target not in _OPENERS:
+    Raises:
+        MissingError: nothing that is installed does.
+    """
+    known = REGISTRY.known()
+    if record.target not in known:
         raise MissingError(
-            f"{record.file}: this build opens {', '.join(_OPENERS)} engines, got {record.target!r}",
-            hint="Export with --target onnxruntime, or upgrade enginecast.",
+            f"{record.file}: this build opens {', '.join(known)} engines, got {record.target!r}",
+            hint="Export with another --target, upgrade enginecast, or install the package that"
+            " brings this one.",
         )
-    return opener_of(record.target)
+    return session_class(record.target)
+
+
+def _provider(record: EngineRecord, provider: str) -> str:
+    """What an engine's runtime calls one of ONNX Runtime's providers."""
+    known = record.target in REGISTRY.known()
+    return session_class(record.target).provider_for(provider) if known else provider
+
+
+def backends() -> dict[str, Backend]:
+    """All that can be preferred, by name."""
+    sessions = map(session_class, REGISTRY.known())
+    return {
+        name: Backend(name, session, device)
+        for session in sessions
+        for name, device in session.backends().items()
+    }
+
+
+def backends_of(prefer: Sequence[str]) -> tuple[Backend, ...]:
+    """The backends of these names, in their order.
+
+    Raises:
+        UsageError: there is no such name, one comes twice, or there are none.
+    """
+    known = backends()
+    hint = f"There are {', '.join(known)}."
+    if isinstance(prefer, str) or not prefer:
+        raise UsageError(f"prefer: expected a list of backends, got {prefer!r}", hint=hint)
+    for place, name in enumerate(prefer):
+        if name not in known:
+            raise UsageError(f"prefer: no backend is called {name!r}", hint=hint)
+        if name in prefer[:place]:
+            raise UsageError(f"prefer: {name} comes twice")
+    return tuple(known[name] for name in prefer)
 
 
 def _an(word: str) -> str:
     return f"an {word}" if word[0] in "aeiou" else f"a {word}"
-
-
-def opener_of(target: str) -> Opener:
-    """What opens engines of a target: `open_session` of its module."""
-    module, function = _OPENERS[target].split(":")
-    opener: Opener = getattr(import_module(module), function)
-    return opener

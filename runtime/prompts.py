@@ -11,8 +11,8 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from enginecast.errors import BundleError, InputError
-from enginecast.runtime.arrays import Array
-from enginecast.runtime.manifest import Input, Manifest, Text
+from enginecast.runtime.bundle.manifest import Input, Manifest, Text
+from enginecast.runtime.values.arrays import Array
 
 TOKENIZER_NAME = "tokenizer.json"
 _TEXT_KINDS = ("token_ids", "attention_mask", "token_type_ids")

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from enginecast.errors import InputError
-from enginecast.runtime.arrays import Array, to_array
-from enginecast.runtime.device_tensor import DeviceTensor, Feed, lies_on_gpu, view
-from enginecast.runtime.manifest import Input
+from enginecast.runtime.bundle.manifest import Input
+from enginecast.runtime.values.arrays import Array, to_array
+from enginecast.runtime.values.device_tensor import DeviceTensor, Feed, lies_on_gpu, view
 
 Ranges = Mapping[str, tuple[int, int]]
 

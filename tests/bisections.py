@@ -8,15 +8,15 @@ from small_programs import NAMES, Block, Encoder, cases, program
 from torch import nn
 from torch.export import ExportedProgram
 
-from enginecast.passes.base import Pass, PassContext
-from enginecast.passes.graph_edit import structural_copy
-from enginecast.passes.pipeline import run_pipeline
-from enginecast.verify.bisect import Subject, bisect
-from enginecast.verify.culprit import Bisection
-from enginecast.verify.floor import make_reference
-from enginecast.verify.program import Observer
+from enginecast.passes.ir.base import Pass, PassContext
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.verify.bisect.bisect import Subject, bisect
+from enginecast.verify.bisect.culprit import Bisection
+from enginecast.verify.eager import make_reference
+from enginecast.verify.program.observer import Observer
 from enginecast.verify.reference import Reference
-from enginecast.verify.report_data import PassCheck
+from enginecast.verify.report.data import PassCheck
 
 BLOCKS = 6
 
@@ -55,15 +55,7 @@ def deep_reference(dtype: str) -> Reference:
 
 
 def subject_of(passes: Sequence[Pass], dtype: str = "fp32") -> Subject:
-    reference = deep_reference(dtype)
-    return Subject(
-        deep_program(),
-        tuple(passes),
-        reference.floor,
-        names=NAMES,
-        mask_input="attention_mask",
-        masked=reference.masked,
-    )
+    return Subject(deep_program(), tuple(passes), deep_reference(dtype), names=NAMES)
 
 
 def checks_of(subject: Subject) -> list[PassCheck]:

@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import WordLevelTrainer
 
-from enginecast.runtime.manifest import (
+from enginecast.runtime.bundle.manifest import (
     EngineRecord,
     Input,
     Manifest,
@@ -24,7 +24,7 @@ from enginecast.runtime.manifest import (
     Verdict,
     Where,
 )
-from enginecast.runtime.staging import stage
+from enginecast.runtime.bundle.staging import stage
 
 VOCABULARY = 9
 WIDTH = 3

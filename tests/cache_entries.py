@@ -14,12 +14,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 
-from enginecast.cache.keys import Keys
-from enginecast.cache.shard import open_shard
-from enginecast.cache.shard_writing import Entry
-from enginecast.cache.spec import About, EncoderSpec, OutputSpec
-from enginecast.cache.store import Encodings, create_store
-from enginecast.cache.tokenizing import digest_of
+from enginecast.cache.encoders.tokenizing import digest_of
+from enginecast.cache.store.shard import Entry, open_shard
+from enginecast.cache.store.spec import About, EncoderSpec, Keys, OutputSpec
+from enginecast.cache.store.store import Encodings, create_store
 
 WORDS = [f"w{number}" for number in range(90)]
 HIDDEN = OutputSpec(name="last_hidden_state", per="token", width=5, dtype="bfloat16")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from cache_shards import WIDE, entries, made
 
-from enginecast.cache.claims import claim
-from enginecast.cache.index import open_index
-from enginecast.cache.shard_writing import shard_name
+from enginecast.cache.store.claims import claim
+from enginecast.cache.store.index import open_index
+from enginecast.cache.store.shard import shard_name
 
 CHUNK = 4
 

@@ -28,13 +28,11 @@ from transformers import (
     UMT5EncoderModel,
 )
 
-from enginecast.cache.cached_encoder import CachedEncoder
-from enginecast.cache.pipelines import part_of
-from enginecast.cache.request import EncoderRequest
-from enginecast.commands_cache_fill import FillOptions, run_fill
-from enginecast.driver import export
-from enginecast.plan import make_plan
-from enginecast.prepare import ModelOptions
+from enginecast.cache.encoders.request import EncoderRequest, part_of
+from enginecast.cache.read.cached_encoder import CachedEncoder
+from enginecast.cli.cache.fill import FillOptions, run_fill
+from enginecast.compiler.request import ExportRequest, ModelOptions
+from enginecast.compiler.session import export
 
 PROMPTS = ["A  photo of a Red fox, cinematic", *short_captions(4, seed=3), " tiny boat\t& fog "]
 """Upper case, white space at the ends and within: what pipelines clean away, or do not."""
@@ -148,7 +146,9 @@ class Workshop:
         folder = self.root / f"{name}-{'-'.join(outputs)}.bundle"
         if not folder.exists():
             options = ModelOptions(outputs=outputs)
-            done = export(str(self.model(name)), folder, make_plan(precision="fp32"), options)
+            done = export(
+                ExportRequest(str(self.model(name)), folder, precision="fp32", options=options)
+            )
             assert done.bundle is not None, done.report.verdict.reasons
         return folder
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from enginecast.runtime import gpu as gpus
-from enginecast.runtime.arrays import Array
-from enginecast.runtime.cuda_graphs import Run, Tensors
-from enginecast.runtime.torch_values import as_tensor, to_host
+from enginecast.runtime.device import gpu as gpus
+from enginecast.runtime.device.cuda_graphs import Run, Tensors
+from enginecast.runtime.device.torch_values import as_tensor, to_host
+from enginecast.runtime.values.arrays import Array
 
 STREAM = 0
 """The handle of the one stream."""

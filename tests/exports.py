@@ -15,13 +15,13 @@ from family_models import FAMILIES
 from models import add_tokenizer, tiny_bert, tiny_llama, tiny_t5, tiny_vit
 from transformers import T5EncoderModel
 
-from enginecast.cli import main
-from enginecast.driver import export
-from enginecast.job import Export
-from enginecast.plan import make_plan
-from enginecast.runtime.bundle import digest
-from enginecast.runtime.manifest import MANIFEST_NAME, FileRecord
-from enginecast.runtime.manifest_json import decode, encode
+from enginecast.cli.app import main
+from enginecast.compiler.publish import Export
+from enginecast.compiler.request import ExportRequest
+from enginecast.compiler.session import export
+from enginecast.runtime.bundle.manifest import MANIFEST_NAME, FileRecord
+from enginecast.runtime.bundle.manifest_json import decode, encode
+from enginecast.runtime.bundle.reader import digest
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def cast(capsys: pytest.CaptureFixture[str], *arguments: object) -> Ran:
 
 def make(model: str, output: Path, precision: str) -> Export:
     """Export; the engine must have been accepted."""
-    done = export(model, output, make_plan(precision=precision))
+    done = export(ExportRequest(model, output, precision=precision))
     assert done.bundle is not None, done.report.verdict.reasons
     return done
 

@@ -1,4 +1,4 @@
-"""A fake of NVIDIA's `tensorrt`: exactly the names of runtime/tensorrt_api.json, and no GPU.
+"""A fake of NVIDIA's `tensorrt`: exactly the names of `api.json`, and no GPU.
 
 It stands in for TensorRT on machines that cannot have it.  Every call is recorded in its order;
 `OnnxParser` reads the ONNX file, the plan holds that model, and a context computes it with ONNX
@@ -26,7 +26,7 @@ import pytest
 from fake_tensorrt_base import Call, Failures, Overridden, Recorded, attribute, recording
 from fake_tensorrt_build import ADDED, ILayer, adder, plan_of
 
-from enginecast.runtime.tensorrt_library import names_for, short_version
+from enginecast.runtime.sessions.tensorrt.library import names_for, short_version
 
 EXTRAS = {"calls", "called", "failures"}
 """What the fake has that tensorrt has not."""

@@ -1,4 +1,4 @@
-"""A fake of `torch_tensorrt`: exactly the names of runtime/tensorrt_versions.json, and no GPU.
+"""A fake of `torch_tensorrt`: exactly the names of `versions.json`, and no GPU.
 
 It stands in for the package on machines that cannot have it.  Norms are really taken apart, and
 what reads constants alone is really computed beforehand; converters of ours are called with a
@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram, default_decompositions
 from torch.fx import GraphModule, Interpreter, Node
 
-from enginecast.passes.graph_edit import dtype_of, shape_of
-from enginecast.runtime import tensorrt_versions
-from enginecast.runtime.tensorrt_library import short_version
-from enginecast.runtime.tensorrt_versions import called_names
+from enginecast.passes.ir.edit import dtype_of, shape_of
+from enginecast.runtime.sessions.tensorrt import versions as tensorrt_versions
+from enginecast.runtime.sessions.tensorrt.library import short_version
+from enginecast.runtime.sessions.tensorrt.versions import called_names
 
 SETTINGS = (
     "attn_bias_is_causal",

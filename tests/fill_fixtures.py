@@ -1,6 +1,6 @@
 """Text encoders that start at once, in numpy and as a bundle, and texts for them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,17 +9,18 @@ import bundles
 import ml_dtypes
 import numpy as np
 
-from enginecast.cache.fill import Filled, fill_local
-from enginecast.cache.index import open_index
-from enginecast.cache.keys import Keys
-from enginecast.cache.plan import FillPlan, plan_fill
-from enginecast.cache.request import TooLong
-from enginecast.cache.shard import open_shard
-from enginecast.cache.shard_writing import Entry
-from enginecast.cache.spec import About, EncoderSpec, OutputSpec
-from enginecast.cache.store import Encodings, create_store
+from enginecast.cache.encoders.encoder import Encoder
+from enginecast.cache.encoders.request import TooLong
+from enginecast.cache.encoders.tokenizing import Tokenizing, Tokens
+from enginecast.cache.fill.local import Filled, fill_local
+from enginecast.cache.fill.schedule import FillSchedule, schedule_fill
+from enginecast.cache.fill.texts import Texts
+from enginecast.cache.store.index import open_index
+from enginecast.cache.store.shard import Entry, open_shard
+from enginecast.cache.store.spec import About, EncoderSpec, Keys, OutputSpec
+from enginecast.cache.store.store import Encodings, create_store
 from enginecast.errors import InputError
-from enginecast.runtime.manifest import Text
+from enginecast.runtime.bundle.manifest import Text
 
 VOCABULARY = 97
 WIDTH = 4
@@ -44,7 +45,7 @@ def spec(**changes: Any) -> EncoderSpec:
 
 
 @dataclass
-class TableEncoder:
+class TableEncoder(Encoder):
     """Each row is that of its token in a table, times a factor of its position.
 
     Args:
@@ -86,31 +87,27 @@ def table() -> np.ndarray[Any, Any]:
     return made
 
 
-@dataclass(frozen=True)
-class Words:
-    """The ids of a text."""
-
-    ids: np.ndarray[Any, Any]
-    length: int
-
-
-@dataclass(frozen=True)
-class WordTokenizer:
+@dataclass
+class WordTokenizer(Tokenizing):
     """A word is its number ("w7" is 7); an end token follows."""
 
     max_length: int = 12
 
-    def tokens(self, texts: Sequence[str]) -> list[Words]:
+    def tokens(self, texts: Sequence[str]) -> list[Tokens]:
         found = []
         for text in texts:
             ids = [int(word[1:]) for word in text.split()]
             kept = [*ids[: self.max_length - 1], END]
-            found.append(Words(np.array(kept, np.int32), len(ids) + 1))
+            found.append(Tokens(np.array(kept, np.int32), len(ids) + 1))
         return found
 
 
-class Lines(list[str]):
+class Lines(Texts):
     """Texts of a file that nobody wrote."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        super().__init__()
+        self.extend(texts)
 
     def where(self, index: int) -> str:
         return f"captions.txt:{index + 1}"
@@ -136,10 +133,10 @@ def encodings(folder: Path, encoder: TableEncoder, name: str = "text_encoder") -
 
 def planned(
     where: Encodings, texts: Lines, shard_bytes: int = 2000, too_long: TooLong = "error"
-) -> FillPlan:
+) -> FillSchedule:
     """The plan of a fill of what is missing now."""
-    return plan_fill(
-        where,
+    return schedule_fill(
+        where.spec,
         WordTokenizer(where.spec.max_length),
         texts,
         open_index(where),

@@ -35,7 +35,7 @@ class Forked:
     """
 
     _context = multiprocessing.get_context("forkserver")
-    _context.set_forkserver_preload(["enginecast.cli", "enginecast.commands_cache_fill"])
+    _context.set_forkserver_preload(["enginecast.cli.app", "enginecast.cli.cache.fill"])
 
     def __init__(self, *arguments: object, file_size: int | None = None) -> None:
         words = ["cache", "fill", *map(str, arguments), "--quiet"]
@@ -65,6 +65,6 @@ def _main(words: list[str], file_size: int | None) -> None:
     if file_size is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
-    from enginecast.cli import main
+    from enginecast.cli.app import main
 
     main(words)

@@ -7,11 +7,11 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.passes.base import Pass, PassContext, Promise, Site
 from enginecast.passes.fuse_rms_norm import FuseRmsNorm
-from enginecast.passes.graph_edit import aten, insert
-from enginecast.passes.sites import SiteLog
-from enginecast.passes.source import module_path
+from enginecast.passes.ir.base import Pass, PassContext, ProgramView, Promise, Site
+from enginecast.passes.ir.edit import aten, insert
+from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.source import module_path
 
 
 def scale(node: Node, factor: float) -> None:
@@ -115,7 +115,7 @@ class FuseWrongly(FuseRmsNorm):
 
     wrong: str = "block.1.layer.1.layer_norm"
 
-    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+    def run(self, program: ProgramView, context: PassContext) -> list[Site]:
         sites = super().run(program, context)
         for node in program.graph.nodes:
             if node.target is aten.rms_norm.default and module_path(node).endswith(self.wrong):

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import torch
-from programs import captured
+from programs import captured, rewritten
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.exporters.onnx import GRAPH_FILE, Lowered, lower_to_onnx
-from enginecast.exporters.readers import Reader, onnxruntime_on
+from enginecast.exporters.onnx.lower import GRAPH_FILE, lower_to_onnx, lowering
+from enginecast.exporters.onnx.readers import Reader, onnxruntime_on
+from enginecast.exporters.target import Artifact
 
 
 def lower(
@@ -21,11 +22,12 @@ def lower(
     symbols: Mapping[str, str] | None = None,
     device: str = "cpu",
     reader: Reader | None = None,
-) -> Lowered:
+) -> Artifact:
     """`lower_to_onnx` into a folder that may be new; without a reader, for ONNX Runtime."""
     folder.mkdir(parents=True, exist_ok=True)
     reader = reader or onnxruntime_on(device)
-    return lower_to_onnx(program, folder, outputs=outputs, symbols=symbols or {}, reader=reader)
+    ready, _ = rewritten(program, lowering(reader))
+    return lower_to_onnx(ready, folder, outputs=outputs, symbols=symbols or {}, reader=reader)
 
 
 def run(folder: Path, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -41,7 +43,7 @@ def run(folder: Path, *inputs: Tensor) -> tuple[Tensor, ...]:
 
 def engine_of(
     module: nn.Module, folder: Path, *inputs: Tensor, device: str = "cpu"
-) -> tuple[Tensor, Lowered]:
+) -> tuple[Tensor, Artifact]:
     """What the engine of a module with one output makes of the inputs."""
     lowered = lower(captured(module, *inputs), folder, device=device)
     return run(folder, *inputs)[0], lowered

@@ -22,7 +22,7 @@ from transformers.modeling_outputs import (
 from transformers.models.clip.modeling_clip import CLIPTextModelOutput
 from transformers.utils import ModelOutput
 
-from enginecast.cache.pipelines import Part, table
+from enginecast.cache.encoders.request import Part, table
 
 WIDTH, LAYERS, CLIP_LENGTH = 8, 5, 77
 _OUTPUTS = ("text_embeds", "pooler_output", "last_hidden_state", "hidden_states")

@@ -6,15 +6,15 @@ from programs import calibrated, rewritten
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from enginecast.passes.base import PassContext, Site
-from enginecast.passes.graph_edit import structural_copy
-from enginecast.passes.quantizable import find_layers
-from enginecast.passes.quantization_plan import (
+from enginecast.passes.ir.base import PassContext, Site
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.quantization_plan import (
     Format,
     LayerPlan,
     QuantizationPlan,
     attach_plan,
 )
+from enginecast.passes.quantize.measure.quantizable import find_layers
 
 FORMS: dict[str, dict[str, Any]] = {
     "storage": {"choice": "storage"},

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.passes.base import Pass, PassContext, Promise, Site
-from enginecast.passes.graph_edit import insert
-from enginecast.passes.source import module_path
-from enginecast.runtime.manifest import Where
-from enginecast.verify.floor import make_reference
+from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
+from enginecast.passes.ir.edit import insert
+from enginecast.passes.ir.source import module_path
+from enginecast.runtime.bundle.manifest import Where
+from enginecast.verify.eager import make_reference
 from enginecast.verify.reference import Reference
 
 aten = torch.ops.aten

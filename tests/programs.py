@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-import enginecast.ops  # noqa: F401 - programs with our ops load only after this
-from enginecast.passes.base import PassContext, Site
-from enginecast.passes.graph_edit import structural_copy, weight_specs, weight_tensor
-from enginecast.passes.ir_text import diff_ir, print_ir
-from enginecast.passes.pipeline import build, run_pipeline
+import enginecast.ops  # noqa: F401 - registers our ops
+from enginecast.passes.ir.base import PassContext, Site
+from enginecast.passes.ir.edit import structural_copy, weight_specs, weight_tensor
+from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.passes.ir.text import diff_ir, print_ir
+from enginecast.passes.registry import build
 
 LOW = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 TOKENS = {0: Dim("batch", min=1, max=8), 1: Dim("sequence", min=2, max=32)}

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
-from enginecast.passes.graph_edit import (
+from enginecast.passes.ir.edit import (
     add_weight,
     drop_unused_weights,
     dtype_of,
@@ -25,8 +25,8 @@ from enginecast.passes.graph_edit import (
     tracked_outputs,
     value,
 )
-from enginecast.passes.interpret import interpret
-from enginecast.passes.quantizable import Layer, find_layers
+from enginecast.passes.ir.interpret import interpret
+from enginecast.passes.quantize.measure.quantizable import Layer, find_layers
 
 Form = Literal["storage", "static", "tensor", "row", "blocks", "activation blocks"]
 ours = torch.ops.enginecast

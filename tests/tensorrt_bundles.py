@@ -17,8 +17,8 @@ from fake_tensorrt_base import Plan
 from onnx import TensorProto, helper, numpy_helper
 from onnx.external_data_helper import set_external_data
 
-from enginecast.runtime.manifest import EngineRecord, Input, Manifest, Output, ShapeRange
-from enginecast.runtime.staging import stage
+from enginecast.runtime.bundle.manifest import EngineRecord, Input, Manifest, Output, ShapeRange
+from enginecast.runtime.bundle.staging import stage
 
 WIDTH, RESULT = 4, 3
 SHAPES = {"x": ("batch", "tokens", WIDTH), "mask": ("batch", "tokens")}

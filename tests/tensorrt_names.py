@@ -46,6 +46,7 @@ ROLES = {
     "profile": "IOptimizationProfile",
     "refitter": "Refitter",
     "runtime": "Runtime",
+    "x": "ITensor",
 }
 BASES = {
     "IDequantizeLayer": "ILayer",
@@ -108,7 +109,7 @@ def _fields(tree: ast.AST, found: Found) -> set[str]:
     names = {"net", "engine"}  # of torch_tensorrt's context, and of a plan that was read
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and _is_any(node.returns):
-            names.add(f"{node.name}()")
+            names.add(node.name if _is_property(node) else f"{node.name}()")
         for line in node.body if isinstance(node, ast.ClassDef) else ():
             if not isinstance(line, ast.AnnAssign) or not _is_any(line.annotation):
                 continue
@@ -133,6 +134,12 @@ def _may_be_tensorrts(value: ast.expr) -> bool:
     """A parameter, or what a method gives; not an object of a class of ours."""
     return isinstance(value, ast.Name) or (
         isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)
+    )
+
+
+def _is_property(function: ast.FunctionDef) -> bool:
+    return any(
+        isinstance(one, ast.Name) and one.id == "property" for one in function.decorator_list
     )
 
 

@@ -13,11 +13,13 @@ import onnx
 import onnxruntime
 import torch
 from onnx import numpy_helper
+from programs import rewritten
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from enginecast.exporters.order import Order
-from enginecast.exporters.tensorrt_onnx import NETWORK_FILE, save_network, tensorrt_onnx
+from enginecast.exporters.target import LoweringRequest
+from enginecast.exporters.tensorrt.lower import lowering
+from enginecast.exporters.tensorrt.onnx_route import NETWORK_FILE, save_network, tensorrt_onnx
 
 BFLOAT16, FLOAT = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
 FP8 = onnx.TensorProto.FLOAT8E4M3FN
@@ -28,8 +30,11 @@ def order_of(
     folder: Path,
     outputs: Sequence[str] = ("out",),
     symbols: Mapping[str, str] | None = None,
-) -> Order:
-    return Order(program, folder, outputs=outputs, symbols=symbols or {}, shapes=(), device="cuda")
+) -> LoweringRequest:
+    ready, _ = rewritten(program, lowering("onnx"))
+    return LoweringRequest(
+        ready, folder, outputs=outputs, symbols=symbols or {}, shapes=(), device="cuda"
+    )
 
 
 def network_of(
@@ -40,7 +45,7 @@ def network_of(
 ) -> onnx.ModelProto:
     """The checked network that lies in the folder, which may be new, with its weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_network(tensorrt_onnx(order_of(program, folder, outputs, symbols)).model, folder)
+    save_network(tensorrt_onnx(order_of(program, folder, outputs, symbols)), folder)
     onnx.checker.check_model(folder / NETWORK_FILE, full_check=True)
     network = onnx.load(folder / NETWORK_FILE)
     require_form(network)

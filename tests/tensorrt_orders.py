@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 from fake_tensorrt import FakeTensorRT, fake_tensorrt, install
-from programs import captured
+from programs import captured, rewritten
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from enginecast.exporters import tensorrt as exporter
-from enginecast.exporters.order import Order
-from enginecast.exporters.tensorrt import Job, Network, write_network
-from enginecast.exporters.tensorrt_options import TensorRTOptions
-from enginecast.exporters.tensorrt_profiles import profile_of
-from enginecast.runtime import gpu as gpus
-from enginecast.runtime.manifest import Input
+from enginecast.exporters.target import LoweringRequest
+from enginecast.exporters.tensorrt import lower as exporter
+from enginecast.exporters.tensorrt.lower import Job, Network, lowering, write_network
+from enginecast.exporters.tensorrt.options import TensorRTOptions
+from enginecast.exporters.tensorrt.profiles import profile_of
+from enginecast.runtime.bundle.manifest import Input
+from enginecast.runtime.device import gpu as gpus
 
 FEATURES = 24
 
@@ -63,7 +63,7 @@ def network() -> tuple[tempfile.TemporaryDirectory[str], Network]:
     """Its network, which every order of the program comes to: lowering takes a second."""
     folder = tempfile.TemporaryDirectory(prefix="enginecast-tests-")
     order = order_of(Path(folder.name), TensorRTOptions())
-    profile = profile_of(order.inputs, order.ranges, order.tensorrt)
+    profile = profile_of(order.inputs, order.ranges, order.options)
     job = Job(fake_tensorrt(), order, profile, {})
     return folder, write_network(job, Path(folder.name))
 
@@ -76,7 +76,7 @@ def copied_network(job: Job, folder: Path) -> Network:
     return made
 
 
-def order_of(folder: Path, options: TensorRTOptions, **changes: Any) -> Order:
+def order_of(folder: Path, options: TensorRTOptions, **changes: Any) -> LoweringRequest:
     """An order of the small program."""
     made = program()[1]
     (node,) = made.graph.find_nodes(op="placeholder")[-1:]
@@ -87,10 +87,11 @@ def order_of(folder: Path, options: TensorRTOptions, **changes: Any) -> Order:
         "device": "cuda",
         "inputs": [Input(name="x", kind="tensor", dtype="float32", shape=("batch", FEATURES))],
         "ranges": {"batch": (1, 8)},
-        "tensorrt": options,
+        "options": options,
     }
     given |= changes
-    return Order(given.pop("program", made), folder, **given)
+    ready, _ = rewritten(given.pop("program", made), lowering(options.route))
+    return LoweringRequest(ready, folder, **given)
 
 
 @dataclass
@@ -103,7 +104,7 @@ class Rig:
     said: list[str]
     told: list[tuple[str, int, int]]
 
-    def order(self, *, changes: Mapping[str, Any] | None = None, **options: Any) -> Order:
+    def order(self, *, changes: Mapping[str, Any] | None = None, **options: Any) -> LoweringRequest:
         """An order of the small program with these options of a build."""
         listening: dict[str, Any] = {
             "tell": lambda *step: self.told.append(step),

@@ -13,17 +13,18 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from transformers import T5EncoderModel
 
-import enginecast.advice as advice_module
-from enginecast.advice import Advice, advise
-from enginecast.advice_words import Option
-from enginecast.passes.base import Pass, PassContext, Site
-from enginecast.passes.graph_edit import aten
-from enginecast.passes.interpret import interpret
-from enginecast.passes.low_values import low_values
+import enginecast.cli.inspect.precision as advice_module
+from enginecast.capture.sources.source import open_source
+from enginecast.cli.inspect.precision import Advice, Option, advise
+from enginecast.compiler.prepare import Prepared, prepare
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.steps import Steps
+from enginecast.passes.ir.base import Pass, PassContext, Site
+from enginecast.passes.ir.edit import aten
+from enginecast.passes.ir.interpret import interpret
+from enginecast.passes.precision.low_values import low_values
 from enginecast.passes.unify_dtype import UnifyDtype
-from enginecast.prepare import ModelOptions, Prepared, open_model, prepare
-from enginecast.steps import Steps
-from enginecast.verify.reach import reaches
+from enginecast.verify.boundaries import largest_values
 
 WO = "^encoder[.]block[.][0-9]+[.]layer[.][0-9]+[.]DenseReluDense[.]wo([.]|$)"
 
@@ -35,7 +36,7 @@ def by_name(advice: Advice) -> dict[str, Option]:
 def prepared_module(module: nn.Module, *shape: int) -> Prepared:
     options = ModelOptions()
     torch.manual_seed(0)
-    return prepare(open_model(module, options, {"x": torch.randn(*shape)}), options, Steps())
+    return prepare(open_source(module, example={"x": torch.randn(*shape)}), options, Steps())
 
 
 def loud_t5(folder: Path) -> Path:
@@ -73,7 +74,7 @@ def test_what_is_rescaled_is_safe_in_fp16() -> None:
 @pytest.mark.usefixtures("converted")
 def test_overflow_is_named_with_its_module_and_the_way_out_holds(loud: Path) -> None:
     options = ModelOptions()
-    prepared = prepare(open_model(str(loud), options), options, Steps())
+    prepared = prepare(open_source(str(loud)), options, Steps())
     found = advise(prepared)
     told = by_name(found)
     assert [told[name].safe for name in ("fp16", "mixed", "bf16", "fp32")] == [0, 0, 1, 1]
@@ -151,7 +152,7 @@ def test_program_captured_in_fp16_is_measured_in_fp32(tmp_path: Path) -> None:
     x = torch.randn(2, 5, 16).half()
     torch.export.save(captured(Deep().half().requires_grad_(False), x), file)
     options = ModelOptions(allow_code=True)
-    told = by_name(advise(prepare(open_model(str(file), options), options, Steps())))
+    told = by_name(advise(prepare(open_source(str(file), allow_code=True), options, Steps())))
     assert told["fp16"].largest is not None
     assert told["fp16"].largest.largest > 65504
     assert not told["fp16"].safe
@@ -212,9 +213,9 @@ def test_masks_and_what_stays_in_a_module_do_not_count() -> None:
         return torch.softmax(scores.masked_fill(x[:, :1] > 0, -1e9), -1)
 
     program = program_of(masked, torch.randn(4, 4))
-    largest, _ = reaches(program, [{"inputs_0": torch.randn(4, 4)}])
+    largest, _ = largest_values(program, [{"inputs_0": torch.randn(4, 4)}])
     assert max(largest.values()) >= 1e9
-    counted = low_values(program, UnifyDtype(to="fp16"))
+    counted = low_values(program, UnifyDtype(to="fp16").kept(program))
     assert counted
     assert max(largest[node] for node in counted) < 100
 

@@ -12,22 +12,22 @@ import pytest
 import torch
 from exports import cast, reseal
 from models import tiny_t5
-from programs import captured
+from programs import captured, rewritten
 from torch import nn
 
 import enginecast
-from enginecast import driver
-from enginecast.capture.refusal import Refusal
-from enginecast.capture.way import RefusedError
-from enginecast.driver import export
+from enginecast.capture.refusals.refusal import Refusal
+from enginecast.capture.tracing.strategy import RefusedError
+from enginecast.compiler import session
+from enginecast.compiler.publish import Export
+from enginecast.compiler.request import ExportRequest
+from enginecast.compiler.session import ExportSession, export
 from enginecast.errors import BundleError, LoweringError, MissingError, UsageError
-from enginecast.exporters.aotinductor import lower_to_aotinductor
-from enginecast.job import Export
-from enginecast.plan import make_plan
-from enginecast.runtime.bundle import open_bundle
-from enginecast.runtime.device_tensor import DeviceTensor
-from enginecast.runtime.manifest import MANIFEST_NAME
-from enginecast.runtime.manifest_json import decode, encode
+from enginecast.exporters.aotinductor.lower import lower_to_aotinductor, lowering
+from enginecast.runtime.bundle.manifest import MANIFEST_NAME
+from enginecast.runtime.bundle.manifest_json import decode, encode
+from enginecast.runtime.bundle.reader import open_bundle
+from enginecast.runtime.values.device_tensor import DeviceTensor
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Export:
     """A T5 of one layer in bf16.  Compiling takes 15 s, so that this is the only one here."""
     root = tmp_path_factory.mktemp("aotinductor")
     model = tiny_t5(root / "t5", layers=1)
-    done = export(str(model), root / "out", make_plan("aotinductor", "bf16"))
+    done = export(ExportRequest(str(model), root / "out", "aotinductor", "bf16"))
     assert done.bundle is not None, done.report.verdict.reasons
     return done
 
@@ -240,7 +240,7 @@ def test_a_gpu_is_needed_to_compile_for_one() -> None:
         pytest.skip("there is a GPU here")
     for asked in ({"device": "cuda"}, {"arch": "sm90"}):
         with pytest.raises(MissingError, match="torch sees no CUDA GPU here") as refused:
-            make_plan("aotinductor", "bf16", **asked)  # type: ignore[arg-type]
+            ExportRequest("model", target="aotinductor", precision="bf16", **asked).resolve()  # type: ignore[arg-type]
         assert refused.value.exit_code == 3
 
 
@@ -260,17 +260,18 @@ def test_there_is_no_fall_back_to_another_target(
     def refuse(*_: object) -> None:
         raise RefusedError(refusal)
 
-    monkeypatch.setattr(driver, "prepare", refuse)
-    monkeypatch.setattr(driver, "scripted_export", lambda *_: "went on")
+    monkeypatch.setattr(session, "prepare", refuse)
+    monkeypatch.setattr(ExportSession, "_after_refusal", lambda *_: "went on")
+    monkeypatch.setattr(session, "publish", lambda candidate, *_: candidate)
     example = {"input": torch.rand(2, 3)}
-    went_on: object = export(nn.Linear(3, 3), tmp_path / "a", make_plan(), example=example)
+    went_on: object = export(ExportRequest(nn.Linear(3, 3), tmp_path / "a", example=example))
     assert went_on == "went on"
     with pytest.raises(RefusedError):
-        export(nn.Linear(3, 3), tmp_path / "b", make_plan("aotinductor"), example=example)
+        export(ExportRequest(nn.Linear(3, 3), tmp_path / "b", "aotinductor", example=example))
 
 
 def test_a_machine_without_compiler_misses_it(tmp_path: Path) -> None:
-    program = captured(nn.Linear(3, 3), torch.rand(2, 3))
+    program, _ = rewritten(captured(nn.Linear(3, 3), torch.rand(2, 3)), lowering("cpu"))
     with (
         torch._inductor.config.patch({"cpp.cxx": (None, "no-such-compiler")}),
         pytest.raises(MissingError, match=r"no C\+\+ compiler here") as refused,
@@ -297,7 +298,7 @@ def test_a_failure_of_inductor_is_one_sentence(
         raise error
 
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fail)
-    program = captured(nn.Linear(3, 3), torch.rand(2, 3))
+    program, _ = rewritten(captured(nn.Linear(3, 3), torch.rand(2, 3)), lowering("cpu"))
     with pytest.raises(LoweringError) as refused:
         lower_to_aotinductor(program, tmp_path, outputs=("out",))
     assert said in refused.value.message

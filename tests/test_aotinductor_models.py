@@ -10,17 +10,17 @@ import pytest
 import torch
 from control_flow import ROWS
 from exports import Exports
-from programs import TOKENS, Function, captured, outputs
+from programs import TOKENS, Function, captured, outputs, rewritten
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import enginecast
-from enginecast.driver import export
-from enginecast.exporters.aotinductor import PACKAGE_FILE, lower_to_aotinductor
-from enginecast.exporters.onnx import WEIGHTS_FILE
-from enginecast.plan import make_plan
-from enginecast.runtime.aotinductor_session import NAMES
+from enginecast.compiler.request import ExportRequest
+from enginecast.compiler.session import export
+from enginecast.exporters.aotinductor.lower import PACKAGE_FILE, lower_to_aotinductor, lowering
+from enginecast.exporters.weights.file import WEIGHTS_FILE
+from enginecast.runtime.sessions.aotinductor import NAMES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 Engine = Callable[..., list[Tensor]]
@@ -33,7 +33,8 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
 
 def compiled(program: ExportedProgram, folder: Path, count: int = 1) -> Engine:
     """The engine of a program as a function, without a bundle around it."""
-    lower_to_aotinductor(program, folder, outputs=[f"out{i}" for i in range(count)])
+    ready, _ = rewritten(program, lowering("cpu"))
+    lower_to_aotinductor(ready, folder, outputs=[f"out{i}" for i in range(count)])
     model = torch._inductor.aoti_load_package(str(folder / PACKAGE_FILE))
     names = json.loads(model.get_metadata()[NAMES])["weights"]
     stored = load_file(folder / WEIGHTS_FILE) if names else {}
@@ -92,7 +93,7 @@ def test_weights_have_their_own_values_at_run_time(tmp_path: Path) -> None:
 def test_models_are_verified_on_the_cpu(
     exports: Exports, tmp_path: Path, name: str, precision: str
 ) -> None:
-    done = export(exports.model(name), tmp_path / "out", make_plan("aotinductor", precision))
+    done = export(ExportRequest(exports.model(name), tmp_path / "out", "aotinductor", precision))
     assert done.bundle is not None, done.report.verdict.reasons
     assert (done.report.verdict.outcome, done.report.verdict.engine) == ("verified", "ran")
     assert all(fusion.missing == () for fusion in done.report.fusions)
@@ -100,8 +101,9 @@ def test_models_are_verified_on_the_cpu(
 
 @pytest.mark.parametrize("precision", ["fp8-storage", "int8-storage", "int4-storage"])
 def test_quantised_weights_stay_quantised(exports: Exports, tmp_path: Path, precision: str) -> None:
-    plan = make_plan("aotinductor", precision, max_error=0.3)
-    done = export(exports.model("bert"), tmp_path / "out", plan)
+    model = exports.model("bert")
+    request = ExportRequest(model, tmp_path / "out", "aotinductor", precision, max_error=0.3)
+    done = export(request)
     assert done.bundle is not None, done.report.verdict.reasons
     record = done.bundle.manifest.engines[0]
     assert record.quantized == ("fp8" if precision == "fp8-storage" else "int8")
@@ -112,8 +114,9 @@ def test_quantised_weights_stay_quantised(exports: Exports, tmp_path: Path, prec
 
 @pytest.mark.parametrize("form", ["fp8", "int8"])
 def test_quantised_products_are_verified(exports: Exports, tmp_path: Path, form: str) -> None:
-    plan = make_plan("aotinductor", form, max_error=0.3)
-    done = export(exports.model("bert"), tmp_path / "out", plan)
+    model = exports.model("bert")
+    request = ExportRequest(model, tmp_path / "out", "aotinductor", form, max_error=0.3)
+    done = export(request)
     assert done.bundle is not None, done.report.verdict.reasons
     product = {"fp8": "aten::_scaled_mm", "int8": "aten::_int_mm"}[form]
     assert done.ops[product] > 0
@@ -127,7 +130,7 @@ BRANCHES = ["IfElse", "EarlyReturn", "WhileNorm"]
 @pytest.mark.parametrize("name", BRANCHES)
 def test_data_dependent_models_go_both_ways(exports: Exports, tmp_path: Path, name: str) -> None:
     row = next(row for row in ROWS if row.name == name)
-    done = export(row.module(), tmp_path / "out", make_plan("aotinductor"), example=row.a())
+    done = export(ExportRequest(row.module(), tmp_path / "out", "aotinductor", example=row.a()))
     assert done.bundle is not None, done.report.verdict.reasons
     with enginecast.load(done.folder, allow_code=True) as engine:
         for inputs in (row.a(), row.b()):
@@ -153,6 +156,7 @@ def test_equal_programs_give_equal_bytes(tmp_path: Path) -> None:
             torch.set_num_threads(count)
             (tmp_path / name).mkdir()
             program = captured(Weights(), torch.randn(3, 7, 64), dynamic=TOKENS)
+            program, _ = rewritten(program, lowering("cpu"))
             lower_to_aotinductor(program, tmp_path / name, outputs=["a", "b", "c", "d", "e"])
             files = (PACKAGE_FILE, WEIGHTS_FILE)
             found.append([(tmp_path / name / file).read_bytes() for file in files])

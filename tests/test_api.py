@@ -14,12 +14,13 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import enginecast
-from enginecast.capture.finite import require_finite_module
-from enginecast.capture.source import open_source
+from enginecast.capture.sources.finite import require_finite_module
+from enginecast.capture.sources.source import open_source
+from enginecast.compiler.prepare import prepare
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.steps import Steps
 from enginecast.errors import BundleError, UsageError, VerificationError
-from enginecast.prepare import ModelOptions, prepare
-from enginecast.runtime.manifest_json import decode
-from enginecast.steps import Steps
+from enginecast.runtime.bundle.manifest_json import decode
 
 
 class Small(nn.Module):
@@ -77,7 +78,7 @@ def test_an_export_hashes_the_weights_once(tmp_path: Path, monkeypatch: pytest.M
         calls.append(name)
         require_finite_module(module, name)
 
-    monkeypatch.setattr("enginecast.capture.factory.require_finite_module", counted)
+    monkeypatch.setattr("enginecast.capture.sources.factory.require_finite_module", counted)
     enginecast.compile(Small(), tmp_path / "bundle", example=example())
     assert calls == ["Small"]
 
@@ -99,7 +100,7 @@ def test_equal_calls_give_equal_bundles(tmp_path: Path) -> None:
 def test_thorough_takes_the_longest_texts_of_a_large_model(
     exports: Exports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("enginecast.capture.examples.WORK", 1.0)  # every model is large
+    monkeypatch.setattr("enginecast.capture.inputs.examples.WORK", 1.0)  # every model is large
     source = open_source(str(exports.model("t5")))
     usual, thorough = (
         {case.name for case in prepare(source, ModelOptions(thorough=on), Steps()).cases}
@@ -161,7 +162,7 @@ with enginecast.load(sys.argv[1], require="verified") as engine:
     out = engine.run({"input_ids": ids, "attention_mask": np.ones_like(ids)})
 assert out["last_hidden_state"].shape == (1, 3, 32)
 assert enginecast.verify(sys.argv[1]).verdict.outcome == "verified"
-from enginecast.cli import main
+from enginecast.cli.app import main
 try:
     main(["run", sys.argv[1], "--prompts", sys.argv[2], "-o", sys.argv[3]])
 except SystemExit as stop:

@@ -9,11 +9,19 @@ import torch
 from programs import Function, captured, rewritten
 
 from enginecast.errors import PassError
-from enginecast.passes.architectures import COLUMNS, FILE, matrix, read_matrix, require
-from enginecast.passes.base import PassContext
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.quantize.plan.architectures import (
+    COLUMNS,
+    FILE,
+    matrix,
+    read_matrix,
+    require,
+)
 
 ROOT = Path(__file__).parent.parent
-CONTENT: dict[str, Any] = json.loads((ROOT / "passes" / FILE).read_text(encoding="utf-8"))
+CONTENT: dict[str, Any] = json.loads(
+    (ROOT / "passes/quantize/plan" / FILE).read_text(encoding="utf-8")
+)
 ROWS = [
     "sm75",
     "sm80",

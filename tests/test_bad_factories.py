@@ -7,7 +7,7 @@ import torch
 from exports import cast
 from torch import nn
 
-from enginecast.capture.factory import FactorySource
+from enginecast.capture.sources.factory import FactorySource
 
 Capture = pytest.CaptureFixture[str]
 

@@ -20,8 +20,8 @@ from small_programs import cases
 
 from enginecast.passes.canonicalize import Canonicalize
 from enginecast.passes.unify_dtype import UnifyDtype
-from enginecast.verify.bisect import bisect
-from enginecast.verify.culprit import Bisection, ModuleError, why_dropped
+from enginecast.verify.bisect.bisect import bisect
+from enginecast.verify.bisect.culprit import Bisection, ModuleError, why_dropped
 
 LINEARS = 12
 
@@ -134,8 +134,8 @@ def test_every_pass_that_breaks_its_promise_is_named() -> None:
 @pytest.mark.parametrize(
     ("harmful", "reason"),
     [
-        (Siteless(), "it tells of no site that it rewrote"),
-        (Stubborn(("blocks.5.second",)), "it rewrites sites that it was told to leave alone"),
+        (Siteless(), "it reports no site that it rewrote"),
+        (Stubborn(("blocks.5.second",)), "it rewrites sites that it was asked to leave alone"),
         (Elsewhere(), "it does harm with all of its sites left alone, too"),
     ],
 )

@@ -1,6 +1,5 @@
 """Both ways of a branch are found, or it is said which was not."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -8,20 +7,21 @@ import torch
 from control_flow import BRANCHES, ROWS, Row
 from torch import Tensor, nn
 
-from enginecast.capture.branches import Branches, cover
-from enginecast.capture.coverage import find_predicates
-from enginecast.capture.examples import Case
-from enginecast.capture.inputs import from_example
-from enginecast.capture.perturb import perturbed
-from enginecast.driver import compile as export
+from enginecast.api import compile as export
+from enginecast.capture.control_flow.cover.branches import Branches, cover
+from enginecast.capture.control_flow.cover.coverage import find_predicates
+from enginecast.capture.inputs.examples import Case
+from enginecast.capture.inputs.perturb import perturbed
+from enginecast.capture.inputs.specs import from_example
+from enginecast.capture.python.locations import SourceLocation
 from enginecast.errors import VerificationError
 
 
-def place(row: Row) -> tuple[str, int]:
-    return os.path.realpath(row.file), row.line
+def place(row: Row) -> SourceLocation:
+    return SourceLocation(row.file, row.line).resolved
 
 
-def covered(module: nn.Module, example: dict[str, Tensor], *lines: tuple[str, int]) -> Branches:
+def covered(module: nn.Module, example: dict[str, Tensor], *lines: SourceLocation) -> Branches:
     specs = from_example(example, None)
     return cover(module.eval(), specs, [Case("example", example)], lines, 0)
 
@@ -34,7 +34,7 @@ def test_the_two_inputs_of_a_row_go_two_ways(row: Row) -> None:
     with found.watched() as ways, torch.no_grad():
         plain = module(**row.a())
         module(**row.b())
-    assert [predicate.line for predicate in ways.seen] == [row.line]
+    assert [predicate.place.line for predicate in ways.seen] == [row.line]
     assert ways.open() == []
     assert type(module).forward.__code__ is before
     assert torch.equal(plain, module(**row.a()))
@@ -88,8 +88,8 @@ def test_a_way_that_is_not_found_is_told(make: type[nn.Module], told: str) -> No
     found = covered(make(), {"x": torch.ones(3, 2)}, place(row))
     assert found.cases == ()
     [line] = found.unverified
-    assert line.startswith(f"{place(row)[0]}:{row.line}: ")
-    assert told in line
+    assert line.place == str(place(row))
+    assert told in line.seen
 
 
 class Raises(nn.Module):
@@ -114,7 +114,7 @@ class Clamps(nn.Module):
 def test_what_a_dtype_decides_is_not_asked_of_values(dtype: torch.dtype, told: int) -> None:
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     (line,) = [n for n, text in enumerate(lines, 1) if text.endswith("  # clamps")]
-    here = (os.path.realpath(__file__), line)
+    here = SourceLocation(__file__, line).resolved
     found = covered(Clamps(), {"x": torch.randn(3, 4).to(dtype)}, here)
     assert found.verified == ()
     assert len(found.unverified) == told

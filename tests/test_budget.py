@@ -8,10 +8,10 @@ import pytest
 import torch
 from exports import Exports, cast
 
-from enginecast import budget
-from enginecast.budget import IMPORTED, estimate
-from enginecast.capture.source import open_source
-from enginecast.plan import make_plan
+from enginecast.capture.sources.source import open_source
+from enginecast.compiler import budget
+from enginecast.compiler.budget import IMPORTED, estimate
+from enginecast.compiler.request import ExportRequest
 
 BILLION = 1_000_000_000
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -33,7 +33,9 @@ FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 def test_what_an_export_takes_at_least(
     elements: dict[torch.dtype, int], precision: str, weights: int, why: str
 ) -> None:
-    found = estimate(elements, make_plan(precision=precision), in_memory=False)
+    found = estimate(
+        elements, ExportRequest("model", precision=precision).resolve(), in_memory=False
+    )
     assert found.memory == IMPORTED + weights
     assert found.why == why
     disk = {"fp32": 4, "fp16": 2, "bf16": 2}[precision] * sum(elements.values())
@@ -41,13 +43,15 @@ def test_what_an_export_takes_at_least(
 
 
 def test_a_torchscript_export_runs_the_model_in_fp64() -> None:
-    found = estimate({FP32: BILLION}, make_plan("torchscript"), in_memory=False)
+    found = estimate(
+        {FP32: BILLION}, ExportRequest("model", "", "torchscript").resolve(), in_memory=False
+    )
     assert found.memory == IMPORTED + 8 * BILLION
     assert found.why == "eager in fp64"
 
 
 def test_weights_that_are_drawn_are_in_memory() -> None:
-    plan = make_plan(precision="fp32")
+    plan = ExportRequest("model", precision="fp32").resolve()
     mapped = estimate({FP32: BILLION}, plan, in_memory=False)
     drawn = estimate({FP32: BILLION}, plan, in_memory=True)
     assert drawn.memory - mapped.memory == 4 * BILLION
@@ -101,8 +105,8 @@ def test_too_little_disk_is_said_at_once(
 
 def test_each_engine_of_a_bundle_takes_disk() -> None:
     """A plan and the network that it is built from, and the engine beside it."""
-    alone = make_plan("tensorrt", "fp16")
-    both = make_plan("tensorrt", "fp16", also=("onnxruntime",))
+    alone = ExportRequest("model", "", "tensorrt", "fp16").resolve()
+    both = ExportRequest("model", "", "tensorrt", "fp16", also=("onnxruntime",)).resolve()
     disks = [estimate({FP16: BILLION}, plan, in_memory=False).disk for plan in (alone, both)]
     assert [round(disk / BILLION) for disk in disks] == [4, 6]
     assert estimate({FP16: BILLION}, alone, in_memory=False).why != "running the engine here"

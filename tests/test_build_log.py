@@ -6,8 +6,8 @@ import warnings
 
 from exports import Exports
 
-from enginecast.build_log import build_log, request_lines
-from enginecast.steps import Steps
+from enginecast.compiler.publish import build_log, request_lines
+from enginecast.compiler.steps import Steps
 
 
 def test_a_log_holds_what_a_report_of_a_defect_needs(exports: Exports) -> None:
@@ -29,7 +29,7 @@ def test_a_log_holds_what_a_report_of_a_defect_needs(exports: Exports) -> None:
         "lowered: ",
         "fuse-rms-norm: ",
         '"outcome": "verified"',
-        "= aten.linear.default(",
+        "= aten.matmul.default(",
     ):
         assert needed in text, needed
     assert re.search(r"^capture: \d+\.\d\d s$", text, re.MULTILINE)

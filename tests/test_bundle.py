@@ -8,7 +8,7 @@ import bundles
 import pytest
 
 from enginecast.errors import BundleError
-from enginecast.runtime.bundle import digest, open_bundle
+from enginecast.runtime.bundle.reader import digest, open_bundle
 
 
 @pytest.fixture

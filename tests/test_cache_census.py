@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 from cache_entries import ABOUT, SPEC, TOKENIZER, byte_of, entries, fill, flip, spec_with, texts
 
-from enginecast.cache import census as counting
-from enginecast.cache.census import Census, census_of
-from enginecast.cache.checking import check_store
-from enginecast.cache.index import Index, open_index
-from enginecast.cache.records import record_failures, record_truncated
-from enginecast.cache.spec import fingerprint
-from enginecast.cache.store import Encodings, create_store, open_store
-from enginecast.cache.work import Failure, Truncation
+from enginecast.cache.store.index import Index, open_index
+from enginecast.cache.store.records import Failure, Truncation, record
+from enginecast.cache.store.spec import fingerprint
+from enginecast.cache.store.store import Encodings, create_store, open_store
+from enginecast.cache.upkeep import census as counting
+from enginecast.cache.upkeep.census import Census, census_of
+from enginecast.cache.upkeep.checking import check_store
 from enginecast.errors import CacheError
 
 TEXTS = texts(20)
@@ -57,12 +56,12 @@ def test_rows_are_those_that_are_stored(tmp_path: Path) -> None:
 
 def test_what_went_wrong_is_counted(tmp_path: Path) -> None:
     encodings = fill(tmp_path / "c", MADE[:10], MADE[10:])
-    record_failures(
+    record(
         encodings,
         [Failure(f"w1 {number}", 3, "not finite", bytes([number]) * 16) for number in range(3)]
         + [Failure("w5", 2, "refused", b"r" * 16), Failure(TEXTS[0], 1, "old", MADE[0].key)],
     )
-    record_truncated(encodings, [Truncation("w1 " * 30, 31, MADE[1].key)])
+    record(encodings, [Truncation("w1 " * 30, 31, MADE[1].key)])
     left = encodings.staging_folder / "dead"
     left.mkdir()
     (left / "part").write_bytes(b"123")

@@ -26,15 +26,14 @@ from cache_entries import (
 )
 from cache_shards import open_folder, read_only
 
-from enginecast.cache import checking
-from enginecast.cache.checking import Checked, check_store
-from enginecast.cache.index import Index, build_index
-from enginecast.cache.merging import merge
-from enginecast.cache.pruning import prune_store
-from enginecast.cache.rewriting import commit_all, only_keeper, size_of
-from enginecast.cache.shard import open_shard
-from enginecast.cache.shard_writing import Entry, shard_name, write_shard
-from enginecast.cache.store import Encodings, open_store
+from enginecast.cache.store.index import Index, open_index
+from enginecast.cache.store.shard import Entry, open_shard, shard_name, write_shard
+from enginecast.cache.store.store import Encodings, open_store
+from enginecast.cache.upkeep import checking
+from enginecast.cache.upkeep.checking import Checked, check_store
+from enginecast.cache.upkeep.merging import merge
+from enginecast.cache.upkeep.pruning import prune_store
+from enginecast.cache.upkeep.rewriting import commit_all, only_keeper, size_of
 from enginecast.errors import CacheError
 
 TEXTS = texts(12)
@@ -52,9 +51,7 @@ def check(encodings: Encodings) -> Checked:
 
 
 def index_of(encodings: Encodings) -> Index:
-    index, errors = build_index(encodings.shard_paths(), SPEC)
-    assert errors == []
-    return index
+    return open_index(encodings, keep=False).require_whole()
 
 
 def test_a_whole_cache_is_whole(encodings: Encodings) -> None:
@@ -355,7 +352,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from cache_entries import entries, texts
-from enginecast.cache.store import open_store
+from enginecast.cache.store.store import open_store
 encodings = open_store(sys.argv[1]).encodings()
 made = entries(texts(240))
 for begin in range(0, 240, 4):

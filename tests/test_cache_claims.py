@@ -10,18 +10,17 @@ from pathlib import Path
 import pytest
 from cache_shards import entries, made, open_folder, read_only
 
-from enginecast.cache import locks
-from enginecast.cache.claims import FOLDER, claim
-from enginecast.cache.leftovers import sweep
-from enginecast.cache.locks import own_folder
-from enginecast.cache.store import STAGING_NAME, Encodings
+from enginecast.cache.store import disk
+from enginecast.cache.store.claims import FOLDER, claim, sweep
+from enginecast.cache.store.disk import own_folder
+from enginecast.cache.store.store import STAGING_NAME, Encodings
 
 HOLD = """
 import sys
 from pathlib import Path
 from cache_shards import made
-from enginecast.cache.claims import claim
-from enginecast.cache.locks import own_folder
+from enginecast.cache.store.claims import claim
+from enginecast.cache.store.disk import own_folder
 encodings = made(Path(sys.argv[1]))
 staging = encodings.folder.parent / ".staging"
 with claim(encodings, "one") as ours, own_folder(encodings.staging_folder), own_folder(staging):
@@ -102,7 +101,7 @@ def test_disks_without_locks_are_written_to(
     encodings.commit(entries(range(3)))
     with own_folder(encodings.staging_folder) as folder:
         assert sweep(encodings) == []
-        yesterday = folder.stat().st_mtime - locks._ABANDONED_SECONDS - 1
+        yesterday = folder.stat().st_mtime - disk._ABANDONED_SECONDS - 1
         os.utime(folder, (yesterday, yesterday))
         assert sweep(encodings) == [folder]
 

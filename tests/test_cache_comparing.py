@@ -16,9 +16,9 @@ from cache_entries import (
     texts,
 )
 
-from enginecast.cache.comparing import compare
-from enginecast.cache.shard_writing import Entry
-from enginecast.cache.spec import EncoderSpec, OutputSpec
+from enginecast.cache.store.shard import Entry
+from enginecast.cache.store.spec import EncoderSpec, OutputSpec
+from enginecast.cache.upkeep.comparing import compare
 from enginecast.errors import CacheError
 
 TEXTS = texts(40)
@@ -186,7 +186,7 @@ def test_nothing_in_common_and_damage_are_refused(tmp_path: Path) -> None:
         compare(first, second)
     path = second.shard_paths()[0]
     flip(path, byte_of(path, "rows.last_hidden_state"))
-    with pytest.raises(CacheError, match=f"{path}: damaged: the outputs of text 0"):
+    with pytest.raises(CacheError, match=f"{path}: damaged: the outputs of"):
         compare(fill(tmp_path / "c", entries(TEXTS)), second)
     flip(path, byte_of(path, "sums"))
     with pytest.raises(CacheError, match=f"{path}: damaged: its index"):

@@ -15,7 +15,7 @@ from diffusers import (
 )
 from exports import Exports
 
-from enginecast.cache.cached_encoder import CachedEncoder
+from enginecast.cache.read.cached_encoder import CachedEncoder
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 from denoisers import BATCH, DENOISERS, LENGTH, REAL, WIDTH
 from torch import Tensor
 
-from enginecast.cache.pipelines import part_of
+from enginecast.cache.encoders.request import part_of
 
 
 def denoised(make: Callable[[Tensor, Tensor], Any], text: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from exports import Exports
 from pipeline_probe import mask_of
 from torch import Tensor
 
-from enginecast.cache.cached_encoder import CachedEncoder
+from enginecast.cache.read.cached_encoder import CachedEncoder
 from enginecast.errors import CacheError, CacheMissError
 
 SLOW = pytest.mark.slow

@@ -24,17 +24,16 @@ from cache_fixtures import add_t5_tokenizer, words_clip, words_t5
 from models import tiny_bert, tiny_vit
 from onnx import helper, numpy_helper
 
-from enginecast.cache.batches import pad_batch
-from enginecast.cache.encoder import Encoder
-from enginecast.cache.encoders import open_encoder
-from enginecast.cache.request import EncoderRequest
-from enginecast.cache.tokenizing import Tokenizing
-from enginecast.cache.work import Wanted
+from enginecast.cache.encoders.encoder import Encoder, open_encoder
+from enginecast.cache.encoders.request import EncoderRequest
+from enginecast.cache.encoders.tokenizing import Tokenizing
+from enginecast.cache.fill.local import pad_batch
+from enginecast.cache.fill.schedule import Wanted
 from enginecast.errors import BundleError, EnginecastError, InputError, SourceError, UsageError
-from enginecast.runtime.arrays import Array
+from enginecast.runtime.bundle.manifest import Input, Output, Text
+from enginecast.runtime.bundle.staging import stage
 from enginecast.runtime.load import EnginecastWarning
-from enginecast.runtime.manifest import Input, Output, Text
-from enginecast.runtime.staging import stage
+from enginecast.runtime.values.arrays import Array
 
 COLOURS = ["red green", "fox", "", "blue blue fox", "green red blue fox fox"]
 
@@ -106,7 +105,7 @@ def test_what_a_tiny_engine_s_spec_says(tiny: str) -> None:
 
 
 def manifest_of(bundle: str) -> Any:
-    from enginecast.runtime.bundle import open_bundle
+    from enginecast.runtime.bundle.reader import open_bundle
 
     return open_bundle(bundle).manifest
 
@@ -335,8 +334,8 @@ def test_opening_a_bundle_imports_no_torch(tiny: str) -> None:
 
     code = (
         "import sys\n"
-        "from enginecast.cache.encoders import open_encoder\n"
-        "from enginecast.cache.request import EncoderRequest\n"
+        "from enginecast.cache.encoders.encoder import open_encoder\n"
+        "from enginecast.cache.encoders.request import EncoderRequest\n"
         "import numpy as np\n"
         "encoder = open_encoder(EncoderRequest(sys.argv[1]))\n"
         "ids = np.ones((2, 3), np.int64)\n"

@@ -12,16 +12,15 @@ import torch
 from cache_fixtures import CLIP_LENGTH, T5_LENGTH, captions, short_captions, words_t5
 from exports import Exports
 
-from enginecast.cache.batches import pad_batch
-from enginecast.cache.encoder import Encoder
-from enginecast.cache.encoders import open_encoder
-from enginecast.cache.request import EncoderRequest
-from enginecast.cache.spec import EncoderSpec
-from enginecast.cache.tokenizing import Tokenizing
-from enginecast.cache.work import Wanted
+from enginecast.cache.encoders.encoder import Encoder, open_encoder
+from enginecast.cache.encoders.request import EncoderRequest
+from enginecast.cache.encoders.tokenizing import Tokenizing
+from enginecast.cache.fill.local import pad_batch
+from enginecast.cache.fill.schedule import Wanted
+from enginecast.cache.store.spec import EncoderSpec
 from enginecast.errors import MissingError
-from enginecast.runtime.arrays import Array
 from enginecast.runtime.load import EnginecastWarning
+from enginecast.runtime.values.arrays import Array
 
 TEXTS = ["", *short_captions(6, seed=5), *captions(2, seed=6)]
 

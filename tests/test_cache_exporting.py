@@ -14,9 +14,9 @@ from cache_entries import SPEC, byte_of, entries, fill, flip, texts
 from pyarrow import parquet
 from safetensors.torch import load_file
 
-from enginecast.cache.exporting import export
-from enginecast.cache.shard_writing import Entry
-from enginecast.cache.store import Encodings
+from enginecast.cache.store.shard import Entry
+from enginecast.cache.store.store import Encodings
+from enginecast.cache.upkeep.exporting import export
 from enginecast.errors import CacheError, MissingError, UsageError
 
 TEXTS = texts(12)
@@ -68,9 +68,9 @@ def test_a_parquet_file_has_every_entry(encodings: Encodings, tmp_path: Path) ->
 def test_groups_of_rows_are_small(
     encodings: Encodings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from enginecast.cache import exporting_parquet
+    from enginecast.cache.upkeep import exporting
 
-    monkeypatch.setattr(exporting_parquet, "_GROUP_BYTES", 400)
+    monkeypatch.setattr(exporting, "_GROUP_BYTES", 400)
     told: list[int] = []
     export(encodings, tmp_path / "out.parquet", watch=told.append)
     assert parquet.ParquetFile(tmp_path / "out.parquet").num_row_groups == len(told) > 3
@@ -128,7 +128,7 @@ def test_a_damaged_entry_leaves_nothing_behind(
 ) -> None:
     path = encodings.shard_paths()[1]
     flip(path, byte_of(path, "text.pooler_output"))
-    with pytest.raises(CacheError, match=f"{path}: damaged: the outputs of text 0"):
+    with pytest.raises(CacheError, match=f"{path}: damaged: the outputs of"):
         export(encodings, tmp_path / "out", form)
     require_nothing_left(tmp_path)
     flip(path, byte_of(path, "keys"))

@@ -24,14 +24,13 @@ from fill_fixtures import (
     stamps,
 )
 
-from enginecast.cache import store
-from enginecast.cache.claims import claim
-from enginecast.cache.fill import fill_local
-from enginecast.cache.fill_chunk import fill_chunk
-from enginecast.cache.index import open_index
-from enginecast.cache.records import read_failures
-from enginecast.cache.shard_writing import Entry, write_shard
-from enginecast.cache.spec import EncoderSpec
+from enginecast.cache.fill.local import fill_chunk, fill_local
+from enginecast.cache.store import store
+from enginecast.cache.store.claims import claim
+from enginecast.cache.store.index import open_index
+from enginecast.cache.store.records import read_failures
+from enginecast.cache.store.shard import Entry, write_shard
+from enginecast.cache.store.spec import EncoderSpec
 from enginecast.errors import InputError, MissingError
 
 SPECS = {
@@ -51,7 +50,8 @@ def test_what_is_stored_is_what_the_encoder_gives_alone(tmp_path: Path, made: En
     encoder, texts = TableEncoder(made), captions(60)
     where = encodings(tmp_path / "cache", encoder)
     filled = fill(where, encoder, texts)
-    assert (filled.texts, filled.unique, filled.stored, filled.failures) == (60, 61, 61, ())
+    assert (filled.schedule.texts, filled.schedule.unique) == (60, 61)
+    assert (filled.done.texts, filled.done.failures) == (61, [])
     require_all(where, texts)
     found = {entry.text: entry for entry in entries_of(where)}
     for text in [*texts, ""]:
@@ -116,13 +116,13 @@ def test_what_is_not_finite_is_listed_and_not_stored(tmp_path: Path, value: floa
     encoder = TableEncoder(broken=90, breaks_to=value)
     where = encodings(tmp_path / "cache", encoder)
     filled = fill(where, encoder, texts)
-    assert sorted(failure.text for failure in filled.failures) == sorted(broken)
-    reasons = {failure.text: failure.reason for failure in filled.failures}
+    assert sorted(failure.text for failure in filled.done.failures) == sorted(broken)
+    reasons = {failure.text: failure.reason for failure in filled.done.failures}
     assert reasons["w5 w90"] == "last_hidden_state: 4 of 12 values are not finite in bfloat16"
     assert sorted(one.text for one in read_failures(where)) == sorted(broken)
     require_all(where, Lines(text for text in texts if text not in broken))
     whole = fill(where, TableEncoder(), texts)
-    assert (whole.stored, whole.failures) == (len(broken), ())
+    assert (whole.done.texts, whole.done.failures) == (len(broken), [])
     assert read_failures(where) == []
     require_all(where, texts)
 
@@ -132,8 +132,8 @@ def test_a_text_that_the_encoder_refuses_is_named(tmp_path: Path) -> None:
     encoder = TableEncoder(refused=90)
     where = encodings(tmp_path / "cache", encoder)
     filled = fill(where, encoder, texts)
-    assert [(one.text, one.tokens) for one in filled.failures] == [("w7 w90", 3)]
-    assert filled.failures[0].reason == (
+    assert [(one.text, one.tokens) for one in filled.done.failures] == [("w7 w90", 3)]
+    assert filled.done.failures[0].reason == (
         "refused by the encoder: input_ids: token 90 is out of range"
     )
     require_all(where, Lines(["w5 w6", "w8 w9"]))
@@ -170,7 +170,7 @@ def test_what_was_encoded_before_an_end_is_stored(tmp_path: Path, error: BaseExc
     assert len(entries_of(where)) == sum(rows for rows, _ in encoder.batches) > 20
     before = stamps(where)
     again = fill(where, TableEncoder(), texts)
-    assert again.cached + again.stored == 81
+    assert again.schedule.cached + again.done.texts == 81
     assert before.items() <= stamps(where).items()
     require_all(where, texts)
 
@@ -203,7 +203,7 @@ def test_a_chunk_that_another_writer_has_done_costs_nothing(tmp_path: Path) -> N
     before = stamps(where)
     filled = fill_local(where, encoder, plan, batch_tokens=64)
     assert encoder.batches == []
-    assert (filled.stored, filled.by_others) == (0, other.stored)
+    assert (filled.done.texts, filled.by_others) == (0, other.done.texts)
     assert stamps(where) == before
 
 
@@ -281,7 +281,7 @@ def test_shards_that_are_joined_meanwhile_are_counted(tmp_path: Path) -> None:
     done = fill_local(where, TableEncoder(), plan, batch_tokens=64, progress=take_out)
     assert len(sizes) > 1
     left = [path.stat().st_size for path in where.shard_paths()]
-    assert done.bytes == sum(sizes) + sum(left)
+    assert done.done.bytes == sum(sizes) + sum(left)
 
 
 def test_a_fill_removes_what_a_killed_one_was_writing(tmp_path: Path) -> None:

@@ -19,14 +19,12 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'enginecast
 
 from ray_runs import RayRun, ray_fill
 
-from enginecast.cache.encoders import open_encoder
-from enginecast.cache.fill_ray import divide
-from enginecast.cache.fill_ray_session import attached_ray, local_ray
-from enginecast.cache.fill_ray_worker import Job, open_here
-from enginecast.cache.index import Index, open_index
-from enginecast.cache.request import EncoderRequest
-from enginecast.cache.shard_writing import Entry
-from enginecast.cache.store import create_store, open_store
+from enginecast.cache.encoders.encoder import open_encoder
+from enginecast.cache.encoders.request import EncoderRequest
+from enginecast.cache.fill.ray import Job, attached_ray, divide, local_ray, open_here
+from enginecast.cache.store.index import Index, open_index
+from enginecast.cache.store.shard import Entry
+from enginecast.cache.store.store import create_store, open_store
 from enginecast.errors import CacheError, MissingError, UsageError
 
 SMALL = ("--shard-size", "20kB")

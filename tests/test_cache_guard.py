@@ -10,11 +10,11 @@ from cached_models import WORDS, fill, spec_of, tiny, tokenizer_of
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, T5EncoderModel
 
-from enginecast.cache import CachedEncoder, Variants, open_cache, require_frozen, variants
-from enginecast.cache.reader import EmbeddingCache
-from enginecast.cache.spec import EncoderSpec
-from enginecast.cache.tokenizing import digest_of
-from enginecast.capture.checkpoint import sha256_of_weights
+from enginecast.cache import CachedEncoder, Variants, open_cache, require_frozen
+from enginecast.cache.encoders.tokenizing import digest_of
+from enginecast.cache.read.reader import EmbeddingCache
+from enginecast.cache.store.spec import EncoderSpec
+from enginecast.capture.sources.checkpoint import sha256_of_weights
 from enginecast.errors import CacheError, CacheMissError, UsageError
 
 
@@ -183,11 +183,13 @@ def test_chosen_variants_are_among_those_listed() -> None:
 
 
 def test_few_tags_have_few_orders() -> None:
-    assert sorted(variants("a, b", count=9, shuffle_tags=True)) == ["a, b", "b, a"]
-    assert variants("a photo", count=9, shuffle_tags=True) == ["a photo"]
-    assert variants(TAGS) == [TAGS]
-    assert variants(TAGS, dropout=0.1) == [TAGS, ""]
-    assert all("|" in text for text in variants("a|b|c", count=4, shuffle_tags=True, separator="|"))
+    assert sorted(Variants(count=9, shuffle_tags=True).of("a, b")) == ["a, b", "b, a"]
+    assert Variants(count=9, shuffle_tags=True).of("a photo") == ["a photo"]
+    assert Variants().of(TAGS) == [TAGS]
+    assert Variants(dropout=0.1).of(TAGS) == [TAGS, ""]
+    assert all(
+        "|" in text for text in Variants(count=4, shuffle_tags=True, separator="|").of("a|b|c")
+    )
 
 
 def test_how_often_a_caption_is_dropped() -> None:
@@ -213,5 +215,5 @@ def test_wrong_options_of_variants(options: dict[str, Any], said: str) -> None:
 
 
 def test_a_shuffled_text_that_was_not_listed(cache: EmbeddingCache) -> None:
-    with pytest.raises(CacheMissError, match=r"enginecast\.cache\.variants"):
+    with pytest.raises(CacheMissError, match=r"enginecast\.cache\.Variants"):
         cache.by_text("t y r e q w")

@@ -21,9 +21,9 @@ from transformers import (
 )
 
 from enginecast.cache import CachedEncoder, open_cache, require_frozen
-from enginecast.cache.reader import EmbeddingCache
-from enginecast.cache.spec import EncoderSpec
-from enginecast.capture.checkpoint import sha256_of_weights
+from enginecast.cache.read.reader import EmbeddingCache
+from enginecast.cache.store.spec import EncoderSpec
+from enginecast.capture.sources.checkpoint import sha256_of_weights
 from enginecast.errors import CacheError, UsageError
 
 
@@ -165,5 +165,5 @@ def test_parameters_of_the_stand_in_are_found_without_the_model(tmp_path: Path) 
 def test_a_cache_without_its_tokenizer(tmp_path: Path) -> None:
     cache = cache_of(tmp_path / "cache", tiny(T5EncoderModel), {"config": "ab"})
     cache.encodings.tokenizer_file.unlink()
-    with pytest.raises(CacheError, match=r"tokenizer\.json cannot be read: No such file"):
+    with pytest.raises(CacheError, match=r"tokenizer\.json: No such file"):
         require_frozen(cache, tokenizer=json)

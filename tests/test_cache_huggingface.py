@@ -11,7 +11,7 @@ from test_cache_reader import TEXTS, fill, spec_of
 from torch.utils.data import DataLoader
 
 from enginecast.cache import as_dataset, as_huggingface, collate
-from enginecast.cache.reader import EmbeddingCache
+from enginecast.cache.read.reader import EmbeddingCache
 from enginecast.errors import UsageError
 
 COUNT = 6

@@ -10,13 +10,19 @@ import numpy as np
 import pytest
 from cache_shards import SPEC, entries, entry, flip, keyed, made, open_folder, read_only, scramble
 
-from enginecast.cache import index as index_module
-from enginecast.cache import mapping
-from enginecast.cache.index import Index, open_index
-from enginecast.cache.index_file import FILE_NAME, Stamp, list_shards, read_index
-from enginecast.cache.mapping import FileBytes
-from enginecast.cache.shard import open_shard
-from enginecast.cache.store import Encodings
+from enginecast.cache.store import index as index_module
+from enginecast.cache.store import mapping
+from enginecast.cache.store.index import (
+    FILE_NAME,
+    Index,
+    Stamp,
+    list_shards,
+    open_index,
+    read_index,
+)
+from enginecast.cache.store.mapping import FileBytes
+from enginecast.cache.store.shard import open_shard
+from enginecast.cache.store.store import Encodings
 from enginecast.errors import CacheError
 
 

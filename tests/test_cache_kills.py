@@ -11,10 +11,10 @@ import pytest
 from cache_shards import NAME, WIDE, entry, made
 from cache_writer import CHUNK
 
-from enginecast.cache.index import Index, open_index
-from enginecast.cache.leftovers import sweep
-from enginecast.cache.shard_format import SUFFIX
-from enginecast.cache.store import Encodings, open_store
+from enginecast.cache.store.claims import sweep
+from enginecast.cache.store.index import Index, open_index
+from enginecast.cache.store.shard import SUFFIX
+from enginecast.cache.store.store import Encodings, open_store
 
 WRITER = Path(__file__).parent / "cache_writer.py"
 
@@ -68,9 +68,9 @@ def kill_often(root: Path, kills: int, chunks: int) -> tuple[Encodings, int]:
         said = killed(start(root, chunks), chooser.uniform(0.0, 0.06))
         reported |= set(said)
         encodings = open_store(root).encodings(NAME)
-        there = {path.name for path in encodings.shard_folder.iterdir()}
+        there = {path.name for path in encodings.shard_folder.glob("*")}
         assert reported <= there
-        assert {Path(name).suffix for name in there} == {SUFFIX}
+        assert all(name.endswith(SUFFIX) for name in there)  # none, where the first came late
         require_right(open_index(encodings), chunks * CHUNK)
         hits += bool(sweep(encodings))
         assert [path.name for path in encodings.staging_folder.iterdir()] in ([], ["claims"])

@@ -19,21 +19,20 @@ from cache_entries import (
     texts,
 )
 
-from enginecast.cache import merging
-from enginecast.cache.checking import check_store
-from enginecast.cache.examining import Examined, examine_all
-from enginecast.cache.index import open_index
-from enginecast.cache.merging import Merged, merge
-from enginecast.cache.pruning import prune_store
-from enginecast.cache.records import (
+from enginecast.cache.store.index import open_index
+from enginecast.cache.store.records import (
+    Failure,
+    Truncation,
     read_failures,
     read_truncated,
-    record_failures,
-    record_truncated,
+    record,
 )
-from enginecast.cache.rewriting import only_keeper
-from enginecast.cache.store import Encodings, create_store, open_store
-from enginecast.cache.work import Failure, Truncation
+from enginecast.cache.store.store import Encodings, create_store, open_store
+from enginecast.cache.upkeep import merging
+from enginecast.cache.upkeep.checking import Examined, check_store, examine_all
+from enginecast.cache.upkeep.merging import Merged, merge
+from enginecast.cache.upkeep.pruning import prune_store
+from enginecast.cache.upkeep.rewriting import only_keeper
 from enginecast.errors import CacheError, UsageError
 
 TEXTS = texts(30)
@@ -164,8 +163,8 @@ def test_what_failed_comes_along_unless_it_is_stored_by_now(tmp_path: Path) -> N
     first, second = fill(tmp_path / "a", MADE[:10]), fill(tmp_path / "b", MADE[10:])
     stored = Failure(TEXTS[12], 3, "not finite", MADE[12].key)
     failed = Failure("w1 w1 w1", 4, "not finite", b"k" * 16)
-    record_failures(first, [stored, failed])
-    record_truncated(second, [Truncation("w2 " * 20, 21, MADE[11].key)])
+    record(first, [stored, failed])
+    record(second, [Truncation("w2 " * 20, 21, MADE[11].key)])
     merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
     assert read_failures(opened(tmp_path / "out")) == [failed]
     assert [one.tokens for one in read_truncated(opened(tmp_path / "out"))] == [21]

@@ -1,7 +1,6 @@
 """The table of pipelines: what it says is what the installed diffusers does; what `--for` makes."""
 
 import inspect
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,8 @@ from pipeline_probe import (
 )
 from torch import Tensor
 
-from enginecast.cache.pipelines import FILE, Part, part_of, read_table, resolve, table
-from enginecast.cache.request import EncoderRequest
-from enginecast.cache.tokenizing import clean_text
+from enginecast.cache.encoders.request import EncoderRequest, Part, part_of, resolve, table
+from enginecast.cache.encoders.tokenizing import clean_text
 from enginecast.errors import UsageError
 
 ROOT = Path(__file__).parent.parent
@@ -179,21 +177,10 @@ def test_an_unknown_name_lists_those_there_are(name: str, words: str, hint: str)
     assert hint in refused.value.hint
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "words"),
-    [
-        ("template", "no braces", "flux:text_encoder is there twice, or its template has no one"),
-        ("max_length", 0, "Expected `int` >= 1"),
-        ("clean", "wash", "Invalid enum value 'wash'"),
-        ("masked", True, "unknown field `masked`"),
-    ],
-)
-def test_a_broken_row_is_refused(field: str, value: object, words: str) -> None:
-    content = json.loads((ROOT / "cache" / FILE).read_text(encoding="utf-8"))
-    row = next(row for row in content["parts"] if row["pipeline"] == "flux")
-    row[field] = value
-    with pytest.raises(ValueError, match=words):
-        read_table(json.dumps(content).encode())
+def test_each_part_is_there_once_and_its_template_has_one_place_for_a_text() -> None:
+    names = [part.name for part in table().parts]
+    assert len(names) == len(set(names))
+    assert {part.template.count("{}") for part in table().parts} == {1}
 
 
 def table_lines() -> list[str]:

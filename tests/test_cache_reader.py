@@ -15,13 +15,12 @@ import pytest
 from cached_models import tokenizer_of
 
 import enginecast.cache as cache_package
-from enginecast.cache import mapping
-from enginecast.cache.keys import Keys
-from enginecast.cache.reader import EmbeddingCache, open_cache
-from enginecast.cache.shard_writing import Entry
-from enginecast.cache.spec import About, EncoderSpec, OutputSpec
-from enginecast.cache.store import Encodings, create_store
-from enginecast.cache.tokenizing import Tokenizing, digest_of
+from enginecast.cache.encoders.tokenizing import Tokenizing, digest_of
+from enginecast.cache.read.reader import EmbeddingCache, open_cache
+from enginecast.cache.store import mapping
+from enginecast.cache.store.shard import Entry
+from enginecast.cache.store.spec import About, EncoderSpec, Keys, OutputSpec
+from enginecast.cache.store.store import Encodings, create_store
 from enginecast.errors import CacheError, CacheMissError, UsageError
 
 TOKENIZER = tokenizer_of().to_str().encode()

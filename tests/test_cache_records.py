@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from cache_shards import entries, entry, made
 
-from enginecast.cache.records import (
-    FAILED_NAME,
+from enginecast.cache.store.records import (
+    FILES,
+    Failure,
+    Truncation,
     read_failures,
     read_truncated,
-    record_failures,
-    record_truncated,
+    record,
 )
-from enginecast.cache.store import Encodings
-from enginecast.cache.work import Failure, Truncation
+from enginecast.cache.store.store import Encodings
 from enginecast.errors import MissingError
 
 
@@ -32,47 +32,47 @@ def failure(number: int, reason: str = "it is not finite") -> Failure:
 
 def test_failures_come_back_until_they_are_stored(encodings: Encodings) -> None:
     assert read_failures(encodings) == []
-    record_failures(encodings, [failure(0), failure(1), failure(2)])
-    record_failures(encodings, [failure(1), failure(0, "it is infinite")])
+    record(encodings, [failure(0), failure(1), failure(2)])
+    record(encodings, [failure(1), failure(0, "it is infinite")])
     assert read_failures(encodings) == [failure(0, "it is infinite"), failure(1), failure(2)]
-    assert len((encodings.folder / FAILED_NAME).read_bytes().splitlines()) == 4
+    assert len((encodings.folder / FILES[Failure]).read_bytes().splitlines()) == 4
     encodings.commit(entries([1]))
     assert read_failures(encodings) == [failure(0, "it is infinite"), failure(2)]
 
 
 def test_texts_that_were_cut_come_back(encodings: Encodings) -> None:
     cut = [Truncation("a long text", 900, b"k" * 16), Truncation("another", 901, b"l" * 16)]
-    record_truncated(encodings, cut)
-    record_truncated(encodings, cut[:1])
+    record(encodings, cut)
+    record(encodings, cut[:1])
     assert read_truncated(encodings) == cut
 
 
 def test_several_writers_mix_no_lines(encodings: Encodings) -> None:
-    def record(writer: int) -> None:
+    def write(writer: int) -> None:
         for number in range(20):
-            record_failures(encodings, [failure(writer + 8 * number)])
+            record(encodings, [failure(writer + 8 * number)])
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(record, range(8)))
+        list(pool.map(write, range(8)))
     assert sorted(one.tokens for one in read_failures(encodings)) == sorted(
         len(entry(number).ids) for number in range(160)
     )
 
 
 def test_a_line_that_a_killed_writer_left_is_passed_over(encodings: Encodings) -> None:
-    record_failures(encodings, [failure(0), failure(1)])
-    file = encodings.folder / FAILED_NAME
+    record(encodings, [failure(0), failure(1)])
+    file = encodings.folder / FILES[Failure]
     file.write_bytes(file.read_bytes()[:-9])
     assert read_failures(encodings) == [failure(0)]
-    record_failures(encodings, [failure(2)])
+    record(encodings, [failure(2)])
     assert read_failures(encodings) == [failure(0), failure(2)]
 
 
 def test_a_full_disk_leaves_no_half_line(
     encodings: Encodings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record_failures(encodings, [failure(0)])
-    before = (encodings.folder / FAILED_NAME).read_bytes()
+    record(encodings, [failure(0)])
+    before = (encodings.folder / FILES[Failure]).read_bytes()
     write = os.write
 
     def fill_up(descriptor: int, data: bytes) -> int:
@@ -82,5 +82,5 @@ def test_a_full_disk_leaves_no_half_line(
 
     monkeypatch.setattr(os, "write", fill_up)
     with pytest.raises(MissingError, match="the disk is full"):
-        record_failures(encodings, [failure(1)])
-    assert (encodings.folder / FAILED_NAME).read_bytes() == before
+        record(encodings, [failure(1)])
+    assert (encodings.folder / FILES[Failure]).read_bytes() == before

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from cache_shards import SPEC, entries, flip
 
-from enginecast.cache.shard import Shard, open_shard
-from enginecast.cache.shard_writing import shard_name, write_shard
-from enginecast.cache.spec import EncoderSpec, differences, fingerprint
+from enginecast.cache.store.shard import Shard, open_shard, shard_name, write_shard
+from enginecast.cache.store.spec import EncoderSpec, differences, fingerprint
 from enginecast.errors import CacheError
 
 

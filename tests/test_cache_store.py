@@ -14,21 +14,17 @@ from threading import Barrier
 from typing import TypeVar
 
 import ml_dtypes
-import msgspec
 import numpy as np
 import pytest
 from cache_shards import ABOUT, NAME, SPEC, entries, entry, made, open_folder, read_only
 
-from enginecast.cache.checking import check_store
-from enginecast.cache.index import open_index
-from enginecast.cache.leftovers import sweep
-from enginecast.cache.merging import merge
-from enginecast.cache.records import read_failures, record_failures
-from enginecast.cache.shard import open_shard
-from enginecast.cache.shard_writing import Entry
-from enginecast.cache.spec import EncoderSpec, fingerprint
-from enginecast.cache.store import Encodings, create_store, find_store, open_store
-from enginecast.cache.work import Failure
+from enginecast.cache.store.claims import sweep
+from enginecast.cache.store.index import open_index
+from enginecast.cache.store.records import Failure, read_failures, record
+from enginecast.cache.store.shard import Entry, open_shard
+from enginecast.cache.store.store import Encodings, create_store, find_store, open_store
+from enginecast.cache.upkeep.checking import check_store
+from enginecast.cache.upkeep.merging import merge
 from enginecast.errors import CacheError, MissingError
 
 _Result = TypeVar("_Result")
@@ -258,7 +254,7 @@ def test_a_cache_that_others_may_not_look_into() -> None:
         store = open_store(folder / "cache")
         with closed(encodings.shard_folder), pytest.raises(CacheError, match="Permission denied"):
             encodings.shard_paths()
-        record_failures(encodings, [Failure("a", 1, "refused", bytes(16))])
+        record(encodings, [Failure("a", 1, "refused", bytes(16))])
         for place, read in (
             (encodings.staging_folder, lambda: sweep(encodings)),
             (encodings.folder / "failed.jsonl", lambda: read_failures(encodings)),
@@ -317,28 +313,6 @@ def test_fields_of_another_version_are_not_what_is_told(encodings: Encodings) ->
     mark.write_text(json.dumps({**content, "version": 2, "created": "today"}))
     with pytest.raises(CacheError, match=r"expected version 1 .* got 2 .*\nRead it with"):
         open_store(encodings.folder.parent)
-
-
-class Newer(EncoderSpec, frozen=True, kw_only=True):
-    """A spec as another version might write it."""
-
-    adapter: str = "none"
-
-
-@pytest.mark.parametrize("field", ["spec", "about"])
-def test_a_spec_of_another_version_is_no_damage(encodings: Encodings, field: str) -> None:
-    file = encodings.folder / "spec.json"
-    spec = Newer(**msgspec.structs.asdict(SPEC)) if field == "spec" else SPEC
-    about = msgspec.to_builtins(ABOUT) | ({"licence": "?"} if field == "about" else {})
-    written = {"fingerprint": fingerprint(spec), "spec": spec, "about": about}
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(written)))
-    store = open_store(encodings.folder.parent)
-    for use in (store.encodings, lambda: check_store(store)):
-        with pytest.raises(CacheError, match=r"another version .*unknown field.*\nRead it with"):
-            use()
-    file.write_bytes(file.read_bytes().replace(b'"width": 5', b'"width": 6'))
-    (checked,) = check_store(store)
-    assert [damage.file for damage in checked.damages] == [f"{NAME}/spec.json"]
 
 
 def test_an_edited_spec_is_refused(encodings: Encodings) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cache_fixtures import captions
 
-from enginecast.cache.texts import read_texts
+from enginecast.cache.fill.texts import read_texts
 from enginecast.errors import EnginecastError, InputError, MissingError, UsageError
 from enginecast.runtime.prompts import read_prompts
 
@@ -168,7 +168,7 @@ def test_a_record_of_several_lines_is_where_it_begins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "error", "message"),
     [
-        ("a.txt", b"", InputError, "expected texts, got an empty file"),
+        ("a.txt", b"", InputError, "expected texts, got none"),
         ("a.jsonl", b"\n\n", InputError, "expected texts, got none"),
         ("a.csv", b"text\n", InputError, "expected texts, got none"),
         ("a.xlsx", b"x", UsageError, r"expected .txt, .parquet, .jsonl, .csv or the folder"),
@@ -278,7 +278,7 @@ def test_a_missing_library_is_named(
 
 def test_reading_imports_no_library_of_tables() -> None:
     code = (
-        "import sys, enginecast.cache.texts\n"
+        "import sys, enginecast.cache.fill.texts\n"
         "found = {'torch', 'transformers', 'pyarrow', 'datasets'} & {*sys.modules}\n"
         "assert not found, found"
     )
@@ -288,7 +288,7 @@ def test_reading_imports_no_library_of_tables() -> None:
 READ = """
 import sys, time
 from pathlib import Path
-from enginecast.cache.texts import read_texts
+from enginecast.cache.fill.texts import read_texts
 
 def peak():
     status = Path("/proc/self/status").read_text()

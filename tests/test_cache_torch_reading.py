@@ -10,17 +10,17 @@ import torch
 from test_cache_reader import TEXTS, fill, flip, spec_of
 from torch.utils.data import DataLoader
 
-from enginecast.cache.cached_encoder import CachedEncoder
-from enginecast.cache.huggingface_reading import as_huggingface
-from enginecast.cache.reader import EmbeddingCache, open_cache
-from enginecast.cache.tensors import to_tensor
-from enginecast.cache.torch_reading import (
+from enginecast.cache.read.cached_encoder import CachedEncoder
+from enginecast.cache.read.datasets import (
     CachedDataset,
     ShardShuffle,
     as_dataset,
+    as_huggingface,
     collate,
 )
+from enginecast.cache.read.reader import EmbeddingCache, open_cache
 from enginecast.errors import CacheError, CacheMissError, UsageError
+from enginecast.runtime.device.torch_values import as_tensor
 
 SPECS: dict[str, dict[str, Any]] = {
     "real": {},
@@ -51,7 +51,7 @@ def test_items_are_what_is_stored(cache: EmbeddingCache) -> None:
         assert item["last_hidden_state"].dtype == torch.bfloat16
         assert item["pooler_output"].dtype == torch.float32
         for name, values in entry.outputs.items():
-            assert torch.equal(item[name], to_tensor(values))
+            assert torch.equal(item[name], as_tensor(values))
     assert dataset[-1]["text"] == dataset[len(dataset) - 1]["text"]
 
 
@@ -170,7 +170,7 @@ def test_a_dataset_of_hugging_face_stays_text(cache: EmbeddingCache, tmp_path: P
     assert dataset.column_names == ["caption", "image"]
     item = dataset[4]
     assert (item["caption"], item["image"]) == (TEXTS[4], 4)
-    stored = to_tensor(cache.by_text(TEXTS[4]).outputs["last_hidden_state"])
+    stored = as_tensor(cache.by_text(TEXTS[4]).outputs["last_hidden_state"])
     assert item["last_hidden_state"].dtype == torch.bfloat16
     assert torch.equal(item["last_hidden_state"], stored)
     dataset.with_format(None).save_to_disk(tmp_path / "saved")

@@ -15,10 +15,9 @@ from diffusers import CogVideoXPipeline
 from torch import Tensor, nn
 from transformers import CLIPTextModelWithProjection, PreTrainedModel, T5EncoderModel
 
-from enginecast.cache.cached_encoder import CachedEncoder
-from enginecast.cache.model_output import Absent
-from enginecast.cache.spec import About
-from enginecast.cache.store import create_store
+from enginecast.cache.read.cached_encoder import Absent, CachedEncoder
+from enginecast.cache.store.spec import About
+from enginecast.cache.store.store import create_store
 from enginecast.errors import CacheError
 
 OUTPUTS = ("text_embeds", "hidden_states.-2")

@@ -21,8 +21,8 @@ from programs import (
 )
 from torch import Tensor, nn
 
-from enginecast.passes.base import PassContext
-from enginecast.passes.sites import SKIPPED
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.sites import SKIPPED
 
 aten = torch.ops.aten
 Make = Callable[..., Any]
@@ -343,3 +343,19 @@ def test_a_constant_keeps_the_strides_that_reach_a_product(expanded: bool) -> No
     assert count(after, "cos") == 0
     assert same_bits(program, after, x)
     assert same_bits(reloaded(after), after, x)
+
+
+NO_DIMS: dict[str, tuple[Make, Tensor, Tensor]] = {
+    "int64 beside int32": (torch.sub, torch.tensor(2**40), torch.arange(4, dtype=torch.int32)),
+    "fp64 beside fp32": (torch.maximum, torch.tensor(0.1, dtype=torch.float64), torch.zeros(4)),
+    "fp32 beside fp16": (torch.mul, torch.tensor(1.1), torch.ones(4, dtype=torch.float16)),
+}
+
+
+@pytest.mark.parametrize("name", NO_DIMS)
+def test_an_expanded_scalar_keeps_its_say_in_the_dtype(name: str) -> None:
+    op, scalar, other = NO_DIMS[name]
+    before = captured(Function(lambda x, y: op(x.expand(4), y)), scalar, other)
+    after = canonical(before)
+    assert count(after, "expand") == 1
+    assert same_bits(before, after, scalar, other)

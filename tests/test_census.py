@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from transformers import T5EncoderModel, ViTModel
 
-from enginecast.capture.bind import bind_weights
-from enginecast.census_page import dtypes_of, kept_modules
-from enginecast.passes.cast_borders import unexplained_casts
-from enginecast.passes.census import CAPTURE, MODEL, PASS, Meeting, take_census
-from enginecast.passes.graph_edit import value, weight_specs
-from enginecast.source_clamps import source_clamps
+from enginecast.capture.tracing.export import bind_weights
+from enginecast.cli.inspect.dtypes import dtypes_of, kept_modules, source_clamps
+from enginecast.passes.ir.edit import value, weight_specs
+from enginecast.passes.precision.cast_borders import unexplained_casts
+from enginecast.passes.precision.census import CAPTURE, MODEL, PASS, Meeting, take_census
 
 BLOCK = "model.encoder.block.{}.layer.1.DenseReluDense.wo"
 

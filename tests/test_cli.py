@@ -13,8 +13,8 @@ from exports import Exports, Ran, cast
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from enginecast.cli import main
-from enginecast.exporters.onnx import WEIGHTS_FILE
+from enginecast.cli.app import main
+from enginecast.exporters.weights.file import WEIGHTS_FILE
 
 Capture = pytest.CaptureFixture[str]
 COMMANDS = ("export", "verify", "run", "inspect", "opt", "bisect", "passes", "doctor")
@@ -29,7 +29,7 @@ def process(*arguments: object) -> Ran:
         "        if name.split('.')[0] in ('torch', 'transformers'):\n"
         "            raise ModuleNotFoundError(name)\n"
         "sys.meta_path.insert(0, Refuse())\n"
-        "from enginecast.cli import main\n"
+        "from enginecast.cli.app import main\n"
         "main()\n"
     )
     command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
@@ -316,7 +316,7 @@ def test_a_defect_of_ours_has_an_exit_code_of_its_own(
     def broken(**_: object) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr("enginecast.doctor.examine", broken)
+    monkeypatch.setattr("enginecast.doctor.checks.examine", broken)
     with pytest.raises(SystemExit) as left:
         main(["doctor"])
     assert left.value.code == 70

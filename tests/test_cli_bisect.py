@@ -10,9 +10,10 @@ from exports import Exports, Ran, cast
 from harmful_passes import NAMES
 
 import enginecast
+from enginecast import plugins
 from enginecast.errors import VerificationError
 from enginecast.passes import registry
-from enginecast.runtime.manifest_json import decode
+from enginecast.runtime.bundle.manifest_json import decode
 
 Capture = pytest.CaptureFixture[str]
 LATE = "encoder.block.1.layer.1.DenseReluDense.wo"
@@ -25,8 +26,12 @@ LINEARS = 14
 @pytest.fixture(autouse=True)
 def _harmful_package(monkeypatch: pytest.MonkeyPatch, exports: Exports) -> None:
     """Pretend that another package with harmful passes is installed."""
-    found = [EntryPoint(name, value, registry.GROUP) for name, value in NAMES.items()]
-    monkeypatch.setattr(registry, "entry_points", lambda group: found)
+    found = [EntryPoint(name, value, registry.REGISTRY.group) for name, value in NAMES.items()]
+
+    def installed(group: str) -> list[EntryPoint]:
+        return [entry for entry in found if entry.group == group]
+
+    monkeypatch.setattr(plugins, "entry_points", installed)
     monkeypatch.chdir(exports.root)
 
 
@@ -194,7 +199,7 @@ def test_drop_guilty_does_not_publish_what_it_cannot_heal(
 ) -> None:
     done = export(capsys, t5, tmp_path / "b", "--pipeline", "siteless", "--drop-guilty")
     assert done.code == 1
-    assert "it tells of no site that it rewrote" in done.err
+    assert "it reports no site that it rewrote" in done.err
     assert "would leave" not in done.err
     assert [path.name for path in tmp_path.iterdir()] == ["b.rejected"]
 

@@ -20,10 +20,10 @@ from fill_fixtures import (
 )
 from tokenizers import Tokenizer
 
-from enginecast.cache.index import open_index
-from enginecast.cache.records import read_failures, read_truncated
-from enginecast.cache.shard import open_shard
-from enginecast.cache.store import MARK_NAME, Encodings, open_store
+from enginecast.cache.store.index import open_index
+from enginecast.cache.store.records import read_failures, read_truncated
+from enginecast.cache.store.shard import open_shard
+from enginecast.cache.store.store import MARK_NAME, Encodings, open_store
 from enginecast.runtime.load import load
 
 Capture = pytest.CaptureFixture[str]
@@ -318,7 +318,7 @@ def test_progress_is_for_terminals(
 def test_a_bundle_needs_no_torch(bundle: str, captions: Path, tmp_path: Path) -> None:
     code = f"""
 import sys
-from enginecast.cli import main
+from enginecast.cli.app import main
 try:
     main(["cache", "fill", {bundle!r}, "--texts", {str(captions)!r}, "-o", "cache", "--quiet"])
 except SystemExit as stop:

@@ -12,10 +12,9 @@ from cache_shards import open_folder, read_only
 from exports import cast
 from pyarrow import parquet
 
-from enginecast.cache.index import open_index
-from enginecast.cache.records import record_failures
-from enginecast.cache.store import open_store
-from enginecast.cache.work import Failure
+from enginecast.cache.store.index import open_index
+from enginecast.cache.store.records import Failure, record
+from enginecast.cache.store.store import open_store
 
 TEXTS = texts(20)
 MADE = entries(TEXTS)
@@ -29,7 +28,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def test_info_says_what_is_there(cache: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
-    record_failures(open_store(cache).encodings(), [Failure("w1 w1", 3, "not finite", b"k" * 16)])
+    record(open_store(cache).encodings(), [Failure("w1 w1", 3, "not finite", b"k" * 16)])
     outs = []
     for columns in ("40", "200"):
         monkeypatch.setenv("COLUMNS", columns)
@@ -171,7 +170,7 @@ def test_no_cache_is_an_error_with_a_way_out(capsys: Out, tmp_path: Path) -> Non
 def test_looking_after_a_cache_does_not_import_torch(cache: Path, tmp_path: Path) -> None:
     code = """
 import sys
-from enginecast.cli import main
+from enginecast.cli.app import main
 for line in sys.stdin.read().splitlines():
     try:
         main(["cache", *line.split()])

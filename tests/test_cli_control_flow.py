@@ -133,7 +133,7 @@ def test_an_export_tells_how_it_was_captured(folder: Path, capsys: Capture) -> N
     assert ran.json["guards"][0]["place"].endswith(place("grows"))
     shown = cast(capsys, "inspect", "bundle").out
     assert "capture: rewrite refused" in shown
-    assert "capture: specialise taken: takes one way" in shown
+    assert "capture: specialise taken: takes one path" in shown
     assert "refuses inputs for which `if x.sum() > 0:" in shown
 
 
@@ -213,7 +213,7 @@ def test_an_eager_that_never_runs_is_not_searched(
     def never(*_: object) -> None:
         raise AssertionError("searched")
 
-    monkeypatch.setattr("enginecast.capture.branches._search", never)
+    monkeypatch.setattr("enginecast.capture.control_flow.cover.branches._search", never)
     ran = cast(capsys, "export", "flow_cli:deep", "-o", "bundle")
     assert ran.code == 2
     assert place("deep") in ran.err

@@ -9,9 +9,9 @@ import pytest
 from exports import Exports, cast, reseal
 from safetensors.numpy import load_file, save_file
 
-from enginecast.job import REPORTS
+from enginecast.compiler.manifest import PLAN_NAME
+from enginecast.compiler.publish import REPORTS
 from enginecast.passes import registry
-from enginecast.quantization import PLAN_NAME
 
 Capture = pytest.CaptureFixture[str]
 Damage = Callable[[Path], object]
@@ -106,7 +106,7 @@ def test_damaged_models(
         (
             2,
             ("--target", "abacus"),
-            "target 'abacus' is not known Available: onnxruntime, tensorrt, aotinductor,",
+            "unknown target 'abacus' Known: onnxruntime, tensorrt, aotinductor,",
         ),
         (2, ("--pipeline", "canonicalise"), "unknown pass 'canonicalise' canonicalise ^"),
         (2, ("--pipeline", "unify-dtype{tu=fp16}"), "has no option 'tu' unify-dtype{tu=fp16} ^"),
@@ -327,8 +327,7 @@ def test_a_bundle_without_reference_wants_the_model(
 def test_a_pass_that_breaks_its_promise_publishes_nothing(
     exports: Exports, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = {**registry.PASSES, "perturb": "wrong_pass:Perturb"}
-    monkeypatch.setattr(registry, "PASSES", known)
+    monkeypatch.setitem(registry.PASSES, "perturb", "wrong_pass:Perturb")
     bundle, rejected = tmp_path / "bundle", tmp_path / "bundle.rejected"
     command = ("export", exports.model("plain"), "-o", bundle, "--pipeline", "perturb")
     done = cast(capsys, *command)

@@ -9,11 +9,11 @@ from branching import WORKING
 from control_flow import BRANCHES, Row
 from torch import Tensor, nn
 
-from enginecast.capture.outputs import named_tensors
-from enginecast.driver import compile as export
-from enginecast.runtime.bundle import Bundle
+from enginecast.api import compile as export
+from enginecast.capture.outputs.flatten import named_tensors
+from enginecast.compiler.steps import Steps
+from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.load import load
-from enginecast.steps import Steps
 
 QUICK = ("ForShape", "MoeLoop")
 """A loop, and a write in a branch.  Rounds that are data, and blocks within blocks, are exported by

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginecast.runtime.cuda_graphs import GraphCache, Run, key_of
+from enginecast.runtime.device.cuda_graphs import GraphCache, Run, key_of
 
 
 class Log:

@@ -9,13 +9,13 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from enginecast.capture.derive import from_config, from_facts
-from enginecast.capture.derive_audio import samples_for
-from enginecast.capture.examples import example_sizes, sample
-from enginecast.capture.huggingface import find_model_class, read_config
-from enginecast.capture.inputs import InputSpec, from_example
-from enginecast.capture.model_facts import ModelFacts, documented
-from enginecast.capture.text_config import decoder_of, parts_of, text_of
+from enginecast.capture.inputs.derive.audio import samples_for
+from enginecast.capture.inputs.derive.derive import from_config, from_facts
+from enginecast.capture.inputs.derive.model_facts import ModelFacts, documented
+from enginecast.capture.inputs.examples import example_sizes, sample
+from enginecast.capture.inputs.specs import InputSpec, from_example
+from enginecast.capture.sources.huggingface import find_model_class, read_config
+from enginecast.capture.sources.text_config import decoder_of, parts_of, text_of
 from enginecast.errors import UsageError
 
 Sizes = tuple[int | str, ...]

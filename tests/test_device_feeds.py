@@ -13,10 +13,11 @@ from onnx import TensorProto
 from onnxruntime import InferenceSession, IOBinding
 
 from enginecast.errors import InputError, VerificationError
-from enginecast.runtime import device_tensor, session
-from enginecast.runtime.device_tensor import DeviceTensor, view
+from enginecast.runtime import engine as engines
+from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
-from enginecast.runtime.session import Engine
+from enginecast.runtime.values import device_tensor
+from enginecast.runtime.values.device_tensor import DeviceTensor, view
 
 DTYPES = {
     "bool": TensorProto.BOOL,
@@ -168,8 +169,8 @@ def test_what_stays_on_a_device_is_looked_at_there(
     """The outputs are on the CPU, and said to be on a GPU."""
     tensor = torch.tensor([[1.0, 4.0, 9.0]])
     with unary(tmp_path, "float32", "Sqrt") as engine:
-        monkeypatch.setattr(session, "lies_on_gpu", lambda value: True)
-        monkeypatch.setattr(session, "view", lambda value: DeviceTensor(dlpack.from_dlpack(value)))
+        monkeypatch.setattr(engines, "lies_on_gpu", lambda value: True)
+        monkeypatch.setattr(engines, "view", lambda value: DeviceTensor(dlpack.from_dlpack(value)))
         read: list[Any] = []
 
         def to_host(_: Any, value: Any) -> Any:

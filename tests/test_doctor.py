@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from enginecast import doctor
-from enginecast.doctor import cpu_features, examine, find_problems
-from enginecast.doctor_page import show
-from enginecast.doctor_report import Gpu, Package
+from enginecast.cli.doctor import show
+from enginecast.doctor import checks as doctor
+from enginecast.doctor.checks import Gpu, Package, cpu_features, examine, find_problems
 
 TORCH = Package("torch", ">=2.11", "2.13.0+cu128")
 ORT = Package("onnxruntime", ">=1.28", "1.31.1")

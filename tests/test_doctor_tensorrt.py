@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from enginecast.doctor_page import show
-from enginecast.doctor_report import Library, Report, TensorRT
-from enginecast.doctor_tensorrt import examine_tensorrt, tensorrt_problems
+from enginecast.cli.doctor import show
+from enginecast.doctor.checks import Library, Report, TensorRT, examine_tensorrt, tensorrt_problems
 
 
 def stand_in(folder: Path, name: str, code: str) -> None:

@@ -21,9 +21,8 @@ from programs import (
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.passes.dtype_classes import classify
-from enginecast.passes.dtype_kinds import Class
-from enginecast.passes.graph_edit import dtype_of
+from enginecast.passes.ir.edit import dtype_of
+from enginecast.passes.precision.dtype_classes import Class, classify
 
 WIDTH = 16
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from models import t5_config, vit_config
 
-from enginecast.capture.derive import from_config
-from enginecast.capture.dynamic import apply_dynamic, parse_dynamic
-from enginecast.capture.inputs import DimSpec, InputSpec
+from enginecast.capture.inputs.derive.derive import from_config
+from enginecast.capture.inputs.dynamic import apply_dynamic, parse_dynamic
+from enginecast.capture.inputs.specs import DimSpec, InputSpec
 from enginecast.errors import UsageError
 
 TEXT = from_config(t5_config(), ("input_ids", "attention_mask"))

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from enginecast.capture.examples import Case
-from enginecast.verify.eager_fp64 import fp64_outputs, in_fp64
+from enginecast.capture.inputs.examples import Case
+from enginecast.verify.eager import fp64_outputs, in_fp64
 
 
 class Upcasts(nn.Module):
@@ -40,7 +40,7 @@ def test_the_reference_computes_in_fp64_where_the_code_asks_for_fp32() -> None:
     outputs, note = fp64_outputs(
         lambda dtype: Upcasts().to(dtype), [Case("one", {"x": x})], forward
     )
-    assert note == ""
+    assert note is None
     exact = (x.double() * Upcasts().scale.double()).mean(-1) + torch.arange(3).double() / 3
     np.testing.assert_allclose(np.asarray(outputs["one"]["y"], float), exact.numpy(), rtol=1e-15)
     assert outputs["one"]["y"].dtype == np.float64
@@ -55,6 +55,7 @@ def test_the_default_dtype_is_left_as_it_was() -> None:
 def test_a_model_that_does_not_run_in_fp64_is_measured_by_fp32() -> None:
     cases = [Case("one", {"x": torch.ones(3, 4)})]
     outputs, note = fp64_outputs(lambda dtype: Only32().to(dtype), cases, forward)
+    assert note is not None
     assert "fp32 only" in note
     assert outputs["one"]["y"].dtype == np.float32
     assert outputs["one"]["y"].tolist() == [[2.0] * 4] * 3

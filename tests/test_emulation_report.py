@@ -13,10 +13,9 @@ from rich.console import Console
 from test_emulate import Wrapped
 from test_report import report
 
-from enginecast.verify.emulation_data import Emulation, Overflow, Place, WeightLoss, tightest
-from enginecast.verify.report import print_report, write_report
-from enginecast.verify.report_data import Report
-from enginecast.verify.report_emulation import told
+from enginecast.verify.emulate.data import Emulation, Overflow, Place, WeightLoss, tightest
+from enginecast.verify.report.data import Report
+from enginecast.verify.report.report import print_report, write_report
 
 Capture = pytest.CaptureFixture[str]
 
@@ -121,13 +120,12 @@ def test_the_terminal_shows_the_tightest_modules_and_the_first_overflow() -> Non
     assert "a.weight lose values" in text
 
 
-def test_what_is_told_without_an_overflow() -> None:
-    assert told(emulation(clamped=2)).startswith("no overflow, but values are cut off at a.<b>")
-    assert told(emulation()).startswith("no value overflows")
+def test_the_summary_without_an_overflow() -> None:
+    assert emulation(clamped=2).summary.startswith("no overflow, but values are cut off at a.<b>")
+    assert emulation().summary.startswith("no value overflows")
     underflow = Overflow("a", "", "aten.rsqrt", "float16", "long", 1, 3.0, 65504.0)
-    assert "stop being finite in fp16 at a (aten.rsqrt; in fp32 they are at most 3)" in told(
-        emulation(underflow)
-    )
+    sentence = "stop being finite in fp16 at a (aten.rsqrt; in fp32 they are at most 3)"
+    assert sentence in emulation(underflow).summary
 
 
 def test_the_page_holds_every_module(tmp_path: Path) -> None:

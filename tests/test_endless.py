@@ -11,9 +11,9 @@ import torch
 from exports import cast
 from torch import Tensor, nn
 
-from enginecast.capture import endless
-from enginecast.capture.endless import Bounded
-from enginecast.capture.recorder import Recorder
+from enginecast.capture.control_flow.detect import endless
+from enginecast.capture.control_flow.detect.endless import Bounded
+from enginecast.capture.control_flow.detect.recorder import Recorder
 from enginecast.errors import CaptureError
 
 

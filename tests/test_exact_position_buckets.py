@@ -28,9 +28,9 @@ from torch.export import Dim, ExportedProgram
 from transformers import T5EncoderModel, UMT5Config, UMT5EncoderModel
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from enginecast.passes.base import PassContext
-from enginecast.passes.graph_edit import aten
-from enginecast.passes.sites import SKIPPED
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.edit import aten
+from enginecast.passes.ir.sites import SKIPPED
 
 MOST = 600
 TOKENS = {0: Dim("batch", min=1, max=4), 1: Dim("sequence", min=2, max=MOST)}

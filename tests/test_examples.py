@@ -18,17 +18,17 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import RobertaConfig, WhisperConfig
 
-from enginecast.capture.derive import derive, from_config
-from enginecast.capture.examples import Case, sample, verification_inputs
-from enginecast.capture.factory import FactorySource
-from enginecast.capture.given import check_arguments, given_prompts, read_inputs, tokenize
-from enginecast.capture.inputs import (
+from enginecast.capture.inputs.derive.derive import derive, from_config
+from enginecast.capture.inputs.examples import Case, sample, verification_inputs
+from enginecast.capture.inputs.given import check_arguments, given_prompts, read_inputs, tokenize
+from enginecast.capture.inputs.specs import (
     DimSpec,
     InputSpec,
     from_example,
     with_example_sizes,
 )
-from enginecast.capture.source import open_source
+from enginecast.capture.sources.factory import FactorySource
+from enginecast.capture.sources.source import open_source
 from enginecast.errors import SourceError, UsageError
 
 TEXT = from_config(t5_config(), ("input_ids", "attention_mask"))

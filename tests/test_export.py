@@ -9,15 +9,15 @@ from models import VOCABULARY, tiny_bert, tiny_llama, tiny_t5, tiny_vit
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.capture.derive import derive
-from enginecast.capture.dynamic import apply_dynamic, parse_dynamic
-from enginecast.capture.examples import example_sizes, sample, verification_inputs
-from enginecast.capture.export import Captured, capture, describe
-from enginecast.capture.factory import FactorySource
-from enginecast.capture.inputs import DimSpec, InputSpec
-from enginecast.capture.outputs import named_tensors
-from enginecast.capture.shapes import check_shapes
-from enginecast.capture.source import Source, open_source
+from enginecast.capture.inputs.derive.derive import derive
+from enginecast.capture.inputs.dynamic import apply_dynamic, parse_dynamic
+from enginecast.capture.inputs.examples import example_sizes, sample, verification_inputs
+from enginecast.capture.inputs.specs import DimSpec, InputSpec
+from enginecast.capture.outputs.flatten import named_tensors
+from enginecast.capture.sources.factory import FactorySource
+from enginecast.capture.sources.source import Source, open_source
+from enginecast.capture.tracing.export import Captured, capture, describe
+from enginecast.capture.tracing.shapes import check_shapes
 from enginecast.errors import CaptureError, SourceError, UsageError
 
 MAKERS = {"t5": tiny_t5, "bert": tiny_bert, "llama": tiny_llama, "vit": tiny_vit}

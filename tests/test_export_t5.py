@@ -9,8 +9,8 @@ from exports import Exports
 from safetensors.torch import load_file
 from transformers import T5EncoderModel
 
+from enginecast.runtime.bundle.manifest import Fusion
 from enginecast.runtime.load import load
-from enginecast.runtime.manifest import Fusion
 
 CASES = (
     "smallest",

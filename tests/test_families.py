@@ -20,11 +20,11 @@ from mutations import change_epsilon, outcome, perturb_weight, weights
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from enginecast.capture.outputs import named_tensors
-from enginecast.driver import export
-from enginecast.plan import make_plan
+from enginecast.capture.outputs.flatten import named_tensors
+from enginecast.compiler.request import ExportRequest
+from enginecast.compiler.session import export
+from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.load import load
-from enginecast.runtime.manifest import Manifest
 
 FARTHEST = 2e-5
 """Largest relative error that an fp32 engine may have in a shape that nothing has looked at."""
@@ -182,7 +182,7 @@ def test_its_fp16_engine_is_verified_or_refused_with_a_reason(
 ) -> None:
     model = exports.model(f"family-{family.name}")
     with contextlib.chdir(exports.root):
-        verdict = export(model, tmp_path / "bundle", make_plan(precision="fp16")).report.verdict
+        verdict = export(ExportRequest(model, tmp_path / "bundle", precision="fp16")).report.verdict
     reason = f": {verdict.reasons[0]}" if verdict.outcome == "rejected" else ""
     rows[family.name]["fp16"] = f"{verdict.outcome}{reason}"
     assert verdict.outcome == family.half, verdict.reasons

@@ -10,8 +10,8 @@ from exports import Exports
 from family import Family
 from family_models import FAMILIES
 
-from enginecast.driver import export
-from enginecast.plan import make_plan
+from enginecast.compiler.request import ExportRequest
+from enginecast.compiler.session import export
 
 NAMES = (
     "t5",
@@ -50,7 +50,7 @@ def test_its_engine_is_verified(
     assert len(CHOSEN) == len(NAMES)
     model = exports.model(f"family-{family.name}")
     with contextlib.chdir(exports.root):
-        done = export(model, tmp_path / "bundle", make_plan(precision=precision))
+        done = export(ExportRequest(model, tmp_path / "bundle", precision=precision))
     verdict = done.report.verdict
     assert verdict.outcome == "verified-by-emulation", verdict.reasons
     assert all(o.ratio is not None and o.ratio <= 3.0 for o in verdict.outputs)

@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import T5ForConditionalGeneration
 
-from enginecast.capture.checkpoint import sha256_of_weights
-from enginecast.capture.finite import Lost, lost_in, lost_of
-from enginecast.capture.source import open_source
-from enginecast.driver import export
+from enginecast.capture.sources.checkpoint import sha256_of_weights
+from enginecast.capture.sources.finite import Lost, lost_in, lost_of
+from enginecast.capture.sources.source import open_source
+from enginecast.compiler.request import ExportRequest
+from enginecast.compiler.session import export
 from enginecast.errors import SourceError
-from enginecast.plan import make_plan
 
 NAME = "encoder.block.1.layer.0.SelfAttention.k.weight"
 
@@ -57,7 +57,7 @@ def test_weight_that_is_no_number_is_named_with_its_file(
     folder = spoil(models.tiny_t5(tmp_path, dtype=dtype), NAME, value)
     message = f"{folder / 'model.safetensors'}: {NAME} has elements that are no numbers: {what}"
     with pytest.raises(SourceError) as caught:
-        export(str(folder), tmp_path / "bundle", make_plan())
+        export(ExportRequest(str(folder), tmp_path / "bundle"))
     assert caught.value.message == message
     assert not (tmp_path / "bundle").exists()
 
@@ -98,10 +98,10 @@ class Masked(nn.Module):
 
 
 def test_mask_of_infinities_is_a_buffer_and_stays(tmp_path: Path) -> None:
-    done = export(Masked(), tmp_path / "good", make_plan(), example={"x": torch.randn(4, 4)})
+    done = export(ExportRequest(Masked(), tmp_path / "good", example={"x": torch.randn(4, 4)}))
     assert done.bundle is not None
     spoiled = Masked()
     with torch.no_grad():
         spoiled.linear.bias[1] = float("inf")
     with pytest.raises(SourceError, match=r"linear\.bias has elements .* 1 infinite"):
-        export(spoiled, tmp_path / "bad", make_plan(), example={"x": torch.randn(4, 4)})
+        export(ExportRequest(spoiled, tmp_path / "bad", example={"x": torch.randn(4, 4)}))

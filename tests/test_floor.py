@@ -16,9 +16,9 @@ from small_programs import NAMES, cases, encoder, program
 from torch import Tensor, nn
 
 from enginecast.errors import VerificationError
-from enginecast.verify.emulate_profiles import get_profile
-from enginecast.verify.floor import make_reference
-from enginecast.verify.program import true_dtype_check
+from enginecast.verify.eager import make_reference
+from enginecast.verify.emulate.emulate import true_dtype_check
+from enginecast.verify.emulate.profiles import get_profile
 from enginecast.verify.verdict import judge
 
 
@@ -35,16 +35,7 @@ def test_the_verdict_finds_the_same_mutations(edit: Edit) -> None:
     reference = low_reference("fp32")
     exported = program(encoder())
     edit(exported)
-    run = true_dtype_check(
-        exported,
-        cases(),
-        {case.name: case.reference for case in reference.cases},
-        floor=reference.floor,
-        profile=get_profile("torch-cpu"),
-        names=NAMES,
-        mask_input="attention_mask",
-        masked=reference.masked,
-    )
+    run = true_dtype_check(exported, cases(), reference, get_profile("torch-cpu"), names=NAMES)
     verdict = judge(run.measured, reference.floor, where=WHERE, engine_ran=True)
     assert verdict.outcome == "rejected"
     assert "the error eager fp32 itself has" in verdict.reasons[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from enginecast.memory import STATM
+from enginecast.compiler.memory import STATM
 
 CODE = """
 import sys
@@ -42,7 +42,7 @@ import sys
 import numpy as np
 import torch
 import enginecast
-from enginecast.memory import anonymous
+from enginecast.compiler.memory import anonymous
 
 torch.manual_seed(0)
 module = torch.nn.Sequential(*[torch.nn.Linear(3072, 3072) for _ in range(2)])

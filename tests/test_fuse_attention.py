@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from transformers import BertModel, GemmaConfig, GemmaModel, T5EncoderModel
 
-from enginecast.passes.base import PassContext
-from enginecast.passes.sites import SKIPPED
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.sites import SKIPPED
 
 HEADS, SIZE = 4, 8
 WIDTH = HEADS * SIZE

@@ -24,8 +24,8 @@ from programs import (
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from enginecast.passes.base import PassContext
-from enginecast.passes.sites import SKIPPED
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.sites import SKIPPED
 
 Make = Callable[[Tensor], Any]
 

@@ -31,9 +31,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-from enginecast.passes.base import PassContext
-from enginecast.passes.graph_edit import dtype_of
-from enginecast.passes.sites import SKIPPED
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.edit import dtype_of
+from enginecast.passes.ir.sites import SKIPPED
 
 WIDTH = 32
 REAL = [T5LayerNorm, LlamaRMSNorm, Qwen2RMSNorm, GemmaRMSNorm, Gemma2RMSNorm, Gemma3RMSNorm]

@@ -25,8 +25,8 @@ from tiny_programs import exact_program, tiny_program
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.passes.base import PassContext
-from enginecast.passes.sites import SKIPPED
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.sites import SKIPPED
 
 WIDTH = 16
 

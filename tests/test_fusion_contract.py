@@ -12,20 +12,21 @@ from programs import TOKENS, Function, Image, Text, calibrated, captured, prompt
 from torch.export import ExportedProgram
 from transformers import BertModel, LlamaModel, T5EncoderModel, ViTModel
 
-from enginecast.exporters.fusion_contract import (
+from enginecast.compiler.fusion_contract import (
     ATTENTION,
     RMS_NORM,
     SKIP_NORM,
     count_fusions,
     expect_fusions,
 )
-from enginecast.exporters.onnx import GRAPH_FILE
-from enginecast.passes.base import Site, SiteKey
-from enginecast.passes.graph_edit import structural_copy
-from enginecast.passes.pipeline import build, run_pipeline
+from enginecast.exporters.onnx.lower import GRAPH_FILE
+from enginecast.passes.ir.base import Site, SiteKey
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.presets import preset
-from enginecast.runtime.manifest import Fusion
-from enginecast.runtime.ort_profile import profile_ops
+from enginecast.passes.registry import build
+from enginecast.runtime.bundle.manifest import Fusion
+from enginecast.runtime.sessions.onnxruntime import profile_ops
 
 LAYERS = 3
 EXPECTED = {
@@ -87,7 +88,7 @@ def engine_ops(program: ExportedProgram) -> dict[str, int]:
 def test_sites_of_a_model_are_known_before_any_pass(
     programs: dict[str, ExportedProgram], name: str
 ) -> None:
-    sites = expect_fusions(programs[name]).sites
+    sites = expect_fusions(programs[name])
     assert tuple(len(sites[kind]) for kind in (RMS_NORM, SKIP_NORM, ATTENTION)) == EXPECTED[name]
     places = sites[ATTENTION]
     assert len(set(places)) == LAYERS

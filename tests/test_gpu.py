@@ -11,7 +11,7 @@ from models import tiny_bert, tiny_t5
 from test_emulate import relative, run, t5, text
 
 import enginecast
-from enginecast.exporters.onnx import GRAPH_FILE
+from enginecast.exporters.onnx.lower import GRAPH_FILE
 from enginecast.passes.presets import preset
 
 pytestmark = [

@@ -9,12 +9,12 @@ import torch
 from models import tiny_bert, tiny_t5
 
 import enginecast
-from enginecast.driver import export
+from enginecast.compiler.publish import Export
+from enginecast.compiler.request import ExportRequest
+from enginecast.compiler.session import export
 from enginecast.errors import MissingError
-from enginecast.job import Export
-from enginecast.plan import make_plan
-from enginecast.runtime.aotinductor_session import AOTInductorSession
-from enginecast.runtime.session import Engine
+from enginecast.runtime.engine import Engine
+from enginecast.runtime.sessions.aotinductor import AOTInductorSession
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,7 +27,7 @@ pytestmark = [
 def made(tmp_path_factory: pytest.TempPathFactory) -> Export:
     root = tmp_path_factory.mktemp("cuda")
     model = tiny_t5(root / "t5")
-    done = export(str(model), root / "out", make_plan("aotinductor", "bf16", device="cuda"))
+    done = export(ExportRequest(str(model), root / "out", "aotinductor", "bf16", device="cuda"))
     assert done.bundle is not None, done.report.verdict.reasons
     return done
 
@@ -53,9 +53,11 @@ def test_t5_is_verified_on_cuda(made: Export) -> None:
 
 def test_another_gpu_is_refused(tmp_path: Path) -> None:
     model = str(tiny_bert(tmp_path / "bert"))
-    plan = make_plan("aotinductor", "fp32", device="cuda", arch="sm12")
+    request = ExportRequest(
+        model, tmp_path / "out", "aotinductor", "fp32", device="cuda", arch="sm12"
+    )
     with pytest.raises(MissingError, match="--arch sm12: the GPU here is sm"):
-        export(model, tmp_path / "out", plan)
+        export(request)
 
 
 def test_runs_that_repeat_are_replayed_with_the_same_result(made: Export) -> None:
@@ -89,6 +91,9 @@ def test_a_replay_reads_the_inputs_that_it_is_given(made: Export) -> None:
 def test_fp8_products_are_verified_on_cuda(tmp_path: Path) -> None:
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("this GPU has no fp8 products")
-    plan = make_plan("aotinductor", "fp8", device="cuda", max_error=0.3)
-    done = export(str(tiny_bert(tmp_path / "bert")), tmp_path / "out", plan)
+    model = str(tiny_bert(tmp_path / "bert"))
+    request = ExportRequest(
+        model, tmp_path / "out", "aotinductor", "fp8", device="cuda", max_error=0.3
+    )
+    done = export(request)
     assert done.bundle is not None, done.report.verdict.reasons

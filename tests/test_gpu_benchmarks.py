@@ -15,10 +15,11 @@ import pytest
 import torch
 from torch.export import ExportedProgram
 
-from enginecast.exporters import aotinductor
-from enginecast.passes.base import PassContext
-from enginecast.passes.pipeline import build, run_pipeline
-from enginecast.passes.quantization_plan import LayerPlan, QuantizationPlan
+from enginecast.exporters.aotinductor import lower as aotinductor
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
+from enginecast.passes.registry import build
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -226,6 +227,7 @@ def test_the_plan_becomes_scaled_products(
     program = peers.captured(model, case)
     bench = peers.Bench(case, model, "cpu", torch.bfloat16, lambda: program)
     run_pipeline(build(ours._fp8_pipeline(bench)), program, PassContext())
+    run_pipeline(build(aotinductor.lowering("cpu")), program, PassContext())
     given: list[ExportedProgram] = []
     monkeypatch.setattr(aotinductor, "compile_package", lambda found, *_, **__: given.append(found))
     lowered = aotinductor.lower_to_aotinductor(program, tmp_path, outputs=["hidden"])

@@ -12,9 +12,9 @@ import torch.utils.dlpack as dlpack
 from onnxruntime import OrtValue
 
 from enginecast.errors import InputError, VerificationError
+from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import EnginecastWarning, load
-from enginecast.runtime.ort_session import CUDA_PROVIDER
-from enginecast.runtime.session import Engine
+from enginecast.runtime.sessions.onnxruntime import CUDA_PROVIDER
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from enginecast.runtime.arrays import BFLOAT16
-from enginecast.runtime.gpu import Gpu, gpu_here
+from enginecast.runtime.device.gpu import Gpu, gpu_here
+from enginecast.runtime.values.arrays import BFLOAT16
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,7 +5,7 @@ import torch
 from programs import captured
 from torch import Tensor, nn
 
-from enginecast.passes.graph_edit import structural_copy
+from enginecast.passes.ir.edit import structural_copy
 
 
 class Named(nn.Module):

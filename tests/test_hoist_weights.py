@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from enginecast.exporters.hoist_weights import HoistedWeight, hoist_weights
-from enginecast.passes.graph_edit import structural_copy, weight_specs, weight_tensor
-from enginecast.passes.ir_text import print_ir
+from enginecast.passes.ir.deferred_weights import DeferredWeight, deferred_weights
+from enginecast.passes.ir.edit import input_names, weight_specs
+from enginecast.passes.ir.interpret import interpret
+from enginecast.passes.ir.text import print_ir
 
 
 class Holder(nn.Module):
@@ -52,42 +53,31 @@ def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
     return nn.Parameter(torch.randint(-9, 10, shape).to(dtype), requires_grad=False)
 
 
-def hoisted(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, HoistedWeight]]:
-    copy = structural_copy(program)
-    weights = hoist_weights(copy)
-    copy.graph.lint()
-    copy.validate()
-    names = [weight.name for weight in weights]
+def hoisted(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, DeferredWeight]]:
+    after, _ = rewritten(program, "hoist-weights")
+    weights = deferred_weights(after)
+    names = [weight.name for weight in weights.values()]
     assert len(names) == len(set(names))
-    kept = [spec.target for spec in weight_specs(copy).values()]
-    assert kept == [weight.placeholder for weight in weights]
-    return copy, dict(zip(names, weights, strict=True))
+    assert [spec.target for spec in weight_specs(after).values()] == list(weights)
+    return after, {weight.name: weight for weight in weights.values()}
 
 
-def evaluated(program: ExportedProgram, weights: dict[str, HoistedWeight], *x: Tensor) -> Any:
-    """Run a hoisted program with the computed values behind its placeholders."""
-    values = {weight.placeholder: weight.compute() for weight in weights.values()}
-    for weight in weights.values():
-        value = values[weight.placeholder]
+def evaluated(program: ExportedProgram, *x: Tensor) -> list[Tensor]:
+    """Run a hoisted program, whose weights are computed on the way."""
+    for weight in deferred_weights(program).values():
+        value = weight.compute()
         assert (value.dtype, tuple(value.shape)) == (weight.dtype, weight.shape)
         assert value.is_contiguous()
         assert value.nbytes == weight.size
-    specs, given = weight_specs(program), iter(x)
-    arguments = [
-        values[str(specs[node.name].target)] if node.name in specs else next(given)
-        for node in program.graph.nodes
-        if node.op == "placeholder"
-    ]
-    with torch.no_grad():
-        return torch.fx.Interpreter(program.graph_module).run(*arguments)
+    given = dict(zip(input_names(program), x, strict=True))
+    return list(interpret(program, given).values())
 
 
-def check(module: nn.Module, x: Tensor) -> tuple[ExportedProgram, dict[str, HoistedWeight]]:
+def check(module: nn.Module, x: Tensor) -> tuple[ExportedProgram, dict[str, DeferredWeight]]:
     program = captured(module, x)
     after, weights = hoisted(program)
-    after.graph_module.recompile()
     wanted = outputs(program, x)
-    found = evaluated(after, weights, x)
+    found = evaluated(after, x)
     for one, other in zip(found, wanted, strict=True):
         # A product with a contiguous weight may add in another order than with a transposed one.
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
@@ -100,7 +90,7 @@ def test_expression_becomes_one_placeholder_without_data() -> None:
     assert count(after, "matmul") == len([n for n in after.graph.nodes if n.op == "call_function"])
     weight = weights["w"]
     assert weight.shape == (8, 40)
-    stand_in = weight_tensor(after, next(iter(weight_specs(after).values())))
+    (stand_in,) = after.state_dict.values()
     assert stand_in.untyped_storage().nbytes() == stand_in.itemsize
     assert torch.equal(weight.compute(), module.w.half().t().float())
 
@@ -259,6 +249,19 @@ def test_program_without_weights() -> None:
     program = captured(Function(lambda x: x + 1), torch.randn(3))
     _, weights = hoisted(program)
     assert weights == {}
+
+
+def test_what_was_hoisted_is_hoisted_once() -> None:
+    program = captured(
+        Holder(lambda m, x: x @ m.w.t() + m.w.sum(), w=parameter(8, 8)), x := torch.randn(3, 8)
+    )
+    once, weights = hoisted(program)
+    twice, sites = rewritten(once, "hoist-weights")
+    assert sites == []
+    assert print_ir(twice) == print_ir(once)
+    assert deferred_weights(twice) == deferred_weights(once)
+    assert [w.name for w in weights.values()] == ["w", "w.1"]
+    assert torch.equal(evaluated(twice, x)[0], evaluated(once, x)[0])
 
 
 def test_cat_of_weights_of_different_modules_has_one_name() -> None:

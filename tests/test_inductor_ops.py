@@ -4,22 +4,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from programs import TOKENS, Function, captured, count, outputs, program_of, targets
+from programs import TOKENS, Function, captured, count, outputs, program_of, rewritten, targets
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
-from enginecast.exporters.inductor_ops import plain_ops
-from enginecast.passes.graph_edit import structural_copy
-from enginecast.passes.structure import all_nodes
+from enginecast.passes.ir.blocks import all_nodes
 
 ours = torch.ops.enginecast
 
 
 def plain(program: ExportedProgram) -> ExportedProgram:
-    copy = structural_copy(program)
-    plain_ops(copy)
-    copy.graph_module.recompile()
-    copy.validate()
+    copy, _ = rewritten(program, "decompose-fused")
     assert not [n for n in all_nodes(copy) if "enginecast" in str(n.target)]
     return copy
 

@@ -14,15 +14,22 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
 from enginecast.errors import InputError
-from enginecast.passes.graph_edit import weight_expressions
-from enginecast.passes.interpret import (
+from enginecast.passes.ir.alias import mutated_placeholders
+from enginecast.passes.ir.edit import weight_expressions
+from enginecast.passes.ir.interpret import (
     interpret,
     interpret_cases,
     schedule,
 )
-from enginecast.passes.written import written_placeholders
-from enginecast.verify.boundaries import Snapshot, leaving, range_report, snapshots
-from enginecast.verify.floor import reference_program
+from enginecast.passes.ir.source import module_path
+from enginecast.verify.boundaries import (
+    Snapshot,
+    handed_on,
+    largest_values,
+    leaving,
+    snapshots,
+)
+from enginecast.verify.eager import reference_program
 
 
 def snapshot(exported: ExportedProgram, inputs: Mapping[str, Tensor]) -> Snapshot:
@@ -78,7 +85,7 @@ def test_nothing_is_altered() -> None:
     assert x.sum().item() == 6.0
     assert exported.state_dict["steps"].item() == 0.0
     assert str(exported.graph) == before
-    assert {node.name for node in written_placeholders(exported)} == {"b_steps", "x"}
+    assert {node.name for node in mutated_placeholders(exported.graph)} == {"b_steps", "x"}
 
 
 def test_weight_expressions_stand_right_before_their_first_use() -> None:
@@ -226,9 +233,9 @@ def test_ranges_are_of_what_modules_hand_on_without_mask_fills() -> None:
             return result
 
     x = torch.tensor([-1.0, 2.0])
-    report = dict(range_report(export(Outer(), (x,)), {"x": x}))
-    assert report["peak"] == pytest.approx(2e5)
-    assert report[""] == pytest.approx(3.0)
+    largest, _ = largest_values(export(Outer(), (x,)), [{"x": x}])
+    handed = {module_path(node): size for node, size in largest.items() if handed_on(node)}
+    assert handed == {"peak": pytest.approx(2e5), "": pytest.approx(3.0)}
 
 
 def test_values_that_stay_inside_are_no_boundaries() -> None:

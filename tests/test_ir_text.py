@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
-from enginecast.passes.ir_text import diff_ir, dtype_text, print_ir
-from enginecast.passes.source import module_path, source_line
+from enginecast.passes.ir.source import module_path, source_line
+from enginecast.passes.ir.text import diff_ir, dtype_text, print_ir
 
 
 class Scale(nn.Module):

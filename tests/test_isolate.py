@@ -10,12 +10,11 @@ from program_edits import find
 from small_programs import NAMES, cases
 from torch.export import ExportedProgram
 
-from enginecast.passes.base import PassContext
-from enginecast.passes.graph_edit import erase_dead, insert, structural_copy
-from enginecast.passes.pipeline import run_pipeline
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.edit import erase_dead, insert, structural_copy
+from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.unify_dtype import UnifyDtype
-from enginecast.verify.boundaries import Snapshot, snapshots
-from enginecast.verify.isolate import isolated
+from enginecast.verify.boundaries import Snapshot, isolated, snapshots
 
 aten = torch.ops.aten
 INPUTS = [case.inputs for case in cases()]

@@ -8,12 +8,12 @@ import torch
 from control_flow import BRANCHES, ROWS, Row
 from torch import Tensor, nn
 
-from enginecast.capture import recorder
-from enginecast.capture.examples import example_sizes, sample
-from enginecast.capture.export import Captured, capture
-from enginecast.capture.factory import FactorySource
-from enginecast.capture.inputs import from_example
-from enginecast.capture.way import Fallback, RefusedError
+from enginecast.capture.control_flow.detect import recorder
+from enginecast.capture.inputs.examples import example_sizes, sample
+from enginecast.capture.inputs.specs import from_example
+from enginecast.capture.sources.factory import FactorySource
+from enginecast.capture.tracing.export import Captured, capture
+from enginecast.capture.tracing.strategy import Fallback, RefusedError
 from enginecast.errors import CaptureError
 
 

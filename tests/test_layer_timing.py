@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from enginecast.errors import PassError
-from enginecast.passes.base import PassContext
-from enginecast.passes.layer_timing import (
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.quantization_plan import LayerPlan
+from enginecast.passes.quantize.plan.layer_timing import (
     Product,
     device_arch,
     operands,
@@ -16,9 +17,8 @@ from enginecast.passes.layer_timing import (
     time_product,
     timing_on,
 )
-from enginecast.passes.plan_options import PlanOptions
-from enginecast.passes.planning import make_plan
-from enginecast.passes.quantization_plan import LayerPlan
+from enginecast.passes.quantize.plan.options import PlanOptions
+from enginecast.passes.quantize.plan.planning import make_plan
 
 OPTIONS = PlanOptions(format="fp8", arch="sm90", heads=True, max_error=9)
 

@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from lowering import error, lower, noise, run
-from programs import Function, captured, count, outputs
+from programs import Function, captured, count, outputs, rewritten
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from enginecast.exporters.legalize import legalize
-from enginecast.exporters.onnx import Lowered
-from enginecast.passes.graph_edit import shape_of, structural_copy
-from enginecast.passes.match import is_call
+from enginecast.exporters.target import Artifact
+from enginecast.passes.ir.edit import shape_of
+from enginecast.passes.ir.match import is_call
 
 HEADS, SIZE = 4, 8
 BATCH, TOKENS = Dim("batch", min=1, max=8), Dim("tokens", min=1, max=32)
@@ -33,12 +32,7 @@ class Linear(nn.Module):
 
 
 def legal(program: ExportedProgram) -> ExportedProgram:
-    copy = structural_copy(program)
-    legalize(copy)
-    copy.graph_module.recompile()
-    copy.graph.lint()
-    copy.validate()
-    return copy
+    return rewritten(program, "legalize-onnx,merge-equal")[0]
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -115,7 +109,7 @@ def attention_program(dtype: torch.dtype) -> ExportedProgram:
 @dataclass(frozen=True)
 class Engine:
     folder: Path
-    lowered: Lowered
+    lowered: Artifact
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import pytest
 from bundles import CPU
 
 from enginecast.errors import BundleError, MissingError, UsageError
-from enginecast.runtime import ort_session
 from enginecast.runtime.load import EnginecastWarning, load
+from enginecast.runtime.sessions.onnxruntime import OrtSession
 
 CUDA = "CUDAExecutionProvider"
 EMULATED = bundles.verdict("verified-by-emulation")
@@ -126,7 +126,7 @@ def test_damage_is_found_before_the_runtime_sees_a_byte(
         pytest.fail("the runtime was called")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ort_session, "open_session", opened)
+        patch.setattr(OrtSession, "open", opened)
         with pytest.raises(BundleError, match=r"weights\.safetensors has sha256"):
             load(root)
     load(root, check="size").close()
@@ -165,7 +165,7 @@ def test_cuda_is_missing_with_the_command_that_brings_it(tmp_path: Path) -> None
 SCRIPT = """
 import sys
 from pathlib import Path
-from enginecast.runtime.files import read_tensors, write_tensors
+from enginecast.runtime.bundle.tensor_files import read_tensors, write_tensors
 from enginecast.runtime.load import load
 from enginecast.runtime.prompts import encode_prompts
 

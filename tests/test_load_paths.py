@@ -13,10 +13,10 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from transformers import T5EncoderModel
 
-from enginecast.capture.bind import bind_weights
-from enginecast.capture.source import open_source
-from enginecast.passes.graph_edit import dtype_of, value, weight_expressions
-from enginecast.passes.inf_clamps import find_inf_clamps
+from enginecast.capture.sources.source import open_source
+from enginecast.capture.tracing.export import bind_weights
+from enginecast.passes.ir.edit import dtype_of, value, weight_expressions
+from enginecast.passes.precision.inf_clamps import find_inf_clamps
 
 SAVED: dict[str, Callable[[Path], Any]] = {
     "fp32": lambda folder: models.tiny_t5(folder),

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from enginecast.errors import BundleError
-from enginecast.runtime.manifest import (
+from enginecast.runtime.bundle.manifest import (
     MAX_MANIFEST_BYTES,
     EngineRecord,
     FileRecord,
@@ -19,7 +19,7 @@ from enginecast.runtime.manifest import (
     Site,
     is_file_name,
 )
-from enginecast.runtime.manifest_json import decode, encode
+from enginecast.runtime.bundle.manifest_json import decode, encode
 
 FILES = tuple(
     FileRecord(name=name, size=3, sha256="0" * 64)

@@ -1,6 +1,5 @@
-"""The matcher's words: scalars, casts, users, and sentences about what was found instead."""
+"""What matchers ask of single nodes: scalars, casts, reductions."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,15 +9,12 @@ from programs import program_of
 from torch import Tensor
 from torch.fx import Node
 
-from enginecast.passes.graph_edit import aten
-from enginecast.passes.match import (
-    NoMatch,
+from enginecast.passes.ir.edit import aten
+from enginecast.passes.ir.match import (
     behind_casts,
     is_float_cast,
     reduces_last_dim,
-    scalar_of,
     scalar_operand,
-    single_user,
 )
 
 
@@ -41,16 +37,6 @@ def test_numbers_are_read_on_either_side() -> None:
     assert scalar_operand(factor, aten.add.Tensor) is None
 
 
-def test_expected_number_is_named_with_the_one_found() -> None:
-    node = node_of(lambda x: x * 0.79788, aten.mul.Tensor)
-    constant = math.sqrt(2 / math.pi)
-    assert scalar_of(node, aten.mul.Tensor, constant, where="here") is node.args[0]
-    with pytest.raises(NoMatch) as caught:
-        scalar_of(node, aten.mul.Tensor, 0.8, where="under tanh")
-    assert caught.value.reason == "mul.Tensor under tanh has 0.79788, expected 0.8"
-    assert caught.value.node is node
-
-
 def test_casts_between_floats_and_inert_nodes_are_looked_through() -> None:
     node = node_of(lambda x: x.half().float().sin(), aten.sin.default)
     source = node.all_input_nodes[0]
@@ -59,15 +45,6 @@ def test_casts_between_floats_and_inert_nodes_are_looked_through() -> None:
     integer = node_of(lambda x: (x > 0).float().sin(), aten.sin.default).all_input_nodes[0]
     assert not is_float_cast(integer)
     assert behind_casts(integer) is integer
-
-
-def test_asserts_are_no_users() -> None:
-    node = node_of(lambda x: (x * 2).half().sin(), aten.mul.Tensor)
-    assert len(node.users) == 2
-    assert single_user(node, where="here").target is aten.to.dtype
-    twice = node_of(lambda x: ((y := x * 2).sin(), y.cos()), aten.mul.Tensor)
-    with pytest.raises(NoMatch, match=r"^mul.Tensor here has 2 users \(sin, cos\)$"):
-        single_user(twice, where="here")
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from enginecast import memory
-from enginecast.memory import anonymous, available, watched
-from enginecast.steps import Steps
+from enginecast.compiler import memory
+from enginecast.compiler.memory import anonymous, available, watched
+from enginecast.compiler.steps import Steps
 
 SIZE = 96 << 20
 FREED = """
 import os, sys
-from enginecast.memory import anonymous, peak_resident, watched
+from enginecast.compiler.memory import anonymous, peak_resident, watched
 before = anonymous()
 with watched() as peak:
     block = bytearray(os.urandom(1 << 20) * (int(sys.argv[1]) >> 20))

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.nn.functional import linear
 
-from enginecast.passes.base import PassContext
-from enginecast.passes.graph_edit import weight_expressions
-from enginecast.passes.sites import SKIPPED
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.edit import weight_expressions
+from enginecast.passes.ir.sites import SKIPPED
 
 WIDTH = 16
 

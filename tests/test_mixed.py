@@ -20,16 +20,17 @@ from tiny_programs import MAKE, exact_program, inputs_of, tiny_program
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from enginecast.compiler.request import ExportRequest
 from enginecast.errors import PassError, UsageError
-from enginecast.passes.base import Pass, PassContext, Site
-from enginecast.passes.cast_borders import border_of, check_casts, unexplained_casts
-from enginecast.passes.graph_edit import aten, dtype_of, insert, structural_copy
-from enginecast.passes.match import is_float_cast
-from enginecast.passes.pipeline import build, run_pipeline
+from enginecast.passes.analyses.residual_stream import residual_sums
+from enginecast.passes.ir.base import Pass, PassContext, Site
+from enginecast.passes.ir.edit import aten, dtype_of, insert, structural_copy
+from enginecast.passes.ir.match import is_float_cast
+from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.passes.precision.cast_borders import border_of, check_casts, unexplained_casts
 from enginecast.passes.presets import preset
-from enginecast.passes.residual import residual_sums
+from enginecast.passes.registry import build
 from enginecast.passes.unify_dtype import UnifyDtype
-from enginecast.plan import make_plan
 
 FUSED = (
     "aten.rms_norm.default",
@@ -131,12 +132,12 @@ def test_what_is_a_residual_sum(function: Callable[..., Tensor], found: int) -> 
 
 
 def test_mixed_is_a_plan_that_computes_in_fp16() -> None:
-    plan = make_plan(precision="mixed", keep=("wo$",))
+    plan = ExportRequest("model", precision="mixed", skip_modules_pattern=("wo$",)).resolve()
     assert plan.precision == "fp16"
     (unify,) = [p for p in build(plan.pipeline) if isinstance(p, UnifyDtype)]
     assert (unify.to, unify.residual, unify.keep) == ("fp16", "fp32", ("wo$",))
     with pytest.raises(UsageError, match="does not fit the pipeline, which computes in fp16"):
-        make_plan(precision="mixed", pipeline="unify-dtype{to=fp16}")
+        ExportRequest("model", precision="mixed", pipeline="unify-dtype{to=fp16}").resolve()
 
 
 def test_every_cast_says_between_which_classes_it_stands() -> None:

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from enginecast.passes.base import PassContext
-from enginecast.passes.pipeline import build, run_pipeline
-from enginecast.verify.program import Observer
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.passes.registry import build
+from enginecast.verify.program.observer import Observer
 
 WIDTH = 16
 OUTLIER = 1e5

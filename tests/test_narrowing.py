@@ -8,15 +8,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from enginecast.capture.dynamic import apply_dynamic, parse_dynamic
-from enginecast.capture.examples import example_sizes, sample
-from enginecast.capture.export import Captured, capture
-from enginecast.capture.factory import FactorySource
-from enginecast.capture.inputs import DimSpec, InputSpec
-from enginecast.capture.narrowing import fix, narrow
+from enginecast.capture.inputs.dynamic import apply_dynamic, parse_dynamic
+from enginecast.capture.inputs.examples import example_sizes, sample
+from enginecast.capture.inputs.narrowing import fix, narrow
+from enginecast.capture.inputs.specs import DimSpec, InputSpec
+from enginecast.capture.sources.factory import FactorySource
+from enginecast.capture.tracing.export import Captured, capture
+from enginecast.compiler.prepare import prepare
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, UsageError
-from enginecast.prepare import ModelOptions, prepare
-from enginecast.steps import Steps
 
 ROWS = DimSpec("rows", 5, 1, 40)
 SPECS = (InputSpec("x", "tensor", torch.float32, (DimSpec("batch", 3, 1, 9), ROWS)),)

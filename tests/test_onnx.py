@@ -19,15 +19,19 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from enginecast import __version__
-from enginecast.capture.shapes import symbol_names
-from enginecast.exporters.onnx import GRAPH_FILE, WEIGHTS_FILE, Lowered
-from enginecast.exporters.onnx_weights import INLINE
-from enginecast.passes.base import PassContext
-from enginecast.passes.ir_text import print_ir
+from enginecast.capture.sources.source import open_source
+from enginecast.capture.tracing.shapes import symbol_names
+from enginecast.compiler.prepare import Prepared, prepare
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.steps import Steps
+from enginecast.exporters.onnx.lower import GRAPH_FILE
+from enginecast.exporters.onnx.weights import INLINE
+from enginecast.exporters.target import Artifact
+from enginecast.exporters.weights.file import WEIGHTS_FILE
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.text import print_ir
 from enginecast.passes.presets import preset
-from enginecast.prepare import ModelOptions, Prepared, open_model, prepare
-from enginecast.steps import Steps
+from enginecast.version import __version__
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Engine:
     prepared: Prepared
     program: ExportedProgram
     folder: Path
-    lowered: Lowered
+    lowered: Artifact
 
     @property
     def graph(self) -> Any:
@@ -52,7 +56,7 @@ def exact(made: Engine, inputs: dict[str, Tensor]) -> Tensor:
 
 def prepared(folder: Path, *, layers: int, dtype: torch.dtype = torch.float32) -> Prepared:
     models.tiny_t5(folder, layers=layers, dtype=dtype)
-    return prepare(open_model(str(folder), ModelOptions()), ModelOptions(), Steps())
+    return prepare(open_source(str(folder)), ModelOptions(), Steps())
 
 
 def engine(source: Prepared, precision: str, folder: Path) -> Engine:
@@ -275,7 +279,7 @@ import torch
 from torch import nn
 from lowering import lower
 from programs import captured
-from enginecast.exporters import hoist_weights as hoist
+from enginecast.passes.ir.deferred_weights import Expression
 
 def anonymous():
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -294,14 +298,11 @@ class Net(nn.Module):
 folder = Path(sys.argv[2])
 lower(captured(Net(8), torch.randn(1, 8)), folder / "warm")  # torch.onnx keeps its registry
 program = captured(Net(2048).requires_grad_(False), torch.randn(1, 2048))
-computed, plan = [], hoist._plan
-def counted(program, root):
-    compute = plan(program, root)
-    def once():
-        computed.append(root)
-        return compute()
-    return once
-hoist._plan = counted
+computed, compute = [], Expression.__call__
+def counted(expression):
+    computed.append(expression)
+    return compute(expression)
+Expression.__call__ = counted
 before, peak, done = anonymous(), 0, threading.Event()
 def watch():
     global peak

@@ -11,9 +11,9 @@ from lowering import error, lower, noise, run
 from programs import Function, captured
 from torch import Tensor
 
-import enginecast.ops  # noqa: F401 - registers the ops under test
-from enginecast.exporters.onnx import Lowered
-from enginecast.exporters.readers import onnxruntime_on
+import enginecast.ops  # noqa: F401 - registers our ops
+from enginecast.exporters.onnx.readers import onnxruntime_on
+from enginecast.exporters.target import Artifact
 
 ops = torch.ops.enginecast
 rms_norm = torch.nn.functional.rms_norm
@@ -118,7 +118,7 @@ def all_inputs(dtype: torch.dtype) -> list[Tensor]:
 
 
 @pytest.fixture(scope="module", params=["fp32 cpu", "fp32 cuda", "fp16 cpu", "fp16 tensorrt"])
-def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Lowered, Any]:
+def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Artifact, Any]:
     precision, device = request.param.split()
     reader: Any = "tensorrt" if device == "tensorrt" else onnxruntime_on(device)
     inputs = all_inputs({"fp32": torch.float32, "fp16": torch.float16}[precision])
@@ -131,7 +131,7 @@ def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Lowe
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_engine_is_as_exact_as_torch(engine: tuple[Lowered, Any], name: str) -> None:
+def test_engine_is_as_exact_as_torch(engine: tuple[Artifact, Any], name: str) -> None:
     found, torchs, exact = engine[1][name]
     assert (found.dtype, found.shape) == (torchs.dtype, torchs.shape)
     if name in ("norm, default epsilon", "norm without anything"):
@@ -139,7 +139,7 @@ def test_engine_is_as_exact_as_torch(engine: tuple[Lowered, Any], name: str) -> 
     assert error(found, exact) <= LIMIT * noise(exact, torchs)
 
 
-def test_every_op_is_fused(engine: tuple[Lowered, Any]) -> None:
+def test_every_op_is_fused(engine: tuple[Artifact, Any]) -> None:
     lowered = engine[0].ops
     # Equal calls, of which one test reads the norm and another the sum, are one node.
     skips = lowered.get("com.microsoft::SkipSimplifiedLayerNormalization", 0)

@@ -125,7 +125,7 @@ def test_no_file_is_left_when_the_weights_cannot_be_written(
     def full(*_: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("enginecast.exporters.weights_file._write_one", full)
+    monkeypatch.setattr("enginecast.exporters.weights.file._write_one", full)
     with pytest.raises(OSError, match="no space"):
         lower(captured(Net(nn.ReLU()), torch.randn(3, 16)), tmp_path)
     assert list(tmp_path.iterdir()) == []

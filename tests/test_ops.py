@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.library import opcheck
 
-import enginecast.ops  # noqa: F401 - registers them
+import enginecast.ops  # noqa: F401 - registers our ops
 
 attention = torch.ops.enginecast.attention.default
 skip_rms_norm = torch.ops.enginecast.skip_rms_norm.default

@@ -7,9 +7,9 @@ import pytest
 from torch.export import ExportedProgram
 
 from enginecast.errors import SpecError
-from enginecast.passes.base import Pass, PassContext, Site
-from enginecast.passes.options import describe, option_fields, pass_from_spec, spec_from_pass
-from enginecast.passes.spec import parse_located
+from enginecast.passes.ir.base import Pass, PassContext, Site
+from enginecast.passes.ir.options import describe, option_fields, pass_from_spec, spec_from_pass
+from enginecast.passes.ir.spec import parse_located
 
 
 class _Nothing(Pass):

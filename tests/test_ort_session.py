@@ -22,10 +22,10 @@ from enginecast.errors import (
     UsageError,
     VerificationError,
 )
+from enginecast.runtime.bundle.manifest import Output
+from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
-from enginecast.runtime.manifest import Output
-from enginecast.runtime.ort_profile import ExecutedNode, profile_ops
-from enginecast.runtime.session import Engine
+from enginecast.runtime.sessions.onnxruntime import ExecutedNode, profile_ops
 
 BF16 = TensorProto.BFLOAT16
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from fill_fixtures import TableEncoder, spec
 
-from enginecast.cache.batches import encode_batch
-from enginecast.cache.encoders import OpenEncoder
-from enginecast.cache.text_model import ModelFacts
-from enginecast.cache.work import Wanted
+from enginecast.cache.encoders.encoder import Encoder
+from enginecast.cache.encoders.text_model import ModelFacts
+from enginecast.cache.fill.local import encode_batch
+from enginecast.cache.fill.schedule import Wanted
 from enginecast.errors import MissingError
-from enginecast.runtime.out_of_memory import lacks_memory
+from enginecast.runtime.device.out_of_memory import lacks_memory
 
 
 class LargeModel:
@@ -22,9 +22,7 @@ class LargeModel:
     def __init__(self, library: Any) -> None:
         self._library = library
 
-    @property
-    def facts(self) -> ModelFacts:
-        return ModelFacts(
+        self.facts = ModelFacts(
             about=TableEncoder().about,
             folder=None,  # type: ignore[arg-type]
             identity={},
@@ -47,7 +45,7 @@ class LargeModel:
 
 @pytest.mark.parametrize("library", [np, torch], ids=["numpy", "torch"])
 def test_a_batch_that_does_not_fit(library: Any) -> None:
-    encoder = OpenEncoder(LargeModel(library), spec(), b"{}")
+    encoder = Encoder(LargeModel(library), spec(), b"{}")
     wanted = [Wanted(bytes([n]) * 16, f"w{n}", np.array([n, 1], np.int32)) for n in range(2, 5)]
     with pytest.raises(MissingError, match="too little memory for 3 texts of 2 tokens") as caught:
         encode_batch(encoder, wanted)

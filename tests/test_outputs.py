@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 import enginecast
-from enginecast.capture.outputs import free_names, name_result, named_tensors, run_named
-from enginecast.capture.wanted import Wanted, parse_wanted
+from enginecast.capture.outputs.flatten import free_names, name_result, named_tensors, run_named
+from enginecast.capture.outputs.selection import Wanted, parse_wanted
+from enginecast.capture.sources.source import open_source
+from enginecast.compiler.prepare import Prepared, prepare
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, UsageError
-from enginecast.passes.graph_edit import weight_specs
-from enginecast.prepare import ModelOptions, Prepared, open_model, prepare
-from enginecast.steps import Steps
+from enginecast.passes.ir.edit import weight_specs
 
 Form = Callable[[Tensor, Tensor, Tensor, Tensor], object]
 
@@ -147,7 +149,7 @@ REFUSED: dict[str, tuple[Form, str]] = {
 
 def prepared(module: nn.Module, *outputs: str) -> Prepared:
     options = ModelOptions(outputs=outputs)
-    return prepare(open_model(module, options, example()), options, Steps())
+    return prepare(open_source(module, example=example()), options, Steps())
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from enginecast.errors import PassError, SpecError, VerificationError
-from enginecast.passes import pipeline
-from enginecast.passes.base import Pass, PassContext, Site, SiteKey
-from enginecast.passes.pipeline import PassRun, build, run_pipeline
-from enginecast.passes.sites import SKIPPED, SiteLog
+from enginecast.passes import registry
+from enginecast.passes.ir.base import Pass, PassContext, Site, SiteKey
+from enginecast.passes.ir.pipeline import PassRun, run_pipeline
+from enginecast.passes.ir.sites import SKIPPED, SiteLog
+from enginecast.passes.registry import build
 
 aten = torch.ops.aten
 
@@ -115,7 +116,7 @@ def local_passes(monkeypatch: pytest.MonkeyPatch) -> None:
             raise SpecError(f"unknown pass '{name}'", hint="Known: those here.")
         return CLASSES[name]
 
-    monkeypatch.setattr(pipeline, "pass_class", find)
+    monkeypatch.setattr(registry, "pass_class", find)
 
 
 @pytest.fixture

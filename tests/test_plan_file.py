@@ -11,8 +11,14 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from enginecast.errors import InputError, PassError
-from enginecast.passes.plan_file import check_model, decode_plan, encode_plan, read_plan, write_plan
-from enginecast.passes.quantization_plan import QuantizationPlan, plan_of
+from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
+from enginecast.passes.quantize.plan.file import (
+    check_model,
+    decode_plan,
+    encode_plan,
+    read_plan,
+    write_plan,
+)
 
 FILE = Path("p.json")
 ANY = "max_error=9 heads=true"

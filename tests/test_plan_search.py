@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from enginecast.passes.plan_search import MOST_RUNS, Found, Option, search
+from enginecast.passes.quantize.plan.search import MOST_RUNS, Found, Option, search
 
 Layers = Mapping[str, Sequence[Option]]
 

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from enginecast.errors import PassError, SpecError
-from enginecast.passes.base import PassContext
-from enginecast.passes.graph_edit import structural_copy
-from enginecast.passes.pipeline import build
-from enginecast.passes.plan_forms import modelled_gain, too_small
-from enginecast.passes.quantization_plan import LayerPlan, QuantizationPlan, plan_of
-from enginecast.passes.simulate_quantization import simulate
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, plan_of
+from enginecast.passes.quantize.measure.simulate import simulate
+from enginecast.passes.quantize.plan.forms import modelled_gain, too_small
+from enginecast.passes.registry import build
 
 WI = "model.encoder.block.0.layer.1.DenseReluDense.wi_0"
 WO = "model.encoder.block.0.layer.1.DenseReluDense.wo"

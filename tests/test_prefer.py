@@ -13,11 +13,10 @@ import pytest
 from bundles import CPU
 
 from enginecast.errors import BundleError, MissingError, UsageError
-from enginecast.runtime.backends import BACKENDS, name_of
-from enginecast.runtime.load import EnginecastWarning, load
-from enginecast.runtime.outputs import Outputs
-from enginecast.runtime.session import Engine
-from enginecast.runtime.staging import stage
+from enginecast.runtime.bundle.staging import stage
+from enginecast.runtime.engine import Engine, Outputs
+from enginecast.runtime.load import EnginecastWarning, backends, load
+from enginecast.runtime.sessions.registry import session_class
 
 CHAIN = ["tensorrt", "onnxruntime-cuda", "onnxruntime-cpu"]
 NO_CUDA = pytest.mark.skipif(
@@ -153,14 +152,21 @@ def test_wrong_preferences(tmp_path: Path, options: dict[str, Any], message: str
 
 
 def test_sessions_are_called_as_backends_are() -> None:
-    assert set(BACKENDS) == {
+    assert set(backends()) == {
         "tensorrt",
         *(f"{kind}-{on}" for kind in ("onnxruntime", "aotinductor", "torchscript") for on in ON),
     }
-    assert name_of("aotinductor", "torch-cuda") == "aotinductor-cuda"
-    assert name_of("onnxruntime", "CUDAExecutionProvider") == "onnxruntime-cuda"
-    assert name_of("onnxruntime", "OpenVINOExecutionProvider") == "onnxruntime-openvino"
-    assert name_of("tensorrt", "tensorrt") == "tensorrt"
+    assert called("aotinductor", "torch-cuda") == "aotinductor-cuda"
+    assert called("onnxruntime", "CUDAExecutionProvider") == "onnxruntime-cuda"
+    assert called("onnxruntime", "OpenVINOExecutionProvider") == "onnxruntime-openvino"
+    assert called("tensorrt", "tensorrt") == "tensorrt"
+
+
+def called(target: str, provider: str) -> str:
+    """What a session of a target on a provider calls itself."""
+    opened = type("Opened", (session_class(target),), {"provider": provider})
+    backend: str = object.__new__(opened).backend
+    return backend
 
 
 ON = ("cuda", "cpu")

@@ -3,9 +3,10 @@
 import pytest
 
 from enginecast.errors import UsageError
-from enginecast.passes.pipeline import build
-from enginecast.passes.presets import QUANTIZED, computes, preset
-from enginecast.passes.spec import parse, render
+from enginecast.exporters.registry import target_of
+from enginecast.passes.ir.spec import parse, render
+from enginecast.passes.presets import QUANTIZED, preset
+from enginecast.passes.registry import build
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "mixed"])
@@ -22,7 +23,8 @@ def test_presets_build_and_are_canonical(precision: str, device: str) -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_quantised_presets_plan_and_then_rewrite(precision: str, device: str) -> None:
     arch = "sm90" if device == "cuda" else None
-    text = preset(precision, device=device, arch=arch, max_error=0.125)
+    target = target_of("onnxruntime")
+    text = target.pipeline(precision, device=device, arch=arch, max_error=0.125)
     assert render(parse(text)) == text
     names = [pass_.name for pass_ in build(text)]
     form = QUANTIZED[precision].format
@@ -30,23 +32,24 @@ def test_quantised_presets_plan_and_then_rewrite(precision: str, device: str) ->
     assert (names[0] == "smooth-outliers") == (precision == "int8")
     assert ("arch=sm90" in text) == (device == "cuda")
     assert "max_error=0.125" in text
-    assert computes(precision, device=device) == ("fp32" if device == "cpu" else "fp16")
+    assert target.computes(precision, device) == ("fp32" if device == "cpu" else "fp16")
 
 
 def test_what_needs_passes_does_not_fit_torchscript() -> None:
     with pytest.raises(UsageError, match="--precision int8 does not fit --target torchscript"):
-        preset("int8", "torchscript")
+        target_of("torchscript").pipeline("int8")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "mixed", "fp8", "fp8-storage"])
 def test_tensorrt_is_for_gpus_and_quantises_on_fp16(precision: str, device: str) -> None:
     arch = "sm90" if precision in QUANTIZED else None
-    text = preset(precision, "tensorrt", device=device, arch=arch)
+    target = target_of("tensorrt")
+    text = target.pipeline(precision, device=device, arch=arch)
     assert render(parse(text)) == text
-    assert text == preset(precision, "tensorrt", device="cuda", arch=arch)
+    assert text == target.pipeline(precision, device="cuda", arch=arch)
     assert "merge-linears" in [pass_.name for pass_ in build(text)]
-    computed = computes(precision, "tensorrt", device=device)
+    computed = target.computes(precision, device)
     assert computed == {"mixed": "fp16", "fp8": "fp16", "fp8-storage": "fp16"}.get(
         precision, precision
     )
@@ -59,7 +62,7 @@ def test_tensorrt_is_for_gpus_and_quantises_on_fp16(precision: str, device: str)
 @pytest.mark.parametrize("precision", ["int8", "int8-storage", "int4-storage"])
 def test_tensorrt_takes_no_integers(precision: str) -> None:
     with pytest.raises(UsageError, match=f"{precision} does not fit --target tensorrt") as caught:
-        preset(precision, "tensorrt", device="cuda", arch="sm90")
+        target_of("tensorrt").pipeline(precision, device="cuda", arch="sm90")
     assert caught.value.exit_code == 2
     assert "fp8-storage" in caught.value.hint
 
@@ -68,12 +71,12 @@ def test_tensorrt_takes_no_integers(precision: str) -> None:
     ("precision", "target", "message"),
     [
         ("fp23", "onnxruntime", "'fp23' is not a precision"),
-        ("fp16", "tensor-rt", "target 'tensor-rt' is not known"),
+        ("fp16", "tensor-rt", "unknown target 'tensor-rt'"),
     ],
 )
 def test_what_is_not_built_is_refused(precision: str, target: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        preset(precision, target)
+        target_of(target).pipeline(precision)
     assert caught.value.message == message
-    assert "Available: " in caught.value.hint
+    assert "onnxruntime" in caught.value.hint or "fp16" in caught.value.hint
     assert caught.value.exit_code == 2

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from transformers.pytorch_utils import Conv1D
 
-from enginecast.passes.graph_edit import structural_copy
-from enginecast.passes.products_as_linears import products_as_linears
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.quantize.measure.quantizable import products_as_linears
 
 WIDTH = 32
 

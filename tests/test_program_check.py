@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from program_edits import (
-    MASKED,
     WHERE,
     Edit,
     Exact,
@@ -25,25 +24,28 @@ from small_programs import NAMES, cases, encoder, program
 from torch import nn
 from torch.export import ExportedProgram
 
-from enginecast.passes.base import Pass, PassContext
-from enginecast.passes.graph_edit import insert
-from enginecast.passes.pipeline import run_pipeline
+from enginecast.passes.ir.base import Pass, PassContext
+from enginecast.passes.ir.edit import insert
+from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.unify_dtype import UnifyDtype
 from enginecast.verify.boundaries import Snapshot
-from enginecast.verify.emulate_profiles import get_profile
-from enginecast.verify.program import Observer, true_dtype_check
+from enginecast.verify.emulate.emulate import true_dtype_check
+from enginecast.verify.emulate.profiles import get_profile
+from enginecast.verify.program.observer import Observer
+from enginecast.verify.reference import Reference
 from enginecast.verify.verdict import judge
 
 aten = torch.ops.aten
 
 
 def observe(
-    passes: Sequence[Pass], *, module: nn.Module | None = None, **options: Any
+    passes: Sequence[Pass],
+    *,
+    module: nn.Module | None = None,
+    reference: Reference | None = None,
 ) -> tuple[Observer, ExportedProgram]:
     exported = program(module or encoder())
-    observer = Observer(
-        exported, cases(), names=NAMES, mask_input="attention_mask", masked=MASKED, **options
-    )
+    observer = Observer(exported, cases(), reference or low_reference("fp32"), names=NAMES)
     run_pipeline(passes, exported, PassContext(), [observer])
     return observer, exported
 
@@ -155,19 +157,10 @@ def test_the_program_is_not_altered_by_looking() -> None:
 def test_a_change_of_precision_is_judged_by_eager(dtype: Any) -> None:
     reference = low_reference(dtype)
     observer, exported = observe(
-        [UnifyDtype(to=dtype), Reordered(sum_in_another_order)], floor=reference.floor
+        [UnifyDtype(to=dtype), Reordered(sum_in_another_order)], reference=reference
     )
     assert [check.failure for check in observer.checks] == ["", ""]
-    run = true_dtype_check(
-        exported,
-        cases(),
-        {case.name: case.reference for case in reference.cases},
-        floor=reference.floor,
-        profile=get_profile("torch-cpu"),
-        names=NAMES,
-        mask_input="attention_mask",
-        masked=reference.masked,
-    )
+    run = true_dtype_check(exported, cases(), reference, get_profile("torch-cpu"), names=NAMES)
     verdict = judge(
         run.measured, reference.floor, where=WHERE, engine_ran=False, problems=run.problems
     )
@@ -178,8 +171,8 @@ def test_a_wrong_pass_in_low_precision_fails() -> None:
     def negate(program: ExportedProgram) -> None:
         scale_after(find(program, aten.linear.default, "blocks.1.first"), -1.0)
 
-    floor = low_reference("bf16").floor
-    failure = failure_of([UnifyDtype(to="bf16"), Reordered(negate)], floor=floor)
+    reference = low_reference("bf16")
+    failure = failure_of([UnifyDtype(to="bf16"), Reordered(negate)], reference=reference)
     assert failure.startswith("'edit' promises 'reordered'")
 
 
@@ -189,24 +182,13 @@ def test_fp16_that_overflows_is_rejected_with_the_module() -> None:
     assert reference.floor.culprit.startswith("values leave fp16's range at blocks.0 (max ")
     exported = program(encoder(scale=scale))
     run_pipeline([UnifyDtype(to="fp16")], exported, PassContext())
-    run = true_dtype_check(
-        exported,
-        cases(),
-        {case.name: case.reference for case in reference.cases},
-        floor=reference.floor,
-        profile=get_profile("torch-cpu"),
-        names=NAMES,
-        mask_input="attention_mask",
-        masked=reference.masked,
-    )
+    run = true_dtype_check(exported, cases(), reference, get_profile("torch-cpu"), names=NAMES)
     assert "values leave fp16's range at blocks.0" in run.problems[0]
     verdict = judge(
         run.measured, reference.floor, where=WHERE, engine_ran=False, problems=run.problems
     )
     assert verdict.outcome == "rejected"
-    failure = failure_of(
-        [UnifyDtype(to="fp16")], module=encoder(scale=scale), floor=reference.floor
-    )
+    failure = failure_of([UnifyDtype(to="fp16")], module=encoder(scale=scale), reference=reference)
     assert re.search(r"at blocks.0.norm .*not finite .values leave", failure)
 
 
@@ -224,16 +206,7 @@ def test_values_in_pad_rows_do_not_matter() -> None:
     observer, exported = observe([Reordered(spoil_pads)])
     assert observer.checks[0].failure == ""
     reference = low_reference("fp32")
-    run = true_dtype_check(
-        exported,
-        cases(),
-        {case.name: case.reference for case in reference.cases},
-        floor=reference.floor,
-        profile=get_profile("torch-cpu"),
-        names=NAMES,
-        mask_input="attention_mask",
-        masked=reference.masked,
-    )
+    run = true_dtype_check(exported, cases(), reference, get_profile("torch-cpu"), names=NAMES)
     verdict = judge(run.measured, reference.floor, where=WHERE, engine_ran=True)
     assert verdict.outcome == "verified"
     assert verdict.outputs[0].pad_error is not None

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from enginecast.errors import BundleError, InputError
-from enginecast.runtime.files import read_tensors, write_tensors
+from enginecast.runtime.bundle.manifest import Input, Text
+from enginecast.runtime.bundle.tensor_files import read_tensors, write_tensors
 from enginecast.runtime.load import load
-from enginecast.runtime.manifest import Input, Text
 from enginecast.runtime.prompts import encode_prompts, read_prompts
 
 PAD, END, UNKNOWN = 0, 1, 2

@@ -11,9 +11,8 @@ from programs import captured, outputs, relative_error
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from enginecast.passes.graph_edit import weight_expressions
-from enginecast.passes.quantization_plan import Format
-from enginecast.passes.weight_values import weight_value
+from enginecast.passes.ir.edit import weight_expressions, weight_value
+from enginecast.passes.ir.quantization_plan import Format
 
 N, K, ROWS = 512, 1024, 256
 WITHIN = 0.05

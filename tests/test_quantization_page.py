@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
-from enginecast.passes.quantization_plan import LayerPlan, QuantizationPlan
-from enginecast.quantization_page import grouped, print_plan
+from enginecast.cli.inspect.inspect import grouped, print_plan
+from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
 
 
 def layer(module: str, **changed: object) -> LayerPlan:

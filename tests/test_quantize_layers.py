@@ -29,15 +29,20 @@ from torch.fx import Node
 from transformers import T5EncoderModel
 
 from enginecast.errors import PassError
-from enginecast.passes.base import PassContext
-from enginecast.passes.block_view import LEFT_ALONE
-from enginecast.passes.graph_edit import aten, shape_of, structural_copy, weight_expressions
-from enginecast.passes.purity import own
-from enginecast.passes.quantizable import find_layers
-from enginecast.passes.quantization_plan import Format, attach_plan
-from enginecast.passes.sites import SKIPPED
-from enginecast.passes.weight_values import weight_value
-from enginecast.quantized_ops import SMALLEST_SCALE
+from enginecast.ops.quantize import SMALLEST_SCALE
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.block_view import LEFT_ALONE
+from enginecast.passes.ir.edit import (
+    aten,
+    shape_of,
+    structural_copy,
+    weight_expressions,
+    weight_value,
+)
+from enginecast.passes.ir.effects import own
+from enginecast.passes.ir.quantization_plan import Format, attach_plan
+from enginecast.passes.ir.sites import SKIPPED
+from enginecast.passes.quantize.measure.quantizable import find_layers
 
 WIDTH = 32
 FP8 = torch.float8_e4m3fn

@@ -37,15 +37,22 @@ from transformers import (
     ViTModel,
 )
 
+from enginecast.compiler.engines import unsealed
+from enginecast.compiler.fusion_contract import count_fusions, expect_fusions
 from enginecast.errors import BundleError
-from enginecast.exporters.fusion_contract import count_fusions, expect_fusions
-from enginecast.exporters.onnx import GRAPH_FILE, WEIGHTS_FILE, Lowered
-from enginecast.runtime import ort_session, saturation
-from enginecast.runtime.bundle import Bundle
-from enginecast.runtime.manifest import EngineRecord, Input, Output
-from enginecast.runtime.ort_profile import profile_ops
-from enginecast.runtime.ort_session import CPU_PROVIDER, create_session, open_session, options_for
-from enginecast.trial import unsealed
+from enginecast.exporters.onnx.lower import GRAPH_FILE
+from enginecast.exporters.target import Artifact
+from enginecast.exporters.weights.file import WEIGHTS_FILE
+from enginecast.runtime.bundle.manifest import EngineRecord, Input, Output
+from enginecast.runtime.bundle.reader import Bundle
+from enginecast.runtime.sessions import onnxruntime as sessions
+from enginecast.runtime.sessions.onnxruntime import (
+    CPU_PROVIDER,
+    OrtSession,
+    create_session,
+    options_for,
+    profile_ops,
+)
 
 INT8 = torch.int8
 FUSED = "canonicalize,fuse-rms-norm,fuse-attention,fuse-skip-norm"
@@ -88,7 +95,7 @@ def case(name: str) -> Case:
     return _CASES[name]
 
 
-Made = tuple[ExportedProgram, Lowered, Path]
+Made = tuple[ExportedProgram, Artifact, Path]
 
 
 @pytest.fixture(scope="module")
@@ -199,8 +206,7 @@ def bundle_of(folder: Path, quantized: Any) -> tuple[Bundle, EngineRecord]:
         outputs=(Output(name="out", dtype="float32", shape=shape),),
         engines=(record,),
     )
-    files = unsealed([GRAPH_FILE, WEIGHTS_FILE])
-    return Bundle(folder, msgspec.structs.replace(content, files=files)), record
+    return unsealed(folder, content, [GRAPH_FILE, WEIGHTS_FILE]), record
 
 
 def test_fp8_engines_run_at_the_default_level(pair: ExportedProgram, tmp_path: Path) -> None:
@@ -209,9 +215,9 @@ def test_fp8_engines_run_at_the_default_level(pair: ExportedProgram, tmp_path: P
     assert lower(program, tmp_path).quantized == "fp8"
     bundle, record = bundle_of(tmp_path, "")
     with pytest.raises(BundleError, match="ONNX Runtime refuses it"):
-        open_session(bundle, record, [CPU_PROVIDER], 1)
+        OrtSession.open(bundle, record, [CPU_PROVIDER], 1)
     bundle, record = bundle_of(tmp_path, "fp8")
-    session = open_session(bundle, record, [CPU_PROVIDER], 1)
+    session = OrtSession.open(bundle, record, [CPU_PROVIDER], 1)
     found = session.to_host(session.run({"x": x.numpy()}, ["out"])["out"])
     expected = in_torch(program, x)[0]
     assert relative_error(torch.from_numpy(np.asarray(found)), expected) < 1e-6
@@ -245,15 +251,15 @@ def test_this_cpu_is_asked_with_a_product() -> None:
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", 10)], ir_version=7, producer_name=""
     )
-    assert model.SerializeToString() == saturation._PRODUCT
-    assert isinstance(saturation.products_saturate(), bool)
+    assert model.SerializeToString() == sessions._PRODUCT
+    assert isinstance(sessions.products_saturate(), bool)
 
 
 @pytest.mark.parametrize("form", ["row", "storage"])
 def test_int8_engines_are_right_where_products_saturate(
     pair: ExportedProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Form
 ) -> None:
-    monkeypatch.setattr(ort_session, "products_saturate", lambda: True)
+    monkeypatch.setattr(sessions, "products_saturate", lambda: True)
     options = options_for("fp32", CPU_PROVIDER, "int8")
     assert options.get_session_config_entry("session.x64quantprecision") == "1"
     x = torch.randn(2, 5, 32)

@@ -7,16 +7,18 @@ import pytest
 import torch
 from models import tiny_vit
 
-from enginecast.passes import quantize_layers
-from enginecast.passes.graph_edit import aten, insert
-from enginecast.passes.interpret import interpret
-from enginecast.passes.pipeline import build
-from enginecast.prepare import ModelOptions, Prepared, open_model, prepare, reference_of
-from enginecast.rewrite import Rewritten, rewrite
-from enginecast.runtime.manifest import Where
-from enginecast.steps import Steps
-from enginecast.verify.comparison import Floor, pool_output
-from enginecast.verify.metrics import Array, measure
+from enginecast.capture.sources.source import open_source
+from enginecast.compiler.prepare import Prepared, prepare, reference_of
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.rewrite import Rewritten, rewrite
+from enginecast.compiler.steps import Steps
+from enginecast.passes.ir.edit import aten, insert
+from enginecast.passes.ir.interpret import interpret
+from enginecast.passes.quantize import layers as quantize_layers
+from enginecast.passes.registry import build
+from enginecast.runtime.bundle.manifest import Where
+from enginecast.verify.floor import Floor
+from enginecast.verify.metrics import Array, measure, pool_output
 from enginecast.verify.reference import Reference, read_reference, write_reference
 from enginecast.verify.verdict import QUANTIZED_LIMIT, judge
 
@@ -28,7 +30,7 @@ HERE = Where(provider="CPUExecutionProvider", device="here", versions={})
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     options = ModelOptions()
-    source = open_model(str(tiny_vit(tmp_path_factory.mktemp("vit") / "model")), options)
+    source = open_source(str(tiny_vit(tmp_path_factory.mktemp("vit") / "model")))
     return prepare(source, options, Steps())
 
 

@@ -15,14 +15,23 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.errors import LoweringError, MissingError
-from enginecast.exporters.legalize_quantized import legalize_quantized
-from enginecast.exporters.onnx import GRAPH_FILE, WEIGHTS_FILE, Lowered, lower_to_onnx
-from enginecast.exporters.readers import onnxruntime_on
-from enginecast.passes.graph_edit import structural_copy
-from enginecast.quantized_ops import blockwise_linear
-from enginecast.runtime.arrays import from_ort
-from enginecast.runtime.ort_session import CPU_PROVIDER, OrtSession, create_session, options_for
+from enginecast.errors import LoweringError, MissingError, SpecError
+from enginecast.exporters.onnx.lower import GRAPH_FILE, lower_to_onnx, lowering
+from enginecast.exporters.onnx.passes.legalize_quantized import LegalizeQuantized
+from enginecast.exporters.onnx.readers import onnxruntime_on
+from enginecast.exporters.target import Artifact
+from enginecast.exporters.weights.file import WEIGHTS_FILE
+from enginecast.ops.blockwise_linear import blockwise_linear
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.options import spec_from_pass
+from enginecast.passes.registry import build
+from enginecast.runtime.sessions.onnxruntime import (
+    CPU_PROVIDER,
+    OrtSession,
+    create_session,
+    options_for,
+)
+from enginecast.runtime.values.arrays import from_ort
 
 ours = torch.ops.enginecast
 INT8 = torch.int8
@@ -66,7 +75,7 @@ class Made:
     """An engine of the model above: where it lies, and what it and its program compute."""
 
     folder: Path
-    lowered: Lowered
+    lowered: Artifact
     found: Tensor
     expected: Tensor
 
@@ -97,7 +106,7 @@ def engines(gated: ExportedProgram, tmp_path_factory: pytest.TempPathFactory) ->
 
 def engine(
     program: ExportedProgram, folder: Path, *inputs: Tensor, device: str = "cpu"
-) -> tuple[Tensor, Lowered]:
+) -> tuple[Tensor, Artifact]:
     """What the engine of a program makes of the inputs, with the options that the runtime uses."""
     lowered = lower(program, folder, device=device)
     options = options_for("fp32", CPU_PROVIDER, lowered.quantized)
@@ -279,9 +288,8 @@ def test_gemm_float8_is_an_option_for_cuda(
     half: ExportedProgram, tmp_path: Path, form: Form
 ) -> None:
     program = quantized(half, form, FP8)
-    lowered = lower_to_onnx(
-        program, tmp_path, outputs=["out"], symbols={}, reader="onnxruntime-cuda", gemm_float8=True
-    )
+    ready, _ = rewritten(program, lowering("onnxruntime-cuda", gemm_float8=True))
+    lowered = lower_to_onnx(ready, tmp_path, outputs=["out"], symbols={}, reader="onnxruntime-cuda")
     gemms = nodes_of(tmp_path, "GemmFloat8")
     assert (len(gemms), lowered.ops.get("MatMul", 0)) == (3, 0)
     assert all(onnx.helper.get_node_attr_value(node, "transB") == 1 for node in gemms)
@@ -291,8 +299,8 @@ def test_gemm_float8_is_an_option_for_cuda(
     # Its types fit the op; the CPU has no kernel.
     with pytest.raises(MissingError, match="GemmFloat8"):
         create_session(tmp_path / GRAPH_FILE, [CPU_PROVIDER], 1)
-    with pytest.raises(LoweringError, match="CUDA alone"):
-        lower_to_onnx(program, tmp_path, outputs=["out"], symbols={}, gemm_float8=True)
+    with pytest.raises(SpecError, match="CUDA alone"):
+        build(lowering("onnxruntime-cpu", gemm_float8=True))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -305,15 +313,15 @@ def test_legalised_programs_compute_the_same_in_torch(
     program = quantized(gated, form, dtype)
     expected = in_torch(program, _ids())[0]
     for gemm in {False, device == "cuda"}:
-        legal = structural_copy(program)
-        legalize_quantized(legal, reader=onnxruntime_on(device), opset=21, gemm_float8=gemm)
+        options = LegalizeQuantized(onnxruntime_on(device), gemm)
+        legal, _ = rewritten(program, str(spec_from_pass(options)))
         assert relative_error(in_torch(legal, _ids())[0], expected) < 1e-6
 
 
-def refused(function: Any, inputs: Sequence[Tensor], opset: int = 23) -> str:
+def refused(function: Any, inputs: Sequence[Tensor]) -> str:
     program = captured(Function(function), *inputs)
     with pytest.raises(LoweringError) as caught:
-        legalize_quantized(program, reader="onnxruntime-cpu", opset=opset)
+        rewritten(program, "legalize-quantized")
     return str(caught.value)
 
 
@@ -324,7 +332,6 @@ def test_refusals() -> None:
         )
 
     x = torch.randn(2, 3)
-    assert "opset of 21 or newer, got 18" in refused(of(FP8), [x], opset=18)
     assert "no kernels that quantise bfloat16" in refused(of(FP8), [x.bfloat16()])
     assert "no kernels for float8_e4m3fnuz" in refused(of(torch.float8_e4m3fnuz), [x])
     assert "rounds nothing" in refused(of(torch.float32), [x])

@@ -9,11 +9,13 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 
 from enginecast.errors import LoweringError
-from enginecast.exporters.hoist_weights import hoist_weights
-from enginecast.exporters.quantized_plain import lower_quantized_ops
-from enginecast.passes.graph_edit import arguments, aten, first_input, structural_copy, value
-from enginecast.passes.quantization_plan import Format
-from enginecast.passes.scaled_mm_rules import check_scaled_mm
+from enginecast.passes.ir.deferred_weights import deferred_weights
+from enginecast.passes.ir.edit import arguments, aten, first_input, value
+from enginecast.passes.ir.interpret import interpret
+from enginecast.passes.ir.quantization_plan import Format
+from enginecast.passes.quantize.plan.scaled_mm_rules import check_scaled_mm
+from enginecast.verify.emulate.emulate import emulate
+from enginecast.verify.emulate.profiles import get_profile
 
 FP8 = torch.float8_e4m3fn
 FORMS: dict[str, Format] = {
@@ -61,10 +63,7 @@ def low(program: ExportedProgram) -> ExportedProgram:
 
 
 def lowered(program: ExportedProgram, device: str = "cpu") -> ExportedProgram:
-    plain = structural_copy(program)
-    lower_quantized_ops(plain, device=device)
-    plain.validate()
-    return plain
+    return rewritten(program, f"decompose-quantized{{device={device}}}")[0]
 
 
 def casts_to_fp8(program: ExportedProgram) -> list[Node]:
@@ -81,6 +80,20 @@ def test_values_are_those_of_our_ops(program: ExportedProgram, form: str) -> Non
             given = ids(batch, tokens)
             found, expected = outputs(plain, given)[0], outputs(ours, given)[0]
             assert relative_error(found, expected) < 1e-6
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_lowered_program_is_emulated_like_the_one_before(
+    program: ExportedProgram, form: str, device: str
+) -> None:
+    ours = quantised(low(program), form, FORMS[form], ids(2, 5))
+    plain, _ = rewritten(ours, f"hoist-weights,decompose-quantized{{device={device}}}")
+    cases = {"a": {"ids": ids(2, 5)}}
+    profile = get_profile("inductor")
+    (expected,), (found,) = (emulate(p, cases, profile)[0] for p in (ours, plain))
+    # A rounding of bf16 more or less.
+    assert relative_error(found["output_0"], expected["output_0"]) < 2e-2
 
 
 def test_every_cast_to_fp8_has_a_clamp_right_before_it(program: ExportedProgram) -> None:
@@ -110,14 +123,15 @@ def test_a_gpu_would_take_every_product(program: ExportedProgram, form: str) -> 
 
 
 def test_weights_that_were_hoisted_before_stay_fp8(program: ExportedProgram) -> None:
-    stored = structural_copy(quantised(program, "storage"))
-    weights = hoist_weights(stored)
-    lower_quantized_ops(stored)
-    again = hoist_weights(stored)  # would fold what brings them back
-    kept = [weight for weight in weights if weight.dtype == FP8]
-    assert len(kept) == 5
-    assert len([w for w in again if w.dtype == FP8]) < len(kept), "so the order matters"
+    ours = quantised(program, "storage")
+    stored, _ = rewritten(ours, "hoist-weights,decompose-quantized")
+    again, _ = rewritten(stored, "hoist-weights")  # would fold what brings them back
+    kept, left = ([w.dtype for w in deferred_weights(p).values()] for p in (stored, again))
+    assert kept.count(FP8) == 5
+    assert left.count(FP8) < 5, "so the order matters"
     assert not casts_to_fp8(stored)
+    found, expected = (interpret(p, {"ids": ids(2, 5)})["output_0"] for p in (stored, ours))
+    assert relative_error(found, expected) < 1e-6
 
 
 class Narrow(nn.Module):

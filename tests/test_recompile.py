@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from enginecast.capture.recompile import (
+from enginecast.capture.python.recompile import (
     SourceUnavailable,
     first_line,
     innermost,

@@ -5,7 +5,7 @@ import torch
 from control_flow import ROWS, Row
 from torch import Tensor, nn
 
-from enginecast.capture.recorder import Recorder, decide, record
+from enginecast.capture.control_flow.detect.recorder import Recorder, decide, record
 from enginecast.errors import CaptureError
 
 READS = {
@@ -114,3 +114,17 @@ def test_a_loop_without_end_is_named() -> None:
     ):
         Endless()(torch.ones(3))
     assert len(seen.reads) == 10_000
+
+
+class Conditional(nn.Module):
+    """torch.cond compiles itself in eager, and cannot under a dispatch mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+        return made
+
+
+def test_a_run_that_fails_under_the_recorder_does_not_spoil_the_next() -> None:
+    x = torch.ones(3)
+    record(Conditional(), [{"x": x}])
+    torch.testing.assert_close(Conditional()(x), x.sin())

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from transformers import LlamaModel
 
-from enginecast.capture.derive import derive, from_config
-from enginecast.capture.dynamic import apply_dynamic, parse_dynamic
-from enginecast.capture.examples import example_sizes, sample
-from enginecast.capture.export import capture
-from enginecast.capture.factory import FactorySource
-from enginecast.capture.refusal import Kind, Refusal, explain, is_user_code
-from enginecast.capture.source import open_source
-from enginecast.capture.trace import trace
-from enginecast.capture.wanted import Wanted
-from enginecast.capture.way import Way
+from enginecast.capture.inputs.derive.derive import derive, from_config
+from enginecast.capture.inputs.dynamic import apply_dynamic, parse_dynamic
+from enginecast.capture.inputs.examples import example_sizes, sample
+from enginecast.capture.outputs.selection import Wanted
+from enginecast.capture.refusals.refusal import Kind, Refusal, explain
+from enginecast.capture.sources.factory import FactorySource
+from enginecast.capture.sources.source import open_source
+from enginecast.capture.tracing.export import capture
+from enginecast.capture.tracing.strategy import TracingStrategy
+from enginecast.capture.tracing.trace import trace
 from enginecast.errors import CaptureError
 
 
@@ -87,7 +87,7 @@ def refused(module: nn.Module, *dynamic: str) -> CaptureError:
     source = FactorySource("test:factory", module, {"x": torch.randn(3, 6)})
     specs = apply_dynamic(derive(source), [parse_dynamic(text) for text in dynamic])
     with pytest.raises(CaptureError) as caught:
-        trace(source, specs, sample(specs, example_sizes(specs), 0), Wanted(), Way())
+        trace(source, specs, sample(specs, example_sizes(specs), 0), Wanted(), TracingStrategy())
     return caught.value
 
 
@@ -193,12 +193,3 @@ def test_dynamo_quotes_the_user_code_in_its_message() -> None:
         torch.export.export(Branch(), (torch.randn(3, 6),), strict=True)
     refusal = explain(caught.value)
     assert (refusal.kind, refusal.line) == ("data-dependent-branch", culprit(Branch))
-
-
-def test_user_code_is_what_is_not_torch_python_or_ours() -> None:
-    assert is_user_code(__file__)
-    assert is_user_code(inspect.getfile(LlamaModel))
-    assert not is_user_code(inspect.getfile(nn.Module))
-    assert not is_user_code(inspect.getfile(inspect))
-    assert not is_user_code(inspect.getfile(capture))
-    assert not is_user_code("<string>")

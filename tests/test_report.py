@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from enginecast.runtime.manifest import Fusion, Outcome, OutputVerdict, Verdict, Where
-from enginecast.verify.report import print_report, to_json, write_report
-from enginecast.verify.report_data import PassCheck, Report
-from enginecast.verify.report_page import shade
+from enginecast.runtime.bundle.manifest import Fusion, Outcome, OutputVerdict, Verdict, Where
+from enginecast.verify.report.data import PassCheck, Report
+from enginecast.verify.report.report import print_report, shade, to_json, write_report
 
 
 def report(outcome: Outcome = "verified", reasons: tuple[str, ...] = ()) -> Report:

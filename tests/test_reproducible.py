@@ -15,10 +15,10 @@ from models import tiny_t5
 from safetensors.torch import load_file, save_file
 
 import enginecast
-from enginecast.capture.checkpoint import INDEX, SINGLE
-from enginecast.capture.source import open_source
-from enginecast.runtime.files import read_tensors
-from enginecast.runtime.manifest_json import decode
+from enginecast.capture.sources.checkpoint import INDEX, SINGLE
+from enginecast.capture.sources.source import open_source
+from enginecast.runtime.bundle.manifest_json import decode
+from enginecast.runtime.bundle.tensor_files import read_tensors
 
 FACTORY = """
 import torch

@@ -44,11 +44,12 @@ from transformers import (
 )
 
 from enginecast.errors import PassError, SpecError
-from enginecast.passes.base import PassContext
-from enginecast.passes.pipeline import build, run_pipeline
-from enginecast.passes.scaled_values import scale_of
-from enginecast.passes.sites import SKIPPED
-from enginecast.verify.program import Observer
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.passes.ir.scaled_values import scale_of
+from enginecast.passes.ir.sites import SKIPPED
+from enginecast.passes.registry import build
+from enginecast.verify.program.observer import Observer
 
 WIDTH = 16
 DECODER = {**TEXT, **GROUPED, "intermediate_size": 48, "max_position_embeddings": 80}

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-import enginecast.ops  # noqa: F401 - the table of translations names our operators
-from enginecast.capture import structured
-from enginecast.capture.restructure import Restructured, restructure
-from enginecast.capture.structured_sites import RewriteRefused
-from enginecast.exporters.onnx_convert import convert
+import enginecast.ops  # noqa: F401 - registers our ops
+from enginecast.capture.control_flow.converters.convert import Restructured, restructure
+from enginecast.capture.control_flow.operators import dispatch as structured
+from enginecast.capture.control_flow.operators.sites import RewriteRefused
+from enginecast.capture.python.locations import SourceLocation
+from enginecast.exporters.onnx.convert import convert
 
 QUICK = ("IfElse", "Ternary", "WhileNorm", "AppendStack")
 """Cases that go through ONNX Runtime each time; the conversion takes most of the time."""
@@ -172,7 +173,7 @@ def test_traces_of_a_program_name_the_lines_of_the_user() -> None:
 def test_only_functions_with_a_place_are_rewritten() -> None:
     module = nn.Sequential(NAMED["IfElse"].module(), NAMED["EarlyReturn"].module())
     row = NAMED["EarlyReturn"]
-    rewritten = restructure(module, [(row.file, row.line)])
+    rewritten = restructure(module, [SourceLocation(row.file, row.line)])
     assert [site.line for site in rewritten.sites] == [row.line]
     assert [function.__qualname__ for function in rewritten.functions] == ["EarlyReturn.forward"]
 

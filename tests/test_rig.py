@@ -15,13 +15,15 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from transformers import T5EncoderModel
 
-from enginecast.capture.kept_in_fp32 import kept_in_fp32
-from enginecast.exporters.hoist_weights import hoist_weights
-from enginecast.passes.graph_edit import is_float, structural_copy
-from enginecast.passes.ir_text import print_ir
+from enginecast.capture.sources.factory import kept_in_fp32
+from enginecast.capture.sources.source import open_source
+from enginecast.compiler.prepare import prepare
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.steps import Steps
+from enginecast.passes.ir.deferred_weights import deferred_weights
+from enginecast.passes.ir.edit import is_float, structural_copy
+from enginecast.passes.ir.text import print_ir
 from enginecast.passes.presets import preset
-from enginecast.prepare import ModelOptions, open_model, prepare
-from enginecast.steps import Steps
 
 SEEDS = range(5)
 RESCALED = preset("fp16")
@@ -132,7 +134,8 @@ def test_the_program_has_no_fp32_weight_no_clamp_and_every_skip_norm(capture: Ca
     assert count(after, "isinf", "isfinite", "where.Scalar") == 0
     assert not [n for n in after.graph.nodes if "clamp" in str(n.target) and is_float(n)]
     again = reloaded(after)
-    assert {weight.dtype for weight in hoist_weights(again)} == {torch.float16}
+    hoisted, _ = rewritten(again, "hoist-weights")
+    assert {weight.dtype for weight in deferred_weights(hoisted).values()} == {torch.float16}
 
 
 @pytest.mark.slow
@@ -146,17 +149,17 @@ def test_every_load_path_ends_in_the_same_program(tmp_path: Path) -> None:
         "half": {"half": True},
     }.items():
         folder = rig.save(tmp_path / name, **options)  # type: ignore[arg-type]
-        prepared = prepare(open_model(str(folder), ModelOptions()), ModelOptions(), Steps())
+        prepared = prepare(open_source(str(folder)), ModelOptions(), Steps())
         context = calibrated(prepared.captured.program, *prompts(4).values())
         after, _ = rewritten(prepared.captured.program, RESCALED, context)
-        hoist_weights(after)
+        after, _ = rewritten(after, "hoist-weights")
         made[name] = nameless(print_ir(after))
     assert set(made.values()) == {made["fp32"]}
 
 
 def nameless(text: str) -> str:
     """What a program computes: its weights are numbered in the order in which they were found."""
-    lines = [line for line in text.splitlines() if "= parameter" not in line]
+    lines = [line for line in text.splitlines() if "= deferred" not in line]
     return re.sub(r"%w_hoisted_\d+", "%w", "\n".join(lines))
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from enginecast.passes.architectures import Column, architecture, matrix
-from enginecast.passes.scaled_mm_rules import check_scaled_mm, fp8_dtype
+from enginecast.passes.quantize.plan.architectures import Column, architecture, matrix
+from enginecast.passes.quantize.plan.scaled_mm_rules import check_scaled_mm, fp8_dtype
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 FNUZ = torch.float8_e4m3fnuz

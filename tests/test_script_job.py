@@ -16,15 +16,14 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
 import enginecast
-from enginecast.capture import ladder
-from enginecast.capture.way import Way
-from enginecast.driver import export
+from enginecast.capture.tracing import ladder
+from enginecast.capture.tracing.strategy import TracingStrategy
+from enginecast.compiler.publish import Export
+from enginecast.compiler.request import ExportRequest, ModelOptions
+from enginecast.compiler.session import export
 from enginecast.errors import BundleError, InputError, MissingError, UsageError
-from enginecast.job import Export
-from enginecast.plan import make_plan
-from enginecast.prepare import ModelOptions
-from enginecast.runtime.manifest import MANIFEST_NAME, Manifest
-from enginecast.runtime.manifest_json import decode
+from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Manifest
+from enginecast.runtime.bundle.manifest_json import decode
 
 BY_NAME = {row.name: row for row in ROWS}
 SOURCE = """
@@ -83,7 +82,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def made_of(name: str, output: Path, target: str = "torchscript") -> Export:
     row = BY_NAME[name]
-    return export(row.module(), str(output), make_plan(target), ModelOptions(), row.a())
+    return export(
+        ExportRequest(row.module(), str(output), target, options=ModelOptions(), example=row.a())
+    )
 
 
 def manifest_of(bundle: Path) -> Manifest:
@@ -93,7 +94,7 @@ def manifest_of(bundle: Path) -> Manifest:
 @pytest.fixture(scope="module")
 def bundle(folder: Path) -> Path:
     """A leaf that branches, within what cannot be scripted."""
-    done = export("branching_model:outer", "script.bundle", make_plan("torchscript"))
+    done = export(ExportRequest("branching_model:outer", "script.bundle", "torchscript"))
     assert done.report.verdict.outcome == "verified"
     assert done.report.notes[0] == "TorchScript: scripted leaf; the rest is traced"
     return folder / "script.bundle"
@@ -198,7 +199,7 @@ def test_what_this_machine_lacks_is_named(bundle: Path, monkeypatch: pytest.Monk
         with pytest.raises(MissingError, match="no CUDA GPU"):
             enginecast.load(bundle, allow_code=True, device="cuda")
         with pytest.raises(MissingError, match="no CUDA GPU"):
-            make_plan("torchscript", device="cuda")
+            ExportRequest("model", target="torchscript", device="cuda").resolve()
     with pytest.raises(UsageError, match="runs on torch-cpu or torch-cuda"):
         enginecast.load(bundle, allow_code=True, providers=["OpenVINOExecutionProvider"])
     monkeypatch.setattr(torch, "__version__", "2.4.0")
@@ -222,8 +223,10 @@ def test_a_torch_without_torchscript_cannot_export_to_it(
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_low_precision_computes_in_it(folder: Path, precision: str) -> None:
-    plan = make_plan("torchscript", precision)
-    done = export("branching_model:outer", f"{precision}.bundle", plan)
+    request = ExportRequest(
+        "branching_model:outer", f"{precision}.bundle", "torchscript", precision
+    )
+    done = export(request)
     assert done.report.verdict.outcome == "verified"
     assert done.report.verdict.engine == "ran"
     with enginecast.load(done.folder, allow_code=True) as engine:
@@ -282,7 +285,7 @@ class Recurrence(nn.Module):
 
 def test_a_loop_over_a_shape_is_found_in_the_source_and_scripted(tmp_path: Path) -> None:
     example = {"x": torch.linspace(-1, 1, 12).reshape(3, 4)}
-    done = export(Recurrence(), str(tmp_path / "b"), make_plan("torchscript"), None, example)
+    done = export(ExportRequest(Recurrence(), tmp_path / "b", "torchscript", example=example))
     assert done.report.verdict.outcome == "verified"
     assert "scripting what decides by sizes" in text_of(done)
     assert done.ops["prim::Loop"] == 1
@@ -298,7 +301,7 @@ class ThreeRows(nn.Module):
 
 def test_a_size_that_the_model_does_not_take_is_fixed_and_told(tmp_path: Path) -> None:
     example = {"x": torch.ones(3, 4)}
-    done = export(ThreeRows(), str(tmp_path / "b"), make_plan("torchscript"), None, example)
+    done = export(ExportRequest(ThreeRows(), tmp_path / "b", "torchscript", example=example))
     assert done.report.verdict.outcome == "verified", done.report.verdict.reasons
     assert manifest_of(done.folder).inputs[0].shape == (3, 4)
     assert "batch is fixed at 3" in text_of(done)
@@ -315,7 +318,7 @@ class Never(nn.Module):
 
 def test_a_way_that_was_never_taken_is_not_verified(tmp_path: Path) -> None:
     example = {"x": torch.ones(3, 4)}
-    done = export(Never(), str(tmp_path / "b"), make_plan("torchscript"), None, example)
+    done = export(ExportRequest(Never(), tmp_path / "b", "torchscript", example=example))
     assert done.bundle is None
     (reason,) = [r for r in done.report.verdict.reasons if r.startswith("unverified branch")]
     line = Never.forward.__code__.co_firstlineno + 1
@@ -326,7 +329,7 @@ def test_a_way_that_was_never_taken_is_not_verified(tmp_path: Path) -> None:
 @pytest.fixture
 def no_rewrite(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the rewrite had been refused, which takes these models as they are small."""
-    again = Way("strict", is_strict=True)
+    again = TracingStrategy("strict", is_strict=True)
     monkeypatch.setattr(ladder, "_rewritten", lambda places, baked: again)
 
 

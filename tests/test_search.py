@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from enginecast.verify.search import budget_for, first_wrong, search
+from enginecast.verify.bisect.bisect import budget_for, search
 
 Harm = Callable[[set[int]], bool]
 
@@ -78,15 +78,3 @@ def test_without_budget_the_rest_is_left_out_and_said_to_be_undecided() -> None:
     assert found.undecided
     assert not set(found.kept) & guilty
     assert sorted((*found.kept, *found.guilty, *found.undecided)) == list(range(64))
-
-
-@pytest.mark.parametrize(("count", "first"), [(1, 0), (2, 1), (7, 0), (7, 3), (7, 6), (100, 41)])
-def test_the_first_wrong_step_is_found_by_bisection(count: int, first: int) -> None:
-    asked = []
-
-    def wrong(step: int) -> bool:
-        asked.append(step)
-        return step >= first
-
-    assert first_wrong(count, wrong) == first
-    assert len(asked) <= count.bit_length()

@@ -12,15 +12,20 @@ from torch.fx import Node
 from torch.nn import functional
 
 from enginecast.errors import PassError
-from enginecast.passes.base import PassContext
-from enginecast.passes.calibration import BEYOND, ErrorSum, largest_output_error, masks_of
-from enginecast.passes.plan_forms import Form, as_planned
-from enginecast.passes.plan_options import PlanOptions
-from enginecast.passes.planning import make_plan
-from enginecast.passes.quantizable import find_layers
-from enginecast.passes.quantization_plan import LayerPlan, QuantizationPlan
-from enginecast.passes.sensitivity import Sensitivity, measure
-from enginecast.passes.simulate_quantization import simulate
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
+from enginecast.passes.quantize.measure.calibration import (
+    BEYOND,
+    ErrorSum,
+    largest_output_error,
+    masks_of,
+)
+from enginecast.passes.quantize.measure.quantizable import find_layers
+from enginecast.passes.quantize.measure.simulate import simulate
+from enginecast.passes.quantize.plan.forms import Form, as_planned
+from enginecast.passes.quantize.plan.options import PlanOptions
+from enginecast.passes.quantize.plan.planning import make_plan
+from enginecast.passes.quantize.plan.sensitivity import Sensitivity, measure
 
 ROWS = Form("w8a8-dynamic", "row", "row")
 TENSOR = Form("w8a8-dynamic", "row", "tensor")

@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from enginecast.driver import export
+from enginecast.compiler.publish import Export
+from enginecast.compiler.request import ExportRequest, ModelOptions
+from enginecast.compiler.session import export
 from enginecast.errors import CaptureError, VerificationError
-from enginecast.job import Export
-from enginecast.plan import make_plan
-from enginecast.prepare import ModelOptions
 from enginecast.runtime.load import load
 
 
@@ -62,7 +61,9 @@ class Proved(nn.Module):
 def exported(module: nn.Module, folder: Path, *dynamic: str) -> Export:
     example = {"x": torch.rand(3, 4, generator=torch.Generator().manual_seed(0))}
     options = ModelOptions(dynamic=dynamic)
-    return export(module, str(folder / "bundle"), make_plan(), options, example, threads=1)
+    return export(
+        ExportRequest(module, str(folder / "bundle"), options=options, example=example, threads=1)
+    )
 
 
 @pytest.mark.parametrize("make", [NotWhileCompiling, TernaryInTry, OnlyFloats])

@@ -7,12 +7,18 @@ import torch
 from programs import captured, relative_error
 from torch import Tensor, nn
 
-from enginecast import quantized_ops
-from enginecast.passes.fake_quantization import E4M3, E4M3_FNUZ, Grid, fake, grid_of
-from enginecast.passes.plan_forms import Form, as_planned
-from enginecast.passes.quantizable import find_layers
-from enginecast.passes.quantization_plan import QuantizationPlan, Scaling
-from enginecast.passes.simulate_quantization import simulate
+from enginecast.ops import quantize as quantized_ops
+from enginecast.passes.ir.quantization_plan import QuantizationPlan, Scaling
+from enginecast.passes.quantize.measure.quantizable import find_layers
+from enginecast.passes.quantize.measure.simulate import (
+    E4M3,
+    E4M3_FNUZ,
+    Grid,
+    fake,
+    grid_of,
+    simulate,
+)
+from enginecast.passes.quantize.plan.forms import Form, as_planned
 
 FP8 = torch.float8_e4m3fn
 OPS = torch.ops.enginecast

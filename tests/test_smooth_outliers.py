@@ -30,12 +30,13 @@ from torch.export import ExportedProgram
 from transformers import T5EncoderModel
 
 from enginecast.passes import smooth_outliers
-from enginecast.passes.base import PassContext
-from enginecast.passes.channel_readers import Readers, find_readers
-from enginecast.passes.graph_edit import aten, insert, weight_expressions
-from enginecast.passes.pipeline import build, run_pipeline
-from enginecast.passes.scaled_values import scale_of
-from enginecast.verify.program import Observer
+from enginecast.passes.analyses.channels import Readers, find_readers
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.edit import aten, insert, weight_expressions
+from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.passes.ir.scaled_values import scale_of
+from enginecast.passes.registry import build
+from enginecast.verify.program.observer import Observer
 
 ALWAYS = "smooth-outliers{alpha=0.6}"
 FUSED = "canonicalize,fuse-gelu,fuse-rms-norm,fuse-attention,fuse-skip-norm"

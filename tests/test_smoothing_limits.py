@@ -11,12 +11,11 @@ from torch.export import ExportedProgram
 from torch.nn import functional
 
 from enginecast.errors import PassError, SpecError
-from enginecast.passes.base import PassContext, Site
-from enginecast.passes.channel_layout import Layout
-from enginecast.passes.channel_samples import sample_channels
-from enginecast.passes.scaled_values import factors, mark_scaled, scale_of
-from enginecast.passes.sites import SKIPPED
-from enginecast.passes.smoothing import exponents, products_error
+from enginecast.passes.analyses.channels import Layout
+from enginecast.passes.analyses.smoothing import exponents, products_error, sample_channels
+from enginecast.passes.ir.base import PassContext, Site
+from enginecast.passes.ir.scaled_values import factors, mark_scaled, scale_of
+from enginecast.passes.ir.sites import SKIPPED
 
 ALWAYS = "smooth-outliers{alpha=0.6}"
 WIDTH = 16

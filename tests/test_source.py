@@ -22,8 +22,8 @@ from transformers import (
     UMT5ForConditionalGeneration,
 )
 
-from enginecast.capture.apex import refuse_apex
-from enginecast.capture.source import open_source
+from enginecast.capture.sources.huggingface import refuse_apex
+from enginecast.capture.sources.source import open_source
 from enginecast.errors import SourceError, UsageError
 
 
@@ -356,8 +356,8 @@ except ImportError:
 """
 OPEN_T5 = """
 import sys
-from enginecast.capture.apex import without_apex
-from enginecast.capture.source import open_source
+from enginecast.capture.sources.huggingface import without_apex
+from enginecast.capture.sources.source import open_source
 model = open_source(sys.argv[1]).empty()
 with without_apex():
     import modeling

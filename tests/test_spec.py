@@ -5,7 +5,7 @@ import random
 import pytest
 
 from enginecast.errors import SpecError
-from enginecast.passes.spec import PassSpec, Place, Value, parse, parse_located, render
+from enginecast.passes.ir.spec import PassSpec, Place, Value, parse, parse_located, render
 
 FULL = 'unify-dtype{to=bf16 keep=lm_head,".*wo$"},fuse-rms-norm'
 

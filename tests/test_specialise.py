@@ -8,10 +8,10 @@ import torch
 from control_flow import ROWS
 from torch import Tensor, nn
 
-from enginecast.capture.way import RefusedError
-from enginecast.driver import compile as export
+from enginecast.api import compile as export
+from enginecast.capture.tracing.strategy import RefusedError
+from enginecast.compiler.request import ModelOptions
 from enginecast.errors import InputError
-from enginecast.prepare import ModelOptions
 from enginecast.runtime.load import load
 
 SPECIALISE = ModelOptions(fallback="specialise")

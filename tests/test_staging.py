@@ -12,9 +12,9 @@ import bundles
 import pytest
 
 from enginecast.errors import BundleError, MissingError
-from enginecast.runtime import staging as staging_module
-from enginecast.runtime.bundle import digest, open_bundle
-from enginecast.runtime.staging import require_space, stage, write_file
+from enginecast.runtime.bundle import staging as staging_module
+from enginecast.runtime.bundle.reader import digest, open_bundle
+from enginecast.runtime.bundle.staging import require_space, stage, write_file
 
 REPORTS = ("report.html", "report.json", "build.log")
 

@@ -13,15 +13,15 @@ from control_flow import BufferCounter, KvCache, PythonCounter
 from torch import Tensor, nn
 
 import enginecast
-from enginecast.capture.export import capture
-from enginecast.capture.factory import FactorySource
-from enginecast.capture.inputs import from_example
-from enginecast.capture.source import open_source
-from enginecast.driver import export
+from enginecast.capture.inputs.specs import from_example
+from enginecast.capture.sources.factory import FactorySource
+from enginecast.capture.sources.source import open_source
+from enginecast.capture.tracing.export import capture
+from enginecast.compiler.prepare import prepare, reference_of
+from enginecast.compiler.request import ExportRequest, ModelOptions
+from enginecast.compiler.session import export
+from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError
-from enginecast.plan import make_plan
-from enginecast.prepare import ModelOptions, prepare, reference_of
-from enginecast.steps import Steps
 
 X = torch.arange(12.0).reshape(3, 4) / 7
 
@@ -203,7 +203,7 @@ def test_a_buffer_that_is_overwritten_first_is_computed(tmp_path: Path) -> None:
 def test_an_input_that_is_written_into_is_told_and_verified(tmp_path: Path) -> None:
     example = {"x": X.clone()}
     module = WritesIntoInput()
-    done = export(module, tmp_path / "bundle", make_plan(), example=example, threads=1)
+    done = export(ExportRequest(module, tmp_path / "bundle", example=example, threads=1))
     assert done.bundle is not None, done.report.verdict.reasons
     [note] = done.report.notes
     assert "writes into its input 'x' at " in note

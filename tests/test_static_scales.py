@@ -6,8 +6,8 @@ from planned_programs import carried_out, plan_for
 from programs import captured
 from torch import nn
 
-from enginecast.passes.purity import own
-from enginecast.passes.weight_values import weight_value
+from enginecast.passes.ir.edit import weight_value
+from enginecast.passes.ir.effects import own
 
 
 @pytest.mark.parametrize("largest", [7.0, 1e-3, 0.0])

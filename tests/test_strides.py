@@ -5,7 +5,7 @@ import torch
 from programs import Function, captured, count, rewritten
 from torch import Tensor
 
-from enginecast.passes import strides
+from enginecast.passes.analyses import strides
 
 
 def test_what_cannot_be_decided_is_not_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,20 +11,23 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from enginecast.capture.sources.source import open_source
+from enginecast.compiler.prepare import Prepared, prepare
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, PassError, VerificationError
-from enginecast.passes.base import Pass, PassContext, Promise, Site
-from enginecast.passes.graph_edit import aten, dtype_of, structural_copy, weight_specs
-from enginecast.passes.interpret import interpret_cases
-from enginecast.passes.ir_text import print_ir
-from enginecast.passes.pipeline import PassRun, build, run_pipeline
-from enginecast.passes.sites import SiteLog
-from enginecast.passes.structure import all_blocks, all_nodes, blocks, operands
+from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
+from enginecast.passes.ir.blocks import all_blocks, all_nodes, blocks, operands
+from enginecast.passes.ir.edit import aten, dtype_of, structural_copy, weight_specs
+from enginecast.passes.ir.interpret import interpret_cases
+from enginecast.passes.ir.pipeline import PassRun, run_pipeline
+from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.text import print_ir
+from enginecast.passes.registry import build
 from enginecast.passes.unify_dtype import UnifyDtype
-from enginecast.prepare import ModelOptions, Prepared, open_model, prepare
-from enginecast.steps import Steps
-from enginecast.verify.emulate import emulate
-from enginecast.verify.emulate_profiles import profile_for
-from enginecast.verify.program import Observer
+from enginecast.verify.emulate.emulate import emulate
+from enginecast.verify.emulate.profiles import get_profile
+from enginecast.verify.program.observer import Observer
 
 NAMES = ("Branches", "NormInBranch", "Constants", "Counted", "Recurrent", "OwnLength", "Cut")
 _PREPARED: dict[str, Prepared] = {}
@@ -34,7 +37,7 @@ def prepared(name: str) -> Prepared:
     """A captured model; captured once for all tests."""
     if name not in _PREPARED:
         module, example = MODELS[name].make()
-        source = open_model(module, ModelOptions(), example)
+        source = open_source(module, example=example)
         _PREPARED[name] = prepare(source, ModelOptions(), Steps())
     return _PREPARED[name]
 
@@ -126,7 +129,7 @@ def test_emulation_rounds_within_blocks() -> None:
     ready, program = prepared("NormInBranch"), copied("NormInBranch")
     run_pipeline((UnifyDtype(to="fp16"),), program, PassContext())
     cases = {case.name: case.inputs for case in ready.cases}
-    found, emulation = emulate(program, cases, profile_for("onnxruntime"), names=ready.output_names)
+    found, emulation = emulate(program, cases, get_profile("ort-cuda"), names=ready.output_names)
     exact = outputs("NormInBranch", copied("NormInBranch"))
     for low, wide in zip(found, exact, strict=True):
         assert low["full"].dtype == torch.float16
@@ -152,11 +155,11 @@ class Large(nn.Module):
 def test_emulation_sees_an_overflow_within_a_branch() -> None:
     torch.manual_seed(0)
     example = {"x": torch.randn(3, 5, WIDTH)}
-    ready = prepare(open_model(Large(), ModelOptions(), example), ModelOptions(), Steps())
+    ready = prepare(open_source(Large(), example=example), ModelOptions(), Steps())
     program = structural_copy(ready.captured.program)
     run_pipeline((UnifyDtype(to="fp16"),), program, PassContext())
     x = torch.randn(2, 5, WIDTH).abs()
-    profile = profile_for("onnxruntime")
+    profile = get_profile("ort-cuda")
     _, calm = emulate(program, {"calm": {"x": -x}}, profile)
     assert calm.overflow is None
     _, wild = emulate(program, {"wild": {"x": x}}, profile)
@@ -165,14 +168,13 @@ def test_emulation_sees_an_overflow_within_a_branch() -> None:
 
 
 @dataclass(frozen=True)
-class Shift(Pass):
+class Shift(GraphPass):
     """Wrong on purpose: changes the sum of a branch."""
 
     name: ClassVar[str] = "shift"
     promise: ClassVar[Promise] = "exact"
-    in_blocks: ClassVar[bool] = True
 
-    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+    def run(self, program: ProgramView, context: PassContext) -> list[Site]:
         log = SiteLog(context)
         for node in list(program.graph.nodes):
             if node.target is aten.mul.Tensor and node.args[1] == 2.0 and not log.skipped(node):
@@ -239,7 +241,7 @@ def test_a_policy_may_keep_what_a_branch_computes() -> None:
             return found
 
     example = {"x": torch.randn(3, 5, WIDTH)}
-    ready = prepare(open_model(Outer(), ModelOptions(), example), ModelOptions(), Steps())
+    ready = prepare(open_source(Outer(), example=example), ModelOptions(), Steps())
     program = structural_copy(ready.captured.program)
     run_pipeline((UnifyDtype(to="fp16", keep=("part",)),), program, PassContext())
     for _, block in all_blocks(program):
@@ -258,7 +260,7 @@ class Endless(nn.Module):
 
 
 def test_a_loop_without_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("enginecast.passes.structure.MOST_ROUNDS", 50)
+    monkeypatch.setattr("enginecast.passes.ir.blocks.MOST_ROUNDS", 50)
     example = {"x": torch.randn(3, 2)}
     program = torch.export.export(Endless(), (), example, strict=False)
     with pytest.raises(VerificationError, match=r"loop at test_structure\.py:\d+ has not ended"):
@@ -281,7 +283,7 @@ class Spoils(nn.Module):
 def test_a_branch_that_writes_into_what_it_is_given_is_refused() -> None:
     example = {"x": torch.randn(3, 2)}
     with pytest.raises(CaptureError, match=r"add_.*writes into .* the true graph|mutat"):
-        prepare(open_model(Spoils(), ModelOptions(), example), ModelOptions(), Steps())
+        prepare(open_source(Spoils(), example=example), ModelOptions(), Steps())
 
 
 def test_casts_without_a_border_are_refused_within_blocks() -> None:
@@ -293,14 +295,5 @@ def test_casts_without_a_border_are_refused_within_blocks() -> None:
     with graph.inserting_after(result):
         cast = graph.call_function(aten.to.dtype, (result, torch.float32))
     cast.meta["val"] = result.meta["val"].float()
-    with pytest.raises(PassError, match="unexpected casts"):
-        run_pipeline((_Nothing(),), program, PassContext())
-
-
-@dataclass(frozen=True)
-class _Nothing(Pass):
-    name: ClassVar[str] = "unify-dtype"
-    covers_blocks: ClassVar[bool] = True
-
-    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
-        return []
+    with pytest.raises(PassError, match="1 unexpected casts"):
+        UnifyDtype(to="fp16").ensures(program)

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch._higher_order_ops.map import map as torch_map
 
 import enginecast
-from enginecast.driver import export
+from enginecast.compiler.publish import Export
+from enginecast.compiler.request import ExportRequest, ModelOptions
+from enginecast.compiler.session import export
 from enginecast.errors import CaptureError, LoweringError, VerificationError
-from enginecast.job import Export
-from enginecast.plan import make_plan
-from enginecast.prepare import ModelOptions
 
 OFTEN = {("Branches", "fp16"), ("Counted", "fp32")}
 """What a default run exports; the others are slow together."""
@@ -22,7 +21,7 @@ OFTEN = {("Branches", "fp16"), ("Counted", "fp32")}
 
 def made(case: Structured, folder: Path, precision: str = "fp32") -> Export:
     module, example = case.make()
-    return export(module, folder / "bundle", make_plan(precision=precision), example=example)
+    return export(ExportRequest(module, folder / "bundle", precision=precision, example=example))
 
 
 @pytest.mark.parametrize(
@@ -99,8 +98,7 @@ def test_nothing_kept_by_a_mask_is_a_size_too(tmp_path: Path) -> None:
 
 
 def test_a_way_that_no_input_takes_is_a_rejection(tmp_path: Path) -> None:
-    plan = make_plan(precision="fp32")
-    done = export(OneWay(), tmp_path / "bundle", plan, example=tokens())
+    done = export(ExportRequest(OneWay(), tmp_path / "bundle", example=tokens()))
     assert done.bundle is None
     [reason] = done.report.verdict.reasons
     assert reason.startswith("unverified branch: structured_models.py:")
@@ -109,8 +107,7 @@ def test_a_way_that_no_input_takes_is_a_rejection(tmp_path: Path) -> None:
 
 def test_a_way_that_no_input_takes_may_be_allowed(tmp_path: Path) -> None:
     options = ModelOptions(allow_unverified_branches=True)
-    plan = make_plan(precision="fp32")
-    done = export(OneWay(), tmp_path / "bundle", plan, options, example=tokens())
+    done = export(ExportRequest(OneWay(), tmp_path / "bundle", options=options, example=tokens()))
     assert done.report.verdict.outcome == "verified"
     assert any("unverified branch" in note for note in done.report.notes)
 
@@ -118,12 +115,12 @@ def test_a_way_that_no_input_takes_may_be_allowed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_op_without_onnx_form_is_named_within_a_branch(tmp_path: Path) -> None:
     with pytest.raises(LoweringError, match=r"special_bessel_j0.*structured_models\.py:\d+"):
-        export(Bessel(), tmp_path / "bundle", make_plan(), example=tokens())
+        export(ExportRequest(Bessel(), tmp_path / "bundle", example=tokens()))
 
 
 def test_a_write_to_state_within_a_branch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"add_.*changes table at .*structured_models\.py"):
-        export(Remembers(), tmp_path / "bundle", make_plan(), example=tokens())
+        export(ExportRequest(Remembers(), tmp_path / "bundle", example=tokens()))
 
 
 def test_an_assertion_that_fails_names_its_line(tmp_path: Path) -> None:
@@ -131,7 +128,7 @@ def test_an_assertion_that_fails_names_its_line(tmp_path: Path) -> None:
     with pytest.raises(
         VerificationError, match=r"case .*the assertion at structured_models\.py:\d+ does not hold"
     ):
-        export(module, tmp_path / "bundle", make_plan(), example={"x": example["x"] * 1000})
+        export(ExportRequest(module, tmp_path / "bundle", example={"x": example["x"] * 1000}))
 
 
 def _double(row: Any, *_: Any) -> Any:
@@ -147,4 +144,4 @@ class Mapped(nn.Module):
 
 def test_another_op_with_a_graph_is_refused_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"map.* at test_structured_exports\.py:\d+ runs"):
-        export(Mapped(), tmp_path / "bundle", make_plan(), example=tokens())
+        export(ExportRequest(Mapped(), tmp_path / "bundle", example=tokens()))

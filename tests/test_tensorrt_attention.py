@@ -9,7 +9,7 @@ from programs import TOKENS, Function, captured
 from tensorrt_networks import network_of, nodes_in, run_network, value_types
 from torch import Tensor
 
-import enginecast.ops  # noqa: F401 - registers the op
+import enginecast.ops  # noqa: F401 - registers our ops
 
 attention = torch.ops.enginecast.attention
 HEADS, WIDTH = 4, 32

@@ -21,11 +21,11 @@ from torch import nn
 from torch.export import Dim
 
 from enginecast.errors import LoweringError, MissingError
-from enginecast.exporters import tensorrt as exporter
-from enginecast.exporters.order import Order
-from enginecast.exporters.targets import target_of
-from enginecast.exporters.tensorrt import PLAN_FILE, lower_to_tensorrt, write_network
-from enginecast.runtime.manifest import Input, ShapeRange
+from enginecast.exporters.registry import target_of
+from enginecast.exporters.target import LoweringRequest
+from enginecast.exporters.tensorrt import lower as exporter
+from enginecast.exporters.tensorrt.lower import PLAN_FILE, lower_to_tensorrt, write_network
+from enginecast.runtime.bundle.manifest import Input, ShapeRange
 
 VERSIONS = ("10.15.1.29+fake", "11.0.0.114+fake")
 
@@ -52,8 +52,10 @@ def test_a_plain_build(rig: Rig) -> None:
     made = lower_to_tensorrt(rig.order())
     assert rig.files == [PLAN_FILE]
     assert made.files == (PLAN_FILE,)
-    assert made.profile == (ShapeRange(name="x", least=(1, 24), optimal=(8, 24), greatest=(8, 24)),)
-    assert made.network is None
+    assert made.record["profile"] == (
+        ShapeRange(name="x", least=(1, 24), optimal=(8, 24), greatest=(8, 24)),
+    )
+    assert made.record["network"] is None
     assert made.quantized == ""
     assert made.opset == 0
     assert sum(made.ops.values()) == made.nodes > 0
@@ -138,7 +140,7 @@ def test_errors_are_recorded_on_builder_and_network(rig: Rig) -> None:
 
 def test_the_shape_to_tune_for(rig: Rig) -> None:
     made = lower_to_tensorrt(rig.order(optimal={"x": (2, FEATURES)}))
-    assert made.profile[0].optimal == (2, FEATURES)
+    assert made.record["profile"][0].optimal == (2, FEATURES)
     (call,) = rig.fake.called("IOptimizationProfile.set_shape")
     assert call["opt"] == (2, FEATURES)
 
@@ -146,7 +148,7 @@ def test_the_shape_to_tune_for(rig: Rig) -> None:
 def test_a_stripped_plan_lies_beside_its_network(rig: Rig) -> None:
     made = lower_to_tensorrt(rig.order(strip_weights=True))
     assert made.files[0] == PLAN_FILE
-    assert made.network == made.files[1]
+    assert made.record["network"] == made.files[1]
     assert sorted(made.files) == rig.files
     assert [name for name in made.files if name.endswith(".safetensors")]
     stripped = {w.name: w for w in load_from_string(plan_in(rig).network).graph.initializer}
@@ -157,14 +159,14 @@ def test_a_stripped_plan_lies_beside_its_network(rig: Rig) -> None:
     refitter = trt.Refitter(engine, logger)
     assert "wide.weight" in refitter.get_missing_weights()
     parser = trt.OnnxParserRefitter(refitter, logger)
-    assert parser.refit_from_file(str(rig.folder / str(made.network)))
+    assert parser.refit_from_file(str(rig.folder / str(made.record["network"])))
     assert refitter.get_missing_weights() == []
 
 
 def test_a_refittable_plan_keeps_its_weights(newest: Rig) -> None:
     made = lower_to_tensorrt(newest.order(refit=True))
     assert len(newest.files) == 3
-    assert made.network is None  # nothing has to be filled in
+    assert made.record["network"] is None  # nothing has to be filled in
     assert plan_in(newest).stripped == []
 
 
@@ -178,7 +180,6 @@ def test_progress_is_told(newest: Rig) -> None:
 def test_it_is_a_target(newest: Rig) -> None:
     target = target_of("tensorrt")
     assert target.lower(newest.order()).files == (PLAN_FILE,)
-    assert not target.tells_ops
 
 
 # What goes wrong.
@@ -218,7 +219,9 @@ def test_what_the_gate_refuses_is_not_built(newest: Rig, monkeypatch: pytest.Mon
 def test_the_torch_route(newest: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def build(order: Order, trt: Any, profile: Any, options: Any, *, timing_cache: Path) -> bytes:
+    def build(
+        order: LoweringRequest, trt: Any, profile: Any, options: Any, *, timing_cache: Path
+    ) -> bytes:
         asked.extend((trt, profile, options.route, timing_cache.name, timing_cache.parent.is_dir()))
         return b"a plan"
 
@@ -227,9 +230,9 @@ def test_the_torch_route(newest: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (newest.folder / PLAN_FILE).read_bytes() == b"a plan"
     assert made.files == (PLAN_FILE,)
     assert made.ops["aten::linear"] == 2
-    assert made.network is None
+    assert made.record["network"] is None
     assert asked[0] is newest.fake
-    assert asked[1] == made.profile
+    assert asked[1] == made.record["profile"]
     assert asked[2] == "torch"
     assert asked[3].endswith("_driver-580.95.05.torch.cache")
     assert asked[4]
@@ -288,7 +291,7 @@ def test_tensorrt_is_missing(newest: Rig, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(MissingError, match="needs tensorrt, which is not installed"):
         lower_to_tensorrt(order)
     with pytest.raises(MissingError, match="--target tensorrt needs tensorrt"):
-        target_of("tensorrt").require(order.tensorrt)
+        target_of("tensorrt").require(order.options)
 
 
 def test_ctrl_c_ends_the_build(rig: Rig) -> None:

@@ -10,10 +10,10 @@ import pytest
 from fake_tensorrt_base import pack_cache, unpack_cache
 from tensorrt_orders import MadeUpGpu, Rig, make_rig
 
-from enginecast.exporters import tensorrt_timing as timing
-from enginecast.exporters.tensorrt import PLAN_FILE, lower_to_tensorrt
-from enginecast.exporters.tensorrt_timing import HEAD, Build, default_folder, estimate, memory_of
-from enginecast.runtime import gpu as gpus
+from enginecast.exporters.tensorrt import timing as timing
+from enginecast.exporters.tensorrt.lower import PLAN_FILE, lower_to_tensorrt
+from enginecast.exporters.tensorrt.timing import HEAD, Build, default_folder, estimate, memory_of
+from enginecast.runtime.device import gpu as gpus
 
 VERSION = "11.0.0.114+fake"
 MACHINE = {

@@ -3,6 +3,7 @@
 What the exporter writes down is what the session asks for; nothing of it is about TensorRT.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,21 @@ from cpu_stand_in import use_stand_in
 from tensorrt_orders import FEATURES, make_rig, order_of, program
 
 from enginecast.errors import BundleError
-from enginecast.exporters.onnx import Lowered
-from enginecast.exporters.order import Order
-from enginecast.exporters.tensorrt import lower_to_tensorrt
-from enginecast.exporters.tensorrt_options import TensorRTOptions
-from enginecast.exporters.tensorrt_profiles import profile_of
+from enginecast.exporters.target import Artifact, LoweringRequest
+from enginecast.exporters.tensorrt.lower import lower_to_tensorrt
+from enginecast.exporters.tensorrt.options import TensorRTOptions
+from enginecast.exporters.tensorrt.profiles import profile_of
+from enginecast.runtime.bundle.manifest import Output
+from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
-from enginecast.runtime.manifest import Output
-from enginecast.runtime.session import Engine
-from enginecast.runtime.tensorrt_session import TensorRTSession
+from enginecast.runtime.sessions.tensorrt.session import TensorRTSession
 
 
-def published(target: Path, order: Order, lowered: Lowered) -> Path:
+def published(target: Path, order: LoweringRequest, lowered: Artifact) -> Path:
     files = {name: (order.folder / name).read_bytes() for name in lowered.files}
     record = small.record(
         requires=dict(lowered.requires),
-        profile=lowered.profile,
-        network=lowered.network,
+        **lowered.record,
         weights=next((name for name in files if name.endswith(".safetensors")), None),
     )
     content = small.manifest(
@@ -85,8 +84,8 @@ def test_a_plan_of_other_ranges_than_the_manifest_says(
     order = rig.order()
     lowered = lower_to_tensorrt(order)
     other = order_of(tmp_path / "other", TensorRTOptions(optimal={"x": (2, FEATURES)}))
-    profile = profile_of(other.inputs, other.ranges, other.tensorrt)
-    changed = Lowered(**{**vars(lowered), "profile": profile})
+    profile = profile_of(other.inputs, other.ranges, other.options)
+    changed = replace(lowered, record={**lowered.record, "profile": profile})
     use_stand_in(monkeypatch)
     target = published(tmp_path / "out", order, changed)
     with pytest.raises(BundleError, match=r"says shapes \[1, 24\] / \[2, 24\] / \[8, 24\], the"):

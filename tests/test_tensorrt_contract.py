@@ -16,7 +16,7 @@ from fake_tensorrt_build import ADDED
 from tensorrt_names import listed, names_in
 
 from enginecast.errors import MissingError
-from enginecast.runtime.tensorrt_library import (
+from enginecast.runtime.sessions.tensorrt.library import (
     import_tensorrt,
     known_apis,
     missing_names,
@@ -25,7 +25,9 @@ from enginecast.runtime.tensorrt_library import (
 )
 
 ROOT = Path(__file__).parent.parent
-FILES = sorted((*ROOT.glob("exporters/tensorrt*.py"), *ROOT.glob("runtime/tensorrt*.py")))
+FILES = sorted(
+    (*ROOT.glob("exporters/tensorrt/**/*.py"), *ROOT.glob("runtime/sessions/tensorrt/*.py"))
+)
 VERSIONS = ("10.15.1.29+fake", "11.0.0.114+fake")
 
 
@@ -35,7 +37,8 @@ def fake(request: pytest.FixtureRequest) -> FakeTensorRT:
 
 
 def test_the_list_is_sorted_and_of_the_versions_that_the_fakes_are() -> None:
-    listed = json.loads((ROOT / "runtime/tensorrt_api.json").read_text("utf-8"))["versions"]
+    path = ROOT / "runtime/sessions/tensorrt/api.json"
+    listed = json.loads(path.read_text("utf-8"))["versions"]
     assert list(listed) == [short_version(version) for version in VERSIONS]
     for classes in listed.values():
         assert list(classes) == sorted(classes)
@@ -116,8 +119,9 @@ def test_what_derives_must_be_initialised(fake: FakeTensorRT) -> None:
 
 # fmt: off
 OURS = {
-    "code", "conversion", "ctx", "dynamo", "given", "left", "op", "plan", "right", "scale",
-    "scaled", "settings", "severity", "tensors", "tt", "value", "values",
+    "code", "conversion", "ctx", "dynamo", "given", "indices", "kwargs", "left", "op", "options",
+    "plan", "right", "scale", "scaled", "settings", "severity", "tensors", "tt", "value",
+    "values",
 }
 # fmt: on
 """Parameters and fields annotated `Any` that hold no object of TensorRT, or one that is only handed

@@ -15,8 +15,8 @@ from fake_torch_tensorrt import FakeTorchTensorRT
 from torch import Tensor
 
 from enginecast.errors import LoweringError
-from enginecast.exporters.tensorrt_converters import _Layers
-from enginecast.passes.purity import own
+from enginecast.exporters.tensorrt.torch_converters import CONVERTERS, Layers
+from enginecast.passes.ir.effects import own
 
 FP8 = torch.float8_e4m3fn
 VERSIONS = {"10.15.1.29+fake": "2.11.0+fake", "11.0.0.114+fake": "2.13.0+fake"}
@@ -44,9 +44,8 @@ class Network:
         return made
 
     def convert(self, op: Any, *args: Any) -> Any:
-        layers = _Layers(self.fake.trt, self._constant)
-        ctx = SimpleNamespace(net=self.fake.network)
-        return layers.converters[op](ctx, op, args, {}, "layer")
+        context = SimpleNamespace(net=self.fake.network)
+        return CONVERTERS[op](Layers(self.fake.trt, context, self._constant), "layer", *args)
 
     def value(self, tensor: Any) -> Tensor:
         """What the layers compute, in torch."""

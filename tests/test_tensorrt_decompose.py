@@ -9,9 +9,9 @@ from programs import Function, captured
 from tensorrt_networks import network_of
 from torch import Tensor
 
-import enginecast.ops  # noqa: F401 - registers the op
-from enginecast.exporters.tensorrt_decompose import let_attentions_decompose
-from enginecast.exporters.tensorrt_onnx import NETWORK_FILE
+import enginecast.ops  # noqa: F401 - registers our ops
+from enginecast.exporters.tensorrt.decompose import let_attentions_decompose
+from enginecast.exporters.tensorrt.onnx_route import NETWORK_FILE
 
 
 def attend(query: Tensor) -> Tensor:

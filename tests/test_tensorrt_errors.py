@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from fake_tensorrt import fake_tensorrt
 
-from enginecast.runtime.tensorrt_errors import Messages, error_logger, error_recorder
+from enginecast.runtime.sessions.tensorrt.errors import Messages, error_logger, error_recorder
 
 
 @pytest.fixture(params=["fake", "real"])

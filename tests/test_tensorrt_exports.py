@@ -13,10 +13,10 @@ from exports import Exports, cast
 from fake_tensorrt import FakeTensorRT, install
 
 import enginecast
-from enginecast.exporters import tensorrt as exporter
-from enginecast.exporters.tensorrt_options import TensorRTOptions
-from enginecast.passes.presets import preset
-from enginecast.runtime.files import read_tensors
+from enginecast.exporters.tensorrt import lower as exporter
+from enginecast.exporters.tensorrt.options import TensorRTOptions
+from enginecast.exporters.tensorrt.target import TensorRT
+from enginecast.runtime.bundle.tensor_files import read_tensors
 from enginecast.runtime.load import load
 from enginecast.verify.reference import REFERENCE_NAME, read_reference
 
@@ -119,7 +119,7 @@ def test_a_plan_without_weights_is_filled_from_the_bundle(
     bundle = tmp_path / "out"
     options = TensorRTOptions(strip_weights=True, level=1)
     model = exports.model("vit")
-    enginecast.compile(model, bundle, target="tensorrt", precision="fp16", tensorrt=options)
+    enginecast.compile(model, bundle, target="tensorrt", precision="fp16", target_options=options)
     assert {"engine.plan", "network.onnx", "network.safetensors"} <= {
         path.name for path in bundle.iterdir()
     }
@@ -137,8 +137,8 @@ def test_fp8_products_and_an_engine_beside_them(
     exports: Exports, fake: FakeTensorRT, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Layers this small gain nothing by it; their error alone decides here."""
-    pipeline = preset("fp8", "tensorrt", device="cuda", arch="sm90").replace(
-        "plan-fp8{", "plan-fp8{min_gain=0.0 "
+    pipeline = (
+        TensorRT().pipeline("fp8", arch="sm90").replace("plan-fp8{", "plan-fp8{min_gain=0.0 ")
     )
     ran = cast(
         capsys,

@@ -21,18 +21,23 @@ from tensorrt_networks import op_count, require_form, run_network
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from enginecast.capture.examples import Case
-from enginecast.capture.shapes import symbol_names
-from enginecast.describe import describe_inputs
-from enginecast.exporters.onnx_metadata import LINE, MODULE
-from enginecast.exporters.order import Order
-from enginecast.exporters.tensorrt_gate import check_ready
-from enginecast.exporters.tensorrt_onnx import NETWORK_FILE, save_network, tensorrt_onnx
-from enginecast.passes.graph_edit import structural_copy
-from enginecast.passes.pipeline import build, run_pipeline
-from enginecast.passes.presets import QUANTIZED, preset
-from enginecast.prepare import ModelOptions, Prepared, open_model, prepare
-from enginecast.steps import Steps
+from enginecast.capture.inputs.examples import Case
+from enginecast.capture.sources.source import open_source
+from enginecast.capture.tracing.shapes import symbol_names
+from enginecast.compiler.manifest import describe_inputs
+from enginecast.compiler.prepare import Prepared, prepare
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.steps import Steps
+from enginecast.exporters.onnx.metadata import LINE, MODULE
+from enginecast.exporters.target import LoweringRequest
+from enginecast.exporters.tensorrt.gate.gate import check_ready
+from enginecast.exporters.tensorrt.lower import lowering
+from enginecast.exporters.tensorrt.onnx_route import NETWORK_FILE, save_network, tensorrt_onnx
+from enginecast.exporters.tensorrt.target import TensorRT
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.passes.presets import QUANTIZED
+from enginecast.passes.registry import build
 
 PRECISIONS = ("fp32", "fp16", "bf16", "fp8", "fp8-storage")
 DEFAULT = {("vit", "fp8"), ("vit", "fp16")}
@@ -63,7 +68,7 @@ class Models:
         if self.last is None or self.last[0] != family.name:
             model = self.exports.model(f"family-{family.name}")
             with contextlib.chdir(self.exports.root):
-                source = open_model(model, ModelOptions())
+                source = open_source(model)
                 self.last = family.name, prepare(source, ModelOptions(), Steps())
         return self.last[1]
 
@@ -75,14 +80,14 @@ def models(exports: Exports) -> Models:
 
 def make(prepared: Prepared, precision: str, folder: Path) -> Made:
     """Lower a family; the gate must find nothing in what is lowered."""
-    text = preset(precision, "tensorrt", arch="sm90" if precision in QUANTIZED else None)
+    text = TensorRT().pipeline(precision, arch="sm90" if precision in QUANTIZED else None)
     # Nothing that is tiny gains anything.
     text = text.replace("plan-fp8{", "plan-fp8{min_gain=0 max_error=0.9 ")
     program = structural_copy(prepared.captured.program)
-    run_pipeline(build(text), program, prepared.context)
+    run_pipeline(build(f"{text},{lowering('onnx')}"), program, prepared.context)
     captured = prepared.captured
     names = {str(s): n for s, n in symbol_names(captured.program, captured.inputs).items()}
-    order = Order(
+    order = LoweringRequest(
         program,
         folder,
         outputs=prepared.output_names,
@@ -90,7 +95,7 @@ def make(prepared: Prepared, precision: str, folder: Path) -> Made:
         shapes=[spec.dims for spec in captured.outputs],
         device="cuda",
     )
-    model = tensorrt_onnx(order).model
+    model = tensorrt_onnx(order)
     inputs, ranges = describe_inputs(captured.inputs), dict(captured.symbols)
     for version in VERSIONS:
         found = check_ready(model, version=version, inputs=inputs, ranges=ranges)

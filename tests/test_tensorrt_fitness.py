@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from enginecast.errors import MissingError
-from enginecast.runtime import gpu
-from enginecast.runtime.gpu import driver_version, module_version
-from enginecast.runtime.tensorrt_fitness import machine, require_fit, requirements
+from enginecast.runtime.device import gpu
+from enginecast.runtime.device.gpu import driver_version, module_version
+from enginecast.runtime.sessions.tensorrt.fitness import machine, require_fit, requirements
 
 HERE = {
     "tensorrt": "11.0.0.114",

@@ -9,10 +9,10 @@ from tensorrt_cases import CASES, FLOATS, Case, Constants
 from tensorrt_graphs import E5M2, model_of
 
 from enginecast.errors import LoweringError, UsageError
-from enginecast.exporters.tensorrt_gate import SHOWN, Violation, check_ready, require_ready
+from enginecast.exporters.tensorrt.gate.gate import SHOWN, Violation, check_ready, require_ready
 
 RANGES = {"batch": (1, 8), "sequence": (1, 64)}
-EXPORTERS = Path(__file__).parent.parent / "exporters"
+GATE = Path(__file__).parent.parent / "exporters/tensorrt/gate"
 
 
 def found(text: str, constants: Constants, version: str = "10.15") -> list[Violation]:
@@ -32,7 +32,7 @@ def test_every_rule_has_a_case() -> None:
     """The names that the sources of the gate give to what they find, and those of the cases."""
     makers = {"at": 1, "of_value": 1, "_input": 1, "Violation": 0}
     named = set()
-    for path in EXPORTERS.glob("tensorrt_gate*.py"):
+    for path in GATE.glob("*.py"):
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
                 position = makers.get(call.func.id)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from enginecast.errors import BundleError
-from enginecast.runtime.tensorrt_layers import Layers, parse_layers
+from enginecast.runtime.sessions.tensorrt.layers import Layers, parse_layers
 
 
 def layer(name: str, kind: str, nodes: str, given: str, made: str, **more: Any) -> dict[str, Any]:
@@ -49,19 +49,13 @@ def test_counts_by_kind_and_dtype() -> None:
 
 def test_what_was_kept_as_one_layer() -> None:
     found = layers()
-    norms = found.norms()
+    norms = found.kept("RMSNormalization")
     assert (norms.whole, norms.split) == (("node_rms_norm", "node_skip_rms_norm_2__1"), ())
-    attention = found.attention()
+    attention = found.kept("Attention")
     assert (attention.whole, attention.split) == (("node_attention",), ("node_attention_1",))
-    products = found.products()
+    products = found.kept("MatMul")
     assert products.whole == ("node_linear", "node_matmul_1")
     assert products.fp8 == ("node_linear",)
-
-
-def test_ops_that_are_told_go_before_names() -> None:
-    found = layers(layer("a", "kgen", "node_rms_norm", "Half", "Half"))
-    assert found.norms({"node_rms_norm": "MatMul"}).whole == ()
-    assert found.products({"node_rms_norm": "MatMul"}).whole == ("node_rms_norm",)
 
 
 def test_lines_for_the_report() -> None:

@@ -12,8 +12,8 @@ from tensorrt_networks import order_of, run_network
 from torch import Tensor, nn
 
 from enginecast.errors import LoweringError
-from enginecast.exporters.onnx_metadata import LINE, MODULE
-from enginecast.exporters.tensorrt_onnx import (
+from enginecast.exporters.onnx.metadata import LINE, MODULE
+from enginecast.exporters.tensorrt.onnx_route import (
     NETWORK_FILE,
     NETWORK_WEIGHTS_FILE,
     save_network,
@@ -43,7 +43,7 @@ def program() -> torch.export.ExportedProgram:
 def test_lines_are_in_memory_and_not_in_the_files(
     program: torch.export.ExportedProgram, tmp_path: Path
 ) -> None:
-    model = tensorrt_onnx(order_of(program, tmp_path)).model
+    model = tensorrt_onnx(order_of(program, tmp_path))
     lines = {node.op_type: node.metadata_props.get(LINE) for node in model.graph}
     assert lines["MatMul"] is not None
     assert lines["MatMul"].startswith("test_tensorrt_onnx.py:")
@@ -61,7 +61,7 @@ def test_weights_are_found_beside_the_graph(
     program: torch.export.ExportedProgram, tmp_path: Path
 ) -> None:
     """As a parser finds them: name of the file, first byte, number of bytes."""
-    save_network(tensorrt_onnx(order_of(program, tmp_path)).model, tmp_path)
+    save_network(tensorrt_onnx(order_of(program, tmp_path)), tmp_path)
     stored = onnx.load(tmp_path / NETWORK_FILE, load_external_data=False)
     (weight,) = [w for w in stored.graph.initializer if w.external_data]
     place = ExternalDataInfo(weight)
@@ -78,7 +78,7 @@ def test_weights_are_found_beside_the_graph(
 def test_nothing_is_left_of_a_failure(
     program: torch.export.ExportedProgram, tmp_path: Path
 ) -> None:
-    model = tensorrt_onnx(order_of(program, tmp_path)).model
+    model = tensorrt_onnx(order_of(program, tmp_path))
     large = next(v for v in model.graph.initializers.values() if v.const_value.nbytes > 1024)
 
     def broken() -> ir.Tensor:

@@ -4,8 +4,8 @@ import onnx
 import pytest
 
 from enginecast.errors import UsageError
-from enginecast.exporters.tensorrt_gate_operators import RULES
-from enginecast.exporters.tensorrt_operators import (
+from enginecast.exporters.tensorrt.gate.operator_rules import RULES
+from enginecast.exporters.tensorrt.gate.operators import (
     SAME,
     TYPES,
     numbers,

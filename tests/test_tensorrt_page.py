@@ -6,10 +6,10 @@ import json
 import pytest
 from rich.console import Console
 
+from enginecast.cli.inspect.tensorrt import NetworkCheck, support
 from enginecast.errors import UsageError
-from enginecast.exporters.tensorrt_violations import Violation
-from enginecast.runtime.manifest import ShapeRange
-from enginecast.tensorrt_page import print_gate, support, to_json
+from enginecast.exporters.tensorrt.gate.violations import Violation
+from enginecast.runtime.bundle.manifest import ShapeRange
 
 OPS = {"MatMul": 4, "RMSNormalization": 2, "Swish": 1, "com.microsoft::Gelu": 1, "Unique": 1}
 PROFILE = (ShapeRange(name="ids", least=(1, 2), optimal=(4, 32), greatest=(8, 64)),)
@@ -22,7 +22,7 @@ FOUND = (
 def printed(violations: tuple[Violation, ...], unknown: int = 0) -> list[str]:
     file = io.StringIO()
     console = Console(file=file, width=160, markup=False, highlight=False)
-    print_gate(violations, "10.15", PROFILE, console, ops=OPS, unknown=unknown)
+    NetworkCheck("10.15", OPS, PROFILE, violations, unknown).show(console)
     return [" ".join(line.split()) for line in file.getvalue().splitlines()]
 
 
@@ -54,14 +54,14 @@ def test_a_page_without_violations_says_what_that_means() -> None:
 
 
 def test_the_same_as_data() -> None:
-    data = json.loads(json.dumps(to_json(FOUND, "11.0", PROFILE, ops=OPS, unknown=1)))
+    data = json.loads(json.dumps(NetworkCheck("11.0", OPS, PROFILE, FOUND, 1).to_json()))
     assert data["ready"] is False
     assert data["version"] == "11.0"
     assert data["operators"]["Swish"] == {"count": 1, "support": "since 11.0"}
     assert data["violations"][0]["line"] == "gpt.py:7"
     assert data["profile"][0]["greatest"] == [8, 64]
     assert data["unknown_sizes"] == 1
-    assert to_json((), "11.0", ())["ready"] is True
+    assert NetworkCheck("11.0", {}, (), ()).to_json()["ready"] is True
 
 
 def test_support_of_an_operator_that_nobody_knows() -> None:

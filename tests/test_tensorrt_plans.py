@@ -15,9 +15,9 @@ from fake_tensorrt import FakeTensorRT, install
 from onnx import TensorProto
 
 from enginecast.errors import BundleError, MissingError, UsageError
+from enginecast.runtime.bundle.manifest import Input, Output, ShapeRange
+from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
-from enginecast.runtime.manifest import Input, Output, ShapeRange
-from enginecast.runtime.session import Engine
 
 STRIPPED: dict[str, Any] = {"network": "network.onnx", "weights": "network.safetensors"}
 

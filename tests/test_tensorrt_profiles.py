@@ -3,9 +3,9 @@
 import pytest
 
 from enginecast.errors import UsageError
-from enginecast.exporters.tensorrt_options import TensorRTOptions
-from enginecast.exporters.tensorrt_profiles import profile_of
-from enginecast.runtime.manifest import Input, ShapeRange
+from enginecast.exporters.tensorrt.options import TensorRTOptions
+from enginecast.exporters.tensorrt.profiles import profile_of
+from enginecast.runtime.bundle.manifest import Input, ShapeRange
 
 IDS = Input(name="input_ids", kind="token_ids", dtype="int64", shape=("batch", "sequence"))
 MASK = Input(name="mask", kind="attention_mask", dtype="int64", shape=("batch", "sequence"))

@@ -16,12 +16,11 @@ from tensorrt_networks import network_of, nodes_in, op_count, order_of, run_netw
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-import enginecast.exporters.quantized_forms  # noqa: F401 - registers the ops
+import enginecast.ops  # noqa: F401 - registers our ops
 from enginecast.errors import LoweringError
-from enginecast.exporters.legalize_quantized import legalize_quantized
-from enginecast.exporters.tensorrt_onnx import NETWORK_WEIGHTS_FILE, tensorrt_onnx
-from enginecast.passes.graph_edit import structural_copy
-from enginecast.passes.quantization_plan import plan_of
+from enginecast.exporters.tensorrt.onnx_route import NETWORK_WEIGHTS_FILE, tensorrt_onnx
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.quantization_plan import plan_of
 
 ours = torch.ops.enginecast
 Q, DQ = "QuantizeLinear", "DequantizeLinear"
@@ -131,11 +130,11 @@ def test_a_scale_that_fp16_cannot_hold_is_refused(
 @pytest.mark.parametrize(
     ("form", "dtype", "expected"),
     [
-        ("storage", torch.int8, "quantised to int8, expected fp8"),
-        ("storage", torch.float8_e5m2, "quantised to float8_e5m2, expected fp8"),
+        ("storage", torch.int8, "quantized to int8, expected fp8"),
+        ("storage", torch.float8_e5m2, "quantized to float8_e5m2, expected fp8"),
         ("row", FP8, "computed from each value, expected a static one"),
         ("tensor", FP8, "computed from each value, expected a static one"),
-        ("blocks", torch.int8, "quantised to int8"),
+        ("blocks", torch.int8, "quantized to int8"),
     ],
 )
 def test_what_has_no_such_form_is_refused(
@@ -158,9 +157,7 @@ def test_static_scales_of_rows_are_refused() -> None:
     scale = torch.rand(5, 1) + 0.1
     program = captured(Function(by_row), torch.randn(5, 16))
     with pytest.raises(LoweringError, match="a scale for each row, expected one for all"):
-        legalize_quantized(program, reader="tensorrt", opset=23)
-    with pytest.raises(LoweringError, match=r"GemmFloat8: .* the engine is for TensorRT"):
-        legalize_quantized(program, reader="tensorrt", opset=23, gemm_float8=True)
+        rewritten(program, "legalize-quantized{reader=tensorrt}")
 
 
 class Wide(nn.Module):

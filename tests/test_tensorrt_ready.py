@@ -9,20 +9,24 @@ from exports import Exports
 from family import Family
 from family_models import FAMILIES
 
-from enginecast.capture.shapes import symbol_names
-from enginecast.describe import describe_inputs
-from enginecast.exporters.onnx_metadata import LINE
-from enginecast.exporters.order import Order
-from enginecast.exporters.tensorrt_gate import check_ready
-from enginecast.exporters.tensorrt_gate_shapes import unknown_sizes
-from enginecast.exporters.tensorrt_onnx import tensorrt_onnx
-from enginecast.exporters.tensorrt_options import TensorRTOptions
-from enginecast.exporters.tensorrt_profiles import profile_of
-from enginecast.passes.graph_edit import structural_copy
-from enginecast.passes.pipeline import build, run_pipeline
-from enginecast.passes.presets import preset
-from enginecast.prepare import ModelOptions, Prepared, open_model, prepare
-from enginecast.steps import Steps
+from enginecast.capture.sources.source import open_source
+from enginecast.capture.tracing.shapes import symbol_names
+from enginecast.compiler.manifest import describe_inputs
+from enginecast.compiler.prepare import Prepared, prepare
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.steps import Steps
+from enginecast.exporters.onnx.metadata import LINE
+from enginecast.exporters.target import LoweringRequest
+from enginecast.exporters.tensorrt.gate.gate import check_ready
+from enginecast.exporters.tensorrt.gate.shape_rules import unknown_sizes
+from enginecast.exporters.tensorrt.lower import lowering
+from enginecast.exporters.tensorrt.onnx_route import tensorrt_onnx
+from enginecast.exporters.tensorrt.options import TensorRTOptions
+from enginecast.exporters.tensorrt.profiles import profile_of
+from enginecast.exporters.tensorrt.target import TensorRT
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.passes.registry import build
 
 LONGEST = 4096
 """Of a dimension whose greatest size the model does not say."""
@@ -58,12 +62,12 @@ def prepared() -> dict[str, Prepared]:
 def graph_of(made: Prepared, precision: str, folder: Path) -> ir.Model:
     """The graph in memory, after the passes of a precision."""
     arch = "sm90" if precision == "fp8" else None
-    text = preset(precision, "tensorrt", device="cuda", arch=arch)
+    text = TensorRT().pipeline(precision, device="cuda", arch=arch)
     text = text.replace("plan-fp8{", "plan-fp8{min_gain=0 ")  # tiny layers gain nothing
     program = structural_copy(made.captured.program)
-    run_pipeline(build(text), program, made.context)
+    run_pipeline(build(f"{text},{lowering('onnx')}"), program, made.context)
     names = symbol_names(made.captured.program, made.captured.inputs)
-    order = Order(
+    order = LoweringRequest(
         program,
         folder,
         outputs=made.output_names,
@@ -71,7 +75,7 @@ def graph_of(made: Prepared, precision: str, folder: Path) -> ir.Model:
         shapes=[spec.dims for spec in made.captured.outputs],
         device="cuda",
     )
-    return tensorrt_onnx(order).model
+    return tensorrt_onnx(order)
 
 
 def ranges_of(made: Prepared) -> dict[str, tuple[int, int]]:
@@ -90,7 +94,7 @@ def test_its_graph_is_one_that_the_parser_is_documented_to_take(
     if family.name not in prepared:
         model = exports.model(f"family-{family.name}")
         with contextlib.chdir(exports.root):
-            source = open_model(model, ModelOptions())
+            source = open_source(model)
             prepared[family.name] = prepare(source, ModelOptions(), Steps())
     made = prepared[family.name]
     graph = graph_of(made, precision, tmp_path)

@@ -13,12 +13,12 @@ from cpu_stand_in import STREAM, CpuStandIn, use_stand_in
 from fake_tensorrt import FakeTensorRT, install
 
 from enginecast.errors import InputError, MissingError
-from enginecast.runtime.device_tensor import DeviceTensor
+from enginecast.runtime.bundle.manifest import ShapeRange
+from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
-from enginecast.runtime.manifest import ShapeRange
-from enginecast.runtime.session import Engine
-from enginecast.runtime.tensorrt_lanes import LANES, Lanes
-from enginecast.runtime.tensorrt_session import TensorRTSession
+from enginecast.runtime.sessions.tensorrt.lanes import LANES, Lanes
+from enginecast.runtime.sessions.tensorrt.session import TensorRTSession
+from enginecast.runtime.values.device_tensor import DeviceTensor
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_several_threads_at_once(
 def test_the_layers_are_told(tmp_path: Path, fake: FakeTensorRT, stand_in: CpuStandIn) -> None:
     with opened(tmp_path, fake) as engine:
         session = session_of(engine)
-        assert session.inspect().norms().whole == ("node_rms_norm",)
+        assert session.inspect().kept("RMSNormalization").whole == ("node_rms_norm",)
         assert session.layers()[0] == "6 layers: 5 kgen, 1 gemm"
 
 

@@ -6,10 +6,10 @@ import onnx_ir as ir
 import pytest
 from tensorrt_graphs import model_of
 
-from enginecast.exporters.tensorrt_gate import Violation, check_ready
-from enginecast.exporters.tensorrt_gate_shapes import MOST_ELEMENTS, unknown_sizes
-from enginecast.exporters.tensorrt_sizes import bounds, volume
-from enginecast.runtime.manifest import Input, ShapeRange
+from enginecast.exporters.tensorrt.gate.gate import Violation, check_ready
+from enginecast.exporters.tensorrt.gate.shape_rules import MOST_ELEMENTS, unknown_sizes
+from enginecast.exporters.tensorrt.gate.sizes import bounds, volume
+from enginecast.runtime.bundle.manifest import Input, ShapeRange
 
 PAIR = """(float[batch, sequence] a, float[batch, 4] b) => (float[batch, sequence] c) {
     c = Relu(a)

@@ -17,13 +17,15 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from enginecast.errors import LoweringError, MissingError, UsageError
-from enginecast.exporters import tensorrt_settings, tensorrt_torch
-from enginecast.exporters.order import Order
-from enginecast.exporters.tensorrt_options import TensorRTOptions
-from enginecast.exporters.tensorrt_program import prepare_program
-from enginecast.exporters.tensorrt_torch import plan_by_torch
-from enginecast.passes.purity import own
-from enginecast.runtime.manifest import ShapeRange
+from enginecast.exporters.target import LoweringRequest
+from enginecast.exporters.tensorrt import torch_build as tensorrt_torch
+from enginecast.exporters.tensorrt.lower import lowering
+from enginecast.exporters.tensorrt.options import TensorRTOptions
+from enginecast.exporters.tensorrt.torch_build import plan_by_torch
+from enginecast.exporters.tensorrt.torch_program import check_program
+from enginecast.passes.ir.edit import with_weights
+from enginecast.passes.ir.effects import own
+from enginecast.runtime.bundle.manifest import ShapeRange
 
 IDS = ShapeRange(name="ids", least=(1, 2), optimal=(4, 16), greatest=(8, 32))
 TRT = "11.0.0.114+fake"
@@ -52,9 +54,10 @@ def block(dtype: torch.dtype = torch.float16) -> ExportedProgram:
     return captured(Block().to(dtype), ids, dynamic=TOKENS)
 
 
-def ordered(program: ExportedProgram, folder: Path) -> Order:
+def ordered(program: ExportedProgram, folder: Path) -> LoweringRequest:
     outputs = [f"result_{index}" for index in range(len(program.graph_signature.user_outputs))]
-    return Order(program, folder, outputs, symbols={}, shapes=(), device="cuda")
+    ready, _ = rewritten(program, lowering("torch"))
+    return LoweringRequest(ready, folder, outputs, symbols={}, shapes=(), device="cuda")
 
 
 Build = Callable[..., bytes]
@@ -129,8 +132,8 @@ def test_each_option_has_its_setting(
     option: dict[str, Any], setting: dict[str, Any], tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
-    usual = tensorrt_settings.settings_for("2.13.0", TensorRTOptions(), cache)
-    found = tensorrt_settings.settings_for("2.13.0", TensorRTOptions(**option), cache)
+    usual = tensorrt_torch.settings_for("2.13.0", TensorRTOptions(), cache)
+    found = tensorrt_torch.settings_for("2.13.0", TensorRTOptions(**option), cache)
     assert {name: value for name, value in found.items() if value != usual[name]} == setting
 
 
@@ -151,15 +154,15 @@ def test_an_input_without_a_range(build: Build) -> None:
 def test_each_version_knows_its_settings(trt: Any, version: str, tmp_path: Path) -> None:
     dynamo = ModuleType("dynamo")
     vars(dynamo).update(modules(FakeTorchTensorRT(version, trt))["torch_tensorrt.dynamo"])
-    settings = tensorrt_settings.settings_for(version, TensorRTOptions(), tmp_path)
-    tensorrt_settings.check_settings(dynamo, version, settings)
+    settings = tensorrt_torch.settings_for(version, TensorRTOptions(), tmp_path)
+    tensorrt_torch.check_settings(dynamo, version, settings)
     assert settings.get("use_explicit_typing") is (None if "2.13" in version else True)
     assert "enabled_precisions" not in settings  # the default alone goes with it
 
 
 def test_a_setting_that_would_be_ignored(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = {"2.13": {"use_explicit_typing": True}}
-    monkeypatch.setattr(tensorrt_settings, "_OF_VERSION", wrong)
+    monkeypatch.setattr(tensorrt_torch, "_OF_VERSION", wrong)
     sentence = r"torch_tensorrt 2\.13\.0\+fake does not know the setting use_explicit_typing, and"
     with pytest.raises(MissingError, match=sentence) as stop:
         build(block())
@@ -291,10 +294,11 @@ def test_what_is_prepared_computes_the_same(form: Form | None) -> None:
     if form is not None:
         program = quantized(program, form, FP8)
     ids = torch.randint(0, 50, (3, 9), generator=torch.Generator().manual_seed(1))
-    prepared = prepare_program(program).program
+    prepared, _ = rewritten(program, lowering("torch"))
+    check_program(prepared)
     wanted = in_torch(program, ids)
     with torch.no_grad():
-        found = prepared.module()(ids)
+        found = with_weights(prepared).module()(ids)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
@@ -311,7 +315,7 @@ def test_a_norm_without_an_epsilon() -> None:
 
     x = torch.full((1, 8), 1e-4)  # the epsilon decides
     program = captured(Norm(), x)
-    found = prepare_program(program).program.module()(x)
+    found = with_weights(rewritten(program, lowering("torch"))[0]).module()(x)
     torch.testing.assert_close(found[0], Norm()(x), rtol=1e-5, atol=0)
 
 

@@ -6,8 +6,8 @@ from types import ModuleType
 import pytest
 
 from enginecast.errors import MissingError
-from enginecast.runtime import tensorrt_versions
-from enginecast.runtime.tensorrt_versions import (
+from enginecast.runtime.sessions.tensorrt import versions as tensorrt_versions
+from enginecast.runtime.sessions.tensorrt.versions import (
     called_names,
     check_pair,
     import_torch_tensorrt,

@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import onnxruntime
@@ -12,25 +13,21 @@ import torch
 from control_flow import BRANCHES, ROWS, Row
 from torch import Tensor, nn
 
-from enginecast.capture.places import Place
-from enginecast.capture.refusal import Refusal
-from enginecast.capture.script_places import owners
-from enginecast.capture.torchscript import UnscriptableError, hybrid
-from enginecast.capture.way import RefusedError
-from enginecast.driver import scripted_export
+from enginecast.capture.python.locations import SourceLocation
+from enginecast.capture.refusals.refusal import Refusal
+from enginecast.capture.torchscript.script import UnscriptableError, hybrid, owners
+from enginecast.capture.tracing.strategy import RefusedError
+from enginecast.compiler.request import ExportRequest
+from enginecast.compiler.session import ExportSession
+from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, LoweringError, MissingError
-from enginecast.exporters.torchscript import (
+from enginecast.exporters.onnx.script import branches, lower_script_to_onnx
+from enginecast.exporters.target import ScriptRequest
+from enginecast.exporters.torchscript.lower import (
     ENGINE_FILE,
-    branches,
     graph_ops,
-    lower_script_to_onnx,
     write_torchscript,
 )
-from enginecast.job import Export
-from enginecast.plan import make_plan
-from enginecast.prepare import ModelOptions
-from enginecast.script_job import ScriptJob
-from enginecast.steps import Steps
 
 BY_NAME = {row.name: row for row in ROWS}
 SCRIPTABLE = (
@@ -51,7 +48,7 @@ def pick(x: Tensor) -> Tensor:
     return x - 1
 
 
-PICK = (__file__, pick.__code__.co_firstlineno + 1)
+PICK = SourceLocation(__file__, pick.__code__.co_firstlineno + 1)
 
 
 class Leaf(nn.Module):
@@ -66,7 +63,7 @@ class Leaf(nn.Module):
         return self.second(x) * 2
 
 
-LEAF = (__file__, Leaf.forward.__code__.co_firstlineno + 1)
+LEAF = SourceLocation(__file__, Leaf.forward.__code__.co_firstlineno + 1)
 
 
 class Outer(nn.Module):
@@ -101,7 +98,7 @@ class Closed(nn.Module):
         return x * 2 if x.sum() > 0 else x - 1
 
 
-CLOSED = (__file__, Closed.forward.__code__.co_firstlineno + 1)
+CLOSED = SourceLocation(__file__, Closed.forward.__code__.co_firstlineno + 1)
 
 
 def outer() -> Outer:
@@ -115,8 +112,8 @@ def both_ways(width: int = 6) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return {"x": x}, {"x": -torch.rand(5, width)}
 
 
-def place_of(row: Row) -> Place:
-    return row.file, row.line
+def place_of(row: Row) -> SourceLocation:
+    return SourceLocation(row.file, row.line)
 
 
 def eager(module: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
@@ -144,7 +141,7 @@ def test_a_trace_alone_is_wrong_on_the_other_way_and_names_its_suspect() -> None
     module = outer()
     found = hybrid(module, both_ways()[0])
     assert found.scripted == ()
-    assert [(suspect.file, suspect.line) for suspect in found.suspects] == [LEAF]
+    assert [suspect.place for suspect in found.suspects] == [LEAF]
     other = both_ways()[1]
     narrow, _ = found.module(other["x"])
     assert not torch.allclose(narrow, module(**other)["narrow"])
@@ -204,7 +201,8 @@ def test_owners_of_a_line_that_the_run_does_not_reach_are_found_by_their_source(
     module = outer()
     found = owners(module, [LEAF], lambda: None)
     assert found == {LEAF: ("leaf",)}
-    assert owners(module, [(__file__, 1)], lambda: module(**both_ways()[0])) == {(__file__, 1): ()}
+    first = SourceLocation(__file__, 1)
+    assert owners(module, [first], lambda: module(**both_ways()[0])) == {first: ()}
 
 
 @pytest.mark.parametrize("name", ["BufferCounter", "KvCache"])
@@ -251,14 +249,8 @@ def test_a_module_gives_equal_files_without_paths(tmp_path: Path) -> None:
 
 def lower(row: Row, folder: Path, varying: str = "batch") -> None:
     found = hybrid(row.module(), row.a(), [place_of(row)])
-    lower_script_to_onnx(
-        found.module,
-        folder,
-        example=row.a(),
-        outputs=found.outputs,
-        input_dims={"x": {0: varying} if varying else {}},
-        output_dims={},
-    )
+    dims = {"x": {0: varying} if varying else {}}
+    lower_script_to_onnx(ScriptRequest(found.module, folder, row.a(), found.outputs, dims))
 
 
 @pytest.mark.parametrize("name", ["IfElse", "EarlyReturn", "Ternary", "InfClamp", "ForRangeTensor"])
@@ -307,13 +299,9 @@ def test_large_weights_go_beside_the_graph(tmp_path: Path) -> None:
     module = Wide().eval().requires_grad_(False)
     example = {"x": torch.randn(3, 40)}
     found = hybrid(module, example)
+    dims = {"x": {0: "batch"}}
     lowered = lower_script_to_onnx(
-        found.module,
-        tmp_path,
-        example=example,
-        outputs=found.outputs,
-        input_dims={"x": {0: "batch"}},
-        output_dims={},
+        ScriptRequest(found.module, tmp_path, example, found.outputs, dims)
     )
     assert lowered.files == ("engine.onnx", "weights.safetensors")
     session = onnxruntime.InferenceSession(tmp_path / "engine.onnx")
@@ -321,14 +309,9 @@ def test_large_weights_go_beside_the_graph(tmp_path: Path) -> None:
     np.testing.assert_allclose(got, module(**example).numpy(), rtol=1e-5, atol=1e-6)
 
 
-class Unstorable(ScriptJob):
-    """As a model of which torch.jit.save fails: hybrid and traced, and then refused."""
-
-    def run(self) -> Export:
-        raise LoweringError("TorchScript cannot store the model: strides() of nothing")
-
-
-def test_what_torchscript_cannot_store_is_refused_at_the_line_of_the_branch() -> None:
+def test_what_torchscript_cannot_store_is_refused_at_the_line_of_the_branch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     refusal = Refusal(
         kind="data-dependent-branch",
         file="model.py",
@@ -338,8 +321,14 @@ def test_what_torchscript_cannot_store_is_refused_at_the_line_of_the_branch() ->
         hint="",
         detail="",
     )
-    job = Unstorable(None, ModelOptions(), make_plan(), 1, None, Steps())  # type: ignore[arg-type]
+
+    def unstorable(*_: object) -> NoReturn:
+        raise LoweringError("TorchScript cannot store the model: strides() of nothing")
+
+    monkeypatch.setattr(ExportSession, "_of_module", unstorable)
+    request = ExportRequest("model")
+    session = ExportSession(request, request.resolve(), None, None, Steps())  # type: ignore[arg-type]
     with pytest.raises(CaptureError) as caught:
-        scripted_export(job, RefusedError(refusal))
+        session._after_refusal(RefusedError(refusal))
     assert "model.py:7" in caught.value.message
     assert "TorchScript does not help: TorchScript cannot store" in caught.value.message

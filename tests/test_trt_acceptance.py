@@ -13,7 +13,7 @@ import torch
 from cpu_stand_in import use_stand_in
 from fake_tensorrt import install
 
-from enginecast.passes.pipeline import build as build_passes
+from enginecast.passes.registry import build as build_passes
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 NO_TENSORRT = pytest.mark.skipif(

@@ -32,12 +32,12 @@ from transformers import (
     T5EncoderModel,
 )
 
-from enginecast.capture.source import open_source
+from enginecast.capture.sources.source import open_source
 from enginecast.errors import PassError
-from enginecast.passes.graph_edit import dtype_of, is_float, weight_specs
-from enginecast.passes.ir_text import print_ir
-from enginecast.passes.match import is_float_cast
-from enginecast.passes.source import module_path
+from enginecast.passes.ir.edit import dtype_of, is_float, weight_specs
+from enginecast.passes.ir.match import is_float_cast
+from enginecast.passes.ir.source import module_path
+from enginecast.passes.ir.text import print_ir
 
 
 @pytest.mark.parametrize("to", LOW)
@@ -152,7 +152,7 @@ def test_mixed_and_half_files_give_the_same_program(tmp_path: Path) -> None:
 
 
 def bind_stored(program: ExportedProgram, folder: Path) -> None:
-    from enginecast.capture.bind import bind_weights
+    from enginecast.capture.tracing.export import bind_weights
 
     stored = open_source(str(folder)).weights()
     names = {name: name.removeprefix("model.") for name in program.state_dict}

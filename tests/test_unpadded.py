@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from enginecast.driver import export
-from enginecast.plan import make_plan
+from enginecast.compiler.request import ExportRequest
+from enginecast.compiler.session import export
 
 
 class OwnPath(nn.Module):
@@ -29,7 +29,7 @@ def test_it_is_rejected(tmp_path: Path) -> None:
         "input_ids": torch.randint(0, 50, (3, 7)),
         "attention_mask": torch.ones(3, 7, dtype=torch.int64),
     }
-    done = export(OwnPath(), tmp_path / "bundle", make_plan(precision="fp32"), example=example)
+    done = export(ExportRequest(OwnPath(), tmp_path / "bundle", precision="fp32", example=example))
     assert done.bundle is None
     named = [reason for reason in done.report.verdict.reasons if "'odd sizes'" in reason]
     assert any("the captured program is not the model" in reason for reason in named)

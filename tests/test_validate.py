@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from enginecast.errors import InputError, MissingError
-from enginecast.runtime import device_tensor
-from enginecast.runtime.manifest import Input
+from enginecast.runtime.bundle.manifest import Input
 from enginecast.runtime.validate import check_inputs
+from enginecast.runtime.values import device_tensor
 
 CONTENT = bundles.manifest()
 PIXELS = Input(name="pixels", kind="image", dtype="float32", shape=("batch", 3, 4))

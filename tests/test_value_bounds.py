@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.passes.graph_edit import weight_expressions
-from enginecast.passes.interpret import interpret_cases
-from enginecast.passes.residual_stream import find_streams
-from enginecast.passes.value_bounds import largest_for_any_input
+from enginecast.passes.analyses.residual_stream import find_streams
+from enginecast.passes.analyses.value_bounds import largest_for_any_input
+from enginecast.passes.ir.edit import weight_expressions
+from enginecast.passes.ir.interpret import interpret_cases
 
 WIDTH = 8
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from enginecast.errors import UsageError
-from enginecast.runtime.manifest import Verdict, Where
-from enginecast.verify.comparison import Comparison, Floor
-from enginecast.verify.metrics import Array, measure
-from enginecast.verify.verdict import judge, times, verdict_line
+from enginecast.runtime.bundle.manifest import Verdict, Where
+from enginecast.verify.floor import Floor
+from enginecast.verify.metrics import Array, Comparison, measure, times
+from enginecast.verify.verdict import judge, verdict_line
 
 WHERE = Where(provider="CPUExecutionProvider", device="x86_64", versions={"onnxruntime": "1.31.1"})
 GENERATOR = np.random.default_rng(11)

@@ -7,11 +7,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from enginecast.runtime.manifest import Input
-from enginecast.runtime.session import Engine
-from enginecast.verify.comparison import Floor, compare
+from enginecast.runtime.bundle.manifest import Input
+from enginecast.runtime.engine import Engine
 from enginecast.verify.engine import runs_natively, verify_engine
-from enginecast.verify.metrics import Array
+from enginecast.verify.floor import Floor
+from enginecast.verify.metrics import Array, compare
 from enginecast.verify.reference import Reference, ReferenceCase
 
 GENERATOR = np.random.default_rng(2)
@@ -41,6 +41,9 @@ class FakeEngine:
             for name, declared in (("x", dtype), ("mask", "int64"))
         )
         self.fed: list[np.dtype[Any]] = []
+
+    def versions(self) -> dict[str, str]:
+        return {}
 
     def run(self, feeds: dict[str, Array], *, check_finite: bool = True) -> dict[str, Array]:
         assert not check_finite

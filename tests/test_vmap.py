@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor, nn
 
-from enginecast.capture.examples import example_sizes, sample
-from enginecast.capture.export import capture
-from enginecast.capture.factory import FactorySource
-from enginecast.capture.inputs import DimSpec, InputSpec
-from enginecast.capture.vmap import LEVELS
-from enginecast.passes.interpret import interpret_cases
+from enginecast.capture.inputs.examples import example_sizes, sample
+from enginecast.capture.inputs.specs import DimSpec, InputSpec
+from enginecast.capture.sources.factory import FactorySource
+from enginecast.capture.tracing.export import capture
+from enginecast.capture.tracing.trace import LEVELS
+from enginecast.passes.ir.interpret import interpret_cases
 
 DIMS = (DimSpec("batch", 3, 1, 9), DimSpec("rows", 5, 1, 40))
 SPECS = (InputSpec("x", "tensor", torch.float32, DIMS),)

@@ -12,9 +12,9 @@ from safetensors import safe_open
 from transformers import LlamaModel, T5EncoderModel
 
 import enginecast
-from enginecast.runtime.bundle import digest
-from enginecast.runtime.manifest import FileRecord, Manifest, Text
-from enginecast.runtime.manifest_json import decode, encode
+from enginecast.runtime.bundle.manifest import FileRecord, Manifest, Text
+from enginecast.runtime.bundle.manifest_json import decode, encode
+from enginecast.runtime.bundle.reader import digest
 
 Capture = pytest.CaptureFixture[str]
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from enginecast.errors import LoweringError
-from enginecast.exporters.hoist_weights import HoistedWeight
-from enginecast.exporters.weights_file import Placed, write_weights
+from enginecast.exporters.weights.file import Placed, write_weights
+from enginecast.passes.ir.deferred_weights import LazyWeight
 
 DTYPES = [
     torch.float64,
@@ -32,8 +32,8 @@ DTYPES = [
 UNKNOWN_TO_NUMPY = {torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
 
 
-def weight(name: str, tensor: Tensor) -> HoistedWeight:
-    return HoistedWeight(name, "", tensor.dtype, tuple(tensor.shape), lambda: tensor)
+def weight(name: str, tensor: Tensor) -> LazyWeight:
+    return LazyWeight(name, tensor.dtype, tuple(tensor.shape), lambda: tensor)
 
 
 def of_every_dtype() -> dict[str, Tensor]:
@@ -124,7 +124,7 @@ def test_views_are_written_as_they_look(tmp_path: Path) -> None:
 
 
 def test_more_than_one_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("enginecast.exporters.weights_file._CHUNK", 1000)
+    monkeypatch.setattr("enginecast.exporters.weights.file._CHUNK", 1000)
     tensor = torch.randn(1234)
     written(tmp_path / "w", {"a": tensor, "b": tensor.half()})
     found = load_file(tmp_path / "w")
@@ -145,7 +145,7 @@ def test_one_tensor_is_in_memory_at_a_time_and_computed_once(tmp_path: Path) -> 
         buffers.append(weakref.ref(buffer))
         return torch.from_numpy(buffer)
 
-    weights = [HoistedWeight(f"w{i}", "", torch.float32, (64,), compute) for i in range(5)]
+    weights = [LazyWeight(f"w{i}", torch.float32, (64,), compute) for i in range(5)]
     write_weights(tmp_path / "w", weights)
     assert len(buffers) == 5
     assert all(ref() is None for ref in buffers)
@@ -157,7 +157,7 @@ def test_one_tensor_is_in_memory_at_a_time_and_computed_once(tmp_path: Path) -> 
 def test_weight_that_comes_out_otherwise_than_planned(
     tmp_path: Path, tensor: Tensor, said: str
 ) -> None:
-    planned = HoistedWeight("a.weight", "", torch.float32, (2, 3), lambda: tensor)
+    planned = LazyWeight("a.weight", torch.float32, (2, 3), lambda: tensor)
     with pytest.raises(LoweringError, match=f"a.weight .*computed as.*{said}"):
         write_weights(tmp_path / "w", [planned])
 

@@ -18,9 +18,9 @@ from transformers import (
     T5EncoderModel,
 )
 
-from enginecast.capture.empty import buffers_to_meta, parameters_on_meta
-from enginecast.capture.huggingface import open_folder
-from enginecast.capture.widened import WidenedWeight, fill_widened
+from enginecast.capture.sources.empty import buffers_to_meta, parameters_on_meta
+from enginecast.capture.sources.huggingface import open_folder
+from enginecast.capture.sources.widened import WidenedWeight, fill_widened
 from enginecast.errors import SourceError
 
 
@@ -114,9 +114,9 @@ def test_a_weight_without_tensor_is_named() -> None:
 STREAM = """
 import sys, torch
 from torch import nn
-from enginecast.capture.empty import parameters_on_meta
-from enginecast.capture.widened import fill_widened
-from enginecast.memory import anonymous, watched
+from enginecast.capture.sources.empty import parameters_on_meta
+from enginecast.capture.sources.widened import fill_widened
+from enginecast.compiler.memory import anonymous, watched
 with parameters_on_meta():
     module = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(48)])
 stored = {

@@ -1,11 +1,13 @@
-"""A pass that breaks its promise: it changes a constant."""
+"""Passes that break their promise."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch.export import ExportedProgram
 
-from enginecast.passes.base import Pass, PassContext, Promise, Site
+from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
+from enginecast.passes.ir.edit import aten
+from enginecast.passes.ir.sites import SiteLog
 
 
 @dataclass(frozen=True)
@@ -22,3 +24,19 @@ class Perturb(Pass):
                 node.args = tuple(0.501 if arg == 0.5 else arg for arg in node.args)
                 sites.append(Site(node.name, "", "wrong_pass.py:1"))
         return sites
+
+
+@dataclass(frozen=True)
+class WrongMerge(Pass):
+    """In the place of merge-equal: adds to a value the value itself, and no bias."""
+
+    name: ClassVar[str] = "merge-equal"
+    promise: ClassVar[Promise] = "exact"
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        log = SiteLog(context)
+        for node in program.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+            if not log.skipped(node):
+                node.args = (node.args[0], node.args[0])
+                log.done(node)
+        return log.sites

@@ -3,7 +3,8 @@ be compared."""
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,12 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.passes.graph_edit import is_float, value, weight_expressions
-from enginecast.passes.interpret import Feed, interpret, interpret_cases
-from enginecast.passes.scaled_values import Exponents, scale_of, without_scale
-from enginecast.passes.source import module_path, source_line
-from enginecast.passes.structure import all_blocks, block_name
-from enginecast.verify.emulate_quantized import is_scaled
+from enginecast.passes.ir.blocks import all_blocks, block_name
+from enginecast.passes.ir.edit import is_float, value, weight_expressions
+from enginecast.passes.ir.interpret import Feed, interpret_cases
+from enginecast.passes.ir.scaled_values import Exponents, scale_of, without_scale
+from enginecast.passes.ir.source import module_path, source_line
+from enginecast.passes.ir.traits import Trait, has
 
 SAMPLE = 1 << 16
 """Elements kept of a boundary: enough for an L2 norm, little enough to keep hundreds of boundaries
@@ -54,6 +55,12 @@ class Snapshot:
     Modules stand in the order in which they end."""
 
 
+def is_scaled(node: Node) -> bool:
+    """Whether a value fills the range of its dtype by construction: there is no headroom to
+    measure."""
+    return has(node, Trait.FULL_RANGE)
+
+
 def leaving(program: ExportedProgram) -> dict[Node, tuple[str, ...]]:
     """For each float value that leaves modules, the paths of those modules, innermost first.
 
@@ -67,7 +74,7 @@ def leaving(program: ExportedProgram) -> dict[Node, tuple[str, ...]]:
             continue
         readers = [_path(user) for user in node.users if user.op == "output" or _is_tensor(user)]
         left = tuple(
-            p for p in _enclosing(module_path(node)) if any(_outside(r, p) for r in readers)
+            p for p in enclosing(module_path(node)) if any(_outside(r, p) for r in readers)
         )
         if left:
             found[node] = left
@@ -120,29 +127,114 @@ def snapshots(
     ]
 
 
-def range_report(program: ExportedProgram, inputs: Mapping[str, Tensor]) -> list[tuple[str, float]]:
-    """The largest finite magnitude that each module hands on, in order of execution.
+def isolated(
+    before: ExportedProgram,
+    after: ExportedProgram,
+    cases: Sequence[Mapping[str, Tensor]],
+    *,
+    names: tuple[str, ...] | None = None,
+    masks: Sequence[Tensor | None] | None = None,
+) -> list[Snapshot]:
+    """Run every module of `after` on what `before` feeds to it.
 
-    What stays inside a module is left out: the square in a norm and the cube in a GELU are larger
-    than fp16 holds, and harm nothing.
+    So an error shows in the module where it arises, and not where it is only handed on.
+
+    A value that leaves a module is kept as the module computed it; what reads it gets the value of
+    `before`.  A value that `before` does not have, such as the inner sum of a fused norm, is handed
+    on as it is.
 
     Args:
-        program: the fp32 program, whose values do not leave their range.
-        inputs: by placeholder name.
+        before: a program before one pass.
+        after: a copy of it after that pass: what the pass left alone has kept its FX name.
+        cases: inputs by placeholder name.
+        names: of the outputs.
+        masks: as in `snapshots`.
     """
-    found: dict[str, float] = {}
+    counterparts = _counterparts(before, after)
+    wanted = set(counterparts.values())
+    values: list[dict[str, Tensor]] = [{} for _ in cases]
+
+    def keep(case: int, node: Node, tensor: Tensor) -> None:
+        # Nodes within a block have names of their own.
+        if node.name in wanted and node.graph is before.graph:
+            values[case][node.name] = tensor.clone()  # a later op may write into it
+
+    def feed(case: int, node: Node, tensor: Tensor) -> Tensor:
+        given = values[case].get(counterparts.get(node.name, ""))
+        if given is None or given.shape != tensor.shape:
+            return tensor
+        return given.to(tensor.dtype)
+
+    interpret_cases(before, cases, names=names, watch=keep)
+    return snapshots(after, cases, names=names, masks=masks, feed=feed)
+
+
+def _counterparts(before: ExportedProgram, after: ExportedProgram) -> dict[str, str]:
+    """For the values that leave modules after a pass, the names of the same values before it.
+
+    A name that both programs have is the same place: fx never gives a name twice in one graph.
+    What a pass put in the place of something else stands in the same module and on the same line.
+    """
+    old = {node.name: node for node in leaving(before) if node.graph is before.graph}
+    new = {node.name: node for node in leaving(after) if node.graph is after.graph}
+    every = {node.name for node in before.graph.nodes}
+    found = {name: name for name in new if name in every}
+    gone = _by_location(node for name, node in old.items() if name not in new)
+    made = _by_location(node for name, node in new.items() if name not in found)
+    for location, nodes in made.items():
+        if len(nodes) == len(gone.get(location, ())):
+            found |= {n.name: o.name for n, o in zip(nodes, gone[location], strict=True)}
+    return found
+
+
+def _by_location(nodes: Iterable[Node]) -> dict[tuple[str, str], list[Node]]:
+    found: dict[tuple[str, str], list[Node]] = defaultdict(list)
+    for node in nodes:
+        found[module_path(node), source_line(node)].append(node)
+    return found
+
+
+def largest_values(
+    program: ExportedProgram, cases: Sequence[Mapping[str, Tensor]]
+) -> tuple[dict[Node, float], list[dict[str, Tensor]]]:
+    """Run a program over all cases, and keep the largest finite magnitude of each float value.
+
+    Memory stays near that of one layer. Fill values of masks (beyond 1e37) do not count.
+
+    Args:
+        program: in fp32, whose values do not leave their range.
+        cases: inputs by placeholder name.
+
+    Returns:
+        The magnitudes by node, in order of execution, for nodes that depend on the inputs; and the
+        outputs of each case.
+    """
+    found: dict[Node, float] = {}
 
     def keep(_: int, node: Node, tensor: Tensor) -> None:
-        path = module_path(node)
-        if all(user.op != "output" and module_path(user) == path for user in node.users):
-            return
         if tensor.is_floating_point() and tensor.numel():
-            sizes = tensor.abs()
-            largest = torch.where(sizes < FILL, sizes, 0.0).max().item()
-            found[path] = max(found.get(path, 0.0), largest)
+            found[node] = max(found.get(node, 0.0), _largest(tensor))
 
-    interpret(program, inputs, watch=keep)
-    return list(found.items())
+    return found, interpret_cases(program, cases, watch=keep)
+
+
+def _largest(tensor: Tensor) -> float:
+    low, high = (bound.item() for bound in torch.aminmax(tensor))
+    largest = max(-low, high)
+    if largest < FILL:  # false for NaN, too
+        return float(largest)
+    sizes = tensor.abs()
+    return float(torch.where(sizes < FILL, sizes, 0.0).max())
+
+
+def handed_on(node: Node) -> bool:
+    """Whether a module hands a value on.
+
+    What stays inside one may be large: the square in a norm and the cube in a GELU are larger than
+    fp16 holds, and harm nothing.
+    """
+    path = module_path(node)
+    return any(user.op == "output" or module_path(user) != path for user in node.users)
 
 
 def _boundary(tensor: Tensor, source: str, mask: Tensor | None, scale: Exponents) -> Boundary:
@@ -184,7 +276,7 @@ def _digest(tensor: Tensor) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def _enclosing(path: str) -> list[str]:
+def enclosing(path: str) -> list[str]:
     """The module and the modules around it, innermost first, without the root."""
     parts = path.split(".") if path else []
     return [".".join(parts[: n + 1]) for n in reversed(range(len(parts)))]

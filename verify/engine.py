@@ -1,7 +1,6 @@
 """Runs a loaded engine over the stored cases and judges it.  Needs neither torch nor the model."""
 
 import platform
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -10,12 +9,17 @@ import ml_dtypes
 import numpy as np
 
 from enginecast.errors import VerificationError
-from enginecast.runtime.manifest import Verdict, Where
-from enginecast.runtime.session import Engine
-from enginecast.verify.comparison import Comparison, compare, pool_output, unit_roundoff
-from enginecast.verify.metrics import Array, Metrics
-from enginecast.verify.padding import moved, other_padding, padded_case
-from enginecast.verify.reference import Reference, ReferenceCase
+from enginecast.runtime.bundle.manifest import Verdict, Where
+from enginecast.runtime.engine import Engine
+from enginecast.verify.floor import unit_roundoff
+from enginecast.verify.metrics import Array, Comparison, Metrics, pool_output
+from enginecast.verify.reference import (
+    Reference,
+    ReferenceCase,
+    moved,
+    other_padding,
+    padded_case,
+)
 from enginecast.verify.verdict import judge
 
 LEAK = 0.1
@@ -23,7 +27,6 @@ LEAK = 0.1
 order from run to run."""
 LEAST_LEAK = 4 * unit_roundoff("fp32")
 
-TENSORRT = "tensorrt"
 _PACKAGES = ("enginecast", "onnxruntime", "onnxruntime-gpu", "numpy")
 
 
@@ -51,7 +54,7 @@ def verify_engine(
     return judge(
         measured,
         reference.floor,
-        where=where_it_ran(engine.provider),
+        where=where_it_ran(engine),
         engine_ran=runs_natively(reference.floor.dtype, engine.provider),
         emulated=emulated,
         problems=(*problems, *found),
@@ -69,12 +72,7 @@ def measure_engine(engine: Engine, reference: Reference) -> tuple[Comparison, tu
     for case in reference.cases:
         outputs = engine.run(_feeds(engine, case), check_finite=False)
         try:
-            measured[case.name] = compare(
-                outputs,
-                case.reference,
-                attention_mask=reference.mask_of(case),
-                masked=reference.masked,
-            )
+            measured[case.name] = reference.compare(case, outputs)
         except VerificationError as error:
             problems.append(f"case {case.name!r}: {error.message}")
     return measured, tuple(problems)
@@ -118,15 +116,19 @@ def runs_natively(dtype: str, provider: str) -> bool:
     return dtype == "fp32" or provider != "CPUExecutionProvider"
 
 
-def where_it_ran(provider: str) -> Where:
-    """This machine, as a verdict records it."""
+def where_it_ran(engine: Engine | None = None) -> Where:
+    """This machine, as a verdict records it.
+
+    Args:
+        engine: what ran; None: nothing did.
+    """
     versions = {}
-    of_torch = provider.startswith("torch-") or provider == TENSORRT
-    for package in (*_PACKAGES, "torch") if of_torch else _PACKAGES:
+    for package in _PACKAGES:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    if provider == TENSORRT:  # its package has a name for each version of CUDA
-        versions[TENSORRT] = sys.modules[TENSORRT].__version__
+    if engine is not None:
+        versions |= engine.versions()
+    provider = "" if engine is None else engine.provider
     return Where(provider=provider, device=platform.machine(), versions=versions)

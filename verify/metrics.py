@@ -1,4 +1,4 @@
-"""How far an array is from its reference.
+"""How far arrays are from their reference, and the metrics of several cases pooled.
 
 Every measure is relative to the size of the reference, so that an output cannot agree by being
 small (the neck of a randomly initialised SAM has values around 3e-21).  Numbers stay finite and go
@@ -18,6 +18,8 @@ from enginecast.errors import VerificationError
 
 Array = NDArray[np.generic]
 Mask = NDArray[np.bool_]
+Outputs = Mapping[str, Mapping[str, Array]]
+"""Case name -> output name -> array."""
 
 BEYOND = 1e30
 SQNR_CAP = 400.0
@@ -74,8 +76,12 @@ class Metrics:
 
     @property
     def sqnr_db(self) -> float:
-        """Signal to quantisation noise ratio in dB."""
+        """Signal to quantization noise ratio in dB."""
         return sqnr_db(self.relative)
+
+
+Comparison = Mapping[str, Mapping[str, Metrics]]
+"""Case name -> output name -> metrics."""
 
 
 def ratio(part: float, whole: float) -> float:
@@ -90,6 +96,13 @@ def sqnr_db(relative: float) -> float:
     if relative == 0.0:
         return SQNR_CAP
     return max(-SQNR_CAP, min(SQNR_CAP, -20.0 * math.log10(relative)))
+
+
+def times(value: float) -> str:
+    """A ratio as people read it: "0.04x", "1.1x", "47x", "1.2e+05x"."""
+    if value >= 9.95:
+        return f"{value:.0f}x" if value < 1e4 else f"{value:.1e}x"
+    return f"{value:.1f}x" if value >= 0.095 or value == 0.0 else f"{value:.1g}x"
 
 
 def measure(output: Array, reference: Array, mask: Mask | None = None) -> Metrics:
@@ -298,3 +311,43 @@ def masked_outputs(
         for outputs, mask in zip(shapes, masks, strict=True)
     ]
     return frozenset.intersection(*map(frozenset, follows)) if follows else frozenset()
+
+
+def compare(
+    outputs: Mapping[str, Array],
+    reference: Mapping[str, Array],
+    *,
+    attention_mask: Array | None = None,
+    masked: frozenset[str] = frozenset(),
+) -> dict[str, Metrics]:
+    """Measure every output that the reference has and the outputs have.
+
+    Args:
+        outputs: output name -> array, any float dtype.
+        reference: output name -> float64 array of the same shape.
+        attention_mask: of this case, [B, S].
+        masked: outputs whose rows follow the mask (`masked_outputs`).
+
+    Raises:
+        VerificationError: a shape differs.
+    """
+    found = {}
+    for name, wanted in reference.items():
+        if name not in outputs:
+            continue
+        mask = row_mask(wanted.shape, attention_mask) if name in masked else None
+        try:
+            found[name] = measure(outputs[name], wanted, mask)
+        except VerificationError as error:
+            raise VerificationError(f"output {name!r}: {error.message}", hint=error.hint) from error
+    return found
+
+
+def pool_output(comparison: Comparison, output: str) -> Metrics:
+    """One output over all the cases that have it."""
+    return pool(outputs[output] for outputs in comparison.values() if output in outputs)
+
+
+def output_names(comparison: Comparison) -> tuple[str, ...]:
+    """The outputs of all cases, in the order they first appear."""
+    return tuple(dict.fromkeys(name for outputs in comparison.values() for name in outputs))

@@ -1,5 +1,7 @@
-"""The stored reference of a bundle: inputs, eager's outputs and the noise floor, so that a machine
-without the model and without torch can judge an engine.
+"""The reference of a model: inputs, eager's outputs and the noise floor.
+
+It is stored in the bundle, so that a machine without the model and without torch can judge an
+engine.
 
 `reference.safetensors` holds, per case, `NAME/in/<input>`, `NAME/out/<output>` (eager fp32,
 float32) and `NAME/ref/<output>` (fp64 reference, float64); everything else is JSON under one key of
@@ -8,24 +10,33 @@ must come out the same, byte for byte).
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import safetensors
 from safetensors.numpy import save_file
 
 from enginecast.errors import BundleError, InputError
-from enginecast.runtime.files import read_tensors
-from enginecast.verify.comparison import Floor, from_json, to_json
-from enginecast.verify.metrics import Array
+from enginecast.runtime.bundle.tensor_files import read_tensors
+from enginecast.verify.floor import Floor
+from enginecast.verify.metrics import Array, Metrics, compare, measure, row_mask
 
 REFERENCE_NAME = "reference.safetensors"
 BUDGET = 32 << 20
 _KEY = "enginecast"
-_DAMAGE = (safetensors.SafetensorError, InputError, KeyError, TypeError, ValueError, OSError)
+_DAMAGE = (
+    safetensors.SafetensorError,
+    msgspec.MsgspecError,
+    InputError,
+    KeyError,
+    TypeError,
+    ValueError,
+    OSError,
+)
 """What reading a file that is no reference may raise."""
 
 
@@ -65,6 +76,15 @@ class Reference:
     def mask_of(self, case: ReferenceCase) -> Array | None:
         """The attention mask of a case."""
         return None if self.mask_input is None else case.inputs[self.mask_input]
+
+    def compare(self, case: ReferenceCase, outputs: Mapping[str, Array]) -> dict[str, Metrics]:
+        """Measure what was computed for a case against fp64, over the rows that count.
+
+        Raises:
+            VerificationError: a shape differs.
+        """
+        mask = self.mask_of(case)
+        return compare(outputs, case.reference, attention_mask=mask, masked=self.masked)
 
 
 def fit(reference: Reference, budget: int = BUDGET) -> Reference:
@@ -109,7 +129,6 @@ def write_reference(path: Path, reference: Reference, *, budget: int = BUDGET) -
 
 
 def _metadata(reference: Reference) -> dict[str, Any]:
-    floor = reference.floor
     return {
         "cases": [
             {
@@ -120,15 +139,7 @@ def _metadata(reference: Reference) -> dict[str, Any]:
             }
             for case in reference.cases
         ],
-        "floor": {
-            "dtype": floor.dtype,
-            "cases": to_json(floor.cases),
-            "wider": None if floor.wider is None else to_json(floor.wider),
-            "culprit": floor.culprit,
-            "estimated": floor.estimated,
-            "rounding": floor.rounding,
-            "max_error": floor.max_error,
-        },
+        "floor": asdict(reference.floor),
         "mask_input": reference.mask_input,
         "masked": sorted(reference.masked),
         "guarded": sorted(reference.guarded),
@@ -157,24 +168,66 @@ def _assemble(metadata: Mapping[str, Any], tensors: Mapping[str, Array]) -> Refe
     def part(case: Mapping[str, Any], kind: str) -> dict[str, Array]:
         return {name: tensors[f"{case['name']}/{kind}/{name}"] for name in case[kind]}
 
-    floor = metadata["floor"]
-    wider = floor["wider"]
     return Reference(
         cases=tuple(
             ReferenceCase(case["name"], part(case, "in"), part(case, "out"), part(case, "ref"))
             for case in metadata["cases"]
         ),
-        floor=Floor(
-            floor["dtype"],
-            from_json(floor["cases"]),
-            None if wider is None else from_json(wider),
-            floor["culprit"],
-            floor["estimated"],
-            floor.get("rounding", ""),
-            floor.get("max_error"),
-        ),
+        floor=msgspec.convert(metadata["floor"], Floor),
         mask_input=metadata["mask_input"],
         masked=frozenset(metadata["masked"]),
         guarded=frozenset(metadata["guarded"]),
         left_out=tuple(metadata["left_out"]),
     )
+
+
+UNCHANGED = 1e-12
+"""Relative change of an fp64 output below which padding has no part in it."""
+
+
+def padded_case(masks: Mapping[str, Array | None]) -> str | None:
+    """The smallest case that has padding beside rows that count.
+
+    A lost mask moves the output of a small or well-conditioned model by less than fp16's own error,
+    and then no comparison with eager can see it. An engine compared with itself has no such noise:
+    when only padding differs, the rows that count may not.
+
+    Args:
+        masks: attention mask by case name.
+    """
+    fitting = {
+        name: mask.size
+        for name, mask in masks.items()
+        if mask is not None and bool((mask == 0).any()) and bool((mask != 0).any())
+    }
+    return min(fitting, key=lambda name: fitting[name], default=None)
+
+
+def other_padding(inputs: Mapping[str, Array], mask_input: str) -> dict[str, Array]:
+    """The same inputs, but for integers in padded positions: they become the largest in use.
+
+    Args:
+        inputs: of one case; those with the mask's leading dimensions have padding.
+        mask_input: the attention mask, which stays as it is.
+    """
+    changed = dict(inputs)
+    for name, array in inputs.items():
+        pads = row_mask(array.shape, inputs[mask_input])
+        if name != mask_input and pads is not None and array.dtype.kind in "iu":
+            changed[name] = array.copy()
+            changed[name][~pads] = array.max()
+    return changed
+
+
+def moved(
+    before: Mapping[str, Array], after: Mapping[str, Array], mask: Array, names: Sequence[str]
+) -> dict[str, float]:
+    """Relative change of the rows that count, by output.
+
+    Raises:
+        VerificationError: a shape differs.
+    """
+    return {
+        name: measure(after[name], before[name], row_mask(before[name].shape, mask)).relative
+        for name in names
+    }

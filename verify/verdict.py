@@ -2,26 +2,23 @@
 and no more.
 
 The tolerance is the noise floor times a limit, so a verdict reads "1.1x the error eager bf16 itself
-has" and there is no constant to argue about.  Two guards keep that honest.  A floor below the
-rounding of the dtype is lifted to it, so that an eager run without any error does not make every
-error infinite.  A floor far above the dtype's precision is a rejection, not a wide tolerance: a
-tolerance that cannot fail says nothing.
+has" and there is no constant to argue about.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from enginecast.runtime.manifest import Outcome, OutputVerdict, Verdict, Where
-from enginecast.verify.comparison import (
+from enginecast.runtime.bundle.manifest import Outcome, OutputVerdict, Verdict, Where
+from enginecast.verify.floor import Floor, least_floor
+from enginecast.verify.metrics import (
     Comparison,
-    Floor,
+    Metrics,
     output_names,
     pool_output,
-    unit_roundoff,
+    ratio,
+    times,
 )
-from enginecast.verify.metrics import BEYOND, Metrics, ratio
-from enginecast.verify.verdict_notes import floor_notes, where_notes
 
 LIMIT = 3.0
 """Error over floor, pooled over all cases.  Two correct orders of summation differ by less; a wrong
@@ -34,14 +31,6 @@ ROW_LAXITY = 2.0
 means."""
 LARGEST_ROW = 0.9
 """No row may be off by more, whatever the floor: a row of zeros is off by 1."""
-ROUNDING = 1.0
-"""The least floor, in unit roundoffs: computing in the dtype and rounding the result to it."""
-CAP = 4.0
-"""How much worse than an eighth of bf16's error eager fp16 may be (its unit roundoff is an eighth
-of bf16's)."""
-FP16_PER_BF16 = 8.0
-LARGEST_FLOOR = 0.25
-"""Past this relative error (12 dB) of eager, three times it would accept almost anything."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +51,6 @@ class _Judged:
 def limit_of(floor: Floor) -> float:
     """How many times the floor a pooled error may be."""
     return QUANTIZED_LIMIT if floor.rounding else LIMIT
-
-
-def least_floor(dtype: str) -> float:
-    """The relative error below which a floor is not taken at its word."""
-    return ROUNDING * unit_roundoff(dtype)
 
 
 def judge(
@@ -93,7 +77,7 @@ def judge(
     Returns:
         A verdict whose reasons say in words why it was rejected, or else what a reader should know.
     """
-    failures = [*problems, *floor_failures(floor)]
+    failures = [*problems, *floor.defects]
     rounds: list[list[_Judged]] = []
     for prefix, comparison in ((f"in true {floor.dtype} arithmetic: ", emulated), ("", measured)):
         if comparison is None:
@@ -107,8 +91,8 @@ def judge(
         failures.append("neither the engine nor the program was run")
     worst = [max(outputs, key=lambda o: o.ratio) for outputs in zip(*rounds, strict=True)]
     passed: Outcome = "verified" if engine_ran else "verified-by-emulation"
-    notes = [*where_notes(floor.dtype, where, measured, emulated, engine_ran), *_notes(worst)]
-    notes += floor_notes(floor)
+    notes = [] if engine_ran else _where_notes(floor.dtype, where, measured, emulated)
+    notes += [*_degenerate_notes(worst), *_floor_notes(floor)]
     return Verdict(
         outcome="rejected" if failures else passed,
         engine="ran" if engine_ran else "not run on target",
@@ -142,13 +126,6 @@ def _prompts(outputs: Sequence[OutputVerdict]) -> str:
     least = min(o.cosine for o in followed if o.cosine is not None)
     shown = math.floor(least * 1e6) / 1e6  # never more than it is
     return f"; cosine at least {shown:.6f} for every token of all {count} prompts"
-
-
-def times(value: float) -> str:
-    """A ratio as people read it: "0.04x", "1.1x", "47x", "1.2e+05x"."""
-    if value >= 9.95:
-        return f"{value:.0f}x" if value < 1e4 else f"{value:.1e}x"
-    return f"{value:.1f}x" if value >= 0.095 or value == 0.0 else f"{value:.1g}x"
 
 
 def _judge_output(measured: Comparison, floor: Floor, name: str) -> _Judged:
@@ -221,38 +198,29 @@ def _coverage_failures(measured: Comparison, floor: Floor) -> Iterator[str]:
         yield "every output of the reference is all zero: agreement would prove nothing"
 
 
-def floor_failures(floor: Floor) -> Iterator[str]:
-    """Say why a floor is no measure: a reason to reject, never a wide tolerance."""
-    for name in output_names(floor.cases):
-        pooled = pool_output(floor.cases, name)
-        eager = f"output {name!r}: {floor.owner}"
-        if pooled.nonfinite:
-            yield f"{eager} gives values that are not finite{_cause(floor, pooled)}"
-        elif (excess := _excess(floor, name, pooled)) > CAP:
-            allowed = f"{times(excess)} worse than {floor.dtype}'s precision allows"
-            yield f"{eager} is {allowed}{_cause(floor, pooled)}"
-        elif pooled.relative > LARGEST_FLOOR:
-            off = "beyond measure" if pooled.relative >= BEYOND else f"{pooled.relative:.0%}"
-            yield f"{eager} is off by {off}, so that no tolerance derived from it could fail"
+def _where_notes(
+    dtype: str, where: Where, measured: Comparison | None, emulated: Comparison | None
+) -> list[str]:
+    notes = ["the engine has not run"]
+    if measured is not None and where.provider:
+        notes = [f"the engine ran on {where.provider}, which does not compute in {dtype}"]
+    if emulated is not None:
+        notes.append(f"the program was judged in true {dtype} arithmetic")
+    return notes
 
 
-def _excess(floor: Floor, name: str, pooled: Metrics) -> float:
-    if floor.wider is None or floor.rounding:
-        return 0.0
-    wider = pool_output(floor.wider, name).relative / FP16_PER_BF16
-    return ratio(pooled.relative, max(wider, least_floor(floor.dtype)))
+def _floor_notes(floor: Floor) -> Iterator[str]:
+    if floor.rounding:
+        yield (
+            f"eager {floor.label}: eager's own error and that of the plan's {floor.rounding}"
+            " rounding, as it was simulated before the rewriting"
+        )
+    if floor.estimated:
+        cause = floor.culprit or "values leave fp16's range"
+        yield f"eager fp16 is no measure ({cause}): an eighth of eager bf16's error is taken"
 
 
-def _cause(floor: Floor, pooled: Metrics) -> str:
-    if floor.culprit:
-        return f": {floor.culprit}"
-    if floor.dtype == "fp16" and pooled.reference_max < 2.0**-14:
-        largest = f"{pooled.reference_max:.1g}"
-        return f": its values (up to {largest}) are below fp16's normal range (6.1e-5)"
-    return ""
-
-
-def _notes(judged: Sequence[_Judged]) -> Iterator[str]:
+def _degenerate_notes(judged: Sequence[_Judged]) -> Iterator[str]:
     for output in judged:
         if output.pooled.degenerate:
             flag = output.pooled.degenerate
@@ -261,7 +229,7 @@ def _notes(judged: Sequence[_Judged]) -> Iterator[str]:
 
 def _output_verdict(output: _Judged) -> OutputVerdict:
     pooled = output.pooled
-    if pooled.nonfinite or not pooled.rows:  # there is no number to tell
+    if pooled.nonfinite or not pooled.rows:  # there is no number to give
         return OutputVerdict(
             name=output.name, error=None, floor=output.floor, ratio=None, limit=output.limit
         )

@@ -16,15 +16,14 @@ import torch
 from torch import Tensor, nn
 from zoo.judge import difference, judge
 
-from enginecast.capture.derive import derive
-from enginecast.capture.outputs import named_tensors
-from enginecast.capture.source import open_source
-from enginecast.driver import export
+from enginecast.capture.inputs.derive.derive import derive
+from enginecast.capture.outputs.flatten import named_tensors
+from enginecast.capture.sources.source import open_source
+from enginecast.compiler.request import ExportRequest, ModelOptions
+from enginecast.compiler.session import export
 from enginecast.errors import EnginecastError, InputError
-from enginecast.plan import make_plan
-from enginecast.prepare import ModelOptions
+from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
-from enginecast.runtime.session import Engine
 from flow.cases import Case, Model
 
 Outcome = Literal["verified", "refused", "rejected", "crashed", "timed out", "silently wrong"]
@@ -63,9 +62,17 @@ def _export(case: Case, model: Model, bundle: Path, row: Row) -> None:
     given = copy.deepcopy(model.model)
     example = {name: tensor.clone() for name, tensor in model.example.items()}
     options = ModelOptions(dynamic=model.dynamic)
-    plan = make_plan(precision=case.precision)
     try:
-        done = export(given, bundle, plan, options, example or None, threads=1)
+        done = export(
+            ExportRequest(
+                given,
+                bundle,
+                precision=case.precision,
+                options=options,
+                example=example or None,
+                threads=1,
+            )
+        )
     except EnginecastError as error:
         row.outcome = "rejected" if error.exit_code == 1 else "refused"
         _tell(row, f"{type(error).__name__}: {error.message}")

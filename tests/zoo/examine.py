@@ -12,12 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from enginecast.capture.derive import derive
-from enginecast.capture.examples import example_sizes, sample
-from enginecast.capture.inputs import InputSpec
-from enginecast.capture.outputs import named_tensors
-from enginecast.capture.source import Source, open_source
-from enginecast.cli import main
+from enginecast.capture.inputs.derive.derive import derive
+from enginecast.capture.inputs.examples import example_sizes, sample
+from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.outputs.flatten import named_tensors
+from enginecast.capture.sources.source import Source, open_source
+from enginecast.cli.app import main
 from enginecast.errors import CaptureError, EnginecastError
 from enginecast.runtime.load import load
 from zoo.judge import judge

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from enginecast.capture.examples import sample
-from enginecast.capture.inputs import DimSpec, InputSpec
-from enginecast.capture.outputs import named_tensors
-from enginecast.runtime.session import Engine
+from enginecast.capture.inputs.examples import sample
+from enginecast.capture.inputs.specs import DimSpec, InputSpec
+from enginecast.capture.outputs.flatten import named_tensors
+from enginecast.runtime.engine import Engine
 
 RELATIVE = 1e-3
 """Largest L2 distance, as a part of the output's own L2 norm: a hundred times what fp32 loses."""

@@ -98,8 +98,8 @@ def _warm_up() -> None:
     import torch
     from torch.export import Dim
 
-    import enginecast.ops  # noqa: F401 - registers them
-    from enginecast.exporters.onnx_convert import convert
+    import enginecast.ops  # noqa: F401 - registers our ops
+    from enginecast.exporters.onnx.convert import convert
 
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     shapes = ({0: Dim("batch", min=1, max=9), 1: Dim("sequence", min=1, max=9)},)

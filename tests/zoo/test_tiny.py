@@ -10,8 +10,8 @@ from exports import Exports
 from torch import nn
 from transformers import CONFIG_MAPPING, T5EncoderModel
 
-from enginecast.capture.derive import derive
-from enginecast.capture.source import open_source
+from enginecast.capture.inputs.derive.derive import derive
+from enginecast.capture.sources.source import open_source
 from enginecast.runtime.load import load
 from zoo.judge import difference, judge
 from zoo.shrink import VOCABULARY, Plan, shrink

@@ -1,0 +1,144 @@
+"""A text encoder as a Hugging Face folder, run eagerly with torch."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from enginecast.cache.encoders.request import EncoderRequest
+from enginecast.cache.encoders.text_model import ModelFacts
+from enginecast.cache.store.spec import About, OutputSpec
+from enginecast.capture.outputs.flatten import run_named
+from enginecast.capture.outputs.selection import Wanted
+from enginecast.capture.sources.checkpoint import read_json
+from enginecast.capture.sources.huggingface import CONFIG_FILE, HuggingFaceSource
+from enginecast.capture.sources.source import open_source
+from enginecast.capture.sources.text_config import SEQUENCE_WITHOUT_LIMIT, limit_of, text_of
+from enginecast.errors import InputError, MissingError, UsageError
+from enginecast.runtime.device.torch_values import to_host
+from enginecast.runtime.values.arrays import Array
+
+DEFAULT_OUTPUTS = ("last_hidden_state",)
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_PROBE = (2, 5)
+"""Rows and tokens of the run that shows what the outputs are; no width of a model is 5."""
+
+
+def open_eager(request: EncoderRequest) -> "EagerModel":
+    """Build the model of the folder that a request names.
+
+    Its outputs have the names that an engine gives them, "hidden_states.-2" among them.  A T5 in
+    fp16 keeps the weights `wo` in fp32, as transformers does; its precision counts as fp16.
+
+    Raises:
+        SourceError: the folder cannot be read, or the weights do not fit.
+        InputError: the model takes other inputs than text.
+        UsageError: a precision or device that there is not, or an option for engines.
+        MissingError: no GPU.
+    """
+    if request.providers is not None:
+        raise UsageError(
+            f"--provider {','.join(request.providers)}: {request.model} is a model folder, which "
+            "torch runs",
+            hint="Use --device, or export the model first.",
+        )
+    source = open_source(request.model, random_weights=request.random_weights)
+    assert isinstance(source, HuggingFaceSource)
+    _require_text(source)
+    return EagerModel(source, _precision(source, request.precision), _device(request.device))
+
+
+class EagerModel:
+    """A model that takes `input_ids`, and possibly `attention_mask`."""
+
+    def __init__(self, source: HuggingFaceSource, precision: str, device: str) -> None:
+        self._device = device
+        self._module: nn.Module | None = source.eager(PRECISIONS[precision]).to(device)
+        self.facts = _describe(source, self._module, precision)
+
+    def outputs(self, names: Sequence[str]) -> tuple[OutputSpec, ...]:
+        names = tuple(names) or DEFAULT_OUTPUTS
+        found = self._run(np.zeros(_PROBE, np.int64), None, names)
+        return tuple(_output(name, found[name]) for name in names)
+
+    def run(self, ids: Array, mask: Array | None, outputs: Sequence[str]) -> dict[str, Array]:
+        return {name: to_host(value) for name, value in self._run(ids, mask, outputs).items()}
+
+    def _run(self, ids: Array, mask: Array | None, outputs: Sequence[str]) -> dict[str, Tensor]:
+        if self._module is None:
+            raise UsageError(f"{self.facts.folder}: the model is closed", hint="Open it again.")
+        feeds = {"input_ids": ids} | ({} if mask is None else {"attention_mask": mask})
+        inputs = {name: torch.from_numpy(value).to(self._device) for name, value in feeds.items()}
+        with torch.inference_mode():
+            return run_named(self._module, inputs, Wanted(tuple(outputs)))
+
+    def close(self) -> None:
+        self._module = None
+
+
+def _output(name: str, value: Tensor) -> OutputSpec:
+    kinds: dict[tuple[int, ...], Literal["token", "text"]] = {_PROBE: "token", _PROBE[:1]: "text"}
+    per = kinds.get(tuple(value.shape[:-1]))
+    if per is None or not value.is_floating_point() or tuple(value.shape) == _PROBE:
+        raise UsageError(
+            f"--outputs {name}: expected floats [batch, sequence, width] or [batch, width], but "
+            f"for {_PROBE[0]} texts of {_PROBE[1]} tokens the model gives {value.dtype} "
+            f"{list(value.shape)}",
+            hint="Name those to keep: --outputs A,B.",
+        )
+    dtype: Any = str(value.dtype).removeprefix("torch.")
+    return OutputSpec(name=name, per=per, width=value.shape[-1], dtype=dtype)
+
+
+def _describe(source: HuggingFaceSource, module: nn.Module, precision: str) -> ModelFacts:
+    limit = limit_of(source.config)
+    embedding = module.get_input_embeddings()  # type: ignore[operator]  # of a PreTrainedModel
+    padding: Any = getattr(text_of(source.config), "pad_token_id", None)
+    about = About(
+        encoder=source.model_class.__name__,
+        source=source.name,
+        config=read_json(source.folder / CONFIG_FILE),
+    )
+    return ModelFacts(
+        about=about,
+        folder=source.folder.resolve(),
+        identity=source.fingerprint(),
+        precision=precision,
+        takes_mask="attention_mask" in source.forward_arguments,
+        sequence=(1, limit),
+        default_length=limit or SEQUENCE_WITHOUT_LIMIT,
+        vocabulary=getattr(embedding, "num_embeddings", None),
+        padding_id=padding if isinstance(padding, int) else None,
+    )
+
+
+def _require_text(source: HuggingFaceSource) -> None:
+    missing = "input_ids" not in source.forward_arguments
+    more = {*source.required_arguments} - {"input_ids"}
+    if missing or more:
+        what = "takes no input_ids" if missing else f"needs {', '.join(sorted(more))}, too"
+        raise InputError(
+            f"{source.folder}: expected a text encoder, but {source.model_class.__name__} {what}",
+            hint="Give the folder of the text encoder alone.",
+        )
+
+
+def _precision(source: HuggingFaceSource, asked: str | None) -> str:
+    if asked is not None:
+        if asked not in PRECISIONS:
+            raise UsageError(f"--precision {asked}: expected {', '.join(PRECISIONS)}")
+        return asked
+    stored = source.weight_elements()
+    names = {dtype: name for name, dtype in PRECISIONS.items()}
+    return names.get(max(stored, key=lambda dtype: stored[dtype]), "fp32")
+
+
+def _device(asked: str | None) -> str:
+    device = asked or "cpu"
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"--device {device}: expected cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise MissingError("--device cuda: torch finds no GPU", hint="Use --device cpu.")
+    return device

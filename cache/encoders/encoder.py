@@ -1,0 +1,281 @@
+"""The encoder that fills a cache, and the spec of everything that decides its outputs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from enginecast.cache.encoders.request import EncoderRequest, StoreDtype, resolve
+from enginecast.cache.encoders.text_model import ModelFacts, TextModel
+from enginecast.cache.encoders.tokenizer_files import TokenizerFacts, find_tokenizer
+from enginecast.cache.encoders.tokenizing import Tokenizing, check_template, digest_of
+from enginecast.cache.store.spec import About, Clean, EncoderSpec, OutputSpec
+from enginecast.errors import MissingError, SourceError, UsageError
+from enginecast.runtime.bundle.manifest import MANIFEST_NAME
+from enginecast.runtime.device.out_of_memory import lacks_memory
+from enginecast.runtime.values.arrays import Array
+
+_PROBE = "a photo of a fox"
+_PROBE_PADDING = 5
+_ROUNDING: Mapping[str, float] = {"fp32": 1e-3}
+"""How much the outputs of a T5 differ when rows are padded: 1e-6 of the largest in fp32 ..."""
+_ROUNDING_16_BITS = 0.1
+"""... and 0.015 in bf16; without a mask by more than all of it."""
+
+
+class Encoder:
+    """A text encoder with its spec, and the text of the `tokenizer.json` that makes its ids."""
+
+    def __init__(self, model: TextModel, spec: EncoderSpec, tokenizer: bytes) -> None:
+        self._model = model
+        self.spec = spec
+        self.about: About = model.facts.about
+        self.tokenizer = tokenizer
+
+    def encode(self, ids: Array, mask: Array) -> dict[str, Array]:
+        """Run on a batch.
+
+        Args:
+            ids: int64 [batch, sequence], padded as the spec says.
+            mask: int64 [batch, sequence], 1 for tokens; all ones where the spec has no mask.
+
+        Returns:
+            The spec's outputs in its dtypes: [batch, sequence, width], or [batch, width] for an
+            output per text.  Values may be NaN or infinite: who stores them looks.
+
+        Raises:
+            MissingError: too little memory.
+        """
+        names = [output.name for output in self.spec.outputs]
+        try:
+            found = self._model.run(ids, mask if self.spec.mask else None, names)
+            # What a dtype cannot hold becomes infinite, and is refused.
+            with np.errstate(over="ignore", invalid="ignore"):
+                return {one.name: _cast(found[one.name], one.dtype) for one in self.spec.outputs}
+        except (MemoryError, RuntimeError) as error:
+            if not lacks_memory(error):
+                raise
+            raise MissingError(
+                f"{self.about.source}: too little memory for {len(ids)} texts of {ids.shape[1]} "
+                f"tokens: {error}",
+                hint="Give a smaller --batch-tokens.  What was committed is safe.",
+            ) from error
+
+    def close(self) -> None:
+        """Give the memory back; twice does no harm."""
+        self._model.close()
+
+
+def _cast(values: Array, dtype: str) -> Array:
+    if values.dtype.name == dtype:
+        return values
+    return values.astype(np.float32).astype(np.dtype(dtype))
+
+
+def open_encoder(request: EncoderRequest) -> Encoder:
+    """Open a bundle, or a Hugging Face folder to be run eagerly.
+
+    Raises:
+        SourceError, BundleError: neither, or damaged; no tokenizer.
+        MissingError: this machine lacks what runs it.
+        InputError: it takes other inputs than text.
+        UsageError: an option does not fit the encoder or another option.
+
+    Warns:
+        EnginecastWarning: the verdict of an engine does not cover a run here.
+    """
+    request = resolve(request)
+    model = _open_model(request)
+    try:
+        tokenizer = find_tokenizer(model.facts.folder, request.tokenizer)
+        spec = make_spec(request, model.facts, tokenizer, model.outputs(request.outputs))
+        tokenizing = Tokenizing(tokenizer.text, spec)
+        if not spec.padded:
+            _require_trimmable(model, spec, tokenizing)
+    except BaseException:
+        model.close()
+        raise
+    return Encoder(model, spec, tokenizer.text)
+
+
+def _open_model(request: EncoderRequest) -> TextModel:
+    folder = Path(request.model)
+    if (folder / MANIFEST_NAME).is_file():
+        from enginecast.cache.encoders.engine import open_engine
+
+        return open_engine(request)
+    if not (folder / "config.json").is_file():
+        what = "holds neither" if folder.is_dir() else "is no folder"
+        raise SourceError(
+            f"{request.model}: expected a bundle ({MANIFEST_NAME}) or a Hugging Face folder "
+            f"(config.json), but it {what}",
+            hint="`enginecast export MODEL -o DIR` makes a bundle.",
+        )
+    from enginecast.cache.encoders.eager import open_eager
+
+    return open_eager(request)
+
+
+def _require_trimmable(model: TextModel, spec: EncoderSpec, tokenizing: Tokenizing) -> None:
+    """Refuse to leave out rows of padding that change the others, masked though they are.
+
+    Positions that count from the left do that where padding is on the left.
+    """
+    names = [output.name for output in spec.outputs]
+    ids = tokenizing.tokens([_PROBE])[0].ids.astype(np.int64)[np.newaxis]
+    if ids.shape[1] >= spec.max_length > 1:
+        ids = ids[:, : spec.max_length // 2]  # room for padding
+    tokens, left = ids.shape[1], spec.padding_side == "left"
+    more = min(_PROBE_PADDING, spec.max_length - tokens)
+    around = ((0, 0), (more, 0) if left else (0, more))
+    padded = np.pad(ids, around, constant_values=spec.padding_id)
+    bare = model.run(ids, np.ones_like(ids), names)
+    found = model.run(padded, np.pad(np.ones_like(ids), around), names)
+    limit = _ROUNDING.get(spec.precision, _ROUNDING_16_BITS)
+    for output in spec.outputs:
+        here, there = bare[output.name], found[output.name]
+        if output.per == "token":
+            there = there[:, more:] if left else there[:, :tokens]
+        error = _distance(here, there)
+        if error > limit:
+            raise UsageError(
+                f"{model.facts.about.source}: padding is masked, but changes {output.name} by "
+                f"{error:.2g} of its largest value, so its rows cannot be left out",
+                hint="--keep-all stores all rows, padded to --max-length.",
+            )
+
+
+def _distance(one: Array, other: Array) -> float:
+    """Largest difference, in parts of the largest value; 0 where no text can be stored anyway."""
+    one, other = one.astype(np.float64), other.astype(np.float64)
+    if not np.isfinite(one).all():
+        return 0.0
+    largest = float(np.abs(one).max(initial=0.0))
+    with np.errstate(invalid="ignore"):
+        error = float(np.abs(one - other).max(initial=0.0)) / (largest or 1.0)
+    return error if np.isfinite(error) else np.inf
+
+
+def make_spec(
+    request: EncoderRequest,
+    model: ModelFacts,
+    tokenizer: TokenizerFacts,
+    outputs: Sequence[OutputSpec],
+) -> EncoderSpec:
+    """Fill in what a user left open, and refuse what does not fit together.
+
+    Args:
+        outputs: as the encoder gives them.
+
+    Raises:
+        UsageError: an option does not fit the encoder or another option.
+    """
+    template = "{}" if request.template is None else request.template
+    check_template(template)
+    if request.mask and not model.takes_mask:
+        raise UsageError(f"--mask: {model.about.source} takes no attention mask")
+    mask = model.takes_mask if request.mask is None else request.mask
+    keep_all = request.keep_all if request.keep_all is not None else not mask
+    max_length = _max_length(request, model, tokenizer)
+    if not mask and max_length < model.sequence[0]:
+        raise UsageError(
+            f"--max-length {max_length}: without a mask texts are padded to it, but the engine "
+            f"takes {model.sequence[0]} tokens at least"
+        )
+    spec = EncoderSpec(
+        model=dict(model.identity),
+        engine=dict(model.engine),
+        precision=model.precision,
+        tokenizer=digest_of(tokenizer.text),
+        template=template,
+        clean=_clean(request),
+        max_length=max_length,
+        padding_id=_padding_id(model, tokenizer, needed=not mask),
+        padding_side=request.padding_side or tokenizer.padding_side or model.padding_side,
+        mask=mask,
+        rows="all" if keep_all else "real",
+        extra_rows=request.extra_rows or 0,
+        skip_rows=request.skip_rows or 0,
+        outputs=tuple(_stored(output, request.store_dtype) for output in outputs),
+    )
+    last = max(tokenizer.last_id, spec.padding_id)
+    if model.vocabulary is not None and last >= model.vocabulary:
+        raise UsageError(
+            f"{model.about.source}: it knows {model.vocabulary} token ids, but the tokenizer gives "
+            f"ids up to {last}: it is another model's",
+            hint="Give the model's own: --tokenizer PATH.",
+        )
+    _check_rows(spec)
+    return spec
+
+
+def _clean(request: EncoderRequest) -> Clean:
+    clean = request.clean or "none"
+    if clean not in get_args(Clean):
+        raise UsageError(f"--clean {clean}: expected one of {', '.join(get_args(Clean))}")
+    return clean
+
+
+def _max_length(request: EncoderRequest, model: ModelFacts, tokenizer: TokenizerFacts) -> int:
+    most = model.sequence[1]
+    asked = request.max_length
+    if asked is not None:
+        if asked < 1 or (most is not None and asked > most):
+            raise UsageError(
+                f"--max-length {asked}: expected 1..{most}, which is what {model.about.source} "
+                "takes"
+                if most
+                else f"--max-length {asked}: expected at least 1"
+            )
+        return asked
+    said = tokenizer.max_length or model.default_length
+    return said if most is None else min(said, most)
+
+
+def _padding_id(model: ModelFacts, tokenizer: TokenizerFacts, *, needed: bool) -> int:
+    """What is masked may be any id; without a mask it changes every row, and is not guessed."""
+    for found in (tokenizer.padding_id, model.padding_id):
+        if found is not None:
+            return found
+    if needed:
+        raise UsageError(
+            f"{model.about.source}: without a mask the padding token decides the outputs, but "
+            "neither the tokenizer nor the model's config names one",
+            hint="Add pad_token to tokenizer_config.json.",
+        )
+    return 0
+
+
+def _stored(output: OutputSpec, dtype: StoreDtype | None) -> OutputSpec:
+    if dtype is None:
+        return output
+    if dtype not in get_args(StoreDtype):
+        raise UsageError(f"--store-dtype {dtype}: expected {', '.join(get_args(StoreDtype))}")
+    return OutputSpec(name=output.name, per=output.per, width=output.width, dtype=dtype)
+
+
+def _check_rows(spec: EncoderSpec) -> None:
+    if spec.extra_rows < 0 or spec.skip_rows < 0:
+        raise UsageError("--extra-rows, --skip-rows: expected at least 0")
+    if spec.extra_rows and spec.rows == "all":
+        raise UsageError(
+            f"--extra-rows {spec.extra_rows}: all rows are kept already",
+            hint="Leave it out, or give --trim.",
+        )
+    if spec.extra_rows and spec.padding_side == "left":
+        raise UsageError(
+            f"--extra-rows {spec.extra_rows}: texts are padded on the left, so no rows of "
+            "padding follow a text"
+        )
+    if spec.skip_rows and spec.padding_side == "left" and spec.rows != "all":
+        raise UsageError(
+            f"--skip-rows {spec.skip_rows}: texts are padded on the left, so the first rows of a "
+            "text are not those of its row of ids, which is where pipelines drop some",
+            hint="--keep-all keeps the rows of padding, and drops the first of the row; or give a "
+            "tokenizer that pads on the right: --tokenizer PATH.",
+        )
+    if spec.skip_rows >= spec.max_length:
+        raise UsageError(
+            f"--skip-rows {spec.skip_rows}: expected fewer than --max-length {spec.max_length}"
+        )

@@ -1,0 +1,172 @@
+"""A text encoder as a bundle: run without torch, where the engine needs none."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from enginecast.cache.encoders.request import EncoderRequest
+from enginecast.cache.encoders.text_model import ModelFacts
+from enginecast.cache.store.spec import About, OutputSpec
+from enginecast.capture.sources.text_encoders import class_named_by
+from enginecast.errors import InputError, UsageError
+from enginecast.runtime.bundle.manifest import Input, Manifest, Output
+from enginecast.runtime.engine import Engine
+from enginecast.runtime.load import load
+from enginecast.runtime.values.arrays import Array
+
+CONFIG_FILE = "config.json"
+_KINDS = ("token_ids", "attention_mask", "token_type_ids")
+
+
+def open_engine(request: EncoderRequest) -> "EngineModel":
+    """Load the engine of the bundle that a request names.
+
+    Raises:
+        BundleError: the bundle is damaged, or its engine was rejected when it was verified.
+        MissingError: this machine cannot run it.
+        InputError: it takes other inputs than text.
+        UsageError: an option is for eager models.
+
+    Warns:
+        EnginecastWarning: the verdict was reached by emulation, or on another provider.
+    """
+    options = {"--precision": request.precision, "--random-weights": request.random_weights}
+    for option, value in options.items():
+        if value is not None:
+            raise UsageError(
+                f"{option} {value}: {request.model} is a bundle, and {option} is for eager models",
+                hint="Export the model again for an engine of another precision.",
+            )
+    engine = load(
+        request.model,
+        providers=request.providers,
+        device=None if request.providers else request.device,
+        threads=request.threads,
+        allow_code=request.allow_code,
+    )
+    return EngineModel(engine)
+
+
+class EngineModel:
+    """An engine that takes token ids, and possibly a mask and token types, all of them 0.
+
+    Batches that are too large are run in pieces.  A batch that is too small is filled up with
+    copies of its last row, and a row that is too short with masked padding; both are cut off again.
+
+    Raises:
+        InputError: the engine takes other inputs than text.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        ids = _token_ids(engine.inputs)
+        self._dims = ids.shape
+        self._batch = _sizes(engine.manifest, ids.shape[0])
+        self._sequence = _sizes(engine.manifest, ids.shape[1])
+        self.facts = _describe(engine, ids, self._sequence)
+
+    def outputs(self, names: Sequence[str]) -> tuple[OutputSpec, ...]:
+        given = {output.name: output for output in self._engine.outputs}
+        for name in names:
+            if name not in given:
+                raise UsageError(
+                    f"--outputs {name}: the engine gives no output {name!r}",
+                    hint=f"It gives {', '.join(given)}; export again for others.",
+                )
+        return tuple(self._output(given[name]) for name in names or given)
+
+    def _output(self, output: Output) -> OutputSpec:
+        kinds: dict[tuple[int | str, ...], Literal["token", "text"]]
+        kinds = {self._dims: "token", self._dims[:1]: "text"}
+        *outer, width = output.shape or ("",)
+        per = kinds.get(tuple(outer))
+        if per is None or not isinstance(width, int) or "float" not in output.dtype:
+            raise UsageError(
+                f"--outputs {output.name}: expected floats [batch, sequence, width] or [batch, "
+                f"width], but the engine gives {output.dtype} {list(output.shape)}",
+                hint="Name those to keep: --outputs A,B.",
+            )
+        return OutputSpec(name=output.name, per=per, width=width, dtype=output.dtype)
+
+    def run(self, ids: Array, mask: Array | None, outputs: Sequence[str]) -> dict[str, Array]:
+        mask = np.ones_like(ids) if mask is None else mask
+        most = self._batch[1]
+        parts = [
+            self._run(ids[start : start + most], mask[start : start + most], outputs)
+            for start in range(0, len(ids), most)
+        ]
+        return {name: np.concatenate([part[name] for part in parts]) for name in outputs}
+
+    def _run(self, ids: Array, mask: Array, outputs: Sequence[str]) -> dict[str, Array]:
+        rows, tokens = ids.shape
+        wider = max(0, self._sequence[0] - tokens)
+        grown = ((0, max(0, self._batch[0] - rows)), (0, 0))
+        feeds = {}
+        for spec in self._engine.inputs:
+            array = {"token_ids": ids, "attention_mask": mask}.get(spec.kind, np.zeros_like(ids))
+            filling = (self.facts.padding_id or 0) if spec.kind == "token_ids" else 0
+            array = np.pad(array, ((0, 0), (0, wider)), constant_values=filling)
+            array = np.pad(array, grown, mode="edge")
+            feeds[spec.name] = np.ascontiguousarray(array, dtype=spec.dtype)
+        found = self._engine.run(feeds, outputs=outputs, check_finite=False)
+        return {name: _cut(found[name], rows, tokens) for name in outputs}
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def _cut(found: Array, rows: int, tokens: int) -> Array:
+    return found[:rows, :tokens] if found.ndim > 2 else found[:rows]
+
+
+def _describe(engine: Engine, ids: Input, sequence: tuple[int, int]) -> ModelFacts:
+    manifest, text = engine.manifest, engine.manifest.text
+    file = engine.folder / CONFIG_FILE  # which a bundle need not have
+    config: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
+    about = About(
+        encoder=class_named_by(config),
+        source=engine.folder.name,
+        config=config,
+        verdict=engine.verdict.outcome,
+    )
+    return ModelFacts(
+        about=about,
+        folder=engine.folder,
+        identity=manifest.model.fingerprint,
+        precision=manifest.asked_precision,
+        takes_mask=any(spec.kind == "attention_mask" for spec in engine.inputs),
+        sequence=sequence,
+        default_length=min(text.max_length, sequence[1]) if text else sequence[1],
+        vocabulary=None if ids.maximum is None else int(ids.maximum) + 1,
+        padding_id=text.padding_id if text else None,
+        padding_side=text.padding_side if text else "right",
+        engine=_engine_digests(engine),
+    )
+
+
+def _engine_digests(engine: Engine) -> dict[str, str]:
+    record = engine.record
+    digests = {file.name: file.sha256 for file in engine.manifest.files}
+    files = {"file": record.file, "weights": record.weights, "network": record.network}
+    found = {part: digests[name] for part, name in files.items() if name}
+    return {"target": record.target, "pipeline": engine.manifest.pipeline, **found}
+
+
+def _token_ids(inputs: Sequence[Input]) -> Input:
+    ids = [spec for spec in inputs if spec.kind == "token_ids"]
+    for spec in inputs:
+        if spec.kind not in _KINDS or (ids and spec.shape != ids[0].shape) or len(spec.shape) != 2:
+            raise InputError(
+                f"input {spec.name!r}: expected token ids, mask or types [batch, sequence], got "
+                f"{spec.kind} {spec.dtype} {list(spec.shape)}",
+                hint="A cache holds outputs of text encoders alone.",
+            )
+    if len(ids) != 1:
+        raise InputError(f"expected an engine with one input of token ids, got {len(ids)}")
+    return ids[0]
+
+
+def _sizes(manifest: Manifest, size: int | str) -> tuple[int, int]:
+    return manifest.symbols[size] if isinstance(size, str) else (size, size)

@@ -1,0 +1,194 @@
+"""What is asked of a fill, and what each pipeline of diffusers adds: `pipelines.json`.  No torch.
+
+Whether a pipeline tells its encoder what is padding, and which rows it reads, decides what may be
+left out of a cache.  No config says so; each row was read in the source that it names, and
+tests/test_cache_pipelines.py holds it against the diffusers that is installed.
+"""
+
+import difflib
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from enginecast.cache.store.spec import Clean, Side, Size
+from enginecast.errors import UsageError
+from enginecast.runtime.bundle.manifest import Record
+
+FILE = "pipelines.json"
+TooLong = Literal["error", "truncate"]
+StoreDtype = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class EncoderRequest:
+    """An encoder as a user names it.  Plain values, so that any worker process can open it.
+
+    Args:
+        model: a bundle, or a Hugging Face folder, which is run eagerly.
+        tokenizer: a folder or `tokenizer.json`; None: the model's own.
+        pipeline: "flux:text_encoder_2": a row of `pipelines.json` gives what is None below.
+        template: a text goes in place of the braces; None: the text alone.
+        clean: None: nothing is done to a text.
+        max_length: in tokens; None: what the model takes, or its tokenizer says.
+        mask: whether the encoder is told what is padding; None: where it takes a mask.
+        keep_all: keep the rows of padding; None: only where the encoder gets no mask.
+        extra_rows: rows of padding kept behind the tokens.
+        skip_rows: rows dropped in front.
+        padding_side: None: as the tokenizer's files say.
+        outputs: names of the outputs to keep; empty: all that an engine gives, and
+            `last_hidden_state` of an eager model.
+        precision: "fp32", "bf16" or "fp16" of an eager model; None: as its weights are stored.  An
+            engine has its own.
+        store_dtype: None: as the encoder gives them.
+        random_weights: seed, for a folder with a config alone.
+        device: "cpu" or "cuda"; None: "cpu".
+        providers: execution providers of ONNX Runtime.
+        threads: within one operator.
+        allow_code: open engine kinds that run code when they are loaded.
+    """
+
+    model: str
+    tokenizer: str | None = None
+    pipeline: str | None = None
+    template: str | None = None
+    clean: Clean | None = None
+    max_length: int | None = None
+    mask: bool | None = None
+    keep_all: bool | None = None
+    extra_rows: int | None = None
+    skip_rows: int | None = None
+    padding_side: Side | None = None
+    outputs: tuple[str, ...] = ()
+    precision: str | None = None
+    store_dtype: StoreDtype | None = None
+    random_weights: int | None = None
+    device: str | None = None
+    providers: tuple[str, ...] | None = None
+    threads: int | None = None
+    allow_code: bool = False
+
+
+class Part(Record, frozen=True, kw_only=True):
+    """A text encoder of a pipeline, and how the pipeline uses it."""
+
+    pipeline: str
+    part: str
+    """As the pipeline calls it: "text_encoder_2"."""
+    model: str
+    """Class of the encoder."""
+    source: str
+    """Where this was read: a file of diffusers."""
+    function: str
+    """In it: "FluxPipeline.encode_prompt"."""
+    mask: bool
+    """Whether the encoder is told what is padding."""
+    keep_all: bool
+    """Whether rows of padding are read."""
+    extra_rows: Size
+    skip_rows: Size
+    max_length: Annotated[int, Meta(ge=1)]
+    """Tokens that a text is padded and cut to, template included, where nobody says otherwise."""
+    template: str
+    clean: Clean
+    padding_side: Side | None = None
+    """Where the pipeline sets it; None: it leaves that to the tokenizer."""
+    outputs: Annotated[tuple[str, ...], Meta(min_length=1)]
+    """The outputs that are read."""
+    note: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.pipeline}:{self.part}"
+
+
+class Table(Record, frozen=True, kw_only=True):
+    """The file."""
+
+    diffusers: str
+    """The version whose sources were read."""
+    parts: tuple[Part, ...]
+
+
+@cache
+def table() -> Table:
+    """The table as it is packaged."""
+    content = files("enginecast.cache.encoders").joinpath(FILE).read_bytes()
+    return msgspec.json.decode(content, type=Table)
+
+
+def part_of(name: str) -> Part:
+    """A row by "PIPELINE:PART", or "PIPELINE" where that has one text encoder.
+
+    Raises:
+        UsageError: there is none, or several to choose from; lists them.
+    """
+    pipeline, _, part = name.partition(":")
+    parts = {found.part: found for found in table().parts if found.pipeline == pipeline}
+    if not parts:
+        known = list(dict.fromkeys(found.pipeline for found in table().parts))
+        close = difflib.get_close_matches(pipeline, known, n=1)
+        meant = f"Did you mean {close[0]!r}?  " if close else ""
+        raise UsageError(
+            f"--for {name}: no such pipeline is known",
+            hint=f"{meant}Known: {', '.join(known)}.  For others leave --for out, and say --mask or"
+            " --no-mask, --keep-all or --trim, --max-length.",
+        )
+    if not part and len(parts) == 1:
+        return next(iter(parts.values()))
+    if part not in parts:
+        what = f"has no part {part!r}" if part else "has several text encoders"
+        names = ", ".join(found.name for found in parts.values())
+        raise UsageError(f"--for {name}: {pipeline} {what}", hint=f"There are: {names}.")
+    return parts[part]
+
+
+def resolve(request: EncoderRequest) -> EncoderRequest:
+    """Fill in what a request leaves to its pipeline; what it says itself stays.
+
+    Returns:
+        The request itself where it names no pipeline.
+
+    Raises:
+        UsageError: the pipeline is not known, or an option would store other rows than those that
+            the pipeline reads.
+    """
+    if request.pipeline is None:
+        return request
+    part = part_of(request.pipeline)
+    wrong = _wrong_rows(request, part)
+    if wrong is not None:  # no reader could notice later: the rows would be there, and be others
+        option, why = wrong
+        raise UsageError(
+            f"--for {request.pipeline} with {option}: {why}, so the cache would hold other rows"
+            " than the pipeline reads",
+            hint=f"Leave {option} out; or leave --for out, if this is for something else.  See"
+            f" {part.function} in diffusers {table().diffusers}.",
+        )
+    given = {
+        field: getattr(part, field)
+        for field in Part.__struct_fields__
+        if getattr(request, field, "") is None
+    }
+    return replace(request, outputs=request.outputs or part.outputs, **given)
+
+
+def _wrong_rows(request: EncoderRequest, part: Part) -> tuple[str, str] | None:
+    """The option that contradicts the pipeline, and what the pipeline does."""
+    if request.mask is not None and request.mask != part.mask:
+        told = "tells" if part.mask else "does not tell"
+        return "--mask" if request.mask else "--no-mask", f"it {told} the encoder what is padding"
+    if part.keep_all and request.keep_all is False:
+        return "--trim", "it reads rows of padding"
+    if (request.extra_rows or 0) < part.extra_rows and request.extra_rows is not None:
+        return f"--extra-rows {request.extra_rows}", f"it reads {part.extra_rows} rows of padding"
+    if request.skip_rows is not None and request.skip_rows > part.skip_rows:
+        read = f"it drops {part.skip_rows} rows" if part.skip_rows else "it drops no rows"
+        return f"--skip-rows {request.skip_rows}", f"{read} in front"
+    other = request.template not in (None, part.template)
+    if other and part.skip_rows and request.skip_rows is None:
+        return "--template", f"it drops {part.skip_rows} rows in front: those of its own template"
+    return None

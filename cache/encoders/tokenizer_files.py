@@ -1,0 +1,210 @@
+"""The tokenizer of an encoder, and what its files say of padding and the longest text."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import Tokenizer
+
+from enginecast.cache.encoders.tokenizing import parse_tokenizer
+from enginecast.errors import CacheError, MissingError, SourceError, UsageError
+
+FILE = "tokenizer.json"
+_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
+_OLDER_FILES = (
+    "spiece.model",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "vocab.txt",
+)
+_NO_LIMIT = 10**6
+"""transformers writes 10^30 where a tokenizer knows no longest text."""
+
+PADS_LEFT = frozenset(
+    {
+        "CodeLlamaTokenizer",
+        "CohereTokenizer",
+        "GemmaTokenizer",
+        "LlamaTokenizer",
+        "Siglip2Tokenizer",
+        "XLNetTokenizer",
+    }
+)
+"""Tokenizers of transformers 5.23 that pad on the left unless their files say otherwise."""
+
+
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """A tokenizer, and what its files say; None where they do not.
+
+    Args:
+        text: of its `tokenizer.json`, without padding; truncation is there where it goes from the
+            left.
+        last_id: the greatest that it gives.
+        padding_id: what fills up a row.
+        padding_side: where that goes.
+        max_length: longest text in tokens.
+    """
+
+    text: bytes
+    last_id: int
+    padding_id: int | None
+    padding_side: Literal["right", "left"] | None
+    max_length: int | None
+
+
+def find_tokenizer(folder: Path, asked: str | None = None) -> TokenizerFacts:
+    """Read the tokenizer of a model.
+
+    Padding is what the tokenizer's own files say, not the model's config: CLIP's config knows 1,
+    and its tokenizer pads with its end token; the second one of Stable Diffusion XL with "!".
+
+    Args:
+        folder: of the model or bundle.  Where it has no tokenizer and is called `text_encoder_2`,
+            `tokenizer_2` beside it is taken, which is how pipelines of diffusers are saved.
+        asked: a folder or a `tokenizer.json` that is to be taken instead.
+
+    Raises:
+        UsageError: `asked` is neither, or a padding token that is not in the vocabulary.
+        SourceError: there is no tokenizer, or it cannot be read.
+        MissingError: a package is lacking that reads the tokenizer's old format.
+    """
+    file = _place(folder, asked)
+    content, said = (_read(file), _said(file.parent)) if file.is_file() else _convert(file.parent)
+    tokenizer = _parse(file, json.dumps(content).encode())
+    left = said.get("truncation_side", _direction(content, "truncation")) == "left"
+    own_padding: dict[str, Any] = content.get("padding") or {}
+    kept = {**content, "padding": None, "truncation": _from_the_left() if left else None}
+    return TokenizerFacts(
+        text=json.dumps(kept, ensure_ascii=False, indent=1).encode(),
+        last_id=max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0),
+        padding_id=_padding_id(file, said, own_padding, tokenizer),
+        padding_side=_padding_side(said, content),
+        max_length=_longest(said),
+    )
+
+
+def _place(folder: Path, asked: str | None) -> Path:
+    """Where `tokenizer.json` is, or would be among the files of an older format."""
+    if asked is not None:
+        path = Path(asked)
+        if not path.exists():
+            raise UsageError(f"--tokenizer {asked}: no such file or folder")
+        if path.is_file():
+            return path
+        if not _has_tokenizer(path):
+            raise UsageError(f"--tokenizer {asked}: expected {FILE} in this folder, got none")
+        return path / FILE
+    beside = folder.parent / folder.name.replace("text_encoder", "tokenizer", 1)
+    for place in (folder, beside):
+        if _has_tokenizer(place):
+            return place / FILE
+    raise SourceError(
+        f"{folder}: expected a tokenizer ({FILE}), got none",
+        hint="Give the folder that has it: --tokenizer PATH.",
+    )
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (FILE, *_OLDER_FILES))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (ValueError, OSError) as error:
+        raise SourceError(f"{file}: not a tokenizer: {error}") from error
+    if not isinstance(content, dict):
+        raise SourceError(f"{file}: not a tokenizer: expected a JSON object")
+    return content
+
+
+def _parse(file: Path, text: bytes) -> Tokenizer:
+    try:
+        return parse_tokenizer(text)
+    except CacheError as error:
+        raise SourceError(f"{file}: {error.message.removeprefix('tokenizer.json: ')}") from error
+
+
+def _convert(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read files of an older format with transformers, which imports torch where it is there.
+
+    Returns:
+        What `tokenizer.json` and `tokenizer_config.json` of the tokenizer would say.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        read = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, use_fast=True
+        )
+        content = json.loads(read.backend_tokenizer.to_str())
+    except ImportError as error:
+        raise MissingError(
+            f"{folder}: the tokenizer has no {FILE}, and what reads its own format is lacking: "
+            f"{_first_line(error)}",
+            hint="pip install sentencepiece, or save the tokenizer with save_pretrained.",
+        ) from error
+    except Exception as error:  # any kind: it depends on the tokenizer
+        raise SourceError(
+            f"{folder}: the tokenizer has no {FILE}, and cannot be converted: {_first_line(error)}",
+            hint="Save it with save_pretrained of a fast tokenizer.",
+        ) from error
+    assert isinstance(content, dict)
+    names = ("pad_token", "padding_side", "truncation_side", "model_max_length")
+    return content, {name: getattr(read, name) for name in names}
+
+
+def _said(folder: Path) -> dict[str, Any]:
+    """What the files beside `tokenizer.json` say, that of the first file first."""
+    said: dict[str, Any] = {}
+    for name in _CONFIGS:
+        if (folder / name).is_file():
+            said = {**_read(folder / name), **said}
+    return said
+
+
+def _padding_id(
+    file: Path, said: Mapping[str, Any], own: Mapping[str, Any], tokenizer: Tokenizer
+) -> int | None:
+    named = said.get("pad_token")
+    token = named.get("content") if isinstance(named, dict) else named
+    if not isinstance(token, str):
+        found = own.get("pad_id")
+        return found if isinstance(found, int) else None
+    number = tokenizer.token_to_id(token)
+    if number is None:
+        raise UsageError(f"{file}: its padding token {token!r} is not in its vocabulary")
+    return int(number)
+
+
+def _padding_side(
+    said: Mapping[str, Any], content: dict[str, Any]
+) -> Literal["right", "left"] | None:
+    side = said.get("padding_side", _direction(content, "padding"))
+    if side is None and isinstance(kind := said.get("tokenizer_class"), str):
+        side = "left" if kind.removesuffix("Fast") in PADS_LEFT else "right"
+    return {"right": "right", "left": "left"}.get(side)  # type: ignore[return-value]
+
+
+def _direction(content: Mapping[str, Any], part: str) -> str | None:
+    found = (content.get(part) or {}).get("direction")
+    return found.lower() if isinstance(found, str) else None
+
+
+def _from_the_left() -> dict[str, Any]:
+    """As `tokenizer.json` writes it; the length is that of the spec when texts are tokenized."""
+    return {"direction": "Left", "max_length": 512, "strategy": "LongestFirst", "stride": 0}
+
+
+def _longest(said: Mapping[str, Any]) -> int | None:
+    found = said.get("model_max_length")
+    return int(found) if isinstance(found, int | float) and 0 < found < _NO_LIMIT else None
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,156 @@
+"""Texts to token ids, with the `tokenizers` library alone: transformers would import torch."""
+
+import hashlib
+import html
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from enginecast.cache.store.spec import Clean, EncoderSpec
+from enginecast.errors import CacheError, UsageError
+from enginecast.runtime.values.arrays import Array
+
+_BLOCK = 1024
+"""Texts tokenized at a time: encodings take some hundred bytes a token."""
+_SPACE = re.compile(r"\s+")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text as the encoder reads it.
+
+    Args:
+        ids: int32 [tokens], cut to the longest, without padding.
+        length: tokens before it was cut.
+    """
+
+    ids: Array
+    length: int
+
+
+class Tokenizing:
+    """Makes token ids of texts, as a spec says.
+
+    Args:
+        tokenizer: text of a `tokenizer.json`; what it says of padding is not used, nor how many
+            tokens it truncates at, but from which side it does is.
+        spec: has the cleaning, the template and the longest text.
+
+    Raises:
+        CacheError: not a tokenizer, or another one than the spec's.
+        UsageError: the spec's template has not one pair of braces, or its longest text does not
+            hold the tokens that the tokenizer adds.
+    """
+
+    def __init__(self, tokenizer: bytes, spec: EncoderSpec) -> None:
+        check_template(spec.template)
+        found = digest_of(tokenizer)
+        if found != spec.tokenizer:
+            raise CacheError(
+                f"tokenizer.json: expected the tokenizer {spec.tokenizer}, got {found}",
+                hint="Put the original back, or fill a new cache.",
+            )
+        self.spec = spec
+        self._tokenizer = parse_tokenizer(tokenizer)
+        self._added = self._tokenizer.num_special_tokens_to_add(False)
+        if spec.max_length <= self._added:
+            raise UsageError(
+                f"--max-length {spec.max_length}: expected more than the {self._added} tokens that "
+                "the tokenizer adds to each text"
+            )
+        side = (self._tokenizer.truncation or {}).get("direction", "right")
+        self._tokenizer.enable_truncation(spec.max_length, direction=side)
+        self._tokenizer.no_padding()
+
+    def tokens(self, texts: Sequence[str]) -> list[Tokens]:
+        """Clean texts, put them into the template, tokenize and cut them."""
+        made: list[Tokens] = []
+        for start in range(0, len(texts), _BLOCK):
+            block = [prepare_text(self.spec, text) for text in texts[start : start + _BLOCK]]
+            made += map(self._tokens, self._tokenizer.encode_batch_fast(block))
+        return made
+
+    def _tokens(self, encoding: Encoding) -> Tokens:
+        """What was cut off lies in further encodings, each with the tokens that all texts get."""
+        cut_off = sum(len(part) - self._added for part in encoding.overflowing)
+        return Tokens(np.array(encoding.ids, dtype=np.int32), len(encoding) + cut_off)
+
+
+def prepare_text(spec: EncoderSpec, text: str) -> str:
+    """What is tokenized: the text cleaned, in its place in the template."""
+    before, after = spec.template.split("{}")
+    return f"{before}{clean_text(spec.clean, text)}{after}"
+
+
+def clean_text(how: Clean, text: str) -> str:
+    """Clean a text the way that a family of pipelines does (diffusers 0.42.1).
+
+    * "none": nothing; Flux, Stable Diffusion 3, CogVideoX.
+    * "strip": white space at both ends.
+    * "lower-strip": `text.lower().strip()`, as PixArt, Sana and DeepFloyd IF do unless they are
+      asked for `clean_caption=True`, which this does not do.
+    * "whitespace": HTML entities resolved twice, then each run of white space made one space, and
+      none left at the ends: `prompt_clean` of Wan where ftfy is not installed.  Where it is,
+      `prompt_clean` repairs mis-decoded characters and curly quotes first: such texts have other
+      token ids then.
+    """
+    if how == "strip":
+        return text.strip()
+    if how == "lower-strip":
+        return text.lower().strip()
+    if how == "whitespace":
+        return _SPACE.sub(" ", html.unescape(html.unescape(text))).strip()
+    return text
+
+
+def check_template(template: str) -> None:
+    """Refuse a template that has no one place for the text.
+
+    Raises:
+        UsageError: not exactly one `{}`.
+    """
+    if (count := template.count("{}")) != 1:
+        raise UsageError(
+            f"--template {template!r}: expected one {{}}, got {count}",
+            hint="The text goes in place of the braces: 'a photo of {}'.",
+        )
+
+
+def digest_of(tokenizer: bytes) -> str:
+    """Hash a `tokenizer.json`: 32 hexadecimal digits.
+
+    Padding and truncation do not count, but for the side that is cut off: fast tokenizers write
+    there whatever they were last called with.  Neither do white space, and the order of keys in
+    objects; that of lists does.  Scores count with six digits: the library reads them off by a last
+    digit, and writes that.
+
+    Raises:
+        CacheError: not a JSON object.
+    """
+    try:
+        content = json.loads(tokenizer, parse_float=lambda score: f"{float(score):.6g}")
+    except ValueError as error:
+        raise CacheError(f"tokenizer.json: not a tokenizer: {error}") from error
+    if not isinstance(content, dict):
+        raise CacheError("tokenizer.json: not a tokenizer: expected a JSON object")
+    cut = content.pop("truncation", None) or {}
+    content["padding"] = None
+    content["truncation"] = "left" if str(cut.get("direction")).lower() == "left" else None
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
+
+
+def parse_tokenizer(tokenizer: bytes) -> Tokenizer:
+    """Make a tokenizer from the text of a `tokenizer.json`.
+
+    Raises:
+        CacheError: it is none.
+    """
+    try:
+        return Tokenizer.from_str(tokenizer.decode())
+    except Exception as error:  # the library raises plain Exception
+        raise CacheError(f"tokenizer.json: not a tokenizer: {error}") from error

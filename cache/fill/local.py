@@ -1,0 +1,284 @@
+"""A fill in this process: chunk by chunk, each encoded in batches and committed as one shard."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from enginecast.cache.encoders.encoder import Encoder
+from enginecast.cache.fill.schedule import Chunk, FillSchedule, Wanted
+from enginecast.cache.store.claims import claim, sweep
+from enginecast.cache.store.index import open_index
+from enginecast.cache.store.records import Failure, record
+from enginecast.cache.store.shard import Entry, shard_size
+from enginecast.cache.store.spec import EncoderSpec
+from enginecast.cache.store.store import Encodings
+from enginecast.errors import InputError
+from enginecast.runtime.values.arrays import Array
+
+_PATIENCE = 0.2
+"""Seconds between two looks at what other writers hold."""
+Progress = Callable[[int, int], None]
+"""Called with the texts that were done since the last call, and the bytes of their outputs."""
+
+FLUSH_SECONDS = 60.0
+"""The most work that a killed fill loses."""
+
+
+@dataclass
+class Done:
+    """What became of chunks.
+
+    Args:
+        shards: names of the files that were committed; more than one where a chunk took long.
+        texts: how many were stored; those that were there already are not counted.
+        tokens: of those texts.
+        bytes: of the shards.
+        failures: see `records.record`.
+    """
+
+    shards: list[str] = field(default_factory=list)
+    texts: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    failures: list[Failure] = field(default_factory=list)
+
+    def add(self, more: "Done") -> None:
+        self.shards += more.shards
+        self.texts += more.texts
+        self.tokens += more.tokens
+        self.bytes += more.bytes
+        self.failures += more.failures
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What a fill has done, and the seconds that it took."""
+
+    schedule: FillSchedule
+    done: Done
+    seconds: float
+
+    @property
+    def by_others(self) -> int:
+        """Texts that other writers stored meanwhile."""
+        return self.schedule.to_do - self.done.texts - len(self.done.failures)
+
+
+def fill_local(
+    encodings: Encodings,
+    encoder: Encoder,
+    schedule: FillSchedule,
+    *,
+    batch_tokens: int,
+    progress: Progress | None = None,
+) -> Filled:
+    """Encode what the cache lacks, and store it.
+
+    A chunk that another live writer has is left for later.  An interrupt (KeyboardInterrupt) ends
+    this in the batch that is being encoded; those before it are stored then.
+
+    Args:
+        batch_tokens, progress: see `fill_chunk`.
+
+    Raises:
+        InputError: the encoder refuses every text.
+        MissingError: the disk is full.
+    """
+    begun = time.monotonic()
+    sweep(encodings)
+    done = Done()
+    left, held = deque(range(len(schedule.chunks))), 0
+    while left:
+        number = left.popleft()
+        with claim(encodings, schedule.chunks.name(number)) as ours:
+            if ours:
+                held = 0
+                chunk = schedule.chunks[number]
+                done.add(
+                    fill_chunk(
+                        encodings, encoder, chunk, batch_tokens=batch_tokens, progress=progress
+                    )
+                )
+                continue
+        left.append(number)
+        held += 1
+        if held >= len(left):
+            time.sleep(_PATIENCE)
+    return Filled(schedule, done, time.monotonic() - begun)
+
+
+def fill_chunk(
+    encodings: Encodings,
+    encoder: Encoder,
+    chunk: Chunk,
+    *,
+    batch_tokens: int,
+    flush_seconds: float = FLUSH_SECONDS,
+    progress: Progress | None = None,
+) -> Done:
+    """Encode what the cache lacks of a chunk, and store it.
+
+    The cache is looked at again, so a chunk that another process has done meanwhile costs nothing.
+    Whatever ends this, an interrupt too: the texts encoded by then are committed, and those that
+    failed are recorded.
+
+    Args:
+        batch_tokens: the most tokens that are encoded at once, padding included.
+        flush_seconds: commit when this much time went by, before the chunk is through.
+        progress: called after each batch; texts that were there already count, too.
+
+    Raises:
+        InputError: the encoder refuses every text.
+        MissingError: the disk is full.
+    """
+
+    def report(wanted: Sequence[Wanted]) -> None:
+        if progress and wanted:
+            spec = encodings.spec
+            progress(len(wanted), sum(spec.bytes_for(len(one.ids)) for one in wanted))
+
+    there = open_index(encodings).find_all([one.key for one in chunk.wanted]) >= 0
+    report([one for one, found in zip(chunk.wanted, there, strict=True) if found])
+    missing = [one for one, found in zip(chunk.wanted, there, strict=True) if not found]
+    pending = _Pending(encodings)
+    try:
+        for batch in batches(missing, encodings.spec, batch_tokens):
+            entries, failures = encode_batch(encoder, batch)
+            pending.entries += entries
+            pending.done.failures += failures
+            if time.monotonic() - pending.since >= flush_seconds:
+                pending.commit()
+            report(batch)
+    finally:
+        pending.commit()
+    return pending.done
+
+
+@dataclass
+class _Pending:
+    """What was encoded and is not committed yet, and what was done before."""
+
+    encodings: Encodings
+    entries: list[Entry] = field(default_factory=list)
+    done: Done = field(default_factory=Done)
+    recorded: int = 0
+    since: float = field(default_factory=time.monotonic)
+
+    def commit(self) -> None:
+        done = self.done
+        if self.entries:
+            done.shards.append(self.encodings.commit(self.entries).name)
+            sizes = [len(entry.ids) for entry in self.entries]
+            text_bytes = sum(len(entry.text.encode()) for entry in self.entries)
+            done.texts += len(sizes)
+            done.tokens += sum(sizes)
+            # Not asked of the disk: somebody may have joined it with others by now.
+            done.bytes += shard_size(self.encodings.spec, sizes, text_bytes)
+            self.entries = []
+        record(self.encodings, done.failures[self.recorded :])
+        self.recorded = len(done.failures)
+        self.since = time.monotonic()
+
+
+def batches(
+    wanted: Sequence[Wanted], spec: EncoderSpec, batch_tokens: int
+) -> Iterator[Sequence[Wanted]]:
+    """Cut texts into batches.
+
+    Args:
+        wanted: in the order of their lengths, longest first, so that little is padding.
+        batch_tokens: the most tokens in a batch, padding included; one text is always taken.
+    """
+    begin = 0
+    while begin < len(wanted):
+        length = _padded_length(wanted[begin : begin + 1], spec)
+        end = begin + max(1, batch_tokens // length)
+        yield wanted[begin:end]
+        begin = end
+
+
+def encode_batch(encoder: Encoder, batch: Sequence[Wanted]) -> tuple[list[Entry], list[Failure]]:
+    """Encode texts and look at every row that is kept; return what can be stored, and the rest.
+
+    A text whose outputs are not finite, or that the encoder refuses when it is alone, is a failure;
+    the others of its batch are not touched by that.
+
+    Raises:
+        InputError: the encoder refuses each of several texts: it is not the texts' fault.
+    """
+    try:
+        return _encode(encoder, batch)
+    except InputError as error:
+        if len(batch) == 1:
+            return [], [_failure(batch[0], f"refused by the encoder: {error.message}")]
+        parts = [encode_batch(encoder, [one]) for one in batch]
+        if not any(entries for entries, _ in parts):
+            raise
+    return [one for part in parts for one in part[0]], [one for part in parts for one in part[1]]
+
+
+def _encode(encoder: Encoder, batch: Sequence[Wanted]) -> tuple[list[Entry], list[Failure]]:
+    spec = encoder.spec
+    ids, mask = pad_batch(batch, spec)
+    outputs = encoder.encode(ids, mask)
+    entries, failures = [], []
+    for row, wanted in enumerate(batch):
+        kept = _kept(spec, outputs, row, len(wanted.ids), ids.shape[1])
+        reason = _not_finite(kept)
+        if reason is not None:
+            failures.append(_failure(wanted, reason))
+        else:
+            entries.append(Entry(wanted.key, wanted.text, wanted.ids, kept))
+    return entries, failures
+
+
+def pad_batch(batch: Sequence[Wanted], spec: EncoderSpec) -> tuple[Array, Array]:
+    """Ids and mask of a batch: int64 [texts, length], the length that the spec says or the longest.
+
+    The mask is 1 for tokens; all ones where the encoder is not told what is padding.
+    """
+    length = _padded_length(batch, spec)
+    ids = np.full((len(batch), length), spec.padding_id, np.int64)
+    mask = np.zeros((len(batch), length), np.int64)
+    for row, wanted in enumerate(batch):
+        begin = length - len(wanted.ids) if spec.padding_side == "left" else 0
+        ids[row, begin : begin + len(wanted.ids)] = wanted.ids
+        mask[row, begin : begin + len(wanted.ids)] = 1
+    return ids, mask if spec.mask else np.ones_like(mask)
+
+
+def _padded_length(batch: Sequence[Wanted], spec: EncoderSpec) -> int:
+    if spec.padded:
+        return spec.max_length
+    return max(1, *(len(wanted.ids) for wanted in batch))
+
+
+def _kept(
+    spec: EncoderSpec, outputs: dict[str, Array], row: int, tokens: int, length: int
+) -> dict[str, Array]:
+    """The outputs of one text, cloned: a view would keep the whole batch in memory."""
+    begin, end = spec.span(tokens)
+    shift = length - tokens if spec.padding_side == "left" and not spec.padded else 0
+    rows = slice(begin + shift, max(begin, end) + shift)
+    values = {one: outputs[one.name][row] for one in spec.outputs}
+    return {
+        one.name: (found[rows] if one.per == "token" else found).copy()
+        for one, found in values.items()
+    }
+
+
+def _not_finite(outputs: dict[str, Array]) -> str | None:
+    """Why the outputs of a text cannot be stored; None where all of them are finite."""
+    for name, values in outputs.items():
+        finite = np.isfinite(values)
+        if not finite.all():
+            count = values.size - int(finite.sum())
+            return f"{name}: {count} of {values.size} values are not finite in {values.dtype}"
+    return None
+
+
+def _failure(wanted: Wanted, reason: str) -> Failure:
+    return Failure(wanted.text, len(wanted.ids), reason, wanted.key)

@@ -1,0 +1,396 @@
+"""`CachedEncoder`: stands where a pipeline or a trainer has its text encoder, and loads no weights.
+
+    pipe = FluxPipeline.from_pretrained(path, text_encoder_2=None)
+    pipe.text_encoder_2 = CachedEncoder("CACHE", "text_encoder_2")
+
+What it looks up is what `enginecast cache fill` stored: token ids are all that it goes by.
+"""
+
+import inspect
+import os
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, NoReturn, Self, SupportsIndex, overload
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from transformers import CONFIG_MAPPING, PreTrainedConfig, modeling_outputs
+from transformers.models.clip.modeling_clip import CLIPTextModelOutput
+from transformers.utils import ModelOutput
+
+from enginecast.cache.read.datasets import as_batch
+from enginecast.cache.read.reader import EmbeddingCache, open_cache, query_of
+from enginecast.cache.store.spec import About, EncoderSpec
+from enginecast.errors import CacheError, UsageError
+from enginecast.runtime.values.arrays import Array
+
+HIDDEN = "hidden_states"
+_ALWAYS = ("last_hidden_state", "pooler_output", "text_embeds", "logits")
+"""Fields that a model fills whenever its output has them."""
+_NO_EFFECT = ("use_cache", "cache_position")
+"""Arguments that change nothing in what an encoder gives for a whole text."""
+
+
+class CachedEncoder(nn.Module):
+    """A text encoder whose outputs were computed before.  It has no weights.
+
+    It does have a parameter without elements for each output: what moves and casts models goes by
+    `next(encoder.parameters())`, and accelerate looks its parameters up in its `state_dict`.
+
+    Rows that are not stored (padding, or those the spec drops) are zeros.
+
+    Args:
+        cache: path of a cache, or an open one.
+        name: of the encoder in it; None: the only one.
+        dtype: of the outputs; None: as they are stored.  `.to`, `.half` and the like change it.
+
+    Raises:
+        CacheError: there is no such cache or encoder.
+    """
+
+    def __init__(
+        self,
+        cache: str | os.PathLike[str] | EmbeddingCache,
+        name: str | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.cache = cache if isinstance(cache, EmbeddingCache) else open_cache(cache, name)
+        for number, one in enumerate(self.spec.outputs):
+            place = torch.empty(0, dtype=dtype or getattr(torch, one.dtype))
+            self.register_parameter(f"_output_{number}", nn.Parameter(place, requires_grad=False))
+        self.config = _config(self.cache)
+        self._kind = output_class(self.cache.about, [one.name for one in self.spec.outputs])
+
+    @property
+    def spec(self) -> EncoderSpec:
+        return self.cache.spec
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the first output, as `.to`, `.half` and the like set it for all."""
+        return self._places[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._places[0].device
+
+    @property
+    def _places(self) -> list[Tensor]:
+        """An empty tensor for each output, where and in what it is wanted."""
+        # By name: in copies that wrappers make for a device these are no parameters any more.
+        return [getattr(self, f"_output_{number}") for number in range(len(self.spec.outputs))]
+
+    def _load_from_state_dict(self, *given: Any) -> None:
+        """There is nothing to load; a checkpoint made without this encoder misses nothing."""
+        state, prefix, _, strict, _, unexpected, _ = given
+        if strict:
+            known = {prefix + name for name in self._parameters}
+            unexpected += [one for one in state if one.startswith(prefix) and one not in known]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # no graph reads files
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        **others: Any,
+    ) -> Any:
+        """Look the texts of a batch up.
+
+        Args:
+            input_ids: [batch, sequence]
+            attention_mask: [batch, sequence], not zero for tokens.
+            output_hidden_states: give those that are in the cache.
+            return_dict: False: a tuple.
+
+        Returns:
+            What the encoder's class returns, on the device of the ids:
+            [batch, sequence, width], or [batch, width] for an output per text.
+
+        Raises:
+            CacheMissError: a text is not in the cache; says why.
+            CacheError: the outputs that are asked for are not, or the mask does not fit them.
+            UsageError: an argument that no cache can answer.
+        """
+        _require_answerable(output_attentions, others)
+        if input_ids is None:
+            raise UsageError("input_ids: expected int64 [batch, sequence], got None")
+        ids = _rows_of(input_ids)
+        _require_counted(position_ids, ids)
+        masks = _mask_of(attention_mask, ids)
+        pairs = zip(ids, masks, strict=True)
+        entries = self.cache.look_up([query_of(self.spec, row, mask) for row, mask in pairs])
+        tensors = {
+            one.name: as_batch(self.spec, one, entries, ids.shape[1]).to(
+                input_ids.device, place.dtype
+            )
+            for one, place in zip(self.spec.outputs, self._places, strict=True)
+        }
+        hidden = self._asked(output_hidden_states, "output_hidden_states", False)
+        made = assemble(self._kind, tensors, self._hidden_count(), hidden=hidden)
+        return made if self._asked(return_dict, "return_dict", True) else made.to_tuple()
+
+    def _asked(self, given: bool | None, name: str, default: bool) -> bool:
+        return bool(getattr(self.config, name, default) if given is None else given)
+
+    def _hidden_count(self) -> int | None:
+        layers = getattr(self.config.get_text_config(), "num_hidden_layers", None)
+        return layers + 1 if isinstance(layers, int) else None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if name.startswith("_") or "cache" not in vars(self):
+                raise
+            raise AttributeError(
+                f"CachedEncoder.{name}: it has the outputs of {self.cache.about.encoder}, and "
+                "none of its parts: the weights were not loaded"
+            ) from error
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Nothing to do for False; there is nothing that could learn."""
+        if requires_grad:
+            _refuse("requires_grad_(True)", "it has no weights, so nothing in it can be trained")
+        return self
+
+    def save_pretrained(self, *places: Any, **options: Any) -> NoReturn:
+        _refuse("save_pretrained", "it has no weights; the cache's folder is what to keep")
+
+    def extra_repr(self) -> str:
+        return f"{str(self.cache.path)!r}, entries={len(self.cache)}"
+
+
+def _refuse(what: str, why: str) -> NoReturn:
+    raise UsageError(
+        f"CachedEncoder: {what}: {why}",
+        hint="Load the encoder itself to train or change it; its outputs cannot be cached then.",
+    )
+
+
+def _require_answerable(output_attentions: bool | None, others: Mapping[str, Any]) -> None:
+    if output_attentions:
+        raise UsageError("output_attentions: a cache holds no attention weights")
+    if others.get("inputs_embeds") is not None:
+        raise UsageError(
+            "inputs_embeds: a cache is asked by token ids, and cannot tell what embeddings mean",
+            hint="Give input_ids, or load the encoder itself.",
+        )
+    for name, value in others.items():
+        neutral = isinstance(value, Tensor) and name == "token_type_ids" and not value.any()
+        if value is not None and value is not False and name not in _NO_EFFECT and not neutral:
+            raise UsageError(f"{name}: the cached outputs were computed without it")
+
+
+def _require_tensor(name: str, given: Any) -> None:
+    if not isinstance(given, Tensor):
+        raise UsageError(
+            f"{name}: expected a tensor [batch, sequence], got a {type(given).__name__}",
+            hint="Ask the tokenizer for tensors: return_tensors='pt'.",
+        )
+
+
+def _rows_of(input_ids: Tensor) -> Array:
+    _require_tensor("input_ids", input_ids)
+    if input_ids.ndim != 2 or input_ids.is_floating_point():
+        got = f"{input_ids.dtype} {list(input_ids.shape)}"
+        raise UsageError(f"input_ids: expected int64 [batch, sequence], got {got}")
+    if not len(input_ids):
+        raise UsageError("input_ids: expected at least one text, got a batch of 0")
+    return input_ids.detach().cpu().numpy().astype(np.int64)
+
+
+def _mask_of(mask: Tensor | None, ids: Array) -> Iterable[Array | None]:
+    if mask is None:
+        return [None] * len(ids)
+    _require_tensor("attention_mask", mask)
+    if tuple(mask.shape) != ids.shape:
+        raise UsageError(
+            f"attention_mask: expected {list(ids.shape)} as input_ids, got {list(mask.shape)}"
+        )
+    if not ((mask == 0) | (mask == 1)).all():
+        raise UsageError("attention_mask: expected zeros and ones")
+    return list(mask.detach().cpu().to(torch.bool).numpy())
+
+
+def _require_counted(position_ids: Tensor | None, ids: Array) -> None:
+    if position_ids is None:
+        return
+    _require_tensor("position_ids", position_ids)
+    counted = torch.arange(ids.shape[1]).expand(ids.shape)
+    given = position_ids.detach().cpu()
+    if given.ndim > 2 or given.shape[-1:] != counted.shape[-1:] or (given != counted[:1]).any():
+        raise UsageError("position_ids: the cached outputs were computed with those from 0 on")
+
+
+def _config(cache: EmbeddingCache) -> Any:
+    """The model's configuration; without one, what the spec says."""
+    given = cache.about.config
+    known = given.get("model_type")
+    if known in CONFIG_MAPPING:
+        return CONFIG_MAPPING[known].from_dict(given)
+    width = next((one.width for one in cache.spec.outputs if one.per == "token"), None)
+    return PreTrainedConfig.from_dict({"hidden_size": width, **given})
+
+
+class AbsentOutputError(CacheError, AttributeError):
+    """An output that the cache does not hold was used.
+
+    An AttributeError, too: accelerate and others ask by `hasattr` what an output is.
+    """
+
+
+class Absent:
+    """Stands where the model returns an output that the cache does not hold; any use is an error.
+
+    Its place counts: `[0]` has to stay what it is.
+    """
+
+    def __init__(self, name: str, there: Iterable[str]) -> None:
+        self._name = name
+        self._there = ", ".join(there) or "none"
+
+    def refuse(self) -> AbsentOutputError:
+        return AbsentOutputError(
+            f"{self._name} is not in the cache; there is {self._there}",
+            hint=f"Fill a cache with --outputs {self._name} besides what is needed.",
+        )
+
+    @property
+    def ndim(self) -> int:
+        """Pipelines look at it to tell what came first from what they want."""
+        return 2 if self._name in ("pooler_output", "text_embeds") else 3
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # what copying and printing look for
+            raise AttributeError(name)
+        raise self.refuse()
+
+    def __getitem__(self, index: Any) -> Any:
+        raise self.refuse()
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, given: Any = (), named: Any = None
+    ) -> Any:
+        """Called in place of a function of torch (`torch.cat`, `+`) that is given one of these."""
+        raise next(one for one in tree_leaves((given, named)) if isinstance(one, cls)).refuse()
+
+    def __repr__(self) -> str:
+        return f"Absent({self._name!r})"
+
+
+class HiddenStates(tuple[Tensor | Absent, ...]):
+    """All hidden states of a model; asked for one that is not in the cache, it says so.
+
+    Going through them gives `Absent` for those: what moves or casts outputs (accelerate does) makes
+    another of these from what it went through.
+    """
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Tensor, ...]: ...
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            found = super().__getitem__(index)
+        except IndexError:
+            raise IndexError(f"hidden_states[{index}]: the model has {len(self)}") from None
+        for one in found if isinstance(index, slice) else (found,):
+            if isinstance(one, Absent):
+                raise one.refuse()
+        return found
+
+
+class UncountedHiddenStates(dict[int, Tensor]):
+    """Hidden states of a model of which nobody knows how many it has: by index, as the fill did."""
+
+    def __missing__(self, index: int) -> NoReturn:
+        raise Absent(f"{HIDDEN}.{index}", (f"{HIDDEN}.{one}" for one in self.keys())).refuse()
+
+    def __iter__(self) -> NoReturn:
+        raise CacheError(
+            f"{HIDDEN}: expected one index, as the cache does not know how many the model has",
+            hint="Give the model's config.json beside the bundle when the cache is filled.",
+        )
+
+
+def output_class(about: About, names: Sequence[str]) -> type[ModelOutput]:
+    """What the encoder's class says that its forward returns.
+
+    Where the class is not known, or what it returns has no place for the outputs, they decide.
+
+    Args:
+        names: of the outputs that are there.
+    """
+    found = _declared(getattr(transformers, about.encoder, None))
+    if found is not None and {name.partition(".")[0] for name in names} <= _names(found):
+        return found
+    made: type[ModelOutput] = modeling_outputs.BaseModelOutput
+    if "text_embeds" in names:
+        made = CLIPTextModelOutput
+    elif "pooler_output" in names:
+        made = modeling_outputs.BaseModelOutputWithPooling
+    return made
+
+
+def _names(kind: type[ModelOutput]) -> set[str]:
+    return {field.name for field in fields(kind)}
+
+
+def _declared(model: Any) -> type[ModelOutput] | None:
+    if not inspect.isclass(model):
+        return None
+    returned = typing.get_type_hints(getattr(model, "forward", None)).get("return")
+    for one in (returned, *typing.get_args(returned)):
+        if inspect.isclass(one) and issubclass(one, ModelOutput):
+            return one
+    return None
+
+
+def assemble(
+    kind: type[ModelOutput], tensors: Mapping[str, Tensor], count: int | None, *, hidden: bool
+) -> ModelOutput:
+    """Put outputs into their fields.
+
+    Args:
+        tensors: by name: "last_hidden_state", "hidden_states.-2".
+        count: of the model's hidden states; None: nobody knows.
+        hidden: whether hidden states were asked for.
+    """
+    values: dict[str, Any] = {}
+    for field in fields(kind):
+        if field.name in tensors:
+            values[field.name] = tensors[field.name]
+        elif field.name == HIDDEN and hidden:
+            values[field.name] = _hidden_states(tensors, count)
+        elif field.name in _ALWAYS:
+            values[field.name] = Absent(field.name, tensors)
+    made = kind()
+    for name, value in values.items():
+        made[name] = value
+    return made
+
+
+def _hidden_states(
+    tensors: Mapping[str, Tensor], count: int | None
+) -> HiddenStates | UncountedHiddenStates:
+    prefix = f"{HIDDEN}."
+    there = [name for name in tensors if name.startswith(prefix)]
+    found = {int(name.removeprefix(prefix)): tensors[name] for name in there}
+    if count is None:
+        return UncountedHiddenStates(found)
+    counted = {index % count: tensor for index, tensor in found.items()}
+    return HiddenStates(
+        counted[index] if index in counted else Absent(f"{prefix}{index}", there)
+        for index in range(count)
+    )

@@ -1,0 +1,345 @@
+"""A cache as a dataset of torch, and batches padded back with their mask.
+
+    dataset = as_dataset(cache, captions)
+    loader = DataLoader(dataset, 8, collate_fn=collate(cache.spec), num_workers=2)
+
+Nothing of it needs the encoder.  Workers may be forked or spawned: each maps the files itself.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler, default_collate
+
+from enginecast.cache.read.reader import EmbeddingCache, require_texts
+from enginecast.cache.store.shard import Entry
+from enginecast.cache.store.spec import EncoderSpec, OutputSpec
+from enginecast.errors import MissingError, UsageError
+from enginecast.runtime.device.torch_values import as_tensor, to_host
+from enginecast.runtime.values.arrays import Array
+
+Item = dict[str, Any]
+_TEXTS = ("string", "large_string", "string_view")
+"""Types of Arrow that are texts, as `datasets` names them."""
+ADDED = ("input_ids", "attention_mask")
+"""Columns of every item besides the outputs."""
+
+
+class CachedDataset(Dataset[Item]):
+    """Texts and their outputs, map style.  Made by `as_dataset`."""
+
+    def __init__(
+        self, cache: EmbeddingCache, keys: Array, texts: Sequence[str] | None = None
+    ) -> None:
+        self.cache = cache
+        self.keys = keys
+        """uint8 [items, 16]"""
+        self.texts = texts
+        """As they were asked for; None: those of the cache."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, index: int) -> Item:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"item {index} of {len(self)}")  # ends a loop over the dataset
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> "Items":
+        """A batch, as DataLoader asks for it: read in the order in which it lies in the shards."""
+        entries = self.cache.get_many([self.keys[index].tobytes() for index in indices])
+        if self.texts is not None:
+            asked = [self.texts[index] for index in indices]
+            entries = [
+                replace(entry, text=text) for entry, text in zip(entries, asked, strict=True)
+            ]
+        return Items(entries)
+
+    def shards(self) -> Array:
+        """The number of the shard that each item is in: int64 [items]."""
+        shards, _ = self.cache.index.places(self.cache.index.find_all(self.keys))
+        return shards.astype(np.int64)
+
+
+class Items(Sequence[Item]):
+    """Items that are made when somebody asks for them: `collate` reads the entries themselves.
+
+    A row is copied once on its way into a batch then, and not twice.
+    """
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.entries = tuple(entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        return self._made[index]
+
+    @cached_property
+    def _made(self) -> list[Item]:
+        return [item_of(entry) for entry in self.entries]
+
+
+def as_dataset(cache: EmbeddingCache, texts: Sequence[str] | None = None) -> CachedDataset:
+    """A torch dataset of texts and their outputs.
+
+    Each item has `text`, `input_ids` int64 [tokens] without padding, `attention_mask` int64
+    [tokens] of ones, and each output by its name: [rows, width], or [width] for one per text, in
+    the dtype in which it is stored, bfloat16 too.
+
+    Args:
+        texts: an item for each, which has the text as it is here, although the cache may know
+            another of the same token ids; None: the entries of the cache in the order of their
+            numbers.
+
+    Raises:
+        UsageError: one of `texts` is no text; says which.
+        CacheMissError: of the first text that is not in the cache: here, and not in mid-training.
+    """
+    if texts is None:
+        keys = [cache.key_at(number) for number in range(len(cache))]
+    else:
+        texts = require_texts(texts)
+        keys = cache.keys_of(texts)
+    joined = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), -1 if keys else 16)
+    return CachedDataset(cache, joined, texts)
+
+
+def item_of(entry: Entry) -> Item:
+    """An entry as tensors, which nobody else has."""
+    outputs = {name: as_tensor(values) for name, values in entry.outputs.items()}
+    return {
+        "text": entry.text,
+        "input_ids": torch.from_numpy(entry.ids.astype(np.int64)),
+        "attention_mask": torch.ones(len(entry.ids), dtype=torch.int64),
+        **outputs,
+    }
+
+
+def _entry_of(spec: EncoderSpec, item: Mapping[str, Any]) -> Entry:
+    """An item as an entry again; a batch has no keys, and its texts come with the other columns."""
+    outputs = {one.name: to_host(item[one.name]) for one in spec.outputs}
+    return Entry(b"", "", item["input_ids"].numpy(), outputs)
+
+
+@dataclass(frozen=True)
+class Collate:
+    """Makes a batch of items.  See `collate`."""
+
+    spec: EncoderSpec
+    length: int | None
+
+    def __call__(self, items: Sequence[Mapping[str, Any]]) -> Item:
+        if isinstance(items, Items):
+            return {"text": [entry.text for entry in items.entries], **self._batch(items.entries)}
+        made = self._batch([_entry_of(self.spec, item) for item in items])
+        own = dict.fromkeys(name for item in items for name in item if name not in made)
+        return {**{name: _column([item[name] for item in items]) for name in own}, **made}
+
+    def _batch(self, entries: Sequence[Entry]) -> Item:
+        counts = [len(entry.ids) for entry in entries]
+        sequence = self._sequence(counts)
+        ids = torch.full((len(entries), sequence), self.spec.padding_id, dtype=torch.int64)
+        mask = torch.zeros((len(entries), sequence), dtype=torch.int64)
+        for number, (entry, count) in enumerate(zip(entries, counts, strict=True)):
+            begin = 0 if self.spec.padding_side == "right" else sequence - count
+            ids[number, begin : begin + count] = torch.from_numpy(entry.ids.astype(np.int64))
+            mask[number, begin : begin + count] = 1
+        outputs = {
+            one.name: as_batch(self.spec, one, entries, sequence) for one in self.spec.outputs
+        }
+        return {"input_ids": ids, "attention_mask": mask, **outputs}
+
+    def _sequence(self, counts: Sequence[int]) -> int:
+        spec = self.spec
+        if spec.rows == "all":
+            return spec.max_length
+        needed = min(max(counts, default=0) + spec.extra_rows, spec.max_length)
+        if self.length is not None and self.length < needed:
+            raise UsageError(
+                f"length: expected at least the {needed} rows of the longest text, got "
+                f"{self.length}",
+                hint=f"The longest text of this cache may have {spec.max_length}.",
+            )
+        return self.length or needed
+
+
+def _column(values: list[Any]) -> Any:
+    """A column that is not the cache's, as torch makes it; a list where torch cannot."""
+    try:
+        return default_collate(values)
+    except (TypeError, RuntimeError):  # of kinds it does not know, or of several shapes
+        return values
+
+
+def collate(spec: EncoderSpec, length: int | None = None) -> Collate:
+    """What pads the items of a cached dataset to a batch: DataLoader's `collate_fn`.
+
+    A batch has `input_ids` and `attention_mask` int64 [batch, sequence], and the outputs [batch,
+    sequence, width], or [batch, width] for one per text.  Rows are where the encoder has them,
+    padded on the spec's side; those that are not stored are zeros.  All else that items have,
+    `text` too, is what torch's `default_collate` makes of it, or a list where that cannot stack.
+
+    Args:
+        spec: of the cache.
+        length: of every batch; None: that of its longest text, and `max_length` where all rows are
+            stored.
+
+    Raises:
+        UsageError: `length` does not fit a cache of whole rows.
+    """
+    if spec.rows == "all" and length not in (None, spec.max_length):
+        raise UsageError(
+            f"length: expected {spec.max_length}, to which the cached texts are padded, got "
+            f"{length}"
+        )
+    return Collate(spec, length)
+
+
+class ShardShuffle(Sampler[int]):
+    """Shuffles for slow disks: some shards at a time, in a random order, are read in full.
+
+    Args:
+        dataset: of which items are drawn, each once.
+        shards: how many are mixed; the more, the better the shuffle and the more is read at random.
+        seed: with the epoch it gives the order; see `set_epoch`.
+    """
+
+    def __init__(self, dataset: CachedDataset, *, shards: int = 4, seed: int = 0) -> None:
+        if shards < 1:
+            raise UsageError(f"shards: expected at least 1, got {shards}")
+        self._items_of = dataset.shards()
+        self._shards = shards
+        self._seed = seed
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._items_of)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Each epoch has its own order."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        random = np.random.default_rng((self._seed, self._epoch))
+        order = random.permutation(np.unique(self._items_of))
+        for start in range(0, len(order), self._shards):
+            group = np.flatnonzero(np.isin(self._items_of, order[start : start + self._shards]))
+            yield from random.permutation(group).tolist()
+
+
+def as_batch(
+    spec: EncoderSpec, output: OutputSpec, entries: Sequence[Entry], sequence: int
+) -> Tensor:
+    """An output of some texts: [texts, sequence, width], zeros where nothing is stored.
+
+    An output per text is [texts, width].  There may be none.
+    """
+    values = [entry.outputs[output.name] for entry in entries]
+    shape = (len(entries), sequence) if output.per == "token" else (len(entries),)
+    batch = np.zeros((*shape, output.width), np.dtype(output.dtype))
+    for number, (entry, stored) in enumerate(zip(entries, values, strict=True)):
+        if output.per == "text":
+            batch[number] = stored
+            continue
+        begin = spec.skip_rows
+        if spec.rows == "real" and spec.padding_side == "left":
+            begin += sequence - len(entry.ids)
+        batch[number, begin : begin + len(stored)] = stored
+    made: Tensor = as_tensor(batch)
+    return made
+
+
+class LookUp:
+    """Adds the outputs to a batch of a Hugging Face dataset.  See `as_huggingface`."""
+
+    def __init__(self, cache: EmbeddingCache, column: str) -> None:
+        self.cache = cache
+        self.column = column
+
+    def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+        if self.column not in batch:  # somebody reads another column alone
+            return dict(batch)
+        texts = require_texts(batch[self.column], f"column {self.column!r}")
+        items = [item_of(entry) for entry in self.cache.get_many(self.cache.keys_of(texts))]
+        names = ADDED + tuple(one.name for one in self.cache.spec.outputs)
+        return {**batch, **{name: [item[name] for item in items] for name in names}}
+
+
+def as_huggingface(cache: EmbeddingCache, dataset: Any = None, *, column: str = "caption") -> Any:
+    """A `datasets.Dataset` whose items have the outputs, too; on disk it stays text alone.
+
+    Arrow has no bfloat16, and outputs in it would be copies: they are looked up when an item is
+    read, by its text.
+
+    Args:
+        dataset: one with a column of texts; None: one of the cache's texts is made.
+        column: of the texts.
+
+    Returns:
+        The dataset with a transform, which gives the items of `as_dataset` but `text`, besides its
+        own columns.
+
+    Raises:
+        UsageError: no such dataset or column, a column that is no text, or one that is named as
+            what would be added; a dataset with a format or transform, which would be lost.
+            When an item is read: its text is None.
+        CacheMissError: when an item is read: its text is not in the cache.
+        MissingError: `datasets` is not installed.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingError(
+            "as_huggingface: datasets is not installed", hint="pip install 'enginecast[cache]'"
+        ) from error
+    if dataset is None:
+        features = datasets.Features({column: datasets.Value("string")})
+        dataset = datasets.Dataset.from_dict({column: list(cache.texts())}, features)
+    if not isinstance(dataset, datasets.Dataset):
+        raise UsageError(
+            f"as_huggingface: expected a datasets.Dataset, got {type(dataset).__name__}",
+            hint=_instead(dataset),
+        )
+    if (kind := dataset.format["type"]) is not None:
+        raise UsageError(
+            f"as_huggingface: the dataset has the format {kind!r} (with_transform, with_format), "
+            "which would be replaced",
+            hint="Take it off, dataset.with_format(None), and do its work in collate_fn.",
+        )
+    _check_columns(cache, dataset, column)
+    return dataset.with_transform(LookUp(cache, column))
+
+
+def _instead(dataset: Any) -> str:
+    if isinstance(dataset, Mapping):
+        return f"Give one of its splits: {', '.join(map(repr, dataset))}."
+    return "Outputs are looked up by item: load the dataset without streaming."
+
+
+def _check_columns(cache: EmbeddingCache, dataset: Any, column: str) -> None:
+    names = dataset.column_names
+    if column not in names:
+        raise UsageError(f"column: expected one of {', '.join(names)}, got {column!r}")
+    feature = dataset.features[column]
+    kind = getattr(feature, "dtype", type(feature).__name__)
+    if kind not in _TEXTS:
+        raise UsageError(f"column {column!r}: expected texts, got {kind}")
+    added = {*ADDED, *(one.name for one in cache.spec.outputs)}
+    taken = [name for name in names if name in added]
+    if taken:
+        raise UsageError(
+            f"as_huggingface: the dataset has columns {', '.join(taken)} already, which would be "
+            "overwritten",
+            hint="Name them otherwise (rename_columns), or take them out (remove_columns).",
+        )

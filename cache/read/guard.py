@@ -1,0 +1,322 @@
+"""Whether a cache still says what the encoder of a training run would give.
+
+A plain look at `requires_grad` would be wrong: every fresh model of Hugging Face has it set.  What
+counts is what an optimizer holds, and whether weights, tokens and dropout are those of the fill.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from enginecast.cache.encoders.tokenizing import parse_tokenizer, prepare_text
+from enginecast.cache.read.cached_encoder import CachedEncoder
+from enginecast.cache.read.reader import EmbeddingCache
+from enginecast.capture.python.quiet import quiet_transformers
+from enginecast.capture.sources.checkpoint import find_weight_files, read_weights, sha256_of_weights
+from enginecast.capture.sources.stored_weights import Checkpoint, name_weights
+from enginecast.errors import CacheError, SourceError, UsageError
+
+_SAMPLES = 64
+"""Cached texts that a tokenizer is tried on."""
+_ADAPTERS = ("peft_config", "_hf_peft_config_loaded")
+_RELOAD = "Load the encoder itself where it is trained; its outputs cannot be cached then."
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """What `require_frozen` looked at.
+
+    Args:
+        compared: what was found as it was when the cache was filled.
+        skipped: what could not be compared, each with the reason.
+    """
+
+    compared: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+
+class _Look:
+    def __init__(self, cache: EmbeddingCache) -> None:
+        self.cache = cache
+        self.compared: list[str] = []
+        self.skipped: list[str] = []
+
+    def refuse(self, what: str, hint: str = _RELOAD) -> CacheError:
+        return CacheError(f"{self.cache.path}: {what}", hint=hint)
+
+
+def require_frozen(
+    cached: CachedEncoder | EmbeddingCache,
+    *,
+    optimizer: Any = None,
+    model: nn.Module | None = None,
+    tokenizer: Any = None,
+) -> Frozen:
+    """Refuse what makes cached outputs wrong; call it once before training.
+
+    Args:
+        cached: the drop-in, or the cache.
+        optimizer: one, or several in a list, dictionary or other iterable; those of wrappers that
+            have `param_groups`, too.  Without `model` only parameters of a `CachedEncoder` can be
+            found in it.
+        model: the encoder itself, where the trainer still has it.
+        tokenizer: of `transformers` or `tokenizers`, that the trainer uses.
+
+    Returns:
+        What was compared, and what could not be, with the reasons.
+
+    Raises:
+        CacheError: parameters of the encoder are in an optimizer; it has adapters, resized
+            embeddings, other weights than the cache's, or dropout in training mode; the tokenizer
+            makes other ids.
+        UsageError: what is given as optimizer is none.
+    """
+    look = _Look(cached.cache if isinstance(cached, CachedEncoder) else cached)
+    if model is not None:
+        _check_adapters(look, model)
+        _check_vocabulary(look, model)
+        _check_dropout(look, model)
+        _check_weights(look, model)
+    held = None if optimizer is None else _held_by(optimizer)
+    if isinstance(cached, CachedEncoder):
+        _check_cached(look, cached, held)
+    if held is not None:
+        _check_optimizer(look, held, model)
+    if tokenizer is not None:
+        _check_tokenizer(look, tokenizer)
+    return Frozen(tuple(look.compared), tuple(look.skipped))
+
+
+def _check_cached(look: _Look, cached: CachedEncoder, held: set[int] | None) -> None:
+    """Its parameters have no elements: an optimizer of them would train nothing."""
+    for name, parameter in cached.named_parameters():
+        if parameter.requires_grad or id(parameter) in (held or ()):
+            what = "is in the optimizer" if id(parameter) in (held or ()) else "requires grad"
+            raise look.refuse(
+                f"{name} of the CachedEncoder {what}, but it has no weights that could be trained",
+                "Leave the encoder out of what is trained; or load the encoder itself.",
+            )
+    if held is not None:
+        look.compared.append("optimizer: it holds nothing of the CachedEncoder")
+
+
+def _check_optimizer(look: _Look, held: set[int], model: nn.Module | None) -> None:
+    if model is None:
+        look.skipped.append(
+            "optimizer: whether it holds parameters of the encoder itself; give that as `model`"
+        )
+        return
+    trained = [name for name, parameter in model.named_parameters() if id(parameter) in held]
+    if trained:
+        raise look.refuse(
+            f"{len(trained)} parameters of the encoder are in the optimizer, first {trained[0]}: "
+            "after one step the cached outputs are those of another encoder"
+        )
+    look.compared.append("optimizer: it holds no parameter of the encoder")
+
+
+def _held_by(optimizer: Any) -> set[int]:
+    """Ids of the parameters of an optimizer, or of any collection of them."""
+    if hasattr(optimizer, "param_groups"):
+        return {id(one) for group in optimizer.param_groups for one in group["params"]}
+    if isinstance(optimizer, Mapping):
+        optimizer = optimizer.values()
+    if not isinstance(optimizer, Iterable):
+        raise UsageError(
+            f"optimizer: expected one with param_groups, or several, got a "
+            f"{type(optimizer).__name__}"
+        )
+    return set().union(*(_held_by(one) for one in optimizer))
+
+
+def _check_adapters(look: _Look, model: nn.Module) -> None:
+    named = next((name for name in _ADAPTERS if getattr(model, name, None)), None)
+    lora = next((name for name, _ in model.named_parameters() if "lora_" in name), None)
+    if named or lora:
+        raise look.refuse(
+            f"the encoder has an adapter ({lora or named}), which the cached outputs do not have",
+            "Merge it into the weights, save them and fill a cache from those.",
+        )
+    look.compared.append("adapters: none")
+
+
+def _check_vocabulary(look: _Look, model: nn.Module) -> None:
+    config = look.cache.about.config
+    wanted = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
+    embeddings = getattr(model, "get_input_embeddings", lambda: None)()
+    size = getattr(embeddings, "num_embeddings", None)
+    if wanted is None or size is None:
+        look.skipped.append("embeddings: their number is not in the cache, or not in the model")
+        return
+    if size != wanted:
+        raise look.refuse(
+            f"the encoder has {size} embeddings, and had {wanted} when the cache was filled: they "
+            "were resized",
+            "Save the resized encoder and its tokenizer, and fill a cache from those.",
+        )
+    look.compared.append(f"embeddings: {size}")
+
+
+def _check_dropout(look: _Look, model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        rate = _dropout(module)
+        if module.training and rate:
+            raise look.refuse(
+                f"the encoder is in training mode with a dropout of {rate:g} ({name or 'itself'}); "
+                "the cache was filled without dropout",
+                "Call encoder.eval() if it is to be frozen; with dropout nothing can be cached.",
+            )
+    look.compared.append("dropout: none, or not in training mode")
+
+
+def _dropout(module: nn.Module) -> float:
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p
+    rate = getattr(module, "dropout", 0.0)  # of attention that drops out by a function
+    return rate if isinstance(rate, float) else 0.0
+
+
+def _check_tokenizer(look: _Look, tokenizer: Any) -> None:
+    """Compare vocabularies, and the ids of some cached texts: those are what counts."""
+    cache = look.cache
+    ours = parse_tokenizer(cache.encodings.read_tokenizer()).get_vocab()
+    added = sorted(set(tokenizer.get_vocab()) - set(ours))
+    if added:
+        raise look.refuse(
+            f"the tokenizer has {len(added)} tokens that the cache's has not, first {added[0]!r}",
+            "Texts with new tokens cannot be cached: use the tokenizer that the cache was filled "
+            f"with, {cache.encodings.tokenizer_file}.",
+        )
+    if isinstance(tokenizer, Tokenizer):  # it may be told to pad or to cut
+        tokenizer = parse_tokenizer(tokenizer.to_str().encode())
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+    for number in range(0, len(cache), max(1, len(cache) // _SAMPLES)):
+        entry = cache.by_row(number)
+        ids = _ids(tokenizer, prepare_text(cache.spec, entry.text))
+        if len(ids) <= cache.spec.max_length and not np.array_equal(ids, entry.ids):
+            raise look.refuse(
+                f"the tokenizer makes {ids[:8]}... of {entry.text[:60]!r}, and the cache's made "
+                f"{entry.ids[:8].tolist()}...",
+                f"Use the tokenizer of the cache: {cache.encodings.tokenizer_file}.",
+            )
+    look.compared.append("tokenizer: no new tokens, and the same ids of cached texts")
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    if isinstance(tokenizer, Tokenizer):
+        return list(tokenizer.encode(text).ids)
+    return [int(one) for one in tokenizer(text)["input_ids"]]
+
+
+def _check_weights(look: _Look, model: nn.Module) -> None:
+    """Compare the folder that a model was loaded from with the spec, and the model with it."""
+    spec = look.cache.spec
+    wanted = spec.model.get("weights")
+    if wanted is None or "factory" in spec.model:
+        look.skipped.append("weights: the cache was not filled from a folder of weights")
+        return
+    if not isinstance(model, PreTrainedModel) or not model.name_or_path:
+        look.skipped.append("weights: the model was not loaded from a folder")
+        return
+    if getattr(model, "hf_quantizer", None) is not None:
+        look.skipped.append("weights: the model was quantized while it was loaded")
+        return
+    root = Path(model.name_or_path)
+    if not root.is_dir():
+        look.skipped.append(f"weights: it was loaded from {root}, which is no folder")
+        return
+    digests: dict[Path, str] = {}
+    for folder in _candidates(root, look.cache.encodings.name, model):
+        digests[folder] = sha256_of_weights(folder)[0]
+        if digests[folder] == wanted:
+            look.compared.append(f"weights: those in {folder}")
+            _compare_tensors(look, folder, model)
+            return
+    if not digests:
+        kind = model.config.model_type
+        look.skipped.append(
+            f"weights: {root} holds no safetensors of a {kind}, nor do its subfolders"
+        )
+        return
+    found = ", ".join(f"{digest} in {folder}" for folder, digest in digests.items())
+    raise look.refuse(
+        f"the weights in {root} are not those that the cache was filled with: expected sha256 "
+        f"{wanted}, got {found}",
+        "Load the encoder of the cache, or fill a cache from this one.",
+    )
+
+
+def _candidates(root: Path, name: str, model: PreTrainedModel) -> Iterator[Path]:
+    """The folders that a model may come from: `name_or_path` does not have its `subfolder`."""
+    if _has_weights(root):
+        yield root
+    inside = sorted(one for one in root.iterdir() if one.is_dir())
+    for folder in sorted(inside, key=lambda one: one.name != name):
+        if _model_type(folder) == model.config.model_type and _has_weights(folder):
+            yield folder
+
+
+def _has_weights(folder: Path) -> bool:
+    try:
+        return bool(find_weight_files(folder))
+    except SourceError:  # pickles; whatever they are, they cannot be compared
+        return False
+
+
+def _model_type(folder: Path) -> Any:
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _compare_tensors(look: _Look, folder: Path, model: PreTrainedModel) -> None:
+    """Compare every tensor of the model with what transformers would load into its place."""
+    state = model.state_dict()
+    try:
+        stored = _stored(folder, model, state)
+    except SourceError as error:
+        what = f"weights: {len(state)} tensors of the model not compared: {error.message}"
+        look.skipped.append(what)
+        return
+    known = [name for name, tensor in stored.items() if _comparable(state[name], tensor)]
+    for name in known:
+        now = state[name].detach().cpu()
+        if now.shape != stored[name].shape or not torch.equal(now, stored[name].to(now.dtype)):
+            raise look.refuse(
+                f"{name} of the encoder is not as in {folder}: it was changed since it was loaded, "
+                "or loaded from elsewhere",
+                "Cached outputs are those of the weights in the folder; load these.",
+            )
+    if known:
+        look.compared.append(f"weights: {len(known)} tensors of the model, each as in the folder")
+    rest = [name for name in state if name not in known]
+    if rest:
+        look.skipped.append(
+            f"weights: {len(rest)} of {len(state)} tensors of the model not compared, first "
+            f"{rest[0]}: offloaded, quantized, or of no place in the folder"
+        )
+
+
+def _stored(folder: Path, model: PreTrainedModel, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What the folder holds, by the names that the model has for it."""
+    kind = type(model)
+    config = kind.config_class.from_dict(model.config.to_dict())
+    with torch.device("meta"):
+        own = kind(config).state_dict()
+    checkpoint = Checkpoint(folder, kind, config, read_weights(folder), dropped=("",))
+    with quiet_transformers():
+        return name_weights(checkpoint, [name for name in state if name in own])
+
+
+def _comparable(now: Tensor, stored: Tensor) -> bool:
+    return not now.is_meta and now.is_floating_point() == stored.is_floating_point()

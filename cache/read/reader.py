@@ -1,0 +1,338 @@
+"""Reading an embedding cache: by number, by token ids, by text.  Without torch.
+
+    cache = open_cache("CACHE", "text_encoder_2")
+    entry = cache.by_text("a photo of a cat")
+    entry.outputs["last_hidden_state"]   # [rows, width], a view of the file
+
+What it sees is what was committed when it was opened, until `refresh`: a fill may go on meanwhile.
+It may be handed to other processes by fork or by pickling, and used by several threads.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from enginecast.cache.encoders.tokenizing import Tokenizing
+from enginecast.cache.read.miss import explain
+from enginecast.cache.store.index import Index, Place, open_index
+from enginecast.cache.store.shard import Entry
+from enginecast.cache.store.spec import About, EncoderSpec, Keys
+from enginecast.cache.store.store import Encodings, open_store
+from enginecast.errors import CacheError, CacheMissError, UsageError
+from enginecast.runtime.values.arrays import Array
+
+Check = Literal["first", "always", "never"]
+
+
+@dataclass(frozen=True)
+class Query:
+    """A text that a cache is asked for.
+
+    Args:
+        tokens: int64 [tokens], those that the encoder attends to; see `query_of`.
+        sequence: length of the row they came in; None: they came bare, and are padded as needed.
+        text: where it is known.
+    """
+
+    tokens: Array
+    sequence: int | None = None
+    text: str | None = None
+
+
+class EmbeddingCache:
+    """The entries of one encoder.  Made by `open_cache`."""
+
+    def __init__(self, encodings: Encodings, *, check: Check) -> None:
+        self.encodings = encodings
+        self.index: Index = open_index(encodings)
+        self._check = check
+        self._whole: dict[Path, Array] = {}
+
+    @property
+    def path(self) -> Path:
+        return self.encodings.folder
+
+    @property
+    def spec(self) -> EncoderSpec:
+        return self.encodings.spec
+
+    @property
+    def about(self) -> About:
+        return self.encodings.about
+
+    def __len__(self) -> int:
+        """Entries; each has other token ids."""
+        return len(self.index)
+
+    def by_row(self, number: int) -> Entry:
+        """The entry of a number; 0 to `len` - 1, in the order of the shards.
+
+        Raises:
+            IndexError: there is no such entry.
+            CacheError: its outputs are damaged.
+        """
+        return self.get_many([number])[0]
+
+    def by_ids(
+        self, ids: Sequence[int] | Array, mask: Sequence[int] | Array | None = None
+    ) -> Entry:
+        """The entry of a row of token ids.
+
+        Args:
+            ids: [sequence], a row as the model gets it, or the bare ids of a text.
+            mask: [sequence], not zero for tokens; None: every id is one.
+
+        Raises:
+            CacheMissError: there is no such entry; says why.
+            CacheError: its outputs are damaged, or the mask does not fit the spec.
+        """
+        row = np.asarray(ids) if len(ids) else np.empty(0, np.int64)
+        if row.ndim != 1 or row.dtype.kind not in "iu":
+            raise CacheError(
+                f"input_ids: expected one row of whole numbers, got {row.dtype} {list(row.shape)}"
+            )
+        row = row.astype(np.int64)
+        query = Query(row) if mask is None else query_of(self.spec, row, np.asarray(mask))
+        return self.look_up([query])[0]
+
+    def by_text(self, text: str) -> Entry:
+        """The entry of a text, which is cleaned, put into the template and tokenized.
+
+        A text that is too long is cut, as a fill does that was told to truncate.
+
+        Raises:
+            UsageError: it is no text.
+            CacheMissError: there is no such entry; says why.
+            CacheError: its outputs are damaged.
+        """
+        return self.look_up(self._queries(require_texts([text], "text")))[0]
+
+    def look_up(self, queries: Sequence[Query]) -> list[Entry]:
+        """The entries of texts that are given by token ids.
+
+        Raises:
+            CacheMissError: of the first that is not there; says why.
+            CacheError: outputs are damaged.
+        """
+        return self._entries([self._find(one) for one in queries])
+
+    def get_many(self, asked: Sequence[int | bytes | str]) -> list[Entry]:
+        """Entries by number, key or text, read in the order in which they lie in the shards.
+
+        Raises:
+            IndexError: there is no entry of a number.
+            CacheMissError: there is none of a key or text; says why.
+            CacheError: outputs are damaged.
+        """
+        queries = iter(self._queries([one for one in asked if isinstance(one, str)]))
+        return self._entries(
+            [
+                self._find(next(queries)) if isinstance(one, str) else self._place(one)
+                for one in asked
+            ]
+        )
+
+    def keys_of(self, texts: Sequence[str]) -> list[bytes]:
+        """The keys of the entries of texts.
+
+        Raises:
+            UsageError: one is no text.
+            CacheMissError: of the first that is not there; says why.
+        """
+        queries = self._queries(require_texts(texts))
+        return [self._key(self._find(one)) for one in queries]
+
+    def missing(self, texts: Sequence[str]) -> list[str]:
+        """Those of some texts that have no entry, in their order; to know why, ask for one.
+
+        Raises:
+            UsageError: one is no text.
+        """
+        queries = self._queries(require_texts(texts))
+        return [one.text or "" for one in queries if self.place_of(one.tokens) is None]
+
+    def __contains__(self, text: object) -> bool:
+        """Whether a text has an entry."""
+        return not self.missing(require_texts([text], "text"))
+
+    def key_at(self, number: int) -> bytes:
+        """The key of the entry of a number."""
+        return self._key(self._place(number))
+
+    def texts(self) -> Iterator[str]:
+        """A text of each entry, in the order of their numbers."""
+        for number in range(len(self)):
+            yield self.text_at(self.index.row(number))
+
+    def refresh(self) -> int:
+        """See what was committed since: entries that are new.  Numbers of entries may change."""
+        before = len(self)
+        self.index = open_index(self.encodings, self.index)
+        return len(self) - before
+
+    def place_of(self, tokens: Array, sequence: int | None = None) -> Place | None:
+        """Where the entry of token ids is; None: nowhere.
+
+        Args:
+            tokens, sequence: see `Query`.
+        """
+        spec = self.spec
+        if len(tokens) > spec.max_length:
+            return None
+        if spec.padded and sequence not in (None, spec.max_length):
+            return None
+        place = self.index.find(self.keys.of_tokens(tokens))
+        if place is None or not spec.mask:
+            return place
+        # Padding that is attended to makes the same row as padding that is not.
+        return place if np.array_equal(self.ids_at(place), tokens) else None
+
+    def ids_at(self, place: Place) -> Array:
+        """int32 [tokens] of an entry, without padding."""
+        return self.index.shards[place.shard].ids(place.text)
+
+    def text_at(self, place: Place) -> str:
+        return self.index.shards[place.shard].text(place.text)
+
+    def _key(self, place: Place) -> bytes:
+        return self.index.shards[place.shard].key(place.text)
+
+    def _queries(self, texts: Sequence[str]) -> list[Query]:
+        tokens = self.tokenizing.tokens(texts) if texts else []
+        pairs = zip(texts, tokens, strict=True)
+        return [Query(one.ids.astype(np.int64), text=text) for text, one in pairs]
+
+    def _find(self, query: Query) -> Place:
+        place = self.place_of(query.tokens, query.sequence)
+        if place is None:
+            raise explain(self, query)
+        return place
+
+    def _place(self, asked: int | bytes) -> Place:
+        if isinstance(asked, bytes):
+            place = self.index.find(asked)
+            if place is None:
+                raise CacheMissError(
+                    f"{self.path}: there is no entry of key {asked.hex()} among {len(self)}"
+                )
+            return place
+        if not 0 <= asked < len(self):
+            raise IndexError(f"{self.path}: expected an entry 0..{len(self) - 1}, got {asked}")
+        return self.index.row(int(asked))
+
+    def _entries(self, places: Sequence[Place]) -> list[Entry]:
+        in_order = sorted(set(places), key=lambda place: (place.shard, place.text))
+        entries = {place: self._entry(place) for place in in_order}
+        return [entries[place] for place in places]
+
+    def _entry(self, place: Place) -> Entry:
+        shard = self.index.shards[place.shard]
+        if self._check != "never":
+            whole = self._whole.setdefault(shard.path, np.zeros(len(shard), bool))
+            if not whole[place.text] or self._check == "always":
+                shard.require_whole(place.text)
+                whole[place.text] = True
+        return shard.entry(place.text)
+
+    @cached_property
+    def keys(self) -> Keys:
+        return Keys(self.spec)
+
+    @cached_property
+    def tokenizing(self) -> Tokenizing:
+        """Makes the token ids of texts, with the cache's own tokenizer.
+
+        Raises:
+            CacheError: tokenizer.json is missing, damaged, or another than the spec's.
+        """
+        return Tokenizing(self.encodings.read_tokenizer(), self.spec)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process gets: the snapshot, without what this one found whole."""
+        left = ("keys", "tokenizing")  # made again where they are needed
+        kept = {name: value for name, value in vars(self).items() if name not in left}
+        return {**kept, "_whole": {}}
+
+
+def open_cache(
+    path: str | os.PathLike[str], name: str | None = None, *, check: Check = "first"
+) -> EmbeddingCache:
+    """Open a cache for reading.
+
+    Args:
+        path: of the cache.
+        name: of the encoder; None: the only one.
+        check: when outputs are compared with the sum that was stored with them: "first": when this
+            process first reads them; "always": each time; "never".
+
+    Raises:
+        CacheError: there is no such cache or encoder, or it is damaged.
+        UsageError: no such `check`.
+    """
+    if check not in ("first", "always", "never"):
+        raise UsageError(f"check: expected first, always or never, got {check!r}")
+    return EmbeddingCache(open_store(path).encodings(name), check=check)
+
+
+def require_texts(texts: Iterable[Any], name: str = "texts") -> list[str]:
+    """Texts as a list; numbers are not taken for those of entries, nor None for a text.
+
+    Raises:
+        UsageError: one is no text; says which.
+    """
+    if isinstance(texts, str):
+        raise UsageError(f"{name}: expected a list of texts, got one: {texts!r}")
+    made = []
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise UsageError(f"{name}: expected a text at {number}, got {text!r:.80}")
+        made.append(str(text))
+    return made
+
+
+def query_of(spec: EncoderSpec, row: Array, mask: Array | None) -> Query:
+    """What a row as the model gets it asks for: the ids that the encoder attends to.
+
+    An encoder that takes a mask and is given none attends to the whole row, so then all its ids are
+    tokens; that is right for a text that fills its row, and a miss for one with padding.
+
+    Args:
+        row: int64 [sequence]
+        mask: [sequence], not zero for tokens; None: none was given.
+
+    Returns:
+        The ids without padding; where the spec has no mask, the row as it is.
+
+    Raises:
+        CacheError: the mask has holes, pads the other side, or has no place in the spec.
+    """
+    if mask is None:
+        return Query(row, len(row))
+    if mask.shape != row.shape:
+        raise CacheError(
+            f"attention_mask: expected one value for each of {len(row)} ids, got {list(mask.shape)}"
+        )
+    kept = np.flatnonzero(mask)
+    if len(kept) == len(row):
+        return Query(row, len(row))
+    if not spec.mask:
+        raise CacheError(
+            f"attention_mask: {len(row) - len(kept)} of {len(row)} ids are masked, but these "
+            "outputs were computed without a mask, and padding changed them",
+            hint="Give no mask, as the fill did, or fill a cache with --mask.",
+        )
+    if len(kept) and kept[-1] - kept[0] + 1 != len(kept):
+        raise CacheError("attention_mask: expected the tokens in one piece, but it has holes")
+    begins = len(row) - len(kept) if spec.padding_side == "left" else 0
+    if len(kept) and kept[0] != begins:
+        raise CacheError(
+            f"attention_mask: expected padding on the {spec.padding_side}, as in the cache's spec, "
+            f"but the tokens are at {kept[0]} to {kept[-1]} of {len(row)}",
+            hint=f"Set the tokenizer's padding_side to {spec.padding_side!r}.",
+        )
+    return Query(row[kept], len(row))

@@ -1,0 +1,161 @@
+"""Writing a cache's files so that they outlast a crash; locks; what is said when the disk refuses.
+
+A killed process lets go of its locks.  `flock` works between machines, too, on disks that support
+it.  Where none does, nobody waits and nothing fails: two writers then do the same work, and their
+shards replace one another.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from enginecast.errors import CacheError, MissingError
+from enginecast.runtime.bundle.staging import flush_folder
+
+_ABANDONED_SECONDS = 24 * 3600
+"""Age from which a folder is taken for abandoned where there are no locks to tell."""
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+def write_flushed(path: Path, data: bytes) -> None:
+    """Write a file and flush it.
+
+    Raises:
+        OSError: the disk failed; a part of the file may be there.
+    """
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_once(path: Path, data: bytes) -> None:
+    """Write a file unless somebody else has; of several writers one wins, and nobody sees a part.
+
+    Raises:
+        OSError: the disk failed; no part of the file is there.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        write_flushed(temporary, data)
+        _link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    flush_folder(path.parent)
+
+
+def _link(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if not path.exists():  # the last of several writers wins, within these two lines
+            temporary.replace(path)
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is a file or folder of that name.
+
+    Raises:
+        CacheError: nobody can tell: the place may not be looked into, say.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise disk_error(path, error) from error
+    return True
+
+
+def disk_error(path: Path, error: Exception) -> CacheError | MissingError:
+    """What to raise for an error of the disk; safetensors has its own for what is an OSError."""
+    number = getattr(error, "errno", None)
+    told = re.search(r"os error (\d+)", str(error))
+    if number is None and told:
+        number = int(told[1])
+    if number in _NO_SPACE:
+        return MissingError(
+            f"{path.parent}: the disk is full; what was committed before is safe",
+            hint="Free some space and run the same command again.",
+        )
+    return CacheError(f"{path}: {os.strerror(number) if number else error}")
+
+
+def try_lock(descriptor: int) -> bool | None:
+    """Lock an open file or folder until its descriptor is closed.
+
+    Returns:
+        Whether it is ours now; None: its file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+@contextmanager
+def own_folder(parent: Path) -> Iterator[Path]:
+    """A new folder that is removed at the end, and by `remove_abandoned` should we be killed.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    parent.mkdir(exist_ok=True)
+    folder, descriptor = _made(parent)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _made(parent: Path) -> tuple[Path, int]:
+    """A folder and its lock.  A sweep may take it before it is locked: then another one."""
+    while True:
+        folder = parent / uuid.uuid4().hex
+        folder.mkdir()
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        if try_lock(descriptor) is not False and folder.exists():
+            return folder, descriptor
+        os.close(descriptor)
+
+
+def remove_abandoned(path: Path, *, dry_run: bool = False) -> bool:
+    """Remove a folder or file whose owner is dead.
+
+    Returns:
+        Whether it was removed, or would be.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:  # somebody else removed it
+        return False
+    try:
+        free = try_lock(descriptor)
+        if free is None:
+            free = time.time() - os.fstat(descriptor).st_mtime > _ABANDONED_SECONDS
+        if free and not dry_run and path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif free and not dry_run:
+            path.unlink(missing_ok=True)
+        return free
+    finally:
+        os.close(descriptor)

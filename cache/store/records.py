@@ -1,0 +1,129 @@
+"""What went wrong with texts, kept beside the entries as JSON lines.
+
+Several writers may add lines at once.  A line that a killed writer left unfinished is passed over:
+its text is not stored either, so that the next fill comes upon it again.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from enginecast.cache.store.disk import disk_error
+from enginecast.cache.store.index import Index, open_index
+from enginecast.cache.store.store import Encodings
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A text that was not stored, and why.
+
+    Args:
+        key: what it would have been stored under.
+    """
+
+    text: str
+    tokens: int
+    reason: str
+    key: bytes
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """A text that was cut to the longest.
+
+    Args:
+        tokens: before it was cut.
+        key: of the entry that stands for it.
+    """
+
+    text: str
+    tokens: int
+    key: bytes
+
+
+_Record = TypeVar("_Record", Failure, Truncation)
+
+
+FILES: Mapping[type[Failure | Truncation], str] = {
+    Failure: "failed.jsonl",
+    Truncation: "truncated.jsonl",
+}
+
+
+def record(encodings: Encodings, records: Sequence[_Record]) -> None:
+    """Note texts that were not stored, or cut; those that are noted already are left out.
+
+    Raises:
+        CacheError: the disk failed.
+        MissingError: the disk is full.
+    """
+    if not records:
+        return
+    kind = type(records[0])
+    path = encodings.folder / FILES[kind]
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            with suppress(OSError):  # a disk without locks: a line may then be there twice
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            known = set(_read(encodings, kind))
+            fresh = [one for one in dict.fromkeys(records) if one not in known]
+            _write_lines(descriptor, b"".join(msgspec.json.encode(one) + b"\n" for one in fresh))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise disk_error(path, error) from error
+
+
+def read_failures(encodings: Encodings, index: Index | None = None) -> list[Failure]:
+    """The texts that failed and were not stored later; of a text the last failure.
+
+    Args:
+        index: of what is stored; None: of now.
+    """
+    found = {one.key: one for one in _read(encodings, Failure)}
+    if not found:
+        return []
+    keyed = list(found)
+    at = (open_index(encodings) if index is None else index).find_all(keyed)
+    stored = {key for key, position in zip(keyed, at, strict=True) if position >= 0}
+    return [one for one in found.values() if one.key not in stored]
+
+
+def read_truncated(encodings: Encodings) -> list[Truncation]:
+    """The texts that were cut, each once."""
+    return list(dict.fromkeys(_read(encodings, Truncation)))
+
+
+def _write_lines(descriptor: int, lines: bytes) -> None:
+    """Append lines, all of them or none."""
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        lines = b"\n" + lines
+    left = memoryview(lines)
+    try:
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.fsync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
+
+
+def _read(encodings: Encodings, kind: type[_Record]) -> Iterator[_Record]:
+    path = encodings.folder / FILES[kind]
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise disk_error(path, error) from error
+    decoder = msgspec.json.Decoder(kind)
+    for line in content.splitlines():
+        with suppress(msgspec.MsgspecError):
+            yield decoder.decode(line)

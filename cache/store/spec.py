@@ -1,0 +1,165 @@
+"""What decides the outputs of a text encoder, written down and hashed.
+
+Trainers key their caches on the caption or on the file's name, and serve stale embeddings when the
+encoder, its precision, the tokenizer or the length changes (tdrussell/diffusion-pipe#497,
+kijai/ComfyUI-WanVideoWrapper#2046).  Here each of these is a field, and the fingerprint of all of
+them goes into every key, with the token ids.  Token ids, and not the text: they are all that a
+drop-in for the encoder is given, equal texts share an entry, and whatever changes the ids
+(tokenizer, template, truncation) changes the key by itself.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from enginecast.runtime.bundle.manifest import DType, Record
+from enginecast.runtime.values.arrays import Array
+
+Clean = Literal["none", "strip", "lower-strip", "whitespace"]
+Rows = Literal["real", "all"]
+Side = Literal["right", "left"]
+Size = Annotated[int, Meta(ge=0)]
+Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]+\Z")]
+
+
+class OutputSpec(Record, frozen=True, kw_only=True):
+    """One output of the encoder, as it is stored."""
+
+    name: str
+    """As engines name it: "last_hidden_state", "pooler_output", "hidden_states.-2"."""
+    per: Literal["token", "text"]
+    """A row for each token, or one for the text."""
+    width: Annotated[int, Meta(ge=1)]
+    dtype: DType
+
+
+class EncoderSpec(Record, frozen=True, kw_only=True):
+    """Everything that an entry depends on besides its token ids."""
+
+    model: dict[str, str]
+    """Digest of each part of the model: "config", "weights"."""
+    engine: dict[str, str] = msgspec.field(default_factory=dict)
+    """Of an engine its target, pipeline and the digests of its files; empty: eager."""
+    precision: str
+    """What the encoder computes in: "fp32", "bf16", "int8"."""
+    tokenizer: Hex
+    """Digest of the tokenizer; see `tokenizing.digest_of`."""
+    template: str = "{}"
+    """What a text is put into before it is tokenized, in place of the braces."""
+    clean: Clean = "none"
+    """What is done to a text before that."""
+    max_length: Annotated[int, Meta(ge=1)]
+    """Longest text in tokens; also what rows are padded to where they are all kept."""
+    padding_id: Size
+    padding_side: Side = "right"
+    mask: bool
+    """Whether the encoder is told which tokens are padding.  If not, padding changes every row."""
+    rows: Rows
+    """Rows kept of each text: those of its tokens, or all `max_length`."""
+    extra_rows: Size = 0
+    """Rows of padding kept behind those of the tokens (Chroma reads one)."""
+    skip_rows: Size = 0
+    """Rows dropped at the front: those of a template that the model does not read."""
+    outputs: Annotated[tuple[OutputSpec, ...], Meta(min_length=1)]
+
+    @property
+    def padded(self) -> bool:
+        """Whether what is stored depends on the length that the text was padded to."""
+        return not self.mask or self.rows == "all" or self.extra_rows > 0
+
+    def span(self, tokens: int) -> tuple[int, int]:
+        """The rows kept of a text, as a range within its row of ids.
+
+        Args:
+            tokens: of the text, padding left out.
+
+        Returns:
+            Begin and end; within `max_length` ids where `padded`, else within `tokens`.
+        """
+        if self.rows == "all":
+            return self.skip_rows, self.max_length
+        if self.padded and self.padding_side == "left":
+            return self.max_length - tokens + self.skip_rows, self.max_length
+        end = tokens + self.extra_rows
+        return self.skip_rows, min(end, self.max_length)
+
+    def bytes_for(self, tokens: int) -> int:
+        """Size of what is stored of a text's outputs."""
+        begin, end = self.span(tokens)
+        return sum(
+            max(0, end - begin if output.per == "token" else 1)
+            * output.width
+            * np.dtype(output.dtype).itemsize
+            for output in self.outputs
+        )
+
+
+class About(Record, frozen=True, kw_only=True):
+    """What is good to know of an encoder, and does not change what it gives."""
+
+    encoder: str
+    """Class of the model, such as "T5EncoderModel"; what it returns follows from it."""
+    source: str
+    """Where the entries come from: the name of the bundle or of the model's folder."""
+    config: dict[str, Any] = msgspec.field(default_factory=dict)
+    """The model's config.json; empty where nobody had it."""
+    verdict: str = ""
+    """Of the engine: "verified", "verified-by-emulation"; empty: eager."""
+
+
+def fingerprint(spec: EncoderSpec) -> str:
+    """Hash a spec: 32 hexadecimal digits, equal for equal specs on every machine."""
+    canonical = msgspec.json.encode(spec, order="deterministic")
+    return hashlib.blake2b(canonical, digest_size=16).hexdigest()
+
+
+def differences(ours: EncoderSpec, theirs: EncoderSpec) -> list[str]:
+    """The fields in which two specs differ, each as "field: OURS, THEIRS"."""
+    pairs = (
+        (field, getattr(ours, field), getattr(theirs, field))
+        for field in EncoderSpec.__struct_fields__
+    )
+    return [
+        f"{field}: {_plain(one)}, {_plain(other)}" for field, one, other in pairs if one != other
+    ]
+
+
+def _plain(value: Any) -> str:
+    return msgspec.json.encode(value).decode() if not isinstance(value, str) else repr(value)
+
+
+KEY_BYTES = 16
+
+
+class Keys:
+    """Makes the keys of one spec."""
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        self.spec = spec
+        self._base = hashlib.blake2b(bytes.fromhex(fingerprint(spec)), digest_size=KEY_BYTES)
+
+    def of_tokens(self, ids: Sequence[int] | Array) -> bytes:
+        """The key of a text, given its ids without padding.
+
+        Where padding decides the outputs, the padded row is hashed, and with a mask how much of it
+        is text: a text may end in what the tokenizer pads with (CLIP's end token).
+        """
+        base = self._base.copy()
+        row = self.pad(ids) if self.spec.padded else ids
+        base.update(np.asarray(row, dtype="<i8").tobytes())
+        if self.spec.padded and self.spec.mask:
+            base.update(len(ids).to_bytes(8, "little"))
+        return base.digest()
+
+    def pad(self, ids: Sequence[int] | Array) -> Array:
+        """Ids filled up to `max_length`: int64 [max_length]."""
+        row = np.full(self.spec.max_length, self.spec.padding_id, dtype=np.int64)
+        if self.spec.padding_side == "right":
+            row[: len(ids)] = ids
+        else:
+            row[len(row) - len(ids) :] = ids
+        return row

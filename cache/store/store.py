@@ -1,0 +1,331 @@
+"""An embedding cache on disk: a folder with one folder per encoder.
+
+CACHE/
+  cache.json           format, version, id
+  text_encoder_2/      a name that users choose
+    spec.json          what the entries depend on, and what is known besides
+    tokenizer.json
+    shards/            the truth: each file is one commit, and never changes
+    staging/           shards that are being written
+    quarantine/        shards that were found damaged
+    failed.jsonl       texts that gave no finite outputs, or were refused
+    truncated.jsonl    texts that were cut to the longest
+    index.safetensors  derived; may be deleted at any time
+"""
+
+import errno
+import os
+import re
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from safetensors import SafetensorError
+
+from enginecast.cache.store.disk import disk_error, is_there, own_folder, write_flushed, write_once
+from enginecast.cache.store.shard import FORMAT, SUFFIX, VERSION, Entry, shard_name, write_shard
+from enginecast.cache.store.spec import About, EncoderSpec, differences, fingerprint
+from enginecast.errors import CacheError, CacheVersionError
+from enginecast.runtime.bundle.manifest import Record
+from enginecast.runtime.bundle.staging import flush_folder
+
+MARK_NAME = "cache.json"
+SPEC_NAME = "spec.json"
+TOKENIZER_NAME = "tokenizer.json"
+STAGING_NAME = ".staging"
+"""Of a cache: encoders that are being added."""
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+
+
+class Mark(msgspec.Struct):
+    """What is in `cache.json`; another version may add fields."""
+
+    format: str
+    version: int
+    id: str = ""
+
+
+class SpecFile(Record, frozen=True, kw_only=True):
+    """What is in `spec.json`."""
+
+    fingerprint: str
+    spec: EncoderSpec
+    about: About
+
+
+_Content = TypeVar("_Content", Mark, SpecFile)
+
+
+class Store:
+    """An embedding cache.  Made by `open_store` and `create_store`."""
+
+    def __init__(self, root: Path, ident: str) -> None:
+        self.root = root
+        self.id = ident
+        """Tells whether two machines see the same folder."""
+
+    def names(self) -> list[str]:
+        """The encoders that the cache has entries of.
+
+        Raises:
+            CacheError: the folder cannot be read, or one in it.
+        """
+        found = (name for name in _names_in(self.root) if _NAME.fullmatch(name))
+        return [name for name in found if is_there(self.root / name / SPEC_NAME)]
+
+    def encodings(self, name: str | None = None) -> "Encodings":
+        """The entries of one encoder.
+
+        Args:
+            name: of the encoder; None: the only one.
+
+        Raises:
+            CacheError: there is none of that name, several to choose from, or a damaged spec.
+        """
+        names = self.names()
+        if name is None and len(names) == 1:
+            name = names[0]
+        if name is None or name not in names:
+            asked = f"no encoder {name!r}" if name else "several encoders; name one"
+            if not names:
+                asked = "no encoder yet"
+            raise CacheError(
+                f"{self.root}: {asked}" + (f": it holds {', '.join(names)}" if names else ""),
+                hint="" if names else "Run `enginecast cache fill` first.",
+            )
+        read = _read_spec(self.root / name / SPEC_NAME)
+        return Encodings(self.root / name, read.spec, read.about)
+
+    def add(self, name: str, spec: EncoderSpec, about: About, tokenizer: bytes) -> "Encodings":
+        """The entries of an encoder, which may be new to the cache.
+
+        Args:
+            name: letters, digits, dot, dash, underscore.
+            tokenizer: text of its `tokenizer.json`.
+
+        Raises:
+            CacheError: the name is taken by an encoder of another spec (says what differs), or by
+                something else; or the disk failed.
+            MissingError: the disk is full.
+        """
+        require_name(name)
+        folder = self.root / name
+        if not is_there(folder / SPEC_NAME):
+            self._make(folder, spec, about, tokenizer)
+        found = self.encodings(name)
+        if found.spec != spec:
+            fields = "; ".join(differences(found.spec, spec))
+            raise CacheError(
+                f"{folder}: made for another encoder; here and asked for: {fields}",
+                hint="Fill another cache, or give this encoder another --name.",
+            )
+        return found
+
+    def _make(self, folder: Path, spec: EncoderSpec, about: About, tokenizer: bytes) -> None:
+        """Make an encoder's folder, all of it at once; of several writers one wins."""
+        try:
+            with own_folder(self.root / STAGING_NAME) as staging:
+                fresh = staging / folder.name
+                (fresh / "shards").mkdir(parents=True)
+                write_flushed(fresh / TOKENIZER_NAME, tokenizer)
+                content = SpecFile(fingerprint=fingerprint(spec), spec=spec, about=about)
+                encoded = msgspec.json.format(msgspec.json.encode(content))
+                write_flushed(fresh / SPEC_NAME, encoded)
+                flush_folder(fresh)
+                try:
+                    fresh.rename(folder)
+                except OSError as error:
+                    if error.errno not in _TAKEN:
+                        raise
+            flush_folder(self.root)
+        except OSError as error:
+            raise disk_error(folder, error) from error
+        if not is_there(folder / SPEC_NAME):
+            raise CacheError(
+                f"{folder}: expected the folder of an encoder, but there is no {SPEC_NAME} in it",
+                hint="Move it away, or give this encoder another --name.",
+            )
+
+
+class Encodings:
+    """The entries of one encoder, on disk."""
+
+    def __init__(self, folder: Path, spec: EncoderSpec, about: About) -> None:
+        self.folder = folder
+        self.name = folder.name
+        self.spec = spec
+        self.about = about
+
+    @property
+    def shard_folder(self) -> Path:
+        return self.folder / "shards"
+
+    @property
+    def staging_folder(self) -> Path:
+        return self.folder / "staging"
+
+    @property
+    def tokenizer_file(self) -> Path:
+        return self.folder / TOKENIZER_NAME
+
+    def read_tokenizer(self) -> bytes:
+        """The text of the encoder's `tokenizer.json`.
+
+        Raises:
+            CacheError: the file is missing, or cannot be read.
+        """
+        try:
+            return self.tokenizer_file.read_bytes()
+        except OSError as error:
+            raise CacheError(
+                f"{self.tokenizer_file}: {error.strerror}", hint="Put the encoder's own back."
+            ) from error
+
+    def shard_paths(self) -> list[Path]:
+        """The shards committed by now, in the order of their names.
+
+        Raises:
+            CacheError: their folder cannot be read.
+        """
+        if not is_there(self.shard_folder):
+            return []
+        names = _names_in(self.shard_folder)
+        return [self.shard_folder / name for name in names if name.endswith(SUFFIX)]
+
+    def commit(self, entries: Sequence[Entry]) -> Path:
+        """Write entries as one shard: all of them are there when this returns, or none.
+
+        Raises:
+            MissingError: the disk is full; nothing was left behind.
+            CacheError: the disk failed otherwise.
+        """
+        target = self.shard_folder / shard_name([entry.key for entry in entries])
+        try:
+            self.shard_folder.mkdir(exist_ok=True)
+            with own_folder(self.staging_folder) as folder:
+                temporary = folder / target.name
+                write_shard(temporary, self.spec, entries)
+                temporary.replace(target)
+                flush_folder(target.parent)
+        except (OSError, SafetensorError) as error:
+            raise disk_error(target, error) from error
+        return target
+
+
+def require_name(name: str) -> None:
+    """Refuse what cannot be the name of an encoder.
+
+    Raises:
+        CacheError: says what can.
+    """
+    if not _NAME.fullmatch(name):
+        raise CacheError(f"--name {name}: expected letters, digits, dots, dashes, underscores")
+
+
+def open_store(path: str | os.PathLike[str]) -> Store:
+    """Open a cache that is there.
+
+    Raises:
+        CacheVersionError: it is of another version.
+        CacheError: there is none, or it cannot be read.
+    """
+    root = _root(path)
+    mark = root / MARK_NAME
+    if not is_there(mark):
+        what = f"there is no {MARK_NAME} in it" if root.is_dir() else "there is no such folder"
+        raise CacheError(
+            f"{root}: expected an embedding cache, but {what}",
+            hint="`enginecast cache fill ENCODER --texts FILE -o CACHE` makes one.",
+        )
+    return Store(root, _read_mark(mark).id)
+
+
+def find_store(path: str | os.PathLike[str]) -> Store | None:
+    """Open a cache; None where there is nothing yet, or another process is making one right now.
+
+    Raises:
+        CacheError: the folder holds something else.
+    """
+    root = _root(path)
+    if not is_there(root / MARK_NAME):
+        _require_empty(root)
+    return open_store(root) if is_there(root / MARK_NAME) else None
+
+
+def create_store(path: str | os.PathLike[str]) -> Store:
+    """Open a cache, or make an empty one where there is nothing.
+
+    Raises:
+        CacheError: the folder holds something else, or cannot be written.
+        MissingError: the disk is full.
+    """
+    root = _root(path)
+    if find_store(root) is None:
+        mark = Mark(format=FORMAT, version=VERSION, id=uuid.uuid4().hex)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            write_once(root / MARK_NAME, msgspec.json.encode(mark))
+            flush_folder(root.parent)
+        except OSError as error:
+            raise disk_error(root / MARK_NAME, error) from error
+    return open_store(root)
+
+
+def _root(path: str | os.PathLike[str]) -> Path:
+    """The path without links; of links in a circle, which `Path.resolve` does not take, one."""
+    return Path(os.path.realpath(path))
+
+
+def _require_empty(root: Path) -> None:
+    """Refuse a folder of something else; another process may be making the cache right now."""
+    try:
+        names = {path.name for path in root.iterdir()}
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise disk_error(root, error) from error
+    others = {name for name in names if not name.startswith(f".{MARK_NAME}.")}
+    if others and not is_there(root / MARK_NAME):
+        raise CacheError(
+            f"{root}: expected an embedding cache or an empty folder, got one with {min(others)}",
+            hint="Name another folder; the cache's files go into one of their own.",
+        )
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        raise disk_error(folder, error) from error
+
+
+def _decoded(file: Path, kind: type[_Content]) -> _Content:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except OSError as error:
+        raise disk_error(file, error) from error
+    except msgspec.MsgspecError as error:
+        raise CacheError(f"{file}: {error}") from error
+
+
+def _read_mark(file: Path) -> Mark:
+    mark = _decoded(file, Mark)
+    if (mark.format, mark.version) != (FORMAT, VERSION):
+        raise CacheVersionError(
+            f"{file}: expected version {VERSION} of {FORMAT}, got {mark.version} of {mark.format}",
+            hint="Read it with the enginecast that wrote it, or fill a new cache.",
+        )
+    return mark
+
+
+def _read_spec(file: Path) -> SpecFile:
+    read = _decoded(file, SpecFile)
+    if read.fingerprint != fingerprint(read.spec):
+        raise CacheError(
+            f"{file}: its fingerprint is not that of its spec: it was edited or damaged",
+            hint="Put the original back, or fill a new cache.",
+        )
+    return read

@@ -1,0 +1,262 @@
+"""How far the entries of two caches are from one another, text by text.
+
+The use is one encoder in two precisions: fp32 and bf16, or an int8 engine.  The first cache is the
+reference.  Texts are joined by their token ids where both have the same tokenizer, else as texts.
+"""
+
+import hashlib
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from enginecast.cache.store.index import Index, open_index
+from enginecast.cache.store.shard import Shard
+from enginecast.cache.store.spec import OutputSpec, differences
+from enginecast.cache.store.store import Encodings
+from enginecast.errors import CacheError
+from enginecast.runtime.values.arrays import Array
+
+_LAYOUT = ("rows", "extra_rows", "skip_rows")
+"""Fields that decide which rows are kept."""
+Watch = Callable[[int], object]
+"""Called with how many texts were compared since the last call."""
+
+
+@dataclass(frozen=True)
+class OutputError:
+    """Of one output, over all texts.
+
+    Args:
+        rows: that were compared: tokens, or texts.
+        cosine_least: of a row; likewise the first percentile and the median.
+        relative_median: of a text: L2 of the difference, divided by that of the reference;
+            likewise the largest.
+        largest: difference of two values.
+    """
+
+    name: str
+    rows: int
+    cosine_least: float
+    cosine_p1: float
+    cosine_median: float
+    relative_median: float
+    relative_largest: float
+    largest: float
+
+
+@dataclass(frozen=True, order=True)
+class TextError:
+    """The output of a text that is furthest off.
+
+    Args:
+        relative: L2 of the difference, divided by that of the reference.
+        cosine: least of a row.
+        token: number of that row's token, padding in front counted; None: an output per text.
+        largest: difference of two values.
+    """
+
+    relative: float
+    text: str
+    output: str
+    cosine: float
+    token: int | None
+    largest: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was found.
+
+    Args:
+        joined_by: "ids" or "text".
+        texts: that are in both.
+        only_first: texts that are in the first alone.
+        differs: fields of the specs that differ: "precision: 'fp32', 'bf16'".
+        worst: largest relative error first.
+    """
+
+    joined_by: str
+    texts: int
+    only_first: int
+    only_second: int
+    differs: tuple[str, ...]
+    outputs: tuple[OutputError, ...]
+    worst: tuple[TextError, ...]
+
+
+def compare(
+    first: Encodings, second: Encodings, *, worst: int = 10, watch: Watch | None = None
+) -> Comparison:
+    """Compare what both have, in float64.  Memory: some bytes a row, whatever the rows' width.
+
+    Args:
+        first: the reference.
+        worst: how many texts to list.
+
+    Raises:
+        CacheError: they have no text or no output in common, or keep other rows; or an entry is
+            damaged.
+    """
+    outputs = _require_alike(first, second)
+    indices = [open_index(one, keep=False).require_whole() for one in (first, second)]
+    by_ids = first.spec.tokenizer == second.spec.tokenizer
+    ours, theirs = (_names(index, by_ids=by_ids) for index in indices)
+    _, at_first, at_second = np.intersect1d(ours, theirs, return_indices=True)
+    if not len(at_first):
+        raise CacheError(
+            f"{first.folder} and {second.folder}: have no text in common",
+            hint="Fill both from one file of texts.",
+        )
+    order = np.argsort(at_first)  # as they lie on disk
+    gathered = {one.name: _Gathered() for one in outputs}
+    found: list[TextError] = []
+    for number, other in zip(at_first[order], at_second[order], strict=True):
+        pair = _entry(indices[0], int(number)), _entry(indices[1], int(other))
+        heapq.heappush(found, max(_errors(*pair, outputs, gathered)))
+        if len(found) > worst:
+            heapq.heappop(found)
+        if watch:
+            watch(1)
+    return Comparison(
+        joined_by="ids" if by_ids else "text",
+        texts=len(at_first),
+        only_first=len(ours) - len(at_first),
+        only_second=len(theirs) - len(at_first),
+        differs=tuple(differences(first.spec, second.spec)),
+        outputs=tuple(gathered[one.name].summary(one.name) for one in outputs),
+        worst=tuple(sorted(found, reverse=True)),
+    )
+
+
+def _require_alike(first: Encodings, second: Encodings) -> list[OutputSpec]:
+    """The outputs to compare."""
+    specs = first.spec, second.spec
+    where = f"{first.folder} and {second.folder}"
+    padding = ("max_length", "padding_side") if any(spec.padded for spec in specs) else ()
+    names = (*_LAYOUT, *padding)
+    layout = [name for name in names if getattr(specs[0], name) != getattr(specs[1], name)]
+    if layout:
+        fields = "; ".join(
+            f"{name}: {getattr(specs[0], name)!r}, {getattr(specs[1], name)!r}" for name in layout
+        )
+        raise CacheError(
+            f"{where}: keep other rows of a text, so that rows cannot be compared: {fields}",
+            hint="Fill one of them again with the options of the other.",
+        )
+    theirs = {one.name: one for one in specs[1].outputs}
+    common = [one for one in specs[0].outputs if one.name in theirs]
+    if not common:
+        given = [", ".join(one.name for one in spec.outputs) for spec in specs]
+        raise CacheError(f"{where}: have no output in common: {given[0]}; {given[1]}")
+    for one in common:
+        other = theirs[one.name]
+        if (one.width, one.per) != (other.width, other.per):
+            raise CacheError(
+                f"{where}: {one.name}: expected {one.width} values per {one.per} as in the first,"
+                f" got {other.width} per {other.per}",
+                hint="They are of different models.",
+            )
+    return common
+
+
+def _names(index: Index, *, by_ids: bool) -> Array:
+    """What each entry is joined by: S16 [entries], in the order of their numbers."""
+    digests = []
+    shards, texts = index.rows(np.arange(len(index)))
+    for shard, text in zip(shards.tolist(), texts.tolist(), strict=True):
+        one = index.shards[shard]
+        content = one.ids(text).tobytes() if by_ids else one.text(text).encode()
+        digests.append(hashlib.blake2b(content, digest_size=16).digest())
+    return np.frombuffer(b"".join(digests), "S16")
+
+
+def _entry(index: Index, number: int) -> tuple[Shard, int]:
+    place = index.row(number)
+    shard = index.shards[place.shard]
+    shard.require_whole(place.text)
+    return shard, place.text
+
+
+def _errors(
+    first: tuple[Shard, int],
+    second: tuple[Shard, int],
+    outputs: Sequence[OutputSpec],
+    gathered: dict[str, "_Gathered"],
+) -> list[TextError]:
+    """What is between two entries of a text, output by output."""
+    (shard, number), (other, other_number) = first, second
+    ours, theirs = shard.outputs(number), other.outputs(other_number)
+    begin, _ = shard.spec.span(len(shard.ids(number)))
+    text = shard.text(number)
+    found = []
+    for one in outputs:
+        reference, values = ours[one.name], theirs[one.name]
+        if reference.shape != values.shape:
+            raise CacheError(
+                f"{other.path}: {one.name} of {text!r}: expected"
+                f" {list(reference.shape)} as in the first cache, got {list(values.shape)}",
+                hint="Their tokenizers cut it into other tokens.",
+            )
+        apart, relative, largest = _measure(
+            reference.reshape(-1, one.width), values.reshape(-1, one.width)
+        )
+        gathered[one.name].add(apart, relative, largest)
+        row = int(np.argmax(apart)) if len(apart) else 0
+        least = 1 - float(apart[row]) if len(apart) else 1.0
+        token = begin + row if one.per == "token" else None
+        found.append(TextError(relative, text, one.name, least, token, largest))
+    return found
+
+
+def _measure(reference: Array, values: Array) -> tuple[Array, float, float]:
+    """1 - cosine of each row, in which small differences keep their digits: float32; the relative
+    L2 error; and the largest difference of two values.
+    """
+    ours, theirs = reference.astype(np.float64), values.astype(np.float64)
+    difference = theirs - ours
+    lengths = [np.linalg.norm(one, axis=1) for one in (ours, theirs)]
+    # |a/|a| - b/|b||^2 = 2 (1 - cos): no difference of nearly equal numbers
+    units = [
+        one / np.where(length, length, 1)[:, None]
+        for one, length in zip((ours, theirs), lengths, strict=True)
+    ]
+    apart = np.square(units[0] - units[1]).sum(1) / 2
+    apart[(lengths[0] == 0) != (lengths[1] == 0)] = 1.0
+    whole, off = float(np.linalg.norm(ours)), float(np.linalg.norm(difference))
+    relative = off / whole if whole else float("inf") if off else 0.0
+    largest = float(np.abs(difference).max(initial=0.0))
+    return apart.astype(np.float32), relative, largest
+
+
+@dataclass
+class _Gathered:
+    """Of one output, what is known of the texts so far."""
+
+    apart: list[Array] = field(default_factory=list)
+    relative: list[float] = field(default_factory=list)
+    largest: float = 0.0
+
+    def add(self, apart: Array, relative: float, largest: float) -> None:
+        self.apart.append(apart)
+        self.relative.append(relative)
+        self.largest = max(self.largest, largest)
+
+    def summary(self, name: str) -> OutputError:
+        apart = np.concatenate(self.apart)
+        least, low, median = (
+            (1 - np.percentile(apart, [100, 99, 50]).astype(float)).tolist()
+            if len(apart)
+            else (1.0, 1.0, 1.0)
+        )
+        return OutputError(
+            name,
+            rows=len(apart),
+            cosine_least=least,
+            cosine_p1=low,
+            cosine_median=median,
+            relative_median=float(np.median(self.relative)),
+            relative_largest=max(self.relative),
+            largest=self.largest,
+        )

@@ -1,0 +1,218 @@
+"""Putting the entries of several caches into one.
+
+Everything is looked at first: that equal names stand for equal encoders, and that each entry is
+whole.  Then shards are linked where both caches lie on one disk, else copied; of a shard that has
+some entries that are there already only the others are written.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from enginecast.cache.store.disk import disk_error, is_there, own_folder
+from enginecast.cache.store.index import index_of, open_index
+from enginecast.cache.store.records import read_failures, read_truncated, record
+from enginecast.cache.store.shard import Entry, Shard
+from enginecast.cache.store.spec import differences
+from enginecast.cache.store.store import MARK_NAME, Encodings, Store, create_store, open_store
+from enginecast.cache.upkeep.checking import examine_all, require_tokenizer
+from enginecast.cache.upkeep.rewriting import commit_all, only_keeper
+from enginecast.errors import CacheError, UsageError
+from enginecast.runtime.bundle.staging import flush_folder, require_space
+from enginecast.runtime.values.arrays import Array
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What came to one encoder.
+
+    Args:
+        shards: linked or copied whole.
+        rewritten: shards of which only a part was new.
+        added: entries that are new.
+        there: entries of the caches read that were there already.
+        texts: entries in the end.
+    """
+
+    name: str
+    shards: int
+    rewritten: int
+    added: int
+    there: int
+    texts: int
+
+
+@dataclass(frozen=True)
+class _Source:
+    encodings: Encodings
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True)
+class _Addition:
+    """What is to be done for an encoder: shards to take whole, and entries of others."""
+
+    whole: tuple[Shard, ...]
+    parts: tuple[tuple[Shard, Array], ...]
+    there: int
+
+    def entries(self) -> Iterator[Entry]:
+        for shard, numbers in self.parts:
+            yield from (shard.entry(int(number)) for number in numbers)
+
+
+def merge(caches: Sequence[Path], output: Path) -> list[Merged]:
+    """Merge caches into one that is new or there already.
+
+    Args:
+        caches: to read; `output` may be among them.
+
+    Raises:
+        UsageError: no other cache than the output.
+        CacheError: no cache, equal names of different encoders, a damaged shard, or shards that
+            were joined meanwhile; nothing was written then.  Or another command is moving shards of
+            the output.
+        MissingError: the disk is full; what is there by then is whole.
+    """
+    output = Path(os.path.realpath(output))
+    stores = [store for store in map(open_store, caches) if store.root != output]
+    if not stores:
+        raise UsageError(f"{output}: expected another cache to merge into it, got none")
+    there = open_store(output) if is_there(output / MARK_NAME) else None
+    names = sorted({name for store in stores for name in store.names()})
+    _require_equal([*([there] if there else []), *stores], names)
+    sources = {
+        name: [_Source(one, _all_shards(one)) for one in _named(stores, name)] for name in names
+    }
+    additions = {name: _addition(there, sources[name]) for name in names}
+    _require_room(output, additions.values())
+    target = create_store(output)
+    return [_carry_out(target, sources[name], additions[name]) for name in names]
+
+
+def _named(stores: Sequence[Store], name: str) -> list[Encodings]:
+    return [store.encodings(name) for store in stores if name in store.names()]
+
+
+def _require_equal(stores: Sequence[Store], names: Sequence[str]) -> None:
+    for name in names:
+        found = _named(stores, name)
+        for other in found[1:]:
+            fields = differences(found[0].spec, other.spec)
+            if fields:
+                raise CacheError(
+                    f"{found[0].folder} and {other.folder}: made for different encoders:"
+                    f" {'; '.join(fields)}",
+                    hint="Rename one of the folders: a name stands for one encoder.",
+                )
+
+
+def _all_shards(encodings: Encodings) -> tuple[Shard, ...]:
+    """Every shard, whole; others that join them meanwhile must not hide entries."""
+    before = encodings.shard_paths()
+    shards = tuple(_whole_shards(encodings))
+    gone = {*before, *(shard.path for shard in shards)} - set(encodings.shard_paths())
+    if gone:
+        raise CacheError(
+            f"{encodings.folder}: {len(gone)} of its shards were taken out meanwhile; nothing was"
+            " merged",
+            hint="Run the same command again.",
+        )
+    return shards
+
+
+def _whole_shards(encodings: Encodings) -> Iterator[Shard]:
+    require_tokenizer(encodings)
+    for one in examine_all(encodings):
+        if one.problem is not None or one.shard is None:
+            raise CacheError(
+                f"{one.path}: damaged: {one.problem}; nothing was merged",
+                hint=f"`enginecast cache verify {encodings.folder.parent}` takes it out.",
+            )
+        yield one.shard
+
+
+def _addition(there: Store | None, sources: Sequence[_Source]) -> _Addition:
+    """Go through the shards: each adds what neither the output nor one before it has."""
+    name = sources[0].encodings.name
+    known: list[Shard] = []
+    if there and name in there.names():
+        known += open_index(there.encodings(name), keep=False).require_whole().shards
+    shards = [shard for source in sources for shard in source.shards]
+    index = index_of([*known, *shards])
+    whole, parts, doubles = [], [], 0
+    for number, shard in enumerate(shards, len(known)):
+        owners, _ = index.places(index.find_all(shard.keys))
+        fresh = np.flatnonzero(owners == number)
+        doubles += len(shard) - len(fresh)
+        if len(fresh) == len(shard):
+            whole.append(shard)
+        elif len(fresh):
+            parts.append((shard, fresh))
+    return _Addition(tuple(whole), tuple(parts), doubles)
+
+
+def _require_room(output: Path, additions: Iterable[_Addition]) -> None:
+    """Refuse before work what the disk does not hold; links take no room."""
+    existing = next(place for place in (output, *output.parents) if is_there(place))
+    device = _device(existing)
+    needed = 0
+    for one in additions:
+        needed += sum(shard.size for shard in one.whole if _device(shard.path) != device)
+        needed += sum(shard.size for shard, _ in one.parts)
+    require_space(output, needed)
+
+
+def _device(path: Path) -> int:
+    try:
+        return path.stat().st_dev
+    except OSError as error:
+        raise disk_error(path, error) from error
+
+
+def _carry_out(target: Store, sources: Sequence[_Source], addition: _Addition) -> Merged:
+    first = sources[0].encodings
+    into = target.add(first.name, first.spec, first.about, first.read_tokenizer())
+    with only_keeper(into):
+        for shard in addition.whole:
+            _take(shard.path, into)
+        commit_all(into, addition.entries())
+    for source in sources:
+        record(into, read_failures(source.encodings))
+        record(into, read_truncated(source.encodings))
+    return Merged(
+        into.name,
+        shards=len(addition.whole),
+        rewritten=len(addition.parts),
+        added=sum(map(len, addition.whole)) + sum(len(numbers) for _, numbers in addition.parts),
+        there=addition.there,
+        texts=len(open_index(into)),
+    )
+
+
+def _take(path: Path, into: Encodings) -> None:
+    """Link a shard, or copy it where that is not possible; one of its name has the same entries."""
+    target = into.shard_folder / path.name
+    try:
+        try:
+            os.link(path, target)
+        except FileExistsError:
+            return
+        except OSError:  # another disk, or one without links
+            _copy(path, target, into)
+        flush_folder(target.parent)
+    except OSError as error:
+        raise disk_error(target, error) from error
+
+
+def _copy(path: Path, target: Path, into: Encodings) -> None:
+    with own_folder(into.staging_folder) as folder:
+        temporary = folder / target.name
+        shutil.copyfile(path, temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(target)

@@ -1,0 +1,5 @@
+"""Rewrites the syntax trees of a model's functions: control flow becomes calls of `operators`.
+
+Enters: converters, one for each kind of statement or expression. They know no types and run
+nothing.
+"""

@@ -1,0 +1,130 @@
+"""Expressions that decide by the truth of a value: `and`, `or`, `not`, ternaries, `int()`."""
+
+import ast
+from collections.abc import Callable
+
+from enginecast.capture.control_flow.converters.build import glue, later, place_at
+from enginecast.capture.control_flow.converters.liveness import COMPREHENSIONS, SCOPES, walk
+
+CASTS = ("int", "float", "bool")
+STATIC_CALLS = ("isinstance", "hasattr", "callable", "issubclass")
+FORBIDDEN = (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await)
+
+
+def is_static(test: ast.expr) -> bool:
+    """Whether a predicate cannot depend on the values or sizes of tensors, whatever they are."""
+    if isinstance(test, ast.Constant):
+        return True
+    if isinstance(test, ast.BoolOp):
+        return all(is_static(value) for value in test.values)
+    if isinstance(test, ast.UnaryOp):
+        return is_static(test.operand)
+    if isinstance(test, ast.Compare):
+        return all(isinstance(op, ast.Is | ast.IsNot) for op in test.ops)
+    if isinstance(test, ast.Call):
+        return isinstance(test.func, ast.Name) and test.func.id in STATIC_CALLS
+    return isinstance(test, ast.Attribute) and test.attr == "training"
+
+
+def is_forbidden(node: ast.AST) -> bool:
+    """Whether it binds a name or gives up control inside of an expression."""
+    return any(isinstance(part, FORBIDDEN) for part in walk([node]))
+
+
+class Expressions(ast.NodeTransformer):
+    """Rewrites expressions; what is inside lambdas and comprehensions remains as it is."""
+
+    def __init__(
+        self,
+        place: Callable[[ast.AST, str], int],
+        names: frozenset[str],
+        owner: str,
+        answered: frozenset[int] = frozenset(),
+    ):
+        """`place` gives the index of a place; `names` are bound in the function.
+
+        `owner` is the name of the first argument, which `super()` means.
+        Expressions on the lines `answered` stay as they are: what they read has an answer.
+        """
+        self._place = place
+        self._names = names
+        self._owner = owner
+        self._answered = answered
+
+    def predicate(self, test: ast.expr) -> ast.expr:
+        """The same, where only the truth of the value matters."""
+        if is_static(test):
+            return test
+        if self._is_answered(test):
+            # Read here, or the glue would get the tensor.
+            return ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), test))
+        return Items().visit(self.visit(test))  # type: ignore[no-any-return]
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, (*SCOPES, *COMPREHENSIONS)) or self._is_answered(node):
+            return node
+        rewritten: ast.AST = super().visit(node)
+        if rewritten is not node:
+            place_at(rewritten, node)
+        return rewritten
+
+    def _is_answered(self, node: ast.AST) -> bool:
+        first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
+        return isinstance(node, ast.expr) and any(first <= n <= last for n in self._answered)
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        if is_static(node.test) or is_forbidden(node):
+            self.generic_visit(node)
+            return node
+        place = ast.Constant(value=self._place(node, "ternary"))
+        ways = (self.visit(node.body), self.visit(node.orelse))
+        return glue("ternary", place, self.predicate(node.test), *map(later, ways))  # type: ignore[arg-type]
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        self.generic_visit(node)
+        if is_static(node) or is_forbidden(node):
+            return node
+        return glue("and_" if isinstance(node.op, ast.And) else "or_", *map(later, node.values))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Not) and not is_static(node.operand):
+            return glue("not_", node.operand)
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        """`a < b < c` is `a < b and b < c` where b is a name or a constant."""
+        self.generic_visit(node)
+        middle = node.comparators[:-1]
+        if not middle or not all(isinstance(part, ast.Name | ast.Constant) for part in middle):
+            return node
+        left: list[ast.expr] = [node.left, *middle]
+        pairs = zip(left, node.ops, node.comparators, strict=True)
+        parts = [ast.Compare(left=one, ops=[op], comparators=[other]) for one, op, other in pairs]
+        return glue("and_", *map(later, parts))
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        if not isinstance(node.func, ast.Name) or node.func.id in self._names:
+            return node
+        if node.func.id in CASTS and len(node.args) == 1 and not node.keywords:
+            return glue(f"{node.func.id}_", *node.args)
+        if node.func.id == "super" and not node.args:
+            node.args = [ast.Name("__class__", ast.Load()), ast.Name(self._owner, ast.Load())]
+        return node
+
+
+class Items(ast.NodeTransformer):
+    """`x.item()` in a predicate may stay a tensor."""
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.Lambda:
+        if not node.args.args:
+            node.body = self.visit(node.body)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        function = node.func
+        if isinstance(function, ast.Attribute) and function.attr == "item" and not node.args:
+            return place_at(glue("item", function.value), node)
+        return node

@@ -1,0 +1,163 @@
+"""All that is known of a model's control flow: the witnesses' findings, united line by line.
+
+The recorder sees what Python reads in a run, torch.export what it refused and where its trace
+decided by sizes, and Dynamo where it breaks.
+"""
+
+import itertools
+import linecache
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from enginecast.capture.control_flow.detect.dynamo_witness import DynamoVerdict
+from enginecast.capture.control_flow.detect.findings import Finding, Kind, merge
+from enginecast.capture.control_flow.detect.recorder import Read
+from enginecast.capture.control_flow.detect.statements import numbers_decide, statement_at
+from enginecast.capture.python.locations import SourceLocation, is_library_code
+from enginecast.capture.refusals.refusal import Refusal
+
+OF_READS: dict[str, tuple[Kind, bool]] = {
+    "bool": ("boolean", True),
+    "item": ("item", False),
+    "int": ("item", False),
+    "float": ("item", False),
+    "index": ("index", False),
+    "tolist": ("tolist", True),
+    "numpy": ("numpy", True),
+}
+"""Kind of finding of a read, and whether a capture needs something done about it."""
+DONE = {
+    "bake": "baked: it depends on weights alone",
+    "strict": "captured by strict export",
+    "rewrite": "rewritten to operators",
+    "specialise": "one path, with a guard",
+    "torchscript": "scripted",
+}
+"""What each rung of the ladder does about a branch."""
+
+
+def detect(
+    *,
+    refusals: Iterable[Refusal] = (),
+    runs: Sequence[Sequence[Read]] = (),
+    decided: Collection[SourceLocation] = (),
+    branches: Collection[SourceLocation] = (),
+    verdict: DynamoVerdict | None = None,
+    rung: str = "",
+) -> list[Finding]:
+    """One finding for each line that any witness names, blocking ones first.
+
+    Args:
+        refusals: what torch.export refused.
+        runs: what the recorder saw, run by run.
+        decided: where the trace of torch.export decided by a symbolic number.
+        branches: where control flow became an operator.
+        verdict: of Dynamo.
+        rung: of the ladder that captured the model all the same; empty where none did.
+    """
+    refused = [of_refusal(refusal) for refusal in refusals]
+    found = merge(
+        [
+            *_of_runs(runs),
+            *refused,
+            *(_of_trace(place, is_blocking=False) for place in decided),
+            *(_of_trace(place, is_blocking=True) for place in branches),
+            *(verdict.findings if verdict else ()),
+        ]
+    )
+    is_refused = bool(refused) and not rung
+    return [replace(each, action=_action(each, rung, is_refused=is_refused)) for each in found]
+
+
+def overlooked(
+    runs: Sequence[Sequence[Read]], decided: Collection[SourceLocation]
+) -> tuple[SourceLocation, ...]:
+    """Where a run decides by inputs although torch.export did not stumble over it.
+
+    Code can lead around a capture: it swallows torch's refusal (`try`, `suppress`), asks whether it
+    is being compiled, or for the type of a number. torch.export says nothing of the other path.
+
+    Args:
+        runs: of the model as it is, what each read.
+        decided: where the trace decided by a number as it must for every input.
+    """
+    places: dict[SourceLocation, None] = {}
+    for read in itertools.chain(*runs):
+        if read.decides == "inputs" and not is_library_code(read.file):
+            if read.kind not in ("tolist", "numpy"):  # of these, sizes tell how often a loop runs
+                places[read.place] = None
+            places |= dict.fromkeys(numbers_decide(read.place))
+    return tuple(place for place in places if statement_at(place) and place not in decided)
+
+
+def _of_runs(runs: Sequence[Sequence[Read]]) -> Iterator[Finding]:
+    counts = [Counter(read.place for read in run) for run in runs]
+    for found in merge(of_read(read) for run in runs for read in run):
+        place = SourceLocation(found.file, found.line)
+        yield replace(found, count=max(count[place] for count in counts))
+
+
+def of_read(read: Read) -> Finding:
+    """A read of a value, as the recorder saw it, as a finding."""
+    kind, is_blocking = OF_READS[read.kind]
+    statement = None if read.kind in ("tolist", "numpy") else statement_at(read.place)
+    kind, tensor = statement or (kind, "")
+    return Finding(
+        kind,
+        read.file,
+        read.line,
+        read.code,
+        function=read.function,
+        module=read.module,
+        tensor=tensor,
+        decides=read.decides,
+        witnesses=("recorder",),
+        values=(str(read.value),),
+        is_blocking=is_blocking or statement is not None,
+    )
+
+
+def of_refusal(refusal: Refusal) -> Finding:
+    """A refusal of torch.export as a finding; without a line where torch names none."""
+    kind, tensor = _statement(SourceLocation(refusal.file, refusal.line), "refused")
+    is_shape = refusal.kind == "specialized-dimension"
+    return Finding(
+        kind,
+        refusal.file,
+        refusal.line,
+        refusal.code,
+        tensor=tensor,
+        decides="shapes" if is_shape else "unknown",
+        witnesses=("export",),
+        is_blocking=True,
+        reason=refusal.detail,
+    )
+
+
+def _of_trace(place: SourceLocation, *, is_blocking: bool) -> Finding:
+    kind, tensor = _statement(place, "boolean")
+    return Finding(
+        kind,
+        *place,
+        linecache.getline(*place).strip(),
+        tensor=tensor,
+        decides="shapes",
+        witnesses=("export",),
+        is_blocking=is_blocking,
+    )
+
+
+def _statement(place: SourceLocation, otherwise: Kind) -> tuple[Kind, str]:
+    return statement_at(place) or (otherwise, "")
+
+
+def _action(finding: Finding, rung: str, *, is_refused: bool) -> str:
+    if not finding.is_blocking:
+        return "none: captured"
+    if is_refused:
+        return "refused"
+    if finding.decides == "shapes" and rung in ("export", "bake", "strict"):
+        return "follows the sizes of the trace"
+    is_baked = rung == "bake" and finding.decides == "weights"
+    return DONE[rung] if rung in DONE and (is_baked or rung != "bake") else "none: captured"

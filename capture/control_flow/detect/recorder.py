@@ -1,0 +1,267 @@
+"""Record every place where Python reads the value of a tensor while a model runs.
+
+A read is what a capture stumbles over: `if x.sum() > 0`, `int(n)`, `x.tolist()`.  The recorder runs
+the real module on real inputs and tells of each read its line, its value, and on what the tensor
+depends: on the inputs, or on weights alone.  A slice of a buffer by a size depends on sizes, which
+one run cannot tell; so each read carries the history of its tensor, and two runs at different sizes
+are compared (see `decide`).
+"""
+
+import hashlib
+import linecache
+import logging
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from enginecast.capture.control_flow.detect.endless import LONGEST_RUN, Bounded
+from enginecast.capture.python.locations import SourceLocation, is_model_code
+from enginecast.errors import CaptureError
+
+logger = logging.getLogger(__name__)
+
+ReadKind = Literal["bool", "item", "int", "float", "index", "tolist", "numpy"]
+Decides = Literal["inputs", "weights", "shapes"]
+
+READERS: Mapping[str, ReadKind] = {
+    "__bool__": "bool",
+    "item": "item",
+    "__int__": "int",
+    "__float__": "float",
+    "__index__": "index",
+    "tolist": "tolist",
+    "numpy": "numpy",
+    "__array__": "numpy",
+}
+MOST_READS = 10_000
+"""Reads at one line after which a loop is taken to have no end."""
+INPUTS = "inputs"
+"""The history of what depends on the inputs' values."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """One time that Python read the value of a tensor."""
+
+    file: str
+    line: int
+    code: str
+    """The text of that line."""
+    function: str
+    module: str
+    """Dotted path of the module whose method this is; empty for the model itself."""
+    kind: ReadKind
+    value: Any
+    """What Python got."""
+    decides: Decides
+    """What the value depends on."""
+    history: str = ""
+    """Digest of how the tensor was made from weights; "inputs" where inputs had a part in it."""
+
+    @property
+    def place(self) -> SourceLocation:
+        return SourceLocation(self.file, self.line)
+
+
+class Recorder:
+    """Records the reads of a run: `with Recorder(module, inputs) as seen: module(**inputs)`.
+
+    Args:
+        module: whose submodules give the reads their paths.
+        inputs: tensors that the module will be called with.
+        most: reads at one line after which the run is stopped; None: MOST_READS.
+
+    Raises:
+        CaptureError: when a line was read `most` times, or the run took too long: a loop without
+            end.
+    """
+
+    def __init__(
+        self, module: nn.Module, inputs: Mapping[str, Tensor], most: int | None = None
+    ) -> None:
+        self.reads: list[Read] = []
+        self._paths = {id(owner): name for name, owner in module.named_modules()}
+        self._histories = _Histories(inputs.values())
+        self._most = MOST_READS if most is None else most
+        self._counts: dict[SourceLocation, int] = {}
+        self._modes = ExitStack()
+        self._bound = Bounded(LONGEST_RUN)
+
+    def __enter__(self) -> "Recorder":
+        self._modes.enter_context(self._bound)
+        self._modes.enter_context(self._histories)
+        self._modes.enter_context(_Readers(self))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self._modes.__exit__(*error)
+        finally:
+            if error[0] is not None:
+                # A model that compiles parts of itself, as torch.cond does, may have failed for
+                # our modes; Dynamo would remember that in later runs.
+                torch._dynamo.reset()
+
+    def note(self, kind: ReadKind, tensor: Tensor, value: Any) -> None:
+        """Add a read by the innermost frame of the user's code."""
+        frame = _user_frame()
+        if frame is None:
+            return
+        place = SourceLocation.of_frame(frame)
+        history = self._histories.of(tensor)
+        self.reads.append(
+            Read(
+                file=place.file,
+                line=place.line,
+                code=linecache.getline(*place).strip(),
+                function=frame.f_code.co_qualname,
+                module=self._paths.get(id(frame.f_locals.get("self")), ""),
+                kind=kind,
+                value=value,
+                decides="inputs" if history == INPUTS else "weights",
+                history=history,
+            )
+        )
+        count = self._counts[place] = self._counts.get(place, 0) + 1
+        if count >= self._most:
+            raise CaptureError(
+                f"{place}\n    {self.reads[-1].code}\nread a tensor {count:,} times in one "
+                "run: the loop has no end, or far too many rounds",
+                hint="Bound the loop, or give inputs with which it ends: --inputs FILE.",
+            )
+
+
+def record(module: nn.Module, cases: Iterable[Mapping[str, Tensor]]) -> list[list[Read]]:
+    """The reads of a run on each case, each told whether inputs, weights or sizes decide.
+
+    A case that the model does not take, because inputs drawn at random break a rule of its own,
+    gives no run.
+
+    Args:
+        module: with real weights; it is run, once for each case, without gradients.
+        cases: inputs by name, of different sizes.
+
+    Raises:
+        CaptureError: a loop without end.
+    """
+    runs = []
+    for inputs in cases:
+        copies = {name: tensor.clone() for name, tensor in inputs.items()}
+        try:
+            with torch.no_grad(), Recorder(module, copies) as seen:
+                module(**copies)
+        except CaptureError:
+            raise
+        except Exception:  # the model's own code may raise any
+            logger.debug("no run for the recorder", exc_info=True)
+            continue
+        runs.append(seen.reads)
+    return decide(runs)
+
+
+def decide(runs: Sequence[Sequence[Read]]) -> list[list[Read]]:
+    """Tell reads of weights apart from reads that depend on sizes.
+
+    A tensor that was made from weights in the same way at every size depends on weights alone.
+    """
+    histories: dict[SourceLocation, set[tuple[str, ...]]] = {}
+    for run in runs:
+        found: dict[SourceLocation, list[str]] = {}
+        for read in run:
+            found.setdefault(read.place, []).append(read.history)
+        for place, history in found.items():
+            histories.setdefault(place, set()).add(tuple(history))
+    varying = {place for place, found in histories.items() if len(found) > 1}
+    return [
+        [
+            replace(read, decides="shapes")
+            if read.decides == "weights" and read.place in varying
+            else read
+            for read in run
+        ]
+        for run in runs
+    ]
+
+
+def place_of_reader() -> SourceLocation:
+    """File and line of the innermost frame that belongs to the model's code; empty without one."""
+    frame = _user_frame()
+    return SourceLocation("", 0) if frame is None else SourceLocation.of_frame(frame)
+
+
+def _user_frame() -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_model_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+class _Readers(TorchFunctionMode):
+    """Sees the calls by which Python reads a tensor."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        value = func(*args, **(kwargs or {}))
+        kind = READERS.get(getattr(func, "__name__", ""))
+        if kind is not None and args and isinstance(args[0], Tensor):
+            self._recorder.note(kind, args[0], value)
+        return value
+
+
+class _Histories(TorchDispatchMode):
+    """Follows how tensors are made, through every operator and through writes in place.
+
+    A history belongs to a storage, so views share it.
+    """
+
+    def __init__(self, inputs: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._known: dict[StorageWeakRef, str] = {}
+        for tensor in inputs:
+            self._set(tensor, INPUTS)
+
+    def of(self, tensor: Tensor) -> str:
+        """How `tensor` was made; a tensor that was there before is a weight."""
+        return self._known.get(StorageWeakRef(tensor.untyped_storage()), "weight")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        leaves, _ = tree_flatten((args, kwargs or {}))
+        history = self._joined(str(func), leaves)
+        written = [
+            value
+            for argument, value in zip(func._schema.arguments, args, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        tree_map(lambda made: self._set(made, history), (written, result))
+        return result
+
+    def _joined(self, operator: str, leaves: Sequence[Any]) -> str:
+        parts = [operator]
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                known = self.of(leaf)
+                if known == INPUTS:
+                    return INPUTS
+                parts.append(f"{known} {list(leaf.shape)}")
+            else:
+                parts.append(repr(leaf))
+        return hashlib.blake2b("\n".join(parts).encode(), digest_size=12).hexdigest()
+
+    def _set(self, value: Any, history: str) -> None:
+        if isinstance(value, Tensor):
+            self._known[StorageWeakRef(value.untyped_storage())] = history

@@ -1,0 +1,171 @@
+"""The statements of a model's source: which one stands at a line, and what it decides by.
+
+Only what a witness has named is looked up here; nothing is interpreted.
+"""
+
+import ast
+import functools
+import linecache
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from types import CodeType, FrameType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from enginecast.capture.control_flow.detect.findings import Kind
+from enginecast.capture.python.locations import SourceLocation, is_model_code, real_path
+from enginecast.capture.python.recompile import first_line
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+DECIDING: Mapping[type[ast.AST], tuple[Kind, str]] = {
+    ast.If: ("if", "test"),
+    ast.While: ("while", "test"),
+    ast.For: ("for", "iter"),
+    ast.IfExp: ("ternary", "test"),
+    ast.Assert: ("assert", "test"),
+}
+"""Statements and expressions with several paths: their name, and the field that decides."""
+NUMBERS = frozenset({"int", "float", "bool", "item"})
+"""Functions and methods that give a number of Python from a tensor."""
+SIZES = frozenset({"shape", "size", "numel", "len", "ndim", "dim", "range"})
+
+
+def statement_at(place: SourceLocation) -> tuple[Kind, str] | None:
+    """Kind and deciding expression of what decides at a line; None where nothing does."""
+    return _statements(real_path(place.file)).get(place.line)
+
+
+@functools.lru_cache(maxsize=256)
+def _statements(file: str) -> dict[int, tuple[Kind, str]]:
+    found: dict[int, tuple[Kind, str]] = {}
+    for node in ast.walk(_tree(file)):  # outer ones first, so that the innermost stays
+        if isinstance(node, ast.Try) and node.handlers:
+            found |= {line: ("try", "") for part in node.body for line in _span(part)}
+        if isinstance(node, ast.comprehension):
+            for test in node.ifs:
+                found |= {line: ("comprehension", ast.unparse(test)) for line in _span(test)}
+        if type(node) in DECIDING:
+            kind, field = DECIDING[type(node)]
+            test = getattr(node, field)
+            found |= {line: (kind, ast.unparse(test)) for line in _span(test)}
+    return found
+
+
+def numbers_decide(place: SourceLocation) -> Iterator[SourceLocation]:
+    """Where a number that was read from a tensor at a line decides later, in the same function.
+
+    Only a name that holds the number itself is followed, through arithmetic and comparisons.
+    """
+    file, line = place.resolved
+    functions = [n for n in ast.walk(_tree(file)) if isinstance(n, Function) and line in _span(n)]
+    if not functions:
+        return
+    function = max(functions, key=lambda each: each.lineno)
+    names: set[str] = set()
+    for node in _in_order(function):
+        if isinstance(node, ast.Assign):
+            is_read = line in _span(node) and any(map(_is_read, _operands(node.value)))
+            if is_read or any(map(_is_named(names), _operands(node.value))):
+                names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif type(node) in DECIDING and type(node) is not ast.For:
+            test = getattr(node, DECIDING[type(node)][1])
+            if test.lineno > line and any(map(_is_named(names), _operands(test))):
+                yield SourceLocation(file, test.lineno)
+
+
+def sizes_decide(module: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[SourceLocation, ...]:
+    """Where the functions that a run of `module` enters may decide by the sizes of tensors."""
+    found: dict[SourceLocation, None] = {}
+    for code in entered(module, inputs):
+        if not is_model_code(code.co_filename):
+            continue
+        file = real_path(code.co_filename)
+        for node in ast.walk(_tree(file)):
+            if isinstance(node, ast.FunctionDef) and first_line(node) == code.co_firstlineno:
+                found |= dict.fromkeys(SourceLocation(file, line) for line in _by_size(node))
+    return tuple(found)
+
+
+def _by_size(function: ast.FunctionDef) -> Iterator[int]:
+    names: set[str] = set()
+    for node in _in_order(function):
+        if isinstance(node, ast.Assign) and _mentions(node.value, names | SIZES):
+            targets = [part for target in node.targets for part in ast.walk(target)]
+            names |= {part.id for part in targets if isinstance(part, ast.Name)}
+        elif isinstance(node, ast.For):
+            yield node.iter.lineno
+        elif isinstance(node, ast.If | ast.While | ast.IfExp) and _mentions(
+            node.test, names | SIZES
+        ):
+            yield node.test.lineno
+
+
+def _in_order(function: Function) -> list[Any]:
+    nodes: list[Any] = [
+        node for node in ast.walk(function) if isinstance(node, ast.stmt | ast.expr)
+    ]
+    return sorted(nodes, key=lambda node: (node.lineno, node.col_offset))
+
+
+def entered(module: nn.Module, inputs: Mapping[str, Tensor]) -> set[CodeType]:
+    """The code of every Python function that a run enters."""
+    codes: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            codes.add(frame.f_code)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        with torch.no_grad(), suppress(Exception):  # what was entered before counts all the same
+            module(**inputs)
+    finally:
+        sys.setprofile(before)
+    return codes
+
+
+@functools.lru_cache(maxsize=256)
+def _tree(file: str) -> ast.Module:
+    """Empty, where the source is not there."""
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
+def _span(node: Any) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def _operands(value: ast.expr) -> Iterator[ast.expr]:
+    """What arithmetic, comparisons and `and`, `or`, `not` are made of."""
+    if isinstance(value, ast.BoolOp | ast.BinOp | ast.UnaryOp | ast.Compare | ast.IfExp):
+        for part in ast.iter_child_nodes(value):
+            if isinstance(part, ast.expr):
+                yield from _operands(part)
+    else:
+        yield value
+
+
+def _is_read(value: ast.expr) -> bool:
+    if not isinstance(value, ast.Call):
+        return False
+    function = value.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in NUMBERS
+
+
+def _is_named(names: set[str]) -> Any:
+    return lambda value: isinstance(value, ast.Name) and value.id in names
+
+
+def _mentions(value: ast.expr, names: frozenset[str] | set[str]) -> bool:
+    return any(
+        (isinstance(part, ast.Name) and part.id in names)
+        or (isinstance(part, ast.Attribute) and part.attr in names)
+        for part in ast.walk(value)
+    )

@@ -1,0 +1,322 @@
+"""What rewritten code calls instead of `if`, `while`, `for`, `and`, `assert` and the like.
+
+Everything is decided when it runs: a predicate that is a plain value, or a tensor with data, stays
+plain Python, and so does a size whose truth follows from the range of its dimension. Only a
+predicate that is open, on a fake tensor or a symbolic size, becomes structured control flow.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import SymBool, SymFloat, SymInt, Tensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from enginecast.capture.control_flow.operators.branch import branch
+from enginecast.capture.control_flow.operators.lists import Appended
+from enginecast.capture.control_flow.operators.loops import Count, State, loop_for, loop_while
+from enginecast.capture.control_flow.operators.sites import PYTHON, RewriteRefused, Site, site_of
+from enginecast.capture.control_flow.operators.values import (
+    UNDEFINED,
+    as_predicate,
+    is_open,
+    truth,
+)
+
+__all__ = [
+    "UNDEFINED",
+    "and_",
+    "append",
+    "assert_",
+    "bool_",
+    "float_",
+    "for_",
+    "if_",
+    "if_return",
+    "int_",
+    "into",
+    "item",
+    "not_",
+    "or_",
+    "raise_if",
+    "range_",
+    "ternary",
+    "while_",
+]
+
+MOST_ROUNDS = 100_000
+"""Of a while loop that runs in Python; one that needs more is taken for one that never ends."""
+_open_sites: list[Site] = []
+"""Of the open ways that the code that runs is inside of."""
+
+
+def if_(
+    place: int,
+    test: Any,
+    then: Callable[..., State],
+    otherwise: Callable[..., State],
+    state: State,
+    names: Sequence[str],
+) -> State:
+    """Run one way, or both where `test` is open; either takes `state` and returns `names`."""
+    return _if(site_of(place), test, then, otherwise, state, names)
+
+
+def _if(
+    site: Site,
+    test: Any,
+    then: Callable[..., State],
+    otherwise: Callable[..., State],
+    state: State,
+    names: Sequence[str],
+) -> State:
+    if not is_open(test):
+        site.done(PYTHON)
+        return then(*state) if test else otherwise(*state)
+    ways = (lambda: then(*_copied(state)), lambda: otherwise(*_copied(state)))
+    try:
+        _refuse_effects(site)
+        result: State = branch(
+            site, truth(test), (_inside(site, ways[0]), _inside(site, ways[1])), names
+        )
+    except RewriteRefused as refused:
+        if isinstance(test, Tensor) or free_unbacked_symbols(test):
+            raise
+        site.reason = f"the size is fixed by this place, since: {refused.message}"
+        return then(*state) if test else otherwise(*state)
+    return result
+
+
+def if_return(
+    place: int, test: Any, then: Callable[..., Any], otherwise: Callable[..., Any], state: State
+) -> Any:
+    """What the function returns whichever way it goes."""
+    [result] = if_(
+        place,
+        test,
+        lambda *values: (then(*values),),
+        lambda *values: (otherwise(*values),),
+        state,
+        ("the returned value",),
+    )
+    return result
+
+
+def ternary(place: int, test: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    """`then() if test else otherwise()`."""
+    ways = (lambda: (then(),), lambda: (otherwise(),))
+    [result] = if_(place, test, ways[0], ways[1], (), ("the value",))
+    return result
+
+
+def while_(
+    place: int,
+    test: Callable[..., Any],
+    body: Callable[..., State],
+    state: State,
+    names: Sequence[str],
+    lists: Sequence[int] = (),
+) -> State:
+    """`while test(*state): state = body(*state)`."""
+    site = site_of(place)
+    for _ in range(MOST_ROUNDS):
+        value = test(*state)
+        if is_open(value):
+            _refuse_effects(site)
+            if lists:
+                raise site.refuse(f"the list {names[lists[0]]} grows in it")
+            with_effects = _inside(site, body)
+            return loop_while(site, test, with_effects, state, names)
+        if not value:
+            site.done(PYTHON)
+            return state
+        state = body(*state)
+    raise site.refuse(f"it has not ended after {MOST_ROUNDS} rounds")
+
+
+def for_(
+    place: int,
+    values: Iterable[Any],
+    body: Callable[..., State],
+    state: State,
+    names: Sequence[str],
+    over: int | None = None,
+    lists: Sequence[int] = (),
+) -> State:
+    """`for value in values: state = body(value, *state)`; ends when the value at `over` is true."""
+    site = site_of(place)
+    rows = values if isinstance(values, Tensor) else None
+    if rows is not None and rows.dim() and isinstance(rows.shape[0], SymInt):
+        values = range_(rows.shape[0])
+    if not isinstance(values, Count):
+        return _for(site, values, body, state, names, over)
+    _refuse_effects(site)
+    state = tuple(Appended(list(v)) if i in lists else v for i, v in enumerate(state))
+    is_over = None if over is None else (lambda *inner: inner[over])
+    step = body if rows is None else (lambda index, *inner: body(rows[index], *inner))
+    return loop_for(site, values, _inside(site, step), state, names, is_over)
+
+
+def _for(
+    site: Site,
+    values: Iterable[Any],
+    body: Callable[..., State],
+    state: State,
+    names: Sequence[str],
+    over: int | None,
+) -> State:
+    for value in values:
+        if over is not None and is_open(state[over]):
+            go_on = (lambda *inner: inner, lambda *inner, v=value: body(v, *inner))
+            state = _if(site, state[over], go_on[0], go_on[1], state, names)
+            continue
+        state = body(value, *state)
+        if over is not None and not is_open(state[over]) and state[over]:
+            break
+    site.done(PYTHON)
+    return state
+
+
+def assert_(place: int, test: Any, message: Callable[[], Any]) -> None:
+    """`assert test, message()`; with an open tensor an assertion in the program."""
+    _assert(site_of(place), test, lambda: AssertionError(*message()))
+
+
+def raise_if(place: int, test: Any, error: Callable[[], BaseException]) -> None:
+    """`if test: raise error()`; with an open tensor an assertion in the program."""
+    _assert(site_of(place), not_(test), error)
+
+
+def _assert(site: Site, test: Any, error: Callable[[], BaseException]) -> None:
+    if isinstance(test, Tensor) and is_open(test):
+        site.done("_assert_async")
+        torch.ops.aten._assert_async.msg(as_predicate(test), f"{site.file}:{site.line}")
+    elif is_open(test):
+        site.done("torch._check")
+        torch._check(test)
+    elif not test:
+        raise error()
+
+
+def append(values: Any, value: Any) -> Any:
+    """`values.append(value)`, which returns the list."""
+    if isinstance(values, Appended):
+        return values.append(value)
+    values.append(value)
+    return values
+
+
+def into(place: int, container: Any) -> None:
+    """Called before something is written into a container from outside a branch.
+
+    Raises:
+        RewriteRefused: the branch may not be taken, and the container is no tensor.
+    """
+    if _open_sites and not isinstance(container, Tensor):
+        kind = type(container).__name__
+        raise _open_sites[-1].refuse(
+            f"line {site_of(place).line} writes into a {kind} that it has from outside"
+        )
+
+
+def _inside(site: Site, way: Callable[..., Any]) -> Callable[..., Any]:
+    """`way`, which belongs to the open `site`."""
+
+    def run(*values: Any) -> Any:
+        _open_sites.append(site)
+        try:
+            return way(*values)
+        finally:
+            _open_sites.pop()
+
+    return run
+
+
+def _refuse_effects(site: Site) -> None:
+    if site.effects:
+        raise site.refuse("; ".join(site.effects))
+
+
+def _copied(state: State) -> State:
+    """With lists of its own, so that what a way appends is seen in its result alone."""
+    return tuple(list(value) if type(value) is list else value for value in state)
+
+
+def range_(*bounds: Any) -> Any:
+    """`range(*bounds)`, or what stands for it where a bound is data or a dynamic size."""
+    bounds = tuple(int_(bound) if isinstance(bound, Tensor) else bound for bound in bounds)
+    if not any(isinstance(bound, SymInt) for bound in bounds):
+        return range(*bounds)
+    start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+    if not isinstance(step, int) or isinstance(step, SymInt) or step < 1:
+        return range(*bounds)
+    return Count(start, (stop - start + step - 1) // step if step > 1 else stop - start, step)
+
+
+def int_(value: Any = 0, *rest: Any) -> Any:
+    """`int(value)`; a number that is read from a tensor remains symbolic."""
+    if isinstance(value, Tensor) and is_open(value):
+        value = value.reshape(()) if value.dim() else value
+        return (value.trunc() if value.is_floating_point() else value).to(torch.int64).item()
+    return value if isinstance(value, SymInt) else int(value, *rest)
+
+
+def float_(value: Any = 0.0) -> Any:
+    """`float(value)`; of an open tensor, the tensor itself in a floating dtype."""
+    if isinstance(value, Tensor) and is_open(value):
+        value = value.reshape(()) if value.dim() else value
+        return value if value.is_floating_point() else value.to(torch.get_default_dtype())
+    return value if isinstance(value, SymFloat) else float(value)
+
+
+def bool_(value: Any = False) -> Any:
+    """`bool(value)`; of an open value, a boolean tensor."""
+    return as_predicate(value) if is_open(value) else bool(value)
+
+
+def item(value: Any) -> Any:
+    """`value.item()` in a predicate; of an open tensor, the tensor itself."""
+    if isinstance(value, Tensor) and is_open(value):
+        return value.reshape(()) if value.dim() else value
+    return value.item()
+
+
+def not_(value: Any) -> Any:
+    """`not value`."""
+    if not is_open(value):
+        return not value
+    value = truth(value)
+    return torch.logical_not(value) if isinstance(value, Tensor) else torch.sym_not(value)
+
+
+def and_(first: Callable[[], Any], *rest: Callable[[], Any]) -> Any:
+    """`first() and ...`; what comes after an open value is computed in any case."""
+    value = first()
+    for further in rest:
+        if is_open(value):
+            value = _both(value, further(), torch.logical_and)
+        elif not value:
+            return value
+        else:
+            value = further()
+    return value
+
+
+def or_(first: Callable[[], Any], *rest: Callable[[], Any]) -> Any:
+    """`first() or ...`; what comes after an open value is computed in any case."""
+    value = first()
+    for further in rest:
+        if is_open(value):
+            value = _both(value, further(), torch.logical_or)
+        elif value:
+            return value
+        else:
+            value = further()
+    return value
+
+
+def _both(one: Any, other: Any, combine: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    one, other = truth(one), truth(other)
+    if isinstance(one, SymBool) and isinstance(other, SymBool):
+        return one & other if combine is torch.logical_and else one | other
+    return combine(as_predicate(one), as_predicate(other))

@@ -1,0 +1,189 @@
+"""Inputs of a model that comes without examples: from its config and from its `forward`."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from transformers import PreTrainedConfig
+
+from enginecast.capture.inputs.derive.audio import AUDIO_INPUTS
+from enginecast.capture.inputs.derive.model_facts import ModelFacts, facts_of
+from enginecast.capture.inputs.derive.series import SERIES_INPUTS
+from enginecast.capture.inputs.derive.text import TEXT_INPUTS
+from enginecast.capture.inputs.derive.vision import VISION_INPUTS
+from enginecast.capture.inputs.specs import InputSpec, from_example, with_example_sizes
+from enginecast.capture.sources.source import Source
+from enginecast.errors import UsageError
+
+Derive = Callable[[ModelFacts], InputSpec | None]
+
+INPUTS: Mapping[str, Derive] = {**TEXT_INPUTS, **VISION_INPUTS, **AUDIO_INPUTS, **SERIES_INPUTS}
+"""For each argument that can be derived, how; None where the config lacks what describes it."""
+
+MODALITIES = (*VISION_INPUTS, *AUDIO_INPUTS, *SERIES_INPUTS, "input_ids")
+"""Where `main_input_name` names no argument of `forward`, the first of these is the main one."""
+
+COMPANIONS: Mapping[str, tuple[str, ...]] = {
+    "attention_mask": ("input_ids",),
+    "input_features_mask": ("input_features",),
+    "bbox": ("input_ids",),
+    "decoder_input_ids": ("input_ids", "input_features", "input_values"),
+    "decoder_input_values": ("input_values",),
+}
+"""Arguments with a default that are given with one of these all the same: a mask, so that the
+engine can be fed rows of several lengths; the boxes of the words on a page; the text so far, which
+some encoder-decoders shift from the input and others miss."""
+
+TOWERS: Mapping[str, tuple[str, ...]] = {
+    "pixel_values": ("vision_config", "image_config"),
+    "pixel_values_videos": ("video_config", "vision_config"),
+    "input_features": ("audio_config", "speech_config"),
+    "input_values": ("audio_config", "speech_config"),
+}
+"""Beside a text config, each of these makes an own tower, that wants its input with the text's."""
+
+PLACEHOLDERS = tuple(
+    f"{what}_token_{form}"
+    for what in ("image", "video", "audio", "speech", "img_context")
+    for form in ("id", "index")
+)
+"""Ids that hold the place of features: as many must be in the text as its images have patches."""
+
+COUNTED = (*VISION_INPUTS, *AUDIO_INPUTS)
+
+
+def derive(source: Source) -> tuple[InputSpec, ...]:
+    """Inputs of a model from its example, or from its config and the arguments of its `forward`.
+
+    Raises:
+        UsageError: an input cannot be derived.
+    """
+    example = source.example()
+    if example:
+        return check_required(source, from_example(example, source.config))
+    if source.config is None:
+        raise UsageError(
+            f"{source.name} comes without example inputs",
+            hint="Return (module, example_kwargs) from the factory, or give "
+            "--inputs FILE.safetensors.",
+        )
+    return from_facts(facts_of(source, source.config))
+
+
+def check_required(source: Source, specs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
+    """Return `specs` when they cover what the model's `forward` must be given.
+
+    Raises:
+        UsageError: an argument without default has no input.
+    """
+    names = {spec.name for spec in specs}
+    missing = [name for name in source.required_arguments if name not in names]
+    if missing:
+        raise UsageError(
+            f"the input {missing[0]!r} of {source.name} cannot be derived",
+            hint="Give it with the others: --inputs FILE.safetensors.",
+        )
+    return specs
+
+
+def from_config(
+    config: PreTrainedConfig, arguments: tuple[str, ...], name: str = "the model"
+) -> tuple[InputSpec, ...]:
+    """`from_facts` for a model of which only the config and the arguments are known.
+
+    Raises:
+        UsageError: as `from_facts`.
+    """
+    return from_facts(ModelFacts(name, config, arguments))
+
+
+def from_facts(facts: ModelFacts) -> tuple[InputSpec, ...]:
+    """Inputs of a transformers model, in the order of its `forward`.
+
+    Raises:
+        UsageError: one that it needs cannot be derived, or none can.
+    """
+    names = _wanted(facts)
+    if not names:
+        raise UsageError(
+            f"the inputs of {facts.name} cannot be derived: forward takes "
+            f"{', '.join(facts.arguments[:4]) or 'no arguments'}, of which none is known",
+            hint=_how_to_give(facts, facts.arguments[:1]),
+        )
+    return with_example_sizes(tuple(_derived(facts, name, names) for name in names))
+
+
+def _wanted(facts: ModelFacts) -> tuple[str, ...]:
+    """What the model is given: what it must have, its main input, towers, and companions."""
+    known = [name for name in MODALITIES if name in facts.arguments]
+    main = [*(facts.main or facts.required or known[:1])]
+    wanted = {*facts.required, *main}
+    if not _placeholders(facts):
+        wanted |= {name for name in known if _is_own_tower(facts, name)}
+    wanted |= {
+        name
+        for name, owners in COMPANIONS.items()
+        if wanted.intersection(owners) and _is_fitting(facts, name)
+    }
+    return tuple(name for name in facts.arguments if name in wanted)
+
+
+def _is_own_tower(facts: ModelFacts, name: str) -> bool:
+    """Whether `name` is wanted next to the main input, as images are next to CLIP's text.
+
+    A model that takes images beside token ids wants both, even with one config for both (ViLT).
+    """
+    if name == "input_ids":
+        has_text = any(hasattr(facts.config, f"{part}_config") for part in ("text", "vision"))
+        return has_text or not facts.main
+    if name == "pixel_values" and "input_ids" in facts.arguments:
+        return True
+    return any(hasattr(facts.config, part) for part in TOWERS.get(name, ()))
+
+
+def _is_fitting(facts: ModelFacts, name: str) -> bool:
+    if name.startswith("decoder_"):
+        return bool(getattr(facts.config, "is_encoder_decoder", False))
+    return name in facts.arguments and INPUTS[name](facts) is not None
+
+
+def _derived(facts: ModelFacts, name: str, names: Sequence[str]) -> InputSpec:
+    placeholders = _placeholders(facts)
+    if placeholders and name in COUNTED and "input_ids" in names:
+        raise _underivable(
+            facts,
+            name,
+            names,
+            f"input_ids must hold the id {placeholders[0]} once for each of its features",
+        )
+    spec = INPUTS[name](facts) if name in INPUTS else None
+    if spec is None:
+        raise _underivable(facts, name, names, facts.shapes.get(name, ""))
+    return spec
+
+
+def _placeholders(facts: ModelFacts) -> list[str]:
+    return [name for name in PLACEHOLDERS if isinstance(getattr(facts.config, name, None), int)]
+
+
+def _underivable(facts: ModelFacts, name: str, names: Sequence[str], known: str) -> UsageError:
+    what = f": {known}" if known else f" from the config of {type(facts.config).__name__}"
+    return UsageError(
+        f"the input {name!r} of {facts.name} cannot be derived{what}",
+        hint=_how_to_give(facts, [name, *(other for other in names if other != name)]),
+    )
+
+
+def _how_to_give(facts: ModelFacts, names: Sequence[str]) -> str:
+    """How to write the file, with the shape of each tensor as far as it is known."""
+    entries = ", ".join(f'"{name}": {_tensor(facts, name)}' for name in names)
+    return (
+        "Give all inputs: --inputs FILE.safetensors, written by "
+        f"safetensors.torch.save_file({{{entries}}}, 'FILE.safetensors')."
+    )
+
+
+def _tensor(facts: ModelFacts, name: str) -> str:
+    spec = INPUTS[name](facts) if name in INPUTS else None
+    if spec is not None:
+        return f"torch.zeros({[dim.size for dim in spec.dims]}, dtype={spec.dtype})"
+    shape = facts.shapes.get(name, "")
+    return f"<{shape}>" if shape else "..."

@@ -1,0 +1,86 @@
+"""What is known of a model before it is built: its config, its forward, and what that documents."""
+
+import inspect
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import nn
+from transformers import PreTrainedConfig
+
+from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.text_config import parts_of
+
+DOCUMENTED = re.compile(
+    r"^\s*(?P<name>\w+) \(`(?:torch\.)?(?P<type>\w+)`(?: of shape `(?P<shape>\([^`]*\))`)?", re.M
+)
+"""An argument as transformers documents it: "pixel_values (`torch.Tensor` of shape `(..)`"."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A transformers model as its config and its class describe it."""
+
+    name: str
+    config: PreTrainedConfig
+    arguments: tuple[str, ...]
+    """Arguments of `forward`, in order."""
+    required: tuple[str, ...] = ()
+    """Those without default."""
+    main: tuple[str, ...] = ()
+    """`main_input_name` of the class, where `forward` has such an argument."""
+    shapes: dict[str, str] = field(default_factory=dict)
+    """What the class documents: "LongTensor of shape (batch_size, 4)", by argument."""
+
+    @cached_property
+    def parts(self) -> tuple[PreTrainedConfig, ...]:
+        """The config and the configs inside it, outermost first."""
+        return tuple(parts_of(self.config))
+
+    def number(self, *names: str) -> int | None:
+        """The first whole number that a config has under one of `names`; outer configs first."""
+        found = (number_of(part, *names) for part in self.parts)
+        return next((value for value in found if value is not None), None)
+
+
+def facts_of(source: Source, config: PreTrainedConfig) -> ModelFacts:
+    """Gather what `source` says of itself."""
+    arguments = source.forward_arguments
+    main = getattr(source.model_class, "main_input_name", ())
+    names = (main,) if isinstance(main, str) else tuple(main)
+    return ModelFacts(
+        source.name,
+        config,
+        arguments,
+        source.required_arguments,
+        tuple(name for name in names if name in arguments),
+        documented(source.model_class),
+    )
+
+
+def documented(model_class: type[nn.Module] | None) -> dict[str, str]:
+    """What the docstring of `forward` says of each tensor: its type and its shape."""
+    doc = inspect.getdoc(getattr(model_class, "forward", None)) or ""
+    found: dict[str, str] = {}
+    for match in DOCUMENTED.finditer(doc):
+        shape = f" of shape {match['shape']}" if match["shape"] else ""
+        if "Tensor" in match["type"]:
+            found.setdefault(match["name"], f"{match['type']}{shape}")
+    return found
+
+
+def number_of(config: object, *names: str) -> int | None:
+    """The first of `names` under which `config` has a positive whole number."""
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def numbers_of(config: object, name: str) -> tuple[int, ...] | None:
+    """The positive whole numbers of a list in `config`, or None."""
+    value = getattr(config, name, None)
+    if not isinstance(value, (list, tuple)) or not value:
+        return None
+    return tuple(value) if all(isinstance(item, int) and item > 0 for item in value) else None

@@ -1,0 +1,220 @@
+"""Narrow dimensions that nobody asked for to what the model's code takes.
+
+A default range is a guess.  Where the code of a model takes another path at some size, or unrolls
+a loop over a dimension, torch.export refuses the guess and says which sizes it cannot vouch for;
+the guess is then narrowed, or the dimension fixed, and the user is told.  A range that was given
+with --dynamic is never touched: there the refusal is the answer.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType
+from typing import Any
+
+from enginecast.capture.inputs.specs import BATCH, SEQUENCE, DimSpec, InputSpec, with_example_sizes
+
+FIXED = {BATCH: 1, SEQUENCE: 16}
+"""Sizes of dimensions that must be fixed where no inputs were given; with given ones they keep the
+size they have there, and others the size they were traced with."""
+
+MOST_TRIALS = 100_000
+"""Sizes that a guard is tried on before it counts as unproved."""
+
+_CONSTANT = re.compile(r"You marked (?P<name>\w+) as dynamic but your code specialized it")
+_GUARD = re.compile(
+    r"Not all values of (?P<name>\w+) = .*? in the specified range .*? "
+    r"satisfy the generated guard (?P<guard>.+?)\.?$",
+    re.MULTILINE,
+)
+_SIZE = re.compile(r"L\['(?P<input>\w+)'\]\.size\(\)\[(?P<dim>\d+)\]")
+_SUGGESTED = re.compile(r"^\s+(?P<name>\w+) = (?P<fix>.+)$", re.MULTILINE)
+_DIM = re.compile(r"Dim\('\w+'(?:, min=(?P<low>\d+))?(?:, max=(?P<high>\d+))?\)")
+_FUNCTIONS: dict[str, Any] = {
+    "max": max,
+    "min": min,
+    "Max": max,
+    "Min": min,
+    "Mod": lambda a, b: a % b,
+    "PythonMod": lambda a, b: a % b,
+    "FloorDiv": lambda a, b: a // b,
+    "Eq": lambda a, b: a == b,
+    "Ne": lambda a, b: a != b,
+}
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """Inputs with narrower dimensions."""
+
+    specs: tuple[InputSpec, ...]
+    notes: tuple[str, ...]
+    """What was narrowed, as sentences for the user."""
+    is_proved: bool = False
+    """Whether torch only lacked a proof: what it asked holds for every size there is."""
+
+
+def narrow(specs: tuple[InputSpec, ...], message: str, place: str = "") -> Narrowed | None:
+    """Narrow what torch.export names in `message`.
+
+    Args:
+        specs: the inputs as they were traced.
+        message: of the error.
+        place: FILE:LINE of the code that does not take all sizes, where it is known.
+
+    Returns:
+        None when the message names no dimension, or one that the user asked for.  What holds for
+        all sizes is no reason to narrow anything: torch is told so (`is_proved`).
+    """
+    dims = named_dims(specs)
+    guards = _guards(specs, message)
+    if guards and "Suggested fixes:" not in message and all(_is_true(g, dims) for _, g in guards):
+        return Narrowed(specs, (), is_proved=True)
+    ranges = _ranges(dims, guards, message)
+    if not ranges or any(dims[name].asked for name in ranges):
+        return None
+    changed = [(name, *bounds) for name, bounds in ranges.items() if bounds != _bounds(dims[name])]
+    if not changed:
+        return None
+    notes = []
+    for name, low, high in changed:
+        notes.append(_note(specs, dims[name], name, low, high, place))
+        specs = _with_range(specs, name, low, high)
+    return Narrowed(with_example_sizes(specs), tuple(notes))
+
+
+def fix(specs: tuple[InputSpec, ...], names: tuple[str, ...]) -> Narrowed | None:
+    """Fix dimensions that cannot vary; None when the user asked for one of them to."""
+    dims = named_dims(specs)
+    if any(dims[name].asked for name in names):
+        return None
+    notes = []
+    for name in names:
+        size = _fixed_size(dims[name])
+        notes.append(_note(specs, dims[name], name, size, size))
+        specs = _with_range(specs, name, size, size)
+    return Narrowed(with_example_sizes(specs), tuple(notes))
+
+
+def named_dims(specs: tuple[InputSpec, ...]) -> dict[str, DimSpec]:
+    """The dimensions that vary, by name."""
+    return {dim.name: dim for spec in specs for dim in spec.dims if dim.name is not None}
+
+
+def _guards(specs: tuple[InputSpec, ...], message: str) -> list[tuple[str, str]]:
+    """(dimension, guard in the names of dimensions) for each guard that torch cannot vouch for."""
+    by_place = {
+        (spec.name, index): dim.name or str(dim.size)
+        for spec in specs
+        for index, dim in enumerate(spec.dims)
+    }
+    return [
+        (
+            match["name"],
+            _SIZE.sub(lambda m: by_place.get((m["input"], int(m["dim"])), "?"), match["guard"]),
+        )
+        for match in _GUARD.finditer(message)
+    ]
+
+
+def _is_true(guard: str, dims: Mapping[str, DimSpec]) -> bool:
+    """Whether a guard holds for every size of the dimensions it names: of each alone, or of two."""
+    try:
+        code = compile(guard, "<guard>", "eval")
+        names = [name for name in dims if name in code.co_names]
+        if not set(code.co_names) <= {*names, *_FUNCTIONS} or len(names) > 2:
+            return False
+        sizes = [range(dims[name].minimum, dims[name].maximum + 1) for name in names]
+        if math.prod(map(len, sizes)) > MOST_TRIALS:
+            return False
+        trials = itertools.product(*sizes)
+        return all(_holds(code, dict(zip(names, trial, strict=True))) for trial in trials)
+    except (SyntaxError, TypeError, ArithmeticError):
+        return False
+
+
+def _ranges(
+    dims: Mapping[str, DimSpec], guards: Sequence[tuple[str, str]], message: str
+) -> dict[str, tuple[int, int]]:
+    """New bounds of the dimensions that a message names."""
+    constant = {match["name"] for match in _CONSTANT.finditer(message)}
+    ranges: dict[str, tuple[int, int]] = {}
+    _, _, suggested = message.partition("Suggested fixes:")
+    for match in _SUGGESTED.finditer(suggested):
+        found = _DIM.fullmatch(match["fix"])
+        if match["name"] in dims and found is not None:
+            dim = dims[match["name"]]
+            low, high = int(found["low"] or 0), int(found["high"] or dim.maximum)
+            ranges[match["name"]] = max(low, dim.minimum), min(high, dim.maximum)
+        else:
+            constant.add(match["name"])
+    ranges |= {n: (size, size) for n in dims if n in constant for size in [_fixed_size(dims[n])]}
+    suggestions = set(ranges)  # of a guard with a suggestion, torch adds a lower bound of 2
+    for name, guard in guards:
+        if name in dims and name not in suggestions:
+            low, high = ranges.get(name, _bounds(dims[name]))
+            ranges[name] = _allowed(replace(dims[name], minimum=low, maximum=high), guard)
+    return ranges
+
+
+def _allowed(dim: DimSpec, guard: str) -> tuple[int, int]:
+    """The longest run of sizes around the traced one for which a guard holds.
+
+    A guard that mentions other dimensions as well, or that cannot be read, allows one size.
+    """
+    try:
+        code = compile(guard, "<guard>", "eval")
+        if not set(code.co_names) <= {dim.name, *_FUNCTIONS}:
+            raise NameError(guard)
+        low = high = dim.size
+        while low > dim.minimum and _holds(code, {str(dim.name): low - 1}):
+            low -= 1
+        while high < dim.maximum and _holds(code, {str(dim.name): high + 1}):
+            high += 1
+    except (SyntaxError, NameError, TypeError, ArithmeticError):
+        low = high = _fixed_size(dim)
+    return low, high
+
+
+def _holds(code: CodeType, sizes: dict[str, int]) -> bool:
+    return bool(eval(code, {"__builtins__": {}, **_FUNCTIONS}, sizes))
+
+
+def _bounds(dim: DimSpec) -> tuple[int, int]:
+    return dim.minimum, dim.maximum
+
+
+def _fixed_size(dim: DimSpec) -> int:
+    wanted = FIXED.get(str(dim.name), dim.size) if dim.given is None else dim.given
+    return min(max(wanted, dim.minimum), dim.maximum)
+
+
+def _with_range(
+    specs: tuple[InputSpec, ...], name: str, low: int, high: int
+) -> tuple[InputSpec, ...]:
+    def changed(dim: DimSpec) -> DimSpec:
+        if dim.name != name:
+            return dim
+        return DimSpec.static(low) if low == high else replace(dim, minimum=low, maximum=high)
+
+    return tuple(replace(spec, dims=tuple(changed(dim) for dim in spec.dims)) for spec in specs)
+
+
+def _note(
+    specs: tuple[InputSpec, ...], dim: DimSpec, name: str, low: int, high: int, line: str = ""
+) -> str:
+    code = f"this model's code ({line})" if line else "this model's code"
+    spec = next(spec for spec in specs if any(found.name == name for found in spec.dims))
+    index = next(index for index, found in enumerate(spec.dims) if found.name == name)
+    place = f"{spec.name}:{index}"
+    if low == high:
+        return (
+            f"{name} is fixed at {low}: {code} cannot be captured with a size that varies; "
+            f"--dynamic {place}=K fixes another one"
+        )
+    return (
+        f"{name} takes {low}..{high}, not {dim.minimum}..{dim.maximum}: at other sizes {code} "
+        f"does something else; --dynamic {place}={low}..{high} says so"
+    )

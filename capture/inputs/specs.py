@@ -1,0 +1,182 @@
+"""Inputs of a model: names, kinds, dtypes, and which dimensions may vary."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from enginecast.capture.sources.text_config import ending_of, longest_sequence, padding_of, text_of
+from enginecast.errors import UsageError
+
+Kind = Literal["token_ids", "attention_mask", "token_type_ids", "image", "tensor"]
+
+BATCH = "batch"
+SEQUENCE = "sequence"
+LARGEST_BATCH = 64
+BOXES = "bbox"
+
+TEXT_INPUTS: dict[str, Kind] = {
+    "input_ids": "token_ids",
+    "attention_mask": "attention_mask",
+    "token_type_ids": "token_type_ids",
+}
+
+
+@dataclass(frozen=True)
+class DimSpec:
+    """One dimension of an input.
+
+    Args:
+        name: symbol shared by all dimensions that must agree; None for a static dimension.
+        size: its size in the example that is traced.
+        minimum: smallest size that the engine takes.
+        maximum: largest size that the engine takes.
+        asked: whether the user gave the range, so that it is never narrowed without a refusal.
+        given: its size in the inputs that the user gave; None when they were derived.
+    """
+
+    name: str | None
+    size: int
+    minimum: int
+    maximum: int
+    asked: bool = field(default=False, compare=False)
+    given: int | None = field(default=None, compare=False)
+
+    @classmethod
+    def static(cls, size: int) -> "DimSpec":
+        return cls(None, size, size, size)
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input: what its values mean, and its shape."""
+
+    name: str
+    kind: Kind
+    dtype: torch.dtype
+    dims: tuple[DimSpec, ...]
+    low: int | None = None
+    """Smallest value of an integer input."""
+    high: int | None = None
+    """Largest value of an integer input, e.g. the last id of the vocabulary."""
+    padding: int | None = None
+    """Id that fills up a row of token ids."""
+    ending: int | None = None
+    """Id that every text ends with.  Delimiters are where trained models have their largest values
+    (Sun et al. 2024, https://arxiv.org/abs/2402.17762), so drawn texts end with it, too."""
+    is_box: bool = False
+    """Whether rows are boxes (left, top, right, bottom): models look up their widths and heights,
+    which must not be negative."""
+
+
+def from_example(
+    example: Mapping[str, Tensor], config: PreTrainedConfig | None = None
+) -> tuple[InputSpec, ...]:
+    """Inputs of a model from one example of each.
+
+    Dimension 0 is the batch when all inputs but scalars have the same one, of two or more.
+    Two-dimensional integer `input_ids` and masks are known for what they are: their dimension 1 is
+    the sequence.  So are four-dimensional `pixel_values`.  With either, a batch of one may grow.
+    Inputs of any float dtype are fp32, as the captured module is.
+
+    Raises:
+        UsageError: there is no example at all.
+    """
+    if not example:
+        raise UsageError("the example inputs are empty", hint="Give at least one input.")
+    leading = {tensor.shape[0] for tensor in example.values() if tensor.ndim}
+    kinds = {name: kind_of(name, tensor) for name, tensor in example.items()}
+    is_known = set(kinds.values()) != {"tensor"}
+    has_batch = len(leading) == 1 and leading.pop() >= (1 if is_known else 2)
+    text = {name for name, kind in kinds.items() if kind in TEXT_INPUTS.values()}
+    lengths = {example[name].shape[1] for name in text}
+    longest = longest_sequence(config, max(lengths)) if lengths else 1
+    specs = []
+    for name, tensor in example.items():
+        dims = [DimSpec.static(size) for size in tensor.shape]
+        if has_batch and tensor.ndim:
+            rows = tensor.shape[0]
+            dims[0] = DimSpec(BATCH, rows, 1, max(LARGEST_BATCH, rows), given=rows)
+        if name in text and len(lengths) == 1:
+            tokens = tensor.shape[1]
+            dims[1] = DimSpec(SEQUENCE, tokens, 1, longest, given=tokens)
+        kind = kinds[name]
+        low, high = _id_range(kind, tensor, config)
+        padding, ending = (None, None)
+        if kind == "token_ids":
+            padding, ending = padding_of(config), ending_of(config)
+        dtype = captured_dtype(tensor)
+        is_box = name == BOXES and low is not None and tensor.shape[-1:] == (4,)
+        specs.append(InputSpec(name, kind, dtype, tuple(dims), low, high, padding, ending, is_box))
+    return with_example_sizes(tuple(specs))
+
+
+def captured_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype that a tensor enters the capture with: all modules are captured in fp32."""
+    return torch.float32 if tensor.is_floating_point() else tensor.dtype
+
+
+def with_example_sizes(specs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
+    """Give all named dimensions pairwise different example sizes of two or more.
+
+    torch.export takes two dimensions of one size for one dimension, and a size of 1 for a constant;
+    so no two names share a size, nor does a name share one with a static dimension.
+    A name whose range leaves only one size becomes static.
+    """
+    taken = {dim.size for spec in specs for dim in spec.dims if dim.name is None}
+    chosen: dict[str, int] = {}
+    for spec in specs:
+        for dim in spec.dims:
+            if dim.name is None or dim.name in chosen or dim.minimum == dim.maximum:
+                continue
+            candidates = [*_candidates(dim, spec.kind), *range(max(dim.minimum, 2), dim.maximum)]
+            free = [size for size in candidates if size not in taken and _allows(dim, size)]
+            chosen[dim.name] = free[0] if free else min(max(dim.minimum, 2), dim.maximum)
+            taken.add(chosen[dim.name])
+    return tuple(
+        replace(spec, dims=tuple(_sized(dim, chosen) for dim in spec.dims)) for spec in specs
+    )
+
+
+def _candidates(dim: DimSpec, kind: Kind) -> list[int]:
+    if kind == "image" and dim.name != BATCH:  # sizes that patches of the same size still divide
+        return [dim.size, dim.size * 3 // 2, dim.size * 2, dim.size * 3]
+    return [dim.size, *range(dim.size + 1, dim.size + 9)]
+
+
+def _allows(dim: DimSpec, size: int) -> bool:
+    return size >= 2 and dim.minimum <= size <= dim.maximum
+
+
+def _sized(dim: DimSpec, chosen: Mapping[str, int]) -> DimSpec:
+    if dim.name is None:
+        return dim
+    if dim.name not in chosen:
+        return DimSpec.static(dim.minimum)
+    return replace(dim, size=chosen[dim.name])
+
+
+def kind_of(name: str, tensor: Tensor) -> Kind:
+    """What an input is, from its name, rank and dtype."""
+    if name in TEXT_INPUTS and tensor.ndim == 2 and not tensor.is_floating_point():
+        return TEXT_INPUTS[name]
+    is_image = name == "pixel_values" and tensor.ndim == 4 and tensor.is_floating_point()
+    return "image" if is_image else "tensor"
+
+
+def _id_range(
+    kind: Kind, tensor: Tensor, config: PreTrainedConfig | None
+) -> tuple[int | None, int | None]:
+    if kind == "attention_mask":
+        return 0, 1
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        return None, None
+    if tensor.numel() == 0:
+        return 0, 0
+    vocabulary = getattr(text_of(config), "vocab_size", None) if config else None
+    if kind == "token_ids" and isinstance(vocabulary, int):
+        return 0, vocabulary - 1
+    return int(tensor.min()), int(tensor.max())

@@ -1,0 +1,281 @@
+"""Names for what a model returns: fields of ModelOutput, dict and dataclass; numbers in tuples.
+
+ONNX has one namespace for inputs and outputs, so an output with the name of an input is called
+`NAME_out`, and a name that two outputs share is numbered.
+"""
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from enginecast.capture.outputs.selection import (
+    HIDDEN_STATES,
+    UnknownOutputError,
+    Wanted,
+    hidden_index,
+)
+from enginecast.errors import CaptureError, UsageError
+
+ASK = "output_hidden_states"
+"""The argument that makes a transformers model return its hidden states."""
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """One output: name, dtype, and each dimension as a number, a symbol's name or an expression."""
+
+    name: str
+    dtype: torch.dtype
+    dims: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a model returned, flat and by name."""
+
+    tensors: dict[str, Tensor]
+    renamed: dict[str, str]
+    """The name of an output to the one it had before, where it had to give way."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of the names, as sentences."""
+        return tuple(
+            f"the output {old!r} is called {new!r}: an input or another output has its name"
+            for new, old in self.renamed.items()
+        )
+
+
+def named_tensors(
+    value: Any, wanted: Wanted | None = None, inputs: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """The tensors of `name_result`."""
+    return name_result(value, wanted or Wanted(), inputs).tensors
+
+
+def name_result(
+    value: Any, wanted: Wanted, inputs: Collection[str], own_hidden: bool = True
+) -> Named:
+    """Flatten what a model returned to tensors by name, in order; None is left out.
+
+    A field keeps its name, an item of a tuple is `output_0`, or `hidden_states.0` inside a field.
+
+    Args:
+        value: what `forward` returned.
+        wanted: the outputs that are kept.
+        inputs: names that no output may have.
+        own_hidden: whether hidden states that nobody named are outputs.
+
+    Raises:
+        CaptureError: something that is kept and is neither a tensor nor a container of tensors, or
+            no tensor at all.
+        UsageError: the model does not give what is wanted.
+    """
+    found = list(_walk(value, ()))
+    names = free_names([name for name, _ in found], inputs)
+    leaves = dict(zip(names, (leaf for _, leaf in found), strict=True))
+    own = [name for name in leaves if own_hidden or not _is_hidden_state(name)]
+    given = tuple(name for name in own if isinstance(leaves[name], Tensor))
+    chosen = wanted.chosen(own)
+    tensors = {name: _chosen(name, value, leaves, given) for name in chosen}
+    if not tensors:
+        raise CaptureError("the model returns no tensor")
+    before = {new: old for new, (old, _) in zip(names, found, strict=True) if new != old}
+    return Named(tensors, {new: old for new, old in before.items() if new in tensors})
+
+
+def free_names(names: Sequence[str], inputs: Collection[str]) -> list[str]:
+    """`names`, each once and none of `inputs`; names that are free stay, whatever their place.
+
+    The first of equal names keeps it: a, a, x with an input x are a, a_2, x_out.
+    """
+    kept: dict[str, int] = {}
+    for position, name in enumerate(names):
+        if name not in inputs:
+            kept.setdefault(name, position)
+    used = {*inputs, *kept}
+    free = []
+    for position, name in enumerate(names):
+        chosen = name
+        if kept.get(name) != position:
+            base = f"{name}_out" if name in inputs else name
+            others = (f"{base}_{count}" for count in range(2, len(names) + len(used) + 3))
+            candidates = (base, *others)
+            chosen = next(candidate for candidate in candidates if candidate not in used)
+            used.add(chosen)
+        free.append(chosen)
+    return free
+
+
+def run_named(module: nn.Module, inputs: Mapping[str, Tensor], wanted: Wanted) -> dict[str, Tensor]:
+    """Run a module and name its outputs, as the captured program names them.
+
+    Raises:
+        CaptureError, UsageError: see `name_result`.
+    """
+    asking = _asking(module, wanted)
+    own_hidden = not asking or gives_hidden_states(module)
+    return name_result(module(**inputs, **asking), wanted, inputs, own_hidden).tensors
+
+
+def name_outputs(
+    module: nn.Module, arguments: Sequence[str], wanted: Wanted | None = None
+) -> list[str]:
+    """Make `module.forward` take `arguments` by keyword and return tensors by name, in place.
+
+    Wrapping the module instead would put a prefix before every module path in the program.
+
+    Returns:
+        A list that gets notes on the names when `forward` is called.
+    """
+    wanted = wanted or Wanted()
+    forward: Callable[..., Any] = module.forward
+    asking = _asking(module, wanted)
+    own_hidden = not asking or gives_hidden_states(module)
+    notes: list[str] = []
+    expected = set(arguments)
+
+    def named_forward(*args: Any, **inputs: Any) -> Any:
+        if args or inputs.keys() != expected:
+            return forward(*args, **inputs)  # the model's own code calls it once more
+        returned = forward(**inputs, **asking)
+        try:
+            named = name_result(returned, wanted, inputs, own_hidden)
+        except CaptureError as error:
+            place = return_place(forward)
+            where = f" at {place}" if place else ""
+            raise CaptureError(f"{error.message}{where}", hint=error.hint) from None
+        notes[:] = named.notes
+        return named.tensors
+
+    named_forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in arguments]
+    )
+    module.forward = named_forward
+    return notes
+
+
+def gives_hidden_states(module: nn.Module) -> bool:
+    """Whether a module returns hidden states that nobody asked for."""
+    config = getattr(module, "config", None)
+    parameter = inspect.signature(module.forward).parameters.get(ASK)
+    if parameter is None and not hasattr(config, ASK):
+        return True  # nothing says that asking makes a difference
+    default = parameter is not None and parameter.default is True
+    return default or bool(getattr(config, ASK, False))
+
+
+def _is_hidden_state(name: str) -> bool:
+    """Also `encoder_hidden_states.0`, and those of a part: `text_model_output.hidden_states.0`."""
+    return any(part.endswith(HIDDEN_STATES) for part in name.split("."))
+
+
+def _asking(module: nn.Module, wanted: Wanted) -> dict[str, bool]:
+    """What `forward` is called with besides its inputs: a request for hidden states, or nothing."""
+    parameters = inspect.signature(module.forward).parameters
+    takes = ASK in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {ASK: True} if takes and wanted.asks_for_hidden_states else {}
+
+
+def _chosen(name: str, value: Any, leaves: Mapping[str, Any], given: Sequence[str]) -> Tensor:
+    leaf = leaves.get(name)
+    index = hidden_index(name)
+    if leaf is None and index is not None:
+        leaf = _hidden_state(value, name, index)
+    if leaf is None:
+        raise UnknownOutputError(name, given)
+    if isinstance(leaf, Tensor):
+        return leaf
+    raise CaptureError(
+        f"the model returns {_what(leaf)} as {name}, expected tensors in tuples, dicts or"
+        " dataclasses",
+        hint=f"Leave it out: --outputs {','.join(given)}."
+        if given
+        else "Wrap the model so that it returns tensors.",
+    )
+
+
+def _hidden_state(value: Any, name: str, index: int) -> Tensor:
+    states = _field(value, HIDDEN_STATES)
+    if not isinstance(states, (tuple, list)) or not states:
+        raise UsageError(
+            f"--hidden-state {index}: the model gives no hidden states",
+            hint=f"Its forward has to take {ASK} and to return them as hidden_states.",
+        )
+    if not -len(states) <= index < len(states):
+        raise UsageError(
+            f"--hidden-state {index}: the model gives {len(states)} hidden states",
+            hint=f"Expected {-len(states)}..{len(states) - 1}.",
+        )
+    found = states[index]
+    if not isinstance(found, Tensor):
+        raise CaptureError(f"the model returns {_what(found)} as {name}, expected a tensor")
+    return found
+
+
+def _field(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def _what(leaf: Any) -> str:
+    number = isinstance(leaf, (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+    return "a plain number" if number else f"a {type(leaf).__name__}"
+
+
+def _walk(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """Names and leaves: tensors, and whatever is no container of tensors."""
+    if value is None:
+        return
+    items = None if isinstance(value, Tensor) else _items(value)
+    if items is None:
+        yield ".".join(path) or "output_0", value
+        return
+    for key, item in items:
+        name = key if path or not key.isdigit() else f"output_{key}"
+        yield from _walk(item, (*path, name))
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]] | None:
+    """What a container holds, by name; None for anything else."""
+    if isinstance(value, Mapping):  # ModelOutput too
+        return ((str(key), item) for key, item in value.items())
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return ((name, getattr(value, name)) for name in names)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return zip(value._fields, value, strict=True)
+    if isinstance(value, (tuple, list)):
+        return ((str(index), item) for index, item in enumerate(value))
+    return None
+
+
+def return_place(forward: Callable[..., Any]) -> str:
+    """`FILE:LINE` of the one return statement of a function, or else of its first line.
+
+    Empty where the source is not available.
+    """
+    function = inspect.unwrap(forward)
+    try:
+        lines, first = inspect.getsourcelines(function)
+        file = inspect.getsourcefile(function)
+        [tree] = ast.parse(textwrap.dedent("".join(lines))).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return ""
+    found = [node.lineno for node in _returns(tree)]
+    return f"{file}:{first + found[0] - 1}" if len(found) == 1 else f"{file}:{first}"
+
+
+def _returns(node: ast.AST) -> Iterator[ast.Return]:
+    """Return statements of a function, without those of functions inside of it."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Return):
+            yield child
+        elif not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield from _returns(child)

@@ -1,0 +1,194 @@
+"""Lines of source code, and whose code they are.
+
+Whose a line is, is decided by the module that its file was imported as, and by the folder of
+`sys.path` that this module was found in. Paths alone cannot say it: environments and packages may
+be reached through symbolic links, and a user's folder may have any name. This is the only place
+that resolves paths.
+"""
+
+import functools
+import json
+import os
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from traceback import FrameSummary
+from types import CodeType, FrameType, ModuleType
+from typing import Literal, NamedTuple
+
+Origin = Literal[
+    "python",  # and its standard library
+    "torch",  # and what torch computes sizes with
+    "enginecast",
+    "library",  # of models that many people use, wherever it is: see LIBRARIES
+    "installed",  # any other installed package
+    "user",
+    "exec",  # no file: a model's author gave it to exec
+    "generated",  # no file: torch or Python made it
+]
+OF_TORCH = frozenset({"torch", "sympy", "mpmath", "numpy"})
+EXAMPLES = "torch._export.db.examples"
+"""Models that torch ships as examples: they count as installed models, not as torch."""
+LIBRARIES = frozenset({"transformers"})
+_OF_EXEC = re.compile(r"<(?!frozen|eval_with_key|__)")
+
+
+class SourceLocation(NamedTuple):
+    """A line of a file."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    @property
+    def resolved(self) -> "SourceLocation":
+        """With a file that has one name only."""
+        return SourceLocation(real_path(self.file), self.line)
+
+    @classmethod
+    def of_frame(cls, frame: FrameType) -> "SourceLocation":
+        """Where a frame stands, resolved."""
+        return cls(real_path(frame.f_code.co_filename), frame.f_lineno or 0)
+
+    @classmethod
+    def of_summary(cls, frame: FrameSummary) -> "SourceLocation":
+        """Where a frame of a traceback stood, as Python names the file."""
+        return cls(frame.filename, frame.lineno or 0)
+
+
+@functools.lru_cache(maxsize=4096)
+def real_path(file: str) -> str:
+    """A file without links, so that its names become equal; code without a file keeps its name."""
+    return file if file.startswith("<") else os.path.realpath(file)
+
+
+def is_model_code(file: str) -> bool:
+    """Whether a file may hold a model: it is neither torch's, nor Python's, nor this package's."""
+    return origin_of(file) in ("library", "installed", "user")
+
+
+def is_user_code(file: str) -> bool:
+    """Whether code is the user's and no installed package's; what was given to exec is, too."""
+    return origin_of(file) in ("user", "exec")
+
+
+def is_library_code(file: str) -> bool:
+    """Whether a file belongs to torch, transformers or Python: its branches reject no model."""
+    return origin_of(file) in ("python", "torch", "enginecast", "library", "generated")
+
+
+@functools.lru_cache(maxsize=4096)
+def origin_of(file: str) -> Origin:
+    """Whose code a file holds, such as the `co_filename` of a code object."""
+    if file.startswith("<"):
+        return "exec" if _OF_EXEC.match(file) else "generated"
+    module = _module_of(file)
+    if module is None:
+        return _of_folder(file)
+    name, top = _name(module), _top(module)
+    if name.startswith(f"{EXAMPLES}."):
+        return "installed"
+    if top in OF_TORCH:
+        return "torch"
+    if top == "enginecast":
+        return "enginecast"
+    if top in LIBRARIES:
+        return "library"
+    root = _root(module)
+    if real_path(root) in _roots("stdlib", "platstdlib"):
+        return "python"
+    return "installed" if _is_installed(root, top) else "user"
+
+
+def _module_of(file: str) -> ModuleType | None:
+    """The module that a file was imported as; None for a script, or a module that is gone."""
+    name, real = os.path.basename(file), real_path(file)
+    for module in list(sys.modules.values()):
+        known = _file(module)
+        # Links seldom change the last part of a path, and resolving all modules takes long.
+        if known and os.path.basename(known) == name and real_path(known) == real:
+            return module
+    return None
+
+
+def _file(module: ModuleType) -> str:
+    """As Python found it, links and all."""
+    file = getattr(module, "__dict__", {}).get("__file__")  # lazy modules import when asked
+    return file if isinstance(file, str) else ""
+
+
+def _name(module: ModuleType) -> str:
+    spec = getattr(module, "__dict__", {}).get("__spec__")
+    return str(getattr(spec, "name", None) or module.__name__)
+
+
+def _top(module: ModuleType) -> str:
+    return _name(module).partition(".")[0]
+
+
+def _root(module: ModuleType) -> str:
+    """The folder of `sys.path` that holds the outermost package of a module, links and all."""
+    path = Path(os.path.abspath(_file(module)))
+    depth = _name(module).count(".") + (path.stem == "__init__")
+    return str(path.parents[min(depth, len(path.parents) - 1)])
+
+
+@functools.cache
+def _roots(*schemes: str) -> frozenset[str]:
+    paths = sysconfig.get_paths()
+    return frozenset(real_path(paths[scheme]) for scheme in schemes)
+
+
+@functools.cache
+def _site_packages() -> frozenset[str]:
+    """The folders that installers write to."""
+    listed = (*site.getsitepackages(), site.getusersitepackages())
+    return _roots("purelib", "platlib") | {real_path(folder) for folder in listed}
+
+
+@functools.cache
+def _is_installed(root: str, top: str) -> bool:
+    """Whether an installer put the package `top` into the folder `root`."""
+    if real_path(root) not in _site_packages():  # another environment's, or pip install --target
+        return any(Path(root).glob("*.dist-info/RECORD")) and top in _distributions()
+    if not (Path(root, top).is_symlink() or Path(root, f"{top}.py").is_symlink()):
+        return True
+    return not any(_is_editable(name) for name in _distributions().get(top, ()))
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()
+
+
+def _is_editable(distribution: str) -> bool:
+    """Source: https://packaging.python.org/specifications/direct-url-data-structure/"""
+    try:
+        text = metadata.distribution(distribution).read_text("direct_url.json")
+        return bool(json.loads(text or "{}").get("dir_info", {}).get("editable"))
+    except (metadata.PackageNotFoundError, ValueError):
+        return False
+
+
+def _of_folder(file: str) -> Origin:
+    """Of a file that no module was imported from, by the innermost folder that is known."""
+    for folder in map(str, Path(real_path(file)).parents):
+        if folder in _site_packages():
+            return "installed"
+        if folder in _roots("stdlib", "platstdlib"):
+            return "python"
+    return "user"
+
+
+def line_numbers(code: CodeType) -> Iterator[int]:
+    """The lines of a code object, and of the functions within it."""
+    yield from (line for _, _, line in code.co_lines() if line is not None)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from line_numbers(constant)

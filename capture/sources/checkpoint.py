@@ -1,0 +1,193 @@
+"""The weight files of a Hugging Face folder: one safetensors, or shards with an index."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from enginecast.capture.sources.finite import Lost, lost_in
+from enginecast.errors import SourceError
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_CHUNK = 1 << 20
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def find_weight_files(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files that hold the weights; empty when the folder has no weights at all.
+
+    Raises:
+        SourceError: only pickle checkpoints, a missing shard, or an index that cannot be read.
+    """
+    if (folder / SINGLE).is_file():
+        return (folder / SINGLE,)
+    if (folder / INDEX).is_file():
+        return tuple(sorted({folder / name for name in _weight_map(folder / INDEX).values()}))
+    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
+    if pickles:
+        raise SourceError(
+            f"{folder / pickles[0]} is a pickle: loading it can run code, so it is refused",
+            hint=f"Convert it to {SINGLE}, with safetensors.torch.save_file or save_pretrained.",
+        )
+    others = sorted(file.name for file in folder.glob("*.safetensors"))
+    if others:
+        raise SourceError(
+            f"{folder} holds {', '.join(others[:3])} and no {SINGLE} or {INDEX}",
+            hint=f"Rename the file to {SINGLE}, or add the index of the shards.",
+        )
+    return ()
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Map every tensor of the folder's weight files, by its name in the file, in its own dtype.
+
+    Raises:
+        SourceError: a file that is truncated or no safetensors, or shards that do not hold what the
+            index says, each tensor once.
+    """
+    tensors: dict[str, Tensor] = {}
+    holders: dict[str, Path] = {}
+    for file in find_weight_files(folder):
+        for name, tensor in _read(file).items():
+            if name in holders:
+                raise SourceError(
+                    f"{file} holds {name}, and so does {holders[name].name}",
+                    hint=f"Keep the one that {INDEX} names.",
+                )
+            tensors[name], holders[name] = tensor, file
+    if not (folder / SINGLE).is_file() and (folder / INDEX).is_file():
+        _check_index(folder, holders)
+    return tensors
+
+
+def weights_file(folder: Path, name: str = "") -> Path:
+    """The file that tells of the folder's weights, or the shard that holds the tensor `name`."""
+    if (folder / SINGLE).is_file():
+        return folder / SINGLE
+    shard = _weight_map(folder / INDEX).get(name) if name else None
+    return folder / (shard or INDEX)
+
+
+def some(names: Iterable[str]) -> str:
+    """The first names, and how many more there are."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - 4} more" if len(ordered) > 4 else ""
+    return ", ".join(ordered[:4]) + more
+
+
+def sha256_of(files: Iterable[Path]) -> str:
+    """sha256 over the contents of `files`, in the order given."""
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def sha256_of_weights(folder: Path) -> tuple[str, dict[str, Lost]]:
+    """sha256 over name, dtype, shape and bytes of every tensor of the folder, sorted by name.
+
+    Files that hold the same tensors in another order, or in other shards, have the same.  The bytes
+    are read and not mapped: a mapping of all weights would count as memory.
+
+    Returns:
+        The digest, and by name the tensors that hold what is not finite: found in the same reading.
+
+    Raises:
+        SourceError: see `read_weights`.
+    """
+    read_weights(folder)  # refuses what is damaged
+    found = {n: (f, entry) for f in find_weight_files(folder) for n, entry in _entries(f).items()}
+    digest = hashlib.sha256()
+    lost: dict[str, Lost] = {}
+    for name, (file, entry) in sorted(found.items()):
+        digest.update(json.dumps([name, entry["dtype"], entry["shape"]]).encode())
+        start, end = entry["data_offsets"]
+        with file.open("rb") as stream:
+            stream.seek(8 + _header_size(stream) + start)
+            for position in range(start, end, _CHUNK):
+                data = stream.read(min(_CHUNK, end - position))
+                digest.update(data)
+                lost[name] = lost.get(name, Lost()) + lost_in(data, entry["dtype"])
+    return digest.hexdigest(), {name: each for name, each in lost.items() if each}
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        SourceError: the file is missing, no JSON, or no object.
+    """
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise SourceError(f"{file} is missing") from error
+    except (ValueError, RecursionError, OSError) as error:
+        raise SourceError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise SourceError(f"{file} must hold a JSON object, it holds a {type(value).__name__}")
+    return value
+
+
+def _entries(file: Path) -> dict[str, Any]:
+    """Dtype, shape and place of each tensor in a safetensors file that is known to be sound.
+
+    Source: https://github.com/huggingface/safetensors#format
+    """
+    with file.open("rb") as stream:
+        header: dict[str, Any] = json.loads(stream.read(_header_size(stream)))
+    header.pop("__metadata__", None)
+    return header
+
+
+def _header_size(stream: BinaryIO) -> int:
+    """Bytes of the header; the stream stands behind its length then."""
+    return int.from_bytes(stream.read(8), "little")
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise SourceError(f"{index} has no weight_map: tensor name -> shard")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise SourceError(f"{index}: the shard of {name} must be a plain file name: {shard!r}")
+        if not (index.parent / shard).is_file():
+            raise SourceError(
+                f"{index.parent / shard} is missing: {index.name} lists it for {name}",
+                hint="Copy or download the shard beside the index.",
+            )
+    return weight_map
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(file, framework="pt") as reader:
+            return {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise SourceError(
+            f"{file} cannot be read as safetensors: {error}",
+            hint="The file is truncated or damaged: copy or download it again.",
+        ) from error
+
+
+def _check_index(folder: Path, holders: Mapping[str, Path]) -> None:
+    """Refuse an index that is not the one of these shards: tensors would come from anywhere."""
+    listed = _weight_map(folder / INDEX)
+    hint = f"Copy or download {INDEX} and its shards again, from one place."
+    absent = {name for name, shard in listed.items() if holders.get(name) != folder / shard}
+    for name in sorted(absent):
+        others = sorted(other for other in absent if listed[other] == listed[name])
+        raise SourceError(
+            f"{folder / listed[name]} does not hold {some(others)}: {INDEX} says that it does"
+            + (f", and {holders[name].name} holds {name}" if name in holders else ""),
+            hint=hint,
+        )
+    for name in sorted(holders.keys() - listed.keys()):
+        same = [n for n in holders.keys() - listed.keys() if holders[n] == holders[name]]
+        raise SourceError(f"{holders[name]} holds {some(same)}, not named in {INDEX}", hint=hint)

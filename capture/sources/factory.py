@@ -1,0 +1,227 @@
+"""`package.module:factory`: a function of the user that returns a module, or (module, example)."""
+
+import copy
+import hashlib
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from enginecast.capture.sources.empty import empty_copy
+from enginecast.capture.sources.finite import require_finite_module
+from enginecast.capture.sources.requirements import missing_requirement
+from enginecast.capture.sources.source import Source
+from enginecast.errors import SourceError
+
+RETURNS = "A factory takes no argument and returns a torch.nn.Module, or (module, example_kwargs)."
+
+
+class FactorySource(Source):
+    """A module that the user's own code built."""
+
+    def __init__(self, name: str, module: nn.Module, example: Mapping[str, Tensor]) -> None:
+        module = as_written(module, name)
+        self.name = name
+        self.model_class = type(module)
+        self._module = module.eval().requires_grad_(False)
+        self._example = dict(example)
+        config = getattr(module, "config", None)
+        self.config = config if isinstance(config, PreTrainedConfig) else None
+
+    def fingerprint(self) -> dict[str, str]:
+        return dict(self._fingerprint)
+
+    @cached_property
+    def _fingerprint(self) -> dict[str, str]:
+        require_finite_module(self._module, self.name)
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.weights().items()):
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().data)
+        return {"factory": self.name, "weights": digest.hexdigest()}
+
+    def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """A copy of the factory's module with floats in `dtype`; weights in `dtype` are shared.
+
+        In fp16, what transformers keeps in fp32 when it loads a model stays so.
+        """
+        module = copy_sharing_weights(self._module)
+        kept = kept_in_fp32(module) if dtype == torch.float16 else {}
+        module.to(dtype)
+        for parameter, tensor in kept.items():
+            parameter.data = tensor.to(torch.float32)
+        return module
+
+    def empty(self) -> nn.Module:
+        return empty_copy(self._module)
+
+    def weights(self) -> dict[str, Tensor]:
+        return dict(self._module.state_dict())
+
+    @property
+    def forward_signature(self) -> inspect.Signature:
+        return inspect.signature(self._module.forward)
+
+    def example(self) -> dict[str, Tensor]:
+        return dict(self._example)
+
+
+def as_written(module: nn.Module, name: str) -> nn.Module:
+    """The module that torch.compile wraps, or the module itself.
+
+    Raises:
+        SourceError: it has no Python code, or parameters without a shape.
+    """
+    original = getattr(module, "_orig_mod", None)
+    if type(module).__name__ == "OptimizedModule" and isinstance(original, nn.Module):
+        return original  # else every size that is run is compiled first
+    if isinstance(module, torch.jit.ScriptModule):
+        raise SourceError(
+            f"{name} is a TorchScript module, which torch.export does not take",
+            hint="Give the nn.Module that it was made from.",
+        )
+    waiting = [
+        path
+        for path, tensor in (*module.named_parameters(), *module.named_buffers())
+        if is_lazy(tensor)
+    ]
+    if waiting:
+        raise SourceError(
+            f"{name}: the parameter {waiting[0]} has no shape yet: it is one of a lazy module",
+            hint="Call the module once on an example before it is returned.",
+        )
+    return module
+
+
+def copy_sharing_weights(module: nn.Module) -> nn.Module:
+    """A copy whose parameters are its own, over the same storage: `.to` replaces data in place."""
+    memo: dict[int, Any] = {}
+    for tensor in module.parameters():
+        memo[id(tensor)] = nn.Parameter(tensor.detach(), requires_grad=False)
+    return copy.deepcopy(module, memo)
+
+
+def take_module(module: nn.Module, example: Mapping[str, Tensor]) -> FactorySource:
+    """A copy of a module: the caller's keeps its mode and its gradients.
+
+    Raises:
+        SourceError: see `as_written`.
+    """
+    name = type(module).__name__
+    return FactorySource(name, copy_sharing_weights(as_written(module, name)), example)
+
+
+def open_factory(text: str) -> FactorySource:
+    """Import and call `package.module:factory`; the current folder is on the import path.
+
+    Raises:
+        SourceError: the import, the attribute or the call failed, or it returned something else.
+        MissingError: it wants a GPU or a package that is not here.
+    """
+    made = _call(_find(text), text)
+    module, example = made if isinstance(made, tuple) and len(made) == 2 else (made, {})
+    if not isinstance(module, nn.Module):
+        raise SourceError(f"{text} returned {_kind(made)}, expected a module", hint=RETURNS)
+    if not isinstance(example, Mapping) or not all(isinstance(key, str) for key in example):
+        raise SourceError(
+            f"{text} returned {_kind(example)} as its example, expected keyword arguments by name",
+            hint=RETURNS,
+        )
+    for name, value in example.items():
+        if not isinstance(value, Tensor):
+            raise SourceError(
+                f"{text}: the example's {name} is {_kind(value)}, expected a tensor",
+                hint="Bind other arguments inside the module that the factory returns.",
+            )
+    return FactorySource(text, module, example)
+
+
+def _find(text: str) -> Callable[[], Any]:
+    module_name, _, attribute = text.partition(":")
+    with _current_folder_importable():
+        try:
+            module = importlib.import_module(module_name)
+        except (Exception, SystemExit) as error:  # the user's module may raise anything
+            is_own = isinstance(error, ModuleNotFoundError) and _is_part(error.name, module_name)
+            missing = None if is_own else missing_requirement(error, f"importing {module_name!r}")
+            if missing is not None:
+                raise missing from error
+            raise SourceError(
+                f"{text}: importing {module_name!r} failed: {type(error).__name__}: {error}"
+            ) from error
+    factory = getattr(module, attribute, None)
+    if factory is None:
+        raise SourceError(f"{text}: {module_name} has no attribute {attribute!r}")
+    if not callable(factory):
+        raise SourceError(f"{text}: {attribute} is {_kind(factory)}, expected a function")
+    function: Callable[[], Any] = factory
+    return function
+
+
+def _is_part(missing: str | None, module_name: str) -> bool:
+    """Whether what was not found is the factory's own module, or a package that it is in."""
+    return missing is not None and f"{module_name}.".startswith(f"{missing}.")
+
+
+def _call(factory: Callable[[], Any], text: str) -> Any:
+    with _current_folder_importable():
+        try:
+            return factory()
+        except (Exception, SystemExit) as error:  # the user's function may raise anything
+            missing = missing_requirement(error, text)
+            if missing is not None:
+                raise missing from error
+            raise SourceError(
+                f"{text} raised {type(error).__name__}: {error}", hint=RETURNS
+            ) from error
+
+
+@contextmanager
+def _current_folder_importable() -> Iterator[None]:
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"
+
+
+def kept_in_fp32(module: nn.Module) -> dict[nn.Parameter, Tensor]:
+    """Each parameter that transformers leaves in fp32 in an fp16 model, with its present values.
+
+    A model class names them in `_keep_in_fp32_modules`: `wo` for T5, whose output outgrows fp16.
+    `from_pretrained(dtype=float16)` heeds the list and `.half()` does not, so a module made by a
+    factory is worse in fp16 than the same weights loaded from a folder
+    (huggingface/diffusers#8604).
+
+    Args:
+        module: a model of transformers, or one that holds some.
+    """
+    found: dict[nn.Parameter, Tensor] = {}
+    for part in module.modules():
+        if not isinstance(part, PreTrainedModel):
+            continue
+        names = [
+            *(getattr(part, "_keep_in_fp32_modules", None) or ()),
+            *(getattr(part, "_keep_in_fp32_modules_strict", None) or ()),
+        ]
+        kept = re.compile("|".join(rf"(^|\.){name}($|\.)" for name in names) or "(?!)")
+        for name, parameter in part.named_parameters():
+            if kept.search(name) and parameter.is_floating_point():
+                found[parameter] = parameter.detach()
+    return found

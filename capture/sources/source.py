@@ -1,0 +1,156 @@
+"""What a MODEL argument may be: a folder, a config alone, a factory, or a `.pt2` program."""
+
+import inspect
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from transformers import PreTrainedConfig
+
+from enginecast.errors import SourceError, UsageError
+
+
+class Source(ABC):
+    """A model that can be captured, and the true eager model that its engine is compared with."""
+
+    name: str
+    """Short name for reports: the folder's name, or the factory as it was given."""
+    config: PreTrainedConfig | None = None
+    model_class: type[nn.Module] | None = None
+    """Class of the model, where it is known before the model is built."""
+    tokenizer_files: tuple[Path, ...] = ()
+    """Files that a bundle needs to tokenize prompts; empty without a tokenizer."""
+
+    def write_beside(self, folder: Path) -> None:
+        """Write what a bundle holds of the model besides the engine: tokenizer files, its config.
+
+        The config's keys are in order, so that their order in the model's own file is of no matter.
+        """
+        for file in self.tokenizer_files:
+            shutil.copyfile(file, folder / file.name)
+
+    @abstractmethod
+    def fingerprint(self) -> dict[str, str]:
+        """What the model is: sha256 by part ("config", "weights"), equal from run to run.
+
+        Raises:
+            SourceError: a weight is infinite or NaN; all of them are read here anyway.
+        """
+
+    @abstractmethod
+    def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """The model as a user gets it in `dtype`: real weights, eval mode, no gradients.
+
+        Raises:
+            SourceError: the weights do not fit the architecture.
+        """
+
+    @abstractmethod
+    def empty(self) -> nn.Module:
+        """A fresh fp32 model whose parameters and persistent buffers are on the meta device.
+
+        Buffers that no checkpoint stores (rotary frequencies, position ids) hold their real values.
+        """
+
+    @abstractmethod
+    def weights(self) -> dict[str, Tensor]:
+        """A tensor for every name in `empty().state_dict()`, in the dtype it is stored in.
+
+        Raises:
+            SourceError: tensors are missing, left over, or have another shape.
+        """
+
+    def weight_elements(self) -> dict[torch.dtype, int]:
+        """How many elements of the float weights are stored in each dtype; tied ones count once."""
+        stored = {tensor.data_ptr(): tensor for tensor in self.weights().values()}
+        found: dict[torch.dtype, int] = {}
+        for tensor in stored.values():
+            if tensor.is_floating_point():
+                found[tensor.dtype] = found.get(tensor.dtype, 0) + tensor.numel()
+        return found
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether `weights()` makes them in memory each time, instead of mapping a file."""
+        return False
+
+    @property
+    @abstractmethod
+    def forward_signature(self) -> inspect.Signature:
+        """Signature of the model's `forward`, without self."""
+
+    @property
+    def forward_arguments(self) -> tuple[str, ...]:
+        """Names of the arguments that `forward` declares, without *args and **kwargs."""
+        return tuple(p.name for p in _named(self.forward_signature))
+
+    @property
+    def required_arguments(self) -> tuple[str, ...]:
+        """Names of the arguments of `forward` that have no default."""
+        return tuple(p.name for p in _named(self.forward_signature) if p.default is p.empty)
+
+    def example(self) -> dict[str, Tensor]:
+        """Example inputs that came with the model, by argument name; mostly none."""
+        return {}
+
+    def given_program(self) -> ExportedProgram | None:
+        """The program, when the model is one already and needs no capture."""
+        return None
+
+
+def _named(signature: inspect.Signature) -> list[inspect.Parameter]:
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p for p in signature.parameters.values() if p.kind not in variadic]
+
+
+def open_source(
+    model: str | nn.Module,
+    *,
+    random_weights: int | None = None,
+    allow_code: bool = False,
+    example: Mapping[str, Tensor] | None = None,
+) -> Source:
+    """Open a MODEL argument: the one place that looks at what it is.
+
+    Args:
+        model: a Hugging Face folder, `package.module:factory`, a `.pt2` file, or a module, of which
+            a copy is taken.
+        random_weights: seed for random weights; only for a folder that has a config and no weights.
+        allow_code: whether a file may be loaded whose loading can run code.
+        example: inputs by name, for a module.
+
+    Raises:
+        SourceError: the model cannot be read.
+        UsageError: an option does not fit the kind of model.
+    """
+    if isinstance(model, nn.Module):
+        from enginecast.capture.sources.factory import take_module
+
+        return take_module(model, example or {})
+    path = Path(model)
+    if path.is_dir():
+        from enginecast.capture.sources.huggingface import open_folder
+
+        return open_folder(path, random_weights)
+    if random_weights is not None:
+        raise UsageError(
+            f"--random-weights {random_weights} does not fit {model!r}: it is for a folder with a "
+            "config.json and no weights"
+        )
+    if path.suffix == ".pt2":
+        from enginecast.capture.sources.program_file import open_program_file
+
+        return open_program_file(path, allow_code=allow_code)
+    if ":" in model and not path.exists():
+        from enginecast.capture.sources.factory import open_factory
+
+        return open_factory(model)
+    raise SourceError(
+        f"{model!r} is no model: "
+        + ("a file of unknown kind" if path.exists() else "no such file or folder"),
+        hint="Give a Hugging Face folder, package.module:factory, or a .pt2 program.",
+    )

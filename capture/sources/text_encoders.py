@@ -1,0 +1,18 @@
+"""Which class of transformers a config means.  Without torch: readers of a cache want to know."""
+
+from collections.abc import Mapping
+from typing import Any
+
+TEXT_ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
+"""Who deploys these encoder-decoders wants the text encoder alone."""
+
+
+def class_named_by(config: Mapping[str, Any]) -> str:
+    """The class that `huggingface.open_folder` loads; empty where none is named.
+
+    Args:
+        config: what config.json says.
+    """
+    encoder = TEXT_ENCODERS.get(str(config.get("model_type")))
+    names = [encoder] if encoder else [*(config.get("architectures") or ())]
+    return str(names[0]) if names else ""

@@ -1,0 +1,478 @@
+"""TorchScript: script the smallest submodules that hold a data-dependent branch, trace the rest.
+
+A trace bakes every branch that it takes, and says nothing of most of them; a script holds both
+ways, and refuses much of Python.  So the two are mixed, and what comes out is never trusted before
+it was compared with eager.  All that captures with TorchScript is in this file, since PyTorch has
+deprecated it.
+"""
+
+import inspect
+import re
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.jit import frontend
+
+from enginecast.capture.outputs.flatten import run_named
+from enginecast.capture.outputs.selection import Wanted
+from enginecast.capture.python.locations import (
+    SourceLocation,
+    is_model_code,
+    line_numbers,
+    real_path,
+)
+from enginecast.capture.python.quiet import quiet_torch
+from enginecast.capture.refusals.refusal import FRAME
+from enginecast.capture.sources.factory import copy_sharing_weights
+from enginecast.capture.sources.widened import WidenedWeight
+from enginecast.errors import CaptureError, EnginecastError, MissingError
+
+DEPRECATION = "TorchScript is deprecated by PyTorch since 2.11"
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+"""Have no forward, so that there is nothing to script."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A line that the tracer warned of: what it read there may be baked."""
+
+    place: SourceLocation
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Hybrid:
+    """A model as TorchScript: scripted where it branches, traced elsewhere."""
+
+    module: torch.jit.ScriptModule
+    """Takes the inputs in order, without names; returns a tuple of the outputs in order.  Inputs
+    are as the model is fed; float ones are cast to the model's dtype inside."""
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    scripted: tuple[str, ...]
+    """Paths of the submodules that are scripted; "" is the whole model."""
+    suspects: tuple[Suspect, ...]
+    held: tuple[SourceLocation, ...]
+    """Places that a scripted submodule holds."""
+    unscripted: tuple[SourceLocation, ...]
+    """Places that no scripted submodule holds and that the tracer warned of: what is decided there
+    is baked."""
+    notes: tuple[str, ...]
+
+
+class UnscriptableError(CaptureError):
+    """Nothing that holds a branch can be scripted."""
+
+
+def require_torchscript() -> None:
+    """Refuse a torch that has dropped TorchScript.
+
+    Raises:
+        MissingError: names what is missing.
+    """
+    missing = [name for name in ("script", "trace", "save", "load") if not _has(name)]
+    if missing:
+        raise MissingError(
+            f"torch {torch.__version__} has no torch.jit.{missing[0]}: PyTorch has dropped"
+            " TorchScript",
+            hint="Use torch 2.11 to 2.13, or leave TorchScript out: --fallback specialise.",
+        )
+
+
+def hybrid(
+    module: nn.Module,
+    example: Mapping[str, Tensor],
+    places: Collection[SourceLocation] = (),
+    *,
+    wanted: Wanted | None = None,
+    dtype: torch.dtype = torch.float32,
+    optional: Collection[SourceLocation] = (),
+) -> Hybrid:
+    """Script what holds the places, trace the rest; on a copy of the module.
+
+    Args:
+        module: in eval mode, its floats in `dtype`.
+        example: inputs by name, in the order that the result takes them; sizes of two or more.
+        places: file and line of the branches that depend on data; each must end up in a script.
+            Without any, everything is traced.
+        wanted: the outputs that are kept; None: all.
+        dtype: that float inputs are cast to.
+        optional: places that are scripted where they can be, and else traced and named in
+            `unscripted`.
+
+    Raises:
+        UnscriptableError: nothing that holds one of the places can be scripted; names module, line
+            and TorchScript's reason.
+        CaptureError: the trace failed.
+        MissingError: this torch has no TorchScript any more.
+    """
+    require_torchscript()
+    outer = Positional(own_copy(module), tuple(example), wanted or Wanted(), dtype)
+    arguments = tuple(example.values())
+    with _collected() as caught, torch.no_grad(), quiet_torch():
+        refuse_state(outer, arguments)
+        scripting = _Scripting(outer, arguments)
+        missed = _script_all(scripting, places, optional)
+        caught.clear()  # what is scripted warns of nothing; only the trace is of interest
+        traced = _trace(outer, arguments)
+    suspects = tuple(dict.fromkeys(_suspects(caught)))
+    scripted = tuple(sorted(scripting.done))
+    # What eager reads and a trace does not is not baked: transformers' masks, for one.
+    warned = {suspect.place.resolved for suspect in suspects}
+    baked = {place: reason for place, reason in missed.items() if place.resolved in warned}
+    return Hybrid(
+        traced,
+        outer.inputs,
+        outer.outputs,
+        scripted,
+        suspects,
+        held=tuple(place for place in dict.fromkeys((*places, *optional)) if place not in missed),
+        unscripted=tuple(baked),
+        notes=_notes(scripted, baked),
+    )
+
+
+class Positional(nn.Module):
+    """The model as a function of positional tensors that returns a tuple of them."""
+
+    def __init__(
+        self, model: nn.Module, inputs: tuple[str, ...], wanted: Wanted, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.inputs = inputs
+        self.wanted = wanted
+        self.dtype = dtype
+        self.outputs: tuple[str, ...] = ()
+
+    def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
+        given = [
+            a.to(self.dtype) if a.is_floating_point() and a.dtype != self.dtype else a
+            for a in arguments
+        ]
+        named = run_named(self.model, dict(zip(self.inputs, given, strict=True)), self.wanted)
+        self.outputs = tuple(named)
+        return tuple(named.values())
+
+
+@dataclass
+class _Scripting:
+    """A model some of whose submodules are scripted already."""
+
+    outer: Positional
+    arguments: tuple[Tensor, ...]
+
+    def __post_init__(self) -> None:
+        self.done: list[str] = []
+
+    def covers(self, path: str) -> bool:
+        return any(found in ("", path) or path.startswith(f"{found}.") for found in self.done)
+
+    def try_path(self, path: str) -> str:
+        """Script the submodule at `path` and run the model with it; return why that fails."""
+        before = self.outer.model.get_submodule(path)
+        if isinstance(before, _CONTAINERS):
+            return "a list of modules has no forward"
+        try:
+            with refusing_decorators():
+                scripted = torch.jit.script(before)
+            self._put(before, scripted)
+        except Exception as error:  # TorchScript raises RuntimeError, OSError, TypeError, ...
+            return _reason(error)
+        try:
+            self.outer(*self.arguments)
+        except Exception as error:  # a script takes no other types than it has declared
+            self._put(scripted, before)
+            return _reason(error)
+        self.done = [found for found in self.done if path and not found.startswith(f"{path}.")]
+        self.done.append(path)
+        return ""
+
+    def _put(self, old: nn.Module, new: nn.Module) -> None:
+        """Replace a module wherever the model uses it."""
+        for owner in list(self.outer.modules()):
+            if isinstance(owner, torch.jit.ScriptModule):
+                continue
+            for name, child in list(owner._modules.items()):
+                if child is old:
+                    owner._modules[name] = new
+
+
+def _script_all(
+    scripting: _Scripting, places: Collection[SourceLocation], optional: Collection[SourceLocation]
+) -> dict[SourceLocation, str]:
+    """Script an owner of every place; return the optional places without one, and why."""
+    if not places and not optional:
+        return {}
+    outer = scripting.outer
+    every = dict.fromkeys((*places, *optional))
+    found = owners(outer.model, every, lambda: outer(*scripting.arguments))
+    missed: dict[SourceLocation, str] = {}
+    for place, paths in found.items():
+        for path in paths or ("",):
+            reason = _script_owner(scripting, path)
+            if not reason:
+                continue
+            if place in places:
+                raise _refusal(outer.model, place, path, reason)
+            missed[place] = reason
+    return missed
+
+
+def _script_owner(scripting: _Scripting, path: str) -> str:
+    """Script `path`, or the next module around it that TorchScript takes.
+
+    Returns:
+        Why the innermost one cannot be scripted, when none can; empty otherwise.
+    """
+    if scripting.covers(path):
+        return ""
+    reasons = []
+    for candidate in _outwards(path):
+        reason = scripting.try_path(candidate)
+        if not reason:
+            return ""
+        reasons.append(reason)
+    return reasons[0]
+
+
+def _outwards(path: str) -> Iterator[str]:
+    """ "a.b", "a", "" for "a.b"."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield ""
+
+
+def _refusal(model: nn.Module, place: SourceLocation, path: str, reason: str) -> UnscriptableError:
+    owner = model.get_submodule(path)
+    name = f"{path or 'the model itself'} ({type(owner).__name__})"
+    return UnscriptableError(
+        f"neither {name}, which branches on data at {place}, nor a module around it"
+        f" can be scripted: {reason}",
+        hint="Rewrite the branch with torch.where or torch.cond, or move it into a small module of"
+        " plain tensor code.",
+    )
+
+
+def _trace(outer: Positional, arguments: tuple[Tensor, ...]) -> torch.jit.ScriptModule:
+    try:
+        traced: Any = torch.jit.trace(outer, arguments, check_trace=False, strict=False)
+    except EnginecastError:
+        raise
+    except Exception as error:  # the tracer raises many kinds, and the model's own code any
+        raise CaptureError(
+            f"torch.jit.trace refused the model: {_reason(error)}",
+            hint="Return tensors in tuples, dicts or dataclasses, and read no values of tensors in"
+            " forward.",
+        ) from error
+    found: torch.jit.ScriptModule = traced
+    return found
+
+
+def _notes(scripted: Sequence[str], missed: Mapping[SourceLocation, str]) -> tuple[str, ...]:
+    what = ", ".join(path or "the whole model" for path in scripted)
+    first = (
+        f"TorchScript: scripted {what}; the rest is traced"
+        if scripted
+        else ("TorchScript: all of the model is traced")
+    )
+    left = (
+        f"TorchScript: what {place} decides is traced, not scripted: {reason}"
+        for place, reason in missed.items()
+    )
+    return (first, *left)
+
+
+def _reason(error: BaseException) -> str:
+    """TorchScript's own words, as one sentence with the line that it complains of."""
+    text = str(error)
+    lines = [line.strip().rstrip(":") for line in text.splitlines() if line.strip()]
+    # "Arguments for call are not valid", "Unknown type name": the first line says it.
+    said = next((line for line in lines if not FRAME.match(line)), type(error).__name__)
+    places = [(m["file"], m["line"]) for m in FRAME.finditer(text) if is_model_code(m["file"])]
+    where = f" ({places[0][0]}:{places[0][1]})" if places else ""
+    # Addresses differ from run to run, and manifests must not.
+    return f"{_ADDRESS.sub('', said[:200])}{where}"
+
+
+def _suspects(caught: Sequence[warnings.WarningMessage]) -> Iterator[Suspect]:
+    for warning in caught:
+        if warning.category.__name__ == "TracerWarning":
+            message = str(warning.message).strip().split(". ")[0].split("\n")[0]
+            yield Suspect(SourceLocation(warning.filename, warning.lineno), message)
+
+
+@contextmanager
+def _collected() -> Iterator[list[warnings.WarningMessage]]:
+    """Hold back what TorchScript warns of: its deprecation is one note of ours."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
+
+
+def _has(name: str) -> bool:
+    return callable(getattr(torch.jit, name, None))
+
+
+PARSE = "parse_def"
+"""What TorchScript's frontend reads a function's source with."""
+
+
+@contextmanager
+def refusing_decorators() -> Iterator[None]:
+    """Within the block, scripting a function that a user's decorator wraps raises an error.
+
+    TorchScript compiles what a decorator wraps, and leaves the decorator out without a word.
+
+    Raises:
+        RuntimeError: as TorchScript raises for what it does not take; names function and line.
+    """
+    plain: Callable[[Any], Any] = vars(frontend)[PARSE]
+
+    def checked(function: Any) -> Any:
+        _refuse(function)
+        return plain(function)
+
+    setattr(frontend, PARSE, checked)
+    try:
+        yield
+    finally:
+        setattr(frontend, PARSE, plain)
+
+
+def _refuse(function: Any) -> None:
+    while hasattr(function, "__wrapped__"):
+        code = getattr(function, "__code__", None)
+        if code is not None and is_model_code(code.co_filename):
+            raise RuntimeError(
+                f"TorchScript would leave out the decorator of {function.__qualname__}, which is "
+                f"at {code.co_filename}:{code.co_firstlineno}"
+            )
+        function = function.__wrapped__
+
+
+def refuse_state(outer: Positional, arguments: tuple[Tensor, ...]) -> None:
+    """An engine must give the same for the same inputs: refuse a model that keeps something."""
+    before = {name: tensor.clone() for name, tensor in outer.model.named_buffers()}
+    outer(*arguments)
+    for name, tensor in outer.model.named_buffers():
+        old = before.get(name)
+        if old is None or old.shape != tensor.shape or not torch.equal(old, tensor):
+            raise CaptureError(
+                f"forward writes into the buffer {name}, and an engine cannot keep it",
+                hint="Return the new value instead, or switch the update off in eval mode.",
+            )
+
+
+def own_copy(module: nn.Module) -> nn.Module:
+    """A copy in eval mode; weights that are widened as they are read become fp32 ones."""
+    copy = copy_sharing_weights(module).eval().requires_grad_(False)
+    widened: dict[int, nn.Parameter] = {}
+    for owner in copy.modules():
+        for tensors in (owner._parameters, owner._buffers):
+            for name, tensor in tensors.items():
+                if isinstance(tensor, WidenedWeight):
+                    stored = tensor.stored
+                    made = widened.get(id(stored)) or nn.Parameter(stored.float(), False)
+                    widened[id(stored)] = made
+                    tensors[name] = made
+    return copy
+
+
+def owners(
+    module: nn.Module, places: Collection[SourceLocation], run: Callable[[], object]
+) -> dict[SourceLocation, tuple[str, ...]]:
+    """Run the model once and note whose forward was running when a function with a place began.
+
+    Args:
+        module: the model.
+        places: files as tracebacks name them, and lines.
+        run: runs the model.
+
+    Returns:
+        For each place the paths of the innermost modules, sorted; where the run came by none, the
+        modules whose forward stands around the line; empty where there is none either.
+    """
+    paths = {id(found): path for path, found in module.named_modules()}
+    wanted = {place.resolved: place for place in places}
+    files = {place.file for place in wanted}
+    found: dict[SourceLocation, set[str]] = {place: set() for place in places}
+
+    def on_event(frame: FrameType, event: str, argument: Any) -> None:
+        if event != "call":
+            return
+        file = real_path(frame.f_code.co_filename)
+        if file not in files:
+            return
+        for (wanted_file, line), place in wanted.items():
+            if wanted_file == file and _holds(frame.f_code, line):
+                path = _innermost(frame, paths)
+                if path is not None:
+                    found[place].add(path)
+
+    before = sys.getprofile()
+    sys.setprofile(on_event)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return {place: tuple(sorted(met or _around(module, place))) for place, met in found.items()}
+
+
+def _holds(code: CodeType, line: int) -> bool:
+    return min(line_numbers(code)) <= line <= max(line_numbers(code))
+
+
+def _innermost(frame: FrameType | None, paths: dict[int, str]) -> str | None:
+    """The path of the module whose forward this frame is, or was called from."""
+    while frame is not None:
+        module = frame.f_locals.get("self")
+        if (
+            isinstance(module, nn.Module)
+            and id(module) in paths
+            and frame.f_code in _codes(type(module))
+        ):
+            return paths[id(module)]
+        frame = frame.f_back
+    return None
+
+
+def _codes(module_class: type[nn.Module]) -> Iterator[CodeType]:
+    """The code of a class's forward, and of what its decorators wrap."""
+    function: Any = module_class.forward
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if code is not None:
+            yield code
+        function = getattr(function, "__wrapped__", None)
+
+
+def _around(module: nn.Module, place: SourceLocation) -> set[str]:
+    """Modules whose forward holds a line that the run did not come by."""
+    file, line = place.resolved
+    return {
+        path
+        for path, found in module.named_modules()
+        for code in _codes(type(found))
+        if real_path(code.co_filename) == file and _spans(code, line)
+    }
+
+
+def _spans(code: CodeType, line: int) -> bool:
+    try:
+        lines, first = inspect.getsourcelines(code)
+    except OSError:
+        return _holds(code, line)
+    return first <= line < first + len(lines)

@@ -1,0 +1,379 @@
+"""Capture a model as a program: torch.export without weights, then the weights bound to it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from enginecast.capture.inputs.examples import verification_inputs
+from enginecast.capture.inputs.specs import BATCH, SEQUENCE, DimSpec, InputSpec, kind_of
+from enginecast.capture.outputs.flatten import Named, OutputSpec, name_result
+from enginecast.capture.outputs.selection import Wanted
+from enginecast.capture.python.locations import SourceLocation
+from enginecast.capture.sources.source import Source
+from enginecast.capture.tracing.ladder import Ladder
+from enginecast.capture.tracing.mutation import (
+    compute_overwritten,
+    drop_idle_writes,
+    input_writes,
+    refuse_mutation,
+)
+from enginecast.capture.tracing.oracle import Guard
+from enginecast.capture.tracing.shapes import (
+    Range,
+    input_values,
+    output_specs,
+    symbol_names,
+    symbol_range,
+)
+from enginecast.capture.tracing.size_guards import OtherSizes, other_sizes
+from enginecast.capture.tracing.strategy import Fallback, Rung
+from enginecast.capture.tracing.trace import trace
+from enginecast.errors import SourceError, UsageError
+
+SEED = 0
+"""Of the inputs that the model is run on when its trace is refused."""
+TRIALS = 2
+"""How many sizes besides the traced one."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A program with real weights, and what its inputs and outputs are.
+
+    `program.module()(**inputs)` returns the outputs by name.
+    """
+
+    program: ExportedProgram
+    inputs: tuple[InputSpec, ...]
+    """In the order of the program's inputs; dimensions with the ranges that the program kept."""
+    outputs: tuple[OutputSpec, ...]
+    """In the order of the program's outputs."""
+    symbols: dict[str, Range]
+    """Smallest and largest size by dimension name."""
+    notes: tuple[str, ...] = ()
+    """What a user should know, such as a range that the model narrowed."""
+    rungs: tuple[Rung, ...] = ()
+    """How it was captured, and what was tried before; empty for a program that was given."""
+    branches: tuple[SourceLocation, ...] = ()
+    """Branches that became operators: each of their paths has to be verified."""
+    decided: frozenset[SourceLocation] = frozenset()
+    """Where the trace decided by sizes, or by numbers as it must for every input."""
+    guards: tuple[Guard, ...] = ()
+    """Outputs that tell whether inputs go the way of the program; none when it goes all ways."""
+    other_sizes: tuple[OtherSizes, ...] = ()
+    """Sizes in range at which the model's code goes another way than the trace did."""
+    is_widened: bool = False
+    """Whether code was rewritten only so that more sizes are possible."""
+
+
+def capture(
+    source: Source,
+    specs: tuple[InputSpec, ...],
+    example: Mapping[str, Tensor],
+    wanted: Wanted | None = None,
+    fallback: Fallback = "torchscript",
+    given: Mapping[str, Tensor] | None = None,
+    widens: bool = True,
+) -> Captured:
+    """Capture `source` in fp32, whatever dtype its weights are stored in.
+
+    The module is traced without weights in memory, so nothing is copied; stored weights are bound
+    as they are, behind binding casts (see `bind`).  A program that was given is taken as it is.
+
+    Args:
+        source: the model.
+        specs: its inputs, in the order that the program takes them.
+        example: one tensor for each, of the example sizes.
+        wanted: the outputs that the program returns; a program that was given keeps all.
+        fallback: how far down the ladder it may go (see `ladder`).
+        given: inputs that the user gave, whose way a specialised program goes.
+        widens: whether to rewrite the user's own code where a plain export takes fewer sizes.
+
+    Raises:
+        RefusedError: torch.export refused the model, whichever way it was asked.
+        CaptureError: a dimension cannot vary as asked, or the model writes to its own state.
+        SourceError: the weights do not fit.
+        UsageError: `example` does not fit `specs`.
+    """
+    program = source.given_program()
+    if program is not None:
+        return describe(program)
+    _check_example(specs, example)
+    inputs = {spec.name: example[spec.name] for spec in specs}
+    weights = source.weights()  # before the trace, which takes long, and they are only mapped
+    ladder = Ladder(
+        source=source,
+        attempt=partial(trace, source, specs, inputs, wanted or Wanted()),
+        cases=partial(_trials, specs, inputs, given or source.example()),
+        fallback=fallback,
+        widens=widens,
+    )
+    found = ladder.climb()
+    traced = found.traced
+    program, shapes = traced.program, traced.shapes
+    drop_idle_writes(program)
+    overwritten = compute_overwritten(program)
+    refuse_mutation(program)
+    outputs = output_specs(program, output_names(program), symbol_names(program, traced.specs))
+    bind_weights(program, weights)
+    program.validate()
+    notes = (*traced.notes, *shapes.notes, *overwritten, *input_writes(program))
+    return Captured(
+        program,
+        shapes.inputs,
+        outputs,
+        shapes.symbols,
+        notes,
+        found.rungs,
+        branches=found.strategy.branches(),
+        decided=traced.decided,
+        guards=found.strategy.guards,
+        other_sizes=other_sizes(traced.program, shapes.inputs),
+        is_widened=found.is_widened,
+    )
+
+
+def _trials(
+    specs: tuple[InputSpec, ...], traced: Mapping[str, Tensor], given: Mapping[str, Tensor]
+) -> list[Mapping[str, Tensor]]:
+    """Inputs that the model is run on when its trace is refused: the user's, those of the trace,
+    and of other sizes.
+    """
+    own = [given] if given.keys() == traced.keys() else []
+    others = [case.inputs for case in verification_inputs(specs, SEED)[:TRIALS]]
+    return [*own, traced, *others]
+
+
+def describe(program: ExportedProgram) -> Captured:
+    """Inputs and outputs of a program that was captured elsewhere (see `program_inputs`).
+
+    Raises:
+        CaptureError: a dimension of an input is an expression such as 8*s0, or the program writes
+            to its own state.
+    """
+    refuse_mutation(program)
+    inputs = program_inputs(program)
+    symbols = {
+        dim.name: (dim.minimum, dim.maximum)
+        for spec in inputs
+        for dim in spec.dims
+        if dim.name is not None
+    }
+    named, leaves = named_leaves(program, Wanted())
+    names = _in_order(named, leaves)
+    outputs = output_specs(program, names, symbol_names(program, inputs))
+    return Captured(program, inputs, outputs, symbols, named.notes)
+
+
+def output_names(program: ExportedProgram) -> tuple[str, ...]:
+    """A name for each value that `program` returns, from the structure of its output.
+
+    Raises:
+        CaptureError: a value is no tensor.
+    """
+    return _in_order(*named_leaves(program, Wanted()))
+
+
+def _in_order(named: Named, leaves: Sequence[object]) -> tuple[str, ...]:
+    names = {id(leaf): name for name, leaf in named.tensors.items()}
+    return tuple(names[id(leaf)] for leaf in leaves if leaf is not None)
+
+
+def named_leaves(program: ExportedProgram, wanted: Wanted) -> tuple[Named, list[object]]:
+    """Stand-ins for what `program` returns: by name those that are wanted, and all in order.
+
+    A tensor stands for each tensor, and no two are the same; a number or None is itself.
+
+    Raises:
+        CaptureError, UsageError: see `name_result`.
+    """
+    leaves = [
+        _stand_in(spec.arg)
+        for spec in program.graph_signature.output_specs
+        if spec.kind == OutputKind.USER_OUTPUT
+    ]
+    spec = program.call_spec.out_spec
+    assert spec is not None  # torch.export always records it
+    inputs = program.graph_signature.user_inputs
+    tree = pytree.tree_unflatten(leaves, spec)
+    return name_result(tree, wanted, [str(name) for name in inputs]), leaves
+
+
+def _stand_in(argument: object) -> object:
+    if isinstance(argument, TensorArgument):
+        return torch.empty(0, device="meta")
+    return argument.value if isinstance(argument, ConstantArgument) else argument
+
+
+def _check_example(specs: tuple[InputSpec, ...], example: Mapping[str, Tensor]) -> None:
+    for spec in specs:
+        tensor = example.get(spec.name)
+        if tensor is None:
+            raise UsageError(f"the example lacks the input {spec.name}")
+        sizes = tuple(dim.size for dim in spec.dims)
+        if tuple(tensor.shape) != sizes or tensor.dtype != spec.dtype:
+            raise UsageError(
+                f"the example's {spec.name} is {tensor.dtype} {list(tensor.shape)}, "
+                f"expected {spec.dtype} {list(sizes)}"
+            )
+
+
+def program_inputs(program: ExportedProgram) -> tuple[InputSpec, ...]:
+    """Names, kinds, dtypes and dimensions of the inputs.
+
+    Dimensions of text and images are called batch and sequence, as in a capture of ours; others
+    keep the program's symbols.
+    Values of integer inputs range as the table that they index (token ids), else as the example
+    that was saved with the program, else over 0 and 1.
+    """
+    values = input_values(program)
+    examples = dict(zip(values, pytree.tree_leaves(program.example_inputs or ()), strict=False))
+    names = _symbol_names(values)
+    specs = []
+    for name, value in values.items():
+        dims = tuple(_dim(program, size, names) for size in value.shape)
+        low, high = _value_range(program, name, value, examples.get(name))
+        specs.append(InputSpec(name, kind_of(name, value), value.dtype, dims, low, high))
+    return tuple(specs)
+
+
+def _symbol_names(values: Mapping[str, Tensor]) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for name, value in values.items():
+        kind = kind_of(name, value)
+        known = {"tensor": (), "image": (BATCH,)}.get(kind, (BATCH, SEQUENCE))
+        for size, dim_name in zip(value.shape, known, strict=False):
+            if isinstance(size, torch.SymInt) and dim_name not in names.values():
+                names.setdefault(str(size.node.expr), dim_name)
+    return names
+
+
+def _dim(program: ExportedProgram, size: int | torch.SymInt, names: Mapping[str, str]) -> DimSpec:
+    if isinstance(size, int):
+        return DimSpec.static(size)
+    minimum, maximum = symbol_range(program, size.node.expr)
+    minimum = max(minimum, 1)
+    hint = size.node.hint if size.node.has_hint() else min(max(minimum, 2), maximum)
+    symbol = str(size.node.expr)
+    return DimSpec(names.get(symbol, symbol), hint, minimum, maximum)
+
+
+def _value_range(
+    program: ExportedProgram, name: str, value: Tensor, example: object
+) -> tuple[int | None, int | None]:
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        return None, None
+    node = next(node for node in program.graph.nodes if node.name == name)
+    rows = [_rows(user, node) for user in node.users]
+    tables = [count for count in rows if count is not None]
+    if tables:
+        return 0, min(tables) - 1
+    if isinstance(example, Tensor) and example.numel() and kind_of(name, value) == "tensor":
+        return int(example.min()), int(example.max())
+    return 0, 1
+
+
+def _rows(user: Node, indices: Node) -> int | None:
+    """Rows of the table that `user` looks `indices` up in; None when it does something else."""
+    if user.target is not torch.ops.aten.embedding.default or user.args[1] is not indices:
+        return None
+    table = user.args[0]
+    assert isinstance(table, Node)
+    rows: int = table.meta["val"].shape[0]
+    return rows
+
+
+STORED = (InputKind.PARAMETER, InputKind.BUFFER)
+
+
+def bind_weights(program: ExportedProgram, weights: Mapping[str, Tensor]) -> None:
+    """Put `weights` into `program`, in place, with binding casts where dtypes differ.
+
+    A weight stored in another float dtype than the program computes in stays as it is stored. A
+    *binding cast* stands between its placeholder and its users:
+
+        before  %w: f32[8, 4]                      after  %w: bf16[8, 4]
+                %y = linear(%x, %w)                       %w_f32: f32[8, 4] = aten.to.dtype(%w, f32)
+                                                          %y = linear(%x, %w_f32)
+
+    so the program computes what fp32 eager computes with the same weights widened, bit for bit.
+
+    Args:
+        program: a program whose state dict holds fake tensors.
+        weights: a tensor for each name in the program's state dict; kept as it is, not copied.
+
+    Raises:
+        SourceError: a tensor is missing, or has another shape than the program was captured with.
+    """
+    state = {name: _checked(name, fake, weights) for name, fake in program.state_dict.items()}
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    last = list(placeholders.values())[-1]
+    for spec in program.graph_signature.input_specs:
+        if spec.kind not in STORED or spec.target not in state:
+            continue
+        node = placeholders[spec.arg.name]
+        stored = state[spec.target].dtype
+        if node.meta["val"].dtype == stored:
+            continue
+        wide = _retype(node, stored)
+        if node.users:  # the second name of a tied weight has none
+            last = _insert_cast(node, wide, last)
+            _rename_output(program, node.name, last.name)
+    program._state_dict = state
+    program.graph_module.recompile()
+
+
+def _checked(name: str, fake: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    tensor = weights.get(name)
+    if tensor is None:
+        raise SourceError(f"the weights hold no tensor for {name}")
+    if tensor.shape != fake.shape:
+        raise SourceError(
+            f"{name} has shape {list(tensor.shape)}, the model expects {list(fake.shape)}"
+        )
+    if isinstance(fake, nn.Parameter):
+        return nn.Parameter(tensor.detach(), requires_grad=False)
+    return tensor.detach()
+
+
+def _retype(placeholder: Node, stored: torch.dtype) -> Tensor:
+    """Make `placeholder` one of dtype `stored`; return the fake tensor that it was."""
+    wide: Tensor = placeholder.meta["val"]
+    mode = placeholder.meta["val"].fake_mode
+    with mode:
+        placeholder.meta["val"] = torch.empty_strided(
+            wide.shape, wide.stride(), dtype=stored, device=wide.device
+        )
+    placeholder.meta.pop("tensor_meta", None)
+    return wide
+
+
+def _insert_cast(placeholder: Node, wide: Tensor, after: Node) -> Node:
+    """Send the users of `placeholder` to a cast of it, which is put behind `after`."""
+    users = list(placeholder.users)
+    graph = placeholder.graph
+    with graph.inserting_after(after):
+        cast = graph.create_node(
+            "call_function",
+            torch.ops.aten.to.dtype,
+            (placeholder, wide.dtype),
+            name=f"{placeholder.name}_f32",
+        )
+    cast.meta["val"] = wide.detach()
+    for user in users:
+        user.replace_input_with(placeholder, cast)
+    return cast
+
+
+def _rename_output(program: ExportedProgram, old: str, new: str) -> None:
+    """Follow a weight that is returned; the signature's own hook would rename the input too."""
+    for spec in program.graph_signature.output_specs:
+        if isinstance(spec.arg, TensorArgument) and spec.arg.name == old:
+            spec.arg.name = new

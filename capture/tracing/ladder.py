@@ -1,0 +1,223 @@
+"""The ladder: strategies to capture a model, tried in order, each with the reason why the one above
+failed.
+
+    export      torch.export, not strict
+    bake        the same, with predicates answered that depend on weights alone
+    strict      torch.export, strict: Dynamo follows the bytecode
+    rewrite     control flow rewritten to torch.cond, while_loop, scan, torch.where
+    specialise  one path taken, and outputs that tell whether it was the right one
+    torchscript what the caller does when all of these refuse
+
+Nothing below `export` is tried for a model that `export` takes in all its sizes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from torch import Tensor, nn
+
+from enginecast.capture.control_flow.converters.convert import restructure
+from enginecast.capture.control_flow.detect.recorder import Read, record
+from enginecast.capture.control_flow.operators.sites import PYTHON, Site
+from enginecast.capture.python.locations import SourceLocation
+from enginecast.capture.python.quiet import quiet_torch
+from enginecast.capture.refusals.refusal import Refusal
+from enginecast.capture.sources.source import Source
+from enginecast.capture.tracing.oracle import answering, baked_places, guarding, guards_of
+from enginecast.capture.tracing.shapes import FrozenDimensionError
+from enginecast.capture.tracing.strategy import Fallback, RefusedError, Rung, TracingStrategy
+from enginecast.capture.tracing.trace import Traced
+from enginecast.errors import CaptureError
+
+LEADS_ON = frozenset(
+    {
+        "data-dependent-branch",
+        "data-dependent-size",
+        "data-leaves-torch",
+        "specialized-dimension",
+    }
+)
+"""Kinds of refusals that another rung may help with."""
+REWRITES = ("rewrite", "specialise", "torchscript")
+"""Fallbacks that allow to rewrite."""
+
+
+@dataclass(frozen=True)
+class LadderResult:
+    """What was captured, and how."""
+
+    traced: Traced
+    strategy: TracingStrategy
+    rungs: tuple[Rung, ...]
+    """What was tried, in order; the last one was taken."""
+    is_widened: bool = False
+    """Whether a plain export takes the model as well, in fewer sizes."""
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Climbs down from torch.export as far as it may.
+
+    Args:
+        source: the model.
+        attempt: makes a trace by a strategy.
+        cases: makes inputs of different sizes to run the model on; a specialised program goes the
+            path of the first.
+        fallback: how far it may go.
+    """
+
+    source: Source
+    attempt: Callable[[TracingStrategy], Traced]
+    cases: Callable[[], Sequence[Mapping[str, Tensor]]]
+    fallback: Fallback
+    widens: bool = True
+    """Whether the user's own code is rewritten for the sizes that a plain export does not take."""
+
+    def climb(self) -> LadderResult:
+        """The first trace that succeeds, and what was tried up to it.
+
+        Raises:
+            RefusedError: nothing helped, or nothing can.
+            CaptureError: a loop of the model does not end, or a size that was asked for cannot
+                vary.
+        """
+        rungs: list[Rung] = []
+        runs: list[list[Read]] = []
+        first: CaptureError | None = None
+        for strategy in self._strategies(rungs, runs):
+            try:
+                traced = self.attempt(strategy)
+            except CaptureError as error:
+                if not rungs and not _leads_on(error):
+                    raise
+                first = first or error
+                rungs.append(_refused(strategy, error))
+            else:
+                rungs.append(Rung(strategy.name, "taken", strategy.effect))
+                return self._widened(LadderResult(traced, strategy, tuple(rungs)))
+        assert first is not None  # the first strategy was refused
+        if isinstance(first, RefusedError):
+            raise RefusedError(first.refusal, rungs, runs) from first.__cause__
+        raise first
+
+    def _strategies(
+        self, rungs: Sequence[Rung], runs: list[list[Read]]
+    ) -> Iterator[TracingStrategy]:
+        """The rungs, each made when the one before has failed; the model is run after the first."""
+        yield TracingStrategy("export")
+        runs += self._recorded()
+        baked = _baked(runs)
+        if baked.around:
+            yield baked
+        yield TracingStrategy("strict", is_strict=True)
+        if self.fallback in REWRITES:
+            reads = {read.place for run in runs for read in run if read.decides != "weights"}
+            yield _rewritten(reads | {_split(rung.place) for rung in rungs if rung.place}, baked)
+        if self.fallback == "specialise" and runs:
+            yield _specialised(runs[0])
+
+    def _widened(self, captured: LadderResult) -> LadderResult:
+        """The same model for all sizes, where rewriting its own code makes that possible.
+
+        Code that goes through the rows of an input one by one is unrolled by a plain export, for
+        one number of rows.  Only the user's own code is rewritten for this: a library's may well
+        have a branch on sizes at every layer.
+        """
+        narrowed = captured.traced.narrowed
+        may = self.widens and self.fallback in REWRITES
+        if not narrowed or captured.strategy.name != "export" or not may:
+            return captured
+        if not restructure(self.source.empty()).functions:
+            return captured
+        strategy = replace(_rewritten((), TracingStrategy()), narrows=False)
+        try:
+            traced = self.attempt(strategy)
+        except CaptureError:
+            return captured
+        refused = Rung("export", "refused", "; ".join(narrowed))
+        return LadderResult(traced, strategy, (refused, Rung("rewrite", "taken")), is_widened=True)
+
+    def _recorded(self) -> list[list[Read]]:
+        """What runs of the real model read."""
+        module = self.source.eager()
+        with quiet_torch():
+            return record(module, self.cases())
+
+
+def _leads_on(error: CaptureError) -> bool:
+    """Whether another strategy may help where the first one failed."""
+    if isinstance(error, RefusedError):
+        return error.refusal.kind in LEADS_ON
+    return isinstance(error, FrozenDimensionError)
+
+
+def _refused(strategy: TracingStrategy, error: CaptureError) -> Rung:
+    if isinstance(error, RefusedError):
+        return Rung(strategy.name, "refused", strategy.why(error.refusal), error.refusal.place)
+    return Rung(strategy.name, "refused", error.message)
+
+
+def _split(place: str) -> SourceLocation:
+    file, _, line = place.rpartition(":")
+    return SourceLocation(file, int(line)).resolved
+
+
+def _baked(runs: Sequence[Sequence[Read]]) -> TracingStrategy:
+    """Answers what depends on weights alone; does nothing where there is no such read."""
+    places = baked_places(runs)
+    if not places:
+        return TracingStrategy("bake")
+    effect = f"depends on weights alone: {'; '.join(map(str, places))}"
+    around = (partial(answering, reads=runs[0], places=places),)
+    return TracingStrategy("bake", effect, around, answered=tuple(places))
+
+
+def _rewritten(
+    places: Sequence[SourceLocation] | set[SourceLocation], baked: TracingStrategy
+) -> TracingStrategy:
+    """Rewrites the functions that hold `places`, or all of the user's own."""
+    rewriting = _Rewriting(tuple(sorted(places)), baked.answered)
+    around = (*baked.around, rewriting.active)
+    return TracingStrategy(
+        "rewrite", baked.effect, around, branches=rewriting.branches, why=rewriting.why
+    )
+
+
+class _Rewriting:
+    def __init__(
+        self, places: tuple[SourceLocation, ...], answered: tuple[SourceLocation, ...]
+    ) -> None:
+        self._places = places
+        self._answered = answered
+        self._sites: tuple[Site, ...] = ()
+
+    @contextmanager
+    def active(self, module: nn.Module) -> Iterator[None]:
+        restructured = restructure(module, self._places, self._answered)
+        self._sites = restructured.sites
+        with restructured.active():
+            yield
+
+    def branches(self) -> tuple[SourceLocation, ...]:
+        """Where control flow became an operator."""
+        became = [site for site in self._sites if site.became not in ("", PYTHON)]
+        return tuple(SourceLocation(site.file, site.line).resolved for site in became)
+
+    def why(self, refusal: Refusal) -> str:
+        """The reason why the line that was refused was left as it is; else what torch says."""
+        left = (
+            f"{refusal.in_short}; this {site.was} was not rewritten: {site.reason}"
+            for site in self._sites
+            if site.reason and (site.file, site.line) == (refusal.file, refusal.line)
+        )
+        return next(left, refusal.in_full)
+
+
+def _specialised(reads: Sequence[Read]) -> TracingStrategy:
+    """Takes the path of one run; the program returns for which inputs that is right."""
+    guards = guards_of(reads)
+    places = dict.fromkeys(f"{guard.read.file}:{guard.read.line}" for guard in guards)
+    effect = f"takes one path, and refuses inputs that want another: {'; '.join(places)}"
+    return TracingStrategy("specialise", effect, (partial(guarding, reads=reads),), guards=guards)

@@ -1,0 +1,170 @@
+"""Find programs that write to their own state: an engine would drop the write without a word."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
+
+from enginecast.capture.python.locations import is_model_code
+from enginecast.capture.refusals.refusal import FRAME
+from enginecast.errors import CaptureError
+from enginecast.passes.ir.blocks import all_blocks, all_nodes, blocks, operands
+
+aten = torch.ops.aten
+_COPIES = (
+    *(aten.to.device, aten.to.dtype, aten.to.dtype_layout, aten.to.other),
+    *(aten.contiguous.default, aten.clone.default, aten.detach.default, aten.alias.default),
+)
+
+
+def drop_idle_writes(program: ExportedProgram) -> None:
+    """Drop writes of a value into itself.
+
+    `self.table = self.table.to(x.device, x.dtype)` in a forward is traced as one, and changes
+    nothing where the table has that dtype already.
+    """
+    for node in list(all_nodes(program)):
+        if node.target is not aten.copy_.default:
+            continue
+        target, source = node.args[:2]
+        assert isinstance(source, Node)
+        if _original(source) is target:
+            node.replace_all_uses_with(target)
+            node.graph.erase_node(node)
+
+
+def _original(node: Node) -> Node:
+    """The value that a node hands on, unchanged."""
+    while node.target in _COPIES:
+        source = node.args[0]
+        assert isinstance(source, Node)
+        if source.meta["val"].dtype != node.meta["val"].dtype:
+            break
+        node = source
+    return node
+
+
+def compute_overwritten(program: ExportedProgram) -> tuple[str, ...]:
+    """Take away writes into buffers that every call overwrites whole before it reads them.
+
+    `self.frequencies.copy_(computed)` keeps nothing from one call to the next when nothing reads
+    the buffer before: longrope does so.  What reads it later reads what was computed.
+
+    Returns:
+        Notes on these buffers, as sentences.
+    """
+    buffers = program.graph_signature.inputs_to_buffers
+    owners = _owners(program, buffers)
+    writes = list(_writes(program.graph, owners))
+    notes = []
+    for node, owner in writes:
+        buffer = node.args[0]
+        assert isinstance(buffer, Node)
+        is_only = buffer in owners and [name for _, name in writes].count(owner) == 1
+        if node.target is aten.copy_.default and is_only and _is_whole(node, buffer):
+            _compute(program, node, buffer)
+            notes.append(
+                f"the model overwrites its buffer {owner}{_place(node)} before it reads it: the "
+                "engine computes it in every call"
+            )
+    return tuple(notes)
+
+
+def _is_whole(node: Node, buffer: Node) -> bool:
+    """Whether a copy fills a buffer that nothing has looked at yet."""
+    source = node.args[1]
+    assert isinstance(source, Node)
+    if source.meta["val"].shape != buffer.meta["val"].shape:
+        return False
+    order = {found: index for index, found in enumerate(node.graph.nodes)}
+    return all(order[user] >= order[node] for user in buffer.users)
+
+
+def _compute(program: ExportedProgram, node: Node, buffer: Node) -> None:
+    source = node.args[1]
+    assert isinstance(source, Node)
+    dtype = buffer.meta["val"].dtype
+    with program.graph.inserting_before(node):
+        # A copy: an op that writes into either must not reach the other.
+        made = program.graph.call_function(
+            aten.clone.default if source.meta["val"].dtype == dtype else aten.to.dtype,
+            (source,) if source.meta["val"].dtype == dtype else (source, dtype),
+        )
+    made.meta = dict(node.meta)
+    node.replace_all_uses_with(made)
+    program.graph.erase_node(node)
+    for user in list(buffer.users):
+        user.replace_input_with(buffer, made)
+
+
+def refuse_mutation(program: ExportedProgram) -> None:
+    """Raise CaptureError when `program` writes to a parameter or buffer, also through a view, or
+    when a branch or the body of a loop writes into anything that it was given.
+    """
+    signature = program.graph_signature
+    state = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    for node, owner in _writes(program.graph, _owners(program, state)):
+        raise CaptureError(
+            f"the model writes to its own state: {node.target} changes {owner}{_place(node)}",
+            hint="An engine keeps no state between calls: return the new value instead.",
+        )
+    for outer, block in all_blocks(program):
+        given = {placeholder: placeholder.name for placeholder in block.placeholders}
+        for node, name in _writes(block.module.graph, given):
+            raise CaptureError(
+                f"{node.target}{_place(node)} writes into {name}, which the {block.way} graph of"
+                f" {outer.target} is given",
+                hint="Write into a copy of it: x = x.clone().",
+            )
+
+
+def input_writes(program: ExportedProgram) -> tuple[str, ...]:
+    """Notes on inputs that `program` writes into, as sentences: an engine has copies of its own."""
+    inputs = {str(name): str(name) for name in program.graph_signature.user_inputs}
+    writes = list(_writes(program.graph, _owners(program, inputs)))
+    found = {owner: node for node, owner in reversed(writes)}
+    return tuple(
+        f"the model writes into its input {name!r}{_place(node)}; the engine leaves what the "
+        "caller gave as it is"
+        for name, node in found.items()
+    )
+
+
+def _owners(program: ExportedProgram, names: Mapping[str, str]) -> dict[Node, str]:
+    """The placeholders that have these names, each with whose it is."""
+    placeholders = (node for node in program.graph.nodes if node.op == "placeholder")
+    return {node: names[node.name] for node in placeholders if node.name in names}
+
+
+def _writes(graph: Graph, owners: Mapping[Node, str]) -> Iterator[tuple[Node, str]]:
+    """Each node that writes into one of the placeholders, and whose that is; within blocks, too.
+
+    The signature does not tell before decomposition, so the in-place operators are looked at.
+    """
+    aliases = dict(owners)
+    for node in graph.nodes:
+        for block in blocks(node):
+            pairs = zip(block.placeholders, operands(node), strict=True)
+            given = {inner: aliases[outer] for inner, outer in pairs if outer in aliases}
+            yield from _writes(block.module.graph, given)
+        if node.op != "call_function" or not hasattr(node.target, "_schema"):
+            continue
+        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+            if not isinstance(value, Node) or argument.alias_info is None:
+                continue
+            owner = aliases.get(value)
+            if owner is not None and argument.alias_info.is_write:
+                yield node, owner
+            if owner is not None:
+                aliases[node] = owner
+
+
+def _place(node: Node) -> str:
+    """` at file:line` of the user's code; empty where torch recorded none."""
+    frames = [
+        (match["file"], match["line"])
+        for match in FRAME.finditer(node.meta.get("stack_trace") or "")
+        if is_model_code(match["file"])
+    ]
+    return f" at {frames[-1][0]}:{frames[-1][1]}" if frames else ""

@@ -1,0 +1,135 @@
+"""Answer reads of tensors during a trace with what a run on the real weights found.
+
+A predicate that depends on weights alone has one answer for every input, so it can be told to the
+trace, which has no weights.  `EomtForUniversalSegmentation` asks `self.attn_mask_probs[i] > 0`.
+
+A predicate that depends on inputs can be answered, too, when a user asks for a program that takes
+one way only: then the program returns, as more outputs, whether the answers were right.
+"""
+
+import functools
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from enginecast.capture.control_flow.detect.recorder import READERS, Read, place_of_reader
+from enginecast.capture.python.locations import SourceLocation
+
+GUARD = "enginecast.guard"
+"""Begins the names of outputs that tell whether an answer was right."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """An output that is true where the inputs lead the way that the program takes."""
+
+    output: str
+    read: Read
+    """What was answered, and where."""
+
+
+def baked_places(runs: Sequence[Sequence[Read]]) -> dict[SourceLocation, str]:
+    """The lines at which only weights are read, and their code.
+
+    Args:
+        runs: of the module, at different sizes (see `record`).
+    """
+    decided: dict[SourceLocation, set[str]] = {}
+    codes: dict[SourceLocation, str] = {}
+    for run in runs:
+        for read in run:
+            decided.setdefault(read.place, set()).add(read.decides)
+            codes[read.place] = read.code
+    return {place: codes[place] for place, by in decided.items() if by == {"weights"}}
+
+
+@contextmanager
+def answering(
+    module: nn.Module, reads: Sequence[Read], places: Collection[SourceLocation]
+) -> Iterator[None]:
+    """Let `module.forward` read recorded values at `places`, in the order in which they were read.
+
+    Args:
+        module: without weights; its forward is called once or more.
+        reads: of one run at the sizes of the trace.
+        places: where reads are answered; all others are left to the trace.
+    """
+    forward = module.forward
+
+    @functools.wraps(forward)  # torch.export asks for its signature
+    def answered(*args: Any, **kwargs: Any) -> Any:
+        with _Answers([read for read in reads if read.place in places]):
+            return forward(*args, **kwargs)
+
+    module.forward = answered
+    try:
+        yield
+    finally:
+        module.forward = forward
+
+
+def guards_of(reads: Sequence[Read]) -> tuple[Guard, ...]:
+    """The reads of one run whose answers hold for some inputs only, each as an output to add."""
+    open_reads = [read for read in reads if read.decides != "weights"]
+    return tuple(Guard(f"{GUARD}.{n}", read) for n, read in enumerate(open_reads))
+
+
+@contextmanager
+def guarding(module: nn.Module, reads: Sequence[Read]) -> Iterator[None]:
+    """As `answering`, at every place; `module.forward` also returns whether each answer was right.
+
+    Args:
+        module: its forward returns tensors by name (see `name_outputs`).
+        reads: of one run at the sizes of the trace, all of them.
+    """
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def guarded(*args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        with _Answers(reads) as answers:
+            outputs: dict[str, Tensor] = forward(*args, **kwargs)
+        checks = [check for read, check in answers.checks if read.decides != "weights"]
+        return {**outputs, **{f"{GUARD}.{n}": check for n, check in enumerate(checks)}}
+
+    module.forward = guarded
+    try:
+        yield
+    finally:
+        module.forward = forward
+
+
+class _Answers(TorchFunctionMode):
+    def __init__(self, reads: Sequence[Read]) -> None:
+        super().__init__()
+        self.checks: list[tuple[Read, Tensor]] = []
+        """What was answered, and whether the tensor has that value."""
+        self._left: dict[SourceLocation, deque[Read]] = {}
+        for read in reads:
+            self._left.setdefault(read.place, deque()).append(read)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kind = READERS.get(getattr(func, "__name__", ""))
+        if kind is not None and args and isinstance(args[0], Tensor):
+            left = self._left.get(place_of_reader())
+            if left and left[0].kind == kind:
+                read = left.popleft()
+                self.checks.append((read, _holds(args[0], read)))
+                return read.value
+        return func(*args, **(kwargs or {}))
+
+
+def _holds(tensor: Tensor, read: Read) -> Tensor:
+    """Whether `tensor` has the value that was answered: bool, without dimensions."""
+    if read.kind == "bool":
+        is_true = tensor.reshape(()) != 0
+        return is_true.clone() if read.value else is_true.logical_not()
+    wanted = torch.as_tensor(read.value)
+    if read.kind == "int":
+        tensor = tensor.trunc() if tensor.is_floating_point() else tensor
+    return (tensor == wanted).all()

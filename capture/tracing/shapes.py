@@ -1,0 +1,200 @@
+"""Hold the dimensions that were asked for against those that a program kept."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import sympy  # type: ignore[import-untyped] # it has no stubs
+import torch
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.outputs.flatten import OutputSpec
+from enginecast.errors import CaptureError
+
+Range = tuple[int, int]
+
+
+class FrozenDimensionError(CaptureError):
+    """Dimensions that were to vary do not in the program.
+
+    Args:
+        message: as for `CaptureError`.
+        names: of the dimensions that would have to be fixed.
+        hint: as for `CaptureError`.
+    """
+
+    def __init__(self, message: str, names: tuple[str, ...], *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.names = names
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What the program kept.
+
+    Args:
+        inputs: the input specs, with the ranges that the program has.
+        symbols: smallest and largest size by dimension name.
+        notes: ranges that are narrower than what was asked for, as sentences.
+    """
+
+    inputs: tuple[InputSpec, ...]
+    symbols: dict[str, Range]
+    notes: tuple[str, ...]
+
+
+def dynamic_shapes(specs: tuple[InputSpec, ...]) -> dict[str, dict[int, object]]:
+    """The `dynamic_shapes` argument of torch.export: one `Dim` for each name."""
+    dims: dict[str, object] = {}
+    shapes: dict[str, dict[int, object]] = {}
+    for spec in specs:
+        shapes[spec.name] = {}
+        for index, dim in enumerate(spec.dims):
+            if dim.name is not None:
+                made = dims.setdefault(dim.name, Dim(dim.name, min=dim.minimum, max=dim.maximum))
+                shapes[spec.name][index] = made
+    return shapes
+
+
+def check_shapes(program: ExportedProgram, specs: tuple[InputSpec, ...]) -> Shapes:
+    """Compare the named dimensions of `specs` with the placeholders of `program`.
+
+    torch.export does not always complain: two dimensions may silently become one, as height and
+    width do in DINOv2.
+
+    Raises:
+        CaptureError: a dimension became constant, two names became one symbol, or one name two.
+    """
+    names = symbol_names(program, specs)
+    symbols: dict[str, Range] = {}
+    notes: list[str] = []
+    for symbol, name in names.items():
+        asked = next(d for spec in specs for d in spec.dims if d.name == name)
+        kept = symbol_range(program, symbol)
+        symbols[name] = (max(kept[0], asked.minimum), min(kept[1], asked.maximum))
+        if symbols[name] != (asked.minimum, asked.maximum):
+            notes.append(
+                f"{name} was asked for as {asked.minimum}..{asked.maximum}, "
+                f"the model takes {symbols[name][0]}..{symbols[name][1]}"
+            )
+    return Shapes(tuple(_narrowed(spec, symbols) for spec in specs), symbols, tuple(notes))
+
+
+def symbol_names(program: ExportedProgram, specs: tuple[InputSpec, ...]) -> dict[sympy.Symbol, str]:
+    """Our name of each symbol in the placeholders of `program`.
+
+    Raises:
+        CaptureError: as `check_shapes`.
+    """
+    values = input_values(program)
+    names: dict[sympy.Symbol, str] = {}
+    symbols: dict[str, sympy.Symbol] = {}
+    for spec in specs:
+        for index, dim in enumerate(spec.dims):
+            if dim.name is None:
+                continue
+            symbol = _symbol(values[spec.name].shape[index], spec.name, index, dim.name)
+            if names.setdefault(symbol, dim.name) != dim.name:
+                raise FrozenDimensionError(
+                    f"the model wants {names[symbol]} and {dim.name} to be equal "
+                    f"({spec.name}, dimension {index})",
+                    (names[symbol], dim.name),
+                    hint=f"Fix one of them: --dynamic {spec.name}:{index}={dim.size}.",
+                )
+            if symbols.setdefault(dim.name, symbol) != symbol:
+                raise CaptureError(
+                    f"{dim.name} of {spec.name} (dimension {index}) is not tied to the other "
+                    f"inputs' {dim.name} in the program"
+                )
+    return names
+
+
+def input_values(program: ExportedProgram) -> dict[str, Tensor]:
+    """Fake tensors of the user's inputs by name."""
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    return {
+        spec.arg.name: nodes[spec.arg.name].meta["val"]
+        for spec in program.graph_signature.input_specs
+        if spec.kind == InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
+    }
+
+
+def output_specs(
+    program: ExportedProgram, output_names: tuple[str, ...], names: Mapping[sympy.Symbol, str]
+) -> tuple[OutputSpec, ...]:
+    """Name, dtype and dimensions of each output; dimensions in our names.
+
+    A size that the values decide (how many elements a mask keeps) is called after the first output
+    that has it, as `NAME_DIMENSION`: nothing is promised of its range.
+    """
+    nodes = {node.name: node for node in program.graph.nodes}
+    values = [
+        nodes[spec.arg.name].meta["val"]
+        for spec in program.graph_signature.output_specs
+        if spec.kind == OutputKind.USER_OUTPUT and isinstance(spec.arg, TensorArgument)
+    ]
+    names = {**data_sizes(output_names, [value.shape for value in values]), **names}
+    return tuple(
+        OutputSpec(name, value.dtype, tuple(_dim(size, names) for size in value.shape))
+        for name, value in zip(output_names, values, strict=True)
+    )
+
+
+def data_sizes(
+    output_names: Sequence[str], shapes: Sequence[Sequence[int | torch.SymInt]]
+) -> dict[sympy.Symbol, str]:
+    """A name for each size that the values decide, by torch's symbol for it."""
+    names: dict[sympy.Symbol, str] = {}
+    for output, shape in zip(output_names, shapes, strict=True):
+        for index, size in enumerate(shape):
+            expression = size.node.expr if isinstance(size, torch.SymInt) else None
+            symbols = () if expression is None else sorted(expression.free_symbols, key=str)
+            for symbol in symbols:
+                if symbol_is_type(symbol, SymT.UNBACKED_INT):
+                    names.setdefault(symbol, f"{output}_{index}")
+    return names
+
+
+def _dim(size: int | torch.SymInt, names: Mapping[sympy.Symbol, str]) -> int | str:
+    if isinstance(size, int):
+        return size
+    expression = size.node.expr
+    renamed = expression.xreplace({symbol: sympy.Symbol(name) for symbol, name in names.items()})
+    return str(renamed)
+
+
+def _symbol(size: int | torch.SymInt, input_name: str, index: int, name: str) -> sympy.Symbol:
+    expression = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+    if isinstance(expression, sympy.Symbol):
+        return expression
+    what = f"is always {expression}" if expression.is_number else f"must be {expression}"
+    raise FrozenDimensionError(
+        f"{name} cannot vary: dimension {index} of {input_name} {what} in this model",
+        (name,),
+        hint=f"Fix it: --dynamic {input_name}:{index}={size}."
+        if expression.is_number
+        else f"Fix it: --dynamic {input_name}:{index}=SIZE.",
+    )
+
+
+def symbol_range(program: ExportedProgram, symbol: sympy.Symbol) -> Range:
+    """Smallest and largest value of `symbol` in `program`."""
+    kept = program.range_constraints.get(symbol)
+    if kept is None:
+        return 0, 2**63 - 1
+    upper = 2**63 - 1 if kept.upper in (int_oo, sympy.oo) else int(kept.upper)
+    return int(kept.lower), upper
+
+
+def _narrowed(spec: InputSpec, symbols: Mapping[str, Range]) -> InputSpec:
+    dims = tuple(
+        replace(dim, minimum=symbols[dim.name][0], maximum=symbols[dim.name][1])
+        if dim.name is not None
+        else dim
+        for dim in spec.dims
+    )
+    return replace(spec, dims=dims)

@@ -1,0 +1,92 @@
+"""How a model is traced, and what became of it."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Literal
+
+from torch import nn
+
+from enginecast.capture.control_flow.detect.detect import detect
+from enginecast.capture.control_flow.detect.findings import summarise
+from enginecast.capture.control_flow.detect.recorder import Read
+from enginecast.capture.python.locations import SourceLocation
+from enginecast.capture.refusals.refusal import Refusal
+from enginecast.capture.tracing.oracle import Guard
+from enginecast.errors import CaptureError
+
+Name = Literal["export", "bake", "strict", "rewrite", "specialise", "torchscript"]
+Fallback = Literal["none", "rewrite", "specialise", "torchscript"]
+Around = Callable[[nn.Module], AbstractContextManager[object]]
+IN_SHORT: Callable[[Refusal], str] = attrgetter("in_short")
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One strategy of the ladder that was tried."""
+
+    name: Name
+    outcome: Literal["taken", "refused"]
+    reason: str = ""
+    """Why it was refused, or what it did."""
+    place: str = ""
+    """FILE:LINE of the culprit."""
+
+    def __str__(self) -> str:
+        where = f" at {self.place}" if self.place else ""
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.name} {self.outcome}{where}{why}"
+
+
+@dataclass(frozen=True)
+class TracingStrategy:
+    """How a trace is made."""
+
+    name: Name = "export"
+    effect: str = ""
+    """What it does, where that is not the name alone."""
+    around: tuple[Around, ...] = ()
+    """Context managers for the module that is traced, entered while it is."""
+    is_strict: bool = False
+    answered: tuple[SourceLocation, ...] = ()
+    """Where reads of weights are answered."""
+    narrows: bool = True
+    """Whether ranges that nobody asked for may be narrowed."""
+    guards: tuple[Guard, ...] = ()
+    """Outputs that the program has besides the model's own."""
+    branches: Callable[[], tuple[SourceLocation, ...]] = tuple
+    """Once it was taken: file and line of what became an operator."""
+    why: Callable[[Refusal], str] = IN_SHORT
+    """Why it does not help, once it was refused too."""
+
+    def entered(self, module: nn.Module) -> ExitStack:
+        """All of `around`, for `module`."""
+        stack = ExitStack()
+        for manager in self.around:
+            stack.enter_context(manager(module))
+        return stack
+
+
+class RefusedError(CaptureError):
+    """torch.export refused a model; also says why, in parts.
+
+    Args:
+        refusal: the parts.
+        rungs: what was tried, in order.
+        runs: what runs of the model read, which names all places where torch stops at the first.
+    """
+
+    def __init__(
+        self, refusal: Refusal, rungs: Sequence[Rung] = (), runs: Sequence[Sequence[Read]] = ()
+    ) -> None:
+        found = detect(refusals=[refusal], runs=runs)
+        tried = [f"then {rung}" for rung in rungs[1:]]
+        summary = [summarise(each for each in found if each.file)] if rungs else []
+        super().__init__(
+            "\n".join(filter(None, [refusal.message(), *tried, *summary])),
+            hint=refusal.hint,
+        )
+        self.details["control_flow"] = [each.to_json() for each in found]
+        self.refusal = refusal
+        self.rungs = tuple(rungs)

@@ -1,0 +1,233 @@
+"""Trace a model: torch.export on a module without weights, with dimensions that may be narrowed."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch._functorch import predispatch
+from torch.export import ExportedProgram
+
+from enginecast.capture.control_flow.detect import endless
+from enginecast.capture.control_flow.detect.endless import Bounded
+from enginecast.capture.inputs.examples import example_sizes, sample
+from enginecast.capture.inputs.narrowing import fix, narrow
+from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.outputs.flatten import name_outputs
+from enginecast.capture.outputs.selection import Wanted
+from enginecast.capture.python.locations import SourceLocation, is_model_code
+from enginecast.capture.python.quiet import quiet_torch
+from enginecast.capture.refusals.constraints import guards_at_model_code
+from enginecast.capture.refusals.refusal import REASONS, Refusal, explain
+from enginecast.capture.sources.empty import capture_mode, fake_weights
+from enginecast.capture.sources.requirements import missing_requirement
+from enginecast.capture.sources.source import Source
+from enginecast.capture.tracing.shapes import (
+    FrozenDimensionError,
+    Shapes,
+    check_shapes,
+    dynamic_shapes,
+)
+from enginecast.capture.tracing.strategy import RefusedError, TracingStrategy
+from enginecast.errors import CaptureError, EnginecastError
+
+MOST_NARROWINGS = 4
+"""How often a trace is tried again with narrower dimensions; each costs as much as the first."""
+SEED = 0
+"""Of the example of a trace that is tried again."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A program without weights."""
+
+    program: ExportedProgram
+    shapes: Shapes
+    specs: tuple[InputSpec, ...]
+    """As traced: with the dimensions that were narrowed."""
+    notes: tuple[str, ...]
+    narrowed: tuple[str, ...] = ()
+    """Those of the notes that tell of dimensions that were narrowed or fixed."""
+    decided: frozenset[SourceLocation] = frozenset()
+    """Where the trace decided by a symbolic number."""
+
+
+def trace(
+    source: Source,
+    specs: tuple[InputSpec, ...],
+    inputs: Mapping[str, Tensor],
+    wanted: Wanted,
+    strategy: TracingStrategy,
+) -> Traced:
+    """Trace by one strategy, narrowing what nobody asked for as long as that helps.
+
+    Args:
+        source: the model.
+        specs: its inputs.
+        inputs: one tensor for each, of the example sizes.
+        wanted: the outputs that the program returns.
+        strategy: how.
+
+    Raises:
+        RefusedError: torch.export refused it.
+        FrozenDimensionError: a dimension that the user asked for cannot vary.
+    """
+    notes: tuple[str, ...] = ()
+    is_proved = False
+    for _ in range(MOST_NARROWINGS):
+        try:
+            return _once(source, specs, inputs, wanted, strategy, notes, is_proved)
+        except FrozenDimensionError as error:
+            fitted = fix(specs, error.names)
+            if fitted is None or (fitted.notes and not strategy.narrows):
+                raise
+        except CaptureError as error:
+            place = error.refusal.place if isinstance(error, RefusedError) else ""
+            fitted = narrow(specs, str(error.__cause__), place)
+            if fitted is None or (fitted.notes and not strategy.narrows):
+                raise
+        specs, notes = fitted.specs, (*notes, *fitted.notes)
+        is_proved = is_proved or fitted.is_proved
+        inputs = sample(specs, example_sizes(specs), SEED)
+    return _once(source, specs, inputs, wanted, strategy, notes, is_proved)
+
+
+def _once(
+    source: Source,
+    specs: tuple[InputSpec, ...],
+    inputs: Mapping[str, Tensor],
+    wanted: Wanted,
+    strategy: TracingStrategy,
+    notes: tuple[str, ...],
+    is_proved: bool,
+) -> Traced:
+    with noting_decisions() as decided:
+        program, named = _export(source, specs, inputs, wanted, strategy, is_proved)
+    shapes = check_shapes(program, specs)
+    narrowed = (*notes, *shapes.notes)
+    return Traced(program, shapes, specs, (*notes, *named), narrowed, frozenset(decided))
+
+
+def _export(
+    source: Source,
+    specs: tuple[InputSpec, ...],
+    inputs: Mapping[str, Tensor],
+    wanted: Wanted,
+    strategy: TracingStrategy,
+    is_proved: bool,
+) -> tuple[ExportedProgram, tuple[str, ...]]:
+    """The program, and notes on the names of its outputs.
+
+    Where the guards are proved, torch puts those it cannot prove itself into the program, where
+    every case that is verified checks them again.
+    """
+    module = source.empty()
+    mode = capture_mode()
+    fake_weights(module, mode)
+    notes = name_outputs(module, tuple(inputs), wanted)
+    # With fake inputs a strict export keeps no guard: a branch on a size is baked without a word.
+    given = inputs if strategy.is_strict else {n: mode.from_tensor(t) for n, t in inputs.items()}
+    try:
+        # Without no_grad the sdpa decomposition fails on symbolic shapes.
+        with (
+            Bounded(endless.LONGEST_TRACE),
+            strategy.entered(module),
+            torch.no_grad(),
+            quiet_torch(),
+            guards_at_model_code(),
+        ):
+            program = torch.export.export(
+                module,
+                (),
+                dict(given),
+                dynamic_shapes=dynamic_shapes(specs),
+                strict=strategy.is_strict,
+                prefer_deferred_runtime_asserts_over_guards=is_proved,
+            )
+    except EnginecastError:
+        raise
+    except Exception as error:  # torch raises many kinds, and the model's own code any
+        missing = missing_requirement(error, "the model's forward")
+        raise missing or RefusedError(_with_sizes(explain(error), specs)) from error
+    program = without_vmap(program)
+    program.example_inputs = ((), dict(inputs))
+    return program, tuple(notes)
+
+
+def _with_sizes(refusal: Refusal, specs: Sequence[InputSpec]) -> Refusal:
+    """Say in which sizes the code was run when it raised an error, where the user asked for some.
+
+    The model may take none but equal ones: the message of its error has torch's names of them.
+    """
+    is_asked = any(dim.asked for spec in specs for dim in spec.dims)
+    if refusal.kind not in ("model-error", "operator") or not is_asked:
+        return refusal
+    named = {
+        spec.name: ", ".join(f"{d.name}={d.size}" if d.name else str(d.size) for d in spec.dims)
+        for spec in specs
+    }
+    sizes = "; ".join(f"{name} [{dims}]" for name, dims in named.items())
+    return replace(
+        refusal,
+        reason=f"{refusal.reason}, in sizes that it may not take: {sizes}",
+        hint=REASONS["specialized-dimension"][1],
+    )
+
+
+@contextmanager
+def noting_decisions() -> Iterator[set[SourceLocation]]:
+    """Within the block, note the lines of model code that ask for the truth of a symbolic number.
+
+    torch answers from the sizes of the trace, with a guard, or from what `torch._check` told it, or
+    raises an error; so such a line has one path in the sizes that the program takes.
+    """
+    decided: set[SourceLocation] = set()
+    plain: Callable[[torch.SymBool], bool] = torch.SymBool.__bool__
+
+    def noted(self: torch.SymBool) -> bool:
+        answer = plain(self)
+        frame = sys._getframe(1)
+        if is_model_code(frame.f_code.co_filename):
+            decided.add(SourceLocation.of_frame(frame))
+        return answer
+
+    torch.SymBool.__bool__ = noted  # type: ignore[method-assign]
+    try:
+        yield decided
+    finally:
+        torch.SymBool.__bool__ = plain  # type: ignore[method-assign]
+
+
+LEVELS = frozenset(
+    {
+        predispatch._add_batch_dim,
+        predispatch._remove_batch_dim,
+        predispatch._vmap_increment_nesting,
+        predispatch._vmap_decrement_nesting,
+    }
+)
+
+
+def without_vmap(program: ExportedProgram) -> ExportedProgram:
+    """Return `program` itself when it has no vmap, else one without, with no op decomposed.
+
+    A non-strict export of a model that calls vmap, as transformers does for some attention masks,
+    holds calls that open and close levels of batching. They only work in the order of one whole
+    run, and say nothing of the shapes between them. Tracing again resolves them into plain ops.
+
+    The second loses the casts to a dtype that a value has already, which tell `unify-dtype` where
+    the source wants fp32.
+    """
+    if not any(node.target in LEVELS for node in program.graph.nodes):
+        return program
+    with torch.no_grad(), quiet_torch():
+        plain: ExportedProgram = program.run_decompositions({})
+    for node in plain.graph.nodes:
+        if node.target is torch.ops.aten.view.default:
+            # It was a reshape, and holds for today's strides alone.  No op writes any more, so
+            # that a copy is as good.
+            node.target = torch.ops.aten.reshape.default
+    plain.graph_module.recompile()
+    return plain

@@ -1,0 +1,88 @@
+"""The Python API's `compile`: an export as one call."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from enginecast.capture.tracing.strategy import Fallback
+from enginecast.compiler.request import ExportRequest, ModelOptions
+from enginecast.compiler.session import export
+from enginecast.compiler.steps import Steps
+from enginecast.errors import VerificationError
+from enginecast.exporters.registry import DEFAULT
+from enginecast.runtime.bundle.reader import Bundle
+
+
+def compile(
+    model: str | os.PathLike[str] | nn.Module,
+    output: str | os.PathLike[str],
+    *,
+    example: Mapping[str, Any] | None = None,
+    target: str = DEFAULT,
+    precision: str | None = None,
+    pipeline: str | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    overwrite: bool = False,
+    outputs: Sequence[str] = (),
+    hidden_states: Sequence[int] = (),
+    drop_guilty: bool = False,
+    fallback: Fallback | None = None,
+    arch: str | None = None,
+    also: Sequence[str] = (),
+    target_options: Any = None,
+    max_error: float | None = None,
+    plan: str | os.PathLike[str] | None = None,
+    options: ModelOptions | None = None,
+    steps: Steps | None = None,
+) -> Bundle:
+    """Export a model and publish the bundle.
+
+    Args:
+        outputs: names of the outputs that the engine gives, in order; empty: all.
+        hidden_states: indices of hidden states that come as outputs, too, as `hidden_states.-2`.
+        fallback: how far a capture may go where torch.export refuses the model for its control
+            flow: "none", "rewrite", "specialise" or "torchscript"; None: as `options` say.
+        options: weights, inputs, dynamic dimensions.
+        steps: gets the progress.
+
+    The other arguments are the fields of `enginecast.compiler.request.ExportRequest`.
+
+    Raises:
+        VerificationError: the result does not agree with eager; nothing was published.
+        EnginecastError: see the tree in `enginecast.errors`.
+    """
+    options = options or ModelOptions()
+    request = ExportRequest(
+        model if isinstance(model, nn.Module) else os.fspath(model),
+        output,
+        target=target,
+        precision=precision,
+        pipeline=pipeline,
+        device=device,
+        arch=arch,
+        max_error=max_error,
+        plan=plan,
+        also=also,
+        target_options=target_options,
+        options=replace(
+            options,
+            outputs=outputs or options.outputs,
+            hidden_states=hidden_states or options.hidden_states,
+            fallback=fallback or options.fallback,
+        ),
+        example=example,
+        threads=threads,
+        overwrite=overwrite,
+        drop_guilty=drop_guilty,
+    )
+    done = export(request, steps)
+    if done.bundle is None:
+        raise VerificationError(
+            f"rejected: {'; '.join(done.report.verdict.reasons)}",
+            hint=f"The report is in {done.folder}.",
+        )
+    return done.bundle

@@ -1,0 +1,118 @@
+"""The command line: a thin skin over the Python API.  Results go to stdout, progress to stderr."""
+
+import json
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from enginecast import errors
+from enginecast.cli.bisect import bisect
+from enginecast.cli.cache.app import app as cache_app
+from enginecast.cli.doctor import doctor
+from enginecast.cli.export import export
+from enginecast.cli.inspect.command import inspect
+from enginecast.cli.opt import opt
+from enginecast.cli.passes import passes
+from enginecast.cli.run import run
+from enginecast.cli.terminal.output import progress, say
+from enginecast.cli.verify import verify
+from enginecast.errors import EnginecastError, UsageError
+from enginecast.version import __version__
+
+app = typer.Typer(
+    name="enginecast",
+    help="Turn PyTorch models into engines that were compared with eager.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut the names of options
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+BadCommandLine: type[Exception] = typer.BadParameter.__mro__[2]
+"""ClickException: newer versions of typer carry their own copy of click's."""
+
+CRASHED = 70
+"""EX_SOFTWARE of sysexits.h.  Python's own 1 would read as a verdict."""
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command and leave with its exit code; every error becomes one message.
+
+    Args:
+        arguments: of the command line; None: this process's own.
+    """
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    warnings.showwarning = show_warning
+    as_json = "--json" in arguments
+    try:
+        code = app(args=arguments, prog_name="enginecast", standalone_mode=False)
+    except EnginecastError as error:
+        code = fail(error, as_json=as_json)
+    except BadCommandLine as error:
+        code = fail(usage_error(error), as_json=as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except Exception:  # whatever is left is a defect of ours
+        code = crash()
+    if code == INTERRUPTED:
+        print("interrupted", file=sys.stderr)
+    sys.exit(code or 0)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(f"enginecast {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help(), file=sys.stderr)
+        raise typer.Exit(UsageError.exit_code)
+
+
+for command in (verify, run, export, inspect, opt, bisect, passes, doctor):
+    app.command()(command)
+app.add_typer(cache_app, name="cache")
+
+
+def fail(error: EnginecastError, *, as_json: bool) -> int:
+    """Print an error; return its exit code."""
+    console = progress()
+    say(console, f"error: {error.message}", "bold red")
+    if error.hint:
+        say(console, error.hint)
+    if as_json:
+        # Of the tree at the top of errors.py, which is what a script can know.
+        bases = (base for base in type(error).__mro__ if base.__module__ == errors.__name__)
+        kind = next(bases).__name__
+        content = {"error": kind, "message": error.message, "hint": error.hint, **error.details}
+        print(json.dumps(content, indent=1))
+    return error.exit_code
+
+
+def crash() -> int:
+    """Print the traceback of an unexpected exception; return the exit code for one."""
+    traceback.print_exc()
+    print("this is a defect of enginecast; please report it with the lines above", file=sys.stderr)
+    return CRASHED
+
+
+def usage_error(error: Exception) -> UsageError:
+    """An error of the command line's parser as one of ours."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "enginecast"
+    message: str = error.format_message()  # type: ignore[attr-defined]
+    return UsageError(message, hint=f"`{command} --help` lists what it takes.")
+
+
+def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Stands in for `warnings.showwarning`: the message alone, without a line of our source."""
+    print(f"warning: {message}", file=sys.stderr)

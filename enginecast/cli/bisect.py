@@ -1,0 +1,97 @@
+"""`enginecast bisect`: the passes of an export alone, and what of them does harm."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import typer
+from rich.console import Console
+
+from enginecast.cli.options.groups import AsJson, Model, ModelFlags, PassFlags, grouped
+from enginecast.cli.terminal.output import print_json, progress, results, results_apart, say, table
+from enginecast.errors import UsageError, VerificationError
+
+if TYPE_CHECKING:
+    from enginecast.verify.bisect.culprit import Bisection
+
+
+@grouped
+@results_apart()
+def bisect(
+    model: Model, passes: PassFlags, model_flags: ModelFlags, as_json: AsJson = False
+) -> None:
+    """Name the pass, site, module and source line where accuracy is lost."""
+    if passes.pipeline is None and passes.precision is None:
+        raise UsageError("give --pipeline SPEC, or --precision NAME for its preset")
+    from enginecast.compiler.culprits import find_culprits, is_wrong
+    from enginecast.compiler.engines import criteria_of
+    from enginecast.compiler.prepare import prepare, reference_of
+    from enginecast.compiler.rewrite import rewrite
+    from enginecast.compiler.steps import Steps
+    from enginecast.passes.registry import build
+    from enginecast.verify.bisect.culprit import Bisection
+
+    request = passes.request(model, model_flags.options())
+    config, console = request.resolve(), progress()
+    pipeline, steps = build(config.pipeline), Steps(console)
+    prepared = prepare(model_flags.source(model), request.options, steps)
+    with steps("reference"):
+        reference = reference_of(prepared, config.precision)
+    rewritten = rewrite(prepared, pipeline, reference, steps)
+    found: Bisection | None = None
+    why: tuple[str, ...] = ()
+    if is_wrong(rewritten):
+        found = find_culprits(prepared, pipeline, rewritten, steps)
+        verdict = criteria_of(rewritten, *rewritten.failures).judge_unrun()
+        why = tuple(dict.fromkeys(verdict.reasons))
+    elif broken := list(rewritten.reference.floor.defects):
+        raise VerificationError(
+            f"no pass is to blame: {broken[0]}",
+            hint="Eager is the measure; --precision bf16 and fp32 have the range for it.",
+        )
+    if as_json:
+        shown = found or Bisection((), (), helps=False, trials=0)
+        checks = msgspec.to_builtins(rewritten.checks)
+        names = ("name", "promise", "rewritten", "failure")
+        print_json(
+            {
+                "guilty": found is not None,
+                "pipeline": config.pipeline,
+                "precision": config.precision,
+                "reasons": list(why),
+                "lines": list(shown.lines()),
+                **shown.to_json(),
+                "passes": [{name: check[name] for name in names} for check in checks],
+                "seconds": dict(steps.seconds),
+            }
+        )
+    elif found is None:
+        kept = ", ".join(check.name for check in rewritten.checks)
+        results().print(f"nothing is guilty: {kept or 'no pass'} kept the promises", soft_wrap=True)
+    else:
+        _show(found, why, console)
+    raise typer.Exit(0 if found is None else 1)
+
+
+def _show(found: "Bisection", why: Sequence[str], console: Console) -> None:
+    """What is named goes to standard output, the rest to where progress goes."""
+    for reason in why:
+        say(console, f"error: {reason}", "bold red")
+    shown = table("module", "source", "error / floor", "isolated / floor")
+    beyond = [error for error in found.modules if error.off]
+    for error in beyond:
+        isolated = "-" if error.isolated is None else _times(error.isolated)
+        shown.add_row(error.module, error.source, _times(error.accumulated), isolated)
+    if beyond:
+        console.print(shown)
+    say(console, f"{len(found.modules) - len(beyond)} other modules are as they should be")
+    for line in found.lines() or ("no pass, site or module could be told apart",):
+        say(results(), line)
+    if found.hint():
+        say(console, found.hint())
+
+
+def _times(value: float) -> str:
+    from enginecast.verify.metrics import BEYOND, times
+
+    return "not finite" if value >= BEYOND else times(value)

@@ -1,0 +1,328 @@
+"""`enginecast cache`: text-encoder outputs, computed once and read without the encoder.
+
+What a command needs is imported when it runs.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from enginecast.cli.options.groups import (
+    AllowCode,
+    AsJson,
+    Device,
+    Outputs,
+    Provider,
+    Quiet,
+    RandomWeights,
+    Threads,
+)
+from enginecast.cli.terminal.output import print_json, results, results_apart, say
+from enginecast.errors import UsageError
+
+CacheDir = Annotated[Path, typer.Argument(metavar="CACHE", help="An embedding cache.")]
+EveryName = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Only this encoder of the cache.")
+]
+OneName = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Encoder, where the cache has several.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")]
+
+app = typer.Typer(
+    help="Precompute text-encoder outputs, and look after them.",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def fill(
+    encoder: Annotated[
+        str, typer.Argument(metavar="ENCODER", help="A bundle, or a Hugging Face folder (eager).")
+    ],
+    texts: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", help=".txt, .jsonl, .csv, .parquet, or a Hugging Face dataset's folder."
+        ),
+    ],
+    cache: Annotated[Path, typer.Option("-o", "--output", metavar="CACHE", help="The cache.")],
+    column: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Column; else the one of caption, text, prompt."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What the cache calls this encoder.")
+    ] = None,
+    pipeline: Annotated[
+        str | None,
+        typer.Option(
+            "--for", metavar="PIPELINE[:PART]", help="As a pipeline uses it: flux:text_encoder_2."
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Tokenizer folder, or tokenizer.json.")
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Each text goes in place of {}.")
+    ] = None,
+    clean: Annotated[
+        str | None, typer.Option(metavar="HOW", help="none, strip, lower-strip, whitespace.")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Longest text, in tokens.")
+    ] = None,
+    mask: Annotated[
+        bool | None,
+        typer.Option("--mask/--no-mask", help="Whether the encoder is told what is padding."),
+    ] = None,
+    keep_all: Annotated[
+        bool | None, typer.Option("--keep-all/--trim", help="Keep the rows of padding.")
+    ] = None,
+    extra_rows: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Rows of padding kept behind the text.")
+    ] = None,
+    skip_rows: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Rows dropped in front.")
+    ] = None,
+    outputs: Outputs = None,
+    precision: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of an eager model: fp32, bf16, fp16.")
+    ] = None,
+    store_dtype: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="float32, bfloat16, float16; default: as given."),
+    ] = None,
+    too_long: Annotated[
+        str, typer.Option(metavar="error|truncate", help="What to do with longer texts.")
+    ] = "error",
+    batch_tokens: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Tokens in a batch, padding included.")
+    ] = 16384,
+    shard_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Bytes in a shard, about: 256MB.")
+    ] = "256MB",
+    max_disk: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Refuse to let the cache grow beyond this.")
+    ] = None,
+    dry_run: DryRun = False,
+    engine: Annotated[
+        str, typer.Option(metavar="local|ray", help="Where the work is done.")
+    ] = "local",
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Encoders at work at once (ray).")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="A running cluster; default: a local one.")
+    ] = None,
+    random_weights: RandomWeights = None,
+    device: Device = None,
+    provider: Provider = None,
+    threads: Threads = None,
+    allow_code: AllowCode = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Encode texts and store the outputs; goes on where an earlier fill was stopped."""
+    from enginecast.cache.encoders.request import EncoderRequest
+    from enginecast.cli.cache.fill import FillOptions, run_fill
+
+    request = EncoderRequest(
+        model=encoder,
+        tokenizer=tokenizer,
+        pipeline=pipeline,
+        template=template,
+        clean=clean,  # type: ignore[arg-type]  # checked where the spec is made
+        max_length=max_length,
+        mask=mask,
+        keep_all=keep_all,
+        extra_rows=extra_rows,
+        skip_rows=skip_rows,
+        outputs=tuple(name for names in outputs or () for name in names.split(",")),
+        precision=precision,
+        store_dtype=store_dtype,  # type: ignore[arg-type]
+        random_weights=random_weights,
+        device=device,
+        providers=tuple(provider) if provider else None,
+        threads=threads,
+        allow_code=allow_code,
+    )
+    options = FillOptions(
+        texts=texts,
+        column=column,
+        cache=cache,
+        name=name,
+        too_long=too_long,
+        batch_tokens=batch_tokens,
+        shard_size=shard_size,
+        max_disk=max_disk,
+        dry_run=dry_run,
+        engine=engine,
+        workers=workers,
+        ray_address=ray_address,
+        as_json=as_json,
+        quiet=quiet,
+    )
+    raise typer.Exit(run_fill(request, options))
+
+
+@app.command()
+@results_apart()
+def info(cache: CacheDir, name: EveryName = None, as_json: AsJson = False) -> None:
+    """What a cache holds: encoders, texts, sizes, what failed."""
+    from enginecast.cache.store.store import open_store
+    from enginecast.cache.upkeep.census import census_of
+    from enginecast.cli.cache.upkeep_page import census_json, show_census
+
+    store = open_store(cache)
+    found = census_of(store, name)
+    if as_json:
+        encoders = [census_json(one) for one in found]
+        print_json({"cache": str(store.root), "id": store.id, "encoders": encoders})
+        return
+    console = results()
+    say(console, f"{store.root}" + ("" if found else ": no encoder yet"))
+    for one in found:
+        show_census(one, console)
+
+
+@app.command()
+@results_apart()
+def verify(cache: CacheDir, name: EveryName = None, as_json: AsJson = False) -> None:
+    """Read every byte; damaged shards go to quarantine, and can be filled again."""
+    from enginecast.cache.store.store import open_store
+    from enginecast.cache.upkeep.checking import check_store
+    from enginecast.cli.cache.upkeep_page import plain, show_checked, watched
+
+    store = open_store(cache)
+    names = [name] if name else store.names()
+    shards = sum(len(list((store.root / one / "shards").glob("*"))) for one in names)
+    with watched("shards", shards) as step:
+        found = check_store(store, name, lambda _: step())
+    whole = not any(one.damages for one in found)
+    if as_json:
+        print_json({"cache": str(store.root), "whole": whole, "encoders": plain(found)})
+    else:
+        console = results()
+        for one in found:
+            show_checked(one, console)
+        say(console, "every byte is as it was written" if whole else "not whole; see above")
+    raise typer.Exit(0 if whole else 1)
+
+
+@app.command()
+@results_apart()
+def prune(
+    cache: CacheDir,
+    name: EveryName = None,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep only these texts, and the empty one.")
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Column of the texts to keep.")
+    ] = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove leftovers, quarantined shards and doubles; join small shards."""
+    from enginecast.cache.fill.texts import read_texts
+    from enginecast.cache.store.store import open_store
+    from enginecast.cache.upkeep.pruning import prune_store
+    from enginecast.cli.cache.upkeep_page import plain, show_pruned
+
+    store = open_store(cache)
+    if keep is None and column is not None:
+        raise UsageError(f"--column {column}: only for --keep FILE")
+    texts = None if keep is None else read_texts(keep, column)
+    found = prune_store(store, name, texts, dry_run=dry_run)
+    if as_json:
+        print_json({"cache": str(store.root), "dry_run": dry_run, "encoders": plain(found)})
+        return
+    console = results()
+    for one in found:
+        show_pruned(one, console, dry_run=dry_run)
+
+
+@app.command()
+@results_apart()
+def merge(
+    caches: Annotated[list[Path], typer.Argument(metavar="CACHE...", help="Caches to read.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="CACHE", help="Where to.")],
+    as_json: AsJson = False,
+) -> None:
+    """Put the entries of several caches into one, new or there already."""
+    from enginecast.cache.upkeep.merging import merge as merge_caches
+    from enginecast.cli.cache.upkeep_page import plain, show_merged
+
+    found = merge_caches(caches, output)
+    if as_json:
+        print_json({"cache": str(output.resolve()), "encoders": plain(found)})
+        return
+    console = results()
+    for one in found:
+        show_merged(one, console)
+    say(console, str(output))
+
+
+@app.command()
+@results_apart()
+def export(
+    cache: CacheDir,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="PATH", help="File or folder.")],
+    name: OneName = None,
+    form: Annotated[
+        str, typer.Option("--format", metavar="NAME", help="parquet, safetensors, pt, npz.")
+    ] = "parquet",
+    as_json: AsJson = False,
+) -> None:
+    """Write the entries for other tools: one parquet file, or one file a text."""
+    from enginecast.cache.store.index import open_index
+    from enginecast.cache.store.store import open_store
+    from enginecast.cache.upkeep.exporting import export as export_entries
+    from enginecast.cli.cache.upkeep_page import watched
+
+    encodings = open_store(cache).encodings(name)
+    with watched("texts", len(open_index(encodings, keep=False))) as step:
+        done = export_entries(encodings, output, form, step)
+    if as_json:
+        made = {"output": str(done.path), "name": encodings.name, "format": done.form}
+        print_json({**made, "texts": done.texts, "bytes": done.bytes})
+        return
+    say(results(), f"{done.path}: {done.texts:,} texts, {done.bytes:,} bytes ({done.form})")
+
+
+@app.command()
+@results_apart()
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A cache: the reference.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="A cache to compare with it.")],
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME[,NAME]", help="Encoder; two: of A and of B."),
+    ] = None,
+    worst: Annotated[int, typer.Option(metavar="N", min=0, help="Worst texts to list.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Cosine and error between the entries of two caches, text by text."""
+    from enginecast.cache.store.index import open_index
+    from enginecast.cache.store.store import open_store
+    from enginecast.cache.upkeep.comparing import compare as compare_caches
+    from enginecast.cli.cache.upkeep_page import comparison_json, show_comparison, watched
+
+    names = name.split(",") if name else [None]
+    if len(names) > 2:
+        raise UsageError(f"--name {name}: expected a name, or one for A and one for B")
+    sides = open_store(first).encodings(names[0]), open_store(second).encodings(names[-1])
+    with watched("texts", len(open_index(sides[0], keep=False))) as step:
+        found = compare_caches(*sides, worst=worst, watch=step)
+    if as_json:
+        folders = {"first": str(sides[0].folder), "second": str(sides[1].folder)}
+        print_json({**folders, **comparison_json(found)})
+        return
+    console = results()
+    for letter, side in zip("AB", sides, strict=True):
+        say(console, f"{letter}: {side.folder} ({side.about.encoder} from {side.about.source})")
+    show_comparison(found, console)

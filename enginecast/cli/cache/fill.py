@@ -1,0 +1,410 @@
+"""What `enginecast cache fill` does.  Torch is imported only for a model that is run eagerly."""
+
+import os
+import re
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.filesize import decimal
+from rich.progress import (
+    BarColumn,
+    FileSizeColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from enginecast.cache.encoders.encoder import Encoder, open_encoder
+from enginecast.cache.encoders.request import EncoderRequest, part_of, resolve
+from enginecast.cache.encoders.tokenizing import Tokenizing
+from enginecast.cache.fill.local import Filled, encode_batch, fill_local
+from enginecast.cache.fill.local import Progress as Report
+from enginecast.cache.fill.schedule import FillSchedule, schedule_fill
+from enginecast.cache.fill.texts import read_texts
+from enginecast.cache.store.index import Index, open_index
+from enginecast.cache.store.records import record
+from enginecast.cache.store.store import Encodings, create_store, find_store, require_name
+from enginecast.cli.terminal.output import print_json, progress, results, results_apart, say
+from enginecast.errors import MissingError, UsageError
+from enginecast.runtime.bundle.staging import require_space
+from enginecast.runtime.load import EnginecastWarning
+
+NAME = "text_encoder"
+"""What a cache calls an encoder of which nobody says anything."""
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kMGT]i?)?B", re.IGNORECASE)
+_UNITS = {"": 1, **{unit: 1000**power for power, unit in enumerate("kmgt", 1)}}
+_UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", 1)}
+_CHUNKS_EACH = 4
+"""Chunks for each of several workers at least, so that none is idle for long."""
+_RECORDS = 16_384
+"""Bytes that spec, config and marks take beside the shards, about."""
+_INDEXED = 24
+"""Bytes of a text in the index."""
+_RECORDED = 120
+"""Bytes that the record of a text that was cut takes besides the text."""
+_PROBE_TOKENS = 2048
+"""Tokens, padding included, of each batch that an estimate runs."""
+
+
+@dataclass(frozen=True)
+class FillOptions:
+    """The options of `cache fill` that do not concern the encoder, as `--help` says them."""
+
+    texts: Path
+    cache: Path
+    column: str | None = None
+    name: str | None = None
+    too_long: str = "error"
+    batch_tokens: int = 16384
+    shard_size: str = "256MB"
+    max_disk: str | None = None
+    dry_run: bool = False
+    engine: str = "local"
+    workers: int | None = None
+    ray_address: str | None = None
+    as_json: bool = False
+    quiet: bool = False
+
+
+@results_apart()
+def run_fill(request: EncoderRequest, options: FillOptions) -> int:
+    """Fill a cache; return the exit code.
+
+    The encoder is called what `--name` says, else as its pipeline calls it, else "text_encoder".
+
+    Returns:
+        0: every text is there; 1: some gave no finite outputs, or were refused.
+
+    Raises:
+        EnginecastError: nothing was begun, or the disk failed; what was committed is safe.
+    """
+    name = _check(request, options)
+    shard_bytes = _bytes("--shard-size", options.shard_size)
+    most = None if options.max_disk is None else _bytes("--max-disk", options.max_disk)
+    request = resolve(request)
+    texts = read_texts(options.texts, options.column)
+    with closing(open_encoder(request)) as encoder:
+        where = _find(options.cache, name, encoder)
+        schedule = schedule_fill(
+            encoder.spec,
+            Tokenizing(encoder.tokenizer, encoder.spec),
+            texts,
+            _index(where),
+            shard_bytes,
+            too_long="truncate" if options.too_long == "truncate" else "error",
+            least_chunks=_CHUNKS_EACH * options.workers if options.workers else 1,
+        )
+        _require_room(where, schedule, most, len(encoder.tokenizer))
+        if options.dry_run:
+            seconds = _estimate(encoder, schedule, options.batch_tokens)
+            if options.as_json:
+                print_json(estimate_json(where, schedule, seconds))
+            else:
+                show_estimate(where, schedule, seconds)
+            return 0
+        store = create_store(options.cache)
+        where = store.add(name, encoder.spec, encoder.about, encoder.tokenizer)
+        if schedule.cut:
+            record(where, schedule.cut)
+        filled = _fill(request, options, where, encoder, schedule)
+    if options.as_json:
+        print_json(filled_json(where, filled))
+    elif not options.quiet:
+        show_filled(where, filled)
+    return 1 if filled.done.failures else 0
+
+
+def _fill(
+    request: EncoderRequest,
+    options: FillOptions,
+    where: Encodings,
+    encoder: Encoder,
+    schedule: FillSchedule,
+) -> Filled:
+    try:
+        with watch(schedule, quiet=options.quiet) as report:
+            if options.engine == "local":
+                return fill_local(
+                    where, encoder, schedule, batch_tokens=options.batch_tokens, progress=report
+                )
+            encoder.close()  # each worker opens its own
+            from enginecast.cache.fill.ray import fill_with_ray
+
+            return fill_with_ray(
+                where,
+                request,
+                schedule,
+                batch_tokens=options.batch_tokens,
+                workers=options.workers,
+                address=options.ray_address,
+                progress=report,
+            )
+    except KeyboardInterrupt:
+        say(progress(options.quiet), "What was encoded is stored; the same command goes on there.")
+        raise
+
+
+def _check(request: EncoderRequest, options: FillOptions) -> str:
+    """Refuse options that do not fit; what the cache calls the encoder."""
+    if options.too_long not in ("error", "truncate"):
+        raise UsageError(f"--too-long {options.too_long}: expected error or truncate")
+    if options.engine not in ("local", "ray"):
+        raise UsageError(f"--engine {options.engine}: expected local or ray")
+    for option, value in (("--workers", options.workers), ("--ray-address", options.ray_address)):
+        if value is not None and options.engine != "ray":
+            raise UsageError(f"{option} {value}: only for --engine ray")
+    part = part_of(request.pipeline).part if request.pipeline else None
+    name = options.name or part or NAME
+    require_name(name)
+    find_store(options.cache)  # or refuse it
+    return name
+
+
+def _bytes(option: str, text: str) -> int:
+    found = _SIZE.fullmatch(text.strip())
+    size = int(float(found[1]) * _UNITS[(found[2] or "").lower()]) if found else 0
+    if size < 1:
+        raise UsageError(f"{option} {text}: expected a size such as 256MB, 1.5GB or 1GiB")
+    return size
+
+
+def _find(cache: Path, name: str, encoder: Encoder) -> Encodings:
+    """Where the entries are or will be; writes nothing."""
+    store = find_store(cache)
+    if store is not None and name in store.names():
+        return store.add(name, encoder.spec, encoder.about, encoder.tokenizer)
+    return Encodings(cache.resolve() / name, encoder.spec, encoder.about)
+
+
+def _index(where: Encodings) -> Index:
+    """What is there.  Writes nothing, and warns of what is damaged."""
+    index = open_index(where, keep=False)
+    if index.errors:
+        shards = "1 shard" if len(index.errors) == 1 else f"{len(index.errors)} shards"
+        warnings.warn(
+            f"{where.folder}: {shards} cannot be read, whose texts count as missing: "
+            f"{index.errors[0].message}",
+            EnginecastWarning,
+            stacklevel=2,
+        )
+    return index
+
+
+def _require_room(
+    where: Encodings, schedule: FillSchedule, most: int | None, tokenizer: int
+) -> None:
+    """Refuse before work what the disk or `--max-disk` does not hold.
+
+    Args:
+        most: bytes that the cache may have in the end; None: any number.
+        tokenizer: bytes of the tokenizer, which a new encoder brings along.
+    """
+    if not schedule.to_do:
+        return
+    root = where.folder.parent
+    beside = _RECORDS + _INDEXED * schedule.unique + (0 if where.folder.exists() else tokenizer)
+    beside += sum(_RECORDED + len(one.text.encode()) for one in schedule.cut)
+    added = schedule.bytes + beside
+    require_space(root, added)
+    if most is None:
+        return
+    now = _bytes_in(root)
+    if now + added <= most:
+        return
+    fitting = max(0, int((most - now - beside) / schedule.bytes * schedule.to_do))
+    raise MissingError(
+        f"{root}: expected at most {decimal(most)} (--max-disk), got {decimal(now)} that are"
+        f" there and {decimal(added)} that {schedule.to_do:,} texts add",
+        hint=f"About {fitting:,} of the texts would fit.  Give fewer, allow more, or store less of"
+        " each (--store-dtype bfloat16).",
+    )
+
+
+def _bytes_in(root: Path) -> int:
+    """Of all files by now; other writers make and remove some meanwhile."""
+    found = 0
+    for folder, _, names in os.walk(root):
+        for name in names:
+            with suppress(FileNotFoundError):
+                found += os.stat(os.path.join(folder, name)).st_size
+    return found
+
+
+def _estimate(encoder: Encoder, schedule: FillSchedule, batch_tokens: int) -> float:
+    """Seconds that the encoding will take about, from a batch out of each third of the texts."""
+    if not schedule.to_do:
+        return 0.0
+    encode_batch(encoder, schedule.chunks.sample(0, 1))  # the first run sets things up
+    return sum(_third(encoder, schedule, number, batch_tokens) for number in range(3))
+
+
+def _third(encoder: Encoder, schedule: FillSchedule, number: int, batch_tokens: int) -> float:
+    begin, end = schedule.to_do * number // 3, schedule.to_do * (number + 1) // 3
+    if begin == end:
+        return 0.0
+    first = (begin + end) // 2
+    longest = schedule.chunks.sample(first, 1)[0]
+    length = encoder.spec.max_length if encoder.spec.padded else max(1, len(longest.ids))
+    count = min(batch_tokens, _PROBE_TOKENS) // length
+    batch = schedule.chunks.sample(first, max(1, min(count, end - first)))
+    begun = time.perf_counter()
+    encode_batch(encoder, batch)
+    return (time.perf_counter() - begun) / len(batch) * (end - begin)
+
+
+_FAILURES = 5
+"""Failures that are named; failed.jsonl has all."""
+
+
+@contextmanager
+def watch(schedule: FillSchedule, *, quiet: bool) -> Iterator[Report | None]:
+    """Show how far a fill is, on a terminal; yields what is to be told of each batch.
+
+    The bar counts bytes, which take equally long, and not texts: the longest come first.
+    """
+    console = progress(quiet)
+    if quiet or not console.is_terminal or not schedule.to_do:
+        yield None
+        return
+    columns = (
+        BarColumn(),
+        TextColumn("{task.fields[texts]:,} of {task.fields[all]:,} texts"),
+        _Rate(),
+        FileSizeColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    with Progress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task("", total=max(1, schedule.output_bytes), texts=0, all=schedule.to_do)
+        done = 0
+
+        def report(texts: int, size: int) -> None:
+            nonlocal done
+            done += texts
+            shown.update(task, advance=size, texts=done)
+
+        yield report
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        elapsed = task.elapsed or 0
+        return Text(f"{task.fields['texts'] / elapsed:,.0f} texts/s" if elapsed else "")
+
+
+def show_filled(where: Encodings, filled: Filled) -> None:
+    """What a fill has done, and how to read it."""
+    console, cache = results(), str(where.folder.parent)
+    say(console, f"{cache}: {where.name}")
+    for name, value in _lines(filled):
+        say(console, f"  {name:<14}{value}")
+    failures = filled.done.failures
+    if failures:
+        say(console, f"not stored, and listed in {where.folder / 'failed.jsonl'}:")
+    for failure in failures[:_FAILURES]:
+        say(console, f"  {failure.text!r}: {failure.reason}")
+    if len(failures) > _FAILURES:
+        say(console, f"  and {len(failures) - _FAILURES:,} more")
+    say(console, f"read it: enginecast.cache.open_cache({cache!r}, {where.name!r}).by_text(TEXT)")
+
+
+def _lines(filled: Filled) -> Iterator[tuple[str, str]]:
+    schedule, done = filled.schedule, filled.done
+    yield "texts", f"{schedule.texts:,}; {schedule.unique:,} different ones with the empty text"
+    if not schedule.to_do:
+        yield "there already", "all of them"
+        return
+    yield "there already", f"{schedule.cached:,}"
+    yield "stored", f"{done.texts:,}, {decimal(done.bytes)}"
+    if filled.by_others:
+        yield "by others", f"{filled.by_others:,}, meanwhile"
+    if done.failures:
+        yield "not stored", f"{len(done.failures):,}"
+    if schedule.cut:
+        yield "cut", f"{len(schedule.cut):,} that were too long; truncated.jsonl lists them"
+    texts, tokens = _rates(filled)
+    yield "time", f"{filled.seconds:.1f} s: {texts:,.0f} texts/s, {tokens:,.0f} tokens/s"
+
+
+def _rates(filled: Filled) -> tuple[float, float]:
+    """Texts and tokens a second."""
+    seconds = filled.seconds or float("inf")
+    return filled.done.texts / seconds, filled.done.tokens / seconds
+
+
+def _counts(where: Encodings, schedule: FillSchedule) -> dict[str, Any]:
+    return {
+        "cache": str(where.folder.parent),
+        "name": where.name,
+        "texts": schedule.texts,
+        "unique": schedule.unique,
+        "cached_before": schedule.cached,
+        "truncated": len(schedule.cut),
+    }
+
+
+def filled_json(where: Encodings, filled: Filled) -> dict[str, Any]:
+    """The same for `--json`."""
+    texts, tokens = _rates(filled)
+    return {
+        **_counts(where, filled.schedule),
+        "stored": filled.done.texts,
+        "stored_by_others": filled.by_others,
+        "failed": [
+            {"text": one.text, "tokens": one.tokens, "reason": one.reason}
+            for one in filled.done.failures
+        ],
+        "bytes": filled.done.bytes,
+        "seconds": round(filled.seconds, 3),
+        "texts_per_second": round(texts, 1),
+        "tokens_per_second": round(tokens, 1),
+    }
+
+
+def show_estimate(where: Encodings, schedule: FillSchedule, seconds: float) -> None:
+    """What a fill would take."""
+    console = results()
+    say(console, f"{where.folder.parent}: {where.name}; nothing was written")
+    lengths = f"{schedule.shortest} to {schedule.longest}"
+    shards = "1 shard" if len(schedule.chunks) == 1 else f"{len(schedule.chunks):,} shards"
+    lines = {
+        "texts": f"{schedule.texts:,}; {schedule.unique:,} different ones with the empty text",
+        "there already": f"{schedule.cached:,}",
+        "to encode": f"{schedule.to_do:,} with {schedule.tokens:,} tokens",
+        "tokens a text": f"{lengths}, half of them up to {schedule.median:g}",
+        "cut": f"{len(schedule.cut):,} that are too long" if schedule.cut else "none is too long",
+        "disk": f"{schedule.bytes:,} bytes ({decimal(schedule.bytes)}) in {shards}",
+        "time": f"about {_duration(seconds)} on this machine",
+    }
+    for name, value in lines.items():
+        say(console, f"  {name:<14}{value}")
+
+
+def estimate_json(where: Encodings, schedule: FillSchedule, seconds: float) -> dict[str, Any]:
+    """The same for `--json`."""
+    return {
+        **_counts(where, schedule),
+        "dry_run": True,
+        "to_encode": schedule.to_do,
+        "tokens": schedule.tokens,
+        "tokens_per_text": {
+            "least": schedule.shortest,
+            "median": schedule.median,
+            "most": schedule.longest,
+        },
+        "bytes": schedule.bytes,
+        "shards": len(schedule.chunks),
+        "seconds": round(seconds, 3),
+    }
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))

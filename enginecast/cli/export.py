@@ -1,0 +1,162 @@
+"""`enginecast export`: make an engine, compare it with eager, publish a bundle."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+from enginecast.cli.options.groups import (
+    AsJson,
+    EngineFlags,
+    Model,
+    ModelFlags,
+    Quiet,
+    Threads,
+    grouped,
+)
+from enginecast.cli.options.tensorrt import TensorRTFlags
+from enginecast.cli.terminal.output import print_json, progress, results_apart, say, show_log
+
+if TYPE_CHECKING:
+    from enginecast.compiler.publish import Export
+    from enginecast.compiler.steps import Steps
+
+GIVE_INPUTS = (
+    "Give inputs that go the other way (--inputs FILE), or accept it: --allow-unverified-branches."
+)
+
+
+@grouped
+@results_apart()
+def export(
+    model: Model,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="New bundle.")],
+    engine: EngineFlags,
+    tensorrt: TensorRTFlags,
+    model_flags: ModelFlags,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A second engine in the bundle: onnxruntime."),
+    ] = None,
+    allow_unverified_branches: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unverified-branches",
+            help="Publish although no input was found for some path of a branch.",
+        ),
+    ] = False,
+    threads: Threads = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a bundle that is there.")
+    ] = False,
+    drop_guilty: Annotated[
+        bool,
+        typer.Option("--drop-guilty", help="Leave out the sites that break a pass's promise."),
+    ] = False,
+    thorough: Annotated[
+        bool,
+        typer.Option("--thorough", help="Verify on the longest texts, whatever the model's size."),
+    ] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, help="Show the log.", show_default=False)
+    ] = 0,
+) -> None:
+    """Make an engine, compare it with eager, publish a bundle."""
+    show_log(verbose)
+    from enginecast.compiler import session
+    from enginecast.compiler.steps import Steps
+
+    request = engine.request(
+        model,
+        model_flags.options(
+            thorough=thorough,
+            fallback=engine.fallback,
+            allow_unverified_branches=allow_unverified_branches,
+        ),
+        output=output,
+        target_options=tensorrt.options(),
+        also=also or (),
+        threads=threads,
+        overwrite=overwrite,
+        drop_guilty=drop_guilty,
+    )
+    console = progress(quiet)
+    steps = Steps(console)
+    done = session.export(request, steps)
+    if as_json:
+        print_json(_as_json(done, steps))
+    else:
+        _show(done, steps, console)
+    raise typer.Exit(0 if done.bundle is not None else 1)
+
+
+def _show(done: "Export", steps: "Steps", console: Console) -> None:
+    """Everything but the notes that were shown when they were made."""
+    from enginecast.verify.report.report import print_report
+
+    fresh = tuple(note for note in done.report.notes if note not in steps.shown)
+    print_report(replace(done.report, notes=fresh), console)
+    if done.bundle is not None:
+        say(console, f"{done.folder}: {done.nodes} nodes, {done.size / 2**20:.1f} MiB")
+        return
+    if any(reason.startswith("unverified branch") for reason in done.report.verdict.reasons):
+        say(console, GIVE_INPUTS)
+    say(console, f"nothing was published; the report is in {done.folder}")
+
+
+def _as_json(done: "Export", steps: "Steps") -> dict[str, Any]:
+    report, verdict = done.report, done.report.verdict
+    return {
+        "outcome": verdict.outcome,
+        "engine": verdict.engine,
+        "bundle": str(done.folder) if done.bundle is not None else None,
+        "rejected": str(done.folder) if done.bundle is None else None,
+        "verdict": msgspec.to_builtins(verdict),
+        "precision": report.precision,
+        "pipeline": report.pipeline,
+        "emulation": msgspec.to_builtins(report.emulation),
+        "fusions": msgspec.to_builtins(report.fusions),
+        "nodes": done.nodes,
+        "ops": dict(done.ops),
+        "size": done.size,
+        "seconds": dict(steps.seconds),
+        "memory": _memory_json(steps.memory),
+        "notes": list(report.notes),
+        "layers": list(report.layers),
+        **_capture_json(done),
+        "bisection": None if done.bisection is None else done.bisection.to_json(),
+        "dropped": [culprit.to_json() for culprit in done.dropped],
+    }
+
+
+def _capture_json(done: "Export") -> dict[str, Any]:
+    """How a published bundle was captured: as in its manifest."""
+    if done.bundle is None:
+        return {}
+    manifest = done.bundle.manifest
+    return {
+        "capture": msgspec.to_builtins(manifest.capture),
+        "guards": msgspec.to_builtins(manifest.guards),
+        "quantization": msgspec.to_builtins(manifest.quantization),
+        "engines": [
+            {"target": engine.target, "file": engine.file, "outcome": engine.verdict.outcome}
+            for engine in manifest.engines
+        ],
+    }
+
+
+def _memory_json(steps: Mapping[str, int]) -> dict[str, Any]:
+    """Bytes: the most that no file backs, also by step, and the most with mapped files."""
+    from enginecast.compiler.memory import peak_resident
+
+    return {
+        "anonymous": max(steps.values(), default=0),
+        "peak": peak_resident(),
+        "steps": dict(steps),
+    }

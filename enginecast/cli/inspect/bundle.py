@@ -1,0 +1,120 @@
+"""What `enginecast inspect DIR` says of a bundle; it needs no torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.table import Table
+
+from enginecast.cli.terminal.output import print_json, results, say, table
+from enginecast.runtime.bundle.manifest import EngineRecord, Fusion, Manifest
+from enginecast.runtime.bundle.reader import open_bundle
+from enginecast.runtime.bundle.stored_dtypes import stored_dtypes
+from enginecast.runtime.sessions.registry import REGISTRY, session_class
+from enginecast.verify.verdict import verdict_line
+
+
+def show_bundle(path: Path, *, as_json: bool) -> None:
+    """Print what a bundle holds."""
+    bundle = open_bundle(path, check="size")
+    manifest = bundle.manifest
+    stored = {
+        engine.file: stored_dtypes(bundle.path(engine.weights))
+        for engine in manifest.engines
+        if engine.weights is not None
+    }
+    if as_json:
+        print_json({**msgspec.to_builtins(manifest), "stored": msgspec.to_builtins(stored)})
+        return
+    console = results()
+    title = (
+        f"{manifest.model.name} in {manifest.asked_precision}, by enginecast {manifest.enginecast}"
+    )
+    say(console, f"{title}\npipeline {manifest.pipeline or 'none'}")
+    for line in (*_capture(manifest), *_quantization(manifest)):
+        say(console, line)
+    console.print(_signature(manifest))
+    for engine in manifest.engines:
+        say(console, f"{engine.file}: {verdict_line(engine.verdict, manifest.arithmetic)}")
+        for line in (_place(engine), *_asks(engine)):
+            say(console, f"  {line}")
+        weights = ", ".join(
+            f"{each.tensors} tensors {each.dtype} ({each.bytes / 2**20:.2f} MiB)"
+            for each in stored.get(engine.file, ())
+        )
+        say(console, f"  {engine.weights or 'weights'}: {weights or f'all in {engine.file}'}")
+    if manifest.fusion:
+        console.print(_fusions(manifest.fusion))
+
+
+def _quantization(manifest: Manifest) -> list[str]:
+    found = manifest.quantization
+    if found is None:
+        return []
+    predicted = found.predicted_error
+    error = "not measured" if predicted is None else f"{predicted:.2g}"
+    return [
+        f"{found.format} plan for {found.arch}: predicted error {error},"
+        f" allowed {found.max_error:.2g} ({found.plan})"
+    ]
+
+
+def _capture(manifest: Manifest) -> list[str]:
+    """How the model was captured, what has to hold of inputs, and what a user should know."""
+    tried = [
+        f"capture: {rung.name} {rung.outcome}{' at ' * bool(rung.place)}{rung.place}"
+        f"{': ' * bool(rung.reason)}{rung.reason}"
+        for rung in manifest.capture
+    ]
+    held = [
+        f"refuses inputs for which `{guard.code}` at {guard.place} does not read {guard.value}"
+        for guard in manifest.guards
+    ]
+    return [*tried, *held, *manifest.notes]
+
+
+def _place(engine: EngineRecord) -> str:
+    """Where the verdict was reached: "onnxruntime 1.31.1, CPUExecutionProvider"."""
+    where = engine.verdict.where
+    versions = where.versions
+    known = engine.target in REGISTRY.known()
+    packages = session_class(engine.target).packages if known else ()
+    runtime = next((f"{name} {versions[name]}" for name in packages[::-1] if name in versions), "")
+    ran = f"{where.provider} of {runtime}" if where.provider else "no provider of this kind"
+    return f"for {engine.target} on {', '.join(engine.providers)}; judged with {ran}"
+
+
+def _asks(engine: EngineRecord) -> list[str]:
+    """What machine code asks of the machine that runs it, and the shapes that it was built for."""
+    needs = ", ".join(f"{name} {value}" for name, value in engine.requires.items())
+    shapes = [
+        f"{one.name} {' .. '.join('x'.join(map(str, s)) for s in (one.least, one.greatest))}, tuned"
+        f" for {'x'.join(map(str, one.optimal))}"
+        for one in engine.profile
+    ]
+    return [*([f"asks for {needs}"] if needs else []), *shapes]
+
+
+def _fusions(fusions: Sequence[Fusion]) -> Table:
+    shown = table("fusion", "expected", "program", "engine", "runtime", "missing")
+    for found in fusions:
+        counts = (found.expected, found.program, found.engine, found.runtime)
+        cells = ["-" if count is None else str(count) for count in counts]
+        shown.add_row(found.kind, *cells, "\n".join(found.missing))
+    return shown
+
+
+def _signature(manifest: Manifest) -> Table:
+    shown = table("", "name", "dtype", "shape", "range")
+    for spec in manifest.inputs:
+        bounds = "" if spec.minimum is None else f"{spec.minimum:g}..{spec.maximum:g}"
+        shown.add_row("input", spec.name, spec.dtype, _shape(spec.shape), bounds)
+    for output in manifest.outputs:
+        shown.add_row("output", output.name, output.dtype, _shape(output.shape), "")
+    for name, (least, most) in manifest.symbols.items():
+        shown.add_row("symbol", name, "", "", f"{least}..{most}")
+    return shown
+
+
+def _shape(dims: Sequence[int | str]) -> str:
+    return f"[{', '.join(map(str, dims))}]"

@@ -1,0 +1,98 @@
+"""`enginecast inspect`: the plan of an export, or what a bundle holds."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from enginecast.cli.options.groups import AsJson, EngineFlags, ModelFlags, grouped
+from enginecast.cli.options.tensorrt import NetworkFlags
+from enginecast.cli.terminal.output import print_json, progress, results, results_apart
+from enginecast.errors import CaptureError, EnginecastError, UsageError, VerificationError
+from enginecast.runtime.bundle.manifest import MANIFEST_NAME
+
+if TYPE_CHECKING:
+    from enginecast.compiler.request import ExportRequest
+
+
+@grouped
+@results_apart()
+def inspect(
+    model: Annotated[str, typer.Argument(metavar="MODEL|DIR", help="A model, or a bundle.")],
+    engine: EngineFlags,
+    tensorrt: NetworkFlags,
+    model_flags: ModelFlags,
+    save_plan: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the quantisation plan, to be edited and reused."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the plan of an export, or what a bundle holds."""
+    if (Path(model) / MANIFEST_NAME).is_file():
+        from enginecast.cli.inspect.bundle import show_bundle
+
+        show_bundle(Path(model), as_json=as_json)
+        return
+    options = model_flags.options(fallback=engine.fallback)
+    request = engine.request(model, options, target_options=tensorrt.options())
+    _plan(request, model_flags, save_plan, as_json)
+
+
+def _plan(
+    request: "ExportRequest", model_flags: ModelFlags, save_plan: Path | None, as_json: bool
+) -> None:
+    """Capture and plan; print.
+
+    Raises:
+        LoweringError: the target cannot express the program, said after everything else.
+    """
+    from enginecast.cli.inspect.flow_page import flow_of, flow_of_refused
+    from enginecast.cli.inspect.inspect import inspect_model, print_inspection
+    from enginecast.compiler.prepare import given_plan, input_specs, prepare
+    from enginecast.compiler.publish import write_model_plan
+    from enginecast.compiler.session import falls_back
+    from enginecast.compiler.steps import Steps
+
+    config, options = request.resolve(), request.options
+    if save_plan is not None and not config.quantized:
+        raise UsageError(
+            "--save-plan: nothing is quantised here", hint="It goes with --precision int8 or fp8."
+        )
+    source = model_flags.source(str(request.model))
+    try:
+        prepared = prepare(source, options, Steps(progress()), given_plan(config, source))
+    except CaptureError as error:
+        specs, _ = input_specs(source, options.inputs, options.dynamic)
+        goes_on = falls_back(error, options)
+        if goes_on:
+            error.hint = (
+                f"{error.hint} An export goes on with TorchScript (--fallback torchscript)."
+            )
+        _show_flow(flow_of_refused(error, source, specs, goes_on=goes_on), error, as_json=as_json)
+        raise
+    try:
+        found = inspect_model(prepared, config)
+    except VerificationError as error:  # the program fails on inputs that eager takes
+        _show_flow(flow_of(prepared), error, as_json=as_json)
+        raise
+    if save_plan is not None and found.quantization is not None:
+        write_model_plan(save_plan, found.quantization, source)
+    refusal = found.tensorrt.refusal if found.tensorrt is not None else None
+    if not as_json:
+        print_inspection(found, results())
+    elif refusal is None:
+        print_json(found.to_json())
+    else:  # standard output gets one object, and that is the error's
+        refusal.details |= found.to_json()
+    if refusal is not None:
+        raise refusal
+
+
+def _show_flow(found: list[dict[str, Any]], error: EnginecastError, *, as_json: bool) -> None:
+    """Show what the model's code decides although nothing else can be said of it."""
+    error.details["control_flow"] = found
+    if not as_json:
+        from enginecast.cli.inspect.flow_page import print_flow
+
+        print_flow(found, results())

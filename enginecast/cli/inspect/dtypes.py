@@ -1,0 +1,233 @@
+"""What `enginecast inspect` says of a model's dtypes: a table by module, where float dtypes meet,
+and notes in words.
+"""
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from rich.console import Console
+from torch import nn
+from torch.export import ExportedProgram
+
+from enginecast.cli.terminal.output import table
+from enginecast.passes.precision.census import Census, Held, take_census
+from enginecast.passes.precision.inf_clamps import MEANING
+
+KEEPS = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+"""What a class of transformers names as to be kept in float32 when it is loaded in float16; the
+strict one counts for bfloat16, too."""
+INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
+"""The number of a layer in a module path."""
+SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Modules that a model's class keeps in float32."""
+
+    attribute: str
+    """Class and attribute: "T5EncoderModel._keep_in_fp32_modules"."""
+    pattern: str
+    modules: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    """What their weights are stored in."""
+
+
+@dataclass(frozen=True)
+class SourceClamp:
+    """The clamps for fp16 alone in the code of a class."""
+
+    owner: str
+    """Name of the class."""
+    sources: tuple[str, ...]
+    """file:line of each condition."""
+    modules: int
+    """How many modules of that class the program has."""
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """All that is said of a model's dtypes."""
+
+    census: Census
+    kept_in_fp32: tuple[Kept, ...]
+    source_clamps: tuple[SourceClamp, ...]
+    """Empty where the program has them itself."""
+    notes: tuple[str, ...]
+
+
+def dtypes_of(program: ExportedProgram, model_class: type[nn.Module] | None) -> Dtypes:
+    """Take the census of a captured program, and read its classes where they are known."""
+    census = take_census(program)
+    kept = kept_modules(census, model_class)
+    clamps = () if census.clamps else source_clamps(program)
+    return Dtypes(census, kept, clamps, census_notes(census, kept, clamps))
+
+
+def kept_modules(census: Census, model_class: type[nn.Module] | None) -> tuple[Kept, ...]:
+    """Which modules of a program its class keeps in float32, as transformers matches them: the
+    pattern anywhere in the weight's name.
+    """
+    found = []
+    for attribute in KEEPS:
+        for pattern in sorted(getattr(model_class, attribute, None) or ()):
+            search = re.compile(re.escape(pattern).replace(r"\*", ".*")).search
+            held = [h for h in census.held if h.kind == "parameter" and search(h.module)]
+            if held and model_class is not None:
+                modules = tuple(dict.fromkeys(h.module for h in held))
+                dtypes = tuple(sorted({h.dtype for h in held}))
+                found.append(Kept(f"{model_class.__name__}.{attribute}", pattern, modules, dtypes))
+    return tuple(found)
+
+
+def census_notes(
+    census: Census, kept: Sequence[Kept], clamps: Sequence[SourceClamp]
+) -> tuple[str, ...]:
+    """What a reader should know of a model's dtypes, in words."""
+    return (*_stored(census, kept), *_kept(kept), *_clamps(census, clamps))
+
+
+def _stored(census: Census, kept: Sequence[Kept]) -> Iterator[str]:
+    """Weights stored in another float dtype than most."""
+    elements: Counter[str] = Counter()
+    for held in census.held:
+        if held.kind == "parameter" and held.dtype.startswith(("f", "bf")):
+            elements[held.dtype] += held.elements
+    named = {module for each in kept for module in each.modules}
+    for dtype, _ in elements.most_common()[1:]:
+        most = elements.most_common(1)[0][0]
+        others = [h.module for h in census.held if h.kind == "parameter" and h.dtype == dtype]
+        unnamed = [module for module in others if module not in named]
+        if unnamed:
+            yield (
+                f"{len(unnamed)} modules store {dtype} where most weights are {most}, and no"
+                f" attribute of the class says why: {_some(unnamed)}"
+            )
+
+
+def _kept(kept: Sequence[Kept]) -> Iterator[str]:
+    for each in kept:
+        low = "float16 or bfloat16" if each.attribute.endswith("strict") else "float16"
+        stored = " and ".join(each.dtypes)
+        yield (
+            f"{each.attribute} names {each.pattern!r}: transformers keeps {_some(each.modules)} in"
+            f" float32 when it loads {low}; stored here as {stored}"
+        )
+
+
+def _clamps(census: Census, clamps: Sequence[SourceClamp]) -> Iterator[str]:
+    if census.clamps:
+        places = ", ".join(dict.fromkeys(clamp.source for clamp in census.clamps))
+        yield (
+            f"{len(census.clamps)} inf-clamps at {places} were baked in because the model was"
+            f" captured in fp16 ({_some(clamp.module for clamp in census.clamps)}): {MEANING};"
+            " unify-dtype drops them"
+        )
+    for clamp in clamps:
+        yield (
+            f"{clamp.owner} ({clamp.modules} modules) clamps values in fp16 alone, on the paths"
+            f" that it takes of {', '.join(clamp.sources)}: eager fp16 does, this capture does not;"
+            f" {MEANING}"
+        )
+
+
+def source_clamps(program: ExportedProgram) -> tuple[SourceClamp, ...]:
+    """Clamps in a model's code that only run in fp16, so that a capture in another dtype has none.
+
+        if hidden_states.dtype == torch.float16:
+            ...
+            hidden_states = torch.clamp(hidden_states, min=-clamp_value, max=clamp_value)
+
+    They are found by reading the `forward` of each class that made the program, where Python has
+    it. Which of the lines run for a given model is not decided, and a clamp that is written in
+    another form is not found.
+    """
+    return tuple(
+        SourceClamp(name.rpartition(".")[2], places, len(paths))
+        for name, paths in _classes(program).items()
+        if (places := tuple(_clamps_of(name)))
+    )
+
+
+def _classes(program: ExportedProgram) -> dict[str, set[str]]:
+    """Full class name -> paths of its modules in the program."""
+    found: dict[str, set[str]] = {}
+    for node in program.graph.nodes:
+        for path, kind in (node.meta.get("nn_module_stack") or {}).values():
+            name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+            found.setdefault(name, set()).add(str(path))
+    return found
+
+
+def _clamps_of(class_name: str) -> Iterator[str]:
+    """file:line of each condition on fp16 under which the class clamps."""
+    module, _, name = class_name.rpartition(".")
+    forward = getattr(getattr(sys.modules.get(module), name, None), "forward", None)
+    try:
+        lines, first = inspect.getsourcelines(inspect.unwrap(forward))  # type: ignore[arg-type]
+        file = PurePath(inspect.getsourcefile(inspect.unwrap(forward)) or "").name  # type: ignore[arg-type]
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (TypeError, OSError, SyntaxError):  # no Python source behind it
+        return
+    branches = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
+    for node in sorted(branches, key=lambda branch: branch.lineno):
+        if _asks_for_fp16(node.test) and _calls_clamp(node):
+            yield f"{file}:{first + node.lineno - 1}"
+
+
+def _asks_for_fp16(test: ast.expr) -> bool:
+    return any(_named(node, "float16") for node in ast.walk(test))
+
+
+def _calls_clamp(branch: ast.If) -> bool:
+    calls = (n for each in branch.body for n in ast.walk(each) if isinstance(n, ast.Call))
+    return any(_named(call.func, "clamp") or _named(call.func, "clamp_") for call in calls)
+
+
+def _named(node: Any, name: str) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == name
+
+
+def print_census(found: Dtypes, console: Console) -> None:
+    """Show the census on a terminal; layers of one kind share a row."""
+    census = found.census
+    shown = table("module", "parameters", "buffers", "values")
+    rows: dict[str, list[Held]] = {}
+    for held in census.held:
+        rows.setdefault(INDEX.sub("*", held.module), []).append(held)
+    for module, all_held in rows.items():
+        kinds = (("parameter",), ("buffer", "constant"), ("edge",))
+        shown.add_row(module or "(the model)", *(_counted(all_held, kind) for kind in kinds))
+    console.print(shown)
+    console.print()
+    if census.meetings:
+        met = table("where float dtypes meet", "times", "at", "in")
+        for meeting in census.meetings:
+            at = meeting.source or meeting.by
+            met.add_row(meeting.what, str(meeting.count), at, _some(meeting.modules))
+        console.print(met)
+        console.print()
+    for note in found.notes:
+        console.print(f"- {note}")
+
+
+def _counted(held: Sequence[Held], kinds: Sequence[str]) -> str:
+    counts: Counter[str] = Counter()
+    for each in held:
+        if each.kind in kinds:
+            counts[each.dtype] += each.count
+    return ", ".join(f"{count} {dtype}" for dtype, count in counts.most_common())
+
+
+def _some(modules: Iterable[str]) -> str:
+    patterns = list(dict.fromkeys(INDEX.sub("*", module) or "the model" for module in modules))
+    more = f" and {len(patterns) - SHOWN} more" if len(patterns) > SHOWN else ""
+    return ", ".join(patterns[:SHOWN]) + more

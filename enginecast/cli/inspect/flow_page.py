@@ -1,0 +1,118 @@
+"""What `enginecast inspect` says of a model's control flow: a row for each line that decides."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+from rich.console import Console
+from torch import Tensor, nn
+
+from enginecast.capture.control_flow.detect.detect import detect
+from enginecast.capture.control_flow.detect.dynamo_witness import ask_dynamo, private_copy
+from enginecast.capture.control_flow.detect.recorder import Read, record
+from enginecast.capture.inputs.examples import verification_inputs
+from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.python.quiet import quiet_torch
+from enginecast.capture.refusals.refusal import explain
+from enginecast.capture.sources.source import Source
+from enginecast.cli.terminal.output import say, table
+from enginecast.compiler.prepare import SEED, Prepared
+from enginecast.errors import CaptureError, EnginecastError
+
+logger = logging.getLogger(__name__)
+
+MOST_RUNS = 4
+"""Of the recorder, on inputs of different sizes."""
+LARGEST_RUN = 1_000_000_000
+"""Parameters of a model that is run under Dynamo only to say more of a refusal."""
+SHOWN_CODE = 60
+TO_TORCHSCRIPT = "refused by torch.export; an export tries TorchScript"
+
+
+def flow_of(prepared: Prepared) -> list[dict[str, Any]]:
+    """The findings of a model that was captured; a program that was given has no source."""
+    if prepared.source.given_program() is not None:
+        return []
+    captured = prepared.captured
+    rung = captured.rungs[-1].name if captured.rungs else "export"
+    found = detect(
+        runs=prepared.runs, decided=captured.decided, branches=captured.branches, rung=rung
+    )
+    return [each.to_json() for each in found]
+
+
+def flow_of_refused(
+    error: CaptureError, source: Source, specs: Sequence[InputSpec], *, goes_on: bool = False
+) -> list[dict[str, Any]]:
+    """The findings of a model that torch.export refused.
+
+    The recorder and Dynamo are asked as well, which costs runs of the model.
+
+    Args:
+        goes_on: whether an export tries TorchScript next.
+    """
+    cause = error.__cause__
+    refusals = [] if cause is None else [explain(cause)]
+    verdict, runs = None, list[list[Read]]()
+    module = _runnable(source)
+    if module is not None:
+        cases = [case.inputs for case in verification_inputs(specs, SEED)[:MOST_RUNS]]
+        runs = _runs(module, cases)
+        verdict = ask_dynamo(module, cases[0])
+    found = detect(refusals=refusals, runs=runs, verdict=verdict)
+    if goes_on:
+        found = [
+            replace(each, action=TO_TORCHSCRIPT) if each.action == "refused" else each
+            for each in found
+        ]
+    return [each.to_json() for each in found]
+
+
+def _runs(module: nn.Module, cases: Sequence[Mapping[str, Tensor]]) -> list[list[Read]]:
+    """What runs of a copy read; none where the model does not run on these inputs."""
+    try:
+        with quiet_torch():
+            return record(private_copy(module), cases)
+    except Exception:  # the model's own errors; the capture's error is what is told
+        logger.debug("the recorder could not run the model", exc_info=True)
+        return []
+
+
+def _runnable(source: Source) -> nn.Module | None:
+    """Eager, where it is small enough to run only for a report."""
+    try:
+        if sum(source.weight_elements().values()) > LARGEST_RUN:
+            return None
+        return source.eager()
+    except EnginecastError:
+        return None  # the capture's own error is told
+
+
+def print_flow(found: Sequence[dict[str, Any]], console: Console) -> None:
+    """Show findings on a terminal; places whose code and action are short stay in one row."""
+    if not found:
+        say(console, "control flow: nothing in the model's code depends on tensors")
+        return
+    columns = ("control flow", "at", "code", "decided by", "module", "seen", "what is done")
+    shown = table(*columns, whole=2)
+    for each in found:
+        place = f"{PurePath(each['file']).name}:{each['line']}" if each["file"] else "(no line)"
+        shown.add_row(
+            each["kind"],
+            place,
+            each["code"][:SHOWN_CODE] or each["reason"][:SHOWN_CODE],
+            each["decides"],
+            each["module"] or "(the model)",
+            _seen(each),
+            each["action"],
+        )
+    console.print(shown)
+
+
+def _seen(finding: dict[str, Any]) -> str:
+    """ "x12 True/False scan, export": how often, which values, and who saw it."""
+    times = f"x{finding['count']} " if finding["count"] > 1 else ""
+    ways = f"{'/'.join(finding['ways'])} " if finding["ways"] else ""
+    return f"{times}{ways}{', '.join(finding['witnesses'])}"

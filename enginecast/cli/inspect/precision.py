@@ -1,0 +1,392 @@
+"""Which precision is safe for a model, and what each costs: measured on the captured program.
+
+A precision is safe when every value that it computes in 16 bits stays within the range of the dtype
+on the inputs that were run. What the passes in front of `unify-dtype` do about it (those of the
+preset, whatever they are) is done first, and measured again.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from rich.console import Console
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from enginecast.cli.terminal.output import say, table
+from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.request import EngineConfig
+from enginecast.compiler.rewrite import observed_cases
+from enginecast.errors import PassError
+from enginecast.exporters.registry import target_of
+from enginecast.passes.ir.base import Pass, PassContext
+from enginecast.passes.ir.edit import dtype_of, structural_copy, value, weight_expressions
+from enginecast.passes.ir.interpret import interpret_cases
+from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.passes.ir.source import module_path, source_line
+from enginecast.passes.ir.text import DTYPES
+from enginecast.passes.precision.low_values import low_values
+from enginecast.passes.presets import preset
+from enginecast.passes.registry import build
+from enginecast.passes.unify_dtype import UnifyDtype
+from enginecast.verify.boundaries import largest_values
+from enginecast.verify.eager import as_array, as_arrays, mask_of
+from enginecast.verify.emulate.data import Emulation
+from enginecast.verify.emulate.emulate import emulate
+from enginecast.verify.emulate.profiles import get_profile
+from enginecast.verify.floor import LARGEST_FLOOR
+from enginecast.verify.metrics import compare, masked_outputs, output_names, pool_output
+
+PRECISIONS = ("fp16", "mixed", "bf16", "fp32")
+"""The cheapest first; of those that are as cheap the one that loses less."""
+FEW = 2
+"""Cases that are run where more would take long."""
+LARGE = 1_000_000_000
+"""Elements from which on only few cases are run."""
+SMALL = 50_000_000
+"""Elements up to which the program is run in each precision, to measure its error."""
+TRIES = 8
+CLOSE = 1.0
+"""Bits of headroom below which other inputs may well leave the range."""
+WIDE = 1e30
+"""A limit above it is that of fp32 and bf16."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A value, and how large it gets."""
+
+    module: str
+    source: str
+    largest: float
+
+    def __str__(self) -> str:
+        at = f" at {self.source}" if self.source else ""
+        return f"{self.module or 'the model itself'} reaches {self.largest:.3g}{at}"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One precision for one model."""
+
+    precision: str
+    limit: float
+    """The largest finite number of its compute dtype."""
+    remedies: tuple[str, ...] = ()
+    """Passes of its preset in front of unify-dtype."""
+    as_it_is: tuple[Place, ...] = ()
+    """The largest value before any remedy."""
+    beyond: tuple[Place, ...] = ()
+    """Values beyond the limit before any remedy, the largest first."""
+    largest: Place | None = None
+    """The largest value, after the remedies where they were needed."""
+    left: tuple[Place, ...] = ()
+    """Values beyond the limit that the remedies left."""
+    keep: str = ""
+    """A pattern for --skip-modules-pattern that leaves none beyond the limit."""
+    headroom_bits: float | None = None
+    """How many times the largest value may double."""
+    weight_bytes: int = 0
+    error: float | None = None
+    """Relative L2 error in true arithmetic of this precision; None: not measured, or not finite."""
+    trouble: str = ""
+    """What is wrong with the outputs in true arithmetic; empty when nothing is, or not measured."""
+    refusal: str = ""
+    """Why the passes do not take this model."""
+    sentence: str = ""
+
+    @property
+    def safe(self) -> bool:
+        return not (self.left or self.trouble or self.refusal)
+
+    def worded(self, safe: Sequence[str]) -> "Option":
+        """The option with its sentence.
+
+        Args:
+            safe: the precisions that are safe for the model.
+        """
+        return replace(self, sentence=self._sentence(safe))
+
+    def _sentence(self, safe: Sequence[str]) -> str:
+        if self.refusal:
+            return f"not possible: {self.refusal}"
+        if self.left:
+            return f"not safe as it is: {self._places()}; {self._alternative(safe)}"
+        if self.trouble:
+            peak = f", though {self.largest} at most" if self.largest else ""
+            return f"not safe: {self.trouble}{peak}; {self._alternative(safe)}"
+        if self.largest is None:
+            return "safe: no value is computed in it"
+        if self.limit > WIDE:
+            return "safe: it has the range of fp32"
+        if self.beyond:
+            remedies = " and ".join(self.remedies)
+            return (
+                f"safe with {remedies}, which is in its pipeline: {self._places()}, and after it"
+                f" {self.largest}"
+            )
+        if self.headroom_bits is not None and self.headroom_bits < CLOSE:
+            return f"close: {self.largest} (limit {self._limit()}); other inputs may pass it"
+        return f"safe: {self.largest} (limit {self._limit()})"
+
+    def _places(self) -> str:
+        places = self.left or self.beyond
+        modules = {place.module for place in places}
+        more = f", and {len(modules) - 1} more modules leave it" if len(modules) > 1 else ""
+        return f"{places[0]} (limit {self._limit()}){more}"
+
+    def _limit(self) -> str:
+        return f"{self.limit:.0f}" if self.limit < 1e6 else f"{self.limit:.2g}"
+
+    def _alternative(self, safe: Sequence[str]) -> str:
+        others = " or ".join(f"--precision {name}" for name in safe)
+        if self.keep:
+            return f"it is with --skip-modules-pattern '{self.keep}', or use {others}"
+        return f"use {others}" if others else "no precision holds this model"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What each precision means for one model."""
+
+    options: tuple[Option, ...]
+    recommended: str
+    """The cheapest that is safe."""
+    cases: tuple[str, ...]
+    """What the ranges were measured on."""
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A program and how large its values get."""
+
+    program: ExportedProgram
+    largest: Mapping[Node, float]
+    outputs: Sequence[Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What is run."""
+
+    cases: Sequence[Mapping[str, Tensor]]
+    mask: str | None
+    """The input that marks valid rows."""
+    small: bool
+    """Whether each precision is run, too."""
+
+
+def advise(prepared: Prepared) -> Advice:
+    """Run the captured program in fp32 over the verification inputs, and judge each precision.
+
+    Raises:
+        SourceError: the outputs are not finite, for the weights are not.
+    """
+    elements = sum(prepared.source.weight_elements().values())
+    cases = prepared.cases[:FEW] if elements > LARGE else prepared.cases
+    inputs = tuple(case.inputs for case in cases)
+    run = _Run(inputs, prepared.mask_input, elements <= SMALL)
+    plain = _measure(prepared.captured.program, inputs)
+    if not all(tensor.isfinite().all() for each in plain.outputs for tensor in each.values()):
+        prepared.source.fingerprint()  # names the weights that are no numbers, if it is they
+    options = [_option(name, plain, run) for name in PRECISIONS]
+    safe = [option.precision for option in options if option.safe]
+    return Advice(
+        options=tuple(option.worded(safe) for option in options),
+        recommended=safe[0] if safe else "fp32",
+        cases=tuple(case.name for case in cases),
+    )
+
+
+def _measure(program: ExportedProgram, cases: Sequence[Mapping[str, Tensor]]) -> _Measured:
+    """Run in fp32, also what was captured in a low dtype: values must not leave their range."""
+    if not _has_low_values(program):
+        return _Measured(program, *largest_values(program, cases))
+    wide = structural_copy(program)
+    run_pipeline((UnifyDtype(to="fp32"),), wide, PassContext())
+    largest, outputs = largest_values(wide, cases)
+    names = {node.name: size for node, size in largest.items()}
+    nodes = [node for node in program.graph.nodes if node.name in names]
+    return _Measured(program, {node: names[node.name] for node in nodes}, outputs)
+
+
+def _has_low_values(program: ExportedProgram) -> bool:
+    weights = weight_expressions(program)
+    low = (torch.float16, torch.bfloat16)
+    return any(dtype_of(node) in low for node in program.graph.nodes if node not in weights)
+
+
+def _split(precision: str) -> tuple[tuple[Pass, ...], UnifyDtype]:
+    """The passes of a preset in front of its unify-dtype, and that pass."""
+    passes = build(preset(precision))
+    for index, pass_ in enumerate(passes):
+        if isinstance(pass_, UnifyDtype):
+            return passes[:index], pass_
+    return (), UnifyDtype(to="fp32")
+
+
+def _option(precision: str, plain: _Measured, run: _Run) -> Option:
+    before, policy = _split(precision)
+    limit = torch.finfo(DTYPES[policy.to]).max
+    option = Option(precision=precision, limit=limit, remedies=tuple(p.name for p in before))
+    try:
+        places = _largest_first(plain, policy)
+        option = replace(option, as_it_is=places[:1], beyond=_beyond(places, limit))
+        measured = plain
+        if before and option.beyond:
+            program = structural_copy(plain.program)
+            run_pipeline(before, program, PassContext(calibration=tuple(run.cases)))
+            measured = _measure(program, run.cases)
+            places = _largest_first(measured, policy)
+        left = _beyond(places, limit)
+        unified = structural_copy(measured.program)
+        run_pipeline((policy,), unified, PassContext())
+    except PassError as error:
+        return replace(option, refusal=error.message)
+    option = replace(
+        option,
+        largest=places[0] if places else None,
+        left=left,
+        keep=_keep(measured, policy, limit) if left and precision == "mixed" else "",
+        headroom_bits=_headroom(places, limit),
+        weight_bytes=_bytes(unified),
+    )
+    return _with_error(option, unified, plain, run) if run.small and policy.to != "fp32" else option
+
+
+def _largest_first(measured: _Measured, policy: UnifyDtype) -> tuple[Place, ...]:
+    return tuple(sorted(_places(measured, policy), key=lambda place: -place.largest))
+
+
+def _places(measured: _Measured, policy: UnifyDtype) -> list[Place]:
+    """Where 16-bit values would be, in order of execution."""
+    return [
+        Place(module_path(node), source_line(node), measured.largest[node])
+        for node in low_values(measured.program, policy.kept(measured.program))
+        if node in measured.largest
+    ]
+
+
+def _beyond(places: Sequence[Place], limit: float) -> tuple[Place, ...]:
+    return tuple(place for place in places if place.largest > limit)
+
+
+def _headroom(places: Sequence[Place], limit: float) -> float | None:
+    largest = places[0].largest if places else 0.0
+    return round(math.log2(limit / largest), 1) if largest > 0 else None
+
+
+def _keep(measured: _Measured, policy: UnifyDtype, limit: float) -> str:
+    """A pattern of modules that, kept in fp32, leave no value beyond the limit; "" if none does.
+
+    The first module that leaves the range is taken, in all layers; what follows from it may be fp32
+    then, too, so it is looked at again.
+    """
+    found: list[str] = []
+    for _ in range(TRIES):
+        kept = replace(policy, keep=("|".join(found),)) if found else policy
+        left = _beyond(_places(measured, kept), limit)
+        if not left:
+            return "|".join(found)
+        pattern = _pattern(left[0].module)
+        if pattern in found:
+            return ""
+        found.append(pattern)
+    return ""
+
+
+def _pattern(module: str) -> str:
+    """A module in all layers: `block[.]0[.]wo` becomes `block[.][0-9]+[.]wo`."""
+    parts = ["[0-9]+" if part.isdigit() else re.escape(part) for part in module.split(".")]
+    return "^" + "[.]".join(parts) + "([.]|$)"
+
+
+def _bytes(unified: ExportedProgram) -> int:
+    """What an engine of this policy stores: every weight in the dtype that it is read in."""
+    weights = weight_expressions(unified)
+    stored = [n for n in weights if any(user not in weights for user in n.users)]
+    return sum(value(n).numel() * value(n).dtype.itemsize for n in stored)
+
+
+def _with_error(option: Option, unified: ExportedProgram, plain: _Measured, run: _Run) -> Option:
+    try:
+        error = _error(unified, plain, run)
+    except (NotImplementedError, RuntimeError) as missing:
+        if "not implemented for" not in str(missing):  # torch's words for a missing kernel
+            raise
+        return replace(option, trouble=f"eager cannot run in it here: {missing}")
+    if not math.isfinite(error):
+        return replace(option, trouble="its outputs are not finite in true arithmetic")
+    if error > LARGEST_FLOOR:
+        trouble = f"its outputs are finite, and off by {error:.0%}"
+        return replace(option, error=error, trouble=trouble)
+    return replace(option, error=error)
+
+
+def _error(unified: ExportedProgram, plain: _Measured, run: _Run) -> float:
+    """The relative error of the program in true arithmetic of the precision; infinite where the
+    outputs are not finite.
+    """
+    cases = run.cases[:FEW]
+    found = interpret_cases(unified, cases)
+    masks = [None if run.mask is None else as_array(case[run.mask]) for case in cases]
+    wanted = [
+        as_arrays({name: tensor.double() for name, tensor in outputs.items()})
+        for outputs in plain.outputs[:FEW]
+    ]
+    shapes = [{name: array.shape for name, array in each.items()} for each in wanted]
+    masked = masked_outputs(shapes, masks)
+    measured = {
+        str(index): compare(as_arrays(outputs), right, attention_mask=valid, masked=masked)
+        for index, (outputs, right, valid) in enumerate(zip(found, wanted, masks, strict=True))
+    }
+    pooled = [pool_output(measured, name) for name in output_names(measured)]
+    if any(p.nonfinite for p in pooled):
+        return math.inf
+    return max((p.relative for p in pooled), default=0.0)
+
+
+def emulated(
+    prepared: Prepared, config: EngineConfig, program: ExportedProgram
+) -> Emulation | None:
+    """What low precision would do: the program, emulated over the first verification inputs.
+
+    Args:
+        program: after the plan's passes.
+
+    Returns:
+        None for fp32, which stores what it computes.
+    """
+    if config.precision == "fp32":
+        return None
+    cases = observed_cases(prepared)
+    _, found = emulate(
+        program,
+        {case.name: case.inputs for case in cases},
+        get_profile(target_of(config.target).arithmetic),
+        masks=[mask_of(case, prepared.mask_input) for case in cases],
+    )
+    return found
+
+
+def print_advice(advice: Advice, console: Console) -> None:
+    """Show what each precision means and costs."""
+    shown = table("precision", "weights", "headroom", "error", "on the inputs that were run")
+    for option in advice.options:
+        bits = "" if option.headroom_bits is None else f"{option.headroom_bits:g} bits"
+        size = _size(option.weight_bytes) if option.weight_bytes else ""
+        error = "" if option.error is None else f"{option.error:.1e}"
+        shown.add_row(option.precision, size, bits, error, option.sentence)
+    console.print(shown)
+    say(
+        console,
+        f"the cheapest that is safe: --precision {advice.recommended} (ranges of"
+        f" {len(advice.cases)} verification inputs, run in fp32)",
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"

@@ -1,0 +1,221 @@
+"""Groups of options that several commands share, and the request that they make."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from enginecast.errors import UsageError
+from enginecast.exporters.registry import DEFAULT, TARGETS
+
+if TYPE_CHECKING:  # these need torch, and `--help` does not
+    from enginecast.capture.sources.source import Source
+    from enginecast.compiler.request import ExportRequest, ModelOptions
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder, pkg.mod:factory, or .pt2.")]
+BundleDir = Annotated[Path, typer.Argument(metavar="DIR", help="A bundle.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Load files whose loading can run code.")
+]
+RandomWeights = Annotated[
+    int | None,
+    typer.Option(metavar="SEED", help="Random weights, for a folder with a config alone."),
+]
+Inputs = Annotated[Path | None, typer.Option(metavar="FILE", help="Inputs as safetensors.")]
+Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="Prompts, one a line.")]
+Outputs = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME,...", help="Outputs to keep, in order; repeatable."),
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="A preset pipeline: fp32, fp16, bf16, mixed; int8, fp8; int8-storage, int4-storage,"
+        " fp8-storage (weights only).",
+    ),
+]
+Device = Annotated[str | None, typer.Option(metavar="cpu|cuda", help="What the engine runs on.")]
+Provider = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="ONNX Runtime execution provider; repeatable."),
+]
+Threads = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Threads within one operator.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables.")]
+Arch = Annotated[str | None, typer.Option(metavar="NAME", help="GPU architecture, such as sm90.")]
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option for each field of the groups (dataclasses) among its parameters."""
+    parameters: list[Parameter] = []
+    groups: dict[str, Any] = {}
+    for parameter in signature(command).parameters.values():
+        if not is_dataclass(parameter.annotation):
+            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+            continue
+        groups[parameter.name] = parameter.annotation
+        parameters += [
+            Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+            for f in fields(parameter.annotation)
+        ]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{f.name: given.pop(f.name) for f in fields(group)})
+        command(**given)
+
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+@dataclass(frozen=True)
+class LoadFlags:
+    """Which engine of a bundle is opened, and how."""
+
+    device: Device = None
+    provider: Provider = None
+    prefer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Engines to try in this order, such as onnxruntime-cpu; repeatable.",
+        ),
+    ] = None
+    threads: Threads = None
+    allow_code: AllowCode = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Of `enginecast.load`."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        found["providers"] = found.pop("provider")
+        return found
+
+
+@dataclass(frozen=True)
+class ModelFlags:
+    """What a user says of a model and its inputs."""
+
+    inputs: Inputs = None
+    prompts: Prompts = None
+    dynamic: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:DIM=MIN..MAX", help="Sizes of a dimension; repeatable."),
+    ] = None
+    outputs: Outputs = None
+    hidden_state: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--hidden-state", metavar="INDEX", help="A hidden state as an output; repeatable."
+        ),
+    ] = None
+    random_weights: RandomWeights = None
+    allow_code: AllowCode = False
+
+    def source(self, model: str) -> "Source":
+        """Open a MODEL argument."""
+        from enginecast.capture.sources.source import open_source
+
+        return open_source(model, random_weights=self.random_weights, allow_code=self.allow_code)
+
+    def options(self, **more: Any) -> "ModelOptions":
+        """The same as one value, with `more` of its fields."""
+        from enginecast.compiler.request import ModelOptions
+
+        dims, kept, states = (
+            tuple(given or ()) for given in (self.dynamic, self.outputs, self.hidden_state)
+        )
+        return ModelOptions(
+            self.random_weights,
+            self.allow_code,
+            self.inputs,
+            self.prompts,
+            dims,
+            kept,
+            states,
+            **more,
+        )
+
+
+@dataclass(frozen=True)
+class PassFlags:
+    """What is done with a program, and for which device."""
+
+    precision: Precision = None
+    pipeline: Annotated[
+        str | None, typer.Option("--pipeline", metavar="SPEC", help="Passes instead of a preset.")
+    ] = None
+    skip_modules_pattern: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RE", help="Modules that stay as they are; repeatable."),
+    ] = None
+    skip_modules_classes: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Classes that stay as they are; repeatable."),
+    ] = None
+    device: Device = None
+
+    def request(self, model: str, options: "ModelOptions", **more: Any) -> "ExportRequest":
+        """What is asked for, with `more` of its fields."""
+        from enginecast.compiler.request import ExportRequest
+
+        return ExportRequest(
+            model,
+            precision=self.precision,
+            pipeline=self.pipeline,
+            skip_modules_pattern=self.skip_modules_pattern or (),
+            skip_modules_classes=self.skip_modules_classes or (),
+            device=self.device,
+            options=options,
+            **more,
+        )
+
+
+@dataclass(frozen=True)
+class EngineFlags(PassFlags):
+    """What engine is made."""
+
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help=f"What runs the engine: {', '.join(TARGETS)}, or what another package adds.",
+        ),
+    ] = DEFAULT
+    arch: Arch = None
+    max_error: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="Largest relative error of an output that quantization may cause."
+        ),
+    ] = None
+    plan: Annotated[
+        Path | None,
+        typer.Option("--plan", metavar="FILE", help="Carry out this quantization plan (JSON)."),
+    ] = None
+    fallback: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="How far a capture may go: none, rewrite, specialise, torchscript."
+        ),
+    ] = "torchscript"
+
+    def request(self, model: str, options: "ModelOptions", **more: Any) -> "ExportRequest":
+        engine = {name: getattr(self, name) for name in ("target", "arch", "max_error", "plan")}
+        return super().request(model, options, **engine, **more)
+
+
+def require_folder(output: Path) -> None:
+    """Refuse a file that could not be written, before the work and not after it."""
+    if not output.parent.is_dir():
+        raise UsageError(f"-o {output}: there is no folder {output.parent}")
+    if output.is_dir():
+        raise UsageError(f"-o {output}: expected the name of a file, got a folder")

@@ -1,0 +1,119 @@
+"""The options of a TensorRT build, as the command line has them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from enginecast.errors import UsageError
+from enginecast.exporters.tensorrt.options import HARDWARE, LEVELS, ROUTES, TensorRTOptions
+
+_SIZE = re.compile(r"(\d+) ?([KMG])i?B?", re.IGNORECASE)
+_POWERS = {"k": 10, "m": 20, "g": 30}
+
+
+@dataclass(frozen=True)
+class NetworkFlags:
+    """What TensorRT reads."""
+
+    trt_route: Annotated[
+        str | None,
+        typer.Option(metavar="onnx|torch", help="TensorRT: by ONNX, or torch_tensorrt."),
+    ] = None
+    opt_shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=1x128",
+            help="TensorRT: the shape to tune an input for; repeatable.",
+        ),
+    ] = None
+
+    def options(self) -> TensorRTOptions | None:
+        """What was given on the command line; None: nothing was.
+
+        Raises:
+            UsageError: names the option, what was expected and what was got.
+        """
+        if all(getattr(self, field.name) in (field.default, []) for field in fields(self)):
+            return None
+        if self.trt_route is not None and self.trt_route not in ROUTES:
+            raise UsageError(f"--trt-route {self.trt_route}: expected {' or '.join(ROUTES)}")
+        return TensorRTOptions(
+            route=self.trt_route or "onnx", optimal=_opt_shapes(self.opt_shape or ())
+        )
+
+
+@dataclass(frozen=True)
+class TensorRTFlags(NetworkFlags):
+    """What TensorRT reads, and how it builds."""
+
+    trt_workspace: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="TensorRT: GPU memory for a layer: 4GiB."),
+    ] = None
+    trt_timing_cache: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="TensorRT: folder of timing caches.")
+    ] = None
+    trt_refit: Annotated[
+        bool, typer.Option("--trt-refit", help="TensorRT: weights can be changed afterwards.")
+    ] = False
+    trt_strip_weights: Annotated[
+        bool,
+        typer.Option("--trt-strip-weights", help="TensorRT: keep the weights beside the plan."),
+    ] = False
+    trt_version_compatible: Annotated[
+        bool,
+        typer.Option(
+            "--trt-version-compatible", help="TensorRT: newer versions can load the plan."
+        ),
+    ] = False
+    trt_hardware: Annotated[
+        str | None,
+        typer.Option(metavar="|".join(HARDWARE), help="TensorRT: which other GPUs can load it."),
+    ] = None
+    trt_level: Annotated[
+        int | None, typer.Option(metavar="0..5", help="TensorRT: how long to search for kernels.")
+    ] = None
+
+    def options(self) -> TensorRTOptions | None:
+        network = super().options()
+        if network is None:
+            return None
+        hardware, level = self.trt_hardware, self.trt_level
+        if hardware is not None and hardware not in HARDWARE:
+            raise UsageError(f"--trt-hardware {hardware}: expected one of {', '.join(HARDWARE)}")
+        if level is not None and level not in LEVELS:
+            raise UsageError(f"--trt-level {level}: expected {LEVELS[0]} to {LEVELS[-1]}")
+        return replace(
+            network,
+            workspace=None if self.trt_workspace is None else _bytes(self.trt_workspace),
+            timing_cache=self.trt_timing_cache,
+            refit=self.trt_refit,
+            strip_weights=self.trt_strip_weights,
+            version_compatible=self.trt_version_compatible,
+            hardware=hardware or "none",
+            level=level,
+        )
+
+
+def _bytes(text: str) -> int:
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or int(found[1]) == 0:
+        raise UsageError(f"--trt-workspace {text}: expected a size such as 4GiB or 512MiB")
+    return int(found[1]) << _POWERS[found[2].lower()]
+
+
+def _opt_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, _, shape = text.partition("=")
+        if not name or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
+            raise UsageError(f"--opt-shape {text}: expected NAME=1x128")
+        if name in found:
+            first = "x".join(map(str, found[name]))
+            raise UsageError(f"--opt-shape {text}: {name} has a shape already, {first}")
+        found[name] = tuple(int(size) for size in shape.split("x"))
+    return found

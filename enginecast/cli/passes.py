@@ -1,0 +1,38 @@
+"""`enginecast passes`: every pass with its options, order and promise."""
+
+from dataclasses import fields
+from typing import Any
+
+from enginecast.cli.options.groups import AsJson
+from enginecast.cli.terminal.output import print_json, results, table
+from enginecast.passes.registry import known_passes, pass_class
+
+
+def passes(as_json: AsJson = False) -> None:
+    """List the passes with their options."""
+    from enginecast.passes.ir.options import describe, option_fields
+
+    rows: list[dict[str, Any]] = []
+    for name in sorted(known_passes()):
+        found = pass_class(name)
+        defaults = {f.name: f.default for f in fields(found)}
+        rows.append(
+            {
+                "name": name,
+                "summary": (found.__doc__ or "").strip().splitlines()[0],
+                "promise": found.promise,
+                "after": sorted(found.after),
+                "options": {
+                    option: f"{describe(annotation)} = {defaults[option]!r}"
+                    for option, (annotation, _) in option_fields(found).items()
+                },
+            }
+        )
+    if as_json:
+        print_json({"passes": rows})
+        return
+    shown = table("pass", "what it does", "promise", "after", "options")
+    for row in rows:
+        options = "\n".join(f"{name}: {text}" for name, text in row["options"].items())
+        shown.add_row(row["name"], row["summary"], row["promise"], "\n".join(row["after"]), options)
+    results().print(shown)

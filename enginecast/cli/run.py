@@ -1,0 +1,115 @@
+"""`enginecast run`: load an engine and run it.  It needs no torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import typer
+
+from enginecast.cli.options.groups import (
+    AsJson,
+    BundleDir,
+    Inputs,
+    LoadFlags,
+    Prompts,
+    grouped,
+    require_folder,
+)
+from enginecast.cli.terminal.output import print_json, results, results_apart, say
+from enginecast.errors import InputError, UsageError
+from enginecast.runtime.bundle.manifest import Manifest
+
+if TYPE_CHECKING:
+    from enginecast.runtime.engine import Engine
+    from enginecast.runtime.values.arrays import Array
+
+
+@grouped
+@results_apart()
+def run(
+    bundle: BundleDir,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="safetensors.")],
+    how: LoadFlags,
+    inputs: Inputs = None,
+    prompts: Prompts = None,
+    as_json: AsJson = False,
+) -> None:
+    """Load an engine and run it; needs no torch."""
+    if (inputs is None) == (prompts is None):
+        raise UsageError("give either --inputs FILE.safetensors or --prompts FILE.txt")
+    require_folder(output)
+    from enginecast.runtime.bundle.tensor_files import read_tensors, write_tensors
+    from enginecast.runtime.load import load
+
+    with load(bundle, **how.arguments()) as engine:
+        truncated = 0
+        outputs: dict[str, Array]
+        if inputs is not None:
+            outputs = engine.run(read_tensors(inputs))
+        else:
+            assert prompts is not None
+            outputs, truncated = _run_prompts(engine, prompts)
+        provider, backend = engine.provider, engine.backend
+        outcome = engine.verdict.outcome
+    write_tensors(output, outputs)
+    shapes = {name: list(array.shape) for name, array in outputs.items()}
+    if as_json:
+        print_json(
+            {
+                "outputs": shapes,
+                "output": str(output),
+                "provider": provider,
+                "backend": backend,
+                "verdict": outcome,
+                "truncated": truncated,
+            }
+        )
+        return
+    console = results()
+    for name, shape in shapes.items():
+        say(console, f"{name} {outputs[name].dtype} {shape}")
+    if truncated:
+        say(console, f"prompts cut to the longest that the model takes: {truncated}")
+    say(console, f"{output} ({provider})")
+
+
+def _run_prompts(engine: "Engine", prompts: Path) -> "tuple[dict[str, Array], int]":
+    """Outputs of all prompts, and the attention mask that says which rows are padding."""
+    from enginecast.runtime.prompts import encode_prompts, read_prompts
+
+    encoded = encode_prompts(engine.folder, engine.manifest, read_prompts(prompts))
+    if len(encoded.batches) > 1:
+        _require_batches(engine.manifest, len(encoded.batches))
+    parts = [{**engine.run(feeds), **_mask(feeds)} for feeds in encoded.batches]
+    joined = {name: _join([part[name] for part in parts]) for name in parts[0]}
+    return joined, encoded.truncated
+
+
+def _require_batches(manifest: Manifest, count: int) -> None:
+    """Refuse outputs that say something of a whole batch: several cannot be made one."""
+    batch = next(spec.shape[0] for spec in manifest.inputs if spec.kind == "token_ids")
+    for output in manifest.outputs:
+        shape = ", ".join(map(str, output.shape))
+        if output.shape[:1] != (batch,):
+            raise InputError(
+                f"output {output.name!r}: expected the batch as its first dimension, got"
+                f" [{shape}], so the outputs of {count} batches cannot be joined",
+                hint="Run fewer prompts at a time, so that they make one batch.",
+            )
+
+
+def _mask(feeds: "dict[str, Array]") -> "dict[str, Array]":
+    return {"attention_mask": feeds["attention_mask"]} if "attention_mask" in feeds else {}
+
+
+def _join(parts: "Sequence[Array]") -> "Array":
+    """Stack batches along dim 0; shorter sequences are filled up with zeros (padding rows)."""
+    if len(parts) == 1:
+        return parts[0]
+    shape = [max(part.shape[d] for part in parts) for d in range(parts[0].ndim)]
+    padded = []
+    for part in parts:
+        widths = [(0, 0), *((0, shape[d] - part.shape[d]) for d in range(1, part.ndim))]
+        padded.append(np.pad(part, widths))
+    return np.concatenate(padded)

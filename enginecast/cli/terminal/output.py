@@ -1,0 +1,81 @@
+"""Where text goes: results to standard output, progress and errors to standard error."""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+WIDTH = 120
+"""Columns of tables where nobody has a terminal: module paths should not wrap."""
+
+
+_apart: list[TextIO] = []
+
+
+@contextmanager
+def results_apart() -> Iterator[None]:
+    """Standard output gets results alone; what a model's code prints goes to standard error."""
+    _apart.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _apart.pop()
+
+
+def standard_output() -> TextIO:
+    """Where results go."""
+    return _apart[-1] if _apart else sys.stdout
+
+
+def results() -> Console:
+    """A console on standard output."""
+    return _console(standard_output())
+
+
+def progress(quiet: bool = False) -> Console:
+    """A console on standard error."""
+    return _console(sys.stderr, quiet)
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """Print lines as they are, however long: who reads a log wants sentences in one piece."""
+    console.print(text, style=style, soft_wrap=True)
+
+
+def table(*columns: str, title: str | None = None, whole: int = 1) -> Table:
+    """A table without frames, whose first columns (`whole` of them) are never broken."""
+    made = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        made.add_column(column, no_wrap=index < whole, overflow="fold")
+    return made
+
+
+def _console(file: TextIO, quiet: bool = False) -> Console:
+    # Without markup: "[batch, 3]" is a shape and no style.
+    console = Console(file=file, quiet=quiet, markup=False, highlight=False, emoji=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDTH
+    return console
+
+
+def show_log(verbose: int) -> None:
+    """Send the log to standard error.
+
+    Args:
+        verbose: 0: nothing, 1: what is done, 2 and more: everything.
+    """
+    if verbose:
+        level = logging.DEBUG if verbose > 1 else logging.INFO
+        logging.basicConfig(stream=sys.stderr, level=level, format="%(name)s: %(message)s")
+
+
+def print_json(content: Any) -> None:
+    """One JSON object on stdout."""
+    print(json.dumps(content, indent=1, sort_keys=True), file=standard_output())

@@ -1,0 +1,55 @@
+"""`enginecast verify`: compare a bundle with eager again.  It needs torch only for `--model`."""
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from enginecast.cli.options.groups import AsJson, BundleDir, LoadFlags, RandomWeights, grouped
+from enginecast.cli.terminal.output import print_json, results, results_apart, say
+
+
+@grouped
+@results_apart()
+def verify(
+    bundle: BundleDir,
+    how: LoadFlags,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Compare with this model, not with the stored reference."
+        ),
+    ] = None,
+    random_weights: RandomWeights = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare a bundle with eager again, on this machine's hardware."""
+    from enginecast.compiler.verify_bundle import verify_bundle
+    from enginecast.verify.report.report import print_verdict
+
+    check = verify_bundle(bundle, model=model, random_weights=random_weights, **how.arguments())
+    verdict = check.verdict
+    if as_json:
+        print_json(
+            {
+                "outcome": verdict.outcome,
+                "engine": verdict.engine,
+                "verdict": msgspec.to_builtins(verdict),
+                "against": check.against,
+                "completed": check.completed,
+                "backend": check.backend,
+                "layers": list(check.layers),
+                "notes": list(check.notes),
+            }
+        )
+    else:
+        console = results()
+        print_verdict(verdict, check.floor_dtype, console)
+        say(console, f"compared with {check.against}, run by {check.backend}")
+        for line in check.layers:
+            say(console, line)
+        if check.completed:
+            say(console, "the bundle's verdict by emulation is now one of the engine itself")
+        for note in check.notes:
+            say(console, note)
+    raise typer.Exit(1 if verdict.outcome == "rejected" else 0)

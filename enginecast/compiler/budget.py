@@ -1,0 +1,100 @@
+"""What an export will take of disk and memory, said before it begins.
+
+The figures are least ones: what is known to be taken, without what the steps need for themselves.
+So a refusal is never a guess, and an export that is let through may still be a tight fit.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.widened import NARROW
+from enginecast.compiler.memory import anonymous, available
+from enginecast.compiler.request import EngineConfig
+from enginecast.errors import MissingError
+from enginecast.exporters.registry import target_of
+from enginecast.passes.ir.text import DTYPES
+from enginecast.runtime.bundle.staging import require_space
+
+Elements = Mapping[torch.dtype, int]
+"""How many elements of the weights are stored in each dtype."""
+
+BESIDE_WEIGHTS = 64 << 20
+"""Bytes on disk for the graph, the stored reference and the reports."""
+IMPORTED = 600 << 20
+"""Bytes of a process that has imported torch, transformers and ONNX Runtime."""
+SESSION = {"fp32": 3, "fp16": 2, "bf16": 2}
+"""Bytes in memory per weight of a CPU session besides the mapped file: ONNX Runtime packs most fp32
+weights for its kernels, and casts fp16 ones to fp32 while it runs (measured on T5 encoders)."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The least that an export takes, in bytes."""
+
+    disk: int
+    memory: int
+    why: str
+    """What most of the memory is for."""
+
+
+def estimate(elements: Elements, config: EngineConfig, *, in_memory: bool) -> Budget:
+    """Add up what is known.
+
+    Args:
+        in_memory: whether the weights are made in memory instead of being mapped from a file.
+    """
+    count = sum(elements.values())
+    size = sum(number * dtype.itemsize for dtype, number in elements.items())
+    phases = {
+        f"eager in {name}": _eager(elements, name) for name in sorted({"fp32", config.precision})
+    }
+    targets = [target_of(one.target) for one in config.engines]
+    if "program" not in targets[0].takes:  # the reference is the model itself
+        phases["eager in fp64"] = torch.float64.itemsize * count
+    engines = zip(config.engines, targets, strict=True)
+    if any(one.runs_here and target.holds_weights for one, target in engines):
+        phases["running the engine here"] = SESSION[config.precision] * count
+    why, most = max(phases.items(), key=lambda phase: phase[1])
+    memory = IMPORTED + (size if in_memory else 0) + most
+    copies = sum(target.copies for target in targets)
+    return Budget(copies * count * DTYPES[config.precision].itemsize + BESIDE_WEIGHTS, memory, why)
+
+
+def require(source: Source, config: EngineConfig, folder: Path) -> None:
+    """Refuse to begin what this machine cannot finish.
+
+    Args:
+        folder: where the bundle is written.
+
+    Raises:
+        MissingError: with the bytes needed and there.
+    """
+    budget = estimate(source.weight_elements(), config, in_memory=source.in_memory)
+    require_space(folder, budget.disk)
+    there = available()
+    if there is not None and budget.memory > there + anonymous():
+        hint = "Use a machine with more memory."
+        if config.runs_here and config.device == "cpu":
+            hint = (
+                "--device cuda plans the engine for a GPU: it is not run here, and the program is"
+                " verified layer by layer."
+            )
+        raise MissingError(
+            f"exporting {source.name} takes at least {budget.memory / 1e9:.1f} GB of memory, most"
+            f" of it for {budget.why}; {there / 1e9:.1f} GB are free",
+            hint=hint,
+        )
+
+
+def _eager(elements: Elements, name: str) -> int:
+    """Bytes that the eager module holds besides mapped files (see `capture.sources.widened`)."""
+    dtype = DTYPES[name]
+    if set(elements) == {dtype}:
+        return 0
+    if name == "fp32" and len(elements) == 1 and set(elements) <= set(NARROW):
+        return 0
+    return dtype.itemsize * sum(elements.values())

@@ -1,0 +1,331 @@
+"""The inputs that a model is compared on: corners of its ranges, what the user gave, and what takes
+the other paths of its branches.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from enginecast.capture.control_flow.cover.branches import Unverified, cover
+from enginecast.capture.control_flow.detect.recorder import record
+from enginecast.capture.inputs.examples import Case, example_sizes, sample, verification_inputs
+from enginecast.capture.inputs.given import tokenize
+from enginecast.capture.inputs.perturb import perturbed
+from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.python.locations import (
+    SourceLocation,
+    is_library_code,
+    is_model_code,
+)
+from enginecast.capture.refusals.refusal import FRAME
+from enginecast.capture.sources.source import Source
+from enginecast.capture.tracing.oracle import Guard
+from enginecast.capture.tracing.size_guards import OtherSizes
+from enginecast.compiler.steps import Steps
+from enginecast.errors import CaptureError, UsageError
+from enginecast.passes.ir.block_coverage import Way, ways, ways_taken
+from enginecast.passes.ir.blocks import all_blocks
+
+SEED = 0
+"""Of the verification inputs: equal calls give equal bundles."""
+
+
+def choose_cases(
+    source: Source,
+    specs: Sequence[InputSpec],
+    given: Mapping[str, Tensor],
+    prompts: Sequence[str] | None,
+    parameters: int,
+    steps: Steps,
+) -> tuple[Case, ...]:
+    """The verification inputs, those of the user first.
+
+    Args:
+        specs: with the ranges that the program kept.
+        given: tensors that the user gave; may be empty.
+        prompts: texts that the user gave.
+        parameters: of the model, which limits the work; 0: no limit.
+
+    Raises:
+        UsageError: what was given does not fit the inputs.
+    """
+    cases = verification_inputs(specs, SEED, parameters=parameters)
+    if given:
+        cases = [Case("given inputs", dict(given)), *cases]
+    cases = [*_example_case(source, specs, steps), *cases]
+    if prompts is not None:
+        encoded = tokenize(prompts, source, specs)
+        cases = [Case("given prompts", _filled(encoded, specs)), *cases]
+    return tuple(_within(specs, cases))
+
+
+def with_other_sizes(
+    specs: Sequence[InputSpec], cases: Sequence[Case], others: Sequence[OtherSizes]
+) -> tuple[Case, ...]:
+    """The cases, and one for each size that the trace's guards exclude, at which the code takes
+    another path.
+    """
+    added = []
+    for other in others:
+        place = f" ({other.place})" if other.place else ""
+        inputs = sample(specs, {**example_sizes(specs), **other.sizes}, SEED)
+        told = ", ".join(f"{name} {size}" for name, size in other.sizes.items())
+        added.append(Case(f"sizes that the code tells apart: {told}{place}", inputs))
+    return (*cases, *added)
+
+
+@dataclass(frozen=True)
+class Covered:
+    """Verification inputs that take both paths of each branch, as far as such were found."""
+
+    inputs: tuple[InputSpec, ...]
+    """With value ranges that hold the cases that were added."""
+    cases: tuple[Case, ...]
+    verified: tuple[str, ...]
+    """Notes: which branches were seen both ways, and those of libraries that were not."""
+    unverified: tuple[Unverified, ...]
+    """Branches of the model of which no input took one of the paths."""
+    watched: tuple[Case, ...] = ()
+    """Few of a program with blocks, and among them they run every block that any case runs."""
+
+
+def cover_branches(
+    source: Source,
+    specs: Sequence[InputSpec],
+    cases: Sequence[Case],
+    places: Collection[SourceLocation],
+) -> Covered:
+    """Run the model in fp32 to find inputs that take the paths of branches which `cases` do not.
+
+    Args:
+        places: file and line of the branches that decide.
+
+    Raises:
+        CaptureError: a loop that does not end.
+    """
+    found = cover(source.eager(), specs, cases, places, SEED)
+    both = f"both ways verified: {', '.join(found.verified)}"
+    libraries = (f"in a library, so it rejects nothing: {u}" for u in found.in_libraries)
+    return Covered(
+        inputs=tuple(widened(spec, found.cases) for spec in specs),
+        cases=(*cases, *found.cases),
+        verified=(*((both,) if found.verified else ()), *libraries),
+        unverified=found.unverified,
+    )
+
+
+def along_guards(
+    source: Source, cases: Sequence[Case], guards: Sequence[Guard], steps: Steps
+) -> tuple[Case, ...]:
+    """The cases in which the model, run in fp32, takes the path of its specialised program.
+
+    Raises:
+        CaptureError: it takes that path in none of them, or a loop does not end.
+    """
+    module = source.eager()
+    places = {guard.read.place for guard in guards}
+    taken = [(guard.read.place, guard.read.value) for guard in guards]
+    kept: list[Case] = []
+    left: list[Case] = []
+    for case in cases:
+        ways = [
+            [(read.place, read.value) for read in reads if read.place in places]
+            for reads in record(module, [case.inputs])
+        ]
+        (kept if ways == [taken] else left).append(case)
+    if not kept:
+        raise CaptureError(
+            "no verification input goes the way of the specialised program",
+            hint="Give inputs that do: --inputs FILE.safetensors.",
+        )
+    if left:
+        names = ", ".join(repr(case.name) for case in left)
+        steps.say(f"the engine will refuse inputs that go another way, such as {names}")
+    return tuple(kept)
+
+
+def widened(spec: InputSpec, cases: Sequence[Case]) -> InputSpec:
+    """`spec` with a range of values that holds those of `cases`: the example's was a guess."""
+    if spec.low is None or spec.high is None or spec.kind != "tensor":
+        return spec
+    values = [case.inputs[spec.name] for case in cases if case.inputs[spec.name].numel()]
+    low = min([spec.low, *(int(value.min()) for value in values)])
+    high = max([spec.high, *(int(value.max()) for value in values)])
+    return replace(spec, low=low, high=high)
+
+
+def _example_case(source: Source, specs: Sequence[InputSpec], steps: Steps) -> list[Case]:
+    """The example that came with the model, where the program takes its sizes."""
+    example = {
+        spec.name: source.example()[spec.name].to(spec.dtype)
+        for spec in specs
+        if spec.name in source.example()
+    }
+    if len(example) != len(specs) or not example:
+        return []
+    check_values(example, specs, "the example")
+    case = Case("example inputs", example)
+    try:
+        _check_sizes(specs, case)
+    except UsageError as error:
+        steps.say(f"not verified on the example: {error.message}")
+        return []
+    return [case]
+
+
+def check_values(given: Mapping[str, Tensor], specs: Sequence[InputSpec], origin: str) -> None:
+    """Refuse ids that the model has no row for, before they reach a kernel, and padding alone."""
+    for spec in specs:
+        tensor = given[spec.name]
+        if spec.kind == "attention_mask" and not tensor.any():
+            raise UsageError(
+                f"{origin}: {spec.name}: 0 everywhere, so that all of the input is padding",
+                hint="Nothing can be compared or calibrated on it: give at least one token.",
+            )
+        if spec.low is None or spec.high is None or not tensor.numel():
+            continue
+        least, most = tensor.min().item(), tensor.max().item()
+        if least < spec.low or most > spec.high:
+            wrong = least if least < spec.low else most
+            raise UsageError(
+                f"{origin}: {spec.name}: expected values in {spec.low}..{spec.high}, got {wrong}"
+            )
+
+
+def _filled(tensors: dict[str, Tensor], specs: Sequence[InputSpec]) -> dict[str, Tensor]:
+    lacking = [spec.name for spec in specs if spec.name not in tensors]
+    if lacking:
+        raise UsageError(
+            f"--prompts gives no values for {', '.join(lacking)}",
+            hint="Give all inputs as tensors: --inputs FILE.safetensors.",
+        )
+    return tensors
+
+
+def _within(specs: Sequence[InputSpec], cases: Sequence[Case]) -> list[Case]:
+    """Cases cut to the largest batch: a prompt file may be longer than a batch."""
+    limits = {spec.name: spec.dims[0].maximum for spec in specs if spec.dims}
+    cut = [
+        replace(
+            case,
+            inputs={n: t[: limits[n]] if n in limits else t for n, t in case.inputs.items()},
+        )
+        for case in cases
+    ]
+    for case in cut:
+        _check_sizes(specs, case)
+    return cut
+
+
+def _check_sizes(specs: Sequence[InputSpec], case: Case) -> None:
+    """Refuse what was given in a size that the program, narrowed to what the model takes, does not.
+
+    Raises:
+        UsageError: names the input, its dimension, and what it may be.
+    """
+    for spec in specs:
+        sizes = case.inputs[spec.name].shape
+        for index, (size, dim) in enumerate(zip(sizes, spec.dims, strict=True)):
+            if not dim.minimum <= size <= dim.maximum:
+                allowed = (
+                    str(dim.minimum)
+                    if dim.minimum == dim.maximum
+                    else f"{dim.minimum}..{dim.maximum}"
+                )
+                raise UsageError(
+                    f"the {case.name} have {size} in dimension {index} of {spec.name}, "
+                    f"the program takes {allowed}",
+                    hint=f"Fix it for them: --dynamic {spec.name}:{index}={size}.",
+                )
+
+
+MOST_TRIALS = 60
+"""Runs of the program in search of paths that no case takes."""
+WATCHED = 2
+"""Cases that every pass is watched on, besides those that take paths of their own."""
+
+
+def cover_paths(
+    program: ExportedProgram,
+    specs: Sequence[InputSpec],
+    cases: Sequence[Case],
+    known: Sequence[str] = (),
+    trials: int = MOST_TRIALS,
+) -> Covered:
+    """Find cases for the paths of a program that `cases` do not take, and choose those to watch.
+
+    Args:
+        program: as captured, with blocks.
+        specs: its inputs.
+        cases: the verification inputs.
+        known: places, as "model.py:26", whose paths were looked at in the source already.
+        trials: runs in search of other cases, at most.
+    """
+    every = ways(program)
+    taken = ways_taken(program, [case.inputs for case in cases])
+    added = list(_search(program, specs, cases, every, frozenset().union(*taken), trials))
+    cases = (*cases, *(case for case, _ in added))
+    taken += [found for _, found in added]
+    libraries = _of_libraries(program)
+    missing = [
+        text
+        for way, text in every.items()
+        if way not in libraries and not any(way in found for found in taken)
+    ]
+    fresh = {text.partition(": ")[0]: None for text in every.values()} if not missing else {}
+    told = [place for place in fresh if place not in known]
+    return Covered(
+        inputs=tuple(widened(spec, [case for case, _ in added]) for spec in specs),
+        cases=cases,
+        verified=(f"every way of the program verified: {', '.join(told)}",) if told else (),
+        unverified=tuple(
+            Unverified(place, seen)
+            for place, _, seen in (text.partition(": ") for text in missing)
+            if place not in known
+        ),
+        watched=tuple(_watched(cases, taken)),
+    )
+
+
+def _of_libraries(program: ExportedProgram) -> frozenset[Way]:
+    """The paths through blocks that a library wrote, whose branches reject no model."""
+    found = set()
+    for node, block in all_blocks(program):
+        files = [frame["file"] for frame in FRAME.finditer(node.meta.get("stack_trace") or "")]
+        models = [file for file in files if is_model_code(file)]
+        if models and is_library_code(models[-1]):
+            found.add(block.module)
+    return frozenset(found)
+
+
+def _search(
+    program: ExportedProgram,
+    specs: Sequence[InputSpec],
+    cases: Sequence[Case],
+    every: Mapping[Way, str],
+    seen: frozenset[Way],
+    trials: int,
+) -> Iterator[tuple[Case, frozenset[Way]]]:
+    bases: list[Mapping[str, Tensor]] = [case.inputs for case in cases]
+    for inputs in islice(perturbed(specs, bases, SEED), trials):
+        if every.keys() <= seen:
+            return
+        try:
+            [found] = ways_taken(program, [inputs])
+        except Exception:  # at values that nobody promised it takes
+            continue
+        new = [every[way].partition(": ")[0] for way in found - seen if way in every]
+        if new:
+            yield Case(f"other way at {', '.join(dict.fromkeys(new))}", dict(inputs)), found
+        seen |= found
+
+
+def _watched(cases: Sequence[Case], taken: Sequence[frozenset[Way]]) -> Iterator[Case]:
+    seen: set[Way] = set()
+    for index, (case, found) in enumerate(zip(cases, taken, strict=True)):
+        if index < WATCHED or not found <= seen:
+            seen |= found
+            yield case

@@ -1,0 +1,123 @@
+"""The search for what makes a rewritten program wrong, and the passes run again without it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from enginecast.compiler.engines import criteria_of
+from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.request import EngineConfig
+from enginecast.compiler.rewrite import Rewritten, observed_cases, rewrite
+from enginecast.compiler.steps import Steps
+from enginecast.passes.ir.base import Pass, Site, SiteKey
+from enginecast.passes.ir.pipeline import PassRun
+from enginecast.verify.bisect.bisect import Subject, bisect
+from enginecast.verify.bisect.culprit import Bisection, Culprit, Leave, why_dropped
+from enginecast.verify.eager import Case
+from enginecast.verify.reference import Reference
+
+ROUNDS = 3
+"""Times that guilty sites are dropped: a case that the search did not run may show others."""
+
+WORST = 3
+"""Cases that are tried, when no single one of them may show what is wrong with all."""
+
+
+def without_culprits(
+    prepared: Prepared,
+    passes: tuple[Pass, ...],
+    reference: Reference,
+    rewritten: Rewritten,
+    target: str,
+    steps: Steps,
+    engines: Sequence[EngineConfig] = (),
+) -> Rewritten:
+    """Run the passes again without the sites that do harm, where that helps; but not without those
+    of lowering passes, which an engine cannot do without.
+
+    Args:
+        rewritten: what the passes made; it is wrong.
+
+    Returns:
+        The program without them, or the last one that is wrong, with what does harm in it.
+    """
+    dropped: tuple[Culprit, ...] = ()
+    leave: Leave = ()
+    for _ in range(ROUNDS):
+        found = find_culprits(prepared, passes, rewritten, steps, leave)
+        in_lowering = any(culprit.position >= len(passes) for culprit in found.culprits)
+        if in_lowering or not found.helps or not found.left_out:
+            return replace(rewritten, bisection=found, dropped=dropped)
+        leave, dropped = found.leave[: len(passes)], (*dropped, *found.culprits)
+        steps.say(f"--drop-guilty leaves {found.left_out} of {found.rewritten} sites out")
+        again = rewrite(prepared, passes, reference, steps, leave, target, engines)
+        rewritten = replace(again, runs=_with_reasons(again.runs, dropped), dropped=dropped)
+        if not is_wrong(rewritten):
+            break
+    return rewritten
+
+
+def is_wrong(rewritten: Rewritten) -> bool:
+    """Whether the program after its passes is to be rejected, and eager is not to blame."""
+    if rewritten.failures:
+        return True
+    if rewritten.emulated is None or rewritten.reference.floor.defects:
+        return False
+    return criteria_of(rewritten).judge_unrun().outcome == "rejected"
+
+
+def find_culprits(
+    prepared: Prepared,
+    passes: tuple[Pass, ...],
+    rewritten: Rewritten,
+    steps: Steps,
+    leave: Leave = (),
+) -> Bisection:
+    """Search a program that is wrong.
+
+    Args:
+        leave: sites that were left out of it.
+    """
+    engine = rewritten.suspect
+    lowering = engine.passes if engine is not None else ()
+    checks = (*rewritten.checks, *(engine.checks if engine is not None else ()))
+    leave = (*leave, *(frozenset[SiteKey]() for _ in lowering)) if leave else ()
+    subject = Subject(
+        program=prepared.captured.program,
+        passes=(*passes, *lowering),
+        reference=rewritten.reference,
+        context=prepared.context,
+        leave=leave,
+        names=prepared.output_names,
+    )
+    with steps("bisect"):
+        found = bisect(subject, checks, observed_cases(prepared), _worst_first(prepared, rewritten))
+    steps.log(f"bisect: {found.trials} runs")
+    for line in found.lines():
+        steps.log(line)
+    return found
+
+
+def _worst_first(prepared: Prepared, rewritten: Rewritten) -> Sequence[Case]:
+    """The cases by how wrong the outputs are in true low precision."""
+    measured = rewritten.emulated.measured if rewritten.emulated is not None else {}
+
+    def badness(case: Case) -> tuple[int, float]:
+        outputs = measured.get(case.name, {}).values()
+        lost = sum(found.nonfinite for found in outputs)
+        return lost, max((found.relative for found in outputs), default=0.0)
+
+    return sorted(prepared.cases, key=badness, reverse=True)[:WORST]
+
+
+def _with_reasons(runs: Sequence[PassRun], dropped: Sequence[Culprit]) -> tuple[PassRun, ...]:
+    """The sites that were dropped with the reason for it."""
+    reasons = why_dropped(dropped)
+
+    def reasoned(position: int, site: Site) -> Site:
+        reason = reasons.get((position, site.key))
+        return site if reason is None else replace(site, reason=reason)
+
+    return tuple(
+        replace(run, sites=tuple(reasoned(position, site) for site in run.sites))
+        for position, run in enumerate(runs)
+    )

@@ -1,0 +1,160 @@
+"""The engines of a bundle: what a target is asked for, and the first run of what it made."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from torch.export import ExportedProgram
+
+from enginecast.capture.tracing.shapes import symbol_names
+from enginecast.compiler.manifest import describe_inputs
+from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.request import EngineConfig
+from enginecast.compiler.rewrite import Rewritten
+from enginecast.errors import BundleError, InputError
+from enginecast.exporters.target import LoweringRequest
+from enginecast.runtime.bundle.manifest import EngineRecord, FileRecord, Manifest, Verdict
+from enginecast.runtime.bundle.reader import Bundle
+from enginecast.runtime.engine import Engine
+from enginecast.runtime.sessions.registry import session_class
+from enginecast.verify.emulate.emulate import TrueDtypeRun
+from enginecast.verify.engine import verify_engine, where_it_ran
+from enginecast.verify.reference import Reference
+from enginecast.verify.verdict import judge
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """What engines made from one program, or module, are judged by."""
+
+    reference: Reference
+    emulated: TrueDtypeRun | None = None
+    """The program in the arithmetic of the engine's target; None for fp32, and without one."""
+    problems: tuple[str, ...] = ()
+    """Reasons to reject that were found before the engine ran."""
+
+    def judge_unrun(self, *more: str) -> Verdict:
+        """Judge by the program, and `more` reasons to reject it: the engine has not run."""
+        verdict = judge(
+            None,
+            self.reference.floor,
+            where=where_it_ran(),
+            engine_ran=False,
+            emulated=self.emulated.measured if self.emulated is not None else None,
+            problems=(*self.problems, *more),
+        )
+        return self._with_arithmetic(verdict)
+
+    def judge_engine(self, engine: Engine) -> Verdict:
+        """Run an engine over all cases and judge it."""
+        emulated = self.emulated.measured if self.emulated is not None else None
+        verdict = verify_engine(engine, self.reference, emulated=emulated, problems=self.problems)
+        return self._with_arithmetic(verdict)
+
+    def _with_arithmetic(self, verdict: Verdict) -> Verdict:
+        if self.emulated is None:
+            return verdict
+        return msgspec.structs.replace(verdict, arithmetic=self.emulated.emulation.profile)
+
+
+def criteria_of(rewritten: Rewritten, *problems: str) -> Criteria:
+    """What engines made from a rewritten program are judged by, `problems` included."""
+    problems = (*problems, *rewritten.problems)
+    return Criteria(rewritten.reference, rewritten.emulated, problems)
+
+
+@dataclass(frozen=True)
+class EngineRun:
+    """How an engine did when it ran for the first time."""
+
+    verdict: Verdict
+    executed: tuple[str, ...] | None = None
+    """Op types as the runtime executed them; None when it did not run, or does not say."""
+    layers: tuple[str, ...] = ()
+    """What the engine consists of, in words, where its runtime says."""
+
+
+def lowering_request(
+    prepared: Prepared,
+    config: EngineConfig,
+    program: ExportedProgram,
+    folder: Path,
+    tell: Callable[[str, int, int], None] = lambda phase, done, total: None,
+    say: Callable[[str], None] = lambda line: None,
+) -> LoweringRequest:
+    """What a target is asked for.
+
+    Args:
+        program: after the lowering passes.
+    """
+    captured = prepared.captured
+    given = prepared.source.given_program() is not None
+    names = {} if given else symbol_names(captured.program, captured.inputs)
+    return LoweringRequest(
+        program,
+        folder,
+        outputs=prepared.output_names,
+        symbols={str(symbol): name for symbol, name in names.items()},
+        shapes=[spec.dims for spec in captured.outputs],
+        device=config.device,
+        arch=config.arch,
+        inputs=describe_inputs(prepared.inputs),
+        ranges=dict(prepared.symbols),
+        options=config.options,
+        tell=tell,
+        say=say,
+    )
+
+
+def run_engine(
+    bundle: Bundle,
+    record: EngineRecord,
+    config: EngineConfig,
+    criteria: Criteria,
+    threads: int | None,
+    *,
+    counts_ops: bool = True,
+) -> EngineRun:
+    """Run the engine where this machine can, and judge it.
+
+    Args:
+        bundle: as it will be published, but for verdicts and digests.
+        counts_ops: whether to look at which ops the runtime executes.
+    """
+    if not config.runs_here:
+        return EngineRun(criteria.judge_unrun())
+    try:
+        session = session_class(config.target)
+        opened = session.open(bundle, record, config.providers, threads)
+        with Engine(bundle, record, opened) as engine:
+            verdict, layers = criteria.judge_engine(engine), engine.layers()
+        executed = None
+        if counts_ops:
+            inputs = criteria.reference.cases[0].inputs
+            executed = session.executed_ops(bundle, record, inputs, config.providers, threads)
+    except (BundleError, InputError) as error:
+        # The engine is ours, and so is what is wrong with it: that is a rejection, not bad input.
+        return EngineRun(criteria.judge_unrun(f"the engine does not run: {error.message}"))
+    return EngineRun(verdict, executed, layers)
+
+
+def unsealed(folder: Path, manifest: Manifest, names: Iterable[str]) -> Bundle:
+    """A bundle that is still being made: its digests come when it is published."""
+    files = tuple(FileRecord(name=name, size=0, sha256="0" * 64) for name in names)
+    return Bundle(folder, msgspec.structs.replace(manifest, files=files))
+
+
+def verdict_of(config: EngineConfig, runs: Sequence[EngineRun]) -> Verdict:
+    """The verdict on a bundle: that of its first engine, unless another one is rejected."""
+    first = runs[0].verdict
+    wrong = [
+        f"the {other.target} engine: {reason}"
+        for other, run in zip(config.engines[1:], runs[1:], strict=False)
+        if run.verdict.outcome == "rejected"
+        for reason in run.verdict.reasons
+    ]
+    if not wrong:
+        return first
+    reasons = (*first.reasons, *wrong) if first.outcome == "rejected" else tuple(wrong)
+    return msgspec.structs.replace(first, outcome="rejected", reasons=reasons)

@@ -1,0 +1,155 @@
+"""The fusion contract: how many sites a model should have, and how many are fused at each stage.
+
+A fusion that silently stops matching costs nobody an error and everybody speed; so the sites are
+counted in the captured program, by what they compute, before any pass has looked at it, and again
+after each stage.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from enginecast.passes.analyses.attention import is_attention_core
+from enginecast.passes.analyses.norms import is_statistic
+from enginecast.passes.analyses.residual_stream import RANKS
+from enginecast.passes.ir.base import Site
+from enginecast.passes.ir.blocks import all_nodes
+from enginecast.passes.ir.edit import aten, first_input, same_shape, shape_of
+from enginecast.passes.ir.match import behind_casts, is_call
+from enginecast.passes.ir.source import module_path, source_line
+from enginecast.runtime.bundle.manifest import Fusion
+
+RMS_NORM, SKIP_NORM, ATTENTION = "rms-norm", "residual+norm", "attention"
+
+# Those of ONNX Runtime, and what Inductor makes one kernel of (see `aotinductor.op_counts`).
+_SKIP_OPS = frozenset({"SkipSimplifiedLayerNormalization", "add+rms_norm"})
+_NORM_OPS = frozenset({"RMSNormalization", "SimplifiedLayerNormalization", "rms_norm"}) | _SKIP_OPS
+_ATTENTION_OPS = frozenset(
+    {"Attention", "MultiHeadAttention", "GroupQueryAttention", "scaled_dot_product_attention"}
+)
+_OPS = {RMS_NORM: _NORM_OPS, SKIP_NORM: _SKIP_OPS, ATTENTION: _ATTENTION_OPS}
+_PASSES = {
+    RMS_NORM: "fuse-rms-norm",
+    SKIP_NORM: "fuse-skip-norm",
+    ATTENTION: "fuse-attention",
+}
+NO_RESIDUAL = "expected a residual sum"
+
+
+def expect_fusions(captured: ExportedProgram) -> dict[str, tuple[str, ...]]:
+    """Find the sites of a captured program by kind: means of squares under a root, attentions,
+    norms of residual sums.  Each is "module file:line".
+    """
+    norms = [n for n in all_nodes(captured) if is_statistic(n) or is_call(n, aten.rms_norm.default)]
+    cores = [node for node in all_nodes(captured) if is_attention_core(node)]
+    return {
+        RMS_NORM: tuple(map(_place, norms)),
+        SKIP_NORM: tuple(_place(node) for node in norms if _reads_residual_sum(node)),
+        ATTENTION: tuple(map(_place, cores)),
+    }
+
+
+def count_fusions(
+    expected: Mapping[str, tuple[str, ...]],
+    program: ExportedProgram,
+    engine_ops: Mapping[str, int],
+    runtime_ops: Iterable[str] | None,
+    sites: Mapping[str, Sequence[Site]],
+) -> tuple[Fusion, ...]:
+    """Compare what was expected with what there is.
+
+    Args:
+        program: after the passes.
+        engine_ops: op counts of the engine's graph, names as "domain::Op".
+        runtime_ops: op types as the runtime executed them; None when it was not run.
+        sites: pass name -> its sites; give the reasons of those that are missing.
+    """
+    executed = None if runtime_ops is None else list(runtime_ops)
+    found = []
+    for kind, places in expected.items():
+        in_program = _in_program(program, kind)
+        in_blocks = in_program - _in_program(program, kind, program.graph.nodes)
+        in_engine = sum(n for op, n in engine_ops.items() if op.split("::")[-1] in _OPS[kind])
+        in_runtime = None if executed is None else sum(op in _OPS[kind] for op in executed)
+        # Of blocks, the case that is counted on runs some, and some of them many times.
+        always = None if in_blocks else in_runtime
+        missing = _missing(kind, places, in_program, in_engine, always, sites)
+        found.append(
+            Fusion(
+                kind=kind,
+                expected=len(places),
+                program=in_program,
+                engine=in_engine,
+                runtime=in_runtime,
+                missing=missing,
+            )
+        )
+    return tuple(fusion for fusion in found if fusion.expected or fusion.program)
+
+
+def _in_program(program: ExportedProgram, kind: str, nodes: Iterable[Node] | None = None) -> int:
+    """How many there are among some nodes; None: all, within blocks too."""
+    targets = {
+        RMS_NORM: (aten.rms_norm.default, torch.ops.enginecast.skip_rms_norm.default),
+        SKIP_NORM: (torch.ops.enginecast.skip_rms_norm.default,),
+        ATTENTION: (torch.ops.enginecast.attention.default,),
+    }[kind]
+    return sum(is_call(node, *targets) for node in (nodes or all_nodes(program)))
+
+
+def _missing(
+    kind: str,
+    places: Sequence[str],
+    in_program: int,
+    in_engine: int,
+    in_runtime: int | None,
+    sites: Mapping[str, Sequence[Site]],
+) -> tuple[str, ...]:
+    reasons: list[str] = []
+    if in_program < len(places):
+        reasons += _left_alone(kind, places, sites)
+    if in_engine < in_program:
+        reasons.append(f"lowering kept {in_engine} of {in_program}")
+    if in_runtime is not None and in_runtime < in_engine:
+        reasons.append(f"the runtime executes {in_runtime} of {in_engine}")
+    return tuple(reasons)
+
+
+def _left_alone(
+    kind: str, places: Sequence[str], sites: Mapping[str, Sequence[Site]]
+) -> Sequence[str]:
+    """What the passes say of the sites that they did not rewrite."""
+    found = [s for s in sites.get(_PASSES[kind], ()) if s.reason and NO_RESIDUAL not in s.reason]
+    if kind == SKIP_NORM:
+        # A norm that is not fused itself never gets as far as the residual.
+        norms = sites.get(_PASSES[RMS_NORM], ())
+        found += [s for s in norms if s.reason and _named(s) in places]
+    if found:
+        return [f"{_named(site)}: {site.reason}" for site in found]
+    if _PASSES[kind] not in sites:
+        return [f"{_PASSES[kind]} is not in the pipeline"]
+    return [f"{_PASSES[kind]} did not see the site"]
+
+
+def _named(site: Site) -> str:
+    return f"{site.module} {site.source}".strip()
+
+
+def _reads_residual_sum(norm: Node) -> bool:
+    source = first_input(norm)
+    if is_statistic(norm):
+        source = first_input(source)
+    source = behind_casts(source)
+    if not is_call(source, aten.add.Tensor) or len(shape_of(source)) not in RANKS:
+        return False
+    addends = source.args[:2]
+    return all(
+        isinstance(addend, Node) and same_shape(shape_of(addend), shape_of(source))
+        for addend in addends
+    )
+
+
+def _place(node: Node) -> str:
+    return f"{module_path(node)} {source_line(node)}".strip()

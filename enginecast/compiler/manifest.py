@@ -1,0 +1,189 @@
+"""What the manifest says of a model and its engines: inputs, outputs, symbols, passes, text."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import msgspec
+import torch
+from torch.export import ExportedProgram
+
+from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.outputs.flatten import OutputSpec
+from enginecast.capture.sources.source import Source
+from enginecast.capture.tracing import strategy
+from enginecast.compiler.prepare import OpenedModel, Prepared
+from enginecast.compiler.request import EngineConfig
+from enginecast.compiler.rewrite import Rewritten
+from enginecast.exporters.target import Artifact
+from enginecast.passes.ir.edit import dtype_of
+from enginecast.passes.ir.options import spec_from_pass
+from enginecast.passes.ir.pipeline import PassRun
+from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
+from enginecast.runtime.bundle.manifest import (
+    EngineRecord,
+    Guard,
+    Input,
+    Manifest,
+    Model,
+    Output,
+    PassRecord,
+    Quantization,
+    Rung,
+    Site,
+    Text,
+    Verdict,
+    Where,
+)
+from enginecast.version import __version__
+
+PLAN_NAME = "plan.json"
+"""The plan of a quantized bundle, in its folder."""
+PENDING = Verdict(
+    outcome="rejected",
+    engine="not run on target",
+    where=Where(provider="", device="", versions={}),
+)
+"""Stands in the manifest while the engine is run for the first time; never published."""
+
+
+def describe_manifest(
+    model: OpenedModel,
+    config: EngineConfig,
+    outputs: Sequence[OutputSpec],
+    artifacts: Sequence[Artifact],
+) -> Manifest:
+    """The manifest of a bundle, but for what is found when its engines run.
+
+    Args:
+        outputs: what users get, with the dtypes of the engines.
+        artifacts: one for each engine of `config`.
+    """
+    return Manifest(
+        enginecast=__version__,
+        model=Model(name=model.source.name, fingerprint=model.source.fingerprint()),
+        inputs=describe_inputs(model.inputs),
+        symbols=dict(model.symbols),
+        outputs=tuple(
+            Output(name=spec.name, dtype=dtype_name(spec.dtype), shape=tuple(spec.dims))  # type: ignore[arg-type]
+            for spec in outputs
+        ),
+        outputs_chosen=bool(model.wanted),
+        pipeline=config.pipeline,
+        precision=config.precision,
+        text=_describe_text(model.source, model.inputs),
+        engines=tuple(
+            _describe_engine(engine, artifact)
+            for engine, artifact in zip(config.engines, artifacts, strict=True)
+        ),
+    )
+
+
+def describe_program(
+    model: Prepared, config: EngineConfig, rewritten: Rewritten, artifacts: Sequence[Artifact]
+) -> Manifest:
+    """The manifest of a bundle whose engines were made from one program."""
+    captured = model.captured
+    guards = {guard.output for guard in captured.guards}  # the runtime looks at them itself
+    outputs = _outputs_after(captured.outputs, rewritten.program)
+    given = [spec for spec in outputs if spec.name not in guards]
+    return msgspec.structs.replace(
+        describe_manifest(model, config, given, artifacts),
+        capture=describe_rungs(captured.rungs),
+        guards=tuple(
+            Guard(
+                output=guard.output,
+                place=f"{guard.read.file}:{guard.read.line}",
+                code=guard.read.code,
+                value=str(guard.read.value),
+            )
+            for guard in captured.guards
+        ),
+        notes=captured.notes,
+        quantization=_describe_plan(config, plan_of(rewritten.program)),
+        passes=tuple(map(_describe_pass, rewritten.runs)),
+    )
+
+
+def dtype_name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def describe_inputs(specs: Sequence[InputSpec]) -> tuple[Input, ...]:
+    return tuple(
+        Input(
+            name=spec.name,
+            kind=spec.kind,
+            dtype=dtype_name(spec.dtype),  # type: ignore[arg-type]  # checked when it is encoded
+            shape=tuple(dim.name or dim.size for dim in spec.dims),
+            minimum=spec.low,
+            maximum=spec.high,
+        )
+        for spec in specs
+    )
+
+
+def describe_rungs(rungs: Sequence[strategy.Rung]) -> tuple[Rung, ...]:
+    return tuple(msgspec.convert(rung, Rung, from_attributes=True) for rung in rungs)
+
+
+def _outputs_after(specs: Sequence[OutputSpec], program: ExportedProgram) -> list[OutputSpec]:
+    """Names and shapes as captured, dtypes as the passes left them."""
+    nodes = {node.name: node for node in program.graph.nodes}
+    dtypes = [
+        dtype_of(nodes[spec.arg.name])
+        for spec in program.graph_signature.output_specs
+        if spec.arg.name in nodes
+    ]
+    return [
+        dataclasses.replace(spec, dtype=dtype or spec.dtype)
+        for spec, dtype in zip(specs, dtypes, strict=True)
+    ]
+
+
+def _describe_text(source: Source, inputs: Sequence[InputSpec]) -> Text | None:
+    """How prompts become ids; None for a model without tokenizer or token ids."""
+    ids = [spec for spec in inputs if spec.kind == "token_ids"]
+    if not ids or all(f.name != "tokenizer.json" for f in source.tokenizer_files):
+        return None
+    return Text(padding_id=ids[0].padding or 0, max_length=ids[0].dims[-1].maximum)
+
+
+def _describe_pass(run: PassRun) -> PassRecord:
+    return PassRecord(
+        name=run.pass_.name,
+        spec=str(spec_from_pass(run.pass_)),
+        rewritten=run.rewritten,
+        sites=tuple(msgspec.convert(site, Site, from_attributes=True) for site in run.sites),
+    )
+
+
+def _describe_plan(config: EngineConfig, found: QuantizationPlan | None) -> Quantization | None:
+    if found is None:
+        return None
+    return Quantization(
+        precision=config.asked_precision,
+        format=found.format,
+        arch=found.arch,
+        max_error=found.max_error,
+        predicted_error=found.predicted_error,
+        plan=PLAN_NAME,
+    )
+
+
+def _describe_engine(config: EngineConfig, artifact: Artifact) -> EngineRecord:
+    weights = (name for name in artifact.files if name.endswith(".safetensors"))
+    return EngineRecord(
+        target=config.target,
+        file=artifact.files[0],
+        weights=next(weights, None),
+        precision=config.precision,
+        opset=artifact.opset or None,
+        domains=dict(artifact.domains),
+        minimum_runtime=artifact.minimum_runtime,
+        providers=config.engine_providers,
+        arch=config.arch or artifact.requires.get("gpu"),
+        quantized=artifact.quantized,
+        requires=dict(artifact.requires),
+        **artifact.record,
+        verdict=PENDING,
+    )

@@ -1,0 +1,367 @@
+"""From a MODEL argument to a captured program: the start of export, inspect and opt."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path, PurePath
+from typing import cast
+
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from enginecast.capture.control_flow.detect.detect import overlooked
+from enginecast.capture.control_flow.detect.recorder import Read, record
+from enginecast.capture.inputs.derive.derive import check_required, derive
+from enginecast.capture.inputs.dynamic import apply_dynamic, parse_dynamic
+from enginecast.capture.inputs.examples import Case, example_sizes, sample
+from enginecast.capture.inputs.given import check_arguments, given_prompts, read_inputs
+from enginecast.capture.inputs.specs import InputSpec, captured_dtype, from_example
+from enginecast.capture.outputs.flatten import run_named
+from enginecast.capture.outputs.selection import Wanted, parse_wanted
+from enginecast.capture.python.locations import SourceLocation
+from enginecast.capture.python.quiet import quiet_torch
+from enginecast.capture.sources.source import Source
+from enginecast.capture.tracing.export import Captured, capture, describe, named_leaves
+from enginecast.capture.tracing.shapes import Range
+from enginecast.capture.tracing.state import CalledTwice
+from enginecast.capture.tracing.strategy import Fallback
+from enginecast.compiler.cases import (
+    MOST_TRIALS,
+    Covered,
+    along_guards,
+    check_values,
+    choose_cases,
+    cover_branches,
+    cover_paths,
+    with_other_sizes,
+)
+from enginecast.compiler.request import EngineConfig, ModelOptions
+from enginecast.compiler.steps import Steps
+from enginecast.errors import CaptureError, UsageError
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.blocks import has_structure
+from enginecast.passes.ir.captured_blocks import lift_constants, name_places, unknown_structure
+from enginecast.passes.ir.cut_outputs import drop_dead, keep_outputs
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.quantization_plan import QuantizationPlan
+from enginecast.passes.ir.source import source_line
+from enginecast.passes.quantize.plan.file import check_model, read_plan
+from enginecast.verify.eager import make_reference
+from enginecast.verify.reference import Reference
+
+SEED = 0
+"""Of the example and of the verification inputs: equal calls give equal bundles."""
+
+
+WITNESSED = 2
+"""Cases on which it is recorded what the model reads of its inputs."""
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model, with the inputs that its engines will be compared on."""
+
+    source: Source
+    inputs: tuple[InputSpec, ...]
+    cases: tuple[Case, ...]
+    wanted: Wanted
+
+    @property
+    def symbols(self) -> Mapping[str, Range]:
+        """Least and greatest size of each symbolic dimension."""
+        return {
+            dim.name: (dim.minimum, dim.maximum)
+            for spec in self.inputs
+            for dim in spec.dims
+            if dim.name is not None
+        }
+
+    @property
+    def mask_input(self) -> str | None:
+        """The input that marks valid rows."""
+        masks = [spec.name for spec in self.inputs if spec.kind == "attention_mask"]
+        return masks[0] if masks else None
+
+
+@dataclass(frozen=True)
+class Prepared(OpenedModel):
+    """A model that was captured."""
+
+    captured: Captured
+    unverified: tuple[str, ...] = ()
+    """Branches of which no case takes one of the paths, where that was not allowed."""
+    watched: tuple[Case, ...] = ()
+    """The cases that every pass is watched on; empty: the first ones."""
+    quantization: QuantizationPlan | None = None
+    """A plan that was given, for the passes to carry out."""
+    runs: Sequence[Sequence[Read]] = ()
+    """What Python read of tensors in runs of the model."""
+
+    @property
+    def branches(self) -> tuple[SourceLocation, ...]:
+        """Where both paths have to be verified: what became an operator, and what eager decides by
+        inputs although torch.export did not stumble over it.
+        """
+        eager = overlooked(self.runs, self.captured.decided)
+        return tuple(dict.fromkeys((*self.captured.branches, *eager)))
+
+    @property
+    def symbols(self) -> Mapping[str, Range]:
+        return self.captured.symbols
+
+    @property
+    def context(self) -> PassContext:
+        """What passes may know of the model."""
+        return PassContext(
+            calibration=tuple(case.inputs for case in self.cases),
+            plan=self.quantization,
+            mask_input=self.mask_input,
+        )
+
+    @property
+    def model_outputs(self) -> tuple[str, ...]:
+        """What the model returns."""
+        guards = {guard.output for guard in self.captured.guards}
+        return tuple(name for name in self.output_names if name not in guards)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Of the program, guards included."""
+        return tuple(spec.name for spec in self.captured.outputs)
+
+
+def given_plan(config: EngineConfig, source: Source) -> QuantizationPlan | None:
+    """The quantization plan that a user gave.
+
+    Raises:
+        InputError: the file is no plan.
+        UsageError: it was made for another model.
+    """
+    if config.plan is None:
+        return None
+    given = read_plan(config.plan)
+    check_model(given, source.fingerprint(), config.plan)
+    return given
+
+
+def prepare(
+    source: Source,
+    options: ModelOptions,
+    steps: Steps,
+    quantization: QuantizationPlan | None = None,
+) -> Prepared:
+    """Capture a model and choose its verification inputs.
+
+    Args:
+        quantization: a plan for the passes to carry out.
+
+    Raises:
+        CaptureError: torch.export refused the model.
+        SourceError, UsageError: weights or options do not fit.
+    """
+    wanted = parse_wanted(options.outputs, options.hidden_states)
+    prompts = None if options.prompts is None else given_prompts(options.prompts)
+    specs, given = input_specs(source, options.inputs, options.dynamic)
+    with steps("capture"):
+        captured = lifted(_capture(source, specs, given, wanted, options))
+    for rung in captured.rungs:
+        (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
+    for note in captured.notes:
+        steps.say(note)
+    weights = captured.program.state_dict.values()
+    parameters = 0 if options.thorough else sum(tensor.numel() for tensor in weights)
+    cases = choose_cases(source, captured.inputs, given, prompts, parameters, steps)
+    cases = with_other_sizes(captured.inputs, cases, captured.other_sizes)
+    prepared = Prepared(source, captured.inputs, cases, wanted, captured, quantization=quantization)
+    if captured.guards:
+        kept = along_guards(source, cases, captured.guards, steps)
+        prepared = replace(prepared, cases=kept)
+    elif source.given_program() is None:
+        with quiet_torch():
+            runs = record(source.eager(), [case.inputs for case in cases[:WITNESSED]])
+        prepared = replace(prepared, runs=runs)
+    if prepared.branches:
+        with steps("branches"):
+            covered = cover_branches(source, captured.inputs, cases, prepared.branches)
+        prepared = _with_branches(prepared, covered, options, steps)
+    if has_structure(captured.program):
+        prepared = _with_paths(prepared, options, steps)
+    return prepared
+
+
+def _with_paths(prepared: Prepared, options: ModelOptions, steps: Steps) -> Prepared:
+    """With cases for the paths through the blocks that the program holds."""
+    captured = prepared.captured
+    known = [f"{PurePath(file).name}:{line}" for file, line in prepared.branches]
+    # Other inputs may take a path that a specialised program does not have.
+    trials = 0 if captured.guards else MOST_TRIALS
+    with steps("paths"):
+        found = cover_paths(captured.program, captured.inputs, prepared.cases, known, trials)
+    return replace(_with_branches(prepared, found, options, steps), watched=found.watched)
+
+
+def _with_branches(
+    prepared: Prepared, covered: Covered, options: ModelOptions, steps: Steps
+) -> Prepared:
+    """With the cases that take other paths, and what no case takes."""
+    unverified = tuple(map(str, covered.unverified))
+    for line in (*covered.verified, *unverified):
+        steps.say(line)
+    allowed = options.allow_unverified_branches
+    notes = (*prepared.captured.notes, *covered.verified, *(unverified if allowed else ()))
+    return replace(
+        prepared,
+        inputs=covered.inputs,
+        captured=replace(prepared.captured, inputs=covered.inputs, notes=notes),
+        cases=covered.cases,
+        unverified=() if allowed else (*prepared.unverified, *unverified),
+    )
+
+
+def reference_of(prepared: Prepared, dtype: str, notes: list[str] | None = None) -> Reference:
+    """What the model itself gives for the verification inputs, and its noise floor in `dtype`.
+
+    Args:
+        notes: gets sentences on state that the model keeps between calls.
+
+    Raises:
+        CaptureError: a second call with equal inputs gives another result.
+        VerificationError: eager does not run in this dtype.
+    """
+    smallest = min(prepared.cases, key=lambda case: sum(t.numel() for t in case.inputs.values()))
+    run = CalledTwice(partial(run_named, wanted=prepared.wanted), smallest.inputs)
+    reference = make_reference(
+        prepared.captured.program,
+        prepared.source.eager,
+        prepared.cases,
+        dtype=dtype,
+        names=prepared.output_names,
+        forward=run,
+        mask_input=prepared.mask_input,
+    )
+    if notes is not None:
+        notes += run.notes
+    return reference
+
+
+def _capture(
+    source: Source,
+    specs: tuple[InputSpec, ...],
+    inputs: dict[str, Tensor],
+    wanted: Wanted,
+    options: ModelOptions,
+) -> Captured:
+    """Capture without what only outputs need that nobody wants."""
+    given = source.given_program()
+    if given is not None and wanted:
+        return _cut(given, wanted)
+    example = sample(specs, example_sizes(specs), SEED)
+    captured = capture(
+        source,
+        specs,
+        example,
+        wanted,
+        cast(Fallback, options.fallback),
+        inputs,
+        widens=options.widens,
+    )
+    if not wanted:
+        return captured
+    # A copy, because nodes of torch's own may lack some of their users.
+    program = structural_copy(captured.program)
+    drop_dead(program)
+    return replace(captured, program=program, notes=(*captured.notes, *_unread(program)))
+
+
+def _cut(given: ExportedProgram, wanted: Wanted) -> Captured:
+    """The wanted outputs of a program; it stays as it is, for eager is all of it."""
+    named, leaves = named_leaves(given, wanted)
+    places = {id(leaf): place for place, leaf in enumerate(leaves)}
+    program = structural_copy(given)
+    keep_outputs(program, {name: places[id(leaf)] for name, leaf in named.tensors.items()})
+    captured = describe(program)
+    return replace(captured, notes=(*named.notes, *captured.notes, *_unread(program)))
+
+
+def _unread(program: ExportedProgram) -> tuple[str, ...]:
+    """Notes on inputs that only outputs needed that were left out; eager still takes them."""
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    return tuple(
+        f"no output needs the input {name!r}, but the engine takes it"
+        for name in program.graph_signature.user_inputs
+        if name in nodes and not nodes[name].users
+    )
+
+
+def input_specs(
+    source: Source, inputs: Path | None, dynamic: Sequence[str]
+) -> tuple[tuple[InputSpec, ...], dict[str, Tensor]]:
+    """The inputs that a program of `source` will take, and those that were given.
+
+    Args:
+        inputs: safetensors with example inputs by name.
+        dynamic: NAME:DIM=MIN..MAX, each.
+
+    Raises:
+        SourceError, UsageError: the inputs or sizes do not fit the model.
+    """
+    if source.given_program() is not None:
+        return (), {}
+    specs, given = _inputs(source, inputs)
+    return apply_dynamic(specs, [parse_dynamic(text) for text in dynamic]), given
+
+
+def _inputs(source: Source, file: Path | None) -> tuple[tuple[InputSpec, ...], dict[str, Tensor]]:
+    if file is None:
+        _check_example(source)
+        return derive(source), {}
+    given = read_inputs(file)
+    _check_filled(given, file)
+    check_arguments(given, source, f"--inputs {file}")
+    ordered = sorted(given, key=_position(source))
+    given = {name: given[name].to(captured_dtype(given[name])) for name in ordered}
+    specs = check_required(source, from_example(given, source.config))
+    check_values(given, specs, f"--inputs {file}")
+    return specs, given
+
+
+def _check_filled(given: Mapping[str, Tensor], file: Path) -> None:
+    for name, tensor in given.items():
+        if not tensor.numel():
+            raise UsageError(
+                f"--inputs {file}: {name}: expected values, got shape {list(tensor.shape)}"
+            )
+
+
+def _check_example(source: Source) -> None:
+    parameters = source.forward_signature.parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        check_arguments(source.example(), source, "the example")
+
+
+def _position(source: Source) -> Callable[[str], int]:
+    """Where an input stands in the model's forward: a safetensors file sorts by name."""
+    order = {name: index for index, name in enumerate(source.forward_arguments)}
+    return lambda name: order.get(name, len(order))
+
+
+def lifted(captured: Captured) -> Captured:
+    """Constants within blocks become constants of the program, which passes and exporters know.
+
+    Raises:
+        CaptureError: an op runs a graph and is none of cond, while_loop and scan.
+    """
+    unknown = unknown_structure(captured.program)
+    if unknown is not None:
+        place = source_line(unknown) or unknown.name
+        raise CaptureError(
+            f"{unknown.target} at {place} runs a graph in a way that engines do not have",
+            hint="Of torch's structured operators take cond, while_loop and scan.",
+        )
+    if not has_structure(captured.program):
+        return captured
+    program = structural_copy(captured.program)
+    lift_constants(program)
+    name_places(program)
+    program.graph_module.recompile()
+    return replace(captured, program=program)

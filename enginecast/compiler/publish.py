@@ -1,0 +1,260 @@
+"""What an export leaves behind: a bundle, or the reports beside where it would be."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from enginecast.capture.inputs.examples import Case
+from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.sources.source import Source
+from enginecast.capture.tracing.strategy import Rung
+from enginecast.compiler.cases import SEED
+from enginecast.compiler.engines import EngineRun, verdict_of
+from enginecast.compiler.manifest import PLAN_NAME
+from enginecast.compiler.prepare import OpenedModel
+from enginecast.compiler.request import EngineConfig, ExportRequest
+from enginecast.compiler.rewrite import Rewritten
+from enginecast.compiler.steps import Steps
+from enginecast.doctor.checks import examine
+from enginecast.exporters.target import Artifact
+from enginecast.passes.ir.pipeline import PassRun
+from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
+from enginecast.passes.quantize.plan.file import write_plan
+from enginecast.runtime.bundle.manifest import Fusion, Manifest, Verdict
+from enginecast.runtime.bundle.reader import Bundle, open_bundle
+from enginecast.runtime.bundle.staging import Staging
+from enginecast.verify.bisect.culprit import Bisection, Culprit
+from enginecast.verify.reference import REFERENCE_NAME, Reference, write_reference
+from enginecast.verify.report.data import Report
+from enginecast.verify.report.report import HTML_NAME, JSON_NAME, write_report
+from enginecast.version import __version__
+
+LOG_NAME = "build.log"
+REPORTS = (JSON_NAME, HTML_NAME, LOG_NAME, PLAN_NAME)
+Section = tuple[str, Iterable[str]]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Engines that were made and judged, or a program that was judged too bad to make them of."""
+
+    model: OpenedModel
+    config: EngineConfig
+    reference: Reference
+    runs: tuple[EngineRun, ...]
+    """Of each engine; one alone where nothing was lowered."""
+    rungs: tuple[Rung, ...]
+    """How the model was captured, and what was tried before."""
+    notes: tuple[str, ...]
+    program: str
+    """Text of what the engines were made from."""
+    artifacts: tuple[Artifact, ...] = ()
+    manifest: Manifest | None = None
+    """But for verdicts, fusions and digests; None: nothing was lowered."""
+    fusions: tuple[Fusion, ...] = ()
+    rewritten: Rewritten | None = None
+    """What the passes did; None where none ran."""
+
+    @property
+    def verdict(self) -> Verdict:
+        return verdict_of(self.config, self.runs)
+
+    @property
+    def pass_runs(self) -> tuple[PassRun, ...]:
+        return () if self.rewritten is None else self.rewritten.every_run
+
+    @property
+    def plan(self) -> QuantizationPlan | None:
+        """The quantization plan that was carried out."""
+        return None if self.rewritten is None else plan_of(self.rewritten.program)
+
+    def report(self, steps: Steps, left_out: tuple[str, ...] = ()) -> Report:
+        """What people and programs read of it."""
+        others = zip(self.config.engines[1:], self.runs[1:], strict=False)
+        rewritten = self.rewritten
+        return Report(
+            model=self.model.source.name,
+            target=self.config.target,
+            precision=self.config.asked_precision,
+            pipeline=self.config.pipeline,
+            verdict=self.verdict,
+            floor_dtype=self.reference.floor.label,
+            passes=() if rewritten is None else rewritten.every_check,
+            emulation=None if rewritten is None else rewritten.emulation,
+            fusions=self.fusions,
+            left_out=left_out,
+            seconds=dict(steps.seconds),
+            memory=dict(steps.memory),
+            notes=self.notes,
+            layers=self.runs[0].layers,
+            others={config.target: run.verdict for config, run in others},
+        )
+
+
+@dataclass(frozen=True)
+class Export:
+    """What an export ended in."""
+
+    report: Report
+    bundle: Bundle | None
+    """None when it was rejected."""
+    folder: Path
+    """The bundle, or the folder of reports beside where it would be."""
+    nodes: int = 0
+    ops: Mapping[str, int] = field(default_factory=dict)
+    size: int = 0
+    """Bytes of graph and weights."""
+    bisection: Bisection | None = None
+    """What of the passes does harm, when they made the program wrong."""
+    dropped: tuple[Culprit, ...] = ()
+    """Whose sites were left out because they did."""
+
+
+def publish(candidate: Candidate, request: ExportRequest, staging: Staging, steps: Steps) -> Export:
+    """Publish the bundle, or reject it: then only reports remain, beside where it would be."""
+    if candidate.verdict.outcome == "rejected" or candidate.manifest is None:
+        report = candidate.report(steps)
+        _write_reports(candidate, report, request, staging.folder, steps)
+        return _export(candidate, report, None, staging.reject(REPORTS))
+    with steps("publish"):
+        left_out = write_reference(staging.folder / REFERENCE_NAME, candidate.reference)
+        report = candidate.report(steps, left_out)
+        _write_reports(candidate, report, request, staging.folder, steps)
+        candidate.model.source.write_beside(staging.folder)
+        files = [name for artifact in candidate.artifacts for name in artifact.files]
+        size = sum((staging.folder / name).stat().st_size for name in files)
+        engines = tuple(
+            msgspec.structs.replace(engine, verdict=run.verdict)
+            for engine, run in zip(candidate.manifest.engines, candidate.runs, strict=True)
+        )
+        manifest = msgspec.structs.replace(
+            candidate.manifest, engines=engines, fusion=candidate.fusions
+        )
+        folder = staging.publish(manifest)
+        return _export(candidate, report, open_bundle(folder, check="size"), folder, size)
+
+
+def _export(
+    candidate: Candidate, report: Report, bundle: Bundle | None, folder: Path, size: int = 0
+) -> Export:
+    first = candidate.artifacts[0] if candidate.artifacts else None
+    rewritten = candidate.rewritten
+    return Export(
+        report,
+        bundle,
+        folder,
+        0 if first is None else first.nodes,
+        {} if first is None else first.ops,
+        size,
+        None if rewritten is None else rewritten.bisection,
+        () if rewritten is None else rewritten.dropped,
+    )
+
+
+def _write_reports(
+    candidate: Candidate, report: Report, request: ExportRequest, folder: Path, steps: Steps
+) -> None:
+    write_report(folder, report)
+    model = candidate.model
+    if candidate.plan is not None:
+        write_model_plan(folder / PLAN_NAME, candidate.plan, model.source)
+    steps.log(f"verdict: {report.verdict.outcome} {'; '.join(report.verdict.reasons)}")
+    asked = {"model": model.source.name, "threads": request.threads}
+    asked |= {"drop_guilty": request.drop_guilty, "seed": SEED}
+    sections: list[Section] = [
+        (
+            "request",
+            request_lines({**asked, **asdict(candidate.config), **asdict(request.options)}),
+        ),
+        ("machine", _machine_lines()),
+        ("model", request_lines(model.source.fingerprint())),
+        ("capture", [*map(str, candidate.rungs), *(f"note: {note}" for note in report.notes)]),
+        ("inputs", _input_lines(model.inputs, model.cases)),
+        ("steps", steps.lines),
+        ("passes", _pass_lines(candidate.pass_runs, report)),
+        ("verdict", _verdict_lines(report)),
+        ("program", candidate.program.splitlines()),
+    ]
+    (folder / LOG_NAME).write_text(build_log(sections), encoding="utf-8")
+
+
+def write_model_plan(path: Path, plan: QuantizationPlan, source: Source) -> None:
+    """Write a plan, with the fingerprint of its model."""
+    write_plan(path, msgspec.structs.replace(plan, model=source.fingerprint()))
+
+
+def build_log(sections: Sequence[Section]) -> str:
+    """The text of a log: a title and lines for each section; those without lines are left out."""
+    parts = [f"enginecast {__version__} build log"]
+    for title, lines in sections:
+        found = list(lines)
+        if found:
+            parts.append("\n".join([f"== {title}", *found]))
+    return "\n\n".join(parts) + "\n"
+
+
+def request_lines(request: Mapping[str, Any]) -> list[str]:
+    """What the user asked for, defaults included."""
+    return [f"{name}: {value}" for name, value in request.items() if value not in (None, "", ())]
+
+
+def _machine_lines() -> list[str]:
+    """Versions, providers and GPUs, as `enginecast doctor` finds them."""
+    found = examine()
+    packages = [
+        f"{package.name} {package.version}"
+        for package in found.packages
+        if package.version is not None
+    ]
+    return [
+        f"python {found.python} on {found.platform}",
+        *packages,
+        f"ONNX Runtime providers: {', '.join(found.providers)}",
+        f"CUDA of torch: {found.torch_cuda or 'none'}",
+        *(f"GPU: {gpu.name} ({gpu.arch}), {gpu.memory} bytes" for gpu in found.gpus),
+    ]
+
+
+def _input_lines(specs: Sequence[InputSpec], cases: Sequence[Case]) -> list[str]:
+    """The inputs with their ranges, and the shapes that they had in each comparison."""
+    lines = []
+    for spec in specs:
+        dims = ", ".join(
+            str(dim.size) if dim.name is None else f"{dim.name}={dim.minimum}..{dim.maximum}"
+            for dim in spec.dims
+        )
+        values = "" if spec.low is None else f", values {spec.low}..{spec.high}"
+        lines.append(f"{spec.name}: {spec.kind} {spec.dtype} [{dims}]{values}")
+    for case in cases:
+        shapes = ", ".join(f"{name} {list(t.shape)}" for name, t in case.inputs.items())
+        lines.append(f"case {case.name!r}: {shapes}")
+    return lines
+
+
+def _pass_lines(runs: Sequence[PassRun], report: Report) -> list[str]:
+    """Each pass with its sites and what the comparison after it found."""
+    checks = {check.name: check for check in report.passes}
+    lines = []
+    for run in runs:
+        left = len(run.sites) - run.rewritten
+        line = f"{run.pass_.name}: {run.rewritten} rewritten, {left} left, {run.seconds:.2f} s"
+        check = checks.get(run.pass_.name)
+        if check is not None:
+            line += f"; {check.worst_error:.3g} at {check.worst_place or 'no module'}"
+            line += f" ({check.check_seconds:.2f} s to check)"
+        lines.append(line)
+        lines += [
+            f"    {site.module or '(root)'} {site.source}: {site.reason or 'rewritten'}"
+            for site in run.sites
+        ]
+    return lines
+
+
+def _verdict_lines(report: Report) -> list[str]:
+    """The verdict as JSON, which is how the manifest has it, and the time of each step."""
+    verdict = msgspec.json.format(msgspec.json.encode(report.verdict), indent=1).decode()
+    seconds = [f"{name}: {spent:.2f} s" for name, spent in report.seconds.items()]
+    return [*verdict.splitlines(), *seconds]

@@ -1,0 +1,117 @@
+"""The reference of a bundle, made anew from the model."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from enginecast.capture.outputs.selection import UnknownOutputError
+from enginecast.capture.sources.source import Source, open_source
+from enginecast.compiler.prepare import Prepared, prepare, reference_of
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.scripted import prepare_script, reference_of_script
+from enginecast.compiler.steps import Steps
+from enginecast.errors import UsageError
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.passes.ir.quantization_plan import QuantizationPlan
+from enginecast.passes.quantize.plan.file import read_plan
+from enginecast.passes.registry import build
+from enginecast.runtime.bundle.manifest import Input, Manifest, Output
+from enginecast.verify.program.quantized_floor import REWRITES, planned_floor
+from enginecast.verify.reference import Reference
+
+
+def reference_of_model(
+    model: str,
+    manifest: Manifest,
+    folder: Path,
+    *,
+    allow_code: bool = False,
+    random_weights: int | None = None,
+) -> tuple[Reference, tuple[str, ...]]:
+    """Run eager over fresh verification inputs.
+
+    Args:
+        folder: of the bundle, where its plan lies when it is quantized.
+
+    Returns:
+        The reference, and notes: that the model is not the one that the bundle was made from.
+
+    Raises:
+        UsageError: the model has other inputs or outputs than the engine.
+    """
+    chosen = tuple(spec.name for spec in manifest.outputs) if manifest.outputs_chosen else ()
+    options = ModelOptions(
+        random_weights=random_weights,
+        allow_code=allow_code,
+        outputs=chosen,
+        # A specialised engine is compared on inputs that take its path.
+        fallback="specialise" if manifest.guards else "torchscript",
+    )
+    source = open_source(
+        model, random_weights=options.random_weights, allow_code=options.allow_code
+    )
+    if any(rung.name == "torchscript" for rung in manifest.capture):
+        return _of_script(model, source, options, manifest)
+    try:
+        prepared = prepare(source, options, Steps())
+    except UnknownOutputError as error:
+        _check_names(source.name, "gives", error.given, manifest.outputs, manifest)
+        raise
+    inputs = [spec.name for spec in prepared.inputs]
+    _check_names(source.name, "takes", inputs, manifest.inputs, manifest)
+    _check_names(source.name, "gives", prepared.model_outputs, manifest.outputs, manifest)
+    reference = reference_of(prepared, manifest.precision)
+    if manifest.quantization is not None:
+        plan = read_plan(folder / manifest.quantization.plan)
+        reference = _planned(prepared, manifest.pipeline, plan, reference)
+    return reference, _same(model, source, manifest)
+
+
+def _planned(
+    prepared: Prepared, pipeline: str, plan: QuantizationPlan, reference: Reference
+) -> Reference:
+    """With what the plan of the bundle rounds in the floor."""
+    program = structural_copy(prepared.captured.program)
+    context = replace(prepared.context, plan=plan)
+    before = itertools.takewhile(lambda pass_: pass_.name not in REWRITES, build(pipeline))
+    run_pipeline(list(before), program, context)
+    floor = planned_floor(program, plan, prepared.cases, reference, prepared.output_names)
+    return replace(reference, floor=floor)
+
+
+def _of_script(
+    text: str, source: Source, options: ModelOptions, manifest: Manifest
+) -> tuple[Reference, tuple[str, ...]]:
+    """The same for an engine that was not made from a program of torch.export."""
+    model = prepare_script(source, options, Steps())
+    _check_names(source.name, "takes", [s.name for s in model.inputs], manifest.inputs, manifest)
+    reference, notes = reference_of_script(model, manifest.precision)
+    names = list(reference.cases[0].outputs)
+    _check_names(source.name, "gives", names, manifest.outputs, manifest)
+    return reference, (*notes, *_same(text, source, manifest))
+
+
+def _same(text: str, source: Source, manifest: Manifest) -> tuple[str, ...]:
+    """A note when it is another model that the bundle was made from."""
+    if source.fingerprint() == manifest.model.fingerprint:
+        return ()
+    return (f"{text} is not the model that the bundle was made from",)
+
+
+def _check_names(
+    model: str,
+    verb: str,
+    names: Sequence[str],
+    declared: Sequence[Input | Output],
+    manifest: Manifest,
+) -> None:
+    """Refuse a model whose inputs or outputs are called otherwise: it is another model."""
+    expected = [spec.name for spec in declared]
+    if sorted(names) != sorted(expected):
+        raise UsageError(
+            f"--model {model} {verb} {', '.join(names)}, but the bundle's"
+            f" engine {verb} {', '.join(expected)}",
+            hint=f"The bundle was made from {manifest.model.name}.",
+        )

@@ -1,0 +1,366 @@
+"""What a user asks for (`ExportRequest`), and what is decided for each engine (`EngineConfig`)."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from enginecast.errors import SpecError, UsageError
+from enginecast.exporters.registry import DEFAULT, target_of
+from enginecast.exporters.registry import REGISTRY as TARGETS
+from enginecast.exporters.target import Target
+from enginecast.passes.ir.base import Pass
+from enginecast.passes.ir.options import spec_from_pass
+from enginecast.passes.ir.quantization_plan import QuantizationPlan
+from enginecast.passes.ir.spec import render
+from enginecast.passes.plan_fp8 import PlanFp8
+from enginecast.passes.plan_int8 import PlanInt8
+from enginecast.passes.presets import QUANTIZED
+from enginecast.passes.quantize.plan.file import read_plan
+from enginecast.passes.quantize.plan.plan_pass import PlanPass
+from enginecast.passes.quantize.plan.planning import check_arch
+from enginecast.passes.registry import build
+from enginecast.passes.unify_dtype import UnifyDtype
+from enginecast.runtime.bundle.manifest import Precision
+from enginecast.runtime.sessions.session import PROVIDERS
+
+_ARCH = re.compile(r"sm\d{2,3}a?|gfx\d{3,4}[a-z]?")
+FALLBACKS = ("none", "rewrite", "specialise", "torchscript")
+"""How far down the control-flow ladder a capture may go."""
+
+
+SKIP_FIELDS: Mapping[type[Pass], tuple[str, str]] = {
+    UnifyDtype: ("keep", "keep_classes"),
+    PlanFp8: ("skip_modules_pattern", "skip_modules_classes"),
+    PlanInt8: ("skip_modules_pattern", "skip_modules_classes"),
+}
+"""Passes that leave modules alone on request, and the options that say so."""
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What a user says of a model, its inputs and its capture."""
+
+    random_weights: int | None = None
+    """Seed, for a folder that has a config.json and no weights."""
+    allow_code: bool = False
+    inputs: Path | None = None
+    """safetensors with example inputs by name."""
+    prompts: Path | None = None
+    """One prompt a line; they join the verification inputs."""
+    dynamic: Sequence[str] = ()
+    """NAME:DIM=MIN..MAX, each."""
+    outputs: Sequence[str] = ()
+    """Names of the outputs that the engine gives, in order; empty: all."""
+    hidden_states: Sequence[int | str] = ()
+    """Indices of hidden states that come as outputs, too."""
+    thorough: bool = False
+    """Verify on the longest texts however large the model is."""
+    fallback: str = "torchscript"
+    """How far down the control-flow ladder a capture may go; one of `FALLBACKS`."""
+    widens: bool = True
+    """Whether code may be rewritten only so that more sizes are possible."""
+    allow_unverified_branches: bool = False
+    """Publish although no input was found that takes some path of a branch."""
+
+    def __post_init__(self) -> None:
+        if self.fallback not in FALLBACKS:
+            expected = ", ".join(FALLBACKS)
+            raise UsageError(f"--fallback {self.fallback}: expected one of {expected}")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What was decided for one engine."""
+
+    target: str
+    precision: Precision
+    """What the engine computes in, and eager beside it: fp32, fp16 or bf16."""
+    pipeline: str
+    device: str
+    """What the engine is for."""
+    runs_here: bool
+    """Whether this machine has a provider that runs it."""
+    arch: str | None = None
+    """GPU architecture that the user named, such as sm90; goes into the manifest."""
+    quantized: str = ""
+    """The precision as it was asked for, when it quantizes, such as "int8-storage"; else empty."""
+    plan: Path | None = None
+    """A quantization plan that was given."""
+    options: Any = None
+    """An instance of the target's own `options`; None: it has none."""
+    also: tuple[str, ...] = ()
+    """Targets of further engines in the bundle, made from the same program."""
+
+    @property
+    def engines(self) -> tuple["EngineConfig", ...]:
+        """One for each engine of the bundle, this one first."""
+        return (self, *(_beside(self, target) for target in self.also))
+
+    @property
+    def lowering(self) -> str:
+        """The passes that follow the pipeline: those of the target, as a spec."""
+        return target_of(self.target).lowering(self.device, arch=self.arch, options=self.options)
+
+    @property
+    def asked_precision(self) -> str:
+        """The precision as a user calls it."""
+        return self.quantized or self.precision
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        return PROVIDERS[self.device]
+
+    @property
+    def engine_providers(self) -> tuple[str, ...]:
+        """Providers that the engine is known to suit."""
+        return target_of(self.target).providers(self.precision, self.device)
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What a user asks for: a model, and what to make of it."""
+
+    model: str | nn.Module
+    """A Hugging Face folder, `package.module:factory`, a `.pt2` file, or a module."""
+    output: str | os.PathLike[str] = ""
+    """The bundle's folder; it must not exist."""
+    target: str = DEFAULT
+    """"onnxruntime"; "tensorrt"; "aotinductor": machine code; "torchscript": the model as it is,
+    without passes; or one of another package."""
+    precision: str | None = None
+    """"fp32", "fp16", "bf16", "mixed" (fp16, with the residual stream in fp32), or a quantized one
+    ("int8", "fp8", "int8-storage", ...): the preset pipeline and the measure; None: fp32, or what
+    the pipeline's unify-dtype or the plan says."""
+    pipeline: str | None = None
+    """A pipeline spec instead of the precision's preset."""
+    device: str | None = None
+    """"cpu" or "cuda": what the engine is for; None: the CPU, or a GPU for a precision that the CPU
+    provider lacks, and for a quantized one or machine code with `arch`."""
+    arch: str | None = None
+    """GPU architecture that the engine is for, such as "sm90"."""
+    skip_modules_pattern: Sequence[str] = ()
+    """Regular expressions of modules that stay in fp32, or are not quantized."""
+    skip_modules_classes: Sequence[str] = ()
+    """Likewise, class names."""
+    max_error: float | None = None
+    """Largest relative L2 error of an output that a quantization plan may cause."""
+    plan: str | os.PathLike[str] | None = None
+    """A quantization plan to carry out (JSON)."""
+    also: Sequence[str] = ()
+    """Targets of further engines in the bundle: "onnxruntime", beside "tensorrt"."""
+    target_options: Any = None
+    """An instance of the target's own `options`, such as `TensorRTOptions`; None: the defaults."""
+    options: ModelOptions = field(default_factory=ModelOptions)
+    """Weights, inputs, dynamic dimensions."""
+    example: Mapping[str, Any] | None = None
+    """Inputs by name, for a module."""
+    threads: int | None = None
+    """Threads within one operator, when the engine is verified."""
+    overwrite: bool = False
+    """Replace a bundle that is there."""
+    drop_guilty: bool = False
+    """Leave out the sites with which a pass breaks its promise, and go on."""
+
+    def resolve(self) -> EngineConfig:
+        """Decide the export, or say why it cannot be.
+
+        Raises:
+            UsageError: a target, precision or device that does not exist, is not built, or does
+                not fit.
+            SpecError: the pipeline cannot be read.
+            InputError: the plan cannot be read.
+            PassError: a GPU architecture lacks what is planned.
+            MissingError: a device that was asked for and is not there.
+        """
+        self._check_values()
+        target = target_of(self.target)
+        self._check_engines(target)
+        if "program" not in target.takes:
+            return self._without_passes(target)
+        given = None if self.plan is None else read_plan(Path(self.plan))
+        computed = None if self.pipeline is None else _dtype_of_pipeline(self.pipeline)
+        if self.precision is not None and computed is not None and computed != self.precision:
+            raise UsageError(
+                f"--precision {self.precision} does not fit the pipeline, which computes in"
+                f" {computed}",
+                hint="Leave --precision out, or change the pipeline's unify-dtype.",
+            )
+        name = self.precision or computed or (given.format if given is not None else "fp32")
+        arch = self.arch or (given.arch if given is not None and given.arch != "cpu" else None)
+        device = self.device or target.default_device(name, arch)
+        target.check_device(device)
+        quantized = name if name in QUANTIZED else _quantized_by(self.pipeline)
+        self._check_quantized(quantized, given)
+        if quantized and device == "cuda" and self.pipeline is None:
+            target.pipeline(name, device=device)  # what does not go together does so on no GPU
+            arch = arch or _arch_of_this_machine(name)
+        text = target.pipeline(
+            name, device=device, arch=arch if device == "cuda" else None, max_error=self.max_error
+        )
+        text = self._with_skips(text if self.pipeline is None else self.pipeline)
+        for pass_ in build(text):
+            if isinstance(pass_, PlanPass):
+                check_arch(pass_.options)  # before the work, and not after the capture
+        precision = target.computes(name, device)
+        return EngineConfig(
+            self.target,
+            cast(Precision, precision),  # `pipeline` refused any other
+            text,
+            device,
+            target.runs_here(precision, device, asked=self.device is not None),
+            arch,
+            quantized,
+            None if self.plan is None else Path(self.plan),
+            self.target_options or (target.options and target.options()),
+            tuple(self.also),
+        )
+
+    def _check_values(self) -> None:
+        """Refuse values that no export takes."""
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"threads: expected at least 1, got {self.threads}")
+        if self.device not in (None, "cpu", "cuda"):
+            raise UsageError(f"--device {self.device}: expected cpu or cuda")
+        if self.arch is not None and not _ARCH.fullmatch(self.arch):
+            expected = "a GPU architecture such as sm90 or gfx942"
+            raise UsageError(f"--arch {self.arch}: expected {expected}")
+
+    def _check_engines(self, target: Target) -> None:
+        """Refuse options of another target, and engines that do not go together."""
+        options = self.target_options
+        if options is not None and not (target.options and isinstance(options, target.options)):
+            for owner in map(target_of, TARGETS.known()):
+                if owner.options is type(options):
+                    raise UsageError(
+                        f"--target {target.name} takes no options of --target {owner.name}",
+                        hint=f"{owner.flags} go with --target {owner.name}.",
+                    )
+            raise UsageError(f"--target {target.name} takes no {type(options).__name__}")
+        if len(set(self.also)) < len(self.also):
+            raise UsageError(f"--also {self.also[-1]}: given twice")
+        for other in self.also:
+            if other not in TARGETS.known() or not target_of(other).is_second:
+                fit = [name for name in TARGETS.own if target_of(name).is_second]
+                raise UsageError(f"--also {other}: expected {' or '.join(fit)}")
+            if not target.accepts_second:
+                fit = [name for name in TARGETS.own if target_of(name).accepts_second]
+                raise UsageError(
+                    f"--also {other} does not fit --target {target.name}",
+                    hint=f"It puts a second engine beside that of --target {' or '.join(fit)}.",
+                )
+
+    def _check_quantized(self, quantized: str, given: QuantizationPlan | None) -> None:
+        """Refuse options of a plan where there is none."""
+        if self.max_error is not None and (not quantized or self.pipeline is not None):
+            raise UsageError(
+                "--max-error is the limit of a quantisation plan, and there is none here",
+                hint=f"It goes with --precision {', '.join(QUANTIZED)}; in a pipeline, write"
+                " plan-int8{max_error=0.05}.",
+            )
+        if self.max_error is not None and not 0 < self.max_error < 1:
+            raise UsageError(f"--max-error {self.max_error:g}: expected a number between 0 and 1")
+        formats = {QUANTIZED[quantized].format} if quantized else set()
+        if given is not None and given.format not in formats:
+            raise UsageError(
+                f"--plan: a plan of {given.format} does not fit "
+                + (
+                    f"--precision {quantized}" if quantized else "a pipeline that does not quantise"
+                ),
+                hint=f"Use --precision {given.format}, or leave --precision out.",
+            )
+
+    def _without_passes(self, target: Target) -> EngineConfig:
+        """The model as it is: passes rewrite programs of torch.export, and here there is none."""
+        precision = self.precision or "fp32"
+        text = target.pipeline(precision)
+        skips = (*self.skip_modules_pattern, *self.skip_modules_classes)
+        unfit = "--pipeline" if self.pipeline is not None else "--skip-modules-..." if skips else ""
+        if unfit:
+            raise UsageError(
+                f"{unfit} does not fit --target {target.name}: passes rewrite programs of"
+                " torch.export, and this engine is made of the model itself",
+                hint="Leave it out, or use --target onnxruntime.",
+            )
+        device = self.device or target.default_device(precision, self.arch)
+        here = target.runs_here(precision, device, asked=self.device is not None)
+        kind = cast(Precision, precision)
+        return EngineConfig(target.name, kind, text, device, here, self.arch)
+
+    def _with_skips(self, text: str) -> str:
+        """The pipeline with --skip-modules-pattern and --skip-modules-classes in its passes."""
+        skips = (tuple(self.skip_modules_pattern), tuple(self.skip_modules_classes))
+        if not any(skips):
+            return text
+        for pattern in self.skip_modules_pattern:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise UsageError(
+                    f"--skip-modules-pattern {pattern}: not a regular expression: {error}"
+                ) from error
+        passes = build(text)
+        kinds = {type(pass_) for pass_ in passes} & set(SKIP_FIELDS)
+        # A module that is not quantized is computed in the dtype that all else is computed in.
+        kinds = kinds - {UnifyDtype} or kinds
+        if not kinds:
+            raise UsageError(
+                "--skip-modules-pattern and --skip-modules-classes keep modules in fp32, and"
+                " nothing else is computed in this pipeline",
+                hint="They go with --precision fp16, bf16, mixed, int8 or fp8.",
+            )
+        return render(
+            [spec_from_pass(_skipping(p, skips) if type(p) in kinds else p) for p in passes]
+        )
+
+
+def _beside(config: EngineConfig, target: str) -> EngineConfig:
+    """A second engine is what runs where the first does not: on any GPU, and on the CPU where its
+    precision can be.
+    """
+    here = target_of(target).runs_here(config.precision, "cuda", asked=False)
+    device = "cuda" if here or config.precision == "bf16" else "cpu"
+    here = here or device == "cpu"
+    config = replace(config, arch=None, options=None, also=())
+    return replace(config, target=target, device=device, runs_here=here)
+
+
+def _quantized_by(pipeline: str | None) -> str:
+    """What a pipeline quantizes to; empty when it does not."""
+    names = {pass_.name for pass_ in build(pipeline or "")}
+    found = [kind.format for kind in QUANTIZED.values() if kind.rewrites in names]
+    return found[0] if found else ""
+
+
+def computed_dtype(passes: Sequence[Pass]) -> str:
+    """What a program computes in after these passes: "fp16", "bf16", or else "fp32"."""
+    found = [pass_.to for pass_ in passes if isinstance(pass_, UnifyDtype)]
+    return found[-1] if found and found[-1] != "fp64" else "fp32"
+
+
+def _dtype_of_pipeline(pipeline: str) -> str:
+    passes = build(pipeline)
+    if any(isinstance(pass_, UnifyDtype) and pass_.to == "fp64" for pass_ in passes):
+        raise SpecError("unify-dtype{to=fp64} is for references, not for engines")
+    return computed_dtype(passes)
+
+
+def _skipping(pass_: Pass, skips: tuple[tuple[str, ...], tuple[str, ...]]) -> Pass:
+    names = SKIP_FIELDS[type(pass_)]
+    more = zip(names, skips, strict=True)
+    return replace(pass_, **{name: (*getattr(pass_, name), *new) for name, new in more})
+
+
+def _arch_of_this_machine(precision: str) -> str:
+    if not torch.cuda.is_available():
+        raise UsageError(
+            f"--precision {precision} for a GPU depends on its architecture",
+            hint="Name it: --arch sm90 (H100, H200), sm89 (L4, RTX 4090), sm80 (A100), ...",
+        )
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm{major}{minor}"

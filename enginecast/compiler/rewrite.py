@@ -1,0 +1,293 @@
+"""The passes of an export, each compared with eager as it runs: those of the pipeline, and then for
+each engine those that lower the program.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch.export import ExportedProgram
+
+from enginecast.capture.inputs.examples import Case
+from enginecast.compiler.prepare import Prepared
+from enginecast.compiler.request import EngineConfig
+from enginecast.compiler.steps import Steps
+from enginecast.exporters.registry import DEFAULT, target_of
+from enginecast.passes.ir.base import Pass, Site
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.pipeline import PassRun, run_pipeline
+from enginecast.passes.lower.drop_assertions import DropAssertions
+from enginecast.passes.registry import build
+from enginecast.passes.rescale_residual import RescaleResidual
+from enginecast.verify.bisect.culprit import Bisection, Culprit, Leave
+from enginecast.verify.eager import range_culprit
+from enginecast.verify.emulate.data import Emulation, overflow_sentence
+from enginecast.verify.emulate.emulate import TrueDtypeRun, true_dtype_check
+from enginecast.verify.emulate.profiles import get_profile
+from enginecast.verify.program.observer import Observer
+from enginecast.verify.program.quantized_floor import PlannedFloor
+from enginecast.verify.reference import Reference
+from enginecast.verify.report.data import PassCheck
+
+OBSERVED = 2
+"""Cases that are run after every pass; more take longer and find little more."""
+
+
+@dataclass(frozen=True)
+class LoweredProgram:
+    """The program of one engine, after the lowering passes of its target."""
+
+    target: str
+    program: ExportedProgram
+    passes: tuple[Pass, ...]
+    runs: tuple[PassRun, ...]
+    checks: tuple[PassCheck, ...]
+    emulated: TrueDtypeRun | None
+    """The program in the target's fp16 or bf16 arithmetic; None for fp32."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What of the program is not in the engine, as sentences."""
+        dropped = [run for run in self.runs if isinstance(run.pass_, DropAssertions)]
+        notes = (site.note for run in dropped for site in run.sites if site.note)
+        return tuple(dict.fromkeys(notes))
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A program after its passes, and what was found on the way."""
+
+    program: ExportedProgram
+    """Before any lowering pass."""
+    runs: tuple[PassRun, ...]
+    checks: tuple[PassCheck, ...]
+    emulated: TrueDtypeRun | None
+    """What is judged, in the target's fp16 or bf16 arithmetic: the lowered program of the first
+    engine where there is one; None for fp32."""
+    reference: Reference
+    """What it is judged by: that of the model, the floor widened by what a plan rounds."""
+    engines: tuple[LoweredProgram, ...] = ()
+    """In the order of the bundle; empty where a pass broke its promise before."""
+    cause: str = ""
+    """Where values leave fp16's range, when that is what broke; empty when it is not."""
+    bisection: Bisection | None = None
+    """What does harm, when it is wrong and that was looked for."""
+    dropped: tuple[Culprit, ...] = ()
+    """Whose sites were left out after they had been found to do harm."""
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Why this program must not be lowered, the cause first.
+
+        What comes after the first broken promise is mostly its consequence, so that one is told.
+        """
+        broken = [check.failure for check in self.every_check if check.failure]
+        if not broken:
+            return ()
+        later = f"; then {len(broken) - 1} later passes, too" if len(broken) > 1 else ""
+        return (*self._cause(), f"pass {broken[0]}{later}", *self.blame)
+
+    @property
+    def every_check(self) -> tuple[PassCheck, ...]:
+        """Of all passes, those of every engine included."""
+        return (*self.checks, *(check for engine in self.engines for check in engine.checks))
+
+    @property
+    def every_run(self) -> tuple[PassRun, ...]:
+        return (*self.runs, *(run for engine in self.engines for run in engine.runs))
+
+    @property
+    def suspect(self) -> LoweredProgram | None:
+        """The first engine whose lowering broke a promise, else the first one; None: there is
+        none.
+        """
+        broken = (engine for engine in self.engines if any(c.failure for c in engine.checks))
+        return next(broken, self.engines[0] if self.engines else None)
+
+    @property
+    def last_program(self) -> ExportedProgram:
+        """What the first engine is made of; where nothing was lowered, what the passes left."""
+        return self.engines[0].program if self.engines else self.program
+
+    def of_engine(self, index: int) -> "Rewritten":
+        """The same, judged in the arithmetic of one engine's target."""
+        return replace(self, emulated=self.engines[index].emulated)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What the run in the true dtype found."""
+        found = self.emulated.problems if self.emulated is not None else ()
+        return (*(self._cause() if found and self.cause else found), *self.blame)
+
+    @property
+    def blame(self) -> tuple[str, ...]:
+        """The culprits in words, and what would help."""
+        if self.bisection is None:
+            return ()
+        hint = self.bisection.hint()
+        return (*self.bisection.lines(), *([hint] if hint else ()))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out, and why."""
+        return tuple(
+            f"dropped {len(culprit.left_out)} of {culprit.rewritten} sites: {line}"
+            for culprit in self.dropped
+            for line in culprit.lines()
+        )
+
+    @property
+    def emulation(self) -> Emulation | None:
+        """What that run found, module by module."""
+        return self.emulated.emulation if self.emulated is not None else None
+
+    def _cause(self) -> tuple[str, ...]:
+        if not self.cause:
+            return ()
+        return (
+            f"fp16 cannot hold this model: {self.cause};"
+            " --precision bf16 and fp32 have the range for it",
+        )
+
+    def sites(self) -> dict[str, list[Site]]:
+        """Sites by pass name."""
+        found: dict[str, list[Site]] = {}
+        for run in self.runs:
+            found.setdefault(run.pass_.name, []).extend(run.sites)
+        return found
+
+
+def rewrite(
+    prepared: Prepared,
+    passes: tuple[Pass, ...],
+    reference: Reference,
+    steps: Steps,
+    leave: Leave = (),
+    target: str = DEFAULT,
+    engines: Sequence[EngineConfig] = (),
+) -> Rewritten:
+    """Run the passes on a copy of the captured program, and then for each engine, on a copy of the
+    result, the lowering passes of its target.
+
+    A pass that breaks its promise does not stop the others: the report should hold them all.  But
+    what it leaves is not lowered, nor is a program that eager itself is no measure for.
+
+    Args:
+        leave: sites that each of the passes leaves alone; empty: none.
+        target: of the export: low precision is judged as its kernels compute.
+        engines: to lower for; empty: the passes alone are run and judged.
+    """
+    planned, observer = observe(prepared, passes, reference)
+    program = structural_copy(prepared.captured.program)
+    with steps("passes"):
+        runs = run_pipeline(passes, program, prepared.context, (planned, observer), leave)
+    reference = planned.reference
+    _log_runs(runs, steps)
+    broken = any(check.failure for check in observer.checks)
+    lowered: tuple[LoweredProgram, ...] = ()
+    if engines and not broken and not reference.floor.defects:
+        lowered = tuple(
+            _lower(prepared, program, config, observer.fork(), reference, steps)
+            for config in engines
+        )
+        emulated = lowered[0].emulated
+        broken = any(check.failure for engine in lowered for check in engine.checks)
+    else:
+        emulated = _emulate(prepared, program, reference, target, steps)
+    cause = ""
+    if reference.floor.dtype == "fp16" and (broken or (emulated and emulated.problems)):
+        cause = _range_cause(prepared, passes, runs, emulated)
+    return Rewritten(
+        program, tuple(runs), tuple(observer.checks), emulated, reference, lowered, cause
+    )
+
+
+def _lower(
+    prepared: Prepared,
+    program: ExportedProgram,
+    config: EngineConfig,
+    observer: Observer,
+    reference: Reference,
+    steps: Steps,
+) -> LoweredProgram:
+    """Run the lowering passes for one engine on a copy of the program."""
+    passes, lowered = build(config.lowering), structural_copy(program)
+    with steps("lowering passes"):
+        runs = run_pipeline(passes, lowered, prepared.context, (observer,))
+    _log_runs(runs, steps)
+    emulated = _emulate(prepared, lowered, reference, config.target, steps)
+    checks = tuple(observer.checks)
+    return LoweredProgram(config.target, lowered, passes, tuple(runs), checks, emulated)
+
+
+def _log_runs(runs: Sequence[PassRun], steps: Steps) -> None:
+    for run in runs:
+        left = len(run.sites) - run.rewritten
+        steps.log(
+            f"pass {run.pass_.name}: {run.rewritten} rewritten, {left} left alone,"
+            f" {run.seconds:.3f} s"
+        )
+
+
+def observed_cases(prepared: Prepared) -> tuple[Case, ...]:
+    """The cases that are run after every pass; they take every path that any case takes."""
+    return prepared.watched or prepared.cases[:OBSERVED]
+
+
+def observe(
+    prepared: Prepared, passes: Sequence[Pass], reference: Reference
+) -> tuple[PlannedFloor, Observer]:
+    """What looks at the program after each pass, in this order: what a plan costs, and what
+    compares.
+    """
+    observed, program = observed_cases(prepared), prepared.captured.program
+    observer = Observer(program, observed, reference, names=prepared.output_names)
+    names = prepared.output_names
+    planned = PlannedFloor(passes, program, prepared.cases, reference, observer, names)
+    return planned, observer
+
+
+def _range_cause(
+    prepared: Prepared,
+    passes: tuple[Pass, ...],
+    runs: Sequence[PassRun],
+    emulated: TrueDtypeRun | None,
+) -> str:
+    """Where values leave fp16's range, and what rescale-residual did about it."""
+    cause = _place(prepared, passes, emulated)
+    rescaling = [run for run in runs if run.pass_.name == RescaleResidual.name]
+    if cause and not rescaling:
+        return f"{cause}, and the pipeline has no {RescaleResidual.name}"
+    left = [site for run in rescaling for site in run.sites if site.reason]
+    if not cause or not left:
+        return cause
+    place = left[0].module or "the model itself"
+    return f"{cause} ({RescaleResidual.name} left {place}: {left[0].reason})"
+
+
+def _place(prepared: Prepared, passes: tuple[Pass, ...], emulated: TrueDtypeRun | None) -> str:
+    """Where values overflow, or else what a module hands on once rescale-residual has done what it
+    can.
+    """
+    overflow = emulated.emulation.overflow if emulated is not None else None
+    if overflow is not None and overflow.largest > overflow.max_finite:
+        return overflow_sentence(overflow)
+    program = structural_copy(prepared.captured.program)
+    rescaling = [pass_ for pass_ in passes if pass_.name == RescaleResidual.name]
+    run_pipeline(rescaling, program, prepared.context)
+    return range_culprit(program, prepared.cases) or ""
+
+
+def _emulate(
+    prepared: Prepared, program: ExportedProgram, reference: Reference, target: str, steps: Steps
+) -> TrueDtypeRun | None:
+    """Judge low precision as a GPU computes it: the CPU provider computes it in fp32."""
+    if reference.floor.dtype == "fp32":
+        return None
+    with steps(f"emulate {reference.floor.dtype}"):
+        return true_dtype_check(
+            program,
+            prepared.cases,
+            reference,
+            get_profile(target_of(target).arithmetic),
+            names=prepared.output_names,
+        )

@@ -1,0 +1,485 @@
+"""Engines made of the module itself, as a hybrid of script and trace: inputs, cases and reference,
+what its code decides, and the engines, written and run: TorchScript, and ONNX from it.
+
+There is no program here.  So nothing proves what sizes an engine takes: the ranges in its manifest
+are those that it was compared over.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from enginecast.capture.control_flow.cover.branches import Unverified
+from enginecast.capture.control_flow.cover.coverage import find_predicates
+from enginecast.capture.control_flow.detect.recorder import Read, Recorder, record
+from enginecast.capture.control_flow.detect.statements import sizes_decide
+from enginecast.capture.inputs.examples import WORK, Case, example_sizes, sample
+from enginecast.capture.inputs.given import given_prompts
+from enginecast.capture.inputs.narrowing import fix, named_dims
+from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.outputs.flatten import OutputSpec, run_named
+from enginecast.capture.outputs.selection import parse_wanted
+from enginecast.capture.python.locations import SourceLocation, is_library_code
+from enginecast.capture.python.quiet import quiet_torch
+from enginecast.capture.sources.source import Source
+from enginecast.capture.torchscript.script import DEPRECATION, Hybrid, hybrid
+from enginecast.compiler.cases import SEED, choose_cases, cover_branches
+from enginecast.compiler.engines import Criteria, EngineRun, run_engine, unsealed
+from enginecast.compiler.manifest import describe_manifest
+from enginecast.compiler.prepare import OpenedModel, input_specs
+from enginecast.compiler.request import EngineConfig, ModelOptions
+from enginecast.compiler.steps import Steps
+from enginecast.errors import CaptureError, EnginecastError, UsageError
+from enginecast.exporters.registry import target_of
+from enginecast.exporters.target import Artifact, ScriptRequest, Target
+from enginecast.exporters.torchscript.target import TorchScript
+from enginecast.passes.ir.text import DTYPES
+from enginecast.runtime.bundle.manifest import Manifest
+from enginecast.runtime.bundle.staging import Staging
+from enginecast.verify.eager import fp64_outputs, make_reference
+from enginecast.verify.reference import Reference
+
+
+class ScriptModel(OpenedModel):
+    """A model that is going to be scripted and traced; its inputs have the ranges that the cases
+    cover.
+    """
+
+    @property
+    def example(self) -> dict[str, Tensor]:
+        """What is traced: sizes of two or more, pairwise different."""
+        return sample(self.inputs, example_sizes(self.inputs), SEED)
+
+    def forward(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run a module and name its outputs."""
+        return run_named(module, inputs, self.wanted)
+
+    def sizes(self, case: Mapping[str, Any]) -> dict[str, int]:
+        """The size of each symbol in a case, whose inputs have a shape."""
+        return {
+            dim.name: case[spec.name].shape[axis]
+            for spec in self.inputs
+            for axis, dim in enumerate(spec.dims)
+            if dim.name is not None
+        }
+
+
+def prepare_script(source: Source, options: ModelOptions, steps: Steps) -> ScriptModel:
+    """Choose the inputs and the cases; every dimension that varies is there in three sizes.
+
+    Raises:
+        UsageError: the model is a program already, or options do not fit.
+        CaptureError: a loop of the model does not end.
+    """
+    if source.given_program() is not None:
+        raise UsageError(
+            f"{source.name} is a program of torch.export, and TorchScript is made of modules",
+            hint="Use --target onnxruntime.",
+        )
+    prompts = None if options.prompts is None else given_prompts(options.prompts)
+    specs, given = input_specs(source, options.inputs, options.dynamic)
+    specs = _that_run(source, specs, steps)
+    parameters = sum(source.weight_elements().values())
+    work = 0 if options.thorough else parameters
+    cases = choose_cases(source, specs, given, prompts, work, steps)
+    cases = (*cases, *_largest(specs, parameters))
+    model = ScriptModel(source, specs, cases, parse_wanted(options.outputs, options.hidden_states))
+    return replace(model, inputs=_covered(model))
+
+
+def _that_run(source: Source, specs: tuple[InputSpec, ...], steps: Steps) -> tuple[InputSpec, ...]:
+    """Fix the dimensions that the model does not take in other sizes, unless the user asked."""
+    module = source.eager(torch.float32)
+    for name, dim in named_dims(specs).items():
+        others = [size for size in (dim.minimum, dim.size + 1) if size <= dim.maximum]
+        if dim.asked or all(_runs(module, specs, name, size) for size in others):
+            continue
+        fitted = fix(specs, (name,))
+        assert fitted is not None  # nobody asked for this dimension
+        specs = fitted.specs
+        for note in fitted.notes:
+            steps.say(note)
+    return specs
+
+
+def _runs(module: nn.Module, specs: tuple[InputSpec, ...], name: str, size: int) -> bool:
+    inputs = sample(specs, {**example_sizes(specs), name: size}, SEED)
+    try:
+        with torch.no_grad(), quiet_torch(), Recorder(module, inputs):
+            module(**inputs)
+    except EnginecastError:
+        raise
+    except Exception:  # the model's own code, which may not take this size
+        return False
+    return True
+
+
+def reference_of_script(model: ScriptModel, dtype: str) -> tuple[Reference, tuple[str, ...]]:
+    """What the model itself gives, in fp64 and in `dtype`, and notes on it.
+
+    Raises:
+        VerificationError: eager does not run.
+    """
+    notes: list[str] = []
+
+    def exact(cases: Sequence[Any]) -> Mapping[str, Mapping[str, Any]]:
+        outputs, note = fp64_outputs(model.source.eager, cases, model.forward)
+        notes.extend([note] if note else [])
+        return outputs
+
+    reference = make_reference(
+        None,
+        model.source.eager,
+        model.cases,
+        dtype=dtype,
+        names=(),
+        forward=model.forward,
+        mask_input=model.mask_input,
+        exact=exact,
+    )
+    return reference, tuple(notes)
+
+
+def output_specs(
+    model: ScriptModel, reference: Reference, dtypes: Mapping[str, torch.dtype]
+) -> tuple[OutputSpec, ...]:
+    """Shapes of the outputs over all cases, in symbols where a size goes with one.
+
+    Args:
+        dtypes: of the engine's outputs, by name, in order.
+
+    Raises:
+        CaptureError: an output has another rank in another case.
+    """
+    sizes = [model.sizes(case.inputs) for case in reference.cases]
+    specs = []
+    for name, dtype in dtypes.items():
+        shapes = [case.outputs[name].shape for case in reference.cases]
+        if len({len(shape) for shape in shapes}) > 1:
+            raise CaptureError(
+                f"the output {name!r} has {sorted({len(shape) for shape in shapes})} dimensions,"
+                " by the input, and an engine's outputs have one number of them",
+                hint="Return it in one rank.",
+            )
+        columns = zip(*shapes, strict=True)
+        dims = tuple(_dim(tuple(c), sizes, f"{name}_{axis}") for axis, c in enumerate(columns))
+        specs.append(OutputSpec(name, dtype, dims))
+    return tuple(specs)
+
+
+def _dim(found: tuple[int, ...], sizes: Sequence[Mapping[str, int]], other: str) -> int | str:
+    """A number, a symbol, a multiple of one, or a name of its own."""
+    for symbol in sizes[0]:
+        given = tuple(case[symbol] for case in sizes)
+        if len(set(given)) == 1:
+            continue
+        if given == found:
+            return symbol
+        factor = found[0] // given[0]
+        if factor > 1 and all(f == factor * g for f, g in zip(found, given, strict=True)):
+            return f"{factor}*{symbol}"
+    return found[0] if len(set(found)) == 1 else other
+
+
+def _largest(specs: Sequence[InputSpec], parameters: int) -> list[Case]:
+    """One case for each dimension at its largest, or as large as seconds of work allow."""
+    sizes = example_sizes(specs)
+    dims = {dim.name: dim for spec in specs for dim in spec.dims if dim.name is not None}
+    cases = []
+    for index, (name, dim) in enumerate(dims.items()):
+        size = dim.maximum
+        others = 1
+        for other, taken in sizes.items():
+            others *= taken if other != name else 1
+        while not dim.asked and size > 2 * dim.size and size * others * parameters > WORK:
+            size //= 2
+        made = sample(specs, {**sizes, name: size}, SEED + 100 + index)
+        cases.append(Case(f"largest {name}", made))
+    return cases
+
+
+def _covered(model: ScriptModel) -> tuple[InputSpec, ...]:
+    """The inputs with the ranges that the cases span."""
+    found = [model.sizes(case.inputs) for case in model.cases]
+    return tuple(
+        replace(
+            spec,
+            dims=tuple(
+                dim
+                if dim.name is None
+                else replace(
+                    dim,
+                    minimum=min(sizes[dim.name] for sizes in found),
+                    maximum=max(sizes[dim.name] for sizes in found),
+                )
+                for dim in spec.dims
+            ),
+        )
+        for spec in model.inputs
+    )
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What Python reads of tensors while the model runs, and which paths that decides."""
+
+    runs: list[list[Read]]
+    """The reads of each case, where inputs or sizes decide."""
+    unverified: dict[SourceLocation, str]
+    """Predicates of which one path was seen, however inputs were changed, and what it was."""
+    verified: tuple[str, ...] = ()
+    """Which branches were seen both ways, as a note."""
+
+    @property
+    def places(self) -> tuple[SourceLocation, ...]:
+        return tuple(dict.fromkeys(read.place for run in self.runs for read in run))
+
+    def unseen(
+        self, decided: Collection[SourceLocation], baked: Collection[SourceLocation]
+    ) -> tuple[str, ...]:
+        """What an engine decides without having been compared both ways, in words.
+
+        Args:
+            decided: places at which it takes a path of its own.
+            baked: places at which it always takes the path of the trace.
+        """
+        told = {place: self.unverified[place] for place in decided if place in self.unverified}
+        for place, value in _one_sided(self.runs, baked).items():
+            if not is_library_code(place.file):
+                told.setdefault(place, str(Unverified(str(place), f"Python always read {value}")))
+        return tuple(told.values())
+
+
+def explore(model: ScriptModel, places: Collection[SourceLocation]) -> tuple[ScriptModel, Explored]:
+    """Run the model to find what decides, and inputs that take the paths nobody took.
+
+    Args:
+        places: more of what decides, as torch.export named it.
+
+    Returns:
+        The model with more cases, and what was found.
+
+    Raises:
+        CaptureError: a loop without end.
+    """
+    module = model.source.eager(torch.float32)
+    runs = _reads(module, model.cases)
+    met = {read.place for run in runs for read in run} | {*places}
+    if not met:
+        return model, Explored(runs, {})
+    first = model.cases[0].inputs
+    predicates = met - {*find_predicates(module, first, met).unseen}
+    covered = cover_branches(model.source, model.inputs, model.cases, predicates)
+    if len(covered.cases) > len(model.cases):
+        model = replace(model, inputs=covered.inputs, cases=covered.cases)
+        runs = _reads(module, model.cases)
+    unverified = {
+        place: str(found)
+        for place in predicates
+        for found in covered.unverified
+        if found.place == str(place)
+    }
+    return model, Explored(runs, unverified, covered.verified)
+
+
+def _reads(module: nn.Module, cases: Sequence[Case]) -> list[list[Read]]:
+    runs = record(module, [case.inputs for case in cases])
+    return [[read for read in run if read.decides != "weights"] for run in runs]
+
+
+def _one_sided(
+    runs: Sequence[Sequence[Read]], places: Collection[SourceLocation]
+) -> dict[SourceLocation, str]:
+    """Places at which every case read the same of its inputs, and what."""
+    seen: dict[SourceLocation, set[tuple[str, ...]]] = {}
+    for run in runs:
+        found: dict[SourceLocation, list[str]] = {}
+        for read in run:
+            if read.decides == "inputs":
+                found.setdefault(read.place, []).append(str(read.value))
+        for place, values in found.items():
+            seen.setdefault(place, set()).add(tuple(values))
+    return {
+        place: ", ".join(next(iter(seen[place])))
+        for place in places
+        if len(seen.get(place, ())) == 1
+    }
+
+
+@dataclass(frozen=True)
+class ScriptEngine:
+    """An engine that was written and run."""
+
+    config: EngineConfig
+    """With the engine's own target."""
+    artifact: Artifact
+    outputs: tuple[OutputSpec, ...]
+    manifest: Manifest
+    run: EngineRun
+    hybrid: Hybrid
+    how: str
+    """How it was made, and why not otherwise, in words for the manifest."""
+    notes: tuple[str, ...]
+
+    @property
+    def is_rejected(self) -> bool:
+        return self.run.verdict.outcome == "rejected"
+
+
+@dataclass(frozen=True)
+class ScriptEngines:
+    """Makes engines of one model and compares them with it."""
+
+    model: ScriptModel
+    reference: Reference
+    config: EngineConfig
+    threads: int | None
+    staging: Staging
+    steps: Steps
+    explored: Explored
+    places: tuple[SourceLocation, ...] = ()
+    """Branches that must be scripted; others that a run meets are scripted where they can be."""
+    allows_unverified: bool = False
+    """Whether an engine may decide what was not compared both ways."""
+
+    def best(self) -> ScriptEngine:
+        """The first engine that agrees with eager; else the last one that does not.
+
+        Raises:
+            CaptureError: a branch that must be scripted cannot be, or the trace failed.
+        """
+        dtype = DTYPES[self.config.precision]
+        tried: list[Hybrid] = []
+        for optional in self._optional(tried):
+            with self.steps("script and trace"):
+                made = hybrid(
+                    self.model.source.eager(dtype).to(self.config.device),
+                    self._example,
+                    self.places,
+                    wanted=self.model.wanted,
+                    dtype=dtype,
+                    optional=optional,
+                )
+            for line in (*made.notes, *(f"the tracer warns: {s}" for s in made.suspects)):
+                self.steps.log(line)
+            tried.append(made)
+            engine = self._torchscript(made)
+            if not engine.is_rejected:
+                is_it = self.config.target == engine.config.target
+                return engine if is_it else self._or_onnx(engine)
+        return engine
+
+    @property
+    def _example(self) -> dict[str, torch.Tensor]:
+        """The inputs that are traced, on the engine's device."""
+        return {name: t.to(self.config.device) for name, t in self.model.example.items()}
+
+    def _optional(self, tried: list[Hybrid]) -> Iterator[tuple[SourceLocation, ...]]:
+        """What may be scripted: first what a run reads, then what the tracer warned of."""
+        met = self.explored.places
+        yield met
+        warned = {s.place.resolved for s in tried[-1].suspects}
+        suspects = warned - {*met, *self.places}
+        if suspects:
+            self.steps.log("the trace does not agree with eager: scripting what it warned of")
+            yield (*met, *sorted(suspects))
+        # A loop over a shape is traced without a warning; only its source tells.
+        sizes = sizes_decide(self.model.source.eager(), self.model.example)
+        found = {*sizes} - {*met, *self.places, *suspects}
+        if found:
+            self.steps.log("the trace does not agree with eager: scripting what decides by sizes")
+            yield (*met, *sorted(suspects), *sorted(found))
+
+    def _torchscript(self, made: Hybrid) -> ScriptEngine:
+        """Write the TorchScript engine and run it."""
+        with torch.no_grad():
+            given = made.module(*self._example.values())
+        dtypes = {name: t.dtype for name, t in zip(made.outputs, given, strict=True)}
+        outputs = output_specs(self.model, self.reference, dtypes)
+        with self.steps("lower"):
+            artifact = self._lower(TorchScript(), made)
+        problems: tuple[str, ...] = ()
+        if not self.allows_unverified:
+            # Not compared both ways: branches that are scripted, and those that are baked.
+            problems = self.explored.unseen((*made.held, *made.unscripted), made.unscripted)
+        notes = (*made.notes, f"{DEPRECATION}: a later torch may not load this engine")
+        config = replace(self.config, target=TorchScript.name)
+        manifest, run = self._run(config, artifact, outputs, problems)
+        how = "a TorchScript engine"
+        return ScriptEngine(config, artifact, outputs, manifest, run, made, how, notes)
+
+    def _or_onnx(self, engine: ScriptEngine) -> ScriptEngine:
+        """The same as an ONNX engine where that agrees with eager, too; else `engine`."""
+        try:
+            made = self._onnx(engine)
+        except EnginecastError as error:
+            reason = error.message
+        else:
+            if not made.is_rejected:
+                self._remove(engine)
+                return made
+            self._remove(made)
+            reason = " ".join(made.run.verdict.reasons[0].split())
+        self.steps.say(
+            f"no ONNX engine ({reason}): this becomes a TorchScript engine, which needs torch, and"
+            " --allow-code to run"
+        )
+        return replace(engine, how=f"{engine.how}; no ONNX engine: {reason}")
+
+    def _onnx(self, engine: ScriptEngine) -> ScriptEngine:
+        with self.steps("lower to ONNX"):
+            target = target_of(self.config.target)
+            artifact = self._lower(target, engine.hybrid, engine.outputs)
+        manifest, run = self._run(self.config, artifact, engine.outputs, ())
+        how = "with torch's legacy ONNX exporter; running it needs neither"
+        return replace(
+            engine,
+            config=self.config,
+            artifact=artifact,
+            manifest=manifest,
+            run=run,
+            how="an ONNX engine, by torch's legacy exporter",
+            notes=(*engine.hybrid.notes, f"{DEPRECATION}: this engine was made with it and {how}"),
+        )
+
+    def _lower(self, target: Target, made: Hybrid, outputs: Sequence[OutputSpec] = ()) -> Artifact:
+        request = ScriptRequest(
+            made.module,
+            self.staging.folder,
+            self._example,
+            made.outputs,
+            input_dims={
+                spec.name: {i: d.name for i, d in enumerate(spec.dims) if d.name}
+                for spec in self.model.inputs
+            },
+            output_dims={
+                spec.name: {i: d for i, d in enumerate(spec.dims) if isinstance(d, str)}
+                for spec in outputs
+            },
+            precision=self.config.precision,
+        )
+        return target.lower_script(request)
+
+    def _remove(self, engine: ScriptEngine) -> None:
+        for name in engine.artifact.files:
+            (self.staging.folder / name).unlink()
+
+    def _run(
+        self,
+        config: EngineConfig,
+        artifact: Artifact,
+        outputs: tuple[OutputSpec, ...],
+        problems: tuple[str, ...],
+    ) -> tuple[Manifest, EngineRun]:
+        """Run an engine over all cases and judge it."""
+        manifest = describe_manifest(self.model, config, outputs, (artifact,))
+        bundle = unsealed(self.staging.folder, manifest, artifact.files)
+        criteria = Criteria(self.reference, problems=problems)
+        with self.steps("verify"):
+            run = run_engine(
+                bundle, manifest.engines[0], config, criteria, self.threads, counts_ops=False
+            )
+        return manifest, run

@@ -1,0 +1,309 @@
+"""An export from beginning to end: open, capture, reference, passes, lower, run, judge, publish.
+
+`ExportSession` is the order of events; each step is a call of the module that does it.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from enginecast.capture.python.locations import SourceLocation
+from enginecast.capture.sources.source import Source, open_source
+from enginecast.capture.torchscript.script import DEPRECATION, require_torchscript
+from enginecast.capture.tracing.ladder import LEADS_ON
+from enginecast.capture.tracing.strategy import RefusedError, Rung
+from enginecast.compiler import budget
+from enginecast.compiler.culprits import find_culprits, is_wrong, without_culprits
+from enginecast.compiler.engines import (
+    Criteria,
+    EngineRun,
+    criteria_of,
+    lowering_request,
+    run_engine,
+    unsealed,
+)
+from enginecast.compiler.fusion_contract import count_fusions, expect_fusions
+from enginecast.compiler.manifest import PLAN_NAME, describe_program, describe_rungs
+from enginecast.compiler.prepare import Prepared, given_plan, prepare, reference_of
+from enginecast.compiler.publish import Candidate, Export, publish
+from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
+from enginecast.compiler.rewrite import Rewritten, rewrite
+from enginecast.compiler.scripted import ScriptEngines, explore, prepare_script, reference_of_script
+from enginecast.compiler.steps import Steps
+from enginecast.errors import CaptureError, LoweringError, PassError, VerificationError
+from enginecast.exporters.registry import target_of
+from enginecast.exporters.target import Artifact
+from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
+from enginecast.passes.ir.text import print_ir
+from enginecast.passes.registry import build
+from enginecast.runtime.bundle.manifest import Manifest
+from enginecast.runtime.bundle.staging import Staging, stage
+from enginecast.verify.eager import capture_failures
+from enginecast.verify.reference import Reference
+
+
+def export(request: ExportRequest, steps: Steps | None = None) -> Export:
+    """Make an engine, compare it with eager, publish the bundle or reject it.
+
+    Args:
+        steps: gets the progress.
+
+    Raises:
+        EnginecastError: see the tree in `enginecast.errors`; a rejection is a result.
+    """
+    config, steps = request.resolve(), steps or Steps()
+    target_of(config.target).require(config.options)  # before the work, and not after it
+    with stage(request.output, overwrite=request.overwrite) as staging, steps.listening():
+        source = open_source(
+            request.model,
+            random_weights=request.options.random_weights,
+            allow_code=request.options.allow_code,
+            example=request.example,
+        )
+        budget.require(source, config, staging.folder)
+        session = ExportSession(request, config, source, staging, steps)
+        return publish(session.candidate(), request, staging, steps)
+
+
+def falls_back(error: CaptureError, options: ModelOptions) -> bool:
+    """Whether an export goes on with TorchScript after this refusal."""
+    leads_on = isinstance(error, RefusedError) and error.refusal.kind in LEADS_ON
+    return leads_on and options.fallback == "torchscript"
+
+
+@dataclass(frozen=True)
+class ExportSession:
+    """One export of an open model."""
+
+    request: ExportRequest
+    config: EngineConfig
+    """Of the first engine."""
+    source: Source
+    staging: Staging
+    steps: Steps
+
+    def candidate(self) -> Candidate:
+        """Make and judge the engines: of a program, or of the module where there is none."""
+        takes = target_of(self.config.target).takes
+        if "program" not in takes:
+            return self._of_module()
+        try:
+            model = self._capture()
+        except RefusedError as refused:
+            if "script" not in takes or not falls_back(refused, self.request.options):
+                raise
+            return self._after_refusal(refused)
+        try:
+            return self._of_program(model)
+        except (LoweringError, PassError) as error:
+            if not model.captured.is_widened:
+                raise
+            self.steps.say(
+                f"rewritten for more sizes, the model does not get to an engine: {error}"
+            )
+        return self._of_program(self._capture(widens=False))
+
+    def _capture(self, widens: bool = True) -> Prepared:
+        plan = given_plan(self.config, self.source)
+        options = replace(self.request.options, widens=widens)
+        return prepare(self.source, options, self.steps, plan)
+
+    def _of_program(self, model: Prepared) -> Candidate:
+        """Passes, lowering and the first run of every engine that is made of a program."""
+        with self.steps("read the weights"):
+            self.source.fingerprint()  # refuses weights that are no numbers
+        state_notes: list[str] = []
+        with self.steps("reference"):
+            reference = reference_of(model, self.config.precision, state_notes)
+            problems = (*model.unverified, *self._capture_failures(model, reference))
+        for note in state_notes:
+            self.steps.say(note)
+        rewritten = self._rewrite(model, reference, () if problems else self.config.engines)
+        problems = (*problems, *rewritten.failures)
+        plan = plan_notes(plan_of(rewritten.program))
+        judged = Candidate(
+            model=model,
+            config=self.config,
+            reference=rewritten.reference,
+            runs=(),
+            rungs=model.captured.rungs,
+            notes=(*model.captured.notes, *state_notes, *plan, *rewritten.notes),
+            program=print_ir(rewritten.last_program),
+            rewritten=rewritten,
+        )
+        if problems or rewritten.reference.floor.defects:
+            criteria = Criteria(rewritten.reference, rewritten.emulated, problems)
+            return replace(judged, runs=(EngineRun(criteria.judge_unrun()),))
+        artifacts = self._lower(model, rewritten)
+        with self.steps("describe"):
+            manifest = describe_program(model, self.config, rewritten, artifacts)
+        runs = self._run(model, manifest, rewritten, artifacts)
+        fusions = count_fusions(
+            expect_fusions(model.captured.program),
+            rewritten.program,
+            artifacts[0].ops,
+            runs[0].executed,
+            rewritten.sites(),
+        )
+        notes = [note for engine in rewritten.engines for note in engine.notes]
+        return replace(
+            judged,
+            runs=runs,
+            notes=(*judged.notes, *notes),
+            artifacts=artifacts,
+            manifest=manifest,
+            fusions=fusions,
+        )
+
+    def _capture_failures(self, model: Prepared, reference: Reference) -> list[str]:
+        """Where the captured program does not agree with eager."""
+        guards = [guard.output for guard in model.captured.guards]
+        program, names = model.captured.program, model.output_names
+        return list(capture_failures(program, model.cases, names, reference, guards))
+
+    def _rewrite(
+        self, model: Prepared, reference: Reference, engines: tuple[EngineConfig, ...]
+    ) -> Rewritten:
+        """Run the passes, and those that lower for each engine; where the result is wrong, search
+        for what does harm.
+        """
+        passes, target = build(self.config.pipeline), self.config.target
+        rewritten = rewrite(model, passes, reference, self.steps, target=target, engines=engines)
+        if not is_wrong(rewritten):
+            return rewritten
+        if self.request.drop_guilty:
+            return without_culprits(
+                model, passes, reference, rewritten, target, self.steps, engines
+            )
+        return replace(rewritten, bisection=find_culprits(model, passes, rewritten, self.steps))
+
+    def _lower(self, model: Prepared, rewritten: Rewritten) -> tuple[Artifact, ...]:
+        """Write the files of every engine."""
+        artifacts = []
+        for config, engine in zip(self.config.engines, rewritten.engines, strict=True):
+            request = lowering_request(
+                model,
+                config,
+                engine.program,
+                self.staging.folder,
+                self.steps.tell,
+                self.steps.say,
+            )
+            with self.steps(self._step("lower", config)):
+                artifact = target_of(config.target).lower(request)
+            self.steps.log(f"lowered: {artifact.nodes} nodes, {dict(artifact.ops)}")
+            for note in engine.notes:
+                self.steps.say(note)
+            artifacts.append(artifact)
+        return tuple(artifacts)
+
+    def _run(
+        self,
+        model: Prepared,
+        manifest: Manifest,
+        rewritten: Rewritten,
+        artifacts: tuple[Artifact, ...],
+    ) -> tuple[EngineRun, ...]:
+        """Run every engine that this machine can run, and judge it."""
+        names = [name for artifact in artifacts for name in artifact.files]
+        bundle = unsealed(self.staging.folder, manifest, names)
+        runs = []
+        pairs = zip(self.config.engines, manifest.engines, strict=True)
+        for index, (config, record) in enumerate(pairs):
+            with self.steps(self._step("verify", config)):
+                criteria = criteria_of(rewritten.of_engine(index))
+                runs.append(run_engine(bundle, record, config, criteria, self.request.threads))
+        return tuple(runs)
+
+    def _step(self, name: str, config: EngineConfig) -> str:
+        return name if config is self.config else f"{name} for {config.target}"
+
+    def _after_refusal(self, refused: RefusedError) -> Candidate:
+        """Engines of the module, after torch.export refused it for its control flow.
+
+        Raises:
+            CaptureError: TorchScript refuses the model too; says what both have against it.
+        """
+        for rung in refused.rungs:
+            self.steps.say(f"capture: {rung}")
+        self.steps.say("torch.export does not capture this model: falling back to TorchScript")
+        try:
+            return self._of_module(refused)
+        except (CaptureError, LoweringError, VerificationError) as second:
+            raise CaptureError(
+                f"{refused.message}\nTorchScript does not help: {second.message}",
+                hint=refused.hint,
+            ) from second
+
+    def _of_module(self, refused: RefusedError | None = None) -> Candidate:
+        """An engine of the module itself: scripted where it branches, traced elsewhere.
+
+        Args:
+            refused: of torch.export; the place that it names must be scripted.
+
+        Raises:
+            CaptureError: a branch that must be scripted cannot be, or the trace failed.
+            MissingError: this torch has no TorchScript any more.
+            VerificationError: eager itself does not run.
+        """
+        require_torchscript()
+        self.steps.log(DEPRECATION)
+        with self.steps("read the weights"):
+            self.source.fingerprint()
+        refusal = None if refused is None else refused.refusal
+        must = (
+            (SourceLocation(refusal.file, refusal.line).resolved,)
+            if refusal and refusal.file
+            else ()
+        )
+        model = prepare_script(self.source, self.request.options, self.steps)
+        with self.steps("paths"):
+            model, explored = explore(model, must)
+        # No passes, hence nothing that they would quantize.
+        config = replace(self.config, pipeline="", quantized="")
+        with self.steps("reference"):
+            reference, notes = reference_of_script(model, config.precision)
+        engine = ScriptEngines(
+            model,
+            reference,
+            config,
+            self.request.threads,
+            self.staging,
+            self.steps,
+            explored,
+            must,
+            self.request.options.allow_unverified_branches,
+        ).best()
+        notes = (*engine.notes, *explored.verified, *notes)
+        taken = Rung("torchscript", "taken", engine.how)
+        if refused is not None:
+            self.steps.say(f"capture: {taken}")
+        rungs = (*(refused.rungs if refused is not None else ()), taken)
+        return Candidate(
+            model=model,
+            config=engine.config,
+            reference=reference,
+            runs=(engine.run,),
+            rungs=rungs,
+            notes=notes,
+            program=engine.hybrid.module.code,
+            artifacts=(engine.artifact,),
+            manifest=msgspec.structs.replace(
+                engine.manifest, capture=describe_rungs(rungs), notes=notes
+            ),
+        )
+
+
+def plan_notes(found: QuantizationPlan | None) -> tuple[str, ...]:
+    """A quantization plan in one sentence; none without one."""
+    if found is None:
+        return ()
+    choices = Counter(layer.choice for layer in found.layers)
+    counts = ", ".join(f"{count} {choice}" for choice, count in sorted(choices.items()))
+    predicted = found.predicted_error
+    error = "" if predicted is None else f"predicted error {predicted:.2g}, "
+    return (
+        f"{found.format} plan for {found.arch}: {counts}; {error}allowed {found.max_error:.2g}"
+        f" ({PLAN_NAME})",
+    )

@@ -1,0 +1,118 @@
+"""The steps of a command: a spinner on a terminal, time and memory of each, the lines of the build
+log.
+"""
+
+import logging
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.status import Status
+
+from enginecast.compiler.memory import watched
+
+logger = logging.getLogger(__name__)
+
+LONG = 1.0
+"""Seconds from which on a step is told of: a log that nobody watches has no spinner."""
+MUCH = 2_000_000_000
+"""Bytes of anonymous memory from which on they are told of."""
+
+
+class _Listener(logging.Handler):
+    """Writes what libraries log as warnings or errors to a list."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(f"{record.levelname.lower()} of {record.name}: {record.getMessage()}")
+
+
+class Steps:
+    """Measures what happens inside `with steps("capture"):`.
+
+    Args:
+        console: where progress is shown (standard error); None: nowhere.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console
+        self.seconds: dict[str, float] = {}
+        self.memory: dict[str, int] = {}
+        """Step -> most bytes of anonymous memory at once; 0 where the system does not tell."""
+        self.lines: list[str] = []
+        self.shown: set[str] = set()
+        """Lines that stand on the console already."""
+        self._status: Status | None = None
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            with watched() as peak, self._shown(name):
+                yield
+        finally:
+            spent = time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent
+            self.memory[name] = max(self.memory.get(name, 0), peak.anonymous)
+            line = f"{name}: {spent:.2f} s"
+            if peak.anonymous > MUCH:
+                line = f"{line}, {peak.anonymous / 1e9:.1f} GB of memory"
+            (self.say if spent > LONG else self.log)(line)
+
+    @contextmanager
+    def _shown(self, name: str) -> Iterator[None]:
+        if self._console is None or not self._console.is_terminal:
+            yield
+            return
+        with self._console.status(name) as self._status:
+            try:
+                yield
+            finally:
+                self._status = None
+
+    def tell(self, phase: str, done: int, total: int) -> None:
+        """Show how far a long step has come; on a terminal alone."""
+        if self._status is not None:
+            self._status.update(f"{phase}: {done} of {total}")
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Within the block, warnings of Python and of the libraries are in the build log, too."""
+        show = warnings.showwarning
+        handler = _Listener(self.lines)
+
+        def heard(message: Warning | str, *where: Any, **more: Any) -> None:
+            self.lines.append(f"warning: {message}")
+            show(message, *where, **more)
+
+        # torch keeps its log to itself.
+        heard_at = [logging.root, logging.getLogger("torch")]
+        for place in heard_at:
+            place.addHandler(handler)
+        warnings.showwarning = heard
+        try:
+            yield
+        finally:
+            warnings.showwarning = show
+            for place in heard_at:
+                place.removeHandler(handler)
+
+    def log(self, line: str) -> None:
+        """Add a line to the build log."""
+        self.lines.append(line)
+        logger.info("%s", line)
+
+    def say(self, line: str) -> None:
+        """Add a line to the build log and show it."""
+        if self._console is None or self._console.quiet:
+            self.log(line)
+            return
+        self.shown.add(line)
+        self.lines.append(line)  # and not to the logger, which may show it on the same terminal
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,122 @@
+"""`enginecast verify`: compare the engine of a bundle with eager again, on this machine's hardware.
+
+Without the model the bundle's stored reference is used; that needs neither the model nor torch.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from enginecast.errors import BundleError
+from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Manifest, Verdict
+from enginecast.runtime.bundle.manifest_json import encode
+from enginecast.runtime.bundle.staging import write_file
+from enginecast.runtime.engine import Engine
+from enginecast.runtime.load import load
+from enginecast.verify.engine import runs_natively, verify_engine
+from enginecast.verify.reference import REFERENCE_NAME, Reference, read_reference
+
+NOT_NATIVE = "true {0} arithmetic was judged when the bundle was made; {1} computes it in fp32"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A bundle compared once more."""
+
+    verdict: Verdict
+    floor_dtype: str
+    against: str
+    """"the stored reference", or the model that was given."""
+    completed: bool = False
+    """Whether a verdict by emulation became one of the engine itself, in the manifest."""
+    notes: tuple[str, ...] = ()
+    backend: str = ""
+    """What ran the engine, such as "onnxruntime-cpu"."""
+    layers: tuple[str, ...] = ()
+    """What the engine consists of, in words, where its runtime tells."""
+
+
+def verify_bundle(
+    path: str | os.PathLike[str],
+    *,
+    model: str | None = None,
+    device: str | None = None,
+    providers: Sequence[str] | None = None,
+    prefer: Sequence[str] | None = None,
+    threads: int | None = None,
+    allow_code: bool = False,
+    random_weights: int | None = None,
+) -> Check:
+    """Run the engine of a bundle on its verification inputs and judge it by eager's noise floor.
+
+    Args:
+        path: the bundle.
+        model: MODEL to compare with; None: the reference that is stored in the bundle.
+        device: "cpu" or "cuda"; None: "cpu".
+        providers: ONNX Runtime execution providers instead of those of `device`.
+        prefer: backends instead of a device; see `load`.
+        threads: threads within one operator.
+        allow_code: open files whose loading can run code.
+        random_weights: seed, for a MODEL that is a config alone.
+
+    Raises:
+        BundleError: the bundle is damaged, or has no reference and no model was given.
+        MissingError: this machine cannot run the engine.
+    """
+    # Emulation is no reason to warn here: this command is what completes such a verdict.
+    with load(
+        path,
+        device=device,
+        providers=providers,
+        prefer=prefer,
+        require="verified-by-emulation",
+        threads=threads,
+        allow_code=allow_code,
+    ) as engine:
+        notes: tuple[str, ...] = ()
+        if model is None:
+            reference, against = _stored(engine), "the stored reference"
+        else:
+            from enginecast.compiler.recompare import reference_of_model
+
+            reference, notes = reference_of_model(
+                model,
+                engine.manifest,
+                engine.folder,
+                allow_code=allow_code,
+                random_weights=random_weights,
+            )
+            against = model
+        verdict = verify_engine(engine, reference)
+        if not runs_natively(engine.record.precision, engine.provider):
+            notes = (*notes, NOT_NATIVE.format(engine.record.precision, engine.provider))
+        completed = _complete(engine, verdict)
+        layers, backend = engine.layers(), engine.backend
+    return Check(verdict, reference.floor.label, against, completed, notes, backend, layers)
+
+
+def _stored(engine: Engine) -> Reference:
+    path = engine.folder / REFERENCE_NAME
+    if not path.is_file():
+        raise BundleError(
+            f"{engine.folder} has no {REFERENCE_NAME}", hint="Give the model: --model MODEL."
+        )
+    return read_reference(path)
+
+
+def _complete(engine: Engine, verdict: Verdict) -> bool:
+    """Write a verdict of the engine itself over one by emulation."""
+    stood = engine.verdict.outcome
+    if verdict.outcome != "verified" or stood != "verified-by-emulation":
+        return False
+    manifest: Manifest = engine.manifest
+    engines = tuple(
+        msgspec.structs.replace(record, verdict=verdict) if record is engine.record else record
+        for record in manifest.engines
+    )
+    write_file(
+        engine.folder / MANIFEST_NAME, encode(msgspec.structs.replace(manifest, engines=engines))
+    )
+    return True

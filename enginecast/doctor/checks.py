@@ -1,0 +1,403 @@
+"""What this machine has, what is missing for which purpose, and the command that repairs it."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from enginecast.errors import MissingError
+from enginecast.runtime.device.gpu import driver_version
+from enginecast.runtime.sessions.tensorrt.library import short_version
+from enginecast.runtime.sessions.tensorrt.versions import Pair, check_pair, known_pairs
+from enginecast.version import __version__
+
+# Feature -> the flags of /proc/cpuinfo, any of which gives it, and what it is good for here.
+CPU_FEATURES = {
+    "avx2": ({"avx2"}, "fp32 kernels at full width"),
+    "avx512": ({"avx512f"}, "fp32 kernels at double width"),
+    "vnni": ({"avx512_vnni", "avx_vnni"}, "int8 engines faster than fp32"),
+    "avx512_bf16": ({"avx512_bf16"}, "bf16 in torch at speed"),
+    "amx_bf16": ({"amx_bf16"}, "bf16 matrix products in torch at speed"),
+    "amx_int8": ({"amx_int8"}, "int8 matrix products at speed"),
+}
+_REQUIREMENT = re.compile(
+    r"(?P<name>[\w.-]+)(?P<parts>\[[\w,-]+\])?\s*(?P<wanted>[^;\s]*)"
+    r"(?:.*extra == ['\"](?P<extra>\w+))?"
+)
+_DEVELOPMENT = "dev"
+MODULES = ("tensorrt", "torch_tensorrt")
+_SECONDS = 120.0
+_PRINT_VERSION = "import {0}, sys; sys.stdout.write('\\n' + {0}.__version__)"
+_CUDA_WHEELS = "https://download.pytorch.org/whl/cu{}0"
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that this one uses, as found."""
+
+    name: str
+    wanted: str
+    """Such as ">=2.11"; may be empty."""
+    version: str | None
+    """None when it is not installed."""
+    extra: str = ""
+    """The optional feature that needs it; empty when everything does."""
+    parts: str = ""
+    """Optional parts of the package that are needed, such as "[data]"."""
+
+    @property
+    def fits(self) -> bool:
+        if self.version is None:
+            return False
+        minimum = re.search(r">=\s*([\d.]+)", self.wanted)
+        return minimum is None or _numbers(self.version) >= _numbers(minimum[1])
+
+    @property
+    def repair(self) -> str:
+        """The command that installs it; empty when it fits."""
+        if self.fits:
+            return ""
+        install = f"pip install '{self.name}{self.parts}{self.wanted}'"
+        # The two builds of ONNX Runtime share one folder: the CPU build has to go first.
+        gpu_build = self.name == "onnxruntime-gpu"
+        return f"pip uninstall -y onnxruntime && {install}" if gpu_build else install
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A CUDA device as torch sees it."""
+
+    name: str
+    arch: str
+    """Such as "sm90"."""
+    memory: int
+    """Bytes."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that will not work, and the command that repairs it."""
+
+    what: str
+    repair: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """A Python module of TensorRT, as found by importing it in a process of its own."""
+
+    name: str
+    version: str | None
+    """None when it does not import."""
+    installed: bool
+    reason: str = ""
+    """Why it does not import."""
+
+
+@dataclass(frozen=True)
+class TensorRT:
+    """What there is of TensorRT here."""
+
+    libraries: tuple[Library, ...]
+    driver: str | None
+    """Version of NVIDIA's driver."""
+    wrong: tuple[str, ...] = ()
+    """Versions that do not fit one another, in sentences."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything `enginecast doctor` says."""
+
+    enginecast: str
+    python: str
+    platform: str
+    cpu_features: dict[str, bool]
+    """Empty where they cannot be read."""
+    packages: tuple[Package, ...]
+    providers: tuple[str, ...]
+    """Execution providers of the installed ONNX Runtime."""
+    torch_cuda: str | None
+    """CUDA version that torch was built for; None for a CPU build or no torch."""
+    gpus: tuple[Gpu, ...]
+    problems: tuple[Problem, ...] = ()
+    torchscript: bool | None = None
+    """Whether torch has TorchScript still; None without torch."""
+    tensorrt: TensorRT | None = None
+    """None where it was not looked at."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data, for `--json`."""
+        data = asdict(self)
+        for package, plain in zip(self.packages, data["packages"], strict=True):
+            plain["repair"] = package.repair
+        return data
+
+
+def examine(*, tensorrt: bool = False) -> Report:
+    """Look at this machine.  Imports onnxruntime and torch where they are installed.
+
+    Args:
+        tensorrt: import TensorRT's modules, too, which takes seconds where they are installed.
+    """
+    packages = _packages()
+    providers, problems = _providers()
+    cuda, gpus, torch_problems = _torch()
+    problems += torch_problems
+    problems += find_problems(packages, providers, cuda, gpus, driver=_has_nvidia_driver())
+    found = None
+    if tensorrt:
+        torch = _installed("torch")
+        found = examine_tensorrt(torch, cuda)
+        problems += tensorrt_problems(found, torch, cuda)
+    return Report(
+        enginecast=__version__,
+        python=sys.version.split()[0],
+        platform=platform.platform(),
+        cpu_features=cpu_features(Path("/proc/cpuinfo")),
+        packages=packages,
+        providers=providers,
+        torch_cuda=cuda,
+        gpus=gpus,
+        problems=tuple(problems),
+        torchscript=_torchscript(),
+        tensorrt=found,
+    )
+
+
+def find_problems(
+    packages: tuple[Package, ...],
+    providers: tuple[str, ...],
+    torch_cuda: str | None,
+    gpus: tuple[Gpu, ...],
+    *,
+    driver: bool,
+) -> list[Problem]:
+    """Versions and builds that do not fit one another, and what is missing."""
+    found = {package.name: package for package in packages}
+    with_gpu_build = _has(found, "onnxruntime-gpu")
+    problems = [
+        Problem(
+            f"{package.name} {package.version or 'is missing'}, {package.wanted} is needed",
+            package.repair,
+        )
+        for package in packages
+        if not package.extra
+        and not package.fits
+        and not (package.name == "onnxruntime" and with_gpu_build)
+    ]
+    if _has(found, "onnxruntime") and with_gpu_build:
+        keep = found["onnxruntime-gpu" if gpus else "onnxruntime"]
+        problems.append(
+            Problem(
+                "onnxruntime and onnxruntime-gpu are both installed; they share their files",
+                "pip uninstall -y onnxruntime onnxruntime-gpu"
+                f" && pip install '{keep.name}{keep.wanted}'",
+            )
+        )
+    elif gpus and providers and "CUDAExecutionProvider" not in providers:
+        gpu = found.get("onnxruntime-gpu", Package("onnxruntime-gpu", "", None, "cuda"))
+        problems.append(
+            Problem("there is a CUDA GPU, but this ONNX Runtime runs on CPU only", gpu.repair)
+        )
+    if driver and _has(found, "torch") and torch_cuda is None:
+        problems.append(
+            Problem(
+                "there is an NVIDIA driver, but this torch is a CPU build",
+                f"pip install --force-reinstall '{found['torch'].name}{found['torch'].wanted}'",
+            )
+        )
+    return problems
+
+
+def cpu_features(cpuinfo: Path) -> dict[str, bool]:
+    """Which of the features that matter an x86 CPU has; empty for other CPUs and systems."""
+    if not cpuinfo.exists():
+        return {}
+    line = re.search(r"^flags\s*:(.*)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
+    if line is None:
+        return {}
+    flags = set(line[1].split())
+    return {name: bool(flags & wanted) for name, (wanted, _) in CPU_FEATURES.items()}
+
+
+def _packages() -> tuple[Package, ...]:
+    """What this package's own metadata asks for, without the tools of its developers."""
+    found = []
+    for text in metadata.requires("enginecast") or []:
+        requirement = _REQUIREMENT.match(text)
+        if requirement is None or requirement["extra"] == _DEVELOPMENT:
+            continue
+        name, extra = requirement["name"], requirement["extra"] or ""
+        parts, wanted = requirement["parts"] or "", requirement["wanted"]
+        found.append(Package(name, wanted, _installed(name), extra, parts))
+    return tuple(found)
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _providers() -> tuple[tuple[str, ...], list[Problem]]:
+    try:
+        import onnxruntime
+    except ModuleNotFoundError:
+        return (), []  # reported with the packages
+    except (ImportError, OSError) as error:
+        return (), [_broken("onnxruntime", error)]
+    return tuple(onnxruntime.get_available_providers()), []
+
+
+def _torch() -> tuple[str | None, tuple[Gpu, ...], list[Problem]]:
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return None, (), []  # an engine runs without it; reported with the packages
+    except (ImportError, OSError) as error:
+        return None, (), [_broken("torch", error)]
+    gpus = []
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            device = torch.cuda.get_device_properties(index)
+            gpus.append(Gpu(device.name, f"sm{device.major}{device.minor}", device.total_memory))
+    return torch.version.cuda, tuple(gpus), []
+
+
+def _torchscript() -> bool | None:
+    try:
+        import torch
+    except (ImportError, OSError):
+        return None  # reported with the packages
+    return all(callable(getattr(torch.jit, name, None)) for name in ("script", "trace", "load"))
+
+
+def _broken(name: str, error: Exception) -> Problem:
+    return Problem(
+        f"{name} is installed but does not import: {error}", f"pip install --force-reinstall {name}"
+    )
+
+
+def _has_nvidia_driver() -> bool:
+    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+
+
+def _has(found: dict[str, Package], name: str) -> bool:
+    return name in found and found[name].version is not None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """(2, 13, 0) of "2.13.0+cpu"."""
+    return tuple(map(int, re.findall(r"\d+", version.split("+")[0])[:3]))
+
+
+def examine_tensorrt(torch_version: str | None, torch_cuda: str | None) -> TensorRT:
+    """Import each module in a process of its own, so that no crash of theirs is one of ours.
+
+    Args:
+        torch_version: None: there is no torch, and nothing is compared with it.
+        torch_cuda: the CUDA version that it was built for; None: a CPU build.
+    """
+    libraries = tuple(_library(name) for name in MODULES)
+    tensorrt, torch_tensorrt = (one.version for one in libraries)
+    wrong: list[str] = []
+    if torch_version is not None and (tensorrt or torch_tensorrt):
+        wrong = check_pair(torch_version, torch_tensorrt, tensorrt, cuda=torch_cuda)
+    return TensorRT(libraries, driver(), tuple(wrong))
+
+
+def tensorrt_problems(
+    found: TensorRT, torch_version: str | None, torch_cuda: str | None
+) -> list[Problem]:
+    """What does not work of what is installed; that nothing is, is no problem."""
+    if not any(one.installed for one in found.libraries):
+        return []
+    pair = _pair(torch_version)
+    problems = [
+        Problem(
+            f"{one.name} is installed but does not import: {one.reason}", _install(pair, "--force")
+        )
+        for one in found.libraries
+        if one.installed and one.version is None
+    ]
+    problems += [Problem(sentence, _repair(sentence, pair)) for sentence in found.wrong]
+    if found.driver is None:
+        problems.append(
+            Problem(
+                "TensorRT is installed, and there is no NVIDIA driver",
+                "install NVIDIA's driver, or hand the GPU into this container (--gpus all)",
+            )
+        )
+    elif torch_version is not None and torch_cuda is None and pair is not None:
+        problems.append(
+            Problem("TensorRT is installed, and this torch is a CPU build", _torch_for(pair))
+        )
+    return problems
+
+
+def driver() -> str | None:
+    """The version of NVIDIA's driver, such as "580.95.05"; None without one."""
+    try:
+        return driver_version()
+    except MissingError:
+        return None
+
+
+def _library(name: str) -> Library:
+    if find_spec(name) is None:
+        return Library(name, None, installed=False)
+    paths = os.pathsep.join(path for path in sys.path if path)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PRINT_VERSION.format(name)],
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"it was not done after {_SECONDS:.0f} seconds"
+        return Library(name, None, installed=True, reason=reason)
+    if done.returncode == 0:
+        return Library(name, done.stdout.splitlines()[-1], installed=True)
+    said = done.stderr.strip().splitlines()
+    reason = said[-1] if said else f"the process ended with {done.returncode}"
+    return Library(name, None, installed=True, reason=reason)
+
+
+def _pair(torch_version: str | None) -> Pair | None:
+    """What goes with this torch; with none, the newest pair."""
+    if torch_version is None:
+        return known_pairs()[-1]
+    short = short_version(torch_version)
+    return next((pair for pair in known_pairs() if pair.torch == short), None)
+
+
+def _repair(sentence: str, pair: Pair | None) -> str:
+    return _torch_for(pair) if pair is not None and "for CUDA" in sentence else _install(pair)
+
+
+def _install(pair: Pair | None, option: str = "") -> str:
+    if pair is None:
+        newest = known_pairs()[-1]
+        return f"pip install 'torch=={newest.torch}.*' 'torch-tensorrt=={newest.torch_tensorrt}.*'"
+    force = "--force-reinstall " if option else ""
+    return (
+        f"pip install {force}'torch-tensorrt=={pair.torch_tensorrt}.*'"
+        f" 'tensorrt-cu{pair.cuda}=={pair.tensorrt}.*'"
+    )
+
+
+def _torch_for(pair: Pair) -> str:
+    wheels = _CUDA_WHEELS.format(pair.cuda)
+    return f"pip install --force-reinstall 'torch=={pair.torch}.*' --index-url {wheels}"

@@ -1,0 +1,128 @@
+"""Values to quantized ones, and back.
+
+    %s: f32[1, 7, 1] = enginecast.dynamic_scale(%x, fp8, True)
+    %q: fp8[1, 7, 64] = enginecast.quantize(%x, %s, fp8)
+    %y: bf16[1, 7, 128] = enginecast.quantized_linear(%q, %s, %w8, %ws, %bias, bf16)
+
+`quantize` saturates: the cast to fp8 alone gives NaN above 464 in torch 2.12 and older, and 448 in
+2.13, so nothing here relies on it (torch/headeronly/util/Float8_e4m3fn.h).
+
+Each op also takes float dtypes in the place of a quantized one: then it rounds nothing, which is
+the same program without its quantization.
+"""
+
+import torch
+from torch import Tensor
+
+from enginecast.ops.traits import Trait, operator
+
+LIMITS: dict[torch.dtype, float] = {
+    torch.float8_e4m3fn: 448.0,
+    torch.float8_e4m3fnuz: 240.0,
+    torch.float8_e5m2: 57344.0,
+    torch.int8: 127.0,
+}
+"""Largest value of each quantised dtype that is used; int8 is symmetric, without -128."""
+
+SMALLEST_SCALE = 2.0**-40
+"""Floor of a scale: a channel of zeros has one, too, and no backend takes a scale of 0."""
+
+ZERO = 128
+"""What stands for 0 in unsigned values."""
+
+
+def _scale_fake(x: Tensor, dtype: torch.dtype, per_row: bool) -> Tensor:
+    return x.new_empty((*x.shape[:-1], 1) if per_row else (), dtype=torch.float32)
+
+
+@operator(Trait.FULL_RANGE, fake=_scale_fake)
+def dynamic_scale(x: Tensor, dtype: torch.dtype, per_row: bool) -> Tensor:
+    """The scale with which the largest value of x, or of each row, just fits a dtype.
+
+    Args:
+        x: [..., K], any float dtype.
+        dtype: quantised dtype of `LIMITS`.
+        per_row: one scale for each vector along the last dim, else one for all of x.
+
+    Returns:
+        fp32, [..., 1] or [] ; at least `SMALLEST_SCALE`.  Not finite where x is not: what is
+        broken stays visible.
+    """
+    largest = x.abs().amax(-1, keepdim=True) if per_row else x.abs().amax()
+    return (largest.float() / LIMITS.get(dtype, 1.0)).clamp(min=SMALLEST_SCALE)
+
+
+@operator(Trait.FULL_RANGE, fake=lambda x, scale, dtype: x.new_empty(x.shape, dtype=dtype))
+def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """x / scale, clamped to the dtype's range and rounded to nearest, ties to even.
+
+    Args:
+        x: any float dtype.
+        scale: fp32, broadcastable to x: [] or [..., 1] per row ([N, 1] for a weight [N, K]).
+        dtype: quantised dtype of `LIMITS`; a float dtype: neither clamped nor rounded.
+
+    Returns:
+        Shape of x, `dtype`.
+    """
+    scaled = x.float() / scale
+    limit = LIMITS.get(dtype)
+    if limit is None:
+        return scaled.to(dtype)
+    if not dtype.is_floating_point:
+        scaled = scaled.round()
+    return scaled.clamp(-limit, limit).to(dtype)
+
+
+@operator(Trait.UNFOLDABLE, fake=lambda q, scale, dtype: q.new_empty(q.shape, dtype=dtype))
+def dequantize(q: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """q * scale, computed in fp32 and rounded to `dtype`.
+
+    Args:
+        q: what `quantize` gave.
+        scale: fp32, broadcastable to q.
+        dtype: a float dtype.
+
+    Returns:
+        Shape of q, `dtype`.
+    """
+    return (q.float() * scale).to(dtype)
+
+
+@operator(
+    Trait.FULL_RANGE, fake=lambda x, scale: x.new_empty(x.shape, dtype=torch.uint8), form_of="onnx"
+)
+def quantize_unsigned(x: Tensor, scale: Tensor) -> Tensor:
+    """`enginecast.quantize(x, scale, int8)` plus 128, as uint8: what the CPU multiplies fast.
+
+    Args:
+        x: [..., K], any float dtype.
+        scale: fp32, [] or [..., 1].
+
+    Returns:
+        uint8, shape of x; within 1..255.
+    """
+    rounded = (x.float() / scale).round().clamp(-127, 127)
+    return (rounded + ZERO).to(torch.uint8)
+
+
+@operator(
+    Trait.UNFOLDABLE,
+    fake=lambda q, scale, axis, dtype: q.new_empty(q.shape, dtype=dtype),
+    form_of="onnx",
+)
+def dequantize_axis(q: Tensor, scale: Tensor, axis: int, dtype: torch.dtype) -> Tensor:
+    """`enginecast.dequantize` with one scale for each index of one dimension, or for all.
+
+    Args:
+        q: quantised.
+        scale: [size of that dimension] or []; fp32, or `dtype` where that holds it.
+        axis: the dimension.
+        dtype: of the result.
+
+    Returns:
+        Shape of q, `dtype`.
+    """
+    shape = [1] * q.dim()
+    if scale.dim():
+        shape[axis] = -1
+    return (q.float() * scale.float().reshape(shape)).to(dtype)

@@ -1,0 +1,91 @@
+"""Products of quantized values.
+
+Two forms hold the weight as ONNX Runtime reads it, `integer_linear` and `fp8_gemm`; they compute
+the same.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from enginecast.ops.quantize import ZERO
+from enginecast.ops.traits import Trait, operator
+
+
+def _fake(x: Tensor, x_scale: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=rest[-1])
+
+
+def _transposed_fake(x: Tensor, x_scale: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[1]), dtype=rest[-1])
+
+
+@operator(Trait.HEAVY | Trait.UNFOLDABLE, fake=_fake)
+def quantized_linear(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The product of quantised values, summed in fp32 (int8: exactly), then scaled.
+
+    Args:
+        x: [..., K], quantised.
+        x_scale: fp32, [] or [..., 1].
+        weight: [N, K], quantised.
+        weight_scale: fp32, [] or [N, 1].
+        bias: [N], any float dtype; added in fp32.
+        dtype: float dtype of the result.
+
+    Returns:
+        [..., N], `dtype`.
+    """
+    wide = torch.float64 if x.dtype == torch.int8 else torch.float32
+    product = functional.linear(x.to(wide), weight.to(wide)).float()
+    found = product * x_scale * weight_scale.reshape(-1)
+    return (found if bias is None else found + bias.float()).to(dtype)
+
+
+@operator(Trait.HEAVY, fake=_transposed_fake, form_of="onnx")
+def integer_linear(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`quantized_linear` of int8, its weight transposed.
+
+    Args:
+        x: int8, or uint8 with a zero of 128.
+        weight: [K, N].
+        weight_scale: fp32, [N] or [].
+        bias: [N], fp32.
+    """
+    wide = x.double() - (ZERO if x.dtype == torch.uint8 else 0)
+    found = (wide @ weight.double()).float() * x_scale * weight_scale
+    return (found if bias is None else found + bias).to(dtype)
+
+
+@operator(Trait.HEAVY, fake=_fake, form_of="onnx")
+def fp8_gemm(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`quantized_linear` of fp8 by com.microsoft GemmFloat8.
+
+    Args:
+        weight_scale: fp32, [] or [N].
+        bias: [N], fp32.
+    """
+    found = functional.linear(x.float(), weight.float()) * x_scale * weight_scale
+    return (found if bias is None else found + bias).to(dtype)

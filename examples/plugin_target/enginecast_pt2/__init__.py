@@ -1,0 +1,1 @@
+"""A target of enginecast that saves the program as it is, and runs it with torch."""

@@ -1,0 +1,129 @@
+"""Convert a program with torch.onnx, quietly; say in the user's terms what it cannot convert."""
+
+import contextlib
+import io
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from itertools import chain
+
+import onnx_ir as ir
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from enginecast.errors import LoweringError
+from enginecast.exporters.onnx.readers import Reader
+from enginecast.exporters.onnx.translations import translation_table
+from enginecast.passes.ir.blocks import all_nodes, is_structured
+from enginecast.passes.ir.source import module_path, source_line
+
+_LOGGERS = ("torch.onnx", "torch.onnx._internal.exporter", "onnx_ir", "onnxscript")
+_NODE = re.compile(r"Error when translating node %(?P<name>\w+)")
+_OP = re.compile(r"No ONNX function found for <OpOverload\(op='\w+\.(?P<name>\w+)'")
+_NO_FUNCTION = "No ONNX function found for"
+_DRAWS = re.compile(
+    r"aten::(rand|randn|randint|randperm|bernoulli|multinomial|normal|uniform|exponential|random)"
+    r"(_like|_)?"
+)
+"""Ops that draw random numbers.  Those of ONNX have no kernels in ONNX Runtime (1.31) since opset
+22, and would draw other numbers than torch."""
+
+
+def convert(program: ExportedProgram, *, opset: int, reader: Reader) -> ir.Model:
+    """Convert a program whose weights may be without data.
+
+    Args:
+        program: legalised; left as it is.
+        opset: of ONNX's own domain.
+        reader: see `translation_table`.
+
+    Raises:
+        LoweringError: an op has no ONNX form, or draws random numbers; names it with module and
+            source line.
+    """
+    _refuse_noise(program)
+    try:
+        with quiet(), torch.no_grad():
+            converted = torch.onnx.export(
+                program,
+                dynamo=True,
+                opset_version=opset,
+                custom_translation_table=translation_table(reader=reader),
+                optimize=False,
+                verbose=False,
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise LoweringError(
+            _explain(error, program),
+            hint="Replace the op in the model, or take it out with a pass.",
+        ) from error
+    assert converted is not None
+    return converted.model
+
+
+def _refuse_noise(program: ExportedProgram) -> None:
+    read: set[Node] = set()  # torch.fx takes no draw for dead
+    for node in reversed(list(all_nodes(program))):
+        if node.op != "output" and not is_structured(node) and node not in read:
+            continue
+        read.update(node.all_input_nodes)
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if _DRAWS.fullmatch(node.target.overloadpacket._qualified_op_name):
+            raise LoweringError(
+                f"ONNX Runtime draws no random numbers for {_place(node)}",
+                hint="Make the noise an input, or switch it off.",
+            )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """torch.onnx prints progress, and warns of torchvision ops it cannot register; onnx_ir warns of
+    weights that are outputs.  None of it helps a user.
+    """
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _explain(error: BaseException, program: ExportedProgram) -> str:
+    """The op and its place in the user's code, and the innermost cause where it says more."""
+    errors = [error]
+    while (cause := errors[-1].__cause__) is not None:
+        errors.append(cause)
+    said = [found for e in errors if (found := _NODE.search(str(e)) or _OP.search(str(e)))]
+    named = said[0] if said else None
+    node = _find(program, named["name"]) if named is not None else None
+    text = next(iter(str(errors[-1]).strip().splitlines()), type(errors[-1]).__name__)
+    if node is None:
+        return f"torch.onnx cannot convert this program: {text}"
+    if text.startswith(_NO_FUNCTION):
+        return f"ONNX has no form for {_place(node)}"
+    return f"the conversion of {_place(node)} to ONNX failed: {text}"
+
+
+def _place(node: Node) -> str:
+    return f"{node.target} (module '{module_path(node)}', {source_line(node) or 'no source line'})"
+
+
+def _find(program: ExportedProgram, name: str) -> Node | None:
+    """The node that torch.onnx names: one of the program or of its decomposition, or else the one
+    whose op is called like it (torch.onnx decomposes further: special_bessel_j0 to bessel_j0).
+    """
+    calls = [node for node in all_nodes(program) if node.op == "call_function"]
+    with contextlib.suppress(Exception):  # what torch.onnx did not manage may fail here as well
+        calls += [n for n in all_nodes(program.run_decompositions()) if n.op == "call_function"]
+    op = name.rstrip("_0123456789")
+    same_name = (node for node in calls if node.name == name)
+    same_op = (node for node in calls if op in str(node.target))
+    return next(chain(same_name, same_op), None)

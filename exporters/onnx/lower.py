@@ -1,0 +1,213 @@
+"""Lower a program to ONNX for ONNX Runtime: one graph file, one safetensors that it refers to as
+external data.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import onnx_ir as ir
+from onnx_ir.passes.common import NameFixPass
+from onnxscript.optimizer import optimize_ir
+from torch.export import ExportedProgram
+
+from enginecast.errors import LoweringError
+from enginecast.exporters.onnx.convert import convert, quiet
+from enginecast.exporters.onnx.metadata import plain_metadata, without_lines
+from enginecast.exporters.onnx.ort_pads import keep_pads_of_max_pools
+from enginecast.exporters.onnx.readers import Reader
+from enginecast.exporters.onnx.weights import fill_weights, store_weights
+from enginecast.exporters.target import Artifact
+from enginecast.exporters.weights.file import WEIGHTS_FILE, check_dtypes
+from enginecast.passes.ir.deferred_weights import deferred_weights
+from enginecast.passes.ir.edit import input_names
+
+GRAPH_FILE = "engine.onnx"
+OPSET = 23
+
+_FP8 = frozenset({ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2})
+_INTEGER_OPS = frozenset(
+    {"MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits", "QuantizeLinear", "DequantizeLinear"}
+)
+_SYMBOL = re.compile(r"[A-Za-z_]\w*")
+
+
+def lower_to_onnx(
+    program: ExportedProgram,
+    folder: Path,
+    *,
+    outputs: Sequence[str],
+    symbols: Mapping[str, str],
+    shapes: Sequence[Sequence[int | str]] = (),
+    reader: Reader = "onnxruntime-cpu",
+) -> Artifact:
+    """Write `engine.onnx` and `weights.safetensors`; the arguments but `folder`, which exists, are
+    those of `onnx_model`.
+
+    Raises:
+        LoweringError: as `onnx_model`.  No file is left then.
+    """
+    model = onnx_model(
+        program,
+        outputs=outputs,
+        symbols=symbols,
+        shapes=shapes,
+        reader=reader,
+    )
+    return _describe(model, save_model(model, folder))
+
+
+def lowering(reader: Reader, *, gemm_float8: bool = False) -> str:
+    """The passes that bring a program into the form that `lower_to_onnx` translates, as a spec.
+
+    Args:
+        reader: chooses between ops that differ in speed, and in rows that are masked whole, and
+            how integers are multiplied; TensorRT gets ops of ONNX's own alone.
+        gemm_float8: whether fp8 is multiplied by com.microsoft GemmFloat8.
+    """
+    tables = "dequantize-tables," if reader == "tensorrt" else ""
+    gemm = " gemm_float8=true" if gemm_float8 else ""
+    return (
+        f"drop-assertions,{tables}legalize-quantized{{reader={reader}{gemm}}},"
+        f"legalize-onnx{{reader={reader}}},"
+        "lift-weights,merge-equal,separate-block-memory,hoist-weights"
+    )
+
+
+def onnx_model(
+    program: ExportedProgram,
+    *,
+    outputs: Sequence[str],
+    symbols: Mapping[str, str],
+    shapes: Sequence[Sequence[int | str]] = (),
+    reader: Reader = "onnxruntime-cpu",
+) -> ir.Model:
+    """The graph of a program, with nothing computed of its weights.
+
+    Every node says where it comes from in its metadata: `MODULE` and `LINE`.
+
+    Args:
+        program: after the passes of `lowering`; left as it is.
+        outputs: names for the outputs, in the program's order.
+        symbols: torch's symbol names to the ones that users see: {"s43": "batch"}.
+        shapes: of the outputs, in names that users see; empty: as torch.onnx writes them.
+        reader: see `lowering`.
+
+    Raises:
+        LoweringError: an op has no ONNX form (names it with module and source line), a weight is
+            complex, or names clash.
+    """
+    _refuse_names(program, outputs)
+    weights = deferred_weights(program)
+    check_dtypes(weights.values())
+    model = convert(program, opset=OPSET, reader=reader)
+    fill_weights(model, weights)
+    with quiet():
+        # Not ONNXProgram.optimize: its rotary fusion breaks on a batch (cos, sin are broadcast).
+        optimize_ir(model)
+    keep_pads_of_max_pools(model)
+    _name_values(model, input_names(program), outputs, symbols)
+    for value, dims in zip(model.graph.outputs, shapes, strict=False):
+        value.shape = ir.Shape(dims)
+    plain_metadata(model)
+    return model
+
+
+def save_model(
+    model: ir.Model, folder: Path, *, graph: str = GRAPH_FILE, weights: str = WEIGHTS_FILE
+) -> tuple[str, ...]:
+    """Write a graph and its weights, or neither.
+
+    Args:
+        model: afterwards it needs the file of weights.  Its lines of source are not written: they
+            are for messages.
+        folder: it exists.
+        graph: name of the file.
+        weights: name of the file that is left out where no weight is large.
+
+    Returns:
+        The names of the files that there are, the graph first.
+    """
+    try:
+        stored = store_weights(model, folder / weights)
+        with without_lines(model):
+            ir.save(model, folder / graph)
+    except BaseException:
+        for name in (graph, weights):
+            (folder / name).unlink(missing_ok=True)
+        raise
+    return (graph, *((weights,) if stored else ()))
+
+
+def _refuse_names(program: ExportedProgram, outputs: Sequence[str]) -> None:
+    """ONNX has one namespace for inputs and outputs."""
+    inputs = program.graph_signature.user_inputs
+    twice = [n for n in outputs if n in inputs or list(outputs).count(n) > 1]
+    if twice:
+        raise LoweringError(
+            f"the output '{twice[0]}' has the name of an input or of another output",
+            hint="Rename it in what forward returns.",
+        )
+
+
+def _name_values(
+    model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], symbols: Mapping[str, str]
+) -> None:
+    graph = model.graph
+    # An input that is handed through has lost its name to the copy of it that is the output.
+    for value, name in zip(graph.inputs, inputs, strict=True):
+        value.name = name
+    values = [value for node in graph.all_nodes() for value in node.outputs]
+    for value in (*values, *list(graph.initializers.values())):
+        if value.name in outputs:
+            value.name = f"{value.name}_inner"
+    for value, name in zip(graph.outputs, outputs, strict=True):
+        value.name = name
+    NameFixPass()(model)
+    for value in (*graph.inputs, *values):
+        _rename_dims(value, symbols)
+
+
+def _rename_dims(value: ir.Value, symbols: Mapping[str, str]) -> None:
+    """Users know "batch", not "s43"; also within "2*s43"."""
+    if value.shape is None:
+        return
+    dims: list[int | ir.SymbolicDim] = []
+    for dim in value.shape:
+        if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
+            renamed = _SYMBOL.sub(lambda name: symbols.get(name[0], name[0]), str(dim.value))
+            dims.append(ir.SymbolicDim(renamed))
+        else:
+            dims.append(dim)
+    value.shape = ir.Shape(dims)  # a new one: torch's exporter freezes some
+
+
+def op_counts(model: ir.Model) -> Counter[str]:
+    """How often each op stands in a graph, branches and loop bodies included."""
+    nodes = model.graph.all_nodes()
+    return Counter(f"{n.domain}::{n.op_type}" if n.domain else n.op_type for n in nodes)
+
+
+def _describe(model: ir.Model, files: tuple[str, ...]) -> Artifact:
+    return Artifact(
+        files,
+        dict(sorted(op_counts(model).items())),
+        # 1.28: the first whose CUDA skip norm does not return zeros for large fp16 inputs
+        # (microsoft/onnxruntime#29034); Attention and RMSNormalization of opset 23 are older,
+        # and so are MatMulNBits of 8 bits on x86 (1.22, #24491) and QuantizeLinear by blocks.
+        "onnxruntime>=1.28",
+        opset=model.opset_imports[""],
+        domains=dict(sorted(model.opset_imports.items())),
+        quantized=_quantized(model),
+    )
+
+
+def _quantized(model: ir.Model) -> Literal["", "fp8", "int8"]:
+    """What the engine holds: fp8 values, or ops that multiply or scale integers."""
+    nodes = list(model.graph.all_nodes())
+    values = [value for node in nodes for value in (*node.inputs, *node.outputs)]
+    if any(value is not None and value.dtype in _FP8 for value in values):
+        return "fp8"
+    return "int8" if any(node.op_type in _INTEGER_OPS for node in nodes) else ""

@@ -1,0 +1,308 @@
+"""Rewrite a program into the forms that the ops of ONNX's readers take.
+
+    before:  %y = aten.linear(%x, %w, %b)               after:  %t = aten.t(%w)
+                                                                %m = aten.matmul(%x, %t)
+                                                                %y = aten.add(%m, %b)
+             %g = aten.group_norm(%x, 8, %w)                    %r = aten.reshape(%x, [n, 8, -1])
+                                                                %l = aten.layer_norm(%r, ...)
+             %a = enginecast.attention(%q, %k, %v, %b)          %e = aten.expand(%b, ...)
+                                                                %a = enginecast.attention(..., %e)
+
+Promises `reordered`: every value is computed by the same steps, but a product and its bias are
+rounded one after the other now, and a group norm sums its rows in another order.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.fx import Node
+
+from enginecast.exporters.onnx.readers import Reader
+from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
+from enginecast.passes.ir.edit import (
+    aten,
+    dtype_of,
+    first_input,
+    insert,
+    same_shape,
+    same_size,
+    shape_of,
+    value,
+)
+from enginecast.passes.ir.rules import Rewrite, apply_rules
+
+
+@dataclass(frozen=True)
+class LegalizeOnnx(GraphPass):
+    """Say everything in ops that the reader of an ONNX graph has, and runs well."""
+
+    reader: Reader = "onnxruntime-cpu"
+
+    name: ClassVar[str] = "legalize-onnx"
+    after: ClassVar[frozenset[str]] = frozenset({"legalize-quantized"})
+    promise: ClassVar[Promise] = "reordered"
+
+    def run(self, program: ProgramView, context: PassContext) -> list[Site]:
+        for_tensorrt = self.reader == "tensorrt"
+        rule = _tensorrt_attention if for_tensorrt else _full_bias
+        unfit = _is_unfit_for_tensorrt if for_tensorrt else _lacks_full_bias
+        rules, conditions = {**_RULES, _attention: rule}, {**_UNFIT, _attention: unfit}
+        return apply_rules(program, context, rules, conditions)
+
+
+def _linear_to_matmul(program: ProgramView, node: Node) -> Node:
+    """The transposed weight is a weight expression, so it is stored transposed and costs nothing at
+    run time.
+    """
+    graph = program.graph
+    source, weight = node.args[:2]
+    bias = node.args[2] if len(node.args) > 2 else None
+    transposed = insert(graph, aten.t.default, (weight,), like=node)
+    result = insert(graph, aten.matmul.default, (source, transposed), like=node)
+    if bias is None:
+        return result
+    return insert(graph, aten.add.Tensor, (result, bias), like=node)
+
+
+def _has_other_dtypes(node: Node) -> bool:
+    wanted = value(node).dtype
+    sources = (node.args[index] for index in (0, 2) if index < len(node.args))
+    return any(isinstance(s, Node) and dtype_of(s) != wanted for s in sources)
+
+
+def _one_dtype(program: ProgramView, node: Node) -> None:
+    """torch multiplies an fp16 value by an fp32 weight; ONNX wants both in the dtype that the
+    program says of the result.
+    """
+    wanted = value(node).dtype
+    for index in (0, 2):
+        source = node.args[index] if index < len(node.args) else None
+        if isinstance(source, Node) and dtype_of(source) != wanted:
+            cast = insert(program.graph, aten.to.dtype, (source, wanted), like=node)
+            node.update_arg(index, cast)
+
+
+def _group_norm(program: ProgramView, node: Node) -> Node:
+    """ONNX defines GroupNormalization by mean(x^2) - mean(x)^2, and ONNX Runtime's CPU provider
+    runs that definition: where a group's mean is large it loses most digits.  LayerNormalization
+    subtracts the mean first, so each group becomes a row of it.
+    """
+    graph, source, groups = program.graph, first_input(node), node.args[1]
+    weight, bias, epsilon = (*node.args[2:5], *(None, None, 1e-5)[len(node.args) - 2 :])[:3]
+    sizes = shape_of(source)
+    shape = [_size_of(program, source, dim, node) for dim in range(len(sizes))]
+    rows = insert(graph, aten.reshape.default, (source, [shape[0], groups, -1]), like=node)
+    width = _size_of(program, rows, 2, node)
+    args = (rows, [width], None, None, epsilon)
+    normed = insert(graph, aten.layer_norm.default, args, like=node)
+    result = insert(graph, aten.reshape.default, (normed, shape), like=node)
+    for op, factor in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
+        if factor is not None:
+            channels = [sizes[1], *[1] * (len(sizes) - 2)]
+            wide = insert(graph, aten.reshape.default, (factor, channels), like=node)
+            result = insert(graph, op, (result, wide), like=node)
+    return result
+
+
+def _is_promoted(node: Node) -> bool:
+    return dtype_of(first_input(node)) != dtype_of(node)
+
+
+def _promoted(program: ProgramView, node: Node) -> None:
+    """1.0 - mask of integers: torch.onnx looks for a subtraction of both dtypes and finds none."""
+    args = (first_input(node), value(node).dtype)
+    node.update_arg(0, insert(program.graph, aten.to.dtype, args, like=node))
+
+
+def _is_complex(node: Node) -> bool:
+    return bool(value(node).dtype.is_complex)
+
+
+def _complex_unsqueeze(program: ProgramView, node: Node) -> Node:
+    """torch.onnx holds a complex value as pairs of real ones, and has no unsqueeze of them."""
+    source, dim = first_input(node), int(node.args[1])  # type: ignore[arg-type]
+    pairs = insert(program.graph, aten.view_as_real.default, (source,), like=node)
+    place = dim if dim >= 0 else dim - 1  # the pair is the last dimension
+    wide = insert(program.graph, aten.unsqueeze.default, (pairs, place), like=node)
+    return insert(program.graph, aten.view_as_complex.default, (wide,), like=node)
+
+
+def _is_of_all_dims(node: Node) -> bool:
+    return len(node.args) == 1 and bool(shape_of(first_input(node)))
+
+
+def _all_dims(program: ProgramView, node: Node) -> None:
+    """The largest of all elements: torch.onnx wants the dimensions named."""
+    node.args = (first_input(node), list(range(len(shape_of(first_input(node))))))
+
+
+def _is_bfloat16(node: Node) -> bool:
+    return dtype_of(node) == torch.bfloat16
+
+
+def _wide_einsum(program: ProgramView, node: Node) -> Node:
+    """ONNX's Einsum (opset 12) takes no bfloat16."""
+    graph, operands = program.graph, node.args[1]
+    assert isinstance(operands, list | tuple)
+    wide = [insert(graph, aten.to.dtype, (x, torch.float32), like=node) for x in operands]
+    result = insert(graph, aten.einsum.default, (node.args[0], wide), like=node)
+    return insert(graph, aten.to.dtype, (result, torch.bfloat16), like=node)
+
+
+def _selects_whole(node: Node) -> bool:
+    source, mask = node.args[:2]
+    assert isinstance(source, Node)
+    assert isinstance(mask, Node)
+    return same_shape(shape_of(source), shape_of(mask))
+
+
+def _select_by_index(program: ProgramView, node: Node) -> None:
+    """masked_select has no ONNX form, and a mask as an index has; the new size keeps its name."""
+    source, mask = node.args[:2]
+    node.target, node.args = aten.index.Tensor, (source, [mask])
+
+
+def _lacks_full_bias(node: Node) -> bool:
+    """Whether an attention has a bias, and not one of four dims with full rows and columns."""
+    query, key, _, bias = node.args[:4]
+    if bias is None:
+        return False
+    assert isinstance(query, Node)
+    assert isinstance(key, Node)
+    assert isinstance(bias, Node)
+    sizes, dim = shape_of(bias), _token_dim(query)
+    wanted = (shape_of(query)[dim], shape_of(key)[dim])
+    return len(sizes) < 4 or not all(map(same_size, sizes[2:], wanted))
+
+
+def _full_bias(program: ProgramView, node: Node) -> None:
+    """ONNX Runtime's attention ops want a 4-D bias with full [tokens, key tokens]; anything less is
+    refused at run time.
+    """
+    graph = program.graph
+    query, key, _, bias = node.args[:4]
+    assert isinstance(query, Node)
+    assert isinstance(key, Node)
+    assert isinstance(bias, Node)
+    dim = _token_dim(query)
+    while len(shape_of(bias)) < 4:
+        bias = insert(graph, aten.unsqueeze.default, (bias, 0), like=node)
+    wanted = (shape_of(query)[dim], shape_of(key)[dim])
+    if not all(map(same_size, shape_of(bias)[2:], wanted)):
+        rows = _size_of(program, query, dim, node)
+        columns = _size_of(program, key, dim, node)
+        bias = insert(graph, aten.expand.default, (bias, [-1, -1, rows, columns]), like=node)
+    node.update_arg(3, bias)
+
+
+def _is_unfit_for_tensorrt(node: Node) -> bool:
+    bias, scale, causal = node.args[3], node.args[6], node.args[7]
+    of_other_dtype = bias is not None and dtype_of(bias) != dtype_of(node)
+    return (
+        float(scale) < 0  # type: ignore[arg-type]
+        or of_other_dtype
+        or _lacks_full_bias(node)
+        or bool(causal and (bias is not None or not _attends_to_itself(node)))
+    )
+
+
+def _attends_to_itself(node: Node) -> bool:
+    """Whether there are as many keys as queries."""
+    query, key = node.args[:2]
+    assert isinstance(query, Node)
+    assert isinstance(key, Node)
+    dim = _token_dim(query)
+    return same_size(shape_of(query)[dim], shape_of(key)[dim])
+
+
+def _tensorrt_attention(program: ProgramView, node: Node) -> None:
+    """What TensorRT's IAttention takes (its API reference, and the parser's AttentionHelpers.cpp):
+
+    * a mask or `causal`, never both; and `causal` says nothing of keys of another length, so both
+      become a bias then;
+    * a bias in the dtype of the query, or bool.  A row of the latter that is all False has no
+      result by ONNX's definition (a softmax of -inf), and NaN in a row of padding spreads to all
+      that read its key; so a bool becomes a bias that is finite;
+    * a scale that the parser takes the root of.
+    """
+    query, bias = node.args[0], node.args[3]
+    if float(node.args[6]) < 0:  # type: ignore[arg-type]
+        negative = insert(program.graph, aten.neg.default, (query,), like=node)
+        node.args = (negative, *node.args[1:6], -node.args[6], node.args[7])  # type: ignore[operator]
+    if node.args[7] and (bias is not None or not _attends_to_itself(node)):
+        bias = _with_causal(program, node, bias)  # type: ignore[arg-type]
+        node.update_arg(7, False)
+    if isinstance(bias, Node):
+        node.update_arg(3, _additive(program, bias, node))
+        _full_bias(program, node)
+
+
+def _with_causal(program: ProgramView, node: Node, bias: Node | None) -> Node:
+    """A bias that also keeps each token from later ones."""
+    graph = program.graph
+    query, key = node.args[:2]
+    assert isinstance(query, Node)
+    assert isinstance(key, Node)
+    sizes = [_size_of(program, source, _token_dim(query), node) for source in (query, key)]
+    every = insert(graph, aten.new_ones.default, (query, sizes), {"dtype": torch.bool}, like=node)
+    seen = insert(graph, aten.tril.default, (every,), like=node)
+    if bias is None:
+        return seen
+    if dtype_of(bias) == torch.bool:
+        return insert(graph, aten.logical_and.default, (bias, seen), like=node)
+    allowed = _additive(program, seen, node)
+    bias = _additive(program, bias, node)
+    return insert(graph, aten.add.Tensor, (bias, allowed), like=node)
+
+
+def _additive(program: ProgramView, bias: Node, node: Node) -> Node:
+    """Half the lowest number stands for False: what is added to it stays finite."""
+    graph = program.graph
+    wanted = dtype_of(node)
+    assert wanted is not None
+    if dtype_of(bias) == wanted:
+        return bias
+    if dtype_of(bias) != torch.bool:
+        return insert(graph, aten.to.dtype, (bias, wanted), like=node)
+    hidden = insert(graph, aten.logical_not.default, (bias,), like=node)
+    wide = insert(graph, aten.to.dtype, (hidden, wanted), like=node)
+    lowest = torch.finfo(wanted).min / 2
+    return insert(graph, aten.mul.Tensor, (wide, lowest), like=node)
+
+
+def _token_dim(query: Node) -> int:
+    """Where the tokens are in a query: [batch, tokens, width] or [batch, heads, tokens, size]."""
+    return 1 if len(shape_of(query)) == 3 else 2
+
+
+def _size_of(program: ProgramView, source: Node, dim: int, like: Node) -> Node | int:
+    """A size as an argument: a number, or a node that gives it."""
+    size = shape_of(source)[dim]
+    if isinstance(size, int):
+        return size
+    return insert(program.graph, aten.sym_size.int, (source, dim), like=like)
+
+
+_attention = torch.ops.enginecast.attention.default
+_RULES: dict[Any, Rewrite] = {
+    aten.einsum.default: _wide_einsum,
+    aten.linear.default: _linear_to_matmul,
+    aten.rms_norm.default: _one_dtype,
+    aten.group_norm.default: _group_norm,
+    aten.rsub.Scalar: _promoted,
+    aten.unsqueeze.default: _complex_unsqueeze,
+    aten.amax.default: _all_dims,
+    aten.amin.default: _all_dims,
+    aten.masked_select.default: _select_by_index,
+}
+_UNFIT: dict[Any, Callable[[Node], bool]] = {
+    aten.einsum.default: _is_bfloat16,
+    aten.rms_norm.default: _has_other_dtypes,
+    aten.rsub.Scalar: _is_promoted,
+    aten.unsqueeze.default: _is_complex,
+    aten.amax.default: _is_of_all_dims,
+    aten.amin.default: _is_of_all_dims,
+    aten.masked_select.default: _selects_whole,
+}

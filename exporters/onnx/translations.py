@@ -1,0 +1,450 @@
+"""How a program's ops are said in ONNX: the rules that torch.onnx.export is given.
+
+com.microsoft ops have no schema in the onnx package, and the exporter needs one to type them: the
+schemas here are handed to it directly, without registering anything globally.  They are those of
+onnxruntime docs/ContribOperators.md.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import onnxscript
+import torch
+from onnx.defs import OpSchema
+from onnxscript import opset23 as op
+
+from enginecast.exporters.onnx.readers import READERS, Reader
+from enginecast.ops.quantize import SMALLEST_SCALE, ZERO
+from enginecast.ops.rules import Rules
+from enginecast.passes.ir.effects import aten, own
+
+Translation = Callable[..., Any]
+TRANSLATIONS: Mapping[Reader, Rules[Translation]] = {reader: Rules() for reader in READERS}
+"""Op -> what it is in ONNX, for each reader: they are fast with different ops, and TensorRT has
+none of com.microsoft."""
+
+_ONNXRUNTIME: Sequence[Reader] = ("onnxruntime-cpu", "onnxruntime-cuda")
+
+_LIMITS = {
+    ir.DataType.FLOAT8E4M3FN: 448.0,
+    ir.DataType.FLOAT8E5M2: 57344.0,
+    ir.DataType.INT8: 127.0,
+}
+_TORCH_DTYPES = {
+    ir.DataType.FLOAT: torch.float32,
+    ir.DataType.FLOAT16: torch.float16,
+    ir.DataType.BFLOAT16: torch.bfloat16,
+}
+_MICROSOFT = onnxscript.values.Opset("com.microsoft", 1)
+_INT, _REAL = OpSchema.AttrType.INT, OpSchema.AttrType.FLOAT
+_FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
+_UINT8 = ["tensor(uint8)"]
+_INT8 = ["tensor(int8)", *_UINT8]
+_ANY = ["tensor(float8e4m3fn)", "tensor(float8e5m2)", *_FLOATS]
+_FLOAT = ir.DataType.FLOAT
+
+
+def _op(
+    name: str,
+    inputs: str,
+    types: Mapping[str, list[str]],
+    attributes: Mapping[str, OpSchema.AttrType],
+    *,
+    required: int,
+    outputs: str,
+) -> onnxscript.values.Op:
+    """An op of com.microsoft.
+
+    Args:
+        inputs: each as name:type, with the name of a type constraint.
+        required: how many of the inputs are; of the outputs, the first one is.
+    """
+
+    def parameters(typed: str, required: int) -> list[OpSchema.FormalParameter]:
+        optional = {"param_option": OpSchema.FormalParameterOption.Optional}
+        return [
+            OpSchema.FormalParameter(*one.split(":"), **({} if place < required else optional))
+            for place, one in enumerate(typed.split())
+        ]
+
+    schema = OpSchema(
+        name,
+        "com.microsoft",
+        1,
+        inputs=parameters(inputs, required),
+        outputs=parameters(outputs, 1),
+        type_constraints=[(key, allowed, "") for key, allowed in types.items()],
+        attributes=[OpSchema.Attribute(n, kind, required=False) for n, kind in attributes.items()],
+    )
+    return onnxscript.values.Op(_MICROSOFT, name, schema)
+
+
+_skip_norm_op = _op(
+    "SkipSimplifiedLayerNormalization",
+    "input:T skip:T gamma:T bias:T",
+    {"T": _FLOATS, "U": ["tensor(float)"]},
+    {"epsilon": _REAL},
+    required=3,
+    outputs="output:T mean:U inv_std_var:U input_skip_bias_sum:T",
+)
+_multi_head_op = _op(
+    "MultiHeadAttention",
+    "query:T key:T value:T bias:T key_padding_mask:M attention_bias:T",
+    {"T": _FLOATS, "M": ["tensor(int32)"]},
+    {"num_heads": _INT, "scale": _REAL},
+    required=1,
+    outputs="output:T",
+)
+_integer_to_float = _op(
+    "MatMulIntegerToFloat",
+    "A:T1 B:T2 a_scale:T3 b_scale:T3 a_zero_point:T1 b_zero_point:T2 bias:T3",
+    {"T1": _INT8, "T2": _INT8, "T3": ["tensor(float)", "tensor(float16)"]},
+    {},
+    required=4,
+    outputs="Y:T3",
+)
+_nbits = _op(
+    "MatMulNBits",
+    "A:T1 B:T2 scales:T1 zero_points:T3 g_idx:T4 bias:T1",
+    {"T1": _FLOATS, "T2": _UINT8, "T3": [*_UINT8, *_FLOATS], "T4": ["tensor(int32)"]},
+    dict.fromkeys(("K", "N", "bits", "block_size", "accuracy_level"), _INT),
+    required=3,
+    outputs="Y:T1",
+)
+_gemm_float8 = _op(
+    "GemmFloat8",
+    "A:TA B:TB C:TC scaleA:TS scaleB:TS scaleY:TS",
+    {"TA": _ANY, "TB": _ANY, "TC": _FLOATS, "TS": ["tensor(float)"], "TR": _ANY},
+    {"transA": _INT, "transB": _INT, "dtype": _INT, "alpha": _REAL, "beta": _REAL},
+    required=2,
+    outputs="Y:TR",
+)
+
+
+def _scalar(value: float, dtype: ir.DataType = _FLOAT) -> Any:
+    return op.Constant(value=onnx.helper.make_tensor("value", int(dtype), [], [value]))
+
+
+def _as(value: Any, dtype: ir.DataType) -> Any:
+    return value if value.dtype == dtype else op.Cast(value, to=int(dtype))
+
+
+def _translation(*ops: Any, readers: Sequence[Reader] = READERS) -> Callable[[Any], Any]:
+    """Register the decorated translation for these ops."""
+
+    def register(translation: Translation) -> Translation:
+        for reader in readers:
+            TRANSLATIONS[reader].rule(*ops)(translation)
+        return translation
+
+    return register
+
+
+@_translation(operator.floordiv)
+def _floor_divide(left: Any, right: Any) -> Any:
+    """`left // right` of integers: rounds down, while ONNX's Div rounds to zero."""
+    multiple = op.Sub(left, op.Mod(left, right))  # Mod has the sign of the divisor, as Python's %
+    return op.Div(multiple, right)
+
+
+@_translation(own.skip_rms_norm.default, readers=_ONNXRUNTIME)
+def _skip_rms_norm(x: Any, residual: Any, weight: Any, epsilon: float) -> tuple[Any, Any]:
+    results = _skip_norm_op(x, residual, weight, epsilon=epsilon)
+    return results[0], results[3]
+
+
+@_translation(own.skip_rms_norm.default, readers=["tensorrt"])
+def _add_and_norm(x: Any, residual: Any, weight: Any, epsilon: float) -> tuple[Any, Any]:
+    """The same in ops of ONNX's own."""
+    total = op.Add(x, residual)
+    return op.RMSNormalization(total, weight, axis=-1, epsilon=epsilon), total
+
+
+@_translation(aten.rms_norm.default)
+def _rms_norm(
+    input: Any,
+    normalized_shape: list[int],
+    weight: Any = None,
+    eps: float | None = None,
+) -> Any:
+    if weight is None:
+        one = onnx.helper.make_tensor("one", input.dtype, [1], [1.0])
+        weight = op.ConstantOfShape(op.Constant(value_ints=list(normalized_shape)), value=one)
+    if eps is None:
+        eps = torch.finfo(_TORCH_DTYPES[input.dtype]).eps
+    return op.RMSNormalization(input, weight, axis=-len(normalized_shape), epsilon=eps)
+
+
+@_translation(own.attention.default, readers=["onnxruntime-cuda"])
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    heads: int,
+    kv_heads: int,
+    scale: float,
+    causal: bool,
+) -> Any:
+    """The CUDA provider has kernels of Attention (opset 23) for fp16 and bf16
+    (microsoft/onnxruntime#27542, older than the oldest version taken).
+
+    A row whose keys are all masked belongs to padding.  Attention (ONNX Runtime 1.31, CPU) writes
+    zeros there, where torch does so for -inf and averages the values for the lowest number.
+    """
+    counts = {"q_num_heads": heads, "kv_num_heads": kv_heads} if len(query.shape) == 3 else {}
+    return _attend(query, key, value, bias, scale=scale, is_causal=int(causal), **counts)
+
+
+@_translation(own.attention.default, readers=["onnxruntime-cpu"])
+def _attention_on_cpu(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    heads: int,
+    kv_heads: int,
+    scale: float,
+    causal: bool,
+) -> Any:
+    """Attention was measured to be the faster one with a bias, and MultiHeadAttention without."""
+    if bias is None and len(query.shape) == 3 and heads == kv_heads and not causal:
+        return _multi_head_op(query, key, value, num_heads=heads, scale=scale)
+    return _attention(query, key, value, bias, heads, kv_heads, scale, causal)
+
+
+@_translation(own.attention.default, readers=["tensorrt"])
+def _attention_of_heads(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    heads: int,
+    kv_heads: int,
+    scale: float,
+    causal: bool,
+) -> Any:
+    """TensorRT's IAttention takes heads first; so they are split here, as its parser would (since
+    10.14, onnx/onnx-tensorrt#1043, AttentionHelpers.cpp).
+    """
+    is_flat = len(query.shape) == 3
+    if is_flat:
+        query = _heads_first(query, heads)
+        key, value = (_heads_first(found, kv_heads) for found in (key, value))
+    found = _attend(query, key, value, bias, scale=scale, is_causal=int(causal))
+    if not is_flat:
+        return found
+    flat = op.Constant(value_ints=[0, 0, -1])
+    return op.Reshape(op.Transpose(found, perm=[0, 2, 1, 3]), flat)
+
+
+def _attend(*inputs: Any, **attributes: Any) -> Any:
+    results = op.Attention(*inputs, **attributes)
+    return results[0] if isinstance(results, tuple | list) else results
+
+
+def _heads_first(x: Any, heads: int) -> Any:
+    """[batch, tokens, heads * size] -> [batch, heads, tokens, size]."""
+    sizes = [0, 0, heads, x.shape[2] // heads]  # 0: as it is
+    return op.Transpose(op.Reshape(x, op.Constant(value_ints=sizes)), perm=[0, 2, 1, 3])
+
+
+@_translation(own.dynamic_scale.default)
+def _dynamic_scale(x: Any, dtype: int, per_row: bool) -> Any:
+    """Of a whole tensor, both ends are looked for: on ONNX Runtime 1.31's CPU provider that was
+    measured to be cheaper than magnitudes, which are written first; of rows it was not.
+    """
+    if per_row:
+        largest = op.ReduceMax(op.Abs(x), op.Constant(value_ints=[-1]), keepdims=1)
+    else:
+        lowest = op.Neg(op.ReduceMin(x, keepdims=0))
+        largest = op.Max(op.ReduceMax(x, keepdims=0), lowest)
+    scale = op.Div(_as(largest, _FLOAT), _scalar(_LIMITS[ir.DataType(dtype)]))
+    return op.Max(scale, _scalar(SMALLEST_SCALE))
+
+
+@_translation(own.quantize.default)
+def _quantize(x: Any, scale: Any, dtype: int) -> Any:
+    """One scale is QuantizeLinear's, which saturates; a scale for each row is none of ONNX (there
+    the sizes of scales are static), so the clamp is a node.
+    """
+    wanted = ir.DataType(dtype)
+    limit = _LIMITS[wanted]
+    if len(scale.shape) == 0:
+        found = op.QuantizeLinear(_as(x, scale.dtype), scale, output_dtype=int(wanted))
+        # Symmetric: -128 is not used.
+        return op.Clip(found, _scalar(-127, wanted)) if wanted == ir.DataType.INT8 else found
+    scaled = op.Div(_as(x, _FLOAT), scale)
+    if wanted == ir.DataType.INT8:
+        scaled = op.Round(scaled)
+    return op.Cast(op.Clip(scaled, _scalar(-limit), _scalar(limit)), to=int(wanted))
+
+
+@_translation(own.quantize_unsigned.default, readers=_ONNXRUNTIME)
+def _quantize_unsigned(x: Any, scale: Any) -> Any:
+    """Measured on ONNX Runtime 1.31's CPU provider: a block as long as the row is the fastest way
+    to a scale for each row.
+    """
+    zero = _scalar(ZERO, ir.DataType.UINT8)
+    wide = _as(x, _FLOAT)
+    if len(scale.shape) == 0:
+        found = op.QuantizeLinear(wide, scale, zero)
+    else:
+        zeros = op.Expand(zero, op.Shape(scale))
+        found = op.QuantizeLinear(wide, scale, zeros, axis=-1, block_size=x.shape[-1])
+    return op.Clip(found, _scalar(1, ir.DataType.UINT8))  # symmetric: 0 stands for -128
+
+
+@_translation(own.dequantize.default)
+def _dequantize(q: Any, scale: Any, dtype: int) -> Any:
+    if len(scale.shape) == 0:
+        return _as(op.DequantizeLinear(q, scale), ir.DataType(dtype))
+    return _as(op.Mul(op.Cast(q, to=int(_FLOAT)), scale), ir.DataType(dtype))
+
+
+@_translation(own.dequantize_axis.default)
+def _dequantize_axis(q: Any, scale: Any, axis: int, dtype: int) -> Any:
+    """The zeros are for ONNX Runtime, whose rewriting of int8 to uint8 (where products saturate)
+    would add a single one to scales of an axis, which its kernel refuses.
+    """
+    options = {"axis": axis} if len(scale.shape) else {}
+    zeros = None
+    if q.dtype == ir.DataType.INT8 and options:
+        size = q.shape[axis]
+        zeros = op.Constant(
+            value=onnx.helper.make_tensor("zeros", int(q.dtype), [size], [0] * size)
+        )
+    return _as(op.DequantizeLinear(q, scale, zeros, **options), ir.DataType(dtype))
+
+
+@_translation(own.integer_linear.default, readers=["onnxruntime-cpu"])
+def _integer_linear_on_cpu(
+    x: Any, x_scale: Any, weight: Any, weight_scale: Any, bias: Any, dtype: int
+) -> Any:
+    zero = _scalar(ZERO, ir.DataType.UINT8)
+    if len(x_scale.shape) == 0:
+        found = _integer_to_float(x, weight, x_scale, weight_scale, zero, None, bias)
+        return _as(found, ir.DataType(dtype))
+    one = _scalar(1.0)
+    found = _integer_to_float(x, weight, one, weight_scale, zero, None, None)
+    found = op.Mul(found, x_scale)
+    return _as(found if bias is None else op.Add(found, bias), ir.DataType(dtype))
+
+
+@_translation(own.integer_linear.default, readers=["onnxruntime-cuda"])
+def _integer_linear(
+    x: Any, x_scale: Any, weight: Any, weight_scale: Any, bias: Any, dtype: int
+) -> Any:
+    found = op.Cast(op.MatMulInteger(x, weight), to=int(_FLOAT))
+    found = op.Mul(op.Mul(found, x_scale), weight_scale)
+    return _as(found if bias is None else op.Add(found, bias), ir.DataType(dtype))
+
+
+@_translation(own.packed_linear.default, readers=_ONNXRUNTIME)
+def _packed_linear(x: Any, packed: Any, scale: Any, bias: Any, bits: int, activations: bool) -> Any:
+    rows, blocks, size = packed.shape
+    block = size * 8 // bits
+    return _nbits(
+        x,
+        packed,
+        scale,
+        None,
+        None,
+        bias,
+        K=blocks * block,
+        N=rows,
+        bits=bits,
+        block_size=block,
+        accuracy_level=4 if activations else 0,
+    )
+
+
+@_translation(own.fp8_gemm.default, readers=["onnxruntime-cuda"])
+def _fp8_gemm(x: Any, x_scale: Any, weight: Any, weight_scale: Any, bias: Any, dtype: int) -> Any:
+    """GemmFloat8 takes matrices, and one scale for each; scales of rows follow it, in fp32."""
+    rows, size = weight.shape
+    flat = op.Reshape(x, op.Constant(value_ints=[-1, size]))
+    in_gemm = [found if len(found.shape) == 0 else None for found in (x_scale, weight_scale)]
+    scales = [_scalar(1.0) if found is None else found for found in in_gemm]
+    whole = None not in in_gemm and bias is None
+    kind = dtype if whole else int(_FLOAT)
+    found = _gemm_float8(flat, weight, None, *scales, transB=1, dtype=kind)
+    shape = op.Concat(op.Shape(x, end=-1), op.Constant(value_ints=[rows]), axis=0)
+    found = op.Reshape(found, shape)
+    for scale, inside in zip((x_scale, weight_scale), in_gemm, strict=True):
+        found = found if inside is not None else op.Mul(found, scale)
+    found = found if bias is None else op.Add(found, bias)
+    return found if whole else _as(found, ir.DataType(dtype))
+
+
+@_translation(own.values_of_bytes.default, readers=_ONNXRUNTIME)
+def _values_of_bytes(raw: Any, table: Any) -> Any:
+    return op.Gather(table, op.Cast(raw, to=int(ir.DataType.INT32)))
+
+
+def _grouped_mm(rows: Any, weight: Any, offs: Any) -> Any:
+    """A mixture of experts: rows that are sorted by expert, times the weights of their expert.
+
+    transformers computes it with one grouped product, and ONNX has none.  The number of experts is
+    known, so it is one product for each over the rows that were routed to it, which may be none.
+
+    Args:
+        rows: [rows, in].
+        weight: [experts, in, out].
+        offs: [experts]: where the rows of each expert end.
+    """
+    experts = weight.shape[0]
+    zero = op.Constant(value_ints=[0])
+    ends = op.Cast(offs, to=7)
+    weights = op.Split(weight, axis=0, num_outputs=experts) if experts > 1 else [weight]
+    stops = op.Split(ends, axis=0, num_outputs=experts) if experts > 1 else [ends]
+    starts = [zero, *stops[: experts - 1]]
+    products = [
+        op.MatMul(op.Slice(rows, starts[i], stops[i], zero), op.Squeeze(weights[i], zero))
+        for i in range(experts)
+    ]
+    return op.Concat(*products, axis=0)
+
+
+def _while_loop(
+    condition: Any, body: Any, carried: Sequence[Any], additional: Sequence[Any]
+) -> Sequence[Any]:
+    """torch's own translation, with its one wrong number put right.
+
+    It calls the condition before the loop as a function of opset 23's version, and all other calls
+    have version 1.  torch's inliner refuses a model whose loop holds a branch or another loop then
+    ("Opset mismatch when inlining function", torch 2.13).
+    """
+    from torch.onnx._internal.exporter._torchlib.ops import hop
+
+    results: Sequence[Any] = hop.higher_order_while_loop(condition, body, carried, additional)
+    results[0].producer().inputs[1].producer().version = None
+    return results
+
+
+def translation_table(*, reader: Reader) -> dict[Translation, Translation]:
+    """The table for `torch.onnx.export(custom_translation_table=...)`."""
+    table: dict[Translation, Translation] = dict(TRANSLATIONS[reader])
+    experts = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
+    if experts is not None:  # transformers has registered it: a model has it
+        table[experts.default] = _grouped_mm
+    if find_spec("torch.onnx._internal.exporter._torchlib.ops.hop") is not None:
+        table[torch.ops.higher_order.while_loop] = _while_loop
+    return table
+
+
+_INTO_FORMS = (own.quantized_linear.default, own.blockwise_linear.default)
+_OF_WEIGHTS = (own.quantize_blocks.default, own.pack_blocks.default)
+_OF_ONNXRUNTIME = (
+    *(own.quantize_unsigned.default, own.integer_linear.default, own.fp8_gemm.default),
+    *(own.packed_linear.default, own.values_of_bytes.default),
+)
+for _rules in TRANSLATIONS.values():
+    _rules.refuse(*_INTO_FORMS, reason="legalize-quantized gives it another form")
+    _rules.refuse(*_OF_WEIGHTS, reason="it computes weights, while the file is written")
+TRANSLATIONS["tensorrt"].refuse(*_OF_ONNXRUNTIME, reason="a form for ONNX Runtime")
+TRANSLATIONS["onnxruntime-cpu"].refuse(own.fp8_gemm.default, reason="only CUDA has GemmFloat8")

@@ -1,0 +1,113 @@
+"""The weights of an ONNX graph: promised while the graph is optimised, then written beside it."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from enginecast.exporters.weights.file import write_weights
+from enginecast.passes.ir.deferred_weights import LazyWeight
+
+INLINE = 1024
+"""Bytes up to which a weight stays in the graph file, where ONNX tools fold and show it."""
+
+_DTYPES = {
+    torch.float64: ir.DataType.DOUBLE,
+    torch.float32: ir.DataType.FLOAT,
+    torch.float16: ir.DataType.FLOAT16,
+    torch.bfloat16: ir.DataType.BFLOAT16,
+    torch.float8_e4m3fn: ir.DataType.FLOAT8E4M3FN,
+    torch.float8_e5m2: ir.DataType.FLOAT8E5M2,
+    torch.int64: ir.DataType.INT64,
+    torch.int32: ir.DataType.INT32,
+    torch.int16: ir.DataType.INT16,
+    torch.int8: ir.DataType.INT8,
+    torch.uint8: ir.DataType.UINT8,
+    torch.bool: ir.DataType.BOOL,
+}
+_TORCH_DTYPES = {found: dtype for dtype, found in _DTYPES.items()}
+
+
+def fill_weights(model: ir.Model, weights: Mapping[str, LazyWeight]) -> None:
+    """Name every weight, and have its value computed when somebody asks, and not kept.
+
+    Args:
+        weights: by the name that the conversion gave them.
+
+    A weight that the conversion left out is left out here too.
+    """
+    initializers = model.graph.initializers
+    for placeholder, weight in weights.items():
+        found = initializers.pop(placeholder, None)
+        if found is None:
+            continue
+        found.name = weight.name
+        found.const_value = ir.LazyTensor(
+            partial(_evaluate, weight),
+            _DTYPES[weight.dtype],
+            ir.Shape(weight.shape),
+            name=weight.name,
+        )
+        initializers[weight.name] = found
+
+
+def store_weights(model: ir.Model, path: Path) -> bool:
+    """Write every large initializer of the finished graph, and refer to the file in its place.
+
+    Args:
+        model: afterwards it needs the file.
+        path: where the weights go; not made when there are none.
+
+    Returns:
+        Whether there are any.
+    """
+    large = []
+    for value in model.graph.initializers.values():
+        found = value.const_value
+        assert found is not None
+        if found.nbytes > INLINE:
+            large.append(value)
+        elif isinstance(found, ir.LazyTensor):
+            value.const_value = ir.Tensor(found.numpy(), dtype=found.dtype, name=value.name)
+    placed = write_weights(path, [_described(value) for value in large]) if large else {}
+    for value in large:
+        assert value.name is not None
+        assert value.const_value is not None
+        place = placed[value.name]
+        value.const_value = ir.ExternalTensor(
+            path.name,
+            place.offset,
+            place.length,
+            value.const_value.dtype,
+            shape=ir.Shape(value.const_value.shape),
+            name=value.name,
+            base_dir=path.parent,
+        )
+    return bool(large)
+
+
+def _evaluate(weight: LazyWeight) -> ir.Tensor:
+    dtype = _DTYPES[weight.dtype]
+    # As bytes: numpy has no bf16 or fp8 of its own.
+    raw = weight.compute().reshape(-1).view(torch.uint8).numpy()
+    array = raw.view(dtype.numpy()).reshape(weight.shape)
+    return ir.Tensor(array, dtype=dtype, name=weight.name)
+
+
+def _described(value: ir.Value) -> LazyWeight:
+    """An initializer as something to write: a weight, or a constant that the optimiser made."""
+    found = value.const_value
+    assert found is not None
+    assert value.name is not None
+    dtype, shape = _TORCH_DTYPES[found.dtype], tuple(found.shape.numpy())
+
+    def compute() -> Tensor:
+        # torch wants memory it may write to, and says so where it cannot.
+        array = np.require(found.numpy(), requirements=["C", "W"])
+        return torch.from_numpy(array.reshape(-1).view(np.uint8)).view(dtype).reshape(shape)
+
+    return LazyWeight(value.name, dtype, shape, compute)

@@ -1,0 +1,268 @@
+"""What a target is: everything that the compiler knows of what runs engines of one kind.
+
+The other half is its `runtime.sessions.session.Session`, by the same name, which runs the engines
+and knows neither torch nor this folder.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from enginecast.errors import LoweringError, MissingError, UsageError
+from enginecast.passes.presets import QUANTIZED, computed_dtype, preset
+from enginecast.runtime.bundle.manifest import Input
+from enginecast.runtime.sessions.registry import session_class
+from enginecast.runtime.sessions.session import PROVIDERS
+
+
+@dataclass(frozen=True)
+class LoweringRequest:
+    """What is to be lowered, and how the engine will be called."""
+
+    program: ExportedProgram
+    """After the passes of `Target.lowering`; left as it is."""
+    folder: Path
+    """Where the files go; it exists."""
+    outputs: Sequence[str]
+    """Names for the outputs, in the program's order."""
+    symbols: Mapping[str, str] = field(default_factory=dict)
+    """torch's symbol names to the ones that users see: {"s43": "batch"}."""
+    shapes: Sequence[Sequence[int | str]] = ()
+    """Of the outputs, in names that users see."""
+    device: str = "cpu"
+    """"cpu" or "cuda"."""
+    arch: str | None = None
+    """The GPU architecture asked for, such as "sm90"."""
+    inputs: Sequence[Input] = ()
+    """As the manifest has them."""
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Least and greatest size of each symbolic dimension, by the name that users see."""
+    options: Any = None
+    """An instance of the target's own `options`; None: their defaults."""
+    tell: Callable[[str, int, int], None] = lambda phase, done, total: None
+    """Gets the progress of a long build: what is done, and how many steps of how many."""
+    say: Callable[[str], None] = lambda line: None
+    """Gets what a user should read before the build, and after it."""
+
+
+@dataclass(frozen=True)
+class ScriptRequest:
+    """A hybrid of script and trace that is to be lowered: what torch.export refused."""
+
+    module: torch.jit.ScriptModule
+    """As `capture.torchscript.script.hybrid` made it."""
+    folder: Path
+    """Where the files go; it exists."""
+    example: Mapping[str, Tensor]
+    """Inputs by name, in order."""
+    outputs: Sequence[str]
+    """Names of the outputs, in order."""
+    input_dims: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    """Input -> dimension -> symbol, for the dimensions that vary."""
+    output_dims: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    """Likewise of the outputs."""
+    precision: str = "fp32"
+    """Of the weights and inputs."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """The files of an engine, and what is known of them."""
+
+    files: tuple[str, ...]
+    """Names in the folder; the one that is opened first."""
+    ops: Mapping[str, int]
+    """How often each op stands in the engine, as "domain::Op" outside ONNX's own domain."""
+    minimum_runtime: str
+    """Oldest runtime that is known to run this engine right, as a requirement:
+    "onnxruntime>=1.28".
+    """
+    opset: int = 0
+    """0: the engine is not an ONNX graph."""
+    domains: Mapping[str, int] = field(default_factory=dict)
+    quantized: Literal["", "fp8", "int8"] = ""
+    """As in `EngineRecord`."""
+    requires: Mapping[str, str] = field(default_factory=dict)
+    """What machine code asks of the machine that runs it; see `runtime.device.fitness`."""
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the engine's `EngineRecord`, by name."""
+
+    @property
+    def nodes(self) -> int:
+        return sum(self.ops.values())
+
+
+class Target:
+    """One kind of engine: how a program becomes one, and what it is judged by."""
+
+    name: ClassVar[str]
+    """As users and manifests name it; that of its session, too."""
+    arithmetic: ClassVar[str]
+    """The profile of `verify.emulate.profiles` for what its kernels compute in low precision."""
+    only_device: ClassVar[str | None] = None
+    """The one device that there are engines for: "cpu" or "cuda"; None: both."""
+    scales_as_computed: ClassVar[bool] = False
+    """Whether an engine holds a scale in the dtype of what it scales, and not in fp32."""
+    options: ClassVar[type | None] = None
+    """The dataclass of its own options, whose defaults are those of a build; None: it has none."""
+    flags: ClassVar[str] = ""
+    """How the command line has these options, for messages."""
+    takes: ClassVar[Sequence[Literal["program", "script"]]] = ("program",)
+    """A program of torch.export after its passes (`lower`); a model that was scripted and traced,
+    which runs no passes (`lower_script`); or the first, and where torch.export refuses a model for
+    its control flow, the second.
+    """
+    products: ClassVar[str | None] = None
+    """What plan-fp8 calls it (`target=`): which native fp8 products there are on a GPU."""
+    copies: ClassVar[int] = 1
+    """Times that the weights are on disk at once while an engine is built."""
+    holds_weights: ClassVar[bool] = False
+    """Whether an engine has a copy of its weights in memory, besides the mapped file."""
+    accepts_second: ClassVar[bool] = False
+    """Whether a bundle of it may hold a second engine, made from the same program (`--also`)."""
+    is_second: ClassVar[bool] = False
+    """Whether an engine of it may stand beside another target's, and run where that does not."""
+
+    def default_device(self, precision: str, arch: str | None) -> str:
+        """The device that an engine is for, when nobody says it: "cpu" or "cuda"."""
+        return self.only_device or ("cpu" if arch is None else "cuda")
+
+    def check_device(self, device: str) -> None:
+        """Refuse a device that there are no engines for.
+
+        Raises:
+            UsageError: with what to use instead.
+        """
+        if self.only_device not in (None, device):
+            raise UsageError(
+                f"--device {device} does not fit --target {self.name}: its engines run on"
+                f" {self.only_device} alone",
+                hint="Leave --device out, or use another --target.",
+            )
+
+    def check_precision(self, precision: str) -> None:
+        """Refuse a precision that the target does not have.
+
+        Raises:
+            UsageError: with those that fit.
+        """
+
+    def quantized_dtype(self, device: str) -> str:
+        """What a quantized engine computes in, where it is not quantized: fp32, fp16 or bf16."""
+        return "fp32" if device == "cpu" else "bf16"
+
+    def computes(self, precision: str, device: str) -> str:
+        """The dtype that all is computed in that is not quantized: fp32, fp16 or bf16."""
+        return self.quantized_dtype(device) if precision in QUANTIZED else computed_dtype(precision)
+
+    def pipeline(
+        self,
+        precision: str,
+        *,
+        device: str = "cpu",
+        arch: str | None = None,
+        max_error: float | None = None,
+    ) -> str:
+        """The passes that an export with this precision runs, as text; none for a scripted model.
+
+        Args:
+            precision: a name such as "fp16" or "int8".
+            device: "cpu" or "cuda".
+            arch: GPU architecture, for a precision that plans; None: the CPU.
+            max_error: the largest relative L2 error of an output that a plan may have; None: its
+                default.
+
+        Raises:
+            UsageError: a precision that is unknown, or that the target does not have.
+        """
+        self.check_precision(precision)
+        device = self.only_device or device
+        dtype = self.quantized_dtype(device)
+        text = preset(
+            precision,
+            dtype=dtype,
+            device=device,
+            arch=arch,
+            max_error=max_error,
+            products=self.products,
+            scales=dtype if self.scales_as_computed else "fp32",
+        )
+        return text if "program" in self.takes else ""
+
+    def lowering(self, device: str, *, arch: str | None = None, options: Any = None) -> str:
+        """The passes that end every pipeline, as text: they make a program one that `lower` can
+        translate, rule by rule.  What runs after the last of them is what is judged.
+
+        Args:
+            device: "cpu" or "cuda".
+            arch: the GPU architecture asked for.
+            options: an instance of `options`, or None.
+        """
+        return ""
+
+    def lower(self, request: LoweringRequest) -> Artifact:
+        """Write the files of an engine of a program.
+
+        Raises:
+            LoweringError: an op has no form in this target.  No file is left then.
+            MissingError: what is needed to build the engine is not here.
+        """
+        raise LoweringError(f"target '{self.name}' takes no program of torch.export")
+
+    def lower_script(self, request: ScriptRequest) -> Artifact:
+        """Write the files of an engine of a scripted model.
+
+        Raises:
+            LoweringError: an op has no form in this target.  No file is left then.
+            MissingError: what is needed to build the engine is not here.
+        """
+        raise LoweringError(f"target '{self.name}' takes no TorchScript")
+
+    def require(self, options: Any) -> None:
+        """Ask for all that a build needs of this machine, before any work is done.
+
+        Args:
+            options: an instance of `options`, or None.
+
+        Raises:
+            MissingError: it is not here.
+        """
+
+    def runs_here(self, precision: str, device: str, *, asked: bool) -> bool:
+        """Whether this machine can run the engine; else it is judged by emulation alone.
+
+        Args:
+            precision: what the engine computes in.
+            device: what it is for.
+            asked: whether the user named the device.
+
+        Raises:
+            MissingError: a device that was asked for is not here, or no engine can be built for it.
+            UsageError: the device does not compute in this precision.
+        """
+        return True
+
+    def providers(self, precision: str, device: str) -> tuple[str, ...]:
+        """What an engine is known to suit, as its session names it."""
+        return (session_class(self.name).provider_for(PROVIDERS[device][0]),)
+
+
+def require_gpu_of_torch(device: str, why: str) -> None:
+    """Refuse "cuda" where torch sees no GPU.
+
+    Args:
+        why: a GPU is needed to make the engine.
+
+    Raises:
+        MissingError: there is none.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise MissingError(
+            f"--device cuda: torch sees no CUDA GPU here, and {why}",
+            hint="Export on a machine with a GPU, or leave --device and --arch out.",
+        )

@@ -1,0 +1,157 @@
+"""Build a TensorRT plan: a builder, a network that a callback fills, and the options of the build.
+
+Everything is strongly typed: the dtypes of the graph are the ones that are computed in, and fp32
+is not TF32.  None of this was run on real TensorRT by us yet.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from enginecast.errors import LoweringError, MissingError
+from enginecast.exporters.tensorrt.options import Hardware, TensorRTOptions
+from enginecast.exporters.tensorrt.progress import Tell, watched
+from enginecast.exporters.tensorrt.timing import (
+    Build,
+    Memory,
+    Say,
+    attach_cache,
+    estimate,
+    keep_build,
+    keep_cache,
+    read_history,
+)
+from enginecast.runtime.bundle.manifest import ShapeRange
+from enginecast.runtime.sessions.tensorrt.errors import Messages, error_logger, error_recorder
+
+DEFAULT_LEVEL = 3
+"""TensorRT's builder_optimization_level, unless it is set."""
+_HARDWARE: Mapping[Hardware, str] = {
+    "none": "NONE",
+    "ampere+": "AMPERE_PLUS",
+    "same-capability": "SAME_COMPUTE_CAPABILITY",
+}
+Fill = Callable[[Any, Any], Any]
+"""Adds layers to a network; gets the network and the logger, and gives what has to live until the
+network is built.  It raises LoweringError."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a build needs to know besides the network."""
+
+    profile: Sequence[ShapeRange]
+    """Of each dynamic input; empty: every shape is fixed."""
+    options: TensorRTOptions
+    memory: Memory
+    """Where the timing cache lies, and how long earlier builds took."""
+    weights: int = 0
+    """Bytes of weights that the network holds."""
+    tell: Tell = lambda phase, done, total: None
+    say: Say = lambda line: None
+
+
+def build_plan(trt: Any, fill: Fill, request: Request) -> Any:
+    """The serialised engine, a buffer.
+
+    Args:
+        trt: the module tensorrt.
+        fill: makes the network.
+
+    Raises:
+        LoweringError: the network cannot be made, or not built: with all that TensorRT said.
+        MissingError: there is no builder, for want of a GPU or a driver.
+        KeyboardInterrupt: the user stopped the build.
+    """
+    messages = Messages()
+    logger, recorder = error_logger(trt, messages), error_recorder(trt, messages)
+    builder = _builder(trt, logger, messages)
+    builder.error_recorder = recorder
+    # TensorRT 11 knows no other networks and ignores the flag.
+    typed = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    network = builder.create_network(typed)
+    network.error_recorder = recorder
+    kept = fill(network, logger)
+    config = _config(trt, builder, request, messages)
+    earlier = read_history(request.memory.history, request.say)
+    level = DEFAULT_LEVEL if request.options.level is None else request.options.level
+    layers = max(1, int(network.num_layers))
+    request.say(estimate(layers, level, earlier))
+    messages.clear()  # what came before was dealt with
+    start = time.perf_counter()
+    with watched(trt, request.tell) as watch:
+        config.progress_monitor = watch.monitor
+        plan = builder.build_serialized_network(network, config)
+    del kept
+    watch.require_not_stopped()
+    seconds = time.perf_counter() - start
+    if plan is None:
+        raise LoweringError(
+            f"TensorRT {trt.__version__} cannot build this engine: {messages.take()}",
+            hint="--target onnxruntime builds without TensorRT.",
+        )
+    keep_cache(config, request.memory.cache, request.say)
+    done = Build(layers, request.weights, level, seconds)
+    keep_build(request.memory.history, done, earlier, request.say)
+    return plan
+
+
+def _builder(trt: Any, logger: Any, messages: Messages) -> Any:
+    try:
+        return trt.Builder(logger)
+    except (TypeError, RuntimeError) as error:  # pybind11: "factory function returned nullptr"
+        said = messages.take() if len(messages) else str(error)
+        raise MissingError(
+            f"TensorRT {trt.__version__} gives no builder: {said}",
+            hint="It needs a GPU and a driver for its CUDA; see `enginecast doctor`.",
+        ) from error
+
+
+def _config(trt: Any, builder: Any, request: Request, messages: Messages) -> Any:
+    config, options = builder.create_builder_config(), request.options
+    for flag in _flags(trt, options):
+        config.set_flag(flag)
+    config.clear_flag(trt.BuilderFlag.TF32)  # is set unless somebody clears it
+    level = getattr(trt.HardwareCompatibilityLevel, _HARDWARE[options.hardware])
+    config.hardware_compatibility_level = level
+    # For what is told of fusions and dtypes; names of layers and shapes, no weights.
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    if options.level is not None:
+        config.builder_optimization_level = options.level
+    if options.workspace is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace)
+    if request.profile:
+        _add_profile(builder, config, request.profile, messages)
+    attach_cache(config, request.memory.cache, request.say)
+    return config
+
+
+def _flags(trt: Any, options: TensorRTOptions) -> list[Any]:
+    flags = []
+    if options.refit:
+        flags.append(trt.BuilderFlag.REFIT)
+    elif options.strip_weights:
+        # The weights that come back are those that it was built with: kernels may rely on them.
+        flags.append(trt.BuilderFlag.REFIT_IDENTICAL)
+    if options.strip_weights:
+        flags.append(trt.BuilderFlag.STRIP_PLAN)
+    if options.version_compatible:
+        flags.append(trt.BuilderFlag.VERSION_COMPATIBLE)
+    return flags
+
+
+def _add_profile(
+    builder: Any, config: Any, shapes: Sequence[ShapeRange], messages: Messages
+) -> None:
+    profile = builder.create_optimization_profile()
+    for one in shapes:
+        try:
+            profile.set_shape(one.name, one.least, one.optimal, one.greatest)
+        except ValueError as error:
+            raise LoweringError(
+                f"TensorRT refuses the shapes {one.least}, {one.optimal}, {one.greatest} of"
+                f" '{one.name}': {error}"
+            ) from error
+    if config.add_optimization_profile(profile) < 0:
+        raise LoweringError(f"TensorRT refuses the profile of the inputs: {messages.take()}")

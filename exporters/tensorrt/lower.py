@@ -1,0 +1,258 @@
+"""Lower a program to a TensorRT plan: our ONNX through TensorRT's parser, or torch_tensorrt.
+
+A plan is machine code for one GPU model, made on it.  None of this was run on real TensorRT by us
+yet.
+"""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx_ir as ir
+import torch
+
+from enginecast.errors import LoweringError, MissingError
+from enginecast.exporters.onnx.lower import lowering as onnx_lowering
+from enginecast.exporters.onnx.lower import op_counts
+from enginecast.exporters.onnx.metadata import LINE, MODULE
+from enginecast.exporters.program import op_counts as program_ops
+from enginecast.exporters.target import Artifact, LoweringRequest
+from enginecast.exporters.tensorrt.build import Fill, Request, build_plan
+from enginecast.exporters.tensorrt.decompose import let_attentions_decompose
+from enginecast.exporters.tensorrt.gate.gate import require_ready
+from enginecast.exporters.tensorrt.onnx_route import save_network, tensorrt_onnx
+from enginecast.exporters.tensorrt.options import Route, TensorRTOptions
+from enginecast.exporters.tensorrt.profiles import profile_of
+from enginecast.exporters.tensorrt.timing import Memory, memory_of
+from enginecast.exporters.tensorrt.torch_build import plan_by_torch
+from enginecast.runtime.bundle.manifest import ShapeRange
+from enginecast.runtime.device import gpu as gpus
+from enginecast.runtime.sessions.tensorrt.fitness import requirements
+from enginecast.runtime.sessions.tensorrt.library import import_tensorrt, short_version
+from enginecast.runtime.sessions.tensorrt.versions import import_torch_tensorrt
+
+PLAN_FILE = "engine.plan"
+WHY = "--target tensorrt"
+_SHOWN = 5
+"""Errors of the parser that a message holds."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """The ONNX graph of a program, on disk."""
+
+    model: ir.Model
+    """Its weights are in the files."""
+    files: tuple[str, ...]
+    """The graph first."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A plan that is not written yet, and what was found on the way."""
+
+    plan: Any
+    """A buffer."""
+    ops: Mapping[str, int]
+    network: tuple[str, ...] = ()
+    """Files of the network that was read, the graph first; empty: there is none."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """An order on this machine."""
+
+    trt: Any
+    """The module tensorrt."""
+    order: LoweringRequest
+    profile: tuple[ShapeRange, ...]
+    needs: Mapping[str, str]
+    """What the plan will ask of a machine."""
+
+    @property
+    def memory(self) -> Memory:
+        return memory_of(self.order.options.timing_cache, self.needs)
+
+
+def lowering(route: Route) -> str:
+    """The passes that bring a program into the form that a route translates, as a spec."""
+    if route == "onnx":
+        return onnx_lowering("tensorrt")
+    return (
+        "drop-assertions,decompose-fused,keep-norms-whole,lift-weights,hoist-weights,"
+        "dequantize-tables,flatten-calls"
+    )
+
+
+def lower_to_tensorrt(order: LoweringRequest) -> Artifact:
+    """Write `engine.plan`, and the network and its weights where the plan can be filled anew.
+
+    Raises:
+        MissingError: tensorrt is not installed or does not load, there is no GPU, or another one
+            than was asked for.
+        UsageError: an optimal shape does not fit the inputs.
+        LoweringError: an op has no form, the parser or the builder refuses the network.  No file is
+            left then.
+    """
+    trt = import_tensorrt(WHY)
+    gpu = gpus.gpu_here(torch)
+    if order.arch is not None and order.arch != gpu.arch:
+        raise MissingError(
+            f"--arch {order.arch}: the GPU here is {gpu.arch}, and TensorRT measures kernels on the"
+            " GPU that they are for",
+            hint=f"Export on a machine with {order.arch}.",
+        )
+    profile = profile_of(order.inputs, order.ranges, order.options)
+    job = Job(trt, order, profile, requirements(trt, gpu, order.options))
+    # Within the folder, so that files move into it without a copy.
+    with tempfile.TemporaryDirectory(prefix=".tensorrt-", dir=order.folder) as scratch:
+        built = _ROUTES[order.options.route](job, Path(scratch))
+        files = _place(built, order, Path(scratch))
+    return _describe(job, built, files)
+
+
+def require_tensorrt(options: TensorRTOptions) -> None:
+    """Ask for all that a build needs of this machine, before any work is done.
+
+    Raises:
+        MissingError: it is not here.
+    """
+    trt = import_tensorrt(WHY)
+    gpus.gpu_here(torch)
+    if options.route == "torch":
+        import_torch_tensorrt(
+            "--trt-route torch",
+            torch=torch.__version__,
+            tensorrt=trt.__version__,
+            cuda=torch.version.cuda,
+        )
+
+
+def _by_onnx(job: Job, scratch: Path) -> Built:
+    """Our ONNX, checked, and then read by TensorRT's parser."""
+    order, trt = job.order, job.trt
+    network = write_network(job, scratch)
+    request = Request(
+        job.profile,
+        order.options,
+        job.memory,
+        weights=sum((scratch / name).stat().st_size for name in network.files[1:]),
+        tell=order.tell,
+        say=order.say,
+    )
+    plan = build_plan(trt, parsed(trt, scratch / network.files[0], network.model), request)
+    return Built(plan, op_counts(network.model), network.files)
+
+
+def _by_torch(job: Job, scratch: Path) -> Built:
+    """torch_tensorrt, which builds for itself."""
+    order = job.order
+    # It reads and writes TensorRT's own form of a timing cache.
+    cache = job.memory.cache.with_suffix(".torch.cache")
+    cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    plan = plan_by_torch(order, job.trt, job.profile, order.options, timing_cache=cache)
+    return Built(plan, program_ops(order.program))
+
+
+def write_network(job: Job, folder: Path) -> Network:
+    """The program as an ONNX file that TensorRT is documented to take.
+
+    Raises:
+        LoweringError: an op has no form in ONNX, or none that TensorRT takes.
+    """
+    order = job.order
+    model = tensorrt_onnx(order)
+    require_ready(
+        model,
+        version=short_version(job.trt.__version__),
+        inputs=order.inputs,
+        ranges=order.ranges,
+        optimal=order.options.optimal,
+        profile=job.profile,
+    )
+    return Network(model, save_network(model, folder))
+
+
+def parsed(trt: Any, path: Path, model: ir.Model) -> Fill:
+    """What reads an ONNX file into a network.
+
+    Args:
+        path: of the graph; its weights lie beside it.
+        model: the same graph, which knows the modules of its nodes.
+    """
+
+    def fill(network: Any, logger: Any) -> Any:
+        parser = trt.OnnxParser(network, logger)
+        if not parser.parse_from_file(str(path)):
+            raise _refused(trt, parser, model)
+        let_attentions_decompose(trt, network)
+        return parser  # it owns the weights that the network refers to
+
+    return fill
+
+
+def _refused(trt: Any, parser: Any, model: ir.Model) -> LoweringError:
+    """What the parser found, with the modules that the nodes come from."""
+    nodes = {node.name: node for node in model.graph.all_nodes()}
+    count = parser.num_errors
+    errors = [parser.get_error(index) for index in range(min(count, _SHOWN))]
+    said = [_sentence(error, nodes) for error in errors] or ["it gave no reason"]
+    if count > _SHOWN:
+        said.append(f"and {count - _SHOWN} more")
+    return LoweringError(
+        f"TensorRT {trt.__version__} does not take this network: {'; '.join(said)}",
+        hint="--target onnxruntime does without TensorRT.",
+    )
+
+
+def _sentence(error: Any, nodes: Mapping[str | None, ir.Node]) -> str:
+    text = " ".join(str(error.desc()).split())
+    name, op = error.node_name(), error.node_operator()
+    if not op:
+        return text
+    node = nodes.get(name)
+    known = {} if node is None else node.metadata_props
+    module, line = known.get(MODULE, ""), known.get(LINE, "")
+    place = " ".join(part for part in (module and f"of {module}", line and f"({line})") if part)
+    return f"{op} '{name}'{place and ' '}{place}: {text}"
+
+
+def _place(built: Built, order: LoweringRequest, scratch: Path) -> tuple[str, ...]:
+    """Move what stays into the order's folder: all of it, or nothing."""
+    kept = built.network if order.options.refit or order.options.strip_weights else ()
+    (scratch / PLAN_FILE).write_bytes(memoryview(built.plan))
+    names = (PLAN_FILE, *kept)
+    try:
+        for name in names:
+            (scratch / name).rename(order.folder / name)
+    except BaseException:
+        for name in names:
+            (order.folder / name).unlink(missing_ok=True)
+        raise
+    return names
+
+
+def _describe(job: Job, built: Built, files: tuple[str, ...]) -> Artifact:
+    options, version = job.order.options, job.trt.__version__
+    return Artifact(
+        files,
+        dict(sorted(built.ops.items())),
+        minimum_runtime=f"tensorrt{'>=' if options.version_compatible else '=='}{version}",
+        quantized=_quantized(built.ops),
+        requires=job.needs,
+        record={
+            "profile": job.profile,
+            # A network that lies beside a plan with weights is for those who change them.
+            "network": files[1] if options.strip_weights else None,
+        },
+    )
+
+
+def _quantized(ops: Mapping[str, int]) -> Literal["", "fp8"]:
+    """TensorRT gets no other quantised values than fp8."""
+    return "fp8" if any("quantize" in op.lower() for op in ops) else ""
+
+
+_ROUTES: Mapping[Route, Callable[[Job, Path], Built]] = {"onnx": _by_onnx, "torch": _by_torch}

@@ -1,0 +1,321 @@
+"""The route to TensorRT by torch_tensorrt: the whole program, converted op by op.
+
+The plan's inputs have the program's names.  Its outputs are called output0, output1 and so on
+(torch_tensorrt: dynamo/conversion/_TRTInterpreter.py), in the program's order.
+"""
+
+import contextlib
+import inspect
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from enginecast.errors import EnginecastError, LoweringError, MissingError, UsageError
+from enginecast.exporters.target import LoweringRequest
+from enginecast.exporters.tensorrt.options import TensorRTOptions
+from enginecast.exporters.tensorrt.torch_converters import register_converters
+from enginecast.exporters.tensorrt.torch_program import (
+    FP8,
+    ONNX_ROUTE,
+    QUANTIZED,
+    check_program,
+)
+from enginecast.exporters.weights.file import check_dtypes
+from enginecast.passes.ir.blocks import all_nodes
+from enginecast.passes.ir.deferred_weights import deferred_weights
+from enginecast.passes.ir.edit import dtype_of, input_names, shape_of, with_weights
+from enginecast.passes.ir.effects import own
+from enginecast.passes.ir.source import call_place
+from enginecast.runtime.bundle.manifest import ShapeRange
+from enginecast.runtime.sessions.tensorrt.library import short_version
+from enginecast.runtime.sessions.tensorrt.versions import import_torch_tensorrt
+
+WHY = "--trt-route torch"
+PHASE = "torch_tensorrt builds the engine"
+
+_SHOWN = 5
+"""How many ops a message names."""
+_LOGGERS = ("torch_tensorrt", "torch_tensorrt.dynamo")
+
+
+def plan_by_torch(
+    order: LoweringRequest,
+    trt: Any,
+    profile: Sequence[ShapeRange],
+    options: TensorRTOptions,
+    *,
+    timing_cache: Path | None = None,
+) -> bytes:
+    """A serialised engine of the whole program.
+
+    Args:
+        trt: the module tensorrt.
+        profile: the shapes of each input; one that is left out has fixed ones.
+        timing_cache: the file to read and to write; None: none is kept.
+
+    Raises:
+        MissingError: torch_tensorrt is not installed, does not load, was made for another torch or
+            TensorRT, or does not know a setting.
+        UsageError: an option that it has no setting for.
+        LoweringError: an op has no converter (named with module and source line), values are
+            quantised in another way than TensorRT has, or the build failed.
+    """
+    tt = import_torch_tensorrt(
+        WHY, torch=torch.__version__, tensorrt=trt.__version__, cuda=torch.version.cuda
+    )
+    with _folder_of(timing_cache) as cache:
+        settings = settings_for(tt.__version__, options, cache)
+        dynamo = import_module("torch_tensorrt.dynamo")
+        check_settings(dynamo, tt.__version__, settings)
+        check_dtypes(deferred_weights(order.program).values())
+        program = with_weights(order.program)
+        check_program(program)
+        inputs = _inputs(tt, program, profile)
+        with quiet():
+            conversion = import_module("torch_tensorrt.dynamo.conversion")
+            utils = import_module("torch_tensorrt.dynamo.conversion.converter_utils")
+            register_converters(trt, conversion, utils.get_trt_tensor)
+            _require_convertible(
+                tt.__version__, conversion, program, dynamo.CompilationSettings(**settings)
+            )
+        order.tell(PHASE, 0, 1)
+        plan = _convert(tt.__version__, dynamo, program, inputs, settings)
+        order.tell(PHASE, 1, 1)
+    return plan
+
+
+def lowered(program: ExportedProgram, settings: Any) -> GraphModule:
+    """What torch_tensorrt makes of a program before it converts its ops one by one."""
+    lowering = import_module("torch_tensorrt.dynamo.lowering")
+    program = lowering.pre_export_lowering(program, settings)
+    plain = program.run_decompositions(lowering.get_decompositions())
+    found: GraphModule = lowering.post_lowering(plain.module(), settings)
+    return found
+
+
+def unconvertible(module: GraphModule, conversion: Any) -> list[Node]:
+    """The calls that no converter is registered for, with the shapes and arguments that they have.
+
+    Args:
+        module: lowered.
+        conversion: torch_tensorrt.dynamo.conversion.
+    """
+    known = conversion.DYNAMO_CONVERTERS
+    calls = (node for node in module.graph.nodes if node.op == "call_function")
+    return [node for node in calls if known.get(node) is None]
+
+
+def folded(module: GraphModule, program: ExportedProgram) -> list[str]:
+    """What has become of quantised values that were computed beforehand, as sentences.
+
+    Args:
+        module: the program as it was lowered.
+    """
+    said = []
+    for op in QUANTIZED:
+        before = sum(node.target is op for node in all_nodes(program))
+        after = module.graph.find_nodes(op="call_function", target=op)
+        if len(after) != before:
+            said.append(f"of {before} calls of {op}, {len(after)} are left")
+    for node in module.graph.find_nodes(op="call_function", target=own.quantized_linear.default):
+        if dtype_of(node.args[2]) != FP8:
+            said.append(f"the weight of {call_place(node)} is {dtype_of(node.args[2])}")
+    return said
+
+
+def _require_convertible(
+    version: str, conversion: Any, program: ExportedProgram, settings: Any
+) -> None:
+    conversion.DYNAMO_CONVERTERS.set_compilation_settings(settings)
+    module = lowered(program, settings)
+    places = list(dict.fromkeys(call_place(node) for node in unconvertible(module, conversion)))
+    if places:
+        more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+        raise LoweringError(
+            f"torch_tensorrt {version} has no converter for {', '.join(places[:_SHOWN])}{more}",
+            hint=ONNX_ROUTE,
+        )
+    lost = folded(module, program)
+    if lost:
+        raise LoweringError(
+            f"torch_tensorrt {version} computes quantised values beforehand: {'; '.join(lost)}",
+            hint=ONNX_ROUTE,
+        )
+
+
+def _inputs(tt: Any, program: ExportedProgram, profile: Sequence[ShapeRange]) -> tuple[Any, ...]:
+    """What is fed, in the program's order."""
+    ranges = {shapes.name: shapes for shapes in profile}
+    by_name = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    found = []
+    for name in input_names(program):
+        node = by_name[name]
+        settings = {"dtype": dtype_of(node), "name": name}
+        shapes = ranges.get(name)
+        if shapes is None or shapes.least == shapes.greatest:
+            found.append(tt.Input(shape=_fixed(node, shapes), **settings))
+            continue
+        found.append(
+            tt.Input(
+                min_shape=shapes.least,
+                opt_shape=shapes.optimal,
+                max_shape=shapes.greatest,
+                **settings,
+            )
+        )
+    return tuple(found)
+
+
+def _fixed(node: Node, shapes: ShapeRange | None) -> tuple[int, ...]:
+    if shapes is not None:
+        return shapes.least
+    sizes = tuple(shape_of(node))
+    if not all(isinstance(size, int) for size in sizes):
+        raise LoweringError(f"input '{node.name}': expected a range for its shape, got none")
+    return sizes
+
+
+def _convert(
+    version: str,
+    dynamo: Any,
+    program: ExportedProgram,
+    inputs: Sequence[Any],
+    settings: Mapping[str, Any],
+) -> bytes:
+    convert = dynamo.convert_exported_program_to_serialized_trt_engine
+    try:
+        with quiet(), torch.no_grad():
+            plan = convert(program, arg_inputs=inputs, **settings)
+    except Exception as error:  # it raises what its many parts raise
+        own_error = _own(error)
+        if own_error is not None:
+            raise own_error from error
+        raise LoweringError(
+            f"torch_tensorrt {version} cannot build this program: {_first_line(error)}",
+            hint=ONNX_ROUTE,
+        ) from error
+    if not plan:
+        raise LoweringError(f"torch_tensorrt {version} built no engine", hint=ONNX_ROUTE)
+    return bytes(plan)
+
+
+def _own(error: BaseException) -> EnginecastError | None:
+    """An error of ours that torch_tensorrt wrapped."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, EnginecastError):
+        found = found.__cause__ or found.__context__
+    return found
+
+
+def _first_line(error: BaseException) -> str:
+    """What was said first: torch_tensorrt wraps with a print of the whole graph."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines or [type(error).__name__])[0][:300]
+
+
+@contextlib.contextmanager
+def _folder_of(timing_cache: Path | None) -> Iterator[Path]:
+    if timing_cache is not None:
+        yield timing_cache
+        return
+    with tempfile.TemporaryDirectory(prefix="enginecast-") as scratch:
+        yield Path(scratch) / "timing.cache"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """torch_tensorrt logs what it raises as well, and warns of what its users cannot change."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+_EXPLICIT: Mapping[str, Any] = {"use_explicit_typing": True}
+_OF_VERSION: Mapping[str, Mapping[str, Any]] = {"2.11": _EXPLICIT, "2.12": _EXPLICIT, "2.13": {}}
+
+
+def settings_for(version: str, options: TensorRTOptions, timing_cache: Path) -> dict[str, Any]:
+    """Keywords of `convert_exported_program_to_serialized_trt_engine`, without the inputs.
+
+    Args:
+        version: of torch_tensorrt.
+        timing_cache: a file, which may not exist; by default it would be one in the folder for
+            temporary files that everybody shares.
+
+    Raises:
+        UsageError: an option that torch_tensorrt has no setting for.
+    """
+    if options.strip_weights:
+        raise UsageError(
+            "--trt-route torch: weights stay in the plan; expected the route 'onnx' for a plan"
+            " without them, which is filled from its ONNX file"
+        )
+    if options.hardware == "same-capability":
+        raise UsageError(
+            "--trt-route torch: torch_tensorrt knows the hardware compatibility 'ampere+' or none,"
+            " got 'same-capability'",
+            hint="Use --trt-route onnx.",
+        )
+    return {
+        "attn_bias_is_causal": False,
+        "cache_built_engines": False,
+        "decompose_attention": False,
+        "disable_tf32": True,
+        "enable_experimental_decompositions": False,
+        "hardware_compatible": options.hardware == "ampere+",
+        "immutable_weights": not options.refit,
+        "optimization_level": options.level,
+        "require_full_compilation": True,
+        "reuse_cached_engines": False,
+        "timing_cache_path": str(timing_cache),
+        "truncate_double": False,
+        "use_fp32_acc": False,
+        "version_compatible": options.version_compatible,
+        "workspace_size": options.workspace or 0,
+        **_OF_VERSION[short_version(version)],
+    }
+
+
+def check_settings(dynamo: Any, version: str, settings: Mapping[str, Any]) -> None:
+    """Look every keyword up in the function that gets it, and in the settings that it makes.
+
+    Args:
+        dynamo: the module torch_tensorrt.dynamo.
+
+    Raises:
+        MissingError: this version does not know one, and would ignore it.
+    """
+    convert = inspect.signature(dynamo.convert_exported_program_to_serialized_trt_engine)
+    taken = {
+        name
+        for name, parameter in convert.parameters.items()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+    kept = {field.name for field in fields(dynamo.CompilationSettings)}
+    unknown = sorted(name for name in settings if name not in taken & kept)
+    if unknown:
+        raise MissingError(
+            f"torch_tensorrt {version} does not know the setting"
+            f"{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}, and would ignore"
+            f" {'them' if len(unknown) > 1 else 'it'}",
+            hint="Use --trt-route onnx.",
+        )

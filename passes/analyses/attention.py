@@ -1,0 +1,161 @@
+"""Attention where it is spelled out, and the views around its heads.
+
+Heads first is [batch, heads, tokens, size], tokens first [batch, tokens, heads * size].
+"""
+
+from torch.fx import Node
+
+from enginecast.passes.ir.edit import arguments, aten, first_input, same_size, shape_of
+from enginecast.passes.ir.match import NoMatch, is_call, is_float_cast, op_name
+from enginecast.passes.ir.pattern import (
+    Number,
+    Pattern,
+    Through,
+    Value,
+    casts,
+    either,
+    op,
+    pattern,
+    repeat,
+    through,
+)
+from enginecast.passes.ir.traits import Trait, has
+
+_matmul, _softmax = op(aten.matmul.default), op(aten.softmax.int)
+_expand, _unsqueeze = op(aten.expand.default), op(aten.unsqueeze.default)
+_view, _swap = op(Trait.RESHAPES), op(aten.transpose.int, aten.permute.default)
+
+
+def is_attention_core(node: Node) -> bool:
+    """A fused attention call, or a softmax over scores [batch, heads, tokens, key tokens]."""
+    if is_call(node, aten.scaled_dot_product_attention.default):
+        return True
+    return is_call(node, aten.softmax.int) and len(shape_of(node)) == 4
+
+
+@pattern
+def softmax_attention(
+    query: Value, key: Value, value: Value, bias: Value, factor: Number, divisor: Number
+) -> Pattern:
+    """softmax(query @ key * scale + biases) @ value, heads first, the key transposed; the site is
+    the softmax.
+    """
+    product = _matmul(query, key).otherwise("the scores come from {op}, expected matmul")
+    scaled = repeat(
+        product.once("as the scores"),
+        lambda scores: either(casts(scores) * factor.each(), casts(scores) / divisor.each()).once(
+            "as the scores"
+        ),
+    )
+    biased = repeat(
+        scaled,
+        lambda scores: (
+            (casts(scores) + bias.each())
+            .otherwise("a bias is added with a factor (alpha)")
+            .once("between the scores and the softmax")
+        ),
+    )
+    weights = _softmax(casts(biased)).where(
+        lambda node: node.args[1] in (-1, 3),
+        lambda node: f"the softmax is over dim {node.args[1]}, expected the last one",
+    )
+    kept = Through(
+        weights.site().once("after the softmax"),
+        lambda node: is_float_cast(node) or has(node, Trait.IDENTITY),
+    ).where(
+        lambda node: not is_call(node, aten.dropout.default) or arguments(node)[2] is False,
+        "dropout of the attention weights is active",
+    )
+    whole = value.where(
+        lambda node: len(shape_of(node)) == 4,
+        lambda node: f"the value has rank {len(shape_of(node))}, expected 4",
+    )
+    return _matmul(kept.once("after the softmax"), whole).otherwise(
+        "{op} reads the attention weights, expected matmul"
+    )
+
+
+def untransposed(key: Node) -> Node:
+    """The key, heads first, of [batch, heads, size, tokens].
+
+    Raises:
+        NoMatch: it is not the transpose of one.
+    """
+    if is_call(key, aten.transpose.int):
+        if sorted(dim % 4 for dim in arguments(key)[1:3]) == [2, 3]:
+            return first_input(key)
+    elif is_call(key, aten.permute.default) and list(arguments(key)[1]) == [0, 2, 3, 1]:
+        # From tokens first; some other node may hold it heads first already.
+        swapped = (user for user in first_input(key).users if swaps_heads_and_tokens(user))
+        if (found := next(swapped, None)) is not None:
+            return found
+    raise NoMatch(key, f"the key comes from {op_name(key)}, expected its transpose")
+
+
+def swaps_heads_and_tokens(node: Node) -> bool:
+    """Whether a node makes [batch, heads, tokens, size] of [batch, tokens, heads, size], or the
+    reverse.
+    """
+    if is_call(node, aten.transpose.int):
+        return sorted(dim % 4 for dim in arguments(node)[1:3]) == [1, 2]
+    return is_call(node, aten.permute.default) and list(arguments(node)[1]) == [0, 2, 1, 3]
+
+
+@pattern
+def _split(flat: Value) -> Pattern:
+    split = _view(flat).named("split")
+    return through(_swap(split).where(swaps_heads_and_tokens, "other dims"), Trait.IDENTITY)
+
+
+@pattern
+def _joined(heads: Value) -> Pattern:
+    copied = through(heads.site().once("as heads"), Trait.IDENTITY).once("as heads")
+    swapped = _swap(copied).where(swaps_heads_and_tokens, "other dims").once("as heads")
+    return _view(through(swapped, Trait.IDENTITY).once("as heads"))
+
+
+@pattern
+def _repeated(source: Value) -> Pattern:
+    """`repeat_kv`: reshape(expand(unsqueeze(x, 2))) over [batch, kv heads, tokens, size]."""
+    fifth = _unsqueeze(source).where(lambda node: 2 in node.args[1:], "another dim")
+    return _view(
+        through(_expand(through(fifth, aten.slice.Tensor)).named("expanded"), Trait.IDENTITY)
+    )
+
+
+def split_heads(node: Node) -> Node | None:
+    """The value, tokens first, that was split into heads to make this one; None when none was."""
+    found = _split.find(node)
+    if found is None:
+        return None
+    batch, tokens, heads, size = shape_of(found.node("split"))
+    flat = found.node("flat")
+    return flat if _is_flat(flat, batch, tokens, heads * size) else None
+
+
+def joined_output(node: Node) -> Node | None:
+    """The node that joins this one's heads again, when every user goes there; None otherwise."""
+    found = _joined.find(node)
+    if found is None:
+        return None
+    batch, heads, tokens, size = shape_of(node)
+    return found.root if _is_flat(found.root, batch, tokens, heads * size) else None
+
+
+def unrepeated(node: Node) -> Node:
+    """Keys or values before they were repeated for grouped-query attention."""
+    found = _repeated.find(node)
+    if found is None:
+        return node
+    source, repeated = found.node("source"), shape_of(found.node("expanded"))
+    shape = shape_of(source)
+    plain = len(shape) == 4 and len(repeated) == 5
+    if not plain or not same_size(shape_of(node)[1], shape[1] * repeated[2]):
+        return node
+    kept = all(same_size(a, b) for a, b in zip(shape[2:], repeated[3:], strict=True))
+    return source if kept else node
+
+
+def _is_flat(node: Node, batch: object, tokens: object, width: object) -> bool:
+    shape = shape_of(node)
+    return len(shape) == 3 and all(map(same_size, shape, (batch, tokens, width)))

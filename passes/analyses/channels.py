@@ -1,0 +1,409 @@
+"""The channels of a value: which linears read them, and where they can be scaled: in the weights of
+what makes it.
+
+    norm:       %x = rms_norm(%h, %w)                      %w (of a LayerNorm, and its bias)
+    linear:     %x = linear(%h, %w, %b)                    the rows of %w, and %b
+    gate:       %x = gelu(linear(%h, ..)) * linear(%h, %w) the rows of %w
+    relu:       %x = relu(linear(%h, %w))                  the rows of %w
+    attention:  %x = attention(%q, %k, linear(%h, %w))     the rows of %w
+
+Attention mixes tokens and not channels, so a factor of a channel of its values is one of its
+result.  Where query heads share a key-value head, their channels share a factor.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.utils._pytree import tree_leaves
+
+from enginecast.passes.analyses.attention import swaps_heads_and_tokens, unrepeated
+from enginecast.passes.ir.edit import (
+    aten,
+    dtype_of,
+    first_input,
+    is_float,
+    same_size,
+    shape_of,
+    value,
+)
+from enginecast.passes.ir.match import (
+    NoMatch,
+    is_call,
+    is_float_cast,
+    op_name,
+    real_users,
+    scalar_operand,
+)
+from enginecast.passes.ir.text import dtype_text
+from enginecast.passes.ir.traits import Trait, has
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the channels of a value stand for those of what the linears read, [..., channels]."""
+
+    kind: Literal["flat", "split", "heads"]
+    """[..., heads * size], [..., heads, size] or [..., heads, tokens, size]."""
+    heads: int
+    size: int
+    repeats: int = 1
+    """Heads of what the linears read that come from each head of this value."""
+
+    def spread(self, exponents: Tensor) -> Tensor:
+        """The exponents of all channels as those of this value, to be broadcast to it."""
+        own = exponents.view(self.heads, self.repeats, self.size)[:, 0]
+        if self.kind == "flat":
+            return own.reshape(-1)
+        return own.unsqueeze(1) if self.kind == "heads" else own
+
+    def tied(self, sizes: Tensor) -> Tensor:
+        """The largest size over the channels that share a factor, for each channel."""
+        groups = sizes.view(self.heads, self.repeats, self.size)
+        return groups.amax(1, keepdim=True).expand_as(groups).reshape(-1)
+
+
+EXACT = frozenset({torch.float32, torch.bfloat16, torch.float64})
+"""Powers of two move no rounding here, up to where fp32 ends; fp16 ends at 6e-5."""
+_SPLITS = (aten.split_with_sizes.default, aten.split.Tensor, aten.chunk.default)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """The weights that are scaled."""
+
+    node: Node
+    """The norm, linear or product that reads them."""
+    places: tuple[tuple[int, bool], ...]
+    """(argument, whether it is a matrix whose rows are the channels)."""
+    start: int
+    """The first of the channels among the node's `total`: a merged linear makes others, too."""
+    total: int
+
+    def spread(self, exponents: Tensor) -> Tensor:
+        """Exponents of all of the node's channels; 0 for those of others."""
+        found = torch.zeros(self.total, dtype=exponents.dtype)
+        found[self.start : self.start + len(exponents)] = exponents
+        return found
+
+
+@dataclass(frozen=True)
+class Source:
+    """What makes a value, up to the weights in which its channels are scaled."""
+
+    fold: Fold
+    layout: Layout
+    """Of what the fold's node makes."""
+    members: tuple[tuple[Node, Layout], ...]
+    """The values that are scaled with it."""
+
+
+def find_source(root: Node, weights: set[Node], written: set[Node]) -> Source:
+    """Where the channels of a value can be scaled.
+
+    Args:
+        root: [..., channels].
+        weights: every weight expression of the program.
+        written: values that are written in place.
+
+    Raises:
+        NoMatch: at the op that no factor of a channel passes through.
+    """
+    return _Walk(weights, written).at(root, Layout("flat", 1, shape_of(root)[-1]))
+
+
+class _Walk:
+    """From a value back to the weights."""
+
+    def __init__(self, weights: set[Node], written: set[Node]) -> None:
+        self._weights = weights
+        self._written = written
+
+    def at(self, node: Node, layout: Layout) -> Source:
+        if node.op != "call_function":
+            raise NoMatch(node, f"no weight makes it: it is a {node.op}")
+        if node in self._written:
+            raise NoMatch(node, f"{op_name(node)} is written in place")
+        if dtype_of(node) not in EXACT:
+            found = dtype_text(dtype_of(node))
+            raise NoMatch(
+                node, f"it is {found}: scaling is exact in f32 and bf16, so scale before the cast"
+            )
+        fold = self._fold(node) if layout.kind == "flat" else None
+        if fold is not None:
+            return Source(fold, layout, ((node, layout),))
+        if is_call(node, aten.mul.Tensor) and scalar_operand(node, aten.mul.Tensor) is None:
+            found_source = self._either(node, layout)
+        else:
+            found_source = self._on(*self._step(node, layout), node)
+        return replace(found_source, members=(*found_source.members, (node, layout)))
+
+    def _on(self, source: Node, layout: Layout, reader: Node) -> Source:
+        """Go on at what `reader` is made from, unless something else reads it, too."""
+        reader = _reading(source, reader)
+        given = [a for a in tree_leaves((reader.args, reader.kwargs)) if a is source]
+        if real_users(source) != [reader] or len(given) != 1:
+            raise NoMatch(source, f"{op_name(source)} is read elsewhere as well")
+        return self.at(source, layout)
+
+    def _either(self, product: Node, layout: Layout) -> Source:
+        """The shorter of the factors that can be scaled: the other one holds the activation."""
+        found: list[Source] = []
+        misses: list[NoMatch] = []
+        for side in product.args[:2]:
+            if not isinstance(side, Node) or not same_size(shape_of(side)[-1], layout.size):
+                raise NoMatch(product, "a product that broadcasts over the channels")
+            try:
+                found.append(self._on(side, layout, product))
+            except NoMatch as miss:
+                misses.append(miss)
+        if not found:
+            raise misses[-1]
+        return min(found, key=lambda source: len(source.members))
+
+    def _fold(self, node: Node) -> Fold | None:
+        if is_call(node, aten.rms_norm.default):
+            return self._norm(node, (2,), node)
+        if is_call(node, aten.layer_norm.default):
+            return self._norm(node, (2, 3), node)
+        if is_call(node, aten.linear.default):
+            return self._linear(node)
+        if is_call(node, aten.mul.Tensor):
+            return self._product(node)
+        if "getitem" not in op_name(node):
+            return None
+        source, index = node.args[:2]
+        assert isinstance(source, Node)
+        if index == 0 and is_call(source, torch.ops.enginecast.skip_rms_norm.default):
+            return self._norm(source, (2,), node)
+        return self._part(source, int(str(index))) if is_call(source, *_SPLITS) else None
+
+    def _norm(self, norm: Node, positions: tuple[int, ...], result: Node) -> Fold:
+        sizes = norm.args[1]
+        if isinstance(sizes, list | tuple) and len(sizes) != 1:
+            raise NoMatch(norm, f"the norm is over {len(sizes)} dims, expected the last one")
+        given = [p for p in positions if len(norm.args) > p and norm.args[p] is not None]
+        if positions[0] not in given:
+            raise NoMatch(norm, "the norm has no weight to scale")
+        if any(norm.args[p] not in self._weights for p in given):
+            raise NoMatch(norm, "the norm's weight is computed from inputs")
+        return Fold(norm, tuple((p, False) for p in given), 0, shape_of(result)[-1])
+
+    def _linear(self, node: Node) -> Fold:
+        bias = node.args[2] if len(node.args) > 2 else None
+        given = [node.args[1], *([bias] if bias is not None else [])]
+        if any(source not in self._weights for source in given):
+            raise NoMatch(node, "the linear's weight is computed from inputs")
+        places = ((1, True), (2, False))[: len(given)]
+        return Fold(node, places, 0, shape_of(node)[-1])
+
+    def _part(self, split: Node, index: int) -> Fold | None:
+        """One of the linears that were merged into one."""
+        linear, width = first_input(split), value(split)[index].shape[-1]
+        whole = sum(part.shape[-1] for part in value(split))
+        if not is_call(linear, aten.linear.default) or whole != shape_of(linear)[-1]:
+            return None
+        if real_users(linear) != [split]:
+            raise NoMatch(linear, f"{op_name(linear)} is read elsewhere as well")
+        start = sum(part.shape[-1] for part in value(split)[:index])
+        assert start + width <= whole
+        return replace(self._linear(linear), start=start)
+
+    def _product(self, node: Node) -> Fold | None:
+        """A product with a weight for each channel: a norm that is spelled out ends in one."""
+        places = [p for p in (0, 1) if node.args[p] in self._weights]
+        if len(places) != 1:
+            return None
+        weight = node.args[places[0]]
+        assert isinstance(weight, Node)
+        channels = shape_of(node)[-1]
+        if value(weight).numel() != channels or shape_of(weight)[-1] != channels:
+            return None
+        return Fold(node, ((places[0], False),), 0, channels)
+
+    def _step(self, node: Node, layout: Layout) -> tuple[Node, Layout]:
+        """What `node` is made from, channel by channel."""
+        scaled = scalar_operand(node, aten.mul.Tensor)
+        if scaled is not None:
+            return scaled[0], layout
+        if has(node, Trait.IDENTITY) or is_call(node, aten.relu.default):
+            return first_input(node), layout
+        steps = {"flat": _before_flat, "split": _before_split, "heads": _before_heads}
+        found = steps[layout.kind](node, layout)
+        if found is None:
+            raise NoMatch(node, f"no factor of a channel passes through {op_name(node)}")
+        return found
+
+
+def _before_flat(node: Node, layout: Layout) -> tuple[Node, Layout] | None:
+    if layout.heads != 1:
+        return None
+    if is_call(node, torch.ops.enginecast.attention.default):
+        heads, shared = int(str(node.args[4])), int(str(node.args[5]))
+        size = layout.size // heads
+        return _argument(node, 2), Layout("flat", shared, size, heads // shared)
+    if not has(node, Trait.RESHAPES):
+        return None
+    source = first_input(node)
+    shape, joined = shape_of(source), shape_of(node)
+    if len(shape) != 4 or len(joined) != 3 or not all(map(same_size, shape[:2], joined[:2])):
+        return None
+    return source, Layout("split", shape[2], shape[3])
+
+
+def _before_split(node: Node, layout: Layout) -> tuple[Node, Layout] | None:
+    if swaps_heads_and_tokens(node):
+        return first_input(node), replace(layout, kind="heads")
+    if not has(node, Trait.RESHAPES):
+        return None
+    source = first_input(node)
+    shape, split = shape_of(source), shape_of(node)
+    if len(shape) != 3 or not all(map(same_size, shape[:2], split[:2])):
+        return None
+    return source, replace(layout, kind="flat")
+
+
+def _before_heads(node: Node, layout: Layout) -> tuple[Node, Layout] | None:
+    if swaps_heads_and_tokens(node):
+        return first_input(node), replace(layout, kind="split")
+    if is_call(node, *_VALUE_OF):
+        return _shared(_argument(node, _VALUE_OF[node.target]), layout)
+    if is_call(node, aten.cat.default):
+        return _only_full(node, layout)
+    source = unrepeated(node)
+    return None if source is node else _shared(source, layout)
+
+
+_VALUE_OF: dict[Any, int] = {
+    torch.ops.enginecast.attention.default: 2,
+    aten.scaled_dot_product_attention.default: 2,
+    aten.matmul.default: 1,
+}
+"""Op -> the argument whose channels are those of its result."""
+
+
+def _shared(values: Node, layout: Layout) -> tuple[Node, Layout] | None:
+    """Heads of values, each of which one or more heads of the result are made from."""
+    if len(shape_of(values)) != 4:
+        return None
+    heads = shape_of(values)[1]
+    return values, Layout("heads", heads, layout.size, layout.repeats * (layout.heads // heads))
+
+
+def _only_full(node: Node, layout: Layout) -> tuple[Node, Layout] | None:
+    """The one value of a join whose others have no elements: a cache that is empty."""
+    joined = node.args[0]
+    assert isinstance(joined, list | tuple)
+    full = [n for n in joined if isinstance(n, Node) and value(n).shape != (0,)]
+    return (full[0], layout) if len(full) == 1 else None
+
+
+def _reading(source: Node, node: Node) -> Node:
+    """The node that reads `source`, on the way to `node`: heads are repeated in several steps."""
+    while source not in node.all_input_nodes:
+        inner = first_input(node)
+        if real_users(inner) != [node]:
+            raise NoMatch(inner, f"{op_name(inner)} is read elsewhere as well")
+        node = inner
+    return node
+
+
+def _argument(node: Node, position: int) -> Node:
+    found = node.args[position]
+    assert isinstance(found, Node)
+    return found
+
+
+_ONE_DIM = frozenset({aten.select.int, aten.slice.Tensor})
+_SWAPS = frozenset({aten.transpose.int, aten.permute.default})
+
+
+@dataclass(frozen=True)
+class Readers:
+    """Who reads a value [..., channels]."""
+
+    linears: tuple[Node, ...]
+    members: tuple[Node, ...]
+    """The same values in other shapes, channels last."""
+
+
+def find_roots(program: ExportedProgram, weights: set[Node]) -> list[Node]:
+    """Each value that linears with a stored weight read, as it was before it was reshaped."""
+    found: dict[Node, None] = {}
+    for node in program.graph.nodes:
+        if is_call(node, aten.linear.default) and node.args[1] in weights and node not in weights:
+            root = node.args[0]
+            assert isinstance(root, Node)
+            while _keeps_channels(root):
+                source = root.args[0]
+                assert isinstance(source, Node)
+                root = source
+            found[root] = None
+    return sorted(found)
+
+
+def find_readers(root: Node, weights: set[Node]) -> Readers:
+    """Who reads a value.
+
+    Raises:
+        NoMatch: something other than linears does.
+    """
+    linears: list[Node] = []
+    members: list[Node] = []
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        for user in _tensor_users(node):
+            if is_call(user, aten.linear.default) and _reads_as_input(user, node, weights):
+                linears.append(user)
+            elif _keeps_channels(user) and user.args[0] is node:
+                members.append(user)
+                waiting.append(user)
+            elif user.op == "output":
+                raise NoMatch(node, "it is an output of the program, too")
+            else:
+                raise NoMatch(user, f"{op_name(user)} reads it, too")
+    return Readers(tuple(sorted(linears)), tuple(sorted(members)))
+
+
+def _tensor_users(node: Node) -> Iterator[Node]:
+    """Users but those that ask for a size."""
+    for user in real_users(node):
+        if user.op == "output" or isinstance(value(user), Tensor | tuple | list):
+            yield user
+
+
+def _reads_as_input(linear: Node, node: Node, weights: set[Node]) -> bool:
+    given = [a for a in tree_leaves(linear.args) if a is node]
+    return linear.args[0] is node and len(given) == 1 and linear.args[1] in weights
+
+
+def _keeps_channels(node: Node) -> bool:
+    """Whether a node hands on its first argument with the last dim as it is."""
+    if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
+        return False
+    source = node.args[0]
+    if not all(isinstance(value(n), Tensor) and is_float(n) for n in (node, source)):
+        return False
+    if not same_size(shape_of(node)[-1:], shape_of(source)[-1:]):
+        return False
+    if has(node, Trait.IDENTITY, Trait.RESHAPES) or is_float_cast(node):
+        return True
+    if is_call(node, aten.expand.default):
+        return True
+    rank = len(shape_of(source))
+    if is_call(node, *_SWAPS):
+        return _leaves_last(node, rank)
+    return is_call(node, *_ONE_DIM) and int(str(node.args[1])) % rank != rank - 1
+
+
+def _leaves_last(node: Node, rank: int) -> bool:
+    if is_call(node, aten.permute.default):
+        order = node.args[1]
+        assert isinstance(order, list | tuple)
+        return int(str(order[-1])) % rank == rank - 1
+    return all(int(str(dim)) % rank != rank - 1 for dim in node.args[1:3])

@@ -1,0 +1,73 @@
+"""What is known of an integer value from how it was made: enough to see that a comparison always
+holds.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from enginecast.passes.ir.alias import may_alias
+from enginecast.passes.ir.edit import aten, value
+from enginecast.passes.ir.effects import is_mutating
+from enginecast.passes.ir.match import is_call
+from enginecast.passes.ir.traits import Trait, has
+
+Interval = tuple[float, float]
+
+
+def interval(node: Any) -> Interval | None:
+    """Bounds of every element of an integer tensor, both inclusive; None when nothing is known."""
+    if isinstance(node, int):
+        return float(node), float(node)
+    if not isinstance(node, Node):
+        return None
+    if is_call(node, aten.arange.default):
+        return 0.0, max(0.0, _largest(node.args[0]) - 1)
+    if has(node, Trait.MOVES):
+        return interval(node.args[0])
+    if is_call(node, aten.add.Tensor) and "alpha" not in node.kwargs:
+        left, right = interval(node.args[0]), interval(node.args[1])
+        if left is not None and right is not None:
+            return left[0] + right[0], left[1] + right[1]
+    if is_call(node, aten.sub.Tensor) and "alpha" not in node.kwargs:
+        left, right = interval(node.args[0]), interval(node.args[1])
+        if left is not None and right is not None:
+            return left[0] - right[1], left[1] - right[0]
+    return None
+
+
+def _largest(size: Any) -> float:
+    """The largest value that a size can have; infinity when nothing bounds it."""
+    found = value(size) if isinstance(size, Node) else size
+    if isinstance(found, int):
+        return float(found)
+    if not isinstance(found, torch.SymInt):
+        return math.inf
+    most = found.node.shape_env.bound_sympy(found.node.expr).upper
+    return float(most) if most.is_number else math.inf
+
+
+def always(node: Node) -> bool | None:
+    """True or False when a boolean node has that value in every element, for every input; None when
+    it depends.
+    """
+    if is_call(node, aten.ge.Scalar):
+        bounds, threshold = interval(node.args[0]), node.args[1]
+        if bounds is not None and isinstance(threshold, int):
+            return True if bounds[0] >= threshold else False if bounds[1] < threshold else None
+    if is_call(node, aten.new_ones.default, aten.ones.default, aten.ones_like.default):
+        return None if _written(node) else True
+    if has(node, Trait.MOVES, Trait.CASTS):
+        source = node.args[0]
+        return always(source) if isinstance(source, Node) else None
+    if is_call(node, aten.__and__.Tensor, aten.bitwise_and.Tensor):
+        known = [always(a) if isinstance(a, Node) else None for a in node.args[:2]]
+        return True if known == [True, True] else False if False in known else None
+    return None
+
+
+def _written(node: Node) -> bool:
+    """Whether some op writes into the node's memory."""
+    return any(is_mutating(user) or (may_alias(user) and _written(user)) for user in node.users)

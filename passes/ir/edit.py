@@ -1,0 +1,349 @@
+"""The few edits every pass needs: insert with meta, erase, add weights, copy without weights."""
+
+import copy
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    InputSpec,
+    TensorArgument,
+)
+from torch.fx import Graph, Node
+
+from enginecast.passes.ir.base import ProgramView
+from enginecast.passes.ir.blocks import copy_module
+from enginecast.passes.ir.deferred_weights import (
+    DEFERRED_KEY,
+    deferred_weight,
+    deferred_weights,
+)
+from enginecast.passes.ir.effects import is_metadata_check, is_pure
+from enginecast.passes.ir.traits import Trait, has
+
+aten = torch.ops.aten
+
+SCALE = "enginecast_scale"
+"""Key of a node's metadata; see `scaled_values`."""
+
+WEIGHT_KINDS = frozenset({InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR})
+
+
+def value(node: Node) -> Any:
+    """The fake value of a node: a FakeTensor, a SymInt, or a tuple of them."""
+    return node.meta.get("val")
+
+
+def dtype_of(node: object) -> torch.dtype | None:
+    """The dtype of a tensor-valued node, or of a tuple's first float; None for anything else."""
+    found = value(node) if isinstance(node, Node) else None
+    if isinstance(found, tuple | list):
+        floats = [f for f in found if isinstance(f, Tensor) and f.is_floating_point()]
+        found = floats[0] if floats else None
+    return found.dtype if isinstance(found, Tensor) else None
+
+
+def is_float(node: object) -> bool:
+    dtype = dtype_of(node)
+    return dtype is not None and dtype.is_floating_point
+
+
+def first_input(node: Node) -> Node:
+    """The first argument of an op whose first argument is a tensor."""
+    source = node.args[0]
+    assert isinstance(source, Node)
+    return source
+
+
+def arguments(node: Node) -> tuple[Any, ...]:
+    """The positional arguments; fx types each as anything that some op takes."""
+    return node.args
+
+
+def shape_of(node: Node) -> tuple[Any, ...]:
+    """The symbolic shape of a tensor-valued node."""
+    return tuple(value(node).shape)
+
+
+def same_size(left: Any, right: Any) -> bool:
+    """Whether two sizes are equal for every allowed input, decided without adding a guard."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left == right
+    return str(left) == str(right)
+
+
+def same_shape(left: Iterable[Any], right: Iterable[Any]) -> bool:
+    left, right = tuple(left), tuple(right)
+    return len(left) == len(right) and all(map(same_size, left, right))
+
+
+def weight_specs(program: ProgramView) -> dict[str, InputSpec]:
+    """Placeholder name -> input spec, for parameters, buffers and lifted constant tensors."""
+    return {
+        spec.arg.name: spec
+        for spec in program.graph_signature.input_specs
+        if spec.kind in WEIGHT_KINDS
+    }
+
+
+def weight_tensor(program: ProgramView, spec: InputSpec) -> Tensor:
+    """The tensor behind a parameter, buffer or constant placeholder; a deferred one is computed."""
+    assert spec.target is not None
+    deferred = deferred_weight(program, spec.target)
+    if deferred is not None:
+        return deferred.compute()
+    found = program.state_dict.get(spec.target, program.constants.get(spec.target))
+    assert isinstance(found, Tensor)
+    return found
+
+
+def input_names(program: ExportedProgram) -> list[str]:
+    """The names of the tensors that a program is called with, in order."""
+    return [
+        spec.arg.name
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.USER_INPUT and not isinstance(spec.arg, ConstantArgument)
+    ]
+
+
+def weight_expressions(program: ProgramView) -> set[Node]:
+    """Every node whose value depends on weights and on nothing else, placeholders included.
+
+    What reads a quantised weight is none: its value would be stored in the place of the weight.
+    """
+    weights = weight_specs(program)
+    found: set[Node] = set()
+    for node in program.graph.nodes:
+        depends_on_weights = node.all_input_nodes and found.issuperset(node.all_input_nodes)
+        computed = is_pure(node) and not has(node, Trait.UNFOLDABLE)
+        if node.name in weights or (computed and depends_on_weights):
+            found.add(node)
+    return found
+
+
+def fake_mode(program: ProgramView) -> Any:
+    """The FakeTensorMode that the program's values live in."""
+    for node in program.graph.nodes:
+        found = value(node)
+        if isinstance(found, torch._subclasses.fake_tensor.FakeTensor):
+            return found.fake_mode
+    raise AssertionError("a program without tensors")
+
+
+def insert(
+    graph: Graph,
+    target: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    like: Node,
+    name: str | None = None,
+) -> Node:
+    """Add a call at the insertion point, with the place in the source of `like` and a computed fake
+    value.
+    """
+    node = graph.create_node("call_function", target, args, kwargs or {}, name=name)
+    take_place(node, like)
+    node.meta["val"] = evaluate_fake(node)
+    return node
+
+
+def take_place(node: Node, like: Node) -> None:
+    """Give a node the module, the line of the source and the scale that `like` has."""
+    for key in ("nn_module_stack", "stack_trace", SCALE):
+        if key in like.meta:
+            node.meta[key] = like.meta[key]
+
+
+def evaluate_fake(node: Node, known: Mapping[Node, Any] = MappingProxyType({})) -> Any:
+    """Compute a node's fake value from the fake values of its arguments, or from those of `known`
+    instead.
+    """
+    args, kwargs = torch.fx.map_arg(
+        (node.args, node.kwargs), lambda n: known[n] if n in known else n.meta["val"]
+    )
+    modes = [
+        found.fake_mode
+        for source in node.all_input_nodes
+        if isinstance(found := value(source), torch._subclasses.fake_tensor.FakeTensor)
+    ]
+    assert callable(node.target)
+    with torch.no_grad():
+        if not modes:
+            return node.target(*args, **kwargs)
+        with modes[0]:
+            return node.target(*args, **kwargs)
+
+
+def erase_dead(graph: Graph, *, keep: frozenset[Node] = frozenset()) -> int:
+    """Erase pure nodes that nothing uses, and the metadata asserts that would keep a dead value
+    alive.
+    """
+    erased = 0
+    for node in reversed(list(graph.nodes)):
+        if node.op == "get_attr" and not node.users:  # the block of an op that went
+            graph.erase_node(node)
+        if node.op != "call_function" or node in keep:
+            continue
+        if is_pure(node) and all(map(is_metadata_check, node.users)):
+            for user in list(node.users):
+                graph.erase_node(user)
+                erased += 1
+        if not node.users and is_pure(node):
+            graph.erase_node(node)
+            erased += 1
+    return erased
+
+
+def drop_unused_weights(program: ProgramView) -> int:
+    """Remove the placeholders of weights that nothing reads, so that dead weights do not travel
+    along.
+    """
+    specs = weight_specs(program)
+    dead = {
+        node.name: node
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in specs and not node.users
+    }
+    for node in dead.values():
+        program.graph.erase_node(node)
+    signature = program.graph_signature
+    signature.input_specs = [s for s in signature.input_specs if s.arg.name not in dead]
+    used = {s.target for s in signature.input_specs}
+    for name in [specs[n].target for n in dead]:
+        if name is not None and name not in used:
+            program.state_dict.pop(name, None)
+            program.constants.pop(name, None)
+    return len(dead)
+
+
+def add_weight(program: ProgramView, name: str, tensor: Tensor, kind: InputKind) -> Node:
+    """Add a weight to the program: a placeholder, its input spec, and its tensor.
+
+    Args:
+        name: dotted name, new in the program.
+        tensor: the value; shared, not copied.
+        kind: PARAMETER, BUFFER or CONSTANT_TENSOR.
+    """
+    graph = program.graph
+    first_input = _first_user_input(program)
+    with graph.inserting_before(first_input):
+        node: Node = graph.placeholder("w_" + name.replace(".", "_").lower())
+    node.target = node.name  # the name may be taken, and two arguments of one name do not compile
+    node.meta["val"] = fake_mode(program).from_tensor(tensor.detach(), static_shapes=True)
+    persistent = True if kind is InputKind.BUFFER else None
+    spec = InputSpec(kind, TensorArgument(name=node.name), name, persistent)
+    specs = program.graph_signature.input_specs
+    position = [n.name for n in graph.nodes if n.op == "placeholder"].index(node.name)
+    program.graph_signature.input_specs = [*specs[:position], spec, *specs[position:]]
+    if kind is InputKind.CONSTANT_TENSOR:
+        program.constants[name] = tensor
+    else:
+        # ProgramView has no public way to add to its state.
+        program.state_dict[name] = tensor
+    return node
+
+
+def free_name(program: ProgramView, name: str) -> str:
+    """The name, numbered when an earlier run took it: node names come back in a copied graph."""
+    taken = {spec.target for spec in weight_specs(program).values()}
+    if name not in taken:
+        return name
+    return next(free for number in itertools.count(1) if (free := f"{name}_{number}") not in taken)
+
+
+def hoist_before(node: Node, anchor: Node, weights: set[Node]) -> None:
+    """Move a weight expression before `anchor`; it depends on placeholders only, so it may stand
+    anywhere.
+    """
+    if node.op == "placeholder" or node not in weights or node < anchor:
+        return
+    for source in node.all_input_nodes:
+        hoist_before(source, anchor, weights)
+    anchor.prepend(node)
+
+
+def insert_item(graph: torch.fx.Graph, source: Node, index: int, *, like: Node) -> Node:
+    """The index-th result of an op with several."""
+    node = graph.create_node("call_function", operator.getitem, (source, index))
+    take_place(node, like)
+    node.meta["val"] = value(source)[index]
+    return node
+
+
+def _first_user_input(program: ProgramView) -> Node:
+    specs = weight_specs(program)
+    for node in program.graph.nodes:
+        if node.op != "placeholder" or node.name not in specs:
+            assert isinstance(node, Node)
+            return node
+    raise AssertionError("a graph without an output")
+
+
+@contextmanager
+def tracked_outputs(program: ProgramView) -> Iterator[None]:
+    """Rename outputs in the signature while nodes are replaced in the block: it goes by names.
+
+    The place of the hook is private to torch; no public call does this.  The hook that torch itself
+    makes (`get_replace_hook`) renames the input as well when an output is an input or a weight.
+    """
+    specs = program.graph_signature.output_specs
+
+    def rename(old: Node, new: str, user: Node) -> None:
+        if user.op != "output":
+            return
+        for spec in specs:
+            if getattr(spec.arg, "name", None) == old.name:
+                spec.arg.name = new
+
+    with program.graph_module._set_replace_hook(rename):
+        yield
+
+
+def structural_copy(program: ExportedProgram) -> ExportedProgram:
+    """Copy graph and signature, share every weight.  (`copy.deepcopy` copies the weights, too.)"""
+    module = copy_module(program.graph_module)
+    return ExportedProgram(
+        root=module,
+        graph=module.graph,
+        graph_signature=copy.deepcopy(program.graph_signature),
+        state_dict=dict(program.state_dict),
+        range_constraints=dict(program.range_constraints),
+        module_call_graph=copy.copy(program.module_call_graph),
+        example_inputs=program.example_inputs,
+        constants=dict(program.constants),
+        verifiers=program.verifiers,
+    )
+
+
+def with_weights(program: ExportedProgram) -> ExportedProgram:
+    """A copy that holds all of its weights: deferred ones are computed."""
+    copied = structural_copy(program)
+    for target, weight in deferred_weights(program).items():
+        copied._state_dict[target] = torch.nn.Parameter(weight.compute(), requires_grad=False)
+    copied.graph_module.meta.pop(DEFERRED_KEY, None)
+    return copied
+
+
+def weight_value(program: ProgramView, node: Node) -> Any:
+    """The value of a weight expression; a stored weight is shared, not copied."""
+    specs = weight_specs(program)
+
+    def load(source: Node) -> Any:
+        if source.op == "placeholder":
+            return weight_tensor(program, specs[source.name]).detach()
+        args = torch.fx.map_arg(source.args, load)
+        kwargs = torch.fx.map_arg(source.kwargs, load)
+        assert callable(source.target)
+        with torch.no_grad():
+            return source.target(*args, **kwargs)
+
+    return load(node)

@@ -1,0 +1,48 @@
+"""Which nodes may be dropped when nothing uses them, and merged with equal ones."""
+
+import operator
+
+import torch
+from torch.fx import Node
+
+from enginecast.passes.ir.blocks import blocks, is_structured
+from enginecast.passes.ir.traits import Trait, has, is_identity
+
+aten = torch.ops.aten
+own = torch.ops.enginecast
+"""Namespace of our ops."""
+
+
+def is_mutating(node: Node) -> bool:
+    """Whether an op writes into one of its arguments."""
+    return has(node, Trait.WRITES)
+
+
+def is_metadata_check(node: Node) -> bool:
+    """Whether a node fails when a size, stride or dtype is another, and computes nothing."""
+    return has(node, Trait.CHECKS | Trait.METADATA)
+
+
+def is_pure(node: Node) -> bool:
+    """Whether a node may be dropped when unused, and merged with an equal one."""
+    if node.op != "call_function" or has(node, Trait.CHECKS, Trait.WRITES):
+        return False
+    if is_structured(node):
+        inner = (found for block in blocks(node) for found in block.module.graph.nodes)
+        return all(is_pure(found) for found in inner if found.op == "call_function")
+    # fx calls every op that can draw random numbers impure, whether or not this call draws any.
+    draws_nothing = _without_dropout(node) or has(node, Trait.UNFOLDABLE)
+    return draws_nothing or node.target is operator.getitem or not node.is_impure()
+
+
+def is_random(node: Node) -> bool:
+    """Whether an op may draw random numbers: two equal calls are two values."""
+    return has(node, Trait.RANDOM)
+
+
+def _without_dropout(node: Node) -> bool:
+    """Whether an op that torch tags as random draws nothing here."""
+    if node.target is aten.scaled_dot_product_attention.default:
+        rate = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+        return bool(rate == 0.0)
+    return is_identity(node)

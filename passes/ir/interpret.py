@@ -1,0 +1,296 @@
+"""Runs an exported program node by node, with little memory, and lets somebody watch.
+
+`program.module()` evaluates every weight expression (the casts of an fp64 reference, say) before
+the first layer runs. Here a weight expression is evaluated right before its first use, and every
+value is freed after its last one, so that the memory used stays near that of one layer.
+
+Several cases run side by side, node by node: each weight is read and cast once for all of them,
+which is most of the time that a model of some billion parameters takes.
+"""
+
+from collections import ChainMap, Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, OutputKind
+from torch.fx import Interpreter, Node
+
+from enginecast.errors import InputError
+from enginecast.passes.ir.alias import mutated_placeholders, mutated_values, reached_by
+from enginecast.passes.ir.assertions import run_check, run_number
+from enginecast.passes.ir.blocks import Block, is_structured, run_structured
+from enginecast.passes.ir.deferred_weights import deferred_weights
+from enginecast.passes.ir.edit import (
+    weight_expressions,
+    weight_specs,
+    weight_tensor,
+)
+from enginecast.passes.ir.traits import Trait, has
+
+ALIGNMENT = 64
+"""Bytes; where torch's allocator puts what it computes."""
+
+Watch = Callable[[int, Node, Tensor], None]
+"""Called with the number of the case and every tensor that a node computes from its inputs, as soon
+as it exists; must not keep or change it."""
+Feed = Callable[[int, Node, Tensor], Tensor]
+"""Called after `Watch`, but for no node within a block: what the nodes that read this value get in
+its place."""
+
+
+def interpret(
+    program: ExportedProgram,
+    inputs: Mapping[str, Tensor],
+    *,
+    names: Sequence[str] | None = None,
+    watch: Watch | None = None,
+) -> dict[str, Tensor]:
+    """Run a program on one case; see `interpret_cases`."""
+    return interpret_cases(program, [inputs], names=names, watch=watch)[0]
+
+
+def interpret_cases(
+    program: ExportedProgram,
+    cases: Sequence[Mapping[str, Tensor]],
+    *,
+    names: Sequence[str] | None = None,
+    watch: Watch | None = None,
+    feed: Feed | None = None,
+) -> list[dict[str, Tensor]]:
+    """Run a program on several cases without altering it, its buffers or the inputs.
+
+    Args:
+        program: as exported or as a pass left it.
+        cases: inputs by placeholder name; names that the program does not have are ignored.
+        names: of the tensor outputs, in order; None: `output_names`.
+        watch: sees every tensor that depends on the inputs.
+        feed: may put another value in the place of each of them; None: nothing is replaced.
+
+    Returns:
+        For each case the tensor outputs by name: bit-equal with a run of that case alone.
+
+    Raises:
+        InputError: an input is missing, or `names` does not fit the number of outputs.
+    """
+    with torch.no_grad():
+        results = Run(program, cases, watch, feed).results()
+    return [named(found, names) for found in results]
+
+
+def named(results: Sequence[Any], names: Sequence[str] | None) -> dict[str, Tensor]:
+    """The tensors among a case's outputs, by name."""
+    tensors = [found for found in results if isinstance(found, Tensor)]
+    wanted = output_names(len(tensors)) if names is None else tuple(names)
+    if len(wanted) != len(tensors):
+        raise InputError(
+            f"the program has {len(tensors)} tensor outputs, "
+            f"got {len(wanted)} names: {', '.join(wanted)}"
+        )
+    return dict(zip(wanted, tensors, strict=True))
+
+
+def output_names(count: int) -> tuple[str, ...]:
+    """Names for outputs that nobody named: their FX names change with every pass."""
+    return tuple(f"output_{index}" for index in range(count))
+
+
+class Run(Interpreter):
+    """One run; the environments hold the values that are still needed.
+
+    `verify.emulate.emulate` and `ways` derive from it; what they override is public.
+    """
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        cases: Sequence[Mapping[str, Tensor]],
+        watch: Watch | None = None,
+        feed: Feed | None = None,
+    ) -> None:
+        super().__init__(program.graph_module, garbage_collect_values=False)
+        self._program = program
+        self._watch = watch
+        self._replace = feed
+        self._written = mutated_placeholders(program.graph)
+        # What an op writes into is computed anew for each case, and so is what follows from it.
+        self._weights = weight_expressions(program) - reached_by(mutated_values(program.graph))
+        self._specs = weight_specs(program)
+        self._deferred = deferred_weights(program)
+        self._leaves: dict[Node, Tensor] = {}
+        """The weights that deferred ones are computed from."""
+        for weight in self._deferred.values():
+            self._leaves |= weight.compute.tensors
+            self._weights |= set(weight.compute.nodes)
+        self._feeds = [dict(_feed(program, inputs)) for inputs in cases]
+        self._shared: dict[Node, Any] = {}
+        self._own: list[dict[Node, Any]] = [{} for _ in cases]
+
+    def results(self) -> list[list[Any]]:
+        """The user outputs of each case, in order."""
+        order = schedule(self._program, self._weights)
+        pending = Counter(source for node in order for source in node.all_input_nodes)
+        for node in order:
+            if node.op == "output":
+                return [self.user_outputs(node, own) for own in self._own]
+            self._compute(node)
+            for source in (node, *node.all_input_nodes):
+                pending[source] -= source is not node
+                if pending[source] == 0:
+                    self._forget(source)
+        raise AssertionError("a graph without an output node")
+
+    def _compute(self, node: Node) -> None:
+        if node in self._weights:
+            self.env = self._shared
+            self._shared[node] = self.evaluate(node, 0)
+            return
+        for case, own in enumerate(self._own):
+            self.env = ChainMap(own, self._shared)  # type: ignore[assignment]  # it is a mapping
+            own[node] = self.evaluate(node, case)
+
+    def evaluate(self, node: Node, case: int) -> Any:
+        """The value of one node from the values in `self.env`."""
+        if node.op == "placeholder":
+            found = self._given(node, case)
+            if node in self._weights:
+                return _aligned(found)
+            return found.clone() if node in self._written else found
+        if is_structured(node):
+            args, _ = self.fetch_args_kwargs_from_env(node)
+            return run_structured(node, args, self._runner(case), _call)
+        if has(node, Trait.CHECKS):
+            return run_check(node, case, partial(self.run_node, node))
+        found = run_number(node, case, partial(self.run_node, node))
+        if isinstance(found, Tensor) and node not in self._weights:
+            if self._watch is not None:
+                self._watch(case, node, found)
+            if self._replace is not None and node.graph is self._program.graph:
+                return self._replace(case, node, found)
+        return found
+
+    def _given(self, node: Node, case: int) -> Any:
+        """The value of a placeholder; a deferred weight is computed when it is needed."""
+        if node in self._leaves:
+            return self._leaves[node]
+        spec = self._specs.get(node.name)
+        if spec is None:
+            return self._feeds[case][node.name]
+        if spec.target in self._deferred:
+            return self._expressed(self._deferred[spec.target].compute.nodes)
+        return weight_tensor(self._program, spec)
+
+    def _expressed(self, nodes: Sequence[Node]) -> Any:
+        """The value of the last of some nodes that depend on weights alone."""
+        outer = self.env
+        env: dict[Node, Any] = {}
+        self.env = env
+        try:
+            for node in nodes:
+                env[node] = self.evaluate(node, 0)
+        finally:
+            self.env = outer
+        found = env[nodes[-1]]
+        return found.contiguous() if isinstance(found, Tensor) else found
+
+    def _runner(self, case: int) -> Callable[[Block, list[Any]], list[Any]]:
+        """Runs blocks in a case: their nodes are evaluated, and watched, like those outside."""
+
+        def run(block: Block, values: list[Any]) -> list[Any]:
+            outer = self.env
+            try:
+                return self.run_block(block, values, case)
+            finally:
+                self.env = outer
+
+        return run
+
+    def run_block(self, block: Block, values: list[Any], case: int) -> list[Any]:
+        """What one block returns in a case."""
+        env: dict[Node, Any] = dict(zip(block.placeholders, values, strict=True))
+        self.env = env
+        pending = Counter(source for n in block.module.graph.nodes for source in n.all_input_nodes)
+        for node in block.module.graph.nodes:
+            if node.op == "output":
+                return [env[found] if isinstance(found, Node) else found for found in block.results]
+            if node.op == "get_attr":
+                env[node] = getattr(block.module, str(node.target))
+            elif node.op == "call_function":
+                env[node] = self.evaluate(node, case)
+                self.env = env
+            for source in node.all_input_nodes:
+                pending[source] -= 1
+                if not pending[source]:
+                    env.pop(source, None)
+        raise AssertionError("a graph without an output node")
+
+    def _forget(self, node: Node) -> None:
+        for values in (self._shared, *self._own):
+            values.pop(node, None)
+
+    def user_outputs(self, node: Node, own: dict[Node, Any]) -> list[Any]:
+        """What one case gives back."""
+        self.env = ChainMap(own, self._shared)  # type: ignore[assignment]
+        values: Any = self.map_nodes_to_values(node.args[0], node)
+        specs = self._program.graph_signature.output_specs
+        return [
+            value
+            for spec, value in zip(specs, values, strict=True)
+            if spec.kind is OutputKind.USER_OUTPUT
+        ]
+
+
+def _call(op: Callable[..., Any], *values: Any) -> Any:
+    return op(*values)
+
+
+def _aligned(weight: Any) -> Any:
+    """The weight at an address that kernels treat like that of a computed one.
+
+    A tensor of a mapped file lies anywhere, and a product with one row adds up in another order
+    there: two programs of equal values would differ in their last bits.
+    """
+    if isinstance(weight, Tensor) and weight.numel() and weight.data_ptr() % ALIGNMENT:
+        return weight.clone()
+    return weight
+
+
+def _feed(program: ExportedProgram, inputs: Mapping[str, Tensor]) -> Iterator[tuple[str, Any]]:
+    weights = weight_specs(program)
+    for spec in program.graph_signature.input_specs:
+        name = spec.arg.name
+        if name in weights:
+            continue  # read when they are needed
+        if isinstance(spec.arg, ConstantArgument):
+            yield name, spec.arg.value
+        elif spec.target is not None and spec.target in program.constants:
+            yield name, program.constants[spec.target]
+        elif name in inputs:
+            yield name, inputs[name]
+        else:
+            raise InputError(f"input {name!r} of the program is missing; got {', '.join(inputs)}")
+
+
+def schedule(program: ExportedProgram, weights: set[Node]) -> list[Node]:
+    """The graph's order with every weight expression moved to right before its first use.
+
+    Args:
+        weights: pure nodes that depend on weights alone, closed under inputs.
+    """
+    order: list[Node] = []
+    placed: set[Node] = set()
+
+    def place(node: Node) -> None:
+        for source in node.all_input_nodes:
+            if source in weights and source not in placed:
+                place(source)
+        placed.add(node)
+        order.append(node)
+
+    for node in program.graph.nodes:
+        if node not in weights:
+            place(node)
+    return order

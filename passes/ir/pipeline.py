@@ -1,0 +1,105 @@
+"""Run a pipeline, with the same checks after every pass."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from torch.export import ExportedProgram
+
+from enginecast.errors import EnginecastError, PassError
+from enginecast.passes.ir.base import Pass, PassContext, Site, SiteKey
+from enginecast.passes.ir.block_view import run_pass
+from enginecast.passes.ir.edit import tracked_outputs
+from enginecast.passes.ir.sites import number
+
+
+@dataclass(frozen=True)
+class PassRun:
+    """What one pass did, and how long it took, checks included and observers not."""
+
+    pass_: Pass
+    sites: tuple[Site, ...]
+    seconds: float
+
+    @property
+    def rewritten(self) -> int:
+        """Number of sites that were rewritten."""
+        return sum(site.rewritten for site in self.sites)
+
+
+Observer = Callable[[Pass, ExportedProgram, PassRun], None]
+"""Called after every pass with the program as that pass left it: dump, diff, numerics."""
+
+
+def run_pipeline(
+    passes: Sequence[Pass],
+    program: ExportedProgram,
+    context: PassContext,
+    observe: Sequence[Observer] = (),
+    leave: Sequence[frozenset[SiteKey]] = (),
+) -> list[PassRun]:
+    """Run the passes over the program, in place, and check the program after each.
+
+    Args:
+        passes: in the order in which they run.
+        program: rewritten in place; after an error it is in an undefined state.
+        context: handed to every pass.
+        observe: called in order after each pass that succeeded.
+        leave: for each pass the sites that it alone leaves out, besides those of the context;
+            empty: none.  Two passes may call different places by one key.
+
+    Raises:
+        PassError: a pass or an observer failed, or the program is not valid after a pass; names the
+            pass and those before it.  Errors of this package keep their type.  Or what a pass
+            ensures no longer holds at the end.
+    """
+    runs: list[PassRun] = []
+    for pass_, skip in zip(passes, leave or [frozenset()] * len(passes), strict=True):
+        before = [run.pass_.name for run in runs]
+        own = replace(context, skip=context.skip | skip)
+        with _blame(f"pass '{pass_.name}'", before):
+            runs.append(_run_one(pass_, program, own))
+        for observer in observe:
+            with _blame(f"looking at the program after pass '{pass_.name}'", before):
+                observer(pass_, program, runs[-1])
+    with _blame("the pipeline", [run.pass_.name for run in runs]):
+        for pass_ in passes:
+            pass_.ensures(program)
+    return runs
+
+
+def _run_one(pass_: Pass, program: ExportedProgram, context: PassContext) -> PassRun:
+    start = time.perf_counter()
+    pass_.requires(program)
+    with _tracked_edit(program):
+        sites = run_pass(pass_, program, context)
+    return PassRun(pass_, tuple(number(sites)), time.perf_counter() - start)
+
+
+@contextmanager
+def _tracked_edit(program: ExportedProgram) -> Iterator[None]:
+    """Keep the signature in step with the graph while it is edited, and check both afterwards.
+
+    `validate` of torch is undocumented, and the only check that signature, graph and state fit.
+    """
+    with tracked_outputs(program):
+        yield
+    program.graph_module.recompile()
+    program.graph.lint()
+    program.validate()
+
+
+@contextmanager
+def _blame(what: str, before: Sequence[str]) -> Iterator[None]:
+    """Say in any error which pass it comes from and which passes had run before."""
+    place = f"{what} (after {', '.join(before)})" if before else what
+    try:
+        yield
+    except EnginecastError as error:
+        # Raised again as it is: a copy could lose what its subclass carries.
+        error.message = f"{place}: {error.message}"
+        error.args = (error.message,)
+        raise
+    except Exception as error:  # a pass may come from another package, and raise anything
+        raise PassError(f"{place}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,62 @@
+"""Values that a pass has scaled by powers of two: how much, for whoever compares them with others.
+
+The exponents stand in the node's metadata.  `graph_edit.take_place` hands them on, so that a node
+which a later pass puts in place of another says the same of its value.
+"""
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from enginecast.passes.ir.edit import SCALE, same_size, value
+
+Exponents = int | Tensor
+"""Of a whole value, or int64 that broadcasts to its shape: one for each channel."""
+
+
+def scale_of(node: Node) -> Exponents:
+    """The exponents e of a value that is 2^e times what the captured program computes there; 0
+    where those that it was handed do not fit its shape.
+    """
+    found = node.meta.get(SCALE, 0)
+    assert isinstance(found, int | Tensor)
+    return found if isinstance(found, int) or _fits(found, node) else 0
+
+
+def mark_scaled(node: Node, exponents: Exponents) -> None:
+    """Record that the value of `node` is 2^exponents times what it was."""
+    total = scale_of(node) + exponents
+    if bool(total.any()) if isinstance(total, Tensor) else total:
+        node.meta[SCALE] = total
+    else:
+        node.meta.pop(SCALE, None)
+
+
+def factors(exponents: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """2^exponents, exactly: `pow` of torch may be an ulp off.
+
+    Args:
+        exponents: integers of any shape.
+    """
+    powers = [2.0 ** int(exponent) for exponent in exponents.flatten()]
+    return torch.tensor(powers, dtype=dtype).reshape(exponents.shape)
+
+
+def without_scale(tensor: Tensor, exponents: Exponents) -> Tensor:
+    """A scaled value as it was before, in fp32 or wider: fp16 may not hold what it was."""
+    if isinstance(exponents, int) and not exponents:
+        return tensor
+    wide = tensor.to(torch.float64 if tensor.dtype == torch.float64 else torch.float32)
+    if isinstance(exponents, int):
+        return wide * 2.0**-exponents
+    return wide * factors(-exponents, wide.dtype)
+
+
+def _fits(exponents: Tensor, node: Node) -> bool:
+    """Whether they broadcast to the node's value, and not the value to them."""
+    found = value(node)
+    if not isinstance(found, Tensor) or found.dim() < exponents.dim():
+        return False
+    trailing = found.shape[found.dim() - exponents.dim() :]
+    pairs = zip(exponents.shape, trailing, strict=True)
+    return all(own == 1 or same_size(own, size) for own, size in pairs)

@@ -1,0 +1,169 @@
+"""What each op is: the one table that passes, analyses, exporters and the emulator ask.
+
+Torch's schemas and tags say which ops write, alias, draw random numbers and work element by
+element; the rest stands here, by name of the op.  An op that works in place is as the one that does
+not.  Ops of ours bring their own (`enginecast.ops`).
+
+A pass that has a rule for each op lists those ops itself: a rule is no trait.
+"""
+
+import operator
+from functools import cache
+from typing import Any, TypeGuard
+
+import torch
+from torch.fx import Node
+
+import enginecast.ops  # noqa: F401 - registers our ops
+from enginecast.ops.traits import NONE, OWN, Trait
+
+__all__ = ["Trait", "has", "is_identity", "listed", "traits_of"]
+
+MOVES, CASTS, EXACT, ALIASES = Trait.MOVES, Trait.CASTS, Trait.EXACT, Trait.ALIASES
+LITERAL, ARITHMETIC, ROUNDED = Trait.LITERAL, Trait.ARITHMETIC, Trait.CORRECTLY_ROUNDED
+REDUCES, SENSITIVE, BOUNDED = Trait.REDUCES, Trait.SENSITIVE, Trait.BOUNDED
+
+_ROWS = (
+    # Elements go from place to place.
+    (MOVES | Trait.IDENTITY, "alias clone contiguous detach lift lift_fresh lift_fresh_copy"),
+    (MOVES | Trait.IDENTITY | ALIASES, "dropout alpha_dropout feature_dropout"),
+    (MOVES | Trait.RESHAPES, "_reshape_alias flatten ravel reshape reshape_as squeeze unflatten"),
+    (MOVES | Trait.RESHAPES, "unsqueeze view_as view_copy squeeze_copy unsqueeze_copy"),
+    (MOVES | Trait.RESHAPES | Trait.STRIDE_BOUND, "view _unsafe_view"),
+    (MOVES | Trait.STRIDE_BOUND, "as_strided"),
+    (MOVES, "mT matrix_H moveaxis movedim numpy_T permute swapaxes swapdims t transpose"),
+    (MOVES, "broadcast_to expand expand_as expand_copy repeat tile diagonal flip roll rot90"),
+    (MOVES, "chunk narrow select slice split split_with_sizes tensor_split unbind unfold"),
+    (MOVES, "channel_shuffle hsplit pixel_shuffle pixel_unshuffle real imag view_as_real"),
+    (MOVES | ALIASES, "unsafe_chunk unsafe_split unsafe_split_with_sizes"),
+    (MOVES | ALIASES, "atleast_1d atleast_2d atleast_3d"),
+    (Trait.GATHERS, "gather index index_select masked_select repeat_interleave take"),
+    (Trait.GATHERS, "embedding take_along_dim"),
+    (Trait.JOINS, "cat column_stack concat concatenate dstack hstack stack vstack"),
+    (EXACT, "copy index_copy masked_scatter scatter select_scatter slice_scatter tril triu"),
+    (ALIASES, "_unsafe_view einsum"),
+    (EXACT | ALIASES, "broadcast_tensors conj_physical meshgrid"),
+    (CASTS, "_to_copy to"),
+    (CASTS | ALIASES, "type_as"),
+    (Trait.STRIDE_BOUND, "view.dtype"),
+    # Arithmetic, element by element.
+    (ARITHMETIC | ROUNDED, "add div divide mul multiply rsub sub subtract true_divide"),
+    (ARITHMETIC | ROUNDED | EXACT, "fmax fmin maximum minimum where"),
+    (ARITHMETIC | ROUNDED, "masked_fill"),
+    (ARITHMETIC | ROUNDED | LITERAL, "where.Scalar"),
+    (ARITHMETIC | ROUNDED | LITERAL | Trait.FILLS, "where.ScalarOther where.ScalarSelf"),
+    (ROUNDED | LITERAL | Trait.FILLS, "masked_fill.Scalar"),
+    (ROUNDED | EXACT | Trait.NOT_LARGER | Trait.HOMOGENEOUS, "abs neg relu"),
+    (ROUNDED | EXACT, "ceil floor round sgn sign trunc"),
+    (ROUNDED, "copy fill leaky_relu ones_like reciprocal sqrt square threshold zeros_like"),
+    (Trait.ELEMENTWISE | ROUNDED | EXACT, "__and__ __or__"),
+    (Trait.ELEMENTWISE, "floor_divide hardswish log_sigmoid prelu"),
+    (ROUNDED | Trait.CLAMPS, "relu6"),
+    (ROUNDED | Trait.CLAMPS | LITERAL, "clamp clamp_max clamp_min clip hardtanh"),
+    (Trait.NOT_LARGER, "gelu hardswish mish silu"),
+    (BOUNDED, "cos erf sigmoid sin softmax _softmax tanh"),
+    (LITERAL, "fill full full_like new_full scalar_tensor"),
+    (LITERAL | EXACT, "constant_pad_nd pad"),
+    (SENSITIVE, "cos exp exp2 expm1 log log10 log1p log2 pow reciprocal rsqrt sin sqrt square"),
+    # Sums, and what is made of them.
+    (REDUCES | EXACT, "_is_all_true all amax amin any"),
+    (REDUCES, "argmax argmin logsumexp max min prod"),
+    (ROUNDED | EXACT, "max.other min.other"),
+    (REDUCES | SENSITIVE | Trait.HOMOGENEOUS, "mean sum"),
+    (REDUCES | SENSITIVE, "linalg_vector_norm norm std std_mean var var_mean"),
+    (Trait.ACCUMULATES, "linalg_vector_norm norm std std_mean sum var var_mean"),
+    (SENSITIVE, "_log_softmax _softmax cumsum log_softmax softmax"),
+    (SENSITIVE, "group_norm layer_norm native_group_norm native_layer_norm rms_norm"),
+    (Trait.HEAVY, "addbmm addmm addmv baddbmm bilinear bmm dot einsum linear matmul mm mv"),
+    (Trait.HEAVY, "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
+    (Trait.HEAVY, "_convolution _int_mm _scaled_mm convolution scaled_dot_product_attention"),
+    (Trait.HEAVY, "embedding transformers.grouped_mm_fallback"),
+    # What reads sizes alone, or nothing.
+    (Trait.METADATA, "empty_like full_like new_empty new_full new_ones new_zeros ones_like"),
+    (Trait.METADATA, "rand_like randn_like sym_numel sym_size sym_storage_offset zeros_like"),
+    (Trait.METADATA | Trait.STRIDE_BOUND, "sym_stride"),
+    (Trait.CREATES, "arange empty eye full linspace ones rand randint randn randperm"),
+    (Trait.CREATES, "scalar_tensor tril_indices triu_indices zeros"),
+    (Trait.CHECKS | Trait.METADATA, "_assert_tensor_metadata"),
+    (Trait.CHECKS, "_assert_async _assert_scalar sym_constrain_range sym_constrain_range_for_size"),
+    # None of these.
+    (NONE, "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d argsort avg_pool1d"),
+    (NONE, "avg_pool2d batch_norm bincount bucketize count_nonzero cross_entropy_loss cumprod"),
+    (NONE, "diff feature_alpha_dropout glu grid_sampler histc im2col index_add index_put"),
+    (NONE, "index_reduce instance_norm item linalg_inv max_pool1d max_pool2d max_pool3d"),
+    (NONE, "multinomial nonzero normal one_hot scatter_add scatter_reduce searchsorted sort stft"),
+    (NONE, "mse_loss polar topk unique_dim"),
+    (NONE, "upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d"),
+    (NONE, "upsample_nearest2d upsample_nearest3d upsample_trilinear3d"),
+)
+
+
+def _table() -> dict[str, Trait]:
+    found: dict[str, Trait] = {}
+    for traits, names in _ROWS:
+        for name in names.split():
+            found[name] = found.get(name, NONE) | traits
+    return found
+
+
+_TABLE = _table()
+_IMPLIED = (
+    (MOVES, EXACT | Trait.NOT_LARGER | Trait.HOMOGENEOUS),
+    (Trait.GATHERS, EXACT | Trait.NOT_LARGER | Trait.HOMOGENEOUS),
+    (Trait.JOINS, EXACT | Trait.NOT_LARGER),
+    (CASTS, Trait.HOMOGENEOUS),
+    (ARITHMETIC, Trait.ELEMENTWISE),
+)
+
+
+def listed(op: Any) -> Trait | None:
+    """What the table says of an op; None where it has none.
+
+    Functions of Python's are not in it: but for `getitem`, they take numbers.
+    """
+    if op is operator.getitem:
+        return MOVES | ALIASES
+    if not isinstance(op, torch._ops.OpOverload):
+        return NONE
+    if op in OWN:
+        return OWN[op].traits
+    name, _, overload = str(op).removeprefix("aten.").rpartition(".")
+    if not name.endswith("__"):
+        name = name.removesuffix("_")
+    return _TABLE.get(f"{name}.{overload}", _TABLE.get(name))
+
+
+@cache
+def traits_of(op: Any) -> Trait:
+    """What an op is: what the table says, and torch's schema and tags."""
+    found = listed(op) or NONE
+    for trait, implied in _IMPLIED:
+        if trait in found:
+            found |= implied
+    if not isinstance(op, torch._ops.OpOverload):
+        return found
+    if torch.Tag.pointwise in op.tags:
+        found |= Trait.ELEMENTWISE
+    if torch.Tag.nondeterministic_seeded in op.tags and Trait.UNFOLDABLE not in found:
+        found |= Trait.RANDOM
+    if any(result.alias_info is not None for result in op._schema.returns):
+        found |= ALIASES
+    if op._schema.is_mutable and op is not torch.ops.aten.detach_.default:
+        found |= Trait.WRITES  # detach_ says so, and changes what autograd knows alone
+    return found
+
+
+def has(node: object, *traits: Trait) -> TypeGuard[Node]:
+    """Whether a node calls an op that has one of these (of traits that are or-ed: all of them)."""
+    if not isinstance(node, Node) or node.op != "call_function":
+        return False
+    found = traits_of(node.target)
+    return any(trait in found for trait in traits)
+
+
+def is_identity(node: object) -> TypeGuard[Node]:
+    """Whether a node gives its first argument as it is: dropout does where it draws nothing."""
+    if not has(node, Trait.IDENTITY):
+        return False
+    training = node.args[2] if len(node.args) > 2 else node.kwargs.get("train", False)
+    return not (has(node, Trait.RANDOM) and training)

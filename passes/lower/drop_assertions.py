@@ -1,0 +1,65 @@
+"""Take assertions out of a program: an engine computes, and has nowhere to fail.
+
+    before:  %_ = aten._assert_scalar.default(%nonzero, "...")      after:  (gone)
+
+Verification has run them on every case before, so the promise is `exact`.  What is lost is said in
+the note of the site: a later input that breaks one gets a result all the same.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.fx import Node
+
+from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
+from enginecast.passes.ir.edit import aten, erase_dead
+from enginecast.passes.ir.effects import is_metadata_check
+from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.source import source_line
+from enginecast.passes.ir.traits import Trait, has
+
+
+@dataclass(frozen=True)
+class DropAssertions(GraphPass):
+    """Erase every assertion, and say which ones a user should know of: not those of dtypes, and not
+    the bounds that torch itself derives for a size that an op such as nonzero decides.
+    """
+
+    name: ClassVar[str] = "drop-assertions"
+    promise: ClassVar[Promise] = "exact"
+
+    def run(self, program: ProgramView, context: PassContext) -> list[Site]:
+        log = SiteLog(context)
+        for node in list(program.graph.nodes):
+            is_check = has(node, Trait.CHECKS) and not is_metadata_check(node)
+            if not is_check or log.skipped(node):
+                continue
+            log.done(node, "" if _is_derived(node) else _lost(node))
+            program.graph.erase_node(node)
+        erase_dead(program.graph)
+        return log.sites
+
+
+def _lost(node: Node) -> str:
+    said = [argument for argument in node.args if isinstance(argument, str)]
+    text = said[0].removeprefix("Runtime assertion failed for expression ") if said else ""
+    condition = f" ({text.partition(' on node ')[0]})" if text else ""
+    return f"the assertion at {source_line(node) or node.name}{condition} is not in the engine"
+
+
+def _is_derived(node: Node) -> bool:
+    """Whether a check is of sizes alone: nothing that the input's values decide directly."""
+    if node.target not in (aten._assert_scalar.default, aten.sym_constrain_range.default):
+        return node.target is not aten._assert_async.msg and (
+            node.target is not aten._assert_async.default
+        )
+    waiting, seen = list(node.all_input_nodes), set()
+    while waiting:
+        found = waiting.pop()
+        if found in seen or found.target is aten.sym_size.int:
+            continue
+        seen.add(found)
+        if found.target in (aten.item.default, aten._local_scalar_dense.default):
+            return False
+        waiting += found.all_input_nodes
+    return True

@@ -1,0 +1,245 @@
+"""Take the weight expressions out of a program: each is computed when the engine is written, one
+after the other, and never again.
+
+    before:  %p: f32[128, 64] = parameter "q.weight"  after:  %w: f16[64, 128] = deferred "q.weight"
+             %low = aten.to.dtype(%p, f16)
+             %wt = aten.t(%low)
+             %y = aten.matmul(%x, %wt)                        %y = aten.matmul(%x, %w)
+
+Beside the program travels the expression of `%p` that gives the value (see `deferred_weights`): so
+nothing is computed here, and whoever runs the program computes one weight at a time.  Left alone is
+an expression that is much larger than the weights it reads (an expand of a table): the engine
+computes it.
+
+Promises `reordered`: values stay, but a product with a contiguous weight may add in another order
+than with the transposed view of one.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Graph, Node
+
+from enginecast.errors import LoweringError
+from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
+from enginecast.passes.ir.deferred_weights import (
+    DeferredWeight,
+    Expression,
+    defer_weights,
+    deferred_weight,
+    deferred_weights,
+)
+from enginecast.passes.ir.edit import (
+    add_weight,
+    drop_unused_weights,
+    dtype_of,
+    erase_dead,
+    first_input,
+    free_name,
+    shape_of,
+    value,
+    weight_expressions,
+    weight_specs,
+    weight_tensor,
+)
+from enginecast.passes.ir.effects import is_metadata_check, is_mutating
+from enginecast.passes.ir.sites import SiteLog
+
+GROWTH = 4096
+"""Elements that an expression may have beyond its weights: an expand of a table is cheaper to
+compute than to store.
+"""
+
+
+@dataclass(frozen=True)
+class HoistWeights(Pass):
+    """Compute what depends on weights alone when the engine is written, and never again."""
+
+    name: ClassVar[str] = "hoist-weights"
+    after: ClassVar[frozenset[str]] = frozenset({"lift-weights"})
+    promise: ClassVar[Promise] = "reordered"
+    covers_blocks: ClassVar[bool] = True  # lift-weights has left no weight expression in them
+
+    def requires(self, program: ExportedProgram) -> None:
+        """Refuse weights that change: an engine has no memory from one call to the next.
+
+        Raises:
+            LoweringError: forward writes into a weight or buffer.
+        """
+        specs = weight_specs(program)
+        for node in program.graph.nodes:
+            if not is_mutating(node):
+                continue
+            written = first_input(node)
+            while _is_view(written):
+                written = first_input(written)
+            if written.name in specs:
+                raise LoweringError(
+                    f"forward writes into {specs[written.name].target}, and an engine cannot keep"
+                    " it",
+                    hint="Return the new value instead, or export without the update.",
+                )
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        """Replace every maximal weight expression by a placeholder without data."""
+        log = SiteLog(context)
+        _erase_asserts(program)
+        stored = _stored(program, log)
+        roots = [
+            node
+            for node in program.graph.nodes
+            if _is_root(node, stored) and not _is_deferred(program, node)
+        ]
+        # Names and values come from the graph as it is now.
+        found = [(root, _base_name(program, root), _expression(program, root)) for root in roots]
+        hoisted: dict[str, DeferredWeight] = {}
+        for root, name, expression in found:
+            # A flat target: "a.weight" beside "a.weight.1" would be a parameter inside a parameter.
+            target = free_name(program, "hoisted")
+            node = add_weight(program, target, _without_data(root), InputKind.PARAMETER)
+            node.meta["val"] = value(root).contiguous()
+            for user in list(root.users):
+                if user not in stored:
+                    user.replace_input_with(root, node)
+            shape, dtype = tuple(value(root).shape), value(root).dtype
+            hoisted[target] = DeferredWeight(name, dtype, shape, expression)
+            if root.op == "call_function":
+                log.done(root)
+        defer_weights(program, hoisted)
+        erase_dead(program.graph)
+        drop_unused_weights(program)
+        # A weight that only an expression too large to store reads goes with that expression.
+        taken: set[str] = set()
+        left = deferred_weights(program).items()
+        named = {target: replace(w, name=_unique(w.name, taken)) for target, w in left}
+        defer_weights(program, named)
+        return log.sites
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a node's value may lie in the memory of its first input."""
+    schema = getattr(node.target, "_schema", None)
+    aliases = schema is not None and any(found.alias_info for found in schema.returns)
+    return aliases and dtype_of(node) == dtype_of(first_input(node))
+
+
+def _stored(program: ExportedProgram, log: SiteLog) -> set[Node]:
+    """The nodes whose values may be stored in the engine."""
+    weights, stored = weight_expressions(program), set()
+    for node in program.graph.nodes:
+        if node not in weights or not _is_constant(node):
+            continue
+        if _is_small(node):
+            stored.add(node)
+        elif any(user not in weights for user in node.users):
+            log.refused(node, "it is much larger than the weights that it is computed from")
+    for node in [found for found in program.graph.nodes if _is_root(found, stored)]:
+        if node.op == "call_function" and log.skipped(node):
+            stored.remove(node)
+    return stored
+
+
+def _is_root(node: Node, stored: set[Node]) -> bool:
+    return node in stored and any(user not in stored for user in node.users)
+
+
+def _is_deferred(program: ExportedProgram, node: Node) -> bool:
+    """Whether a node is what an earlier run of this pass left."""
+    spec = weight_specs(program).get(node.name)
+    return spec is not None and deferred_weight(program, str(spec.target)) is not None
+
+
+def _is_constant(node: Node) -> bool:
+    return isinstance(value(node), Tensor) and all(isinstance(s, int) for s in shape_of(node))
+
+
+def _is_small(node: Node) -> bool:
+    elements: int = value(node).numel()
+    stored: int = sum(value(leaf).numel() for leaf in _leaves(node))
+    return elements <= GROWTH + stored
+
+
+def _without_data(root: Node) -> Tensor:
+    """A tensor of the shape and dtype of an expression, in the memory of one element (stride 0)."""
+    found = value(root)
+    return nn.Parameter(torch.zeros((), dtype=found.dtype).expand(found.shape), False)
+
+
+def _erase_asserts(program: ExportedProgram) -> None:
+    """An assert about a weight would count as a reader of it, beside the expression."""
+    for node in weight_expressions(program):
+        for user in list(node.users):
+            if is_metadata_check(user):
+                program.graph.erase_node(user)
+
+
+def _leaves(root: Node) -> list[Node]:
+    """The weights that an expression reads, in the order of reading."""
+    return [node for node in _in_order(root) if node.op == "placeholder"]
+
+
+def _in_order(root: Node) -> list[Node]:
+    """Everything that an expression consists of, each once, after what it reads."""
+    order: dict[Node, None] = {}
+
+    def visit(node: Node) -> None:
+        if node in order:
+            return
+        for source in node.all_input_nodes:
+            visit(source)
+        order[node] = None
+
+    visit(root)
+    return list(order)
+
+
+def _expression(program: ExportedProgram, root: Node) -> Expression:
+    """A copy of the nodes, so that the graph may change afterwards."""
+    specs, graph = weight_specs(program), Graph()
+    copies: dict[Node, Node] = {}
+    tensors: dict[Node, Tensor] = {}
+    for node in _in_order(root):
+        target = str(specs[node.name].target) if node.op == "placeholder" else ""
+        deferred = deferred_weight(program, target)
+        if deferred is not None:
+            for inner in deferred.compute.nodes:
+                copies[inner] = graph.node_copy(inner, copies.__getitem__)
+            copies[node] = copies[inner]
+            tensors |= {copies[leaf]: t for leaf, t in deferred.compute.tensors.items()}
+            continue
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        if target:
+            copies[node].target = target
+            tensors[copies[node]] = weight_tensor(program, specs[node.name])
+    return Expression(tuple(graph.nodes), tensors)
+
+
+def _base_name(program: ExportedProgram, root: Node) -> str:
+    specs = weight_specs(program)
+    leaves = [specs[leaf.name] for leaf in _leaves(root)]
+    own = [spec for spec in leaves if spec.kind is not InputKind.CONSTANT_TENSOR]
+    targets = [str(spec.target) for spec in own or leaves]  # a factor of a weight names nothing
+    known = {target: deferred_weight(program, target) for target in targets}
+    names = [target if found is None else found.name for target, found in known.items()]
+    if len(names) == 1:
+        return names[0]
+    # q.weight, k.weight, v.weight of one module merge to attention.q+k+v.weight
+    parts = [name.split(".") for name in names]
+    if len({len(p) for p in parts}) == 1 and len({(*p[:-2], p[-1]) for p in parts}) == 1:
+        joined = "+".join(p[-2] for p in parts)
+        return ".".join([*parts[0][:-2], joined, parts[0][-1]])
+    return names[0] + "+"
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    """The name, or name.1, name.2 where one weight is stored in several forms."""
+    candidate, count = name, 0
+    while candidate in taken:
+        count += 1
+        candidate = f"{name}.{count}"
+    taken.add(candidate)
+    return candidate

@@ -1,0 +1,150 @@
+"""Which dtypes a program holds, and where two float dtypes meet in it.
+
+The dtype of a model is no single thing: `model.dtype` of a T5 loaded in float16 says float16 while
+its `wo` is float32, and then so is every value of the residual stream from the first layer on.  So
+every weight and every value is counted, and every op at which two float dtypes meet is named with
+its module and its line.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from enginecast.passes.ir.blocks import all_nodes, is_structured
+from enginecast.passes.ir.edit import (
+    dtype_of,
+    first_input,
+    is_float,
+    value,
+    weight_specs,
+    weight_tensor,
+)
+from enginecast.passes.ir.match import is_float_cast, op_name
+from enginecast.passes.ir.source import module_path, source_line
+from enginecast.passes.ir.text import dtype_text
+from enginecast.passes.precision.cast_borders import border_of
+from enginecast.passes.precision.dtype_classes import is_binding_cast
+from enginecast.passes.precision.inf_clamps import find_inf_clamps
+
+Kind = Literal["parameter", "buffer", "constant", "edge"]
+_KINDS: dict[InputKind, Kind] = {
+    InputKind.PARAMETER: "parameter",
+    InputKind.BUFFER: "buffer",
+    InputKind.CONSTANT_TENSOR: "constant",
+}
+MODEL, CAPTURE, PASS = "the model's code", "a weight stored so", "a pass"
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one module holds of one kind in one dtype."""
+
+    kind: Kind
+    """An edge is a value that the module computes; inputs are edges of the root."""
+    dtype: str
+    module: str
+    """Dotted path; "" for the root."""
+    count: int
+    elements: int
+    """Of weights; 0 for edges, whose sizes vary."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Float dtypes that meet at one line of the source, in one way."""
+
+    what: str
+    """ "cast f16 -> f32", "mul.Tensor reads f16 and f32", or "cast to f32 of what is f32": one
+    that does something in other dtypes only."""
+    by: str
+    """Who wrote it: the model's code, capture (for a weight stored in that dtype), or a pass."""
+    source: str
+    """file:line of the model's code; empty for a cast of a weight."""
+    count: int
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """A clamp of an fp16 value to fp16's range that was baked into the program."""
+
+    module: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Census:
+    """The dtypes of a program."""
+
+    held: tuple[Held, ...]
+    meetings: tuple[Meeting, ...]
+    clamps: tuple[Clamp, ...]
+
+
+def take_census(program: ExportedProgram) -> Census:
+    """Count every weight and every value of a program, and find where float dtypes meet."""
+    held: dict[tuple[Kind, str, str], tuple[int, int]] = {}
+    for kind, dtype, module, elements in (*_weights(program), *_edges(program)):
+        count, total = held.get((kind, dtype, module), (0, 0))
+        held[kind, dtype, module] = count + 1, total + elements
+    met: dict[tuple[str, str, str], list[str]] = {}
+    for node in all_nodes(program):
+        for what, by in _meetings(node):
+            met.setdefault((what, by, source_line(node)), []).append(_place(node))
+    return Census(
+        held=tuple(Held(*key, *sums) for key, sums in held.items()),
+        meetings=tuple(
+            Meeting(*key, len(places), tuple(dict.fromkeys(places))) for key, places in met.items()
+        ),
+        clamps=tuple(
+            Clamp(module_path(clamp.node), source_line(clamp.node))
+            for clamp in find_inf_clamps(program)
+        ),
+    )
+
+
+def _weights(program: ExportedProgram) -> Iterator[tuple[Kind, str, str, int]]:
+    for spec in weight_specs(program).values():
+        tensor = weight_tensor(program, spec)
+        module = str(spec.target).rpartition(".")[0]
+        yield _KINDS[spec.kind], dtype_text(tensor.dtype), module, tensor.numel()
+
+
+def _edges(program: ExportedProgram) -> Iterator[tuple[Kind, str, str, int]]:
+    weights = weight_specs(program)
+    for node in all_nodes(program):
+        found = value(node) if node.op in ("placeholder", "call_function") else None
+        if node.name in weights:
+            continue
+        for each in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(each, Tensor):
+                yield "edge", dtype_text(each.dtype), module_path(node), 0
+
+
+def _meetings(node: Node) -> Iterator[tuple[str, str]]:
+    if node.op != "call_function" or is_structured(node):
+        return
+    if is_float_cast(node):
+        source, wanted = dtype_text(dtype_of(first_input(node))), dtype_text(dtype_of(node))
+        same = f"cast to {wanted} of what is {wanted}"
+        yield (same if source == wanted else f"cast {source} -> {wanted}"), _author(node)
+        return
+    read = sorted({dtype_text(dtype_of(s)) for s in node.all_input_nodes if is_float(s)})
+    if len(read) > 1:
+        yield f"{op_name(node)} reads {' and '.join(read)}", MODEL
+
+
+def _author(cast: Node) -> str:
+    if border_of(cast):
+        return PASS
+    return CAPTURE if is_binding_cast(cast) else MODEL
+
+
+def _place(node: Node) -> str:
+    """The module of a node; of a cast of a weight, the module of the weight's readers."""
+    return module_path(node) or next((p for u in node.users if (p := module_path(u))), "")

@@ -1,0 +1,355 @@
+"""Sort every float value of a program by the precision it needs, from what its source says and what
+it computes.
+
+The program may be captured in fp32 (where the source's upcasts are no-op casts, still in the graph)
+or in a mix.  The classes:
+
+* `WEIGHT`: a parameter, or an expression of parameters alone. Has no dtype of its own; it is cast
+  where it is used.
+* `INPUT`: a float input of the user, cast where it is used.
+* `STREAM`: takes the compute dtype.
+* `RAISED`: a stream value that the source raised to fp32. Because an fp32 capture's cast is a
+  no-op, torch.export may show *later* uses of the value through the cast as well (T5's residual
+  add reads it): so each user decides which one it reads.
+* `PRECISE`: stays in fp32: statistics of norms, totals and lengths (they outgrow fp16), what
+  follows from a raised value up to where the source casts back.
+* `EXACT`: stays in fp32: computed from integers and buffers alone (positions, rotary angles,
+  masks). No cast of the source lowers it; the stream op that reads it gets it cast.
+* `ISLAND`: EXACT, and ends in integers or booleans only (T5's position buckets): no target dtype
+  may touch it.
+
+Values that may alias one that some op mutates are of one class.  So is every value that crosses the
+border of a block, whichever branch runs: operands bring their class in, a result is precise where
+every branch gives it so, else stream, and what a loop carries has one class in all iterations.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Graph, Node
+
+from enginecast.passes.ir.alias import mutated_alias_sets
+from enginecast.passes.ir.blocks import (
+    Block,
+    blocks,
+    carried,
+    is_result,
+    is_structured,
+    lasting_positions,
+    operands,
+)
+from enginecast.passes.ir.edit import (
+    arguments,
+    aten,
+    dtype_of,
+    first_input,
+    is_float,
+    shape_of,
+    weight_specs,
+)
+from enginecast.passes.ir.match import is_call, is_float_cast
+from enginecast.passes.ir.traits import Trait, has
+
+
+class Class(Enum):
+    """How much precision a float value needs; see the module's text."""
+
+    WEIGHT = auto()
+    INPUT = auto()
+    STREAM = auto()
+    RAISED = auto()
+    PRECISE = auto()
+    EXACT = auto()
+    ISLAND = auto()
+
+
+KEPT_HIGH = frozenset({Class.PRECISE, Class.EXACT, Class.ISLAND})
+
+
+ROOTS = (aten.rsqrt.default, aten.sqrt.default)
+SQUARES = (aten.pow.Tensor_Scalar, aten.mul.Tensor, aten.square.default)
+
+
+def classify(program: ExportedProgram, kept: frozenset[Node] = frozenset()) -> dict[Node, Class]:
+    """The class of every float-valued node.
+
+    Args:
+        program: on the export IR, source casts still in place.
+        kept: nodes that must compute in fp32 because the user said so.
+    """
+    kinds = weight_specs(program)
+    given = {
+        node: _placeholder_class(kinds[node.name].kind if node.name in kinds else None)
+        for node in program.graph.nodes
+        if node.op == "placeholder" and is_float(node)
+    }
+    return _classify(program.graph, given, kept)
+
+
+def _classify(
+    graph: Graph, given: Mapping[Node, Class], kept: frozenset[Node]
+) -> dict[Node, Class]:
+    """The classes in one graph and in those within it; `given`: of its placeholders."""
+    pinned = dict.fromkeys(kept | _statistics(graph), Class.PRECISE)
+    families = mutated_alias_sets(graph)
+    while True:
+        classes = _sort(graph, given, pinned, kept)
+        clashes = [found for found in families if len({classes.get(n) for n in found}) > 1]
+        shared = {n: k for found in clashes for n, k in _one_class(found, classes).items()}
+        if shared.items() <= pinned.items():
+            break
+        pinned.update(shared)
+    _mark_islands(graph, classes)
+    return classes
+
+
+def _one_class(family: set[Node], classes: Mapping[Node, Class]) -> dict[Node, Class]:
+    """What is written into one memory has one dtype: the stream's, if any of it is stream."""
+    floats = [node for node in family if node in classes]
+    found = {classes[node] for node in floats}
+    exact = Class.PRECISE if Class.PRECISE in found else Class.EXACT
+    kind = exact if found <= KEPT_HIGH else Class.STREAM
+    return {node: kind for node in floats if node.op == "call_function"}
+
+
+def _sort(
+    graph: Graph,
+    given: Mapping[Node, Class],
+    pinned: Mapping[Node, Class],
+    kept: frozenset[Node],
+) -> dict[Node, Class]:
+    """The class of every float value, in graph order; `pinned` overrules."""
+    classes: dict[Node, Class] = dict(given)
+    for node in graph.nodes:
+        if is_structured(node):
+            classes |= block_classes(node, classes, lambda g, known: _classify(g, known, kept))
+        elif not is_float(node) or node.op == "placeholder":
+            continue
+        elif is_result(node):
+            found = result_classes(first_input(node), classes)[arguments(node)[1]]
+            assert found is not None  # it is a float
+            classes[node] = found
+        elif node in pinned:
+            classes[node] = pinned[node]
+        elif node.op == "call_function":
+            classes[node] = _call_class(node, classes)
+    return classes
+
+
+def _placeholder_class(kind: InputKind | None) -> Class:
+    if kind is None:
+        return Class.INPUT
+    return Class.WEIGHT if kind is InputKind.PARAMETER else Class.EXACT
+
+
+def _call_class(node: Node, classes: Mapping[Node, Class]) -> Class:
+    sources = [s for s in node.all_input_nodes if is_float(s)]
+    found = {classes[s] for s in sources}
+    if not found:
+        return Class.EXACT
+    if is_float_cast(node):
+        return _cast_class(node, classes)
+    if found <= {Class.EXACT}:
+        return Class.EXACT
+    if has(node, Trait.HEAVY):
+        return Class.STREAM
+    if found <= {Class.WEIGHT, Class.EXACT}:
+        return Class.WEIGHT
+    if has(node, Trait.MOVES) or (len(sources) == 1 and has(node, Trait.EXACT)):
+        first = classes[sources[0]]  # expand_as reads the shape of another
+        return Class.STREAM if first is Class.INPUT else first
+    if has(node, Trait.JOINS) and len(found) == 1:
+        return found.pop()
+    if len(sources) == 1:
+        return _unary_class(node, found.pop())
+    return _pair_class(node, sources, classes)
+
+
+def _cast_class(node: Node, classes: Mapping[Node, Class]) -> Class:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    before = classes[source]
+    if is_binding_cast(node):
+        return before
+    raises = dtype_of(node) in (torch.float32, torch.float64)
+    if before in (Class.EXACT, Class.RAISED):
+        return before
+    if before is Class.WEIGHT:
+        return Class.PRECISE if raises else Class.WEIGHT
+    if before is Class.PRECISE:
+        return Class.STREAM
+    return Class.RAISED if raises else Class.STREAM
+
+
+def _unary_class(node: Node, source: Class) -> Class:
+    if source is Class.PRECISE:
+        return Class.PRECISE
+    explicit = torch.float32 in (*node.args[1:], *node.kwargs.values())
+    raised = source is Class.RAISED and has(node, Trait.SENSITIVE)
+    return Class.PRECISE if explicit or raised else Class.STREAM
+
+
+def _pair_class(node: Node, sources: list[Node], classes: Mapping[Node, Class]) -> Class:
+    """A precise operand wins over a raised one and over a stream that it only scales row by row."""
+    found = {classes[s] for s in sources}
+    if found == {Class.RAISED, Class.EXACT} and node.target is aten.mul.Tensor:
+        return Class.PRECISE  # rotary angles over raised queries
+    if Class.PRECISE not in found or not has(node, Trait.ARITHMETIC):
+        return Class.STREAM
+    if Class.WEIGHT in found:
+        return Class.STREAM  # T5 and Llama cast back before they multiply by the weight
+    if all(_is_statistic(s, node) for s in sources if classes[s] is Class.PRECISE):
+        return Class.PRECISE
+    # A residual may be read through a cast of its own norm; adding to it is no fp32 step of the
+    # source.
+    high = found <= {Class.PRECISE, Class.EXACT} or (
+        found <= {Class.PRECISE, Class.EXACT, Class.RAISED} and node.target is not aten.add.Tensor
+    )
+    return Class.PRECISE if high else Class.STREAM
+
+
+def _is_statistic(source: Node, node: Node) -> bool:
+    """One number a row: the last dim is 1 where the result's is not."""
+    while is_call(source, aten.expand.default, aten.expand_as.default):
+        source = first_input(source)
+    shape = shape_of(source)
+    return bool(shape) and shape[-1] == 1 and shape_of(node)[-1] != 1
+
+
+def _statistics(graph: Graph) -> set[Node]:
+    """Totals, and the chain from a square to a root over a mean: what a norm divides by, whatever
+    the source says of dtypes.
+    """
+    found: set[Node] = {n for n in graph.nodes if has(n, Trait.ACCUMULATES) and is_float(n.args[0])}
+    for node in graph.nodes:
+        if not (is_call(node, *ROOTS) and is_float(node)):
+            continue
+        chain = [node]
+        while not has(chain[-1], Trait.REDUCES | Trait.SENSITIVE):
+            source = arguments(chain[-1])[0]
+            scalar_only = isinstance(source, Node) and [
+                s for s in chain[-1].all_input_nodes if is_float(s)
+            ] == [source]
+            if not scalar_only or source.op != "call_function" or len(chain) > 6:
+                chain = []
+                break
+            chain.append(source)
+        if chain:
+            found.update(chain)
+            square = chain[-1].args[0]
+            if is_call(square, *SQUARES) and all(u in found for u in square.users):
+                found.add(square)
+    return found
+
+
+def _mark_islands(graph: Graph, classes: dict[Node, Class]) -> None:
+    for node in reversed(list(graph.nodes)):
+        if classes.get(node) is not Class.EXACT or node.op != "call_function" or not node.users:
+            continue
+        if all(_ends_in_integers(user, classes) for user in node.users):
+            classes[node] = Class.ISLAND
+
+
+def _ends_in_integers(user: Node, classes: Mapping[Node, Class]) -> bool:
+    if user.op != "call_function" or is_structured(user):
+        return False
+    return classes.get(user) is Class.ISLAND or not is_float(user)
+
+
+def is_binding_cast(node: Node) -> bool:
+    """The cast that capture puts behind a weight stored in another dtype; it stands in no module of
+    the user's.
+    """
+    source = node.args[0] if node.args else None
+    return (
+        is_call(node, aten.to.dtype)
+        and isinstance(source, Node)
+        and source.op == "placeholder"
+        and not node.meta.get("nn_module_stack")
+        and not node.meta.get("stack_trace")
+    )
+
+
+Sort = Callable[[Graph, Mapping[Node, Class]], dict[Node, Class]]
+"""The classes in a graph, from those of its placeholders."""
+_KEPT = frozenset({Class.PRECISE, Class.EXACT})
+_AS_VALUE = {Class.ISLAND: Class.EXACT, Class.PRECISE: Class.PRECISE, Class.EXACT: Class.EXACT}
+
+
+def block_classes(node: Node, classes: Mapping[Node, Class], sort: Sort) -> dict[Node, Class]:
+    """The class of every float in the blocks of a node, their placeholders included.
+
+    Args:
+        node: cond, while_loop or scan.
+        classes: of the graph that it stands in, its operands among them.
+        sort: of one block.
+    """
+    given = _entering(node, classes)
+    while True:
+        found: dict[Node, Class] = {}
+        for block in blocks(node):
+            known = {p: given[i] for i, p in enumerate(block.placeholders) if i in given}
+            found |= known
+            found |= sort(block.module.graph, known)
+        settled = given | _handed_on(node, given, found)
+        if settled == given:
+            return found
+        given = settled
+
+
+def result_classes(node: Node, classes: Mapping[Node, Class]) -> tuple[Class | None, ...]:
+    """The class of each result of a structured node; None for what is no float.
+
+    Args:
+        classes: holds those of its blocks.
+    """
+    count = carried(node)
+    ways = [b for b in blocks(node) if b.way != "condition"]
+    state = [classes.get(placeholder) for placeholder in ways[0].placeholders[:count]]
+    columns = zip(*(_returned(block, classes)[count:] for block in ways), strict=True)
+    return (*state, *(_joined(column) for column in columns))
+
+
+def _returned(block: Block, classes: Mapping[Node, Class]) -> list[Class | None]:
+    return [classes.get(r) if isinstance(r, Node) else None for r in block.results]
+
+
+def _entering(node: Node, classes: Mapping[Node, Class]) -> dict[int, Class]:
+    """The class of each float operand within the blocks, by position."""
+    lasting = lasting_positions(node)
+    given: dict[int, Class] = {}
+    for position, operand in enumerate(operands(node)):
+        if not is_float(operand):
+            continue
+        kind = classes[operand]
+        if position in lasting and kind in (Class.WEIGHT, Class.RAISED):
+            given[position] = kind
+        else:
+            given[position] = _AS_VALUE.get(kind, Class.STREAM)
+    return given
+
+
+def _handed_on(
+    node: Node, given: Mapping[int, Class], found: Mapping[Node, Class]
+) -> dict[int, Class]:
+    """What a loop carries: the class that holds its start and what an iteration gives."""
+    body = blocks(node)[-1]
+    result = {}
+    for position, kind in enumerate(_returned(body, found)[: carried(node)]):
+        both = _joined((given.get(position), kind))
+        if both is not None:
+            result[position] = both
+    return result
+
+
+def _joined(kinds: tuple[Class | None, ...]) -> Class | None:
+    """The class of a value that may come from several places."""
+    if None in kinds:
+        return None
+    found = {_AS_VALUE.get(kind, Class.STREAM) for kind in kinds if kind is not None}
+    if len(found) == 1:
+        return found.pop()
+    return Class.PRECISE if found <= _KEPT else Class.STREAM

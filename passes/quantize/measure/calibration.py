@@ -1,0 +1,178 @@
+"""Calibration inputs that a plan can be measured on, and which rows of them count."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from enginecast.errors import PassError
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.edit import same_shape
+from enginecast.passes.ir.match import behind_casts
+from enginecast.passes.quantize.measure.quantizable import Layer, find_layers
+
+GIVE = "Give inputs as the model gets them: --prompts FILE or --inputs FILE."
+
+
+def check_calibration(program: ExportedProgram, context: PassContext) -> None:
+    """Refuse inputs that errors cannot be measured on.
+
+    Raises:
+        PassError: there are none, an input is missing or not finite, an id is beyond its embedding,
+            or the mask leaves out every row; names the input.
+    """
+    if not context.calibration:
+        raise PassError("there are no calibration inputs to measure errors on", hint=GIVE)
+    embeddings = {
+        behind_casts(ids).name: layer
+        for layer in find_layers(program)
+        if layer.kind == "embedding" and isinstance(ids := layer.node.args[1], Node)
+    }
+    for place, case in enumerate(context.calibration):
+        for name in program.graph_signature.user_inputs:
+            if name not in case:
+                raise PassError(f"calibration inputs {place}: {name!r} is missing", hint=GIVE)
+            _check_values(f"calibration inputs {place}: {name!r}", case[name], embeddings.get(name))
+    _check_mask(context)
+
+
+def _check_values(what: str, given: object, embedding: Layer | None) -> None:
+    if not isinstance(given, Tensor):
+        return
+    if given.is_floating_point() and not bool(given.isfinite().all()):
+        raise PassError(f"{what} holds values that are not finite", hint=GIVE)
+    if embedding is None or not given.numel():
+        return
+    rows = embedding.shape[0]
+    least, most = int(given.min()), int(given.max())
+    if least < 0 or most >= rows:
+        wrong = least if least < 0 else most
+        raise PassError(
+            f"{what} holds the id {wrong}, and {embedding.name} has {rows} rows",
+            hint="It comes from another vocabulary than the model's.",
+        )
+
+
+def _check_mask(context: PassContext) -> None:
+    name = context.mask_input
+    if name is None:
+        return
+    if name not in context.calibration[0]:
+        raise PassError(f"the calibration inputs have no mask {name!r}", hint=GIVE)
+    if not any(bool((case[name] != 0).any()) for case in context.calibration):
+        raise PassError(
+            f"the calibration inputs are padding alone: {name!r} is 0 everywhere", hint=GIVE
+        )
+
+
+def masks_of(context: PassContext) -> list[Tensor | None]:
+    """For each case which positions count; None: all do."""
+    name = context.mask_input
+    return [None if name is None else case[name] != 0 for case in context.calibration]
+
+
+def valid_rows(value: Tensor, mask: Tensor | None) -> Tensor:
+    """The vectors along the last dim that count, [rows, size].
+
+    Args:
+        value: [..., size] whose leading dims are the mask's, or the mask's flattened; of any other
+            shape all rows count.
+        mask: bool, e.g. [batch, tokens].
+    """
+    if value.dim() == 0:
+        return value.reshape(1, 1)
+    if mask is None:
+        return value.reshape(-1, value.shape[-1])
+    if same_shape(value.shape[: mask.dim()], mask.shape):
+        chosen = value[mask]
+        return chosen.reshape(-1, value.shape[-1]) if value.dim() > mask.dim() else chosen[:, None]
+    if value.dim() == 2 and value.shape[0] == mask.numel():
+        return value[mask.flatten()]
+    return value.reshape(-1, value.shape[-1])
+
+
+class ErrorSum:
+    """A relative L2 error that is added up over cases; what is not finite on both sides is left
+    out.
+    """
+
+    def __init__(self) -> None:
+        self._error = 0.0
+        self._size = 0.0
+
+    def add(self, found: Tensor, wanted: Tensor) -> None:
+        """Two tensors of one shape."""
+        found, wanted = found.double(), wanted.double()
+        same = (found == wanted) | (found.isnan() & wanted.isnan())
+        self._error += float(torch.where(same, 0.0, found - wanted).square().sum())
+        self._size += float(torch.where(wanted.isfinite(), wanted, 0.0).square().sum())
+
+    @property
+    def relative(self) -> float:
+        """At most `BEYOND`, which is also what NaN and a reference of zeros give."""
+        if self._error == 0:
+            return 0.0
+        ratio = (self._error / self._size) ** 0.5 if self._size else BEYOND
+        return min(ratio, BEYOND) if ratio == ratio else BEYOND
+
+
+SMALL_ROW = 0.1
+"""Of a mean row: what is shorter is measured against that."""
+BEYOND = 1e30
+"""A relative error that stands for no agreement at all; JSON has no infinity."""
+
+
+def largest_output_error(
+    found: Sequence[Mapping[str, Tensor]],
+    wanted: Sequence[Mapping[str, Tensor]],
+    masks: Sequence[Tensor | None],
+) -> float:
+    """The largest relative L2 error of an output, over the rows that count of all cases.
+
+    Outputs that hold no floats have no such error.
+    """
+    largest = 0.0
+    for name in wanted[0]:
+        total = ErrorSum()
+        follows = _follow_mask([case[name] for case in wanted], masks)
+        for one, other, mask in zip(found, wanted, masks, strict=True):
+            rows = mask if follows else None
+            if other[name].is_floating_point():
+                total.add(valid_rows(one[name], rows), valid_rows(other[name], rows))
+        largest = max(largest, total.relative)
+    return largest
+
+
+def largest_row_error(
+    found: Sequence[Mapping[str, Tensor]],
+    wanted: Sequence[Mapping[str, Tensor]],
+    masks: Sequence[Tensor | None],
+) -> float:
+    """The same of the row of an output that is worst; a row of next to nothing is measured against
+    a tenth of a mean one.
+    """
+    largest = 0.0
+    for name in wanted[0]:
+        if not wanted[0][name].is_floating_point():
+            continue
+        follows = _follow_mask([case[name] for case in wanted], masks)
+        for one, other, mask in zip(found, wanted, masks, strict=True):
+            rows = mask if follows else None
+            exact = valid_rows(other[name], rows).double()
+            error = (valid_rows(one[name], rows).double() - exact).norm(dim=-1)
+            sizes = exact.norm(dim=-1)
+            least = SMALL_ROW * sizes.square().mean().sqrt()
+            ratios = error / sizes.maximum(least).clamp(min=torch.finfo(torch.float64).tiny)
+            if len(ratios):
+                largest = max(largest, float(ratios.nan_to_num(BEYOND).amax()))
+    return largest
+
+
+def _follow_mask(outputs: Sequence[Tensor], masks: Sequence[Tensor | None]) -> bool:
+    """Whether an output has a row for each position in every case: one may be so by accident."""
+    return all(
+        mask is not None and same_shape(output.shape[: mask.dim()], mask.shape)
+        for output, mask in zip(outputs, masks, strict=True)
+    )

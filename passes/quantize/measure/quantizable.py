@@ -1,0 +1,130 @@
+"""The layers of a program that a plan may quantise: ops that read a weight of their own."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from enginecast.passes.ir.edit import (
+    aten,
+    insert,
+    shape_of,
+    value,
+    weight_expressions,
+    weight_specs,
+)
+from enginecast.passes.ir.quantization_plan import Kind
+from enginecast.passes.ir.source import module_path, source_line
+
+_KINDS: dict[object, tuple[Kind, int]] = {
+    aten.linear.default: ("linear", 1),
+    aten.embedding.default: ("embedding", 0),
+    aten.conv1d.default: ("conv", 1),
+    aten.conv2d.default: ("conv", 1),
+    aten.conv3d.default: ("conv", 1),
+}
+"""Op -> what it is, and which argument is its weight."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One of them."""
+
+    node: Node
+    kind: Kind
+    weight: Node
+    """The weight expression that the op reads."""
+    name: str
+    """Of the parameter; of several that are merged, of the first one."""
+    module: str
+    source: str
+    ordinal: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight: [N, K], [rows, size] or [out, in, kernel...]."""
+        found: Tensor = value(self.weight)
+        return tuple(found.shape)
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """As in `QuantizationPlan.by_site`."""
+        return (self.module, self.source, self.ordinal)
+
+
+def find_layers(program: ExportedProgram) -> list[Layer]:
+    """In graph order; those inside of blocks (cond, loops) are not among them."""
+    weights = weight_expressions(program)
+    specs = weight_specs(program)
+    counts: Counter[tuple[str, str]] = Counter()
+    found = []
+    for node in program.graph.nodes:
+        if node.op != "call_function" or node.target not in _KINDS:
+            continue
+        kind, place = _KINDS[node.target]
+        weight = node.args[place]
+        if not isinstance(weight, Node) or weight not in weights or node in weights:
+            continue
+        leaf = _first_leaf(weight)
+        module, source = module_path(node), source_line(node)
+        ordinal = counts[module, source]
+        counts[module, source] += 1
+        name = str(specs[leaf.name].target)
+        found.append(Layer(node, kind, weight, name, module, source, ordinal))
+    return found
+
+
+def _first_leaf(weight: Node) -> Node:
+    while weight.op != "placeholder":
+        weight = weight.all_input_nodes[0]
+    return weight
+
+
+_PRODUCTS = (aten.mm.default, aten.matmul.default)
+
+
+def products_as_linears(program: ExportedProgram) -> int:
+    """Make linears of products x @ W and b + x @ W whose W is a weight [K, N], in place.
+
+    Returns:
+        How many there were.
+    """
+    weights = weight_expressions(program)
+    count = 0
+    for node in list(program.graph.nodes):
+        found = None if node in weights else _factors(node)
+        if found is None or not _fit(*found, weights):
+            continue
+        x, weight, bias = found
+        with program.graph.inserting_before(node):
+            transposed = insert(program.graph, aten.t.default, (weight,), like=node)
+        node.target = aten.linear.default
+        node.args = (x, transposed) if bias is None else (x, transposed, bias)
+        count += 1
+    return count
+
+
+def _factors(node: Node) -> tuple[Node, Node, Node | None] | None:
+    """x, W and b of a product; None for any other node."""
+    if node.op != "call_function" or node.kwargs:  # factors alpha and beta
+        return None
+    if node.target is aten.addmm.default:
+        bias, x, weight = node.args
+    elif node.target in _PRODUCTS:
+        (x, weight), bias = node.args, None
+    else:
+        return None
+    assert isinstance(x, Node)
+    assert isinstance(weight, Node)
+    assert bias is None or isinstance(bias, Node)
+    return x, weight, bias
+
+
+def _fit(x: Node, weight: Node, bias: Node | None, weights: set[Node]) -> bool:
+    if weight not in weights or x in weights or len(shape_of(weight)) != 2:
+        return False
+    if bias is None:
+        return len(shape_of(x)) > 1
+    return bias in weights and shape_of(bias) == shape_of(weight)[1:]

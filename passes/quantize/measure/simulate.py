@@ -1,0 +1,276 @@
+"""Run a program as if a plan had been carried out, before anything is rewritten.
+
+The layers of a plan compute with rounded values, all else as it is.
+"""
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.nn import functional
+
+from enginecast.errors import PassError
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.edit import first_input
+from enginecast.passes.ir.interpret import Run, interpret_cases, named
+from enginecast.passes.ir.quantization_plan import Format, LayerPlan, QuantizationPlan, Scaling
+from enginecast.passes.quantize.measure.quantizable import find_layers
+
+FLOOR = 2.0**-40
+"""Of a scale: a row of zeros has one, too."""
+FNUZ = frozenset({"gfx942"})
+"""Architectures whose fp8 is e4m3fnuz."""
+_MANTISSA = 3
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The values that a format has."""
+
+    limit: float
+    round: Callable[[Tensor], Tensor]
+    """fp32 within +-limit to the nearest value of the format, ties to even."""
+
+
+def _fp8_grid(limit: float, least_exponent: int) -> Grid:
+    def rounded(x: Tensor) -> Tensor:
+        _, exponent = torch.frexp(x)
+        step = torch.ldexp(torch.ones_like(x), (exponent - 1).clamp(min=least_exponent) - _MANTISSA)
+        return (x / step).round() * step
+
+    return Grid(limit, rounded)
+
+
+E4M3 = _fp8_grid(448.0, -6)
+E4M3_FNUZ = _fp8_grid(240.0, -7)
+
+
+def grid_of(quantized: Format, arch: str, bits: int) -> Grid:
+    """The values of a format on an architecture."""
+    if quantized == "fp8":
+        return E4M3_FNUZ if arch in FNUZ else E4M3
+    return Grid(2.0 ** (bits - 1) - 1, torch.round)
+
+
+def fake(x: Tensor, grid: Grid, scaling: Scaling, block: int, largest: Tensor | None) -> Tensor:
+    """x rounded to a grid and brought back, in fp32.
+
+    Args:
+        x: [..., K]; a weight that is scaled by rows has its rows first: [N, ...].
+        grid: of the format.
+        scaling: what shares one scale: all of x, each vector along the last dim, or each `block`
+            values of it.
+        block: for blocks.
+        largest: max |x| to go by instead of x's own; None: x's own.
+    """
+    wide = x.float()
+    if scaling == "block":
+        wide = wide.unflatten(-1, (-1, block))
+    if largest is None:
+        sizes = wide.abs()
+        largest = sizes.amax() if scaling == "tensor" else sizes.amax(-1, keepdim=True)
+    scale = (largest.float() / grid.limit).clamp(min=FLOOR)
+    found = grid.round((wide / scale).clamp(-grid.limit, grid.limit)) * scale
+    return found.flatten(-2) if scaling == "block" else found
+
+
+def fake_weight(weight: Tensor, plan: LayerPlan, grid: Grid) -> Tensor:
+    """A weight as the layer reads it after the rewriting; fp32 values.
+
+    Args:
+        weight: [N, K], [rows, size] or [out, in, kernel...].
+    """
+    rows = weight.flatten(1)
+    found = fake(rows, grid, plan.weights, plan.block, None).view(weight.shape)
+    # What is stored is brought back to the dtype of the layer, and read from there.
+    is_whole = plan.choice == "storage" and plan.weights != "block"
+    return found.to(weight.dtype).float() if is_whole else found
+
+
+def fake_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    plan: LayerPlan,
+    grid: Grid,
+    largest: Tensor | None,
+) -> Tensor:
+    """A linear of a plan.
+
+    Args:
+        x: [..., K], any float dtype.
+        weight: fp32, of `fake_weight`.
+        bias: [N] or None.
+        grid: of the activations.
+        largest: max |x| over the calibration inputs, where the scale is static.
+
+    Returns:
+        [..., N], dtype of x.
+    """
+    read = x.float()
+    if plan.activations is not None:
+        read = fake(x, grid, plan.activations, plan.block, largest)
+    found: Tensor = functional.linear(read, weight, None if bias is None else bias.float())
+    return found.to(x.dtype)
+
+
+def simulate(
+    program: ExportedProgram,
+    plan: QuantizationPlan,
+    cases: Sequence[Mapping[str, Tensor]],
+    names: Sequence[str] | None = None,
+    mask_input: str | None = None,
+) -> list[dict[str, Tensor]]:
+    """The outputs of a program with a plan carried out.
+
+    Args:
+        program: the one that the plan was made for, in fp32, fp16 or bf16; layers that the plan
+            does not name, and those that it keeps, compute as they are.
+        plan: what is rounded.  Static scales are taken from `cases`.
+        cases: inputs by placeholder name.
+        names: of the tensor outputs, in order; None: `interpret.output_names`.
+        mask_input: the input that marks the rows that static scales are taken from; None: all.
+
+    Returns:
+        For each case the tensor outputs by name.
+
+    Raises:
+        InputError: an input is missing, or `names` does not fit.
+    """
+    with torch.no_grad():
+        context = PassContext(calibration=tuple(cases), mask_input=mask_input)
+        results = Simulation(program, plan, context).results()
+    return [named(found, names) for found in results]
+
+
+def planned_layers(program: ExportedProgram, plan: QuantizationPlan) -> dict[Node, LayerPlan]:
+    """The layers of a program that a plan quantises."""
+    decisions = plan.by_site()
+    found = {layer.node: decisions.get(layer.key) for layer in find_layers(program)}
+    return {node: d for node, d in found.items() if d is not None and d.choice != "keep"}
+
+
+class Rounding:
+    """Computes layers with rounded values; keeps the rounded weight of the last layer."""
+
+    def __init__(self, plan: QuantizationPlan, largest: Mapping[Node, float]) -> None:
+        self._plan = plan
+        self._largest = largest
+        self._last: tuple[object, Tensor | None] = (None, None)
+
+    def output(self, node: Node, layer: LayerPlan, values: Sequence[Any]) -> Tensor:
+        """What a layer gives.
+
+        Args:
+            values: the arguments of the node.
+        """
+        if layer.kind == "embedding":
+            weight = self._weight(node, layer, values[0])
+            values = (weight.to(values[0].dtype), *values[1:])
+            return self._call(node, values)
+        weight = self._weight(node, layer, values[1])
+        if layer.kind == "conv":
+            return self._call(node, (values[0], weight.to(values[1].dtype), *values[2:]))
+        largest = None
+        if layer.choice == "w8a8-static":
+            largest = torch.tensor(self._largest[first_input(node)])
+        grid = grid_of(self._plan.format, self._plan.arch, 8)
+        bias = values[2] if len(values) > 2 else None
+        return fake_linear(values[0], weight, bias, layer, grid, largest)
+
+    def _call(self, node: Node, values: Sequence[Any]) -> Tensor:
+        assert callable(node.target)
+        found: Tensor = node.target(*values, **node.kwargs)
+        return found
+
+    def _weight(self, node: Node, layer: LayerPlan, weight: Tensor) -> Tensor:
+        """The same for all cases of a run, which come one after the other."""
+        known, found = self._last
+        if known != (node, layer) or found is None:
+            grid = grid_of(self._plan.format, self._plan.arch, layer.bits)
+            found = fake_weight(weight, layer, grid)
+            self._last = ((node, layer), found)
+        return found
+
+
+class Simulation(Run):
+    """One run with the layers of a plan rounded."""
+
+    def __init__(
+        self, program: ExportedProgram, plan: QuantizationPlan, context: PassContext
+    ) -> None:
+        super().__init__(program, context.calibration)
+        self._layers = planned_layers(program, plan)
+        self._rounding = Rounding(plan, static_ranges(program, context, self._layers))
+
+    def evaluate(self, node: Node, case: int) -> Any:
+        layer = self._layers.get(node)
+        if layer is None:
+            return super().evaluate(node, case)
+        values, _ = self.fetch_args_kwargs_from_env(node)
+        return self._rounding.output(node, layer, values)
+
+
+def static_ranges(
+    program: ExportedProgram, context: PassContext, layers: Mapping[Node, LayerPlan]
+) -> dict[Node, float]:
+    """The largest magnitude of what each layer with a static scale reads, all else exact."""
+    read = {first_input(n) for n, layer in layers.items() if layer.choice == "w8a8-static"}
+    return activation_ranges(program, context, read)
+
+
+def activation_ranges(
+    program: ExportedProgram, context: PassContext, nodes: Set[Node]
+) -> dict[Node, float]:
+    """Run the program over the calibration inputs.
+
+    What stands in the rows that a mask leaves out is no measure: a model may compute anything
+    there.
+
+    Args:
+        context: with `calibration`; `mask_input` names the mask among it, [B, S].
+        nodes: values [B, S, ...] have the mask's rows; others count whole.
+
+    Returns:
+        For each node max |x|, over all cases; infinite or NaN where a value is.
+
+    Raises:
+        PassError: there are no calibration inputs.
+    """
+    if not nodes:
+        return {}
+    if not context.calibration:
+        raise PassError(
+            "static scales of activations need calibration inputs, got none",
+            hint="Give inputs or prompts, or plan dynamic scales.",
+        )
+    found: dict[Node, Tensor] = {}
+
+    def keep(case: int, node: Node, tensor: Tensor) -> None:
+        if node not in nodes:
+            return
+        valid = _valid_rows(tensor, _mask(context, context.calibration[case]))
+        if valid.numel():
+            largest = valid.abs().amax().float()
+            found[node] = torch.maximum(found.get(node, largest), largest)  # hands NaN on
+
+    for case, inputs in enumerate(context.calibration):
+        for node in nodes:
+            if node.op == "placeholder" and node.name in inputs:
+                keep(case, node, inputs[node.name])
+    interpret_cases(program, context.calibration, watch=keep)
+    return {node: float(found.get(node, torch.zeros(()))) for node in nodes}
+
+
+def _mask(context: PassContext, inputs: Mapping[str, Tensor]) -> Tensor | None:
+    return inputs.get(context.mask_input) if context.mask_input else None
+
+
+def _valid_rows(tensor: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is None or tensor.shape[: mask.dim()] != mask.shape:
+        return tensor
+    return tensor[mask != 0]

@@ -1,0 +1,147 @@
+"""Whether a plan from a file fits the program, and can be carried out at all."""
+
+import difflib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from msgspec.structs import replace
+from torch.export import ExportedProgram
+
+from enginecast.errors import PassError
+from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
+from enginecast.passes.quantize.measure.quantizable import Layer, find_layers
+from enginecast.passes.quantize.plan.architectures import CPU, Column, require
+from enginecast.passes.quantize.plan.forms import off_multiple
+from enginecast.passes.quantize.plan.options import PlanOptions
+
+_COLUMNS: dict[str, Column] = {"tensor": "tensorwise", "row": "rowwise", "block": "blockwise"}
+
+
+def check_plan(
+    program: ExportedProgram, plan: QuantizationPlan, options: PlanOptions
+) -> QuantizationPlan:
+    """The plan for a program, with a note on layers that it does not mention: those are kept.
+
+    Raises:
+        PassError: it is for another format or architecture, names a layer that the program does not
+            have, or demands what cannot be done; names the layer and the field.
+    """
+    _check_head(plan, options)
+    layers = {layer.key: layer for layer in find_layers(program)}
+    for place, decision in enumerate(plan.layers):
+        where = f"plan: layers[{place}] ({decision.module})"
+        found = _layer_of(where, decision, layers)
+        _check_same(where, decision, found)
+        for field, fault in _faults(decision, plan):
+            raise PassError(f"{where}: {field}: {fault}")
+    counts = Counter(_key(decision) for decision in plan.layers)
+    for key, count in counts.items():
+        if count > 1:
+            raise PassError(f"plan: {key[0]} {key[1]} #{key[2]} is there {count} times")
+    left = [layer.module for key, layer in layers.items() if key not in counts]
+    if not left:
+        return plan
+    shown = ", ".join(left[:3]) + (" ..." if len(left) > 3 else "")
+    note = f"{len(left)} layers of the program are not in the plan, and are kept: {shown}"
+    return plan if note in plan.notes else replace(plan, notes=(*plan.notes, note))
+
+
+def _check_head(plan: QuantizationPlan, options: PlanOptions) -> None:
+    for field, got, wanted in (
+        ("format", plan.format, options.format),
+        ("arch", plan.arch, options.arch),
+    ):
+        if got != wanted:
+            raise PassError(
+                f"plan: {field}: it is for {got}, and {wanted} is asked for",
+                hint="Make a plan of its own for each format and architecture.",
+            )
+
+
+def _key(decision: LayerPlan) -> tuple[str, str, int]:
+    return decision.module, decision.source, decision.ordinal
+
+
+def _layer_of(
+    where: str, decision: LayerPlan, layers: Mapping[tuple[str, str, int], Layer]
+) -> Layer:
+    if _key(decision) in layers:
+        return layers[_key(decision)]
+    lines = [f"{s} #{o}" for module, s, o in layers if module == decision.module]
+    if lines:
+        raise PassError(
+            f"{where}: the module is there, but not {decision.source} #{decision.ordinal}",
+            hint=f"The program has it at {', '.join(lines)}: the model's code is another version.",
+        )
+    modules = sorted({layer.module for layer in layers.values()})
+    close = difflib.get_close_matches(decision.module, modules, n=3)
+    meant = f"Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    raise PassError(
+        f"{where}: the program has no such layer",
+        hint=meant or f"It has {len(modules)}, such as {', '.join(modules[:3])}.",
+    )
+
+
+def _check_same(where: str, decision: LayerPlan, layer: Layer) -> None:
+    for field, got, wanted in (
+        ("kind", decision.kind, layer.kind),
+        ("shape", list(decision.shape), list(layer.shape)),
+        ("weight", decision.weight, layer.name),
+    ):
+        if got != wanted:
+            raise PassError(f"{where}: {field}: the program has {wanted}, the plan {got}")
+
+
+def _faults(layer: LayerPlan, plan: QuantizationPlan) -> Iterator[tuple[str, str]]:
+    """(field, what cannot be done)."""
+    if layer.choice == "keep":
+        return
+    if layer.choice == "storage":
+        if layer.activations is not None:
+            yield "activations", f"{layer.activations!r} with storage, which rounds weights alone"
+    elif layer.kind != "linear":
+        yield "choice", f"{layer.choice!r} of a layer that is no linear: storage or keep"
+    elif layer.activations is None:
+        yield "activations", f"none with {layer.choice!r}: tensor, row or block"
+    yield from _format_faults(layer, plan)
+    yield from _block_faults(layer)
+    if plan.format == "fp8":
+        yield from _native_faults(layer, plan.arch)
+
+
+def _format_faults(layer: LayerPlan, plan: QuantizationPlan) -> Iterator[tuple[str, str]]:
+    if layer.bits == 4 and (plan.format, layer.weights) != ("int8", "block"):
+        yield "bits", "4 bits are for int8 in blocks"
+    if layer.bits == 4 and layer.choice != "storage":
+        yield "bits", "4 bits are for storage"
+    if layer.choice == "w8a8-static" and layer.activations != "tensor":
+        yield "activations", f"{layer.activations!r}: a static scale is one for the whole tensor"
+    if plan.format == "fp8" and "block" in (layer.weights, layer.activations):
+        yield "weights", "'block': fp8 in blocks is not built"
+
+
+def _block_faults(layer: LayerPlan) -> Iterator[tuple[str, str]]:
+    blocks = "block" in (layer.weights, layer.activations)
+    if blocks and (layer.weights != "block" or layer.activations not in ("block", None)):
+        yield "activations", "blocks are for weight and activations alike"
+    if blocks != (layer.block > 0):
+        yield "block", f"{layer.block} with weights {layer.weights!r}"
+    if layer.block and (layer.kind == "conv" or layer.shape[-1] % layer.block):
+        yield "block", f"{layer.block} does not divide K={layer.shape[-1]} of a {layer.kind}"
+    if layer.block and (layer.block < 16 or layer.block & (layer.block - 1)):
+        yield "block", f"{layer.block}: a power of two, 16 at least"
+
+
+def _native_faults(layer: LayerPlan, arch: str) -> Iterator[tuple[str, str]]:
+    """What products in fp8 demand, of an architecture and of sizes."""
+    if layer.choice == "storage":
+        require(arch, "storage")
+        return
+    assert layer.activations is not None
+    if arch == CPU:
+        return
+    require(arch, _COLUMNS[layer.activations])
+    n, k = layer.shape
+    fault = off_multiple(n, k)
+    if fault:
+        yield "choice", f"{layer.choice!r} cannot be: {fault}"

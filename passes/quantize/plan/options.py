@@ -1,0 +1,66 @@
+"""What may be asked of a plan, whatever its format."""
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from enginecast.errors import SpecError
+from enginecast.passes.ir.base import Pass
+from enginecast.passes.ir.quantization_plan import Format
+
+Mode = Literal["w8a8", "storage"]
+Target = Literal["aotinductor", "onnxruntime", "tensorrt"]
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The options of `plan-fp8` and `plan-int8`, as `make_plan` takes them."""
+
+    format: Format
+    mode: Mode = "w8a8"
+    """w8a8: products of quantised values where it pays; storage: weights alone, products as now."""
+    arch: str = "cpu"
+    """A row of the architecture matrix: "sm90", "cpu"."""
+    target: Target = "aotinductor"
+    """What will run it: decides which native fp8 products there are."""
+    bits: Literal[4, 8] = 8
+    """Of a stored weight; 4 for int8 storage only."""
+    max_error: float | None = None
+    """Largest relative L2 error of an output; None: the default of format, mode and bits."""
+    min_gain: float | None = None
+    """A layer is multiplied in the format if it is this much faster; None: 1 on a GPU, 0 on cpu."""
+    static: bool = False
+    """Scales of activations from the calibration inputs, not from each value as it comes."""
+    skip_modules: tuple[str, ...] = ()
+    """Dotted paths of modules to keep."""
+    include_modules: tuple[str, ...] = ()
+    """Dotted paths of modules to quantise although a pattern, a class or a default skips them."""
+    skip_modules_pattern: tuple[str, ...] = ()
+    """Regular expressions (re.search) on module paths to keep."""
+    skip_modules_classes: tuple[str, ...] = ()
+    """Class names of modules to keep, with all that is inside of them."""
+    heads: bool = False
+    """Whether linears that make an output of the program are quantised."""
+    measure: bool = True
+    """Whether errors are measured on the calibration inputs; otherwise max_error bounds nothing."""
+
+    def __post_init__(self) -> None:
+        if self.bits == 4 and (self.format, self.mode) != ("int8", "storage"):
+            raise SpecError("bits=4 is for plan-int8{mode=storage} only")
+        for name in ("max_error", "min_gain"):
+            given = getattr(self, name)
+            if given is not None and given < 0:
+                raise SpecError(f"{name}: expected 0 or more, got {given:g}")
+
+
+def options_of(pass_: Pass, **more: Any) -> PlanOptions:
+    """The fields of a pass that are options of a plan.
+
+    Args:
+        more: options that are no fields of this pass.
+
+    Raises:
+        SpecError: values that do not fit.
+    """
+    names = {field.name for field in fields(PlanOptions)}
+    own = {f.name: getattr(pass_, f.name) for f in fields(pass_) if f.name in names}
+    return PlanOptions(**{**own, **more})

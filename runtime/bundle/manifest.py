@@ -1,0 +1,268 @@
+"""What the `manifest.json` of a bundle may say.  `manifest_json` writes and reads it."""
+
+import re
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+MANIFEST_NAME = "manifest.json"
+SCHEMA_VERSION = 1
+MAX_MANIFEST_BYTES = 4 << 20
+"""A large model has some thousand sites of about 300 bytes; more than this is no manifest."""
+
+DType = Literal[
+    "bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"
+]
+InputKind = Literal[
+    "token_ids", "attention_mask", "token_type_ids", "position_ids", "image", "tensor"
+]
+Precision = Literal["fp32", "fp16", "bf16"]
+Outcome = Literal["verified", "verified-by-emulation", "rejected"]
+Count = Annotated[int, Meta(ge=0)]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
+
+
+class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every object in a manifest."""
+
+
+class Input(Record, frozen=True, kw_only=True):
+    """An input of the engines.  A dimension is a number, or the name of a symbol."""
+
+    name: str
+    kind: InputKind
+    dtype: DType
+    shape: tuple[int | str, ...]
+    minimum: float | None = None
+    """Smallest value allowed (a token id, say); None: any."""
+    maximum: float | None = None
+
+
+class Output(Record, frozen=True, kw_only=True):
+    """An output of the engines."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int | str, ...]
+
+
+class Model(Record, frozen=True, kw_only=True):
+    """Which model the bundle was made from."""
+
+    name: str
+    fingerprint: dict[str, str]
+
+
+class Site(Record, frozen=True, kw_only=True):
+    """A place a pass looked at; an empty reason means that it was rewritten."""
+
+    module: str
+    source: str
+    ordinal: Count
+    reason: str = ""
+    note: str = ""
+
+
+class Rung(Record, frozen=True, kw_only=True):
+    """One way that was tried to capture the model; the last one was taken."""
+
+    name: Literal["export", "bake", "strict", "rewrite", "specialise", "torchscript"]
+    outcome: Literal["taken", "refused"]
+    reason: str = ""
+    """Why it was refused, or what it did."""
+    place: str = ""
+    """FILE:LINE of the culprit."""
+
+
+class Guard(Record, frozen=True, kw_only=True):
+    """An output of the engine that is true where it goes the way that the model would."""
+
+    output: str
+    place: str
+    """FILE:LINE of what decides."""
+    code: str
+    value: str
+    """What was read there, such as "True"."""
+
+
+class PassRecord(Record, frozen=True, kw_only=True):
+    """A pass of the pipeline and what it did."""
+
+    name: str
+    spec: str
+    rewritten: Count
+    sites: tuple[Site, ...] = ()
+
+
+class Fusion(Record, frozen=True, kw_only=True):
+    """How many fused operators were expected, and how many there are at each stage."""
+
+    kind: str
+    expected: Count
+    program: Count
+    engine: Count
+    runtime: Count | None = None
+    """Count in the graph as the runtime optimised it; None: not looked at."""
+    missing: tuple[str, ...] = ()
+
+
+class Text(Record, frozen=True, kw_only=True):
+    """How prompts become token ids."""
+
+    padding_id: Count
+    max_length: Annotated[int, Meta(ge=1)]
+    padding_side: Literal["right", "left"] = "right"
+
+
+class Where(Record, frozen=True, kw_only=True):
+    """On what a verdict was reached."""
+
+    provider: str
+    device: str
+    versions: dict[str, str]
+
+
+class OutputVerdict(Record, frozen=True, kw_only=True):
+    """How one output agrees with eager.
+
+    None: not finite or not defined, such as the SQNR of equal tensors.
+    """
+
+    name: str
+    error: float | None
+    floor: float | None
+    ratio: float | None
+    limit: float | None
+    cosine: float | None = None
+    sqnr_db: float | None = None
+    max_abs: float | None = None
+    pad_error: float | None = None
+    prompts: Count = 0
+    """Prompts compared; 0 for an output that follows no mask."""
+    prompt_cosine: float | None = None
+    """Smallest cosine of a prompt's mean over its valid tokens."""
+
+
+class Verdict(Record, frozen=True, kw_only=True):
+    """Whether an engine agrees with eager, and how that was found out."""
+
+    outcome: Outcome
+    engine: Literal["ran", "not run on target"]
+    where: Where
+    outputs: tuple[OutputVerdict, ...] = ()
+    cases: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    arithmetic: str = ""
+    """The profile that the program was emulated in, such as "ort-cuda"; empty: it was not."""
+
+
+class ShapeRange(Record, frozen=True, kw_only=True):
+    """The shapes of an input that a TensorRT engine was built for."""
+
+    name: str
+    least: tuple[int, ...]
+    optimal: tuple[int, ...]
+    """What it was tuned for."""
+    greatest: tuple[int, ...]
+
+
+class EngineRecord(Record, frozen=True, kw_only=True):
+    """One engine of a bundle."""
+
+    target: str
+    file: str
+    precision: Precision
+    verdict: Verdict
+    weights: str | None = None
+    opset: Count | None = None
+    domains: dict[str, int] = {}
+    minimum_runtime: str = ""
+    """Such as "onnxruntime>=1.28"; empty: any."""
+    providers: tuple[str, ...] = ()
+    arch: str | None = None
+    quantized: Literal["", "fp8", "int8"] = ""
+    """What is quantised in the engine: ONNX Runtime needs options for it."""
+    requires: dict[str, str] = {}
+    """What machine code asks of the machine that runs it; see `runtime.device.fitness`."""
+    profile: tuple[ShapeRange, ...] = ()
+    """Of a TensorRT engine."""
+    network: str | None = None
+    """The ONNX file that a TensorRT engine without weights is filled from; its weights are in the
+    file that `weights` names."""
+
+
+class Quantization(Record, frozen=True, kw_only=True):
+    """What is quantised in the engines, in short; the plan has it layer by layer."""
+
+    precision: str
+    """As it was asked for, such as "int8-storage"."""
+    format: Literal["fp8", "int8"]
+    arch: str
+    max_error: float
+    """Largest relative L2 error of an output that was allowed."""
+    predicted_error: float | None = None
+    plan: str
+    """Name of the file."""
+
+
+class FileRecord(Record, frozen=True, kw_only=True):
+    """A file of the bundle, as it was when published."""
+
+    name: str
+    size: Count
+    sha256: Digest
+
+
+class Manifest(Record, frozen=True, kw_only=True):
+    """All that a bundle says about itself."""
+
+    schema_version: int = SCHEMA_VERSION
+    enginecast: str
+    model: Model
+    inputs: tuple[Input, ...]
+    symbols: dict[str, tuple[int, int]]
+    """Least and greatest size of each symbolic dimension."""
+    outputs: tuple[Output, ...]
+    outputs_chosen: bool = False
+    """Whether a user chose the outputs; else they are all that the model gives."""
+    capture: tuple[Rung, ...] = ()
+    """How the model was captured, and what was tried before."""
+    guards: tuple[Guard, ...] = ()
+    """What has to hold of the inputs; the runtime refuses others."""
+    pipeline: str
+    precision: Precision
+    """What the engines compute in, but for what is quantised."""
+    quantization: Quantization | None = None
+    passes: tuple[PassRecord, ...] = ()
+    fusion: tuple[Fusion, ...] = ()
+    text: Text | None = None
+    notes: tuple[str, ...] = ()
+    """What a user of the engine should know, such as that its format is deprecated."""
+    engines: tuple[EngineRecord, ...]
+    files: tuple[FileRecord, ...] = ()
+    """Every file of the bundle but the manifest."""
+
+    @property
+    def asked_precision(self) -> str:
+        """As a user calls it: "fp16", "int8-storage"."""
+        return self.precision if self.quantization is None else self.quantization.precision
+
+    @property
+    def arithmetic(self) -> str:
+        """What eager was run in to judge the engines: "fp16", "fp32+int8"."""
+        if self.quantization is None:
+            return self.precision
+        return f"{self.precision}+{self.quantization.format}"
+
+    @property
+    def engine_outputs(self) -> tuple[Output, ...]:
+        """What an engine file gives: the outputs and the guards."""
+        guards = [Output(name=guard.output, dtype="bool", shape=()) for guard in self.guards]
+        return (*self.outputs, *guards)
+
+
+def is_file_name(name: str) -> bool:
+    """Whether `name` may be a file of a bundle: no separators, no leading dot, plain ASCII."""
+    return _FILE_NAME.fullmatch(name) is not None

@@ -1,0 +1,152 @@
+"""Writing and reading `manifest.json`.
+
+A manifest is written the same, byte for byte, whenever its content is the same: keys are sorted,
+and nothing in it depends on when or how fast it was made.  Reading is strict, because a manifest
+decides which files are handed to a native library: unknown fields, repeated keys and names that
+could leave the folder are refused.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from enginecast.errors import BundleError
+from enginecast.runtime.bundle.manifest import (
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    SCHEMA_VERSION,
+    FileRecord,
+    Input,
+    Manifest,
+    Output,
+    is_file_name,
+)
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Write a manifest as JSON: sorted, indented, the same bytes for the same content.
+
+    Raises:
+        BundleError: a value that `decode` would refuse, so that nothing unreadable is published.
+    """
+    content = msgspec.to_builtins(manifest)
+    for path in _non_finite(content, "$"):
+        raise BundleError(f"{MANIFEST_NAME}: {path}: expected a finite number or null")
+    text = json.dumps(content, sort_keys=True, indent=1, ensure_ascii=False)
+    data = f"{text}\n".encode()
+    decode(data)
+    return data
+
+
+def decode(data: bytes) -> Manifest:
+    """Read a manifest strictly.
+
+    Raises:
+        BundleError: names `manifest.json` and the JSON path of the fault.
+    """
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise BundleError(
+            f"{MANIFEST_NAME}: expected at most {MAX_MANIFEST_BYTES} bytes, got {len(data)}"
+        )
+    _require_known_version(_parse(data))
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BundleError(f"{MANIFEST_NAME}: {error}") from error
+    for path, problem in _problems(manifest):
+        raise BundleError(f"{MANIFEST_NAME}: {path}: {problem}")
+    return manifest
+
+
+def _parse(data: bytes) -> Any:
+    """Parse for what msgspec passes over: repeated keys, and the version before the rest."""
+    try:
+        return json.loads(data.decode(), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{MANIFEST_NAME}: not JSON: {error}") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in content:
+            raise BundleError(f"{MANIFEST_NAME}: key {key!r} appears twice in one object")
+        content[key] = value
+    return content
+
+
+def _require_known_version(content: Any) -> None:
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if type(version) is not int:
+        raise BundleError(f"{MANIFEST_NAME}: $.schema_version: expected a number, got {version!r}")
+    if version != SCHEMA_VERSION:
+        newer = version > SCHEMA_VERSION
+        raise BundleError(
+            f"{MANIFEST_NAME}: bundle schema {version}, this build reads {SCHEMA_VERSION}",
+            hint="Upgrade enginecast." if newer else "Export the model again.",
+        )
+
+
+def _non_finite(content: Any, path: str) -> Iterator[str]:
+    """Yield the paths of NaN and infinities, which JSON cannot say."""
+    if isinstance(content, float) and content - content != 0:
+        yield path
+    elif isinstance(content, dict):
+        for key, value in content.items():
+            yield from _non_finite(value, f"{path}.{key}")
+    elif isinstance(content, list | tuple):
+        for index, value in enumerate(content):
+            yield from _non_finite(value, f"{path}[{index}]")
+
+
+def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield (JSON path, what is wrong) for what the types alone do not say."""
+    yield from _file_problems(manifest.files)
+    yield from _tensor_problems(manifest)
+    for symbol, (least, greatest) in manifest.symbols.items():
+        if not 0 <= least <= greatest:
+            yield (
+                f"$.symbols.{symbol}",
+                f"expected 0 <= minimum <= maximum, got {least}, {greatest}",
+            )
+    names = {file.name for file in manifest.files}
+    for index, engine in enumerate(manifest.engines):
+        for field, name in (("file", engine.file), ("weights", engine.weights)):
+            if names and name is not None and name not in names:
+                yield f"$.engines[{index}].{field}", f"{name!r} is not listed in $.files"
+
+
+def _file_problems(files: tuple[FileRecord, ...]) -> Iterator[tuple[str, str]]:
+    seen = {MANIFEST_NAME}
+    for index, file in enumerate(files):
+        if not is_file_name(file.name):
+            expected = "a file name of [A-Za-z0-9._-] without a leading dot"
+            yield f"$.files[{index}].name", f"expected {expected}, got {file.name!r}"
+        if file.name.lower() in seen:  # some file systems do not tell upper case from lower
+            yield f"$.files[{index}].name", f"{file.name!r} is listed twice"
+        seen.add(file.name.lower())
+
+
+def _tensor_problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    fields: dict[str, tuple[Input | Output, ...]]
+    fields = {"inputs": manifest.inputs, "outputs": manifest.outputs}
+    for field, tensors in fields.items():
+        seen = set()
+        for index, tensor in enumerate(tensors):
+            path = f"$.{field}[{index}]"
+            if tensor.name in seen:
+                yield f"{path}.name", f"{tensor.name!r} is listed twice"
+            seen.add(tensor.name)
+            yield from _shape_problems(path, tensor, manifest.symbols)
+
+
+def _shape_problems(
+    path: str, tensor: Input | Output, symbols: dict[str, tuple[int, int]]
+) -> Iterator[tuple[str, str]]:
+    for axis, size in enumerate(tensor.shape):
+        if isinstance(size, int) and size < 0:
+            yield f"{path}.shape[{axis}]", f"expected a size, got {size}"
+        if isinstance(tensor, Input) and isinstance(size, str) and size not in symbols:
+            yield f"{path}.shape[{axis}]", f"symbol {size!r} is not listed in $.symbols"

@@ -1,0 +1,267 @@
+"""Publishing a bundle: all of it under its final name, or nothing.
+
+Files are written into `.NAME.tmp-<id>` beside the target, flushed, listed in the manifest (which
+comes last), and the folder is renamed.  A reader sees the old bundle or the new one, never a
+mixture, and a failure leaves neither files nor folders behind.  The order write, flush, rename,
+flush the parent is what Pillai et al. ("All File Systems Are Not Created Equal", OSDI 2014) found
+to hold on every file system they looked at.
+"""
+
+import fcntl
+import glob
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from enginecast.errors import BundleError, MissingError
+from enginecast.runtime.bundle.manifest import MANIFEST_NAME, FileRecord, Manifest, is_file_name
+from enginecast.runtime.bundle.manifest_json import encode
+from enginecast.runtime.bundle.reader import digest
+
+_ABANDONED_SECONDS = 60
+"""Age from which an unlocked staging folder is taken for abandoned: far more than mkdir to lock."""
+
+
+class Staging:
+    """A folder to write a bundle's files into, before the bundle exists.
+
+    Made by `stage`.  Write files into `folder`, then call `publish` or `reject`, once.
+    """
+
+    def __init__(self, folder: Path, target: Path, *, overwrite: bool) -> None:
+        self.folder = folder
+        self.target = target
+        self._overwrite = overwrite
+
+    def publish(self, manifest: Manifest) -> Path:
+        """Flush every file, list them in the manifest, and give the folder its final name.
+
+        Args:
+            manifest: what to write; `files` is filled in here, from what the folder holds.
+
+        Returns:
+            The folder of the bundle.
+
+        Raises:
+            BundleError: the target appeared meanwhile, a file has a name that a bundle cannot hold,
+                or the disk failed.  The old bundle, if there was one, is as it was.
+        """
+        with _disk_errors(f"publishing {self.target}"):
+            files = tuple(_seal(path) for path in _regular_files(self.folder))
+            path = self.folder / MANIFEST_NAME
+            path.write_bytes(encode(msgspec.structs.replace(manifest, files=files)))
+            _flush_file(path)
+            flush_folder(self.folder)
+            _require_free(self.target, overwrite=self._overwrite)
+            _swap_in(self.folder, self.target, replace=self._overwrite)
+        with _disk_errors(f"{self.target} is published, but the disk did not confirm it"):
+            flush_folder(self.target.parent)
+        return self.target
+
+    def reject(self, names: Sequence[str]) -> Path:
+        """Keep only the named report files, as `TARGET.rejected`, in place of an older one.
+
+        Args:
+            names: the report files; those that were not written are passed over.
+
+        Returns:
+            The folder of the reports.
+
+        Raises:
+            BundleError: `TARGET.rejected` holds something else than reports, or the disk failed.
+        """
+        rejected = self.target.with_name(f"{self.target.name}.rejected")
+        with _disk_errors(f"writing {rejected}"):
+            _require_reports(rejected, names)
+            for path in _regular_files(self.folder):
+                if path.name in names:
+                    _flush_file(path)
+                else:
+                    path.unlink()
+            _swap_in(self.folder, rejected, replace=True)
+            flush_folder(rejected.parent)
+        return rejected
+
+
+@contextmanager
+def stage(target: str | os.PathLike[str], *, overwrite: bool = False) -> Iterator[Staging]:
+    """Open a staging folder beside `target`; whatever was not published by the end is removed.
+
+    Args:
+        target: the folder the bundle will be; a link is followed.
+        overwrite: replace a bundle that is there, at the moment of publishing and not before.
+
+    Raises:
+        BundleError: the target exists (and is no bundle, or `overwrite` is off), or cannot be
+            written.
+    """
+    path = Path(target).resolve()
+    _require_free(path, overwrite=overwrite)
+    folder, lock = _beside(path, "tmp"), None
+    try:
+        with _disk_errors(f"creating {folder}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _sweep(path)
+            folder.mkdir()
+            lock = _lock(folder)
+        yield Staging(folder, path, overwrite=overwrite)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def require_space(folder: str | os.PathLike[str], needed: int) -> None:
+    """Refuse to begin what the disk cannot hold.
+
+    Args:
+        folder: where the files will go; it need not exist yet.
+        needed: bytes.
+
+    Raises:
+        MissingError: with the bytes needed and free.
+    """
+    path = Path(folder).resolve()
+    existing = next(place for place in (path, *path.parents) if place.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise MissingError(
+            f"{path}: expected {needed / 1e6:.1f} MB free on this disk, got {free / 1e6:.1f} MB",
+            hint="Free some space, or write to another disk.",
+        )
+
+
+def write_file(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write one file so that it is there whole, mode 0644, or as it was before.
+
+    Raises:
+        BundleError: the disk failed.
+    """
+    target = Path(path).resolve()
+    temporary = _beside(target, "tmp")
+    try:
+        with _disk_errors(f"writing {target}"):
+            temporary.write_bytes(data)
+            _flush_file(temporary)
+            temporary.replace(target)
+            flush_folder(target.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _disk_errors(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        raise BundleError(f"{doing}: {error.strerror or error}{where}") from error
+
+
+def _beside(path: Path, kind: str) -> Path:
+    return path.with_name(f".{path.name}.{kind}-{uuid.uuid4().hex}")
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder for as long as the descriptor is open; a killed process lets go of it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # held by another process, or a file system without locks
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _sweep(target: Path) -> None:
+    """Remove the staging folders of this target that killed processes left behind."""
+    for folder in target.parent.glob(f".{glob.escape(target.name)}.tmp-*"):
+        old = folder.is_dir() and time.time() - folder.stat().st_mtime > _ABANDONED_SECONDS
+        lock = _lock(folder) if old else None
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+
+def _require_free(target: Path, *, overwrite: bool) -> None:
+    """Refuse a target that exists, unless it is a bundle that may be replaced."""
+    if not os.path.lexists(target):
+        return
+    if not (target / MANIFEST_NAME).is_file():
+        raise BundleError(
+            f"{target}: exists and is not a bundle (it holds no {MANIFEST_NAME})",
+            hint="Choose another folder; this one is never replaced.",
+        )
+    if not overwrite:
+        raise BundleError(f"{target}: a bundle is there", hint="Replace it with --overwrite.")
+
+
+def _require_reports(rejected: Path, names: Sequence[str]) -> None:
+    """Refuse to delete a folder that is not an older set of reports."""
+    if not os.path.lexists(rejected):
+        return
+    foreign = not rejected.is_dir() or rejected.is_symlink()
+    others = [] if foreign else sorted({path.name for path in rejected.iterdir()} - set(names))
+    if foreign or others:
+        what = f"holds {', '.join(others)}" if others else "is not a folder"
+        raise BundleError(
+            f"{rejected}: expected the reports of an earlier rejection, but it {what}",
+            hint="Move it away; the reports of the rejected engine go there.",
+        )
+
+
+def _regular_files(folder: Path) -> list[Path]:
+    paths = sorted(folder.iterdir())
+    for path in paths:
+        if path.is_symlink() or not path.is_file() or not is_file_name(path.name):
+            raise BundleError(
+                f"{path}: a bundle holds plain files named with [A-Za-z0-9._-] and no leading dot"
+            )
+    return paths
+
+
+def _seal(path: Path) -> FileRecord:
+    _flush_file(path)
+    return FileRecord(name=path.name, size=path.stat().st_size, sha256=digest(path))
+
+
+def _flush_file(path: Path) -> None:
+    path.chmod(0o644)  # safetensors writes 0600, which no other user could read
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def flush_folder(folder: Path) -> None:
+    """Make sure of the names in a folder.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _swap_in(folder: Path, target: Path, *, replace: bool) -> None:
+    """Rename `folder` to `target`; what was there goes away after, or comes back when that fails.
+
+    Without `replace` the rename itself refuses a target that another process published in between.
+    """
+    aside = _beside(target, "old")
+    try:
+        if replace and target.exists():
+            target.rename(aside)
+        folder.rename(target)
+    finally:
+        if aside.exists() and target.exists():
+            shutil.rmtree(aside)
+        elif aside.exists():
+            aside.rename(target)

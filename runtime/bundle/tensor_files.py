@@ -1,0 +1,63 @@
+"""Tensors in safetensors files, as numpy arrays.
+
+bfloat16 is included, which safetensors.numpy 0.8 writes and cannot read.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from enginecast.errors import InputError
+from enginecast.runtime.bundle.staging import write_file
+from enginecast.runtime.values.arrays import BFLOAT16, Array
+
+_DTYPES = {
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
+    "F16": np.dtype(np.float16),
+    "BF16": BFLOAT16,
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+}
+
+
+def read_tensors(path: str | os.PathLike[str]) -> dict[str, Array]:
+    """Read all tensors of a safetensors file.
+
+    Raises:
+        InputError: no such file, not safetensors, or a dtype that no engine takes.
+    """
+    try:
+        data = Path(path).read_bytes()
+        entries = safetensors.deserialize(data)  # type: ignore[no-untyped-call]  # it has no stubs
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except safetensors.SafetensorError as error:
+        raise InputError(f"{path}: expected a safetensors file: {error}") from error
+    arrays = {}
+    for name, entry in entries:
+        dtype = _DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise InputError(
+                f"{path}: {name!r}: expected one of {', '.join(_DTYPES)}, got {entry['dtype']}"
+            )
+        arrays[name] = np.frombuffer(entry["data"], dtype).reshape(entry["shape"])
+    return arrays
+
+
+def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array]) -> None:
+    """Write tensors as one safetensors file, mode 0644: whole, or not at all.
+
+    Raises:
+        BundleError: the disk failed.
+    """
+    # safetensors 0.8 takes a strided array for a dense one and writes other values, silently
+    contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
+    write_file(path, safetensors.numpy.save(contiguous))

@@ -1,0 +1,46 @@
+"""Arrays as tensors of torch, and back.
+
+torch is imported when one is made, and not before.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from enginecast.runtime.values.arrays import BFLOAT16, Array
+from enginecast.runtime.values.device_tensor import DeviceTensor, Feed
+
+
+def to_tensor(name: str, feed: Feed, device: str) -> Any:
+    """A copy on a device: the model may write into its inputs.
+
+    Raises:
+        InputError: a tensor on another device.
+    """
+    import torch
+
+    if isinstance(feed, DeviceTensor):
+        feed.require_on(name, device, torch.cuda.current_device() if device == "cuda" else 0)
+        return feed.tensor.clone()
+    return as_tensor(feed.copy()).to(device)
+
+
+def as_tensor(array: Array) -> Any:
+    """A tensor that shares the array's memory; a copy of an array that may not be written."""
+    import torch
+
+    if not array.flags.writeable:
+        array = array.copy()  # torch has no such tensors, and warns
+    if array.dtype == BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def to_host(value: Any) -> Array:
+    """A tensor as an array in CPU memory."""
+    import torch
+
+    tensor = value.detach().cpu().contiguous()
+    if tensor.dtype != torch.bfloat16:
+        return np.asarray(tensor.numpy())
+    return np.asarray(tensor.view(torch.int16).numpy().view(BFLOAT16))

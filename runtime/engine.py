@@ -1,0 +1,203 @@
+"""An engine, ready to run: the same face whatever runs it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from enginecast.errors import InputError, UsageError, VerificationError
+from enginecast.runtime.bundle.manifest import EngineRecord, Guard, Input, Manifest, Output, Verdict
+from enginecast.runtime.bundle.reader import Bundle
+from enginecast.runtime.sessions.session import Session
+from enginecast.runtime.validate import check_inputs
+from enginecast.runtime.values.arrays import Array
+from enginecast.runtime.values.device_tensor import can_view, lies_on_gpu, view
+
+
+class Outputs(dict[str, Any]):
+    """The outputs of a run by name, and what computed them; a dict in every other respect."""
+
+    backend: str
+    """As `load`'s `prefer` calls it: "onnxruntime-cpu"."""
+
+    def __init__(self, values: Mapping[str, Any], backend: str) -> None:
+        super().__init__(values)
+        self.backend = backend
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Outputs, (dict(self), self.backend)
+
+
+class Engine:
+    """An engine of a bundle, loaded.  Use it as a context manager, or call `close`.
+
+    `run` may be called from several threads at once.
+    """
+
+    def __init__(self, bundle: Bundle, record: EngineRecord, session: Session) -> None:
+        self._bundle = bundle
+        self._record = record
+        self._provider = session.provider
+        self._backend = session.backend
+        self._session: Session | None = session
+
+    @property
+    def folder(self) -> Path:
+        """The bundle's folder."""
+        return self._bundle.root
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._bundle.manifest
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        return self.manifest.inputs
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        return self.manifest.outputs
+
+    @property
+    def record(self) -> EngineRecord:
+        """What the manifest says of this engine."""
+        return self._record
+
+    @property
+    def verdict(self) -> Verdict:
+        return self._record.verdict
+
+    @property
+    def provider(self) -> str:
+        """What runs the engine, such as "CPUExecutionProvider"."""
+        return self._provider
+
+    def layers(self) -> tuple[str, ...]:
+        """What the engine consists of, in words; empty where the runtime does not tell.
+
+        Raises:
+            UsageError: the engine is closed.
+        """
+        return self._open().layers()
+
+    @property
+    def backend(self) -> str:
+        """What runs the engine, in the words of `load`'s `prefer`: "onnxruntime-cpu"."""
+        return self._backend
+
+    def versions(self) -> dict[str, str]:
+        """The versions of the packages that run the engine.
+
+        Raises:
+            UsageError: the engine is closed.
+        """
+        return self._open().versions()
+
+    def run(
+        self,
+        feeds: Mapping[str, Any],
+        *,
+        outputs: Sequence[str] | None = None,
+        as_dlpack: bool = False,
+        check_finite: bool = True,
+    ) -> Outputs:
+        """Run the engine.
+
+        Args:
+            feeds: for each input a numpy array, or a tensor with `__dlpack__`, in the declared
+                dtype.  A tensor on the GPU where the engine runs is read there, without a copy
+                through the host; torch has to be installed for that.
+            outputs: the outputs wanted; None: all.
+            as_dlpack: return objects with `__dlpack__` instead of arrays, on the engine's device
+                and without a copy, for `torch.from_dlpack`.  (ONNX Runtime hands out bool as
+                uint8 this way.)
+            check_finite: refuse NaN and infinities in the outputs, and in feeds on a GPU values
+                out of range, too, for which the host waits.  (Feeds in CPU memory are checked in
+                any case.)  What `as_dlpack` returns is looked at where it lies.
+
+        Returns:
+            The outputs by name: numpy arrays, bfloat16 as `ml_dtypes.bfloat16`.  Their `backend`
+            says what computed them.
+
+        Raises:
+            InputError: the feeds do not fit the declared inputs, there is no such output, or the
+                engine was specialised and the model would go another way.
+            VerificationError: an output is not finite.
+            UsageError: the engine is closed.
+        """
+        session = self._open()  # a local name: `close` from another thread lets this run finish
+        wanted = self._wanted(outputs)
+        guards = [guard.output for guard in self.manifest.guards]
+        checked = check_inputs(self.inputs, self.manifest.symbols, feeds, read_devices=check_finite)
+        values = session.run(checked, [*wanted, *guards])
+        for guard in self.manifest.guards:
+            _require(guard, session.to_host(values.pop(guard.output)))
+        if as_dlpack:
+            for name, value in values.items() if check_finite else ():
+                if not (lies_on_gpu(value) and can_view() and view(value).is_within(None, None)):
+                    _require_finite(name, session.to_host(value))
+            return Outputs(values, self.backend)
+        found = {name: session.to_host(value) for name, value in values.items()}
+        if check_finite:
+            for name, array in found.items():
+                _require_finite(name, array)
+        return Outputs(found, self.backend)
+
+    def close(self) -> None:
+        """Give the engine's memory back, once the runs under way are done; twice does no harm."""
+        self._session = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self) -> Session:
+        session = self._session
+        if session is None:
+            raise UsageError(f"{self.folder}: the engine is closed", hint="Load it again.")
+        return session
+
+    def _wanted(self, outputs: Sequence[str] | None) -> list[str]:
+        names = [output.name for output in self.outputs]
+        if outputs is None:
+            return names
+        for name in outputs:
+            if name not in names:
+                raise InputError(f"outputs: {name!r} is unknown; expected {', '.join(names)}")
+        if not outputs:
+            raise InputError(f"outputs: expected some of {', '.join(names)}, got none")
+        return list(dict.fromkeys(outputs))
+
+
+def _require(guard: Guard, holds: Array) -> None:
+    """Refuse what the engine computed for inputs with which the model goes another way."""
+    if not holds.all():
+        raise InputError(
+            f"these inputs go another way than the engine, which was specialised: expected "
+            f"{guard.value} at {guard.place}\n    {guard.code}",
+            hint="Export without --fallback specialise, or on inputs like these.",
+        )
+
+
+def _require_finite(name: str, array: Array) -> None:
+    if array.dtype.kind in "biu":
+        return
+    finite = np.isfinite(array)
+    if finite.all():
+        return
+    index = tuple(int(i) for i in np.unravel_index(int((~finite).argmax()), array.shape))
+    count = int(array.size - np.count_nonzero(finite))
+    raise VerificationError(
+        f"output {name!r}: expected finite values, got {count} of {array.size} that are not, "
+        f"the first {array[index]} at {list(index)}",
+        hint="The engine overflows on this input; an engine of higher precision may not.",
+    )

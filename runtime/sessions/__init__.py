@@ -1,0 +1,5 @@
+"""Sessions: what runs the engine file of each target.
+
+Enters: a `Session` for each target, and a line in `registry`. A session imports its engine's
+library when it is opened.
+"""

@@ -1,0 +1,157 @@
+"""Running a package of AOTInductor: machine code, with the weights of the bundle beside it.
+
+torch is imported when such an engine is opened.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from enginecast.errors import BundleError, MissingError
+from enginecast.runtime.bundle.manifest import EngineRecord
+from enginecast.runtime.bundle.reader import Bundle
+from enginecast.runtime.device.cuda_graphs import GraphCache, Run, recorder
+from enginecast.runtime.device.fitness import require_fit
+from enginecast.runtime.sessions.torch_session import (
+    TorchSession,
+    device_of,
+    provider_of,
+    require_device,
+    require_torch,
+)
+
+NAMES = "enginecast"
+"""Key of the package's metadata: JSON with the names of inputs, outputs and weights."""
+
+
+class AOTInductorSession(TorchSession):
+    """One package.  Runs from several threads at once share it; they go one by one."""
+
+    name = "aotinductor"
+
+    def __init__(
+        self, model: Any, weights: Mapping[str, Any], names: Any, provider: str, threads: int | None
+    ) -> None:
+        super().__init__(names["inputs"], names["outputs"], provider, threads)
+        self._model = model
+        self._weights = weights  # the code reads them where they are
+        self._call: Run = self._plain
+        self._stored = {tensor.data_ptr() for tensor in weights.values()}
+
+    @classmethod
+    def open(
+        cls,
+        bundle: Bundle,
+        record: EngineRecord,
+        providers: Sequence[str],
+        threads: int | None,
+        *,
+        cuda_graphs: bool = True,
+    ) -> Self:
+        """Open an engine of a bundle.
+
+        Raises:
+            MissingError: there is no torch, another than the code was made for, or no such CPU or
+                GPU.
+            UsageError: the engine was made for another device.
+            BundleError: torch refuses the package, or weights of it are missing.
+        """
+        provider = provider_of(providers[0], "AOTInductor")
+        torch = require_torch(record, "AOTInductor")
+        require_device(torch, record, provider, "its code was compiled for that device")
+        require_fit(torch, record.requires, record.file)
+        if not callable(getattr(torch._inductor, "aoti_load_package", None)):
+            raise MissingError(
+                f"{record.file}: torch {torch.__version__} loads no packages of AOTInductor",
+                hint="Use torch 2.11 to 2.13 for this engine.",
+            )
+        device = device_of(provider)
+        model = _load(torch, bundle, record, device)
+        names = _names(model, bundle, record)
+        weights = _weights(bundle, record, names["weights"], model.get_constant_fqns(), device)
+        if weights:
+            model.load_constants(weights, check_full_update=True, user_managed=True)
+        session = cls(model, weights, names, provider, threads)
+        if device == "cuda" and cuda_graphs:
+            session.use_graphs(recorder(torch))
+        return session
+
+    @property
+    def graphs(self) -> GraphCache | None:
+        """The CUDA graphs of runs that repeat; None: they are off, or there is no GPU."""
+        return self._call if isinstance(self._call, GraphCache) else None
+
+    def use_graphs(self, record: Any) -> None:
+        """Replay runs whose shapes repeat.
+
+        Args:
+            record: see `GraphCache`.
+        """
+        self._call = GraphCache(self._plain, record)
+
+    def compute(self, tensors: Sequence[Any]) -> list[Any]:
+        return [self._own(value) for value in self._call(tensors)]
+
+    def _plain(self, tensors: Sequence[Any]) -> list[Any]:
+        found: list[Any] = self._model.loader.boxed_run(list(tensors))
+        return found
+
+    def _own(self, value: Any) -> Any:
+        """A weight that is an output is copied: its reader may write into it."""
+        return value.clone() if value.data_ptr() in self._stored else value
+
+
+def _load(torch: Any, bundle: Bundle, record: EngineRecord, device: str) -> Any:
+    """On a GPU without the locks of its own, which no CUDA graph can hold; ours stand for them."""
+    try:
+        return torch._inductor.aoti_load_package(
+            str(bundle.path(record.file)), run_single_threaded=device == "cuda"
+        )
+    except Exception as error:  # torch raises RuntimeError, and others for what is no archive
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise BundleError(f"{record.file}: torch refuses the package: {first}") from error
+
+
+def _names(model: Any, bundle: Bundle, record: EngineRecord) -> Any:
+    """What the package says of its inputs, outputs and weights; must be what the manifest says."""
+    try:
+        names = json.loads(model.get_metadata()[NAMES])
+        given = {"inputs": sorted(names["inputs"]), "outputs": sorted(names["outputs"])}
+    except (KeyError, TypeError, ValueError) as error:
+        raise BundleError(
+            f"{record.file}: the package does not name its inputs and outputs",
+            hint="Export the model again.",
+        ) from error
+    manifest = bundle.manifest
+    for kind, declared in (("inputs", manifest.inputs), ("outputs", manifest.engine_outputs)):
+        wanted = sorted(spec.name for spec in declared)
+        if given[kind] != wanted:
+            raise BundleError(
+                f"{record.file}: expected the {kind} {', '.join(wanted)}, got"
+                f" {', '.join(given[kind])}"
+            )
+    return names
+
+
+def _weights(
+    bundle: Bundle,
+    record: EngineRecord,
+    names: Mapping[str, str],
+    wanted: Sequence[str],
+    device: str,
+) -> dict[str, Any]:
+    """The weights that the code asks for, by its own names; on the CPU they stay in the file."""
+    if not wanted:
+        return {}
+    if record.weights is None:
+        raise BundleError(f"{record.file}: its code reads weights, and the bundle has no such file")
+    from safetensors.torch import load_file
+
+    stored = load_file(bundle.path(record.weights), device=device)
+    lacking = [names.get(name, name) for name in wanted if names.get(name) not in stored]
+    if lacking:
+        raise BundleError(
+            f"{record.weights}: {len(lacking)} weights are missing, such as {lacking[0]!r}",
+            hint="Export the model again.",
+        )
+    return {name: stored[names[name]] for name in wanted}

@@ -1,0 +1,325 @@
+"""Running an engine with ONNX Runtime."""
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import onnxruntime
+from onnxruntime import IOBinding, OrtValue
+
+from enginecast.errors import BundleError, InputError, MissingError
+from enginecast.runtime.bundle.manifest import EngineRecord, Input, Output
+from enginecast.runtime.bundle.reader import Bundle
+from enginecast.runtime.device.out_of_memory import lacks_memory
+from enginecast.runtime.sessions.session import Session
+from enginecast.runtime.values.arrays import ONNX_BFLOAT16, Array, from_ort, to_ort
+from enginecast.runtime.values.device_tensor import DeviceTensor, Feed
+
+CPU_PROVIDER = "CPUExecutionProvider"
+CUDA_PROVIDER = "CUDAExecutionProvider"
+
+_KERNEL_SUFFIX = "_kernel_time"
+_FATAL = 4  # the log level above error: ONNX Runtime raises its errors as well as printing them
+_TYPES = {"float32": "float", "float64": "double"}  # other names are those of numpy
+_DEVICES = {CUDA_PROVIDER: "cuda", "TensorrtExecutionProvider": "cuda"}
+_PRODUCT = bytes.fromhex(
+    "080712003a5c0a180a01610a0162120179220d4d61744d756c496e74656765721201675a130a0161120e0a0c0802"
+    "12080a0208100a0208405a130a0162120e0a0c080312080a0208400a02081062130a0179120e0a0c080612080a02"
+    "08100a02081042040a00100a"
+)
+"""A model: y = MatMulInteger(a, b) of uint8 [16, 64] and int8 [64, 16].  As bytes, since the onnx
+package is not needed to run an engine."""
+
+
+class OrtSession(Session):
+    """One ONNX Runtime session.  Every run has its own binding, so that threads do not meet."""
+
+    name = "onnxruntime"
+    runs_code = False
+    packages = ("onnxruntime-gpu", "onnxruntime")
+
+    def __init__(self, session: onnxruntime.InferenceSession, provider: str, file: str) -> None:
+        self._session = session
+        self._provider = provider
+        self._file = file
+
+    @classmethod
+    def open(
+        cls,
+        bundle: Bundle,
+        record: EngineRecord,
+        providers: Sequence[str],
+        threads: int | None,
+        *,
+        cuda_graphs: bool = True,
+    ) -> Self:
+        """Open an engine of a bundle.
+
+        Raises:
+            MissingError: this machine or this ONNX Runtime cannot run the engine.
+            BundleError: ONNX Runtime refuses the file.
+        """
+        require_runtime(record.minimum_runtime)
+        _require_providers(providers)
+        if record.precision == "bf16" and providers[0] == CPU_PROVIDER:
+            raise MissingError(
+                f"{record.file}: a bf16 engine, and ONNX Runtime's {CPU_PROVIDER} has no bf16"
+                " kernels",
+                hint="Run it on CUDA (device='cuda'), or export with --precision fp32 or fp16.",
+            )
+        options = options_for(record.precision, providers[0], record.quantized)
+        session = create_session(bundle.path(record.file), providers, threads, options)
+        declared = bundle.manifest.engine_outputs
+        _require_signature(record.file, "inputs", bundle.manifest.inputs, session.get_inputs())
+        _require_signature(record.file, "outputs", declared, session.get_outputs())
+        return cls(session, providers[0], record.file)
+
+    @classmethod
+    def executed_ops(
+        cls,
+        bundle: Bundle,
+        record: EngineRecord,
+        feeds: Mapping[str, Array],
+        providers: Sequence[str],
+        threads: int | None,
+    ) -> tuple[str, ...]:
+        nodes = profile_ops(
+            bundle.path(record.file),
+            feeds,
+            providers=providers,
+            threads=threads,
+            precision=record.precision,
+            quantized=record.quantized,
+        )
+        return tuple(node.op_type for node in nodes)
+
+    @property
+    def provider(self) -> str:
+        return self._provider
+
+    def run(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, OrtValue]:
+        """Run once; the values stay on the provider's device.
+
+        The provider computes on a stream of its own, before which ONNX Runtime waits for nobody
+        (microsoft/onnxruntime#26609), so whoever makes a tensor on the device has to be waited for
+        here.  (`user_compute_stream` binds a whole session to one stream, and takes that of
+        torch's default, 0, for none: microsoft/onnxruntime#19229.)  Behind a run it does wait for
+        its stream, unless `disable_synchronize_execution_providers` is set
+        (onnxruntime_run_options_config_keys.h), so the outputs may be read at once.
+        """
+        device = _DEVICES.get(self._provider, "cpu")
+        for name, feed in feeds.items():
+            if isinstance(feed, DeviceTensor):
+                feed.require_on(name, device, 0)
+        binding = self._session.io_binding()
+        try:
+            held = [_bind(binding, name, feed) for name, feed in feeds.items()]
+            for name in outputs:
+                binding.bind_output(name, device)
+            self._session.run_with_iobinding(binding)
+            del held
+        except Exception as error:  # ONNX Runtime's errors have no common base of their own
+            shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
+            if lacks_memory(error):
+                raise MissingError(
+                    f"{self._file}: too little memory for {shapes}: {error}",
+                    hint="Give smaller batches.",
+                ) from error
+            raise InputError(f"{self._file}: failed on {shapes}: {error}") from error
+        return dict(zip(outputs, binding.get_outputs(), strict=True))
+
+    def to_host(self, value: OrtValue) -> Array:
+        if value.device_name() == "cpu":
+            return from_ort(value)
+        host = OrtValue.ortvalue_from_shape_and_type(value.shape(), value.element_type())
+        onnxruntime.copy_tensors([value], [host])
+        return from_ort(host)
+
+
+def _bind(binding: IOBinding, name: str, feed: Feed) -> Any:
+    """Bind an input where it lies; what is returned must live until the run is over."""
+    if not isinstance(feed, DeviceTensor):
+        binding.bind_ortvalue_input(name, to_ort(feed))
+        return feed
+    own = feed.aligned()
+    own.wait()
+    kind = ONNX_BFLOAT16 if own.dtype == "bfloat16" else np.dtype(own.dtype).type
+    binding.bind_input(name, own.device, own.index, kind, own.shape, own.pointer)
+    return own
+
+
+def options_for(precision: str, provider: str, quantized: str = "") -> onnxruntime.SessionOptions:
+    """Options that an engine of this precision needs on a provider.
+
+    ONNX Runtime 1.31's layout optimisers, the last of its levels, crash the process on some fp16
+    graphs on the CPU (seen: `nn.MultiheadAttention` and a LayerNorm over its residual sum).
+
+    There it also casts every weight to fp32 in each run, and its arena keeps the most that any run
+    took, once for each shape: 9.3 GB were seen for 1.2 billion weights.  Without the arena a run
+    takes what it needs and gives it back.
+
+    Of quantised engines (`EngineRecord.quantized`) it would rewrite DequantizeLinear and the MatMul
+    behind it: into integer products that take no fp8, so that the file is refused, or into
+    MatMulNBits that rounds activations to int8 as well, which nobody asked for.
+
+    Where products of uint8 and int8 saturate, the last option makes them products of uint8 and
+    uint8, which take twice the time.
+    """
+    options = onnxruntime.SessionOptions()
+    if quantized:
+        options.add_session_config_entry(
+            "optimization.disable_specified_optimizers", "QDQSelectorActionTransformer"
+        )
+    if quantized == "int8" and provider == CPU_PROVIDER and products_saturate():
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    if precision == "fp16" and provider == CPU_PROVIDER:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.enable_cpu_mem_arena = False
+    return options
+
+
+def create_session(
+    path: Path,
+    providers: Sequence[str],
+    threads: int | None = None,
+    options: onnxruntime.SessionOptions | None = None,
+) -> onnxruntime.InferenceSession:
+    """Make a session and see that it runs where it was asked to.
+
+    ONNX Runtime falls back to the CPU when a provider fails to start
+    (microsoft/onnxruntime#23372), so what the session says of itself is compared with what was
+    asked for.
+
+    Raises:
+        MissingError: a provider did not start, or has no kernel for an operator.
+        BundleError: ONNX Runtime refuses the file.
+    """
+    options = options or onnxruntime.SessionOptions()
+    options.log_severity_level = _FATAL
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=list(providers))
+    except Exception as error:  # ONNX Runtime's errors have no common base of their own
+        if "NOT_IMPLEMENTED" in str(error):
+            raise MissingError(f"{path.name}: {providers[0]} cannot run it: {error}") from error
+        raise BundleError(f"{path.name}: ONNX Runtime refuses it: {error}") from error
+    actual = session.get_providers()[0]
+    if actual != providers[0]:
+        raise MissingError(
+            f"{providers[0]}: asked for, but ONNX Runtime fell back to {actual}",
+            hint="See `enginecast doctor`: often the CUDA or cuDNN libraries were not found.",
+        )
+    return session
+
+
+def require_runtime(minimum: str) -> None:
+    """Refuse an ONNX Runtime older than a `minimum_runtime`, such as "onnxruntime>=1.28".
+
+    Raises:
+        MissingError: with both versions, and how to upgrade.
+    """
+    needed = minimum.partition(">=")[2]
+    if needed and _version(onnxruntime.__version__) < _version(needed):
+        raise MissingError(
+            f"expected {minimum}, got onnxruntime {onnxruntime.__version__}",
+            hint=f"pip install --upgrade '{minimum}'",
+        )
+
+
+def _require_signature(
+    file: str, field: str, declared: Sequence[Input | Output], actual: Sequence[Any]
+) -> None:
+    """Refuse an engine file that takes or gives something else than the manifest says."""
+    expected = {tensor.name: _TYPES.get(tensor.dtype, tensor.dtype) for tensor in declared}
+    got = {node.name: node.type.removeprefix("tensor(").removesuffix(")") for node in actual}
+    if expected != got:
+        raise BundleError(f"{file}: {field}: the manifest says {expected}, the file has {got}")
+
+
+def _require_providers(providers: Sequence[str]) -> None:
+    available = onnxruntime.get_available_providers()
+    for provider in providers:
+        if provider not in available:
+            raise MissingError(
+                f"{provider}: not in this ONNX Runtime, which has {', '.join(available)}",
+                hint="pip install 'enginecast[cuda]' brings the CUDA and TensorRT providers.",
+            )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """The leading numbers of a version: "1.32.0.dev3" is (1, 32, 0)."""
+    match = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
+
+
+@cache
+def products_saturate() -> bool:
+    """Whether ONNX Runtime's products of uint8 and int8 are wrong on this CPU.
+
+    x86 without VNNI adds pairs of them in 16 bits, where they saturate, and a wrong result looks
+    like any other (microsoft/onnxruntime#12088).  What a CPU has is not asked of its name but of a
+    product, of the largest values that there are.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(_PRODUCT, options, providers=["CPUExecutionProvider"])
+    left, right = np.full((16, 64), 255, np.uint8), np.full((64, 16), 127, np.int8)
+    found = np.asarray(session.run(None, {"a": left, "b": right})[0])
+    return bool((found != 255 * 127 * 64).any())
+
+
+@dataclass(frozen=True)
+class ExecutedNode:
+    """A node that ran."""
+
+    name: str
+    op_type: str
+    """Operator without its domain, e.g. SkipSimplifiedLayerNormalization."""
+    provider: str
+
+
+def profile_ops(
+    model_path: Path,
+    feeds: Mapping[str, Array],
+    *,
+    providers: Sequence[str] = (CPU_PROVIDER,),
+    threads: int | None = None,
+    precision: str = "fp32",
+    quantized: str = "",
+) -> list[ExecutedNode]:
+    """Run a model once and list the nodes that ran, in order; a loop's body once per turn.
+
+    They are those of the graph as ONNX Runtime's own optimizer left it.  Asking the profiler
+    writes no weights, unlike saving the optimized model.
+
+    Raises:
+        MissingError, BundleError: the model cannot be loaded.
+        InputError: it cannot be run on these feeds.
+    """
+    with tempfile.TemporaryDirectory(prefix="enginecast-profile-") as folder:
+        options = options_for(precision, providers[0], quantized)
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(folder) / "ops")
+        session = create_session(model_path, providers, threads, options)
+        try:
+            outputs = [output.name for output in session.get_outputs()]
+            OrtSession(session, providers[0], model_path.name).run(feeds, outputs)
+        finally:
+            profile = Path(session.end_profiling())
+        events = json.loads(profile.read_bytes())
+    return [
+        ExecutedNode(
+            name=event["name"].removesuffix(_KERNEL_SUFFIX),
+            op_type=event["args"]["op_name"],
+            provider=event["args"]["provider"],
+        )
+        for event in events
+        if event.get("cat") == "Node" and event["name"].endswith(_KERNEL_SUFFIX)
+    ]

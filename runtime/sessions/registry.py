@@ -1,0 +1,22 @@
+"""Which sessions there are: ours by target, those of other packages by entry point."""
+
+from enginecast.errors import MissingError
+from enginecast.plugins import Registry
+from enginecast.runtime.sessions.session import Session
+
+SESSIONS = {
+    "tensorrt": "enginecast.runtime.sessions.tensorrt.session:TensorRTSession",
+    "onnxruntime": "enginecast.runtime.sessions.onnxruntime:OrtSession",
+    "aotinductor": "enginecast.runtime.sessions.aotinductor:AOTInductorSession",
+    "torchscript": "enginecast.runtime.sessions.torchscript:TorchScriptSession",
+}
+REGISTRY = Registry("session", "enginecast.sessions", SESSIONS, MissingError)
+
+
+def session_class(target: str) -> type[Session]:
+    """What opens the engines of a target.
+
+    Raises:
+        MissingError: nothing that is installed does, or it cannot be loaded.
+    """
+    return REGISTRY.load(target, Session)  # type: ignore[type-abstract]

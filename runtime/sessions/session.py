@@ -1,0 +1,136 @@
+"""What every session is: the class that a target's engines are opened and run with."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, ClassVar, Self
+
+from enginecast.runtime.bundle.manifest import EngineRecord
+from enginecast.runtime.bundle.reader import Bundle
+from enginecast.runtime.values.arrays import Array
+from enginecast.runtime.values.device_tensor import Feed
+
+PROVIDERS = {
+    "cpu": ("CPUExecutionProvider",),
+    "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider"),
+}
+"""ONNX Runtime's execution providers by device, the wanted one first."""
+
+
+class Session(ABC):
+    """An opened engine file.  Safe to call from several threads at once.
+
+    The class attributes say what the loader has to know of a target before it opens an engine.  A
+    module that defines a session imports neither torch nor the library that runs the engine:
+    `open` does.
+    """
+
+    name: ClassVar[str]
+    """The target whose engines it runs, as the manifest names it."""
+    runs_code: ClassVar[bool] = True
+    """Whether loading the file can run code, which its user has to allow."""
+    providers: ClassVar[Mapping[str, str]] = {}
+    """What runs an engine where one of ONNX Runtime's providers was asked for:
+    {"CPUExecutionProvider": "torch-cpu"}.  Such an engine was made for one device.  Empty: ONNX
+    Runtime's own providers run it."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """The Python distributions that run it, the nearest last: a verdict keeps their versions."""
+
+    @classmethod
+    @abstractmethod
+    def open(
+        cls,
+        bundle: Bundle,
+        record: EngineRecord,
+        providers: Sequence[str],
+        threads: int | None,
+        *,
+        cuda_graphs: bool = True,
+    ) -> Self:
+        """Open an engine of a bundle.
+
+        Args:
+            bundle: a bundle whose digests were checked.
+            record: the engine, of this target.
+            providers: ONNX Runtime's names, the wanted one first, or one of `providers`' values.
+            threads: threads within one operator; None: as many as the runtime takes.
+            cuda_graphs: whether it may record runs on a GPU whose shapes repeat.
+
+        Raises:
+            MissingError: this machine cannot run the engine.
+            UsageError: the engine was made for another device.
+            BundleError: the runtime refuses the file.
+        """
+
+    @property
+    @abstractmethod
+    def provider(self) -> str:
+        """What runs the engine, such as "CPUExecutionProvider" or "torch-cuda"."""
+
+    @abstractmethod
+    def run(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, Any]:
+        """Run on checked feeds; return values that speak DLPack, where the provider left them."""
+
+    @abstractmethod
+    def to_host(self, value: Any) -> Array:
+        """View one of `run`'s values as an array in CPU memory."""
+
+    def layers(self) -> tuple[str, ...]:
+        """What the engine consists of, one fact a line; empty: the runtime says nothing."""
+        return ()
+
+    def versions(self) -> dict[str, str]:
+        """The versions of those of `packages` that are installed."""
+        found = {}
+        for package in self.packages:
+            with suppress(PackageNotFoundError):
+                found[package] = version(package)
+        return found
+
+    @classmethod
+    def executed_ops(
+        cls,
+        bundle: Bundle,
+        record: EngineRecord,
+        feeds: Mapping[str, Array],
+        providers: Sequence[str],
+        threads: int | None,
+    ) -> tuple[str, ...] | None:
+        """Run an engine once; return the types of the ops that ran, without their domains.
+
+        None: the runtime does not say.
+
+        Raises:
+            MissingError, BundleError: the engine cannot be opened.
+            InputError: it does not run on these feeds.
+        """
+        return None
+
+    @property
+    def backend(self) -> str:
+        """What runs the engine, in the words of `load`'s `prefer`: "onnxruntime-cpu"; of other
+        providers "onnxruntime-openvino".
+        """
+        if self.name in self.backends():
+            return self.name
+        of_onnxruntime = {theirs: name for name, theirs in self.providers.items()}
+        provider = of_onnxruntime.get(self.provider, self.provider)
+        return f"{self.name}-{provider.removesuffix('ExecutionProvider').lower()}"
+
+    @classmethod
+    def provider_for(cls, provider: str) -> str:
+        """What runs an engine of this target where a provider of ONNX Runtime was asked for."""
+        return cls.providers.get(provider, provider)
+
+    @classmethod
+    def backends(cls) -> dict[str, str]:
+        """Device by the name that `load`'s `prefer` has for it: {"onnxruntime-cpu": "cpu"}."""
+        devices = [
+            device
+            for device in ("cuda", "cpu")
+            if not cls.providers or PROVIDERS[device][0] in cls.providers
+        ]
+        if len(devices) == 1:
+            return {cls.name: devices[0]}
+        return {f"{cls.name}-{device}": device for device in devices}

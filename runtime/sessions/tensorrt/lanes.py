@@ -1,0 +1,231 @@
+"""Runs of one TensorRT engine side by side: a lane is an execution context with its own stream.
+
+A context holds the shapes and addresses of one run, so that one thread at a time may set them; the
+GPU's work of a lane is in the order of its stream, so that a lane is free again once a run is
+enqueued.
+
+    thread 1 ── lane 0: context, stream, graphs ──┐
+    thread 2 ── lane 1: context, stream, graphs ──┴─ weights of the engine
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from enginecast.errors import InputError, MissingError
+from enginecast.runtime.device.cuda_graphs import GraphCache, Run, Tensors
+from enginecast.runtime.device.gpu import Gpu
+from enginecast.runtime.sessions.tensorrt.errors import Messages, error_recorder
+from enginecast.runtime.sessions.tensorrt.plan import Plan
+
+LANES = 4
+"""Contexts for runs side by side; each takes the memory of a run."""
+GRAPHS = 4
+"""CUDA graphs of a lane; each has a context of its own."""
+
+
+class ExecutionError(RuntimeError):
+    """TensorRT answered that a run could not be enqueued; the text is its own."""
+
+
+class Context:
+    """An execution context: sets shapes and addresses, and enqueues a run."""
+
+    def __init__(self, plan: Plan, gpu: Gpu) -> None:
+        """
+        Raises:
+            MissingError: TensorRT makes no context; most often, memory is short.
+        """
+        self._plan = plan
+        self._gpu = gpu
+        self._messages = Messages()
+        with plan.lock:
+            plan.messages.clear()
+            self._context = plan.engine.create_execution_context()
+        if self._context is None:
+            raise MissingError(
+                f"{plan.file}: TensorRT makes no execution context: {plan.messages.take()}",
+                hint="Most often GPU memory is short: close other engines, or use a smaller batch.",
+            )
+        self._recorder = error_recorder(plan.trt, self._messages)
+        self._context.error_recorder = self._recorder
+        self._given: list[tuple[int, ...]] = []
+        self._found: list[tuple[int, ...]] = []
+
+    def run(self, inputs: Tensors) -> list[Any]:
+        """Enqueue one run on the current stream; the outputs are new tensors.
+
+        Args:
+            inputs: contiguous tensors on the GPU, in the plan's order and dtypes.
+
+        Raises:
+            InputError: the plan was not built for these shapes.
+            ExecutionError: TensorRT cannot enqueue it.
+        """
+        shapes = self._shapes([tuple(one.shape) for one in inputs])
+        outputs = [
+            self._gpu.empty(shape, tensor.dtype)
+            for tensor, shape in zip(self._plan.outputs, shapes, strict=True)
+        ]
+        tensors = [*self._plan.inputs, *self._plan.outputs]
+        for tensor, value in zip(tensors, [*inputs, *outputs], strict=True):
+            if not self._context.set_tensor_address(tensor.binding, value.data_ptr()):
+                raise ExecutionError(f"the address of {tensor.name!r}: {self._messages.take()}")
+        if not self._context.execute_async_v3(self._gpu.current_stream()):
+            raise ExecutionError(self._messages.take())
+        return outputs
+
+    def _shapes(self, given: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """The shapes of the outputs; the same shapes are not set again, which a graph that is
+        being recorded could not hold.
+        """
+        if list(given) != self._given or not self._found:
+            self._given = []
+            self._set_shapes(given)
+            self._found = self._infer()
+            self._given = list(given)
+        return self._found
+
+    def _set_shapes(self, given: Sequence[tuple[int, ...]]) -> None:
+        for tensor, shape in zip(self._plan.inputs, given, strict=True):
+            if not self._context.set_input_shape(tensor.binding, shape):
+                wanted = self._plan.range_of(tensor.name)
+                raise InputError(
+                    f"input {tensor.name!r}: expected a shape in {wanted}, got {list(shape)}:"
+                    f" {self._messages.take()}",
+                    hint="The engine was built for those; export it with the range that you need.",
+                )
+
+    def _infer(self) -> list[tuple[int, ...]]:
+        try:
+            lacking = self._context.infer_shapes()
+        except RuntimeError as error:
+            raise ExecutionError(f"{error}: {self._messages.take()}") from error
+        if lacking:
+            raise ExecutionError(f"it wants to know more of {', '.join(lacking)}")
+        found = []
+        for tensor in self._plan.outputs:
+            shape = tuple(self._context.get_tensor_shape(tensor.binding))
+            if any(size < 0 for size in shape):
+                raise ExecutionError(
+                    f"the shape of output {tensor.name!r} depends on values ({list(shape)}), and"
+                    " such engines are not run here"
+                )
+            found.append(shape)
+        return found
+
+
+class Lane:
+    """A context with its stream, and the CUDA graphs that were recorded on it."""
+
+    def __init__(self, plan: Plan, gpu: Gpu, *, graphs: bool) -> None:
+        self._plan = plan
+        self._gpu = gpu
+        self._context = Context(plan, gpu)
+        self._call: Run = self._context.run
+        self.stream = gpu.new_stream()
+        self.owner: threading.Thread | None = None
+        """The thread that used it last."""
+        if graphs:
+            self._record = gpu.graph_recorder()
+            self._call = GraphCache(self._context.run, self._record_apart, limit=GRAPHS)
+
+    @property
+    def graphs(self) -> GraphCache | None:
+        """None: they are off."""
+        return self._call if isinstance(self._call, GraphCache) else None
+
+    def run(self, inputs: Tensors) -> list[Any]:
+        """Enqueue one run on the lane's stream: see `Context.run`.
+
+        The outputs are for the stream in use when it is called.
+        """
+        with self._gpu.on(self.stream, inputs) as hand_over:
+            outputs = self._call(inputs)
+            hand_over(outputs)
+        return outputs
+
+    def _record_apart(self, run: Run, inputs: Tensors) -> Run:
+        """Record a context that nothing else uses: a graph holds its memory and its shapes.
+
+        Raises:
+            RuntimeError: it cannot be recorded, or there is no memory for it; runs go on without.
+        """
+        try:
+            context = Context(self._plan, self._gpu)
+        except MissingError as error:
+            raise ExecutionError(error.message) from error
+        replay = self._record(context.run, inputs)
+
+        def call(given: Tensors) -> list[Any]:
+            found = replay(given)
+            assert context is not None  # it lives as long as its graph
+            return found
+
+        return call
+
+
+class Lanes:
+    """The lanes of an engine: made when runs meet, kept, and given to one thread at a time."""
+
+    def __init__(self, make: Callable[[], Lane], is_idle: Callable[[Any], bool]) -> None:
+        """
+        Args:
+            make: makes a lane; the first is made at once.
+            is_idle: whether a stream's work is done.
+        """
+        self._make = make
+        self._is_idle = is_idle
+        self._free = [make()]
+        self._made = 1
+        self._changed = threading.Condition()
+
+    @property
+    def made(self) -> int:
+        return self._made
+
+    @contextmanager
+    def take(self) -> Iterator[Lane]:
+        """A lane for this thread alone; waits while all of them are in use."""
+        lane = self._get()
+        try:
+            yield lane
+        finally:
+            with self._changed:
+                self._free.append(lane)
+                self._changed.notify()
+
+    def _get(self) -> Lane:
+        with self._changed:
+            while True:
+                lane = self._choose()
+                if lane is not None:
+                    self._free.remove(lane)
+                    break
+                if self._made < LANES:
+                    self._made += 1
+                    break
+                self._changed.wait()
+        if lane is None:
+            lane = self._make_one()
+        lane.owner = threading.current_thread()  # numbers of threads come again
+        return lane
+
+    def _choose(self) -> Lane | None:
+        """The one that this thread had before, which holds its graphs; else one whose work is
+        done; else, where no more may be made, any.
+        """
+        mine = [lane for lane in self._free if lane.owner is threading.current_thread()]
+        idle = [lane for lane in self._free if not mine and self._is_idle(lane.stream)]
+        rest = self._free if self._made == LANES else []
+        return next(iter([*mine, *idle, *rest]), None)
+
+    def _make_one(self) -> Lane:
+        try:
+            return self._make()
+        except BaseException:
+            with self._changed:
+                self._made -= 1
+                self._changed.notify()
+            raise

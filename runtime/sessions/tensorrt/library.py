@@ -1,0 +1,101 @@
+"""The installed TensorRT: imported when it is needed, and held against the names that are called.
+
+`api.json` lists those names for each version that this was written for; it was written by
+hand from NVIDIA's public API reference.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module, resources
+from typing import Any
+
+from enginecast.errors import MissingError
+
+Names = Mapping[str, tuple[str, ...]]
+"""Class -> the methods, properties and enum members of it that are called."""
+INSTALL = "pip install 'enginecast[tensorrt]' on Linux with an NVIDIA GPU"
+
+
+@cache
+def known_apis() -> Mapping[str, Names]:
+    """The names that are called, by TensorRT's version: "10.15", "11.0"."""
+    text = (
+        resources.files("enginecast.runtime.sessions.tensorrt")
+        .joinpath("api.json")
+        .read_text("utf-8")
+    )
+    versions = json.loads(text)["versions"]
+    return {
+        version: {name: tuple(members) for name, members in classes.items()}
+        for version, classes in versions.items()
+    }
+
+
+def import_tensorrt(why: str) -> Any:
+    """The module tensorrt, of a version that has all that is called.
+
+    Args:
+        why: what needs it, for the message: "engine.plan: a TensorRT engine".
+
+    Raises:
+        MissingError: it is not installed, does not load, or lacks names.
+    """
+    try:
+        trt = import_module("tensorrt")
+    except ModuleNotFoundError as error:
+        raise MissingError(f"{why} needs tensorrt, which is not installed", hint=INSTALL) from error
+    except (ImportError, OSError) as error:
+        raise MissingError(
+            f"{why} needs tensorrt, which is installed and does not load: {error}",
+            hint="Its libraries come in tensorrt-cu13-libs; see `enginecast doctor`.",
+        ) from error
+    version = short_version(trt.__version__)
+    lacking = missing_names(trt, names_for(version))
+    if lacking:
+        raise MissingError(
+            f"{why}: tensorrt {trt.__version__} lacks {', '.join(lacking[:5])}",
+            hint=f"Supported: {' and '.join(known_apis())}, and newer ones that keep these names.",
+        )
+    return trt
+
+
+def names_for(version: str) -> Names:
+    """The names that are called of this version; those of the newest known one before it.
+
+    Raises:
+        MissingError: it is older than all that are known.
+    """
+    known = {_numbers(found): names for found, names in known_apis().items()}
+    older = [found for found in known if found <= _numbers(version)]
+    if not older:
+        raise MissingError(
+            f"tensorrt {version}: expected at least {min(known_apis(), key=_numbers)}", hint=INSTALL
+        )
+    return known[max(older)]
+
+
+def missing_names(trt: Any, names: Names) -> list[str]:
+    """What a module lacks of the names, as "Builder.create_network"."""
+    found = []
+    for name, members in names.items():
+        owner = getattr(trt, name, None)
+        if owner is None:
+            found.append(name)
+        else:
+            found += [f"{name}.{member}" for member in members if not hasattr(owner, member)]
+    return found
+
+
+def newest_version() -> str:
+    """The newest version that this was written for: "11.0"."""
+    return max(known_apis(), key=_numbers)
+
+
+def short_version(text: str) -> str:
+    """ "11.0" of "11.0.0.114"."""
+    return ".".join(text.split("+")[0].split(".")[:2])
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in short_version(version).split("."))

@@ -1,0 +1,171 @@
+"""Running a TensorRT plan.
+
+tensorrt and torch are imported when such an engine is opened: torch holds the tensors, and speaks
+DLPack to others.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Self
+
+from enginecast.errors import InputError, MissingError, UsageError
+from enginecast.runtime.bundle.manifest import EngineRecord
+from enginecast.runtime.bundle.reader import Bundle
+from enginecast.runtime.device import gpu as gpus
+from enginecast.runtime.device.gpu import Gpu
+from enginecast.runtime.sessions.session import Session
+from enginecast.runtime.sessions.tensorrt.fitness import machine, require_fit
+from enginecast.runtime.sessions.tensorrt.lanes import ExecutionError, Lane, Lanes
+from enginecast.runtime.sessions.tensorrt.layers import Layers, parse_layers
+from enginecast.runtime.sessions.tensorrt.library import import_tensorrt
+from enginecast.runtime.sessions.tensorrt.plan import Plan, read_plan
+from enginecast.runtime.sessions.torch_session import require_torch
+from enginecast.runtime.values.arrays import Array
+from enginecast.runtime.values.device_tensor import DeviceTensor, Feed
+
+PROVIDER = "tensorrt"
+ALIGNED = 256
+"""Bytes; where TensorRT wants a tensor to begin (NvInferRuntime.h, setTensorAddress)."""
+
+
+class TensorRTSession(Session):
+    """One plan.  Runs from several threads at once have a context each, up to `lanes.LANES`."""
+
+    name = PROVIDER
+    providers: ClassVar = {"CUDAExecutionProvider": PROVIDER}
+    packages = ("torch", PROVIDER)
+
+    def __init__(self, plan: Plan, gpu: Gpu, *, cuda_graphs: bool) -> None:
+        """
+        Raises:
+            MissingError: TensorRT makes no context.
+        """
+        self._plan = plan
+        self._gpu = gpu
+        self._lanes = Lanes(lambda: Lane(plan, gpu, graphs=cuda_graphs), gpu.is_idle)
+
+    @classmethod
+    def open(
+        cls,
+        bundle: Bundle,
+        record: EngineRecord,
+        providers: Sequence[str],
+        threads: int | None,
+        *,
+        cuda_graphs: bool = True,
+    ) -> Self:
+        """Open an engine of a bundle.
+
+        Raises:
+            UsageError: something else than a GPU was asked for.
+            MissingError: there is no torch, TensorRT or GPU, or not those that the plan was built
+                for.
+            BundleError: TensorRT refuses the plan, or it is not what the manifest says.
+        """
+        require_gpu(record, providers[0])
+        instead = what_else(bundle, record)
+        torch = require_torch(record, "TensorRT")
+        with _saying(record.file, instead):
+            gpu = gpus.gpu_here(torch)
+            trt = import_tensorrt("a TensorRT engine")
+            here = machine(trt, gpu)
+        require_fit(record.requires, here, record.file, instead)
+        network = None if record.network is None else bundle.path(record.network)
+        with _saying(record.file, instead):
+            plan = read_plan(trt, bundle.path(record.file), record, bundle.manifest, network)
+        return cls(plan, gpu, cuda_graphs=cuda_graphs)
+
+    @property
+    def provider(self) -> str:
+        return PROVIDER
+
+    @property
+    def lanes(self) -> Lanes:
+        """The contexts made so far."""
+        return self._lanes
+
+    def run(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, Any]:
+        """Run once; the values are tensors on the GPU, ready on the stream in use.
+
+        Args:
+            feeds: for each input a numpy array, which is copied to the GPU, or a tensor there,
+                which is read where it is.
+            outputs: the outputs wanted.
+
+        Raises:
+            InputError: a tensor lies on another device, a shape is not one that the plan was built
+                for, or TensorRT fails on these inputs.
+        """
+        inputs = [self._input(one.name, feeds[one.name]) for one in self._plan.inputs]
+        try:
+            with self._lanes.take() as lane:
+                found = lane.run(inputs)
+        except ExecutionError as error:
+            named = zip(self._plan.inputs, inputs, strict=True)
+            shapes = ", ".join(f"{one.name} {list(value.shape)}" for one, value in named)
+            raise InputError(f"{self._plan.file}: failed on {shapes}: {error}") from error
+        names = [one.name for one in self._plan.outputs]
+        values = dict(zip(names, found, strict=True))
+        return {name: values[name] for name in outputs}
+
+    def to_host(self, value: Any) -> Array:
+        return self._gpu.to_host(value)
+
+    def versions(self) -> dict[str, str]:
+        # Its package has a name for each version of CUDA.
+        return {**super().versions(), PROVIDER: str(self._plan.trt.__version__)}
+
+    def layers(self) -> tuple[str, ...]:
+        """What the builder made of the network, in a few lines."""
+        return self.inspect().lines()
+
+    def inspect(self) -> Layers:
+        """What the builder made of the network, layer by layer, as the engine tells it."""
+        trt, engine = self._plan.trt, self._plan.engine
+        with self._plan.lock:
+            inspector = engine.create_engine_inspector()
+            text = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
+        return parse_layers(text, self._plan.file)
+
+    def _input(self, name: str, feed: Feed) -> Any:
+        if not isinstance(feed, DeviceTensor):
+            return self._gpu.to_device(feed)
+        feed.require_on(name, *self._gpu.place)
+        return feed.aligned(ALIGNED).tensor
+
+
+def require_gpu(record: EngineRecord, provider: str) -> None:
+    """Refuse a provider that is not a GPU.
+
+    Raises:
+        UsageError: with what to ask for instead.
+    """
+    if provider != PROVIDER and provider not in TensorRTSession.providers:
+        raise UsageError(
+            f"{record.file}: {provider}: TensorRT engines run on a GPU",
+            hint="Use device='cuda' (--device cuda), or prefer=['onnxruntime-cpu'] (--prefer).",
+        )
+
+
+def what_else(bundle: Bundle, record: EngineRecord) -> str:
+    """What of a bundle loads where its TensorRT engine does not, as a sentence."""
+    for other in bundle.manifest.engines:
+        if other.target != record.target and other.verdict.outcome != "rejected":
+            return (
+                f"{other.file} of this bundle is for ONNX Runtime and loads without TensorRT:"
+                " prefer=['tensorrt', 'onnxruntime-cuda', 'onnxruntime-cpu'] (--prefer)."
+            )
+    return (
+        "Nothing else is in this bundle: export with `--also onnxruntime` for one that loads"
+        " without TensorRT, or export the model on this machine."
+    )
+
+
+@contextmanager
+def _saying(file: str, instead: str) -> Iterator[None]:
+    """Say with what is missing for which file it is, and what would load instead."""
+    try:
+        yield
+    except MissingError as error:
+        hint = ". ".join(part for part in (error.hint.rstrip("."), instead) if part)
+        raise MissingError(f"{file}: {error.message}", hint=hint) from error

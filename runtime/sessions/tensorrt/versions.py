@@ -1,0 +1,157 @@
+"""Which torch, torch_tensorrt and TensorRT go together, and torch_tensorrt imported when needed.
+
+`versions.json` has what the wheels of torch_tensorrt require of one another, and the names
+of torch_tensorrt that are called, both written by hand.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module, metadata, resources
+from typing import Any
+
+from enginecast.errors import MissingError
+from enginecast.runtime.sessions.tensorrt.library import INSTALL, short_version
+
+Names = Mapping[str, tuple[str, ...]]
+"""Module -> what of it is called."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Versions that were built for one another; each as MAJOR.MINOR."""
+
+    torch: str
+    torch_tensorrt: str
+    tensorrt: str
+    cuda: str
+    """Major version alone."""
+    source: str
+
+    def __str__(self) -> str:
+        return (
+            f"torch {self.torch} with torch_tensorrt {self.torch_tensorrt} and TensorRT"
+            f" {self.tensorrt} (CUDA {self.cuda})"
+        )
+
+
+@cache
+def known_pairs() -> tuple[Pair, ...]:
+    """All rows of the table, oldest first."""
+    return tuple(Pair(**row) for row in _table()["pairs"])
+
+
+def called_names(version: str) -> Names:
+    """The names of torch_tensorrt that are called of a version of it; empty: it is not known."""
+    found: Mapping[str, list[str]] = _table()["names"].get(short_version(version), {})
+    return {module: tuple(names) for module, names in found.items()}
+
+
+def check_pair(
+    torch: str, torch_tensorrt: str | None, tensorrt: str | None, *, cuda: str | None = None
+) -> list[str]:
+    """What does not go together, as sentences with both values; empty: all of it does.
+
+    Args:
+        torch: its version: "2.13.0+cu130".
+        torch_tensorrt: None: not installed, and not looked at.
+        tensorrt: None: not installed, and not looked at.
+        cuda: what torch was built for: "13.0"; None: not looked at.
+    """
+    row = next((pair for pair in known_pairs() if pair.torch == short_version(torch)), None)
+    if row is None:
+        known = ", ".join(pair.torch for pair in known_pairs())
+        return [f"torch {torch}: expected one that a torch_tensorrt is known for: {known}"]
+    wrong = []
+    for name, wanted, found in (
+        ("torch_tensorrt", row.torch_tensorrt, torch_tensorrt),
+        ("TensorRT", row.tensorrt, tensorrt),
+    ):
+        if found is not None and short_version(found) != wanted:
+            wrong.append(f"torch {torch} goes with {name} {wanted}, and {name} {found} is here")
+    if cuda is not None and cuda.partition(".")[0] != row.cuda:
+        wrong.append(
+            f"torch_tensorrt {row.torch_tensorrt} is built for CUDA {row.cuda}, and torch {torch}"
+            f" here for CUDA {cuda}"
+        )
+    return wrong
+
+
+def import_torch_tensorrt(
+    why: str, *, torch: str, tensorrt: str | None, cuda: str | None = None
+) -> Any:
+    """The module torch_tensorrt, where it goes with the torch and the TensorRT that are here.
+
+    The versions are compared before it is imported: a wrong one ends in an undefined symbol.
+
+    Args:
+        why: what needs it, for the message: "--trt-route torch".
+        torch: version of the torch that runs.
+        tensorrt: version of TensorRT; None: unknown.
+        cuda: what torch was built for; None: not looked at.
+
+    Raises:
+        MissingError: it is not installed, does not load, was made for other versions, or lacks
+            names that are called.
+    """
+    installed = installed_version()
+    if installed is not None:
+        _require_pair(why, check_pair(torch, installed, tensorrt, cuda=cuda))
+    try:
+        found = import_module("torch_tensorrt")
+    except Exception as error:  # it asks CUDA for the GPU while it is imported
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch_tensorrt":
+            raise MissingError(
+                f"{why} needs torch_tensorrt, which is not installed", hint=INSTALL
+            ) from error
+        text = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise MissingError(
+            f"{why} needs torch_tensorrt, which is installed and does not load: {text}",
+            hint="It wants a GPU and TensorRT's libraries; see `enginecast doctor`.",
+        ) from error
+    _require_pair(why, check_pair(torch, found.__version__, tensorrt, cuda=cuda))
+    lacking = lacking_names(found.__version__)
+    if lacking:
+        raise MissingError(
+            f"{why}: torch_tensorrt {found.__version__} lacks {', '.join(lacking[:5])}",
+            hint="Use --trt-route onnx.",
+        )
+    return found
+
+
+def installed_version() -> str | None:
+    """torch_tensorrt's, without importing it; None: not installed."""
+    try:
+        return metadata.version("torch_tensorrt")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def lacking_names(version: str) -> list[str]:
+    """What the torch_tensorrt that is imported lacks of the names that are called of this version,
+    as "torch_tensorrt.dynamo.conversion.DYNAMO_CONVERTERS".
+    """
+    found = []
+    for module, names in called_names(version).items():
+        try:
+            owner = import_module(module)
+        except ImportError:
+            found.append(module)
+            continue
+        found += [f"{module}.{name}" for name in names if not hasattr(owner, name)]
+    return found
+
+
+def _require_pair(why: str, wrong: list[str]) -> None:
+    if wrong:
+        known = "; ".join(str(pair) for pair in known_pairs())
+        raise MissingError(
+            f"{why}: {'; '.join(wrong)}", hint=f"These go together: {known}; or --trt-route onnx."
+        )
+
+
+@cache
+def _table() -> Any:
+    text = resources.files("enginecast.runtime.sessions.tensorrt").joinpath("versions.json")
+    return json.loads(text.read_text("utf-8"))

@@ -1,0 +1,165 @@
+"""What sessions that run an engine with torch have in common: providers, devices, threads, tensors.
+
+torch is imported when such an engine is opened or run, and not before.
+"""
+
+import threading
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from enginecast.errors import InputError, MissingError, UsageError
+from enginecast.runtime.bundle.manifest import EngineRecord
+from enginecast.runtime.device.torch_values import to_host, to_tensor
+from enginecast.runtime.sessions.session import Session
+from enginecast.runtime.values.arrays import Array
+from enginecast.runtime.values.device_tensor import Feed
+
+PROVIDERS = {"CPUExecutionProvider": "torch-cpu", "CUDAExecutionProvider": "torch-cuda"}
+"""What runs an engine of torch where ONNX Runtime's provider was asked for."""
+
+
+class TorchSession(Session):
+    """An engine that torch runs.  Runs from several threads at once share it."""
+
+    providers = PROVIDERS
+    packages = ("torch",)
+
+    def __init__(
+        self, inputs: Sequence[str], outputs: Sequence[str], provider: str, threads: int | None
+    ) -> None:
+        """
+        Args:
+            inputs: names, in the order in which the engine takes them.
+            outputs: names, in the order in which it gives them.
+            provider: "torch-cpu" or "torch-cuda".
+            threads: within one operator; None: as many as torch takes.
+        """
+        self._inputs = tuple(inputs)
+        self._outputs = tuple(outputs)
+        self._provider = provider
+        self._own_threads = Threads(threads)
+
+    @abstractmethod
+    def compute(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        """Run once, within torch.no_grad().
+
+        Raises:
+            RuntimeError: torch refuses the shapes or values.
+        """
+
+    @property
+    def provider(self) -> str:
+        return self._provider
+
+    def run(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, Any]:
+        """Run once; the values are tensors, where they were computed."""
+        import torch
+
+        device = device_of(self._provider)
+        tensors = [to_tensor(name, feeds[name], device) for name in self._inputs]
+        try:
+            with self._own_threads(), torch.no_grad():
+                found = self.compute(tensors)
+        except RuntimeError as error:
+            shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
+            reason = reason_of(error)
+            raise InputError(f"the {self.name} engine failed on {shapes}: {reason}") from error
+        named = dict(zip(self._outputs, found, strict=True))
+        return {name: named[name] for name in outputs}
+
+    def to_host(self, value: Any) -> Array:
+        return to_host(value)
+
+
+class Threads:
+    """torch has one number of threads for the whole process, so runs with an own one go one by
+    one.
+    """
+
+    def __init__(self, count: int | None) -> None:
+        self._count = count
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        import torch
+
+        if self._count is None:
+            yield
+            return
+        with self._lock:
+            before = torch.get_num_threads()
+            torch.set_num_threads(self._count)
+            try:
+                yield
+            finally:
+                torch.set_num_threads(before)
+
+
+def provider_of(name: str, kind: str) -> str:
+    """ "torch-cpu" for "CPUExecutionProvider"; its own names stay.
+
+    Raises:
+        UsageError: a provider of ONNX Runtime that torch has nothing like.
+    """
+    if name in PROVIDERS.values():
+        return name
+    if name not in PROVIDERS:
+        raise UsageError(
+            f"{name}: a {kind} engine runs on {' or '.join(PROVIDERS.values())}",
+            hint="Use device='cpu' or device='cuda' (--device).",
+        )
+    return PROVIDERS[name]
+
+
+def device_of(provider: str) -> str:
+    """ "cpu" or "cuda"."""
+    return provider.removeprefix("torch-")
+
+
+def require_torch(record: EngineRecord, kind: str) -> Any:
+    """The module torch.
+
+    Args:
+        kind: of engine, for people: "TorchScript".
+
+    Raises:
+        MissingError: it is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingError(
+            f"{record.file}: a {kind} engine needs torch, which is not installed: {error}",
+            hint="pip install torch, or export with --target onnxruntime.",
+        ) from error
+    return torch
+
+
+def require_device(torch: Any, record: EngineRecord, provider: str, why: str) -> None:
+    """Refuse a device that is not here, or that the engine was not made for.
+
+    Args:
+        why: what binds the engine to its device.
+
+    Raises:
+        MissingError: there is no GPU.
+        UsageError: the engine was made for another device.
+    """
+    if provider == "torch-cuda" and not torch.cuda.is_available():
+        raise MissingError(
+            "device cuda: torch sees no CUDA GPU here", hint="See `enginecast doctor`."
+        )
+    if record.providers and provider not in record.providers:
+        raise UsageError(
+            f"{record.file}: made for {record.providers[0]}, not for {provider}: {why}",
+            hint="Export it with the other --device, on a machine that has it.",
+        )
+
+
+def reason_of(error: BaseException) -> str:
+    """What torch says, in a line: a TorchScript error says it last, after its own traceback."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1] if "TorchScript" in lines[0] else lines[0]

@@ -1,0 +1,97 @@
+"""Running a TorchScript engine: the one kind of engine that needs torch.
+
+torch is imported when such an engine is opened, and nowhere else in this folder.
+"""
+
+import re
+import warnings
+from collections.abc import Sequence
+from typing import Any, Self
+
+from enginecast.errors import BundleError, MissingError
+from enginecast.runtime.bundle.manifest import EngineRecord
+from enginecast.runtime.bundle.reader import Bundle
+from enginecast.runtime.sessions.torch_session import (
+    TorchSession,
+    device_of,
+    provider_of,
+    require_device,
+    require_torch,
+)
+
+
+class TorchScriptSession(TorchSession):
+    """One TorchScript module.  Runs from several threads at once share it; it keeps no state."""
+
+    name = "torchscript"
+
+    def __init__(self, module: Any, bundle: Bundle, provider: str, threads: int | None) -> None:
+        inputs = [spec.name for spec in bundle.manifest.inputs]
+        outputs = [spec.name for spec in bundle.manifest.outputs]
+        super().__init__(inputs, outputs, provider, threads)
+        self._module = module
+
+    @classmethod
+    def open(
+        cls,
+        bundle: Bundle,
+        record: EngineRecord,
+        providers: Sequence[str],
+        threads: int | None,
+        *,
+        cuda_graphs: bool = True,
+    ) -> Self:
+        """Open an engine of a bundle.
+
+        Raises:
+            MissingError: there is no torch, none with TorchScript, or no GPU.
+            UsageError: the engine was made for another device.
+            BundleError: torch refuses the file.
+        """
+        provider = provider_of(providers[0], "TorchScript")
+        torch = _require_torchscript(record)
+        require_device(
+            torch, record, provider, "TorchScript keeps the device that it was traced on"
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            try:
+                module = torch.jit.load(
+                    str(bundle.path(record.file)), map_location=device_of(provider)
+                )
+            except (
+                Exception
+            ) as error:  # torch raises RuntimeError, and others for what is no archive
+                first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                raise BundleError(f"{record.file}: torch.jit.load refuses it: {first}") from error
+            module.eval()
+        return cls(module, bundle, provider, threads)
+
+    def compute(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        from torch.jit._fuser import optimized_execution
+
+        # Without the optimising executor, which compiles anew by what the first runs were like.
+        with optimized_execution(False):
+            found: Sequence[Any] = self._module(*tensors)
+        return found
+
+
+def _require_torchscript(record: EngineRecord) -> Any:
+    torch = require_torch(record, "TorchScript")
+    if not callable(getattr(torch.jit, "load", None)):
+        raise MissingError(
+            f"{record.file}: torch {torch.__version__} has no torch.jit.load: PyTorch has dropped"
+            " TorchScript",
+            hint="Use torch 2.11 to 2.13 for this engine.",
+        )
+    minimum = record.minimum_runtime.partition(">=")[2]
+    if minimum and _version(torch.__version__) < _version(minimum):
+        raise MissingError(
+            f"{record.file}: needs {record.minimum_runtime}, found torch {torch.__version__}",
+            hint=f"pip install '{record.minimum_runtime}'",
+        )
+    return torch
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])

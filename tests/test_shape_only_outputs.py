@@ -1,0 +1,47 @@
+"""An output of zeros is verified only where no value could have made it anything else."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from programs import Function, captured
+from torch import Tensor, nn
+
+from enginecast.compiler.request import ExportRequest
+from enginecast.compiler.session import export
+from enginecast.verify.eager import shape_only_outputs
+
+X = torch.arange(1.0, 13.0).reshape(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("function", "is_fixed"),
+    [
+        (lambda x: torch.zeros(x.shape[0] * 2), True),
+        (lambda x: torch.zeros(x.shape) + 0, True),
+        (lambda x: x * 0, False),
+        (lambda x: torch.zeros_like(x) + x.relu() - x.relu(), False),
+    ],
+)
+def test_only_what_no_value_reaches(function: Callable[[Tensor], Tensor], is_fixed: bool) -> None:
+    program = captured(Function(function), X)
+    assert shape_only_outputs(program, ("out",)) == (
+        frozenset({"out"}) if is_fixed else frozenset()
+    )
+
+
+class Zeros(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros(x.shape[0] * 2)
+
+
+class Nothing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0
+
+
+@pytest.mark.parametrize(("make", "outcome"), [(Zeros, "verified"), (Nothing, "rejected")])
+def test_the_verdict(make: type[nn.Module], outcome: str, tmp_path: Path) -> None:
+    done = export(ExportRequest(make(), tmp_path / "bundle", example={"x": X}, threads=1))
+    assert done.report.verdict.outcome == outcome, done.report.verdict.reasons

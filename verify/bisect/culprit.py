@@ -1,0 +1,225 @@
+"""What a bisection ends in, as data and in words."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from enginecast.passes.ir.base import Promise, Site, SiteKey
+from enginecast.verify.metrics import BEYOND, times
+from enginecast.verify.verdict import LIMIT
+
+Leave = tuple[frozenset[SiteKey], ...]
+"""For each pass of a pipeline the sites that it leaves alone."""
+
+
+@dataclass(frozen=True)
+class ModuleError:
+    """The error of what leaves a module, in units of the noise floor there."""
+
+    module: str
+    source: str
+    accumulated: float
+    """As the program computes it."""
+    isolated: float | None
+    """When the module is fed the values from before the pass; None: it cannot be compared so."""
+    bits: tuple[bool, bool] | None = None
+    """After a pass that promises *exact*: whether the value has other bits than before, and whether
+    it has them when the module is fed the values from before; None: other bits are no harm."""
+
+    @property
+    def off(self) -> bool:
+        """Whether the value is not what the promise allows."""
+        return self.bits[0] if self.bits is not None else self.accumulated > LIMIT
+
+    @property
+    def arises(self) -> bool:
+        """Whether the module makes an error of its own, and not only hands one on."""
+        if self.bits is not None:
+            return self.bits[1]
+        return self.isolated is not None and self.isolated > LIMIT
+
+    @property
+    def lost(self) -> bool:
+        """Whether values are not finite that were."""
+        return self.accumulated >= BEYOND
+
+    def words(self) -> str:
+        """Such as "error 41x the noise floor; isolated error 0.9x (accumulated)"."""
+        error = _floors(self.accumulated, " the noise floor")
+        if self.bits is not None:
+            error = f"{error}{', other bits than before' if self.bits[0] else ''}"
+        if self.isolated is None:
+            return error
+        place = "arises here" if self.arises else "accumulated"
+        return f"{error}; isolated {_floors(self.isolated, '')} ({place})"
+
+
+@dataclass(frozen=True)
+class GuiltySite:
+    """A rewrite that does harm."""
+
+    site: Site
+    error: ModuleError | None
+    """At the innermost module boundary around it; None: no value that can be compared leaves."""
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """A pass that does harm, and where."""
+
+    name: str
+    position: int
+    """In the pipeline, from 0."""
+    promise: Promise
+    failure: str
+    """What the comparison after it found."""
+    rewritten: int
+    """Sites, before any was taken out."""
+    sites: tuple[GuiltySite, ...] = ()
+    undecided: tuple[Site, ...] = ()
+    """Taken out with them: telling them apart would have cost too many runs."""
+    module: ModuleError | None = None
+    """Where the error comes in, or is largest."""
+    reason: str = ""
+    """Why no site is named."""
+    keep: str = ""
+    """Pattern of the module that should stay in fp32."""
+    keep_helps: bool = False
+    """Whether that was found to be enough."""
+
+    @property
+    def left_out(self) -> frozenset[SiteKey]:
+        """Sites without which the pass was found to do no harm."""
+        return frozenset(s.key for s in (*(guilty.site for guilty in self.sites), *self.undecided))
+
+    def joined(self, more: "Culprit") -> "Culprit":
+        """With what was found when these sites had been left out."""
+        return replace(
+            self, sites=(*self.sites, *more.sites), undecided=(*self.undecided, *more.undecided)
+        )
+
+    def lines(self) -> Iterator[str]:
+        """In words."""
+        for guilty in self.sites:
+            site, error = guilty.site, guilty.error
+            found = f", {error.words()}" if error is not None else ""
+            yield f"pass {self.name}, site {_place(site)}{found}"
+        if self.undecided:
+            yield (
+                f"pass {self.name}: {len(self.undecided)} more sites, from"
+                f" {_place(self.undecided[0])} on, were not told apart"
+            )
+        if not self.sites:
+            yield self._as_a_whole()
+
+    def _as_a_whole(self) -> str:
+        where = self.module
+        text = f"pass {self.name}"
+        if where is not None:
+            place = ", ".join(part for part in (where.module, where.source) if part)
+            text = f"{text}, module {place}, {where.words()}"
+        text = f"{text}; {self.reason}" if self.reason else text
+        if self.keep:
+            enough = "was found to be enough" if self.keep_helps else "is not enough alone"
+            text = f"{text}; --skip-modules-pattern '{self.keep}' keeps it in fp32, which {enough}"
+        return text
+
+    def to_json(self) -> dict[str, Any]:
+        """Builtin types only."""
+        return {
+            "pass": self.name,
+            "position": self.position,
+            "promise": self.promise,
+            "failure": self.failure,
+            "rewritten": self.rewritten,
+            "sites": [_site(g.site) | {"error": _error(g.error)} for g in self.sites],
+            "undecided": [_site(site) for site in self.undecided],
+            "module": _error(self.module),
+            "reason": self.reason,
+            "skip_modules_pattern": self.keep,
+            "skip_modules_pattern_helps": self.keep_helps,
+        }
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """What was found."""
+
+    culprits: tuple[Culprit, ...]
+    leave: Leave
+    """All sites to leave out, those that were given included."""
+    helps: bool
+    """Whether the pipeline was found to do no harm without them."""
+    trials: int
+    """Times that a program was run on one case or a few."""
+    modules: tuple[ModuleError, ...] = ()
+    """Every module boundary after the first culprit, in order of execution."""
+
+    @property
+    def left_out(self) -> int:
+        return sum(len(culprit.left_out) for culprit in self.culprits)
+
+    @property
+    def rewritten(self) -> int:
+        """Sites of the culprits."""
+        return sum(culprit.rewritten for culprit in self.culprits)
+
+    def lines(self) -> tuple[str, ...]:
+        """In words."""
+        return tuple(line for culprit in self.culprits for line in culprit.lines())
+
+    def hint(self) -> str:
+        """What to do; empty when leaving sites out was not found to help."""
+        if not (self.helps and self.left_out):
+            return ""
+        return f"--drop-guilty would leave {self.left_out} of {self.rewritten} sites out"
+
+    def to_json(self) -> dict[str, Any]:
+        """Builtin types only."""
+        return {
+            "culprits": [culprit.to_json() for culprit in self.culprits],
+            "drop_guilty_helps": self.helps and self.left_out > 0,
+            "left_out": self.left_out,
+            "trials": self.trials,
+            "modules": [_error(module) for module in self.modules],
+        }
+
+
+def why_dropped(culprits: Sequence[Culprit]) -> dict[tuple[int, SiteKey], str]:
+    """By position of the pass and key, the reason that a report gives for a site that was taken
+    out.
+    """
+    found = {}
+    for culprit in culprits:
+        for site in culprit.undecided:
+            found[culprit.position, site.key] = "dropped beside guilty sites: not told apart"
+        for guilty in culprit.sites:
+            words = guilty.error.words() if guilty.error is not None else culprit.failure
+            found[culprit.position, guilty.site.key] = f"dropped as guilty: {words}"
+    return found
+
+
+def _place(site: Site) -> str:
+    ordinal = f"#{site.ordinal}" if site.ordinal else ""
+    return ", ".join(part for part in (site.module or "<root>", site.source, ordinal) if part)
+
+
+def _floors(value: float, unit: str) -> str:
+    return "error not finite" if value >= BEYOND else f"error {times(value)}{unit}"
+
+
+def _site(site: Site) -> dict[str, Any]:
+    return {"module": site.module, "source": site.source, "ordinal": site.ordinal}
+
+
+def _error(error: ModuleError | None) -> dict[str, Any] | None:
+    if error is None:
+        return None
+    return {
+        "module": error.module,
+        "source": error.source,
+        "error": error.accumulated,
+        "isolated": error.isolated,
+        "off": error.off,
+        "arises_here": error.arises,
+    }

@@ -1,0 +1,443 @@
+"""Runs eager and the captured program: what a reference and its noise floor are made of.
+
+Memory stays small: one eager module exists at a time, and the fp64 reference is the captured
+program interpreted with its weights raised to fp64 one by one, right before they are used.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind, TensorArgument
+from torch.fx import Node
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from enginecast.errors import EnginecastError, VerificationError
+from enginecast.passes.ir.assertions import AssertionFailedError
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.interpret import interpret_cases
+from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.passes.ir.source import module_path
+from enginecast.passes.ir.text import DTYPES
+from enginecast.passes.registry import build
+from enginecast.runtime.values.arrays import to_array
+from enginecast.verify.boundaries import handed_on, largest_values
+from enginecast.verify.floor import FP16_PER_BF16, Floor, least_floor
+from enginecast.verify.metrics import Array, Comparison, Metrics, Outputs, masked_outputs, measure
+from enginecast.verify.reference import (
+    UNCHANGED,
+    Reference,
+    ReferenceCase,
+    moved,
+    other_padding,
+    padded_case,
+)
+from enginecast.verify.verdict import LIMIT
+
+Eager = Callable[[torch.dtype], nn.Module]
+"""Makes the eager module in a dtype."""
+Forward = Callable[[nn.Module, Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""Runs a module on a case's inputs and names its outputs."""
+
+NARROW = "Where the model does not take such sizes, narrow them: --dynamic NAME:DIM=MIN..MAX."
+
+
+class Case(Protocol):
+    """Inputs under a name."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def inputs(self) -> Mapping[str, Tensor]: ...
+
+
+def as_array(tensor: Tensor) -> Array:
+    """A tensor as a numpy array, bfloat16 included."""
+    return to_array(tensor.detach().cpu().contiguous())
+
+
+def as_arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+    """Each tensor as a numpy array."""
+    return {name: as_array(tensor) for name, tensor in tensors.items()}
+
+
+def mask_of(case: Case, mask_input: str | None) -> Tensor | None:
+    """The attention mask of a case, [B, S]."""
+    return None if mask_input is None else case.inputs[mask_input]
+
+
+def reference_program(program: ExportedProgram) -> ExportedProgram:
+    """A copy of the program that computes in fp64; it shares the weights."""
+    copy = structural_copy(program)
+    run_pipeline(build("unify-dtype{to=fp64}"), copy, PassContext())
+    return copy
+
+
+def reference_outputs(
+    program: ExportedProgram, cases: Sequence[Case], names: Sequence[str]
+) -> Outputs:
+    """The fp64 outputs of every case.
+
+    Args:
+        program: as captured, before any pass.
+        names: of the tensor outputs, in order.
+
+    Raises:
+        VerificationError: an assertion of the program does not hold in a case.
+    """
+    inputs = [case.inputs for case in cases]
+    try:
+        outputs = interpret_cases(reference_program(program), inputs, names=names)
+    except AssertionFailedError as error:
+        case = cases[error.case].name
+        raise VerificationError(f"case {case!r}: {error.message}", hint=error.hint) from error
+    except EnginecastError:
+        raise
+    except (IndexError, RuntimeError, ValueError) as error:  # an operator's, as eager would get it
+        raise VerificationError(
+            f"the captured program does not run in all its sizes: {str(error).splitlines()[0]}",
+            hint=NARROW,
+        ) from error
+    return {case.name: as_arrays(found) for case, found in zip(cases, outputs, strict=True)}
+
+
+def eager_outputs(eager: Eager, cases: Sequence[Case], *, dtype: str, forward: Forward) -> Outputs:
+    """Run the eager module in one dtype over all cases.
+
+    Args:
+        eager: makes the module in a dtype.
+        dtype: "fp32", "fp16" or "bf16"; float inputs are cast to it.
+
+    Raises:
+        VerificationError: eager cannot run in this dtype.
+    """
+    module = eager(DTYPES[dtype])
+    found = {}
+    for case in cases:
+        # Copies: a forward may write into what it is given.
+        inputs = {
+            name: tensor.to(DTYPES[dtype] if tensor.is_floating_point() else None, copy=True)
+            for name, tensor in case.inputs.items()
+        }
+        try:
+            with torch.no_grad():
+                found[case.name] = as_arrays(forward(module, inputs))
+        except EnginecastError:
+            raise
+        except Exception as error:  # the model's own code, which may not take every size
+            sizes = ", ".join(f"{name} {list(t.shape)}" for name, t in inputs.items())
+            raise VerificationError(
+                f"case {case.name!r} ({sizes}): eager {dtype} cannot run here: {error}",
+                hint=f"Without eager there is no floor to judge an engine by. {NARROW}",
+            ) from error
+    return found
+
+
+def make_reference(
+    program: ExportedProgram | None,
+    eager: Eager,
+    cases: Sequence[Case],
+    *,
+    dtype: str,
+    names: Sequence[str],
+    forward: Forward,
+    mask_input: str | None = None,
+    exact: Callable[[Sequence[Case]], Outputs] | None = None,
+) -> Reference:
+    """Run everything an engine will be judged by: fp64 reference, eager fp32, and eager in the
+    target dtype.
+
+    Args:
+        program: as captured, before any pass; None when there is none: then `exact` makes the
+            reference.
+        eager: makes the eager module in a dtype.
+        cases: the verification inputs.
+        dtype: that the engine computes in: "fp32", "fp16" or "bf16".
+        names: of the tensor outputs, in order.
+        forward: runs a module and names its outputs.
+        mask_input: input that marks valid rows; None: every row counts.
+        exact: gives the fp64 outputs of cases.
+    """
+    if exact is None:
+        assert program is not None
+        exact = partial(reference_outputs, program, names=names)
+    inputs = {case.name: as_arrays(case.inputs) for case in cases}
+    masks = {n: None if mask_input is None else found[mask_input] for n, found in inputs.items()}
+    repadded = _repadded(inputs, masks, mask_input)
+    exact_outputs = exact(cases if repadded is None else [*cases, repadded])
+    plain = eager_outputs(eager, cases, dtype="fp32", forward=forward)
+    masked = masked_outputs(
+        ({n: a.shape for n, a in exact_outputs[case].items()} for case in masks), masks.values()
+    )
+    guarded = frozenset[str]()
+    if repadded is not None and (mask := masks[repadded.of]) is not None:
+        before, after = exact_outputs[repadded.of], exact_outputs[repadded.name]
+        changes = moved(before, after, mask, sorted(masked))
+        guarded = frozenset(name for name, change in changes.items() if change <= UNCHANGED)
+    reference = Reference(
+        cases=tuple(
+            ReferenceCase(name, found, plain[name], exact_outputs[name])
+            for name, found in inputs.items()
+        ),
+        floor=Floor(dtype, {}),
+        mask_input=mask_input,
+        masked=masked,
+        guarded=guarded,
+    )
+    fixed = frozenset() if program is None else shape_only_outputs(program, names)
+
+    def against(outputs: Outputs) -> Comparison:
+        return {case.name: _compared(reference, case, outputs, fixed) for case in reference.cases}
+
+    if dtype == "fp32":
+        return replace(reference, floor=Floor("fp32", against(plain)))
+    low = partial(eager_outputs, eager, cases, forward=forward)
+    floor = Floor(dtype, against(low(dtype=dtype)))
+    if dtype == "fp16":
+        floor = _fp16_floor(replace(floor, wider=against(low(dtype="bf16"))), program, cases)
+    return replace(reference, floor=floor)
+
+
+def _compared(
+    reference: Reference, case: ReferenceCase, outputs: Outputs, fixed: frozenset[str]
+) -> dict[str, Metrics]:
+    """Compare eager with fp64.
+
+    Args:
+        fixed: outputs that no value of an input leads to: their zeros are meant, and agreement on
+            them proves enough.
+    """
+    try:
+        measured = reference.compare(case, outputs[case.name])
+    except VerificationError as error:
+        raise VerificationError(
+            f"case {case.name!r}: eager does not give what the captured program does: "
+            f"{error.message}",
+            hint="Where values decide a size, a precision may change it.",
+        ) from error
+    return {
+        name: replace(metrics, degenerate="zero by construction")
+        if name in fixed and metrics.degenerate == "all zero"
+        else metrics
+        for name, metrics in measured.items()
+    }
+
+
+@dataclass(frozen=True)
+class _Repadded:
+    """A case once more, with other values in its padding."""
+
+    of: str
+    inputs: Mapping[str, Tensor]
+
+    @property
+    def name(self) -> str:
+        return f"{self.of}, padded otherwise"
+
+
+def _repadded(
+    inputs: Outputs, masks: Mapping[str, Array | None], mask_input: str | None
+) -> _Repadded | None:
+    name = padded_case(masks)
+    if name is None or mask_input is None:
+        return None
+    arrays = other_padding(inputs[name], mask_input)
+    return _Repadded(name, {key: torch.from_numpy(array) for key, array in arrays.items()})
+
+
+def _fp16_floor(floor: Floor, program: ExportedProgram | None, cases: Sequence[Case]) -> Floor:
+    """fp16 is measured beside bf16, which separates lost precision from lost range.
+
+    Where eager fp16 leaves its range there is no eager to compare with, and a program that stays in
+    range can be as good as fp16's precision allows: an eighth of what bf16, with fp32's range,
+    loses.
+    """
+    if program is None or not floor.defects:
+        return floor
+    assert floor.wider is not None
+    culprit = range_culprit(program, cases)
+    if culprit is None or Floor("bf16", floor.wider).defects:
+        return replace(floor, culprit=culprit or "")
+    eighth = {
+        case: {name: _less(found, 1 / FP16_PER_BF16) for name, found in outputs.items()}
+        for case, outputs in floor.wider.items()
+    }
+    return replace(floor, cases=eighth, culprit=culprit, estimated=True)
+
+
+def _less(found: Metrics, factor: float) -> Metrics:
+    """The same with errors times `factor`; a cosine's distance from one goes with its square."""
+    return replace(
+        found,
+        error_norm=found.error_norm * factor,
+        worst_row=found.worst_row * factor,
+        max_abs=found.max_abs * factor,
+        cosine=1 - (1 - found.cosine) * factor**2,
+        pad_error=None if found.pad_error is None else found.pad_error * factor,
+    )
+
+
+def range_culprit(program: ExportedProgram, cases: Sequence[Case]) -> str | None:
+    """Where values that a module hands on first leave fp16's range, in words; None: nowhere.
+
+    Args:
+        program: the fp32 program.
+    """
+    limit = torch.finfo(torch.float16).max
+    largest, _ = largest_values(program, [case.inputs for case in cases])
+    for node, size in largest.items():
+        if size > limit and handed_on(node):
+            place = module_path(node) or "the model itself"
+            return f"values leave fp16's range at {place} (max {size:.3g} > {limit:.0f})"
+    return None
+
+
+def shape_only_outputs(program: ExportedProgram, names: Sequence[str]) -> frozenset[str]:
+    """The outputs that depend on sizes and on nothing else, such as `torch.zeros(x.shape[0])`.
+
+    A reference that is all zero otherwise proves nothing, for a broken engine may give zeros too.
+
+    Args:
+        program: as captured.
+        names: of its tensor outputs, in order.
+    """
+    nodes = {node.name: node for node in program.graph.nodes}
+    outputs = (s for s in program.graph_signature.output_specs if s.kind == OutputKind.USER_OUTPUT)
+    made = [nodes[spec.arg.name] for spec in outputs if isinstance(spec.arg, TensorArgument)]
+    return frozenset(
+        name for name, node in zip(names, made, strict=True) if not _depends_on_values(node)
+    )
+
+
+def _depends_on_values(node: Node) -> bool:
+    """Whether a tensor that was not made here leads to a node; a number is not followed."""
+    waiting, seen = [node], set()
+    while waiting:
+        found = waiting.pop()
+        if found in seen:
+            continue
+        seen.add(found)
+        if found.op != "call_function":
+            return True
+        waiting += [s for s in found.all_input_nodes if isinstance(s.meta.get("val"), Tensor)]
+        if any(source.op == "get_attr" for source in found.all_input_nodes):
+            return True  # a graph within the graph
+    return False
+
+
+class _Widening(TorchDispatchMode):
+    """Hands fp64 to every operator that asks for fp32.
+
+    `module.double()` is not enough: forward may say `.float()` or `dtype=torch.float32`, as norms
+    and rotary embeddings do.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map(_wider, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _wider(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+@contextmanager
+def in_fp64() -> Iterator[None]:
+    """Compute in fp64 whatever dtype the code asks for."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Widening():  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def fp64_outputs(
+    eager: Eager, cases: Sequence[Case], forward: Forward
+) -> tuple[Outputs, str | None]:
+    """The model's outputs in fp64; where it does not run in fp64, those in fp32.
+
+    Those are a stricter measure: eager fp32 has no error by them, and an engine may have three unit
+    roundoffs.
+
+    Args:
+        eager: makes the eager module in a dtype.
+        cases: the verification inputs.
+        forward: runs a module and names its outputs.
+
+    Returns:
+        The outputs, and a note on why they are fp32; None when they are fp64.
+    """
+
+    def widened(dtype: torch.dtype) -> nn.Module:
+        return eager(dtype).to(dtype)  # some keep buffers in fp32
+
+    def forward_fp64(module: nn.Module, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        with in_fp64():
+            return forward(module, inputs)
+
+    try:
+        return eager_outputs(widened, cases, dtype="fp64", forward=forward_fp64), None
+    except VerificationError as error:
+        plain = eager_outputs(eager, cases, dtype="fp32", forward=forward)
+        return (
+            plain,
+            f"the reference is eager fp32: the model does not run in fp64: {error.message}",
+        )
+
+
+def capture_failures(
+    program: ExportedProgram,
+    cases: Sequence[Case],
+    names: Sequence[str],
+    reference: Reference,
+    guards: Collection[str] = (),
+) -> Iterator[str]:
+    """Say where the captured program in fp32 differs from eager fp32 by more than rounding.
+
+    It is the one comparison that every later one stands on: the fp64 reference is computed from the
+    program, so a capture that baked a branch would take its reference along, and every engine made
+    from it would agree. Same ops on the same kernels are mostly bit-equal; a kernel that picks
+    another order may differ by what the program itself loses against its own fp64 reference.
+
+    Args:
+        program: as captured, before any pass.
+        cases: the verification inputs.
+        names: of the outputs.
+        guards: outputs that the program has besides the model's, and that have to be true.
+        reference: holds eager fp32 and the program's fp64 outputs for the same cases.
+    """
+    stored = {case.name: case for case in reference.cases}
+    found_in = interpret_cases(program, [case.inputs for case in cases], names=names)
+    for case, outputs in zip(cases, found_in, strict=True):
+        for name, found in as_arrays(outputs).items():
+            if name in guards:
+                if not found.all():
+                    yield f"case {case.name!r}: the program takes another path than eager ({name})"
+                continue
+            lost = _distance(found, stored[case.name].reference[name])
+            allowed = LIMIT * max(lost, least_floor("fp32"))
+            off = _distance(found, stored[case.name].outputs[name])
+            if not off <= allowed:
+                yield (
+                    f"output {name!r}, case {case.name!r}: the captured program is not the model: "
+                    f"it differs from eager fp32 by {off:.2g}, rounding allows {allowed:.2g}"
+                )
+
+
+def _distance(found: Array, wanted: Array) -> float:
+    """Relative L2; infinite where shapes differ or one has values that the other has not."""
+    if found.shape != wanted.shape:
+        return float("inf")
+    measured = measure(found, wanted)
+    if measured.nonfinite:
+        return float("inf")
+    return measured.error_norm / (measured.reference_norm or 1.0)

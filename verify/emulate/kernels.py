@@ -1,0 +1,381 @@
+"""What a target's kernels compute: rounding to a storage dtype, composite kernels that round on the
+way where a profile says so, and quantized operators.
+
+The kernels take and return tensors of the storage dtype. torch's elementwise ops on the CPU compute
+one op in fp32 and round it, so a kernel whose every step is rounded is written as plain torch; sums
+are written out, since torch keeps its own in fp32.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from enginecast.ops.rules import Rules
+from enginecast.verify.emulate.profiles import How, Profile
+
+aten = torch.ops.aten
+own = torch.ops.enginecast
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+LOW = frozenset({torch.float16, torch.bfloat16, *FP8})
+"""Storage dtypes that are emulated."""
+BLOCK = 16
+"""Products that a tensor core adds up before it rounds to an fp16 accumulator (mma.m16n8k16)."""
+
+
+def round_to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round to nearest even, as hardware stores it.
+
+    fp16, bf16 and e5m2 overflow to infinity.  e4m3fn saturates: it has no infinity, and whether a
+    cast saturates or gives NaN changed between torch 2.12 and 2.13, so the clamp is explicit.
+    """
+    if dtype is torch.float8_e4m3fn:
+        limit = torch.finfo(dtype).max
+        tensor = tensor.clamp(-limit, limit)
+    return tensor.to(dtype)
+
+
+def total(x: Tensor, dims: Sequence[int], profile: Profile) -> Tensor:
+    """Sum with the dims kept."""
+    if profile.reduction.how == "fp32":
+        return x.float().sum(tuple(dims), keepdim=True).to(x.dtype)
+    for dim in dims:
+        x = tree_sum(x, dim)
+    return x
+
+
+def tree_sum(x: Tensor, dim: int) -> Tensor:
+    """Sum along a dim, kept: pairwise, as the threads of a block do it, each sum rounded."""
+    x = x.movedim(dim, -1)
+    while (size := x.shape[-1]) > 1:
+        half = size // 2
+        paired = x[..., :half] + x[..., half : 2 * half]
+        x = torch.cat([paired, x[..., 2 * half :]], -1)
+    if not x.shape[-1]:
+        x = x.new_zeros((*x.shape[:-1], 1))
+    return x.movedim(-1, dim)
+
+
+def product(left: Tensor, right: Tensor, how: How) -> Tensor:
+    """A matrix product, its sum kept in fp32 or in the storage dtype."""
+    if how == "fp32":
+        return (left.float() @ right.float()).to(left.dtype)
+    found: Tensor | None = None
+    for start in range(0, left.shape[-1], BLOCK):
+        stop = start + BLOCK
+        rows = right[start:stop] if right.dim() == 1 else right[..., start:stop, :]
+        part = left[..., start:stop].float() @ rows.float()
+        found = (part if found is None else found.float() + part).to(left.dtype)
+    return left @ right if found is None else found
+
+
+def softmax_steps(x: Tensor, dim: int, profile: Profile) -> Tensor:
+    """Softmax, each step rounded."""
+    powers = (x - x.amax(dim, keepdim=True)).exp()
+    return powers / total(powers, (dim,), profile)
+
+
+Kernel = Callable[..., Any]
+KERNELS: Rules[tuple[str, Kernel]] = Rules()
+"""Op -> which rule of a profile it goes by, and its kernel."""
+KERNELS.refuse(own.whole_rms_norm.default, reason="it computes in fp32, and rounds once")
+
+
+def _kernel(kind: str, *ops: Any) -> Callable[[Kernel], Kernel]:
+    """Register the decorated kernel for these ops."""
+
+    def register(kernel: Kernel) -> Kernel:
+        KERNELS.rule(*ops)((kind, kernel))
+        return kernel
+
+    return register
+
+
+def kernel_of(node: Node, profile: Profile) -> Kernel | None:
+    """The kernel that rounds on the way where the profile has one; None: fp32 inside."""
+    kind, kernel = KERNELS.get(node.target, ("", None))
+    if kernel is None or getattr(profile, kind).how == "fp32":
+        return None
+    return partial(kernel, profile)
+
+
+@_kernel("reduction", aten.sum.default, aten.sum.dim_IntList)
+def _sum(profile: Profile, x: Tensor, dims: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
+    dims = _dims(x, dims)
+    found = total(x, dims, profile)
+    return found if keepdim else found.squeeze(dims)
+
+
+@_kernel("reduction", aten.mean.default, aten.mean.dim)
+def _mean(profile: Profile, x: Tensor, dims: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
+    dims = _dims(x, dims)
+    found = total(x, dims, profile)
+    found = found / (x.numel() / max(found.numel(), 1))
+    return found if keepdim else found.squeeze(dims)
+
+
+def _dims(x: Tensor, dims: Any) -> tuple[int, ...]:
+    return tuple(dims) if dims else tuple(range(x.dim()))
+
+
+@_kernel("norm", aten.rms_norm.default)
+def _rms_norm(
+    profile: Profile,
+    x: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    dims = tuple(range(-len(shape), 0))
+    mean = total(x * x, dims, profile) / math.prod(shape)
+    mean, x = _after_statistics(mean, x, profile)
+    found = x * _reciprocal_root(mean, eps)
+    return found if weight is None else found * weight
+
+
+@_kernel("norm", aten.layer_norm.default)
+def _layer_norm(
+    profile: Profile,
+    x: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Tensor:
+    dims, size = tuple(range(-len(shape), 0)), math.prod(shape)
+    centered = x - total(x, dims, profile) / size
+    variance = total(centered * centered, dims, profile) / size
+    variance, centered = _after_statistics(variance, centered, profile)
+    found = centered * _reciprocal_root(variance, eps)
+    found = found if weight is None else found * weight
+    return found if bias is None else found + bias
+
+
+@_kernel("norm", own.skip_rms_norm.default)
+def _skip_rms_norm(
+    profile: Profile, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """As ONNX Runtime's kernel did: every square is divided by the size before it is added."""
+    added = x + residual
+    share = torch.tensor(1 / added.shape[-1], dtype=x.dtype)
+    mean = tree_sum(added * share * added, -1)
+    return added * _reciprocal_root(mean, epsilon) * weight, added
+
+
+def _after_statistics(statistic: Tensor, x: Tensor, profile: Profile) -> tuple[Tensor, Tensor]:
+    """Statistics that are stored are read back into fp32; the result is rounded at the end."""
+    return (statistic.float(), x.float()) if profile.norm.how == "stored" else (statistic, x)
+
+
+def _reciprocal_root(mean: Tensor, eps: float | None) -> Tensor:
+    eps = torch.finfo(mean.dtype).eps if eps is None else eps
+    root: Tensor = (mean + eps).sqrt().reciprocal()
+    return root
+
+
+@_kernel("softmax", aten.softmax.int, aten._softmax.default)
+def _softmax(profile: Profile, x: Tensor, dim: int, *_: Any, **__: Any) -> Tensor:
+    return softmax_steps(x, dim, profile)
+
+
+@_kernel("activation", aten.gelu.default)
+def _gelu(profile: Profile, x: Tensor, approximate: str = "none") -> Tensor:
+    if approximate == "tanh":
+        inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
+        return x * 0.5 * (inner.tanh() + 1)
+    return x * 0.5 * ((x * math.sqrt(0.5)).erf() + 1)
+
+
+@_kernel("matmul", aten.matmul.default, aten.mm.default, aten.bmm.default)
+def _matmul(profile: Profile, left: Tensor, right: Tensor) -> Tensor:
+    return product(left, right, profile.matmul.how)
+
+
+@_kernel("matmul", aten.linear.default)
+def _linear(profile: Profile, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    found = product(x, weight.t(), profile.matmul.how)
+    return found if bias is None else found + bias
+
+
+@_kernel("matmul", aten.addmm.default, aten.baddbmm.default)
+def _addmm(
+    profile: Profile,
+    added: Tensor,
+    left: Tensor,
+    right: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> Tensor:
+    return added * beta + product(left, right, profile.matmul.how) * alpha
+
+
+@_kernel("attention", aten.scaled_dot_product_attention.default)
+def _sdpa(
+    profile: Profile,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    **_: Any,
+) -> Tensor:
+    """aten.scaled_dot_product_attention."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return _attend(query, key, value, attn_mask, scale, is_causal, profile)
+
+
+@_kernel("attention", own.attention.default)
+def _attention(
+    profile: Profile,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    heads: int,
+    kv_heads: int,
+    scale: float,
+    causal: bool,
+) -> Tensor:
+    """enginecast.attention."""
+    first, second, third = (
+        x if x.dim() == 4 else x.unflatten(-1, (count, -1)).transpose(1, 2)
+        for x, count in ((query, heads), (key, kv_heads), (value, kv_heads))
+    )
+    found = _attend(first, second, third, bias, scale, causal, profile)
+    return (found if query.dim() == 4 else found.transpose(1, 2).flatten(2)).contiguous()
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    causal: bool,
+    profile: Profile,
+) -> Tensor:
+    """Attention whose scores and weights are stored.
+
+    Args:
+        query: [..., heads, tokens, size].
+        key: with as many heads or fewer, which are repeated; so are those of value.
+    """
+    groups = query.shape[-3] // key.shape[-3] if query.dim() > 2 else 1
+    if groups > 1:
+        key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
+    dtype = query.dtype
+    scores = (query.float() @ key.float().mT * scale).to(dtype)  # scale is the product's alpha
+    if profile.attention.how == "stored":
+        weights = _masked_weights(scores.float(), bias, causal, lambda s: s.softmax(-1)).to(dtype)
+        return (weights.float() @ value.float()).to(dtype)
+    steps = _masked_weights(scores, bias, causal, lambda s: softmax_steps(s, -1, profile))
+    return product(steps, value, profile.matmul.how)
+
+
+def _masked_weights(
+    scores: Tensor, bias: Tensor | None, causal: bool, softmax: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """A row that may attend to nothing has weights of zero, as torch's attention has."""
+    if causal:
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(~allowed, -torch.inf)
+    if bias is not None:
+        is_bool = bias.dtype is torch.bool
+        scores = scores.masked_fill(~bias, -torch.inf) if is_bool else scores + bias
+    nothing = (scores == -torch.inf).all(-1, keepdim=True)
+    return softmax(scores).masked_fill(nothing, 0.0)
+
+
+Halves = tuple[Any, Any]
+"""What a target stores, and the same in fp32."""
+
+
+QUANTIZED: Rules[Callable[[Any, Sequence[Any], Sequence[Any]], Halves]] = Rules()
+"""Op -> its value from both halves of its arguments."""
+
+
+@QUANTIZED.rule(own.quantize.default, own.dequantize.default, own.quantized_linear.default)
+@QUANTIZED.rule(own.dequantize_axis.default, own.integer_linear.default, own.fp8_gemm.default)
+def _of_floats(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Halves:
+    """Of values that were not rounded, an op gives what is not rounded."""
+    given = [
+        stored if argument.name.endswith("scale") else wide
+        for argument, stored, wide in zip(op._schema.arguments, low, plain, strict=True)
+    ]
+    return op(*low), op(*(torch.float32 if isinstance(x, torch.dtype) else x for x in given))
+
+
+@QUANTIZED.rule(own.dynamic_scale.default)
+def _dynamic_scale(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Halves:
+    scale = op(*low)
+    return scale, scale
+
+
+@QUANTIZED.rule(own.quantize_unsigned.default)
+def _quantize_unsigned(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Halves:
+    return op(*low), plain[0].float() / low[1]
+
+
+@QUANTIZED.rule(own.quantize_blocks.default)
+def _quantize_in_blocks(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Halves:
+    weight, scale = plain[0].float(), low[1]
+    blocks = weight.unflatten(1, (scale.shape[1], -1)) / scale.unsqueeze(-1)
+    return op(*low), blocks.flatten(1)
+
+
+@QUANTIZED.rule(own.pack_blocks.default, own.values_of_bytes.default, aten.view.dtype)
+def _unpacked(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Halves:
+    return op(*low), plain[0]
+
+
+@QUANTIZED.rule(aten._int_mm.default)
+def _int_mm(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Halves:
+    return op(*low), plain[0].float() @ plain[1].float()
+
+
+@QUANTIZED.rule(aten._scaled_mm.default)
+def _scaled_mm(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Halves:
+    product, bias = plain[0] @ plain[1] * low[2] * low[3], plain[4]
+    return op(*low), product if bias is None else product + bias
+
+
+@QUANTIZED.rule(own.blockwise_linear.default, own.packed_linear.default)
+def _blockwise(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Halves:
+    x, weight, _, bias = plain[:4]
+    scale = low[2].float()
+    wide = (weight.float().unflatten(1, (scale.shape[1], -1)) * scale.unsqueeze(-1)).flatten(1)
+    return op(*low), torch.nn.functional.linear(x, wide, bias)
+
+
+def is_quantized(node: Node) -> bool:
+    """Whether a node is one of our operators for quantized values."""
+    return node.target in QUANTIZED
+
+
+def halves(node: Node, low: Sequence[Any], plain: Sequence[Any]) -> Halves:
+    """The value of a node from both halves of its arguments.
+
+    Both take one scale, that of what is stored, so that a quantized value and its counterpart
+    differ by the rounding alone.
+
+    Args:
+        node: for which `is_quantized` holds.
+        low: arguments as a target stores them.
+        plain: the same in fp32; quantized ones are values over their scale, not rounded.
+    """
+    wide = [t.float() if _is_half(t) else t for t in plain]
+    return QUANTIZED[node.target](node.target, low, wide)
+
+
+def _is_half(found: Any) -> bool:
+    return isinstance(found, Tensor) and found.dtype in (torch.float16, torch.bfloat16)

@@ -1,0 +1,137 @@
+"""How the kernels of a target compute in low precision: what they keep in fp32, and what they round
+on the way.  Data, with a source for every entry.
+
+A kernel reads values of the storage dtype and writes its result rounded to it.  What differs is
+what lies between: whether a sum is kept in fp32, and whether the steps of a norm, a softmax or an
+attention are rounded one by one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from enginecast.errors import UsageError
+
+How = Literal["fp32", "stored", "storage"]
+"""What a kernel does inside: "fp32": all of it in fp32, and the result is rounded once; "stored":
+intermediate tensors lie in memory in the storage dtype, each computed in fp32; "storage": every
+step is rounded, and sums are kept in the storage dtype."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one kind of kernel does, and where that is written."""
+
+    how: How
+    source: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One target's arithmetic."""
+
+    name: str
+    about: str
+    matmul: Rule
+    """Linears and matrix products; convolutions always sum in fp32."""
+    reduction: Rule
+    """Sums and means that stand alone, and those inside a norm or softmax of "storage"."""
+    norm: Rule
+    """Layer norm and RMS norm, also fused with the residual sum before it."""
+    softmax: Rule
+    attention: Rule
+    activation: Rule
+    """GELU."""
+
+
+_ORT = "microsoft/onnxruntime, onnxruntime/"
+_TORCH = "pytorch, aten/src/ATen/native/cpu: opmath_type of Half and BFloat16 is float"
+_TENSORRT = "NVIDIA TensorRT 11 API reference"
+_INDUCTOR = (
+    "pytorch, torch/_inductor/codegen: low precision is loaded as float, computed and stored"
+)
+_NUMPY = "onnx.reference, onnx/reference/ops: numpy of dtype float16, op by op"
+_WORST = "by definition: nothing is kept in more than the storage dtype"
+
+
+def _same(name: str, about: str, how: How, source: str, **others: Rule) -> Profile:
+    rule = Rule(how, source)
+    kinds = ("matmul", "reduction", "norm", "softmax", "attention", "activation")
+    return Profile(name, about, **{kind: others.get(kind, rule) for kind in kinds})
+
+
+_ALL = (
+    Profile(
+        name="ort-cuda",
+        about="ONNX Runtime 1.28 and later on CUDA: fp32 sums; attention stores scores and weights,"
+        " GELU rounds its steps",
+        matmul=Rule("fp32", _ORT + "test/providers/cuda/test_cases: CudaGemmOptions default 32F"),
+        reduction=Rule(
+            "fp32", _ORT + "core/providers/cuda/reduction: AccumulationType<half> is float"
+        ),
+        norm=Rule(
+            "fp32",
+            _ORT + "core/providers/cuda/nn/layer_norm.cc: float between MLFloat16 types; skip norm:"
+            " microsoft/onnxruntime#28682, fp32 accumulation since 1.28",
+        ),
+        softmax=Rule("fp32", _ORT + "core/providers/cuda/math/softmax.h: AccumulationType"),
+        attention=Rule(
+            "stored",
+            _ORT + "contrib_ops/cuda/bert/attention_softmax.cu: scores and weights of type T, the"
+            " bias is added in float; core/providers/cuda/llm/attention.cc takes this path",
+        ),
+        activation=Rule(
+            "storage",
+            _ORT + "core/providers/cuda/cu_inc/common.cuh: _Gelu(half) multiplies and adds halves",
+        ),
+    ),
+    _same(
+        "tensorrt",
+        "TensorRT: strongly typed, fp32 sums, norms computed in fp32",
+        "fp32",
+        f"{_TENSORRT}: strongly typed networks; kernels round what they write",
+        norm=Rule("fp32", f"{_TENSORRT}: INormalizationLayer::setComputePrecision, default kFLOAT"),
+    ),
+    _same(
+        "torch-cpu",
+        "torch's own kernels on the CPU: fp32 inside, one rounding at the end",
+        "fp32",
+        _TORCH,
+    ),
+    _same(
+        "inductor",
+        "Inductor's kernels, and torch's that they call: fp32 inside, one rounding at the end",
+        "fp32",
+        f"{_INDUCTOR}; {_TORCH}",
+    ),
+    _same(
+        "onnx-reference",
+        "onnx.reference on numpy halves: every step of a composite op is rounded",
+        "storage",
+        _NUMPY,
+        norm=Rule(
+            "stored",
+            f"{_NUMPY}; epsilon is a numpy float32, so what follows the statistics is fp32",
+        ),
+        matmul=Rule("fp32", "numpy, matmul.c.src: HALF_matmul_inner_noblas sums in float"),
+        reduction=Rule("fp32", "numpy, loops_utils.h.src: HALF_pairwise_sum sums in float"),
+    ),
+    _same(
+        "strict",
+        "the worst case: every step of every op is rounded, and sums are kept in the storage dtype",
+        "storage",
+        _WORST,
+    ),
+)
+PROFILES: Mapping[str, Profile] = {profile.name: profile for profile in _ALL}
+
+
+def get_profile(name: str) -> Profile:
+    """The profile of this name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in PROFILES:
+        raise UsageError(f"no arithmetic profile {name!r}; known: {', '.join(PROFILES)}")
+    return PROFILES[name]

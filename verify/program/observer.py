@@ -1,0 +1,407 @@
+"""Compares the program after every pass with what it was and with an fp64 reference.
+
+Each promise of a pass has its measure: bit-equal, no worse than before, or no worse than eager in
+the new dtype.
+"""
+
+import copy
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from enginecast.passes.ir.base import Pass, Promise
+from enginecast.passes.ir.pipeline import PassRun
+from enginecast.passes.ir.text import print_ir
+from enginecast.verify.boundaries import Boundary, Snapshot, snapshots
+from enginecast.verify.eager import Case, as_array, mask_of, reference_program
+from enginecast.verify.floor import ROUNDING, UNIT_ROUNDOFF, Floor, least_floor
+from enginecast.verify.metrics import (
+    BEYOND,
+    Metrics,
+    measure,
+    pool,
+    pool_output,
+    ratio,
+    row_mask,
+    times,
+)
+from enginecast.verify.reference import Reference
+from enginecast.verify.report.data import PassCheck
+from enginecast.verify.verdict import LIMIT, ROW_LAXITY
+
+MOVED = 1e-2
+"""A boundary that is off by more, while the outputs are right, is not wrong but moved: its last
+value is another one now (a residual sum that a fused norm took over, a stream that was rescaled by
+a power of two)."""
+MOVED_FLOORS = 10.0
+"""The same in units of the floor, for dtypes whose own error is near `MOVED`."""
+FEW = 64
+"""A boundary with fewer elements gets the laxer limit: its error is too small a sample of the
+noise."""
+SCATTER = 1e-4
+"""A boundary that was off by more before the pass gets it too: in half precision one rounding can
+turn an attention row, and a T5 with outlier channels was seen to move by 2.5 floors."""
+
+
+class Observer:
+    """Compares the program with what it was, after every pass; hand it to `run_pipeline`.
+
+    Two programs are run per case at the start (fp64 reference, captured program) and one after
+    every pass that changed anything.
+
+    Args:
+        program: as captured, before any pass; not altered.
+        cases: one or two; more make every pass slower and find little more.
+        names: of the outputs.
+        reference: of these cases and others; its floor judges passes that change precision. Without
+            it those are only checked for values that are not finite, and every row counts.
+        start: the program as it stands before the first pass that is looked at; None: `program`.
+
+    A broken promise is recorded in `checks`, and what comes after it is checked all the same.
+    """
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        cases: Sequence[Case],
+        reference: Reference | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        start: ExportedProgram | None = None,
+    ) -> None:
+        self.names = None if names is None else tuple(names)
+        self.cases = tuple(cases)
+        mask_input = None if reference is None else reference.mask_input
+        self.masks = [mask_of(case, mask_input) for case in self.cases]
+        self.judge_by(reference)
+        self._reference = self._run(reference_program(program))
+        start = program if start is None else start
+        self._before, self._state = self._run(start), _State.of(start)
+        self.checks: list[PassCheck] = []
+
+    def __call__(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> None:
+        """Check one pass; the next is compared with what this one left."""
+        self.accept(self.look(pass_, program, run))
+
+    def judge_by(self, reference: Reference | None) -> None:
+        """Judge passes that change precision by the floor of a reference."""
+        if reference is None:
+            self.rules = Rules(None, frozenset())
+        else:
+            own = frozenset(case.name for case in self.cases)
+            self.rules = Rules(reference.floor.only(own), reference.masked)
+
+    def look(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> "Look":
+        """Check one pass; the next is compared with what was there before."""
+        start = time.perf_counter()
+        state = _State.of(program)
+        after = self._before if state == self._state else self._run(program)
+        runs = [
+            CaseRuns(case.name, mask, *snapshots)
+            for case, mask, *snapshots in zip(
+                self.cases, self.masks, self._reference, self._before, after, strict=True
+            )
+        ]
+        check = self.rules.check(pass_, run, runs, time.perf_counter() - start)
+        return Look(check, runs, after, state)
+
+    def accept(self, look: "Look") -> None:
+        """Take the program that was looked at as the one to compare the next with."""
+        self._before, self._state = look.after, look.state
+        self.checks.append(look.check)
+
+    def fork(self) -> "Observer":
+        """One that goes on from here by itself, with nothing checked yet."""
+        other = copy.copy(self)
+        other.checks = []
+        return other
+
+    def _run(self, program: ExportedProgram) -> list[Snapshot]:
+        inputs = [case.inputs for case in self.cases]
+        return snapshots(program, inputs, names=self.names, masks=self.masks)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was found in a program after a pass."""
+
+    check: PassCheck
+    runs: Sequence["CaseRuns"]
+    after: list[Snapshot]
+    state: "_State"
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a program computes: its graph, and which weights stand behind it at which version."""
+
+    text: str
+    weights: tuple[tuple[str, int, int], ...]
+    """Name, identity and version."""
+    held: tuple[Tensor, ...] = field(compare=False)
+    """The same weights: as long as they are held, no other tensor takes their identity."""
+
+    @classmethod
+    def of(cls, program: ExportedProgram) -> "_State":
+        named = (*program.state_dict.items(), *program.constants.items())
+        held = [(name, t) for name, t in named if isinstance(t, Tensor)]
+        weights = tuple((name, id(t), t._version) for name, t in held)
+        return cls(print_ir(program), weights, tuple(t for _, t in held))
+
+
+@dataclass(frozen=True)
+class CaseRuns:
+    """The three runs of one case that a check looks at."""
+
+    case: str
+    mask: Tensor | None
+    reference: Snapshot
+    before: Snapshot
+    after: Snapshot
+
+
+@dataclass(frozen=True)
+class Check:
+    """One place where the program was compared."""
+
+    place: str
+    """Module path, or "output 'NAME'"."""
+    source: str
+    error: float
+    """Relative L2 error against fp64 after the pass; for "exact" the change from before."""
+    floor: float
+    """The measure of it; 0 for "exact"."""
+    problem: str = ""
+    """Why it fails, in words; empty when it does not."""
+    elsewhere: bool = False
+    """The value compared comes from another line than before: no value of that line leaves now."""
+
+    @property
+    def ratio(self) -> float:
+        return ratio(self.error, self.floor)
+
+    @property
+    def may_have_moved(self) -> bool:
+        far = self.error > max(MOVED, MOVED_FLOORS * self.floor)
+        return bool(self.problem) and (self.elsewhere or far)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Judges the runs before and after one pass.
+
+    Args:
+        floor: eager in the target dtype; None: passes that change precision are only checked for
+            finite values.
+        masked: outputs whose rows follow the mask.
+    """
+
+    floor: Floor | None
+    masked: frozenset[str]
+
+    def check(
+        self, pass_: Pass, run: PassRun, runs: Sequence[CaseRuns], seconds: float
+    ) -> PassCheck:
+        """Compare the program after a pass with the one before it.
+
+        Args:
+            runs: one per case.
+            seconds: that the runs took.
+        """
+        outputs = [self._output(pass_.promise, name, runs) for name in runs[0].after.outputs]
+        inner = list(self.inner(pass_.promise, runs))
+        moved: tuple[str, ...] = ()
+        if not any(check.problem for check in outputs):
+            moved = tuple(check.place for check in inner if check.may_have_moved)
+            inner = [check for check in inner if check.place not in moved]
+        failing = [check for check in (*inner, *outputs) if check.problem]
+        worst = failing[0] if failing else max((*inner, *outputs), key=lambda c: c.ratio)
+        return PassCheck(
+            name=pass_.name,
+            promise=pass_.promise,
+            rewritten=run.rewritten,
+            left_alone=len(run.sites) - run.rewritten,
+            seconds=run.seconds,
+            check_seconds=seconds,
+            worst_place=worst.place,
+            worst_source=worst.source,
+            worst_error=worst.error,
+            worst_ratio=worst.ratio,
+            modules={check.place: check.error for check in inner},
+            moved=moved,
+            failure=_failure(pass_, failing) if failing else "",
+        )
+
+    def _output(self, promise: Promise, name: str, runs: Sequence[CaseRuns]) -> Check:
+        place = f"output {name!r}"
+        after = pool(self._measure(name, run, run.after) for run in runs)
+        if after.nonfinite:
+            return _lost(place, "", after.nonfinite, _first_lost(runs))
+        if promise == "exact":
+            pairs = [(run.before.outputs[name], run.after.outputs[name]) for run in runs]
+            same = all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
+            change = pool(measure(as_array(b), as_array(a)) for a, b in pairs)
+            return _exact(place, "", change.relative, same)
+        if promise == "precision":
+            floor = self._eager_floor(name)
+            return self._judged(place, "", after.relative, floor or BEYOND)
+        before = pool(self._measure(name, run, run.before) for run in runs)
+        least = ROUNDING * _roundoff(runs[0].after.outputs[name].dtype)
+        return self._judged(place, "", after.relative, max(before.relative, least))
+
+    def _measure(self, name: str, run: CaseRuns, found: Snapshot) -> Metrics:
+        wanted = as_array(run.reference.outputs[name])
+        mask = None if run.mask is None or name not in self.masked else as_array(run.mask)
+        return measure(as_array(found.outputs[name]), wanted, row_mask(wanted.shape, mask))
+
+    def _eager_floor(self, name: str) -> float | None:
+        if self.floor is None:
+            return None
+        return max(pool_output(self.floor.cases, name).relative, least_floor(self.floor.dtype))
+
+    def inner(self, promise: Promise, runs: Sequence[CaseRuns]) -> Iterator[Check]:
+        """Every module boundary that all runs have, in order of execution."""
+        for module in dict.fromkeys(name for run in runs for name in run.after.boundaries):
+            here = [run for run in runs if module in run.before.boundaries]  # the path it took
+            found = [place for run in here if (place := _at(module, run)) is not None]
+            if found and len(found) == len(here):
+                yield self._boundary(promise, module, found)
+
+    def _boundary(self, promise: Promise, module: str, places: Sequence["_Place"]) -> Check:
+        last = places[0].after
+        lost = sum(place.lost for place in places)
+        if lost:
+            culprit = self.floor.culprit if self.floor is not None else ""
+            detail = culprit or f"the largest finite one is {last.max_abs:.3g}"
+            return _lost(module, last.source, lost, detail)
+        if promise == "exact":
+            change = _mean([place.change for place in places])
+            return _exact(module, last.source, change, all(place.same for place in places))
+        error = _mean([place.error for place in places])
+        before = _mean([place.error_before for place in places])
+        if promise == "precision":
+            return Check(module, last.source, error, max(before, self._least()))
+        floor = max(before, ROUNDING * _roundoff(last.dtype))
+        few = sum(place.after.sample.numel() for place in places) < FEW
+        laxity = ROW_LAXITY if few or before > SCATTER else 1.0
+        check = self._judged(module, last.source, error, floor, laxity)
+        return replace(check, elsewhere=any(place.elsewhere for place in places))
+
+    def _least(self) -> float:
+        """What a precision costs at least inside, where that is shown and nothing is judged."""
+        if self.floor is None:
+            return 0.0
+        return self.floor.largest if self.floor.rounding else least_floor(self.floor.dtype)
+
+    def _judged(
+        self, place: str, source: str, error: float, floor: float, laxity: float = 1.0
+    ) -> Check:
+        check, limit = Check(place, source, error, floor), LIMIT * laxity
+        if check.ratio <= limit:
+            return check
+        problem = (
+            f"the error is {times(check.ratio)} the floor (relative L2 {error:.2g} against fp64, "
+            f"floor {floor:.2g}, limit {times(limit)})"
+        )
+        return replace(check, problem=problem)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """One module boundary in one case, before and after."""
+
+    after: Boundary
+    error: float
+    error_before: float
+    change: float
+    same: bool
+    elsewhere: bool
+    lost: int
+
+
+def _at(module: str, run: CaseRuns) -> _Place | None:
+    """Compare a boundary that all three runs have in one shape.
+
+    A pass may add values that leave a module: the equal one is taken, else the last of the same
+    source line, else the nearest.
+    """
+    before = run.before.boundaries.get(module, ())
+    reference = run.reference.boundaries.get(module, ())
+    if not before or not reference or before[-1].shape != reference[-1].shape:
+        return None
+    old, wanted = before[-1], reference[-1]
+    fitting = [b for b in run.after.boundaries.get(module, ()) if b.shape == old.shape]
+    if not fitting:
+        return None
+    equal = [b for b in fitting if b.digest == old.digest]
+    placed = [b for b in fitting if b.source == old.source]
+    nearest = equal or placed or sorted(fitting, key=lambda b: -_distance(b, wanted))
+    after = nearest[-1]
+    return _Place(
+        after=after,
+        error=_distance(after, wanted),
+        error_before=_distance(old, wanted),
+        change=_distance(after, old),
+        same=after.digest == old.digest and after.dtype == old.dtype,
+        elsewhere=not equal and not placed,
+        lost=max(0, after.nonfinite - max(old.nonfinite, wanted.nonfinite)),
+    )
+
+
+def _distance(found: Boundary, wanted: Boundary) -> float:
+    left, right = found.sample.double(), wanted.sample.double()
+    usable = torch.isfinite(left) & torch.isfinite(right)
+    left, right = left[usable], right[usable]
+    return ratio(float((left - right).norm()), float(right.norm()))
+
+
+def _mean(errors: Sequence[float]) -> float:
+    """Root mean square over the cases."""
+    return min(math.hypot(*errors) / math.sqrt(len(errors)), BEYOND)
+
+
+def _exact(place: str, source: str, change: float, same: bool) -> Check:
+    if same:
+        return Check(place, source, 0.0, 0.0)
+    problem = f"the value is no longer bit-equal (relative change {change:.2g})"
+    # A change may sit outside of the sample, or be one of dtype alone.
+    return Check(place, source, max(change, UNIT_ROUNDOFF["fp64"]), 0.0, problem)
+
+
+def _lost(place: str, source: str, count: int, detail: str) -> Check:
+    return Check(place, source, BEYOND, 0.0, f"{count} values are not finite ({detail})")
+
+
+def _first_lost(runs: Sequence[CaseRuns]) -> str:
+    """Where values first stop being finite, in order of execution."""
+    for run in runs:
+        for module in run.after.boundaries:
+            place = _at(module, run)
+            if place is not None and place.lost:
+                return (
+                    f"first at {module} {place.after.source}, "
+                    f"where the largest finite value is {place.after.max_abs:.3g}"
+                )
+    return "at no module boundary before it"
+
+
+def _roundoff(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
+
+
+def _failure(pass_: Pass, failing: Sequence[Check]) -> str:
+    """Names the first place, where the error comes in, and the worst."""
+    first, worst = failing[0], max(failing, key=lambda check: check.ratio)
+    rest = f"; {len(failing) - 1} more places fail" if len(failing) > 1 else ""
+    if worst.ratio > first.ratio:
+        rest += f", the worst is {_name(worst)} with {times(worst.ratio)}"
+    return f"{pass_.name!r} promises {pass_.promise!r}, but at {_name(first)} {first.problem}{rest}"
+
+
+def _name(check: Check) -> str:
+    return f"{check.place} ({check.source})" if check.source else check.place

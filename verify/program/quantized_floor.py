@@ -1,0 +1,108 @@
+"""The noise floor of a quantized engine: eager's, and the error of its plan.
+
+The plan is simulated on the program as it stands before it is rewritten, by code that shares
+nothing with the rewriting.  A wrong scale in the rewritten program is therefore no part of the
+floor, and shows.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch.export import ExportedProgram
+
+from enginecast.passes.ir.base import Pass
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.pipeline import PassRun
+from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
+from enginecast.passes.quantize.measure.simulate import simulate
+from enginecast.verify.eager import Case, as_arrays
+from enginecast.verify.floor import Floor
+from enginecast.verify.metrics import Metrics
+from enginecast.verify.program.observer import Observer
+from enginecast.verify.reference import Reference
+
+REWRITES = frozenset({"fp8-matmul", "int8-matmul"})
+"""Passes that carry a plan out."""
+
+
+class PlannedFloor:
+    """Widens the floor when a pass carries out a plan; hand it to `run_pipeline` before `observer`.
+
+    Args:
+        passes: of the pipeline, in order.
+        program: as captured.
+        cases: the verification inputs.
+        reference: of those cases, with eager's floor.
+        observer: judges that pass, and those after it, by the wider floor.
+        names: of the outputs.
+    """
+
+    def __init__(
+        self,
+        passes: Sequence[Pass],
+        program: ExportedProgram,
+        cases: Sequence[Case],
+        reference: Reference,
+        observer: Observer,
+        names: Sequence[str],
+    ) -> None:
+        self._next = [pass_.name for pass_ in passes[1:]]
+        self._cases = cases
+        self.reference = reference
+        self._observer = observer
+        self._names = names
+        first = bool(passes) and passes[0].name in REWRITES
+        self._before = structural_copy(program) if first else None
+
+    def __call__(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> None:
+        before, self._before = self._before, None
+        plan = plan_of(program)
+        # Where eager itself is no measure, its defects are what the report has to say.
+        if before is not None and plan is not None and not self.reference.floor.defects:
+            floor = planned_floor(before, plan, self._cases, self.reference, self._names)
+            self.reference = replace(self.reference, floor=floor)
+            self._observer.judge_by(self.reference)
+        following = self._next.pop(0) if self._next else ""
+        if following in REWRITES:
+            self._before = structural_copy(program)
+
+
+def planned_floor(
+    program: ExportedProgram,
+    plan: QuantizationPlan,
+    cases: Sequence[Case],
+    reference: Reference,
+    names: Sequence[str],
+) -> Floor:
+    """Eager's floor with the error that a plan makes.
+
+    Args:
+        program: right before it is rewritten.
+        plan: that will be carried out.
+        cases: the verification inputs, tensors.
+        reference: of the same cases, with eager's floor.
+        names: of the outputs.
+    """
+    outputs = simulate(program, plan, [case.inputs for case in cases], names, reference.mask_input)
+    floor = dict(reference.floor.cases)
+    for case, found in zip(reference.cases, outputs, strict=True):
+        planned = reference.compare(case, as_arrays(found))
+        floor[case.name] = {
+            name: _sum(own, planned[name]) for name, own in floor[case.name].items()
+        }
+    return replace(reference.floor, cases=floor, rounding=plan.format, max_error=plan.max_error)
+
+
+def _sum(own: Metrics, planned: Metrics) -> Metrics:
+    """Two independent errors; cosines fall by the squares of errors."""
+    pads = [found.pad_error for found in (own, planned) if found.pad_error is not None]
+    return replace(
+        own,
+        error_norm=math.hypot(own.error_norm, planned.error_norm),
+        worst_row=math.hypot(own.worst_row, planned.worst_row),
+        max_abs=own.max_abs + planned.max_abs,
+        cosine=max(own.cosine + planned.cosine - 1.0, -1.0),
+        pad_error=math.hypot(*pads) if pads else None,
+        nonfinite=own.nonfinite + planned.nonfinite,
+    )
