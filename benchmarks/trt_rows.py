@@ -27,8 +27,8 @@ from trt_models import OUTPUT, Subject
 import enginecast
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import EnginecastError
+from enginecast.exporters.registry import target_of
 from enginecast.exporters.tensorrt.options import TensorRTOptions
-from enginecast.passes.presets import preset
 from enginecast.runtime.engine import Engine
 
 CHAIN = ("tensorrt", "onnxruntime-cuda", "onnxruntime-cpu")
@@ -80,7 +80,7 @@ def pipeline_of(precision: str, build: Build, arch: str | None) -> str | None:
     """None: the preset.  fp8 is for every layer whose error allows it, faster or not."""
     if precision != "fp8":
         return None
-    text = preset("fp8", build.target, device=build.device, arch=arch)
+    text = target_of(build.target).pipeline("fp8", device=build.device, arch=arch)
     name, given, rest = text.partition("plan-fp8{")
     if given:
         return f"{name}plan-fp8{{min_gain=0.0 {rest}"
@@ -101,7 +101,7 @@ def export(
     options: dict[str, Any] = {"arch": arch} if pipeline is not None else {}
     if build.route:
         route: Any = build.route
-        options["tensorrt"] = TensorRTOptions(route=route, optimal=subject.optimal())
+        options["target_options"] = TensorRTOptions(route=route, optimal=subject.optimal())
     return enginecast.compile(
         folder,
         output,

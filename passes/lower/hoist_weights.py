@@ -26,6 +26,7 @@ from torch.fx import Graph, Node
 
 from enginecast.errors import LoweringError
 from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
+from enginecast.passes.ir.blocks import carried, is_structured, operands
 from enginecast.passes.ir.deferred_weights import (
     DeferredWeight,
     Expression,
@@ -164,8 +165,14 @@ def _is_small(node: Node) -> bool:
 
 
 def _without_data(root: Node) -> Tensor:
-    """A tensor of the shape and dtype of an expression, in the memory of one element (stride 0)."""
+    """A tensor of the shape and dtype of an expression, in the memory of one element (stride 0).
+
+    What a loop carries is a tensor of its own: torch compares its strides with those that the body
+    returns.
+    """
     found = value(root)
+    if any(is_structured(user) and root in operands(user)[: carried(user)] for user in root.users):
+        return nn.Parameter(torch.zeros(found.shape, dtype=found.dtype), False)
     return nn.Parameter(torch.zeros((), dtype=found.dtype).expand(found.shape), False)
 
 
