@@ -10,7 +10,6 @@ from typing import Literal
 
 import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
-from onnxscript.optimizer import optimize_ir
 from torch.export import ExportedProgram
 
 from enginecast.errors import LoweringError
@@ -18,6 +17,7 @@ from enginecast.exporters.onnx.convert import convert, quiet
 from enginecast.exporters.onnx.metadata import plain_metadata, without_lines
 from enginecast.exporters.onnx.ort_pads import keep_pads_of_max_pools
 from enginecast.exporters.onnx.readers import Reader
+from enginecast.exporters.onnx.simplify import simplify
 from enginecast.exporters.onnx.weights import fill_weights, store_weights
 from enginecast.exporters.target import Artifact
 from enginecast.exporters.weights.file import WEIGHTS_FILE, check_dtypes
@@ -105,8 +105,7 @@ def onnx_model(
     model = convert(program, opset=OPSET, reader=reader)
     fill_weights(model, weights)
     with quiet():
-        # Not ONNXProgram.optimize: its rotary fusion breaks on a batch (cos, sin are broadcast).
-        optimize_ir(model)
+        simplify(model)
     keep_pads_of_max_pools(model)
     _name_values(model, input_names(program), outputs, symbols)
     for value, dims in zip(model.graph.outputs, shapes, strict=False):
