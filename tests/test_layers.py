@@ -240,6 +240,7 @@ NAMES_TARGETS = {
 NAMES_RUNG = {
     "enginecast/compiler/request.py",
     "enginecast/compiler/recompare.py",
+    "enginecast/compiler/scripted.py",
     "enginecast/compiler/session.py",
     "enginecast/cli/options/groups.py",
     "runtime/bundle/manifest.py",

@@ -41,7 +41,7 @@ def bisect(
     found: Bisection | None = None
     why: tuple[str, ...] = ()
     if is_wrong(rewritten):
-        found = find_culprits(prepared, pipeline, rewritten, steps)
+        found = find_culprits(prepared, rewritten, steps)
         verdict = criteria_of(rewritten, *rewritten.failures).judge_unrun()
         why = tuple(dict.fromkeys(verdict.reasons))
     elif broken := list(rewritten.reference.floor.defects):

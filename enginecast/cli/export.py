@@ -111,7 +111,8 @@ def _show(done: "Export", steps: "Steps", console: Console) -> None:
 
 
 def _as_json(done: "Export", steps: "Steps") -> dict[str, Any]:
-    report, verdict = done.report, done.report.verdict
+    report, verdict, rewritten = done.report, done.report.verdict, done.candidate.rewritten
+    dropped = () if rewritten is None else rewritten.dropped
     return {
         "outcome": verdict.outcome,
         "engine": verdict.engine,
@@ -131,7 +132,7 @@ def _as_json(done: "Export", steps: "Steps") -> dict[str, Any]:
         "layers": list(report.layers),
         **_capture_json(done),
         "bisection": None if done.bisection is None else done.bisection.to_json(),
-        "dropped": [culprit.to_json() for culprit in done.dropped],
+        "dropped": [culprit.to_json() for culprit in dropped],
     }
 
 

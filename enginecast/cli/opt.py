@@ -1,5 +1,7 @@
 """`enginecast opt`: passes alone, with what each changed and what the comparison after it found."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +29,11 @@ from enginecast.cli.terminal.output import (
 from enginecast.errors import UsageError
 
 if TYPE_CHECKING:
-    from enginecast.compiler.opt import Rewrite
+    from torch.export import ExportedProgram
+
+    from enginecast.compiler.rewrite import Rewritten
+    from enginecast.passes.ir.base import Pass
+    from enginecast.passes.ir.pipeline import PassRun
 
 SITE = ("node", "module", "source", "reason", "note")
 """What `--json` says of a site."""
@@ -60,13 +66,13 @@ def opt(
             " --pipeline or --precision, --device, --arch"
         )
     if output is not None:
-        require_folder(output)
-        if output.suffix != ".pt2":
-            raise UsageError(f"-o {output}: expected a name that ends in .pt2")
-    from enginecast.compiler.opt import run_passes, save
+        _require_pt2(output)
     from enginecast.compiler.prepare import prepare
     from enginecast.compiler.request import ExportRequest
+    from enginecast.compiler.rewrite import run_passes
     from enginecast.compiler.steps import Steps
+    from enginecast.passes.ir.text import diff_ir
+    from enginecast.passes.ir.text import print_ir as text_of
     from enginecast.passes.registry import build
 
     lowering = ""
@@ -78,24 +84,53 @@ def opt(
     passes, after, console = build(pipeline or ""), build(lowering), progress()
     steps = Steps(console)
     prepared = prepare(model_flags.source(model), model_flags.options(), steps)
-    done = run_passes(prepared, passes, steps, after)
-    saved = output is not None and not done.failures
+    texts = [text_of(prepared.captured.program)]
+
+    def keep_text(_pass: "Pass", program: "ExportedProgram", _run: "PassRun") -> None:
+        texts.append(text_of(program))
+
+    done = run_passes(prepared, passes, steps, after, [keep_text])
+    diffs = list(map(diff_ir, texts, texts[1:])) if print_diff else None
+    ir = texts[-1] if print_ir else None
+    failures = [check.failure for check in done.checks if check.failure]
+    saved = output is not None and not failures
     if output is not None and saved:
-        save(done.program, output)
+        _save(done.program, output)
     if as_json:
-        print_json(_as_json(done, print_ir, print_diff, output if saved else None))
+        print_json(_as_json(done, diffs, ir, output if saved else None))
     else:
-        _show(done, print_ir, print_diff, console)
-    for failure in done.failures:
+        _show(done, diffs, ir, console)
+    for failure in failures:
         say(console, f"error: {failure}", "bold red")
-    if done.failures:
+    if failures:
         say(console, "`enginecast bisect` with this pipeline names the sites that do harm.")
     if output is not None:
         say(console, f"{output}: saved" if saved else f"{output}: not written")
-    raise typer.Exit(1 if done.failures else 0)
+    raise typer.Exit(1 if failures else 0)
 
 
-def _show(done: "Rewrite", print_ir: bool, print_diff: bool, console: Console) -> None:
+def _require_pt2(output: Path) -> None:
+    require_folder(output)
+    if output.suffix != ".pt2":
+        raise UsageError(f"-o {output}: expected a name that ends in .pt2")
+
+
+def _save(program: "ExportedProgram", path: Path) -> None:
+    """Write a `.pt2` file, whole or not at all."""
+    from torch.export import save
+
+    from enginecast.passes.ir.edit import with_weights
+
+    # torch wants the ending, and a folder can hold an unfinished file of another process.
+    unfinished = path.with_name(f".{path.stem}.tmp-{os.getpid()}.pt2")
+    try:
+        save(with_weights(program), unfinished)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _show(done: "Rewritten", diffs: Sequence[str] | None, ir: str | None, console: Console) -> None:
     """Tables where progress goes; texts, which may be piped on, on standard output."""
     from enginecast.verify.metrics import times
 
@@ -111,13 +146,13 @@ def _show(done: "Rewrite", print_ir: bool, print_diff: bool, console: Console) -
             if site.reason:
                 place = f"{site.module} {site.source}".strip()
                 say(console, f"{run.pass_.name} left {place} alone: {site.reason}")
-    texts = [f"# {run.pass_.name}\n{diff}" for run, diff in zip(done.runs, done.diffs, strict=True)]
-    for text in (*(texts if print_diff else ()), *([done.texts[-1]] if print_ir else ())):
-        print(text, end="", file=standard_output())
+    for run, diff in zip(done.runs, diffs or (), strict=False):
+        print(f"# {run.pass_.name}\n{diff}", end="", file=standard_output())
+    print(ir or "", end="", file=standard_output())
 
 
 def _as_json(
-    done: "Rewrite", print_ir: bool, print_diff: bool, output: Path | None
+    done: "Rewritten", diffs: Sequence[str] | None, ir: str | None, output: Path | None
 ) -> dict[str, Any]:
     content: dict[str, Any] = {
         "output": None if output is None else str(output),
@@ -132,8 +167,8 @@ def _as_json(
                 "worst_ratio": check.worst_ratio,
                 "sites": [{name: getattr(site, name) for name in SITE} for site in run.sites],
             }
-            | ({"diff": diff} if print_diff else {})
-            for run, check, diff in zip(done.runs, done.checks, done.diffs, strict=True)
+            | ({} if diffs is None else {"diff": diffs[index]})
+            for index, (run, check) in enumerate(zip(done.runs, done.checks, strict=True))
         ],
     }
-    return content | ({"ir": done.texts[-1]} if print_ir else {})
+    return content | ({} if ir is None else {"ir": ir})

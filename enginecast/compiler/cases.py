@@ -15,11 +15,7 @@ from enginecast.capture.inputs.examples import Case, example_sizes, sample, veri
 from enginecast.capture.inputs.given import tokenize
 from enginecast.capture.inputs.perturb import perturbed
 from enginecast.capture.inputs.specs import InputSpec
-from enginecast.capture.python.locations import (
-    SourceLocation,
-    is_library_code,
-    is_model_code,
-)
+from enginecast.capture.python.locations import SourceLocation, is_library_code, is_model_code
 from enginecast.capture.refusals.refusal import FRAME
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.oracle import Guard
@@ -58,8 +54,14 @@ def choose_cases(
     cases = [*_example_case(source, specs, steps), *cases]
     if prompts is not None:
         encoded = tokenize(prompts, source, specs)
-        cases = [Case("given prompts", _filled(encoded, specs)), *cases]
-    return tuple(_within(specs, cases))
+        lacking = [spec.name for spec in specs if spec.name not in encoded]
+        if lacking:
+            raise UsageError(
+                f"--prompts gives no values for {', '.join(lacking)}",
+                hint="Give all inputs as tensors: --inputs FILE.safetensors.",
+            )
+        cases = [Case("given prompts", encoded), *cases]
+    return tuple(_within(specs, case) for case in cases)
 
 
 def with_other_sizes(
@@ -126,16 +128,14 @@ def along_guards(
         CaptureError: it takes that path in none of them, or a loop does not end.
     """
     module = source.eager()
-    places = {guard.read.place for guard in guards}
     taken = [(guard.read.place, guard.read.value) for guard in guards]
+    places = {place for place, _ in taken}
     kept: list[Case] = []
     left: list[Case] = []
     for case in cases:
-        ways = [
-            [(read.place, read.value) for read in reads if read.place in places]
-            for reads in record(module, [case.inputs])
-        ]
-        (kept if ways == [taken] else left).append(case)
+        [reads] = record(module, [case.inputs])
+        path = [(read.place, read.value) for read in reads if read.place in places]
+        (kept if path == taken else left).append(case)
     if not kept:
         raise CaptureError(
             "no verification input goes the way of the specialised program",
@@ -195,29 +195,13 @@ def check_values(given: Mapping[str, Tensor], specs: Sequence[InputSpec], origin
             )
 
 
-def _filled(tensors: dict[str, Tensor], specs: Sequence[InputSpec]) -> dict[str, Tensor]:
-    lacking = [spec.name for spec in specs if spec.name not in tensors]
-    if lacking:
-        raise UsageError(
-            f"--prompts gives no values for {', '.join(lacking)}",
-            hint="Give all inputs as tensors: --inputs FILE.safetensors.",
-        )
-    return tensors
-
-
-def _within(specs: Sequence[InputSpec], cases: Sequence[Case]) -> list[Case]:
-    """Cases cut to the largest batch: a prompt file may be longer than a batch."""
+def _within(specs: Sequence[InputSpec], case: Case) -> Case:
+    """The case cut to the largest batch: a prompt file may be longer than a batch."""
     limits = {spec.name: spec.dims[0].maximum for spec in specs if spec.dims}
-    cut = [
-        replace(
-            case,
-            inputs={n: t[: limits[n]] if n in limits else t for n, t in case.inputs.items()},
-        )
-        for case in cases
-    ]
-    for case in cut:
-        _check_sizes(specs, case)
-    return cut
+    inputs = {n: t[: limits[n]] if n in limits else t for n, t in case.inputs.items()}
+    case = replace(case, inputs=inputs)
+    _check_sizes(specs, case)
+    return case
 
 
 def _check_sizes(specs: Sequence[InputSpec], case: Case) -> None:
@@ -230,11 +214,8 @@ def _check_sizes(specs: Sequence[InputSpec], case: Case) -> None:
         sizes = case.inputs[spec.name].shape
         for index, (size, dim) in enumerate(zip(sizes, spec.dims, strict=True)):
             if not dim.minimum <= size <= dim.maximum:
-                allowed = (
-                    str(dim.minimum)
-                    if dim.minimum == dim.maximum
-                    else f"{dim.minimum}..{dim.maximum}"
-                )
+                bounds = dict.fromkeys((dim.minimum, dim.maximum))
+                allowed = "..".join(map(str, bounds))
                 raise UsageError(
                     f"the {case.name} have {size} in dimension {index} of {spec.name}, "
                     f"the program takes {allowed}",

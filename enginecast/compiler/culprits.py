@@ -8,7 +8,7 @@ from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.compiler.rewrite import Rewritten, observed_cases, rewrite
 from enginecast.compiler.steps import Steps
-from enginecast.passes.ir.base import Pass, Site, SiteKey
+from enginecast.passes.ir.base import Pass, SiteKey
 from enginecast.passes.ir.pipeline import PassRun
 from enginecast.verify.bisect.bisect import Subject, bisect
 from enginecast.verify.bisect.culprit import Bisection, Culprit, Leave, why_dropped
@@ -43,7 +43,7 @@ def without_culprits(
     dropped: tuple[Culprit, ...] = ()
     leave: Leave = ()
     for _ in range(ROUNDS):
-        found = find_culprits(prepared, passes, rewritten, steps, leave)
+        found = find_culprits(prepared, rewritten, steps, leave)
         in_lowering = any(culprit.position >= len(passes) for culprit in found.culprits)
         if in_lowering or not found.helps or not found.left_out:
             return replace(rewritten, bisection=found, dropped=dropped)
@@ -66,11 +66,7 @@ def is_wrong(rewritten: Rewritten) -> bool:
 
 
 def find_culprits(
-    prepared: Prepared,
-    passes: tuple[Pass, ...],
-    rewritten: Rewritten,
-    steps: Steps,
-    leave: Leave = (),
+    prepared: Prepared, rewritten: Rewritten, steps: Steps, leave: Leave = ()
 ) -> Bisection:
     """Search a program that is wrong.
 
@@ -78,12 +74,13 @@ def find_culprits(
         leave: sites that were left out of it.
     """
     engine = rewritten.suspect
-    lowering = engine.passes if engine is not None else ()
+    runs = (*rewritten.runs, *(engine.runs if engine is not None else ()))
     checks = (*rewritten.checks, *(engine.checks if engine is not None else ()))
-    leave = (*leave, *(frozenset[SiteKey]() for _ in lowering)) if leave else ()
+    if leave:
+        leave = (*leave, *(frozenset[SiteKey]() for _ in runs[len(leave) :]))
     subject = Subject(
         program=prepared.captured.program,
-        passes=(*passes, *lowering),
+        passes=tuple(run.pass_ for run in runs),
         reference=rewritten.reference,
         context=prepared.context,
         leave=leave,
@@ -112,12 +109,9 @@ def _worst_first(prepared: Prepared, rewritten: Rewritten) -> Sequence[Case]:
 def _with_reasons(runs: Sequence[PassRun], dropped: Sequence[Culprit]) -> tuple[PassRun, ...]:
     """The sites that were dropped with the reason for it."""
     reasons = why_dropped(dropped)
-
-    def reasoned(position: int, site: Site) -> Site:
-        reason = reasons.get((position, site.key))
-        return site if reason is None else replace(site, reason=reason)
-
-    return tuple(
-        replace(run, sites=tuple(reasoned(position, site) for site in run.sites))
-        for position, run in enumerate(runs)
-    )
+    changed = []
+    for position, run in enumerate(runs):
+        found = ((site, reasons.get((position, site.key))) for site in run.sites)
+        sites = tuple(site if why is None else replace(site, reason=why) for site, why in found)
+        changed.append(replace(run, sites=sites))
+    return tuple(changed)

@@ -1,6 +1,6 @@
 """The engines of a bundle: what a target is asked for, and the first run of what it made."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,18 +76,9 @@ class EngineRun:
 
 
 def lowering_request(
-    prepared: Prepared,
-    config: EngineConfig,
-    program: ExportedProgram,
-    folder: Path,
-    tell: Callable[[str, int, int], None] = lambda phase, done, total: None,
-    say: Callable[[str], None] = lambda line: None,
+    prepared: Prepared, config: EngineConfig, program: ExportedProgram, folder: Path
 ) -> LoweringRequest:
-    """What a target is asked for.
-
-    Args:
-        program: after the lowering passes.
-    """
+    """What a target is asked for, with the program as the lowering passes left it."""
     captured = prepared.captured
     given = prepared.source.given_program() is not None
     names = {} if given else symbol_names(captured.program, captured.inputs)
@@ -102,8 +93,6 @@ def lowering_request(
         inputs=describe_inputs(prepared.inputs),
         ranges=dict(prepared.symbols),
         options=config.options,
-        tell=tell,
-        say=say,
     )
 
 
@@ -119,7 +108,6 @@ def run_engine(
     """Run the engine where this machine can, and judge it.
 
     Args:
-        bundle: as it will be published, but for verdicts and digests.
         counts_ops: whether to look at which ops the runtime executes.
     """
     if not config.runs_here:

@@ -1,6 +1,6 @@
 """From a MODEL argument to a captured program: the start of export, inspect and opt."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
@@ -15,6 +15,7 @@ from enginecast.capture.inputs.derive.derive import check_required, derive
 from enginecast.capture.inputs.dynamic import apply_dynamic, parse_dynamic
 from enginecast.capture.inputs.examples import Case, example_sizes, sample
 from enginecast.capture.inputs.given import check_arguments, given_prompts, read_inputs
+from enginecast.capture.inputs.narrowing import named_dims
 from enginecast.capture.inputs.specs import InputSpec, captured_dtype, from_example
 from enginecast.capture.outputs.flatten import run_named
 from enginecast.capture.outputs.selection import Wanted, parse_wanted
@@ -27,6 +28,7 @@ from enginecast.capture.tracing.state import CalledTwice
 from enginecast.capture.tracing.strategy import Fallback
 from enginecast.compiler.cases import (
     MOST_TRIALS,
+    SEED,
     Covered,
     along_guards,
     check_values,
@@ -49,10 +51,6 @@ from enginecast.passes.quantize.plan.file import check_model, read_plan
 from enginecast.verify.eager import make_reference
 from enginecast.verify.reference import Reference
 
-SEED = 0
-"""Of the example and of the verification inputs: equal calls give equal bundles."""
-
-
 WITNESSED = 2
 """Cases on which it is recorded what the model reads of its inputs."""
 
@@ -69,18 +67,14 @@ class OpenedModel:
     @property
     def symbols(self) -> Mapping[str, Range]:
         """Least and greatest size of each symbolic dimension."""
-        return {
-            dim.name: (dim.minimum, dim.maximum)
-            for spec in self.inputs
-            for dim in spec.dims
-            if dim.name is not None
-        }
+        dims = named_dims(self.inputs)
+        return {name: (dim.minimum, dim.maximum) for name, dim in dims.items()}
 
     @property
     def mask_input(self) -> str | None:
         """The input that marks valid rows."""
-        masks = [spec.name for spec in self.inputs if spec.kind == "attention_mask"]
-        return masks[0] if masks else None
+        masks = (spec.name for spec in self.inputs if spec.kind == "attention_mask")
+        return next(masks, None)
 
 
 @dataclass(frozen=True)
@@ -185,19 +179,14 @@ def prepare(
             covered = cover_branches(source, captured.inputs, cases, prepared.branches)
         prepared = _with_branches(prepared, covered, options, steps)
     if has_structure(captured.program):
-        prepared = _with_paths(prepared, options, steps)
+        known = [f"{PurePath(file).name}:{line}" for file, line in prepared.branches]
+        # Other inputs may take a path that a specialised program does not have.
+        trials = 0 if captured.guards else MOST_TRIALS
+        inputs = prepared.captured.inputs
+        with steps("paths"):
+            covered = cover_paths(captured.program, inputs, prepared.cases, known, trials)
+        prepared = _with_branches(prepared, covered, options, steps)
     return prepared
-
-
-def _with_paths(prepared: Prepared, options: ModelOptions, steps: Steps) -> Prepared:
-    """With cases for the paths through the blocks that the program holds."""
-    captured = prepared.captured
-    known = [f"{PurePath(file).name}:{line}" for file, line in prepared.branches]
-    # Other inputs may take a path that a specialised program does not have.
-    trials = 0 if captured.guards else MOST_TRIALS
-    with steps("paths"):
-        found = cover_paths(captured.program, captured.inputs, prepared.cases, known, trials)
-    return replace(_with_branches(prepared, found, options, steps), watched=found.watched)
 
 
 def _with_branches(
@@ -214,6 +203,7 @@ def _with_branches(
         inputs=covered.inputs,
         captured=replace(prepared.captured, inputs=covered.inputs, notes=notes),
         cases=covered.cases,
+        watched=covered.watched,
         unverified=() if allowed else (*prepared.unverified, *unverified),
     )
 
@@ -256,15 +246,8 @@ def _capture(
     if given is not None and wanted:
         return _cut(given, wanted)
     example = sample(specs, example_sizes(specs), SEED)
-    captured = capture(
-        source,
-        specs,
-        example,
-        wanted,
-        cast(Fallback, options.fallback),
-        inputs,
-        widens=options.widens,
-    )
+    fallback = cast(Fallback, options.fallback)
+    captured = capture(source, specs, example, wanted, fallback, inputs, widens=options.widens)
     if not wanted:
         return captured
     # A copy, because nodes of torch's own may lack some of their users.
@@ -307,42 +290,31 @@ def input_specs(
     """
     if source.given_program() is not None:
         return (), {}
-    specs, given = _inputs(source, inputs)
+    if inputs is not None:
+        specs, given = _given_inputs(source, inputs)
+    else:
+        parameters = source.forward_signature.parameters.values()
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            check_arguments(source.example(), source, "the example")
+        specs, given = derive(source), {}
     return apply_dynamic(specs, [parse_dynamic(text) for text in dynamic]), given
 
 
-def _inputs(source: Source, file: Path | None) -> tuple[tuple[InputSpec, ...], dict[str, Tensor]]:
-    if file is None:
-        _check_example(source)
-        return derive(source), {}
+def _given_inputs(source: Source, file: Path) -> tuple[tuple[InputSpec, ...], dict[str, Tensor]]:
     given = read_inputs(file)
-    _check_filled(given, file)
-    check_arguments(given, source, f"--inputs {file}")
-    ordered = sorted(given, key=_position(source))
-    given = {name: given[name].to(captured_dtype(given[name])) for name in ordered}
-    specs = check_required(source, from_example(given, source.config))
-    check_values(given, specs, f"--inputs {file}")
-    return specs, given
-
-
-def _check_filled(given: Mapping[str, Tensor], file: Path) -> None:
     for name, tensor in given.items():
         if not tensor.numel():
             raise UsageError(
                 f"--inputs {file}: {name}: expected values, got shape {list(tensor.shape)}"
             )
-
-
-def _check_example(source: Source) -> None:
-    parameters = source.forward_signature.parameters.values()
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        check_arguments(source.example(), source, "the example")
-
-
-def _position(source: Source) -> Callable[[str], int]:
-    """Where an input stands in the model's forward: a safetensors file sorts by name."""
-    order = {name: index for index, name in enumerate(source.forward_arguments)}
-    return lambda name: order.get(name, len(order))
+    check_arguments(given, source, f"--inputs {file}")
+    # A safetensors file sorts by name, and the model's forward does not.
+    order = [name for name in source.forward_arguments if name in given]
+    order += [name for name in given if name not in order]
+    given = {name: given[name].to(captured_dtype(given[name])) for name in order}
+    specs = check_required(source, from_example(given, source.config))
+    check_values(given, specs, f"--inputs {file}")
+    return specs, given
 
 
 def lifted(captured: Captured) -> Captured:

@@ -1,7 +1,7 @@
 """What an export leaves behind: a bundle, or the reports beside where it would be."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from enginecast.passes.quantize.plan.file import write_plan
 from enginecast.runtime.bundle.manifest import Fusion, Manifest, Verdict
 from enginecast.runtime.bundle.reader import Bundle, open_bundle
 from enginecast.runtime.bundle.staging import Staging
-from enginecast.verify.bisect.culprit import Bisection, Culprit
+from enginecast.verify.bisect.culprit import Bisection
 from enginecast.verify.reference import REFERENCE_NAME, Reference, write_reference
 from enginecast.verify.report.data import Report
 from enginecast.verify.report.report import HTML_NAME, JSON_NAME, write_report
@@ -34,7 +34,7 @@ from enginecast.version import __version__
 
 LOG_NAME = "build.log"
 REPORTS = (JSON_NAME, HTML_NAME, LOG_NAME, PLAN_NAME)
-Section = tuple[str, Iterable[str]]
+Section = tuple[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -62,19 +62,11 @@ class Candidate:
     def verdict(self) -> Verdict:
         return verdict_of(self.config, self.runs)
 
-    @property
-    def pass_runs(self) -> tuple[PassRun, ...]:
-        return () if self.rewritten is None else self.rewritten.every_run
-
-    @property
-    def plan(self) -> QuantizationPlan | None:
-        """The quantization plan that was carried out."""
-        return None if self.rewritten is None else plan_of(self.rewritten.program)
-
     def report(self, steps: Steps, left_out: tuple[str, ...] = ()) -> Report:
         """What people and programs read of it."""
         others = zip(self.config.engines[1:], self.runs[1:], strict=False)
         rewritten = self.rewritten
+        emulated = None if rewritten is None else rewritten.emulated
         return Report(
             model=self.model.source.name,
             target=self.config.target,
@@ -83,7 +75,7 @@ class Candidate:
             verdict=self.verdict,
             floor_dtype=self.reference.floor.label,
             passes=() if rewritten is None else rewritten.every_check,
-            emulation=None if rewritten is None else rewritten.emulation,
+            emulation=emulated.emulation if emulated is not None else None,
             fusions=self.fusions,
             left_out=left_out,
             seconds=dict(steps.seconds),
@@ -98,19 +90,29 @@ class Candidate:
 class Export:
     """What an export ended in."""
 
+    candidate: Candidate
     report: Report
     bundle: Bundle | None
     """None when it was rejected."""
     folder: Path
     """The bundle, or the folder of reports beside where it would be."""
-    nodes: int = 0
-    ops: Mapping[str, int] = field(default_factory=dict)
     size: int = 0
     """Bytes of graph and weights."""
-    bisection: Bisection | None = None
-    """What of the passes does harm, when they made the program wrong."""
-    dropped: tuple[Culprit, ...] = ()
-    """Whose sites were left out because they did."""
+
+    @property
+    def ops(self) -> Mapping[str, int]:
+        """How often each op stands in the first engine; empty where nothing was lowered."""
+        return self.candidate.artifacts[0].ops if self.candidate.artifacts else {}
+
+    @property
+    def nodes(self) -> int:
+        return sum(self.ops.values())
+
+    @property
+    def bisection(self) -> Bisection | None:
+        """What of the passes does harm, when they made the program wrong."""
+        rewritten = self.candidate.rewritten
+        return None if rewritten is None else rewritten.bisection
 
 
 def publish(candidate: Candidate, request: ExportRequest, staging: Staging, steps: Steps) -> Export:
@@ -118,7 +120,7 @@ def publish(candidate: Candidate, request: ExportRequest, staging: Staging, step
     if candidate.verdict.outcome == "rejected" or candidate.manifest is None:
         report = candidate.report(steps)
         _write_reports(candidate, report, request, staging.folder, steps)
-        return _export(candidate, report, None, staging.reject(REPORTS))
+        return Export(candidate, report, None, staging.reject(REPORTS))
     with steps("publish"):
         left_out = write_reference(staging.folder / REFERENCE_NAME, candidate.reference)
         report = candidate.report(steps, left_out)
@@ -134,47 +136,29 @@ def publish(candidate: Candidate, request: ExportRequest, staging: Staging, step
             candidate.manifest, engines=engines, fusion=candidate.fusions
         )
         folder = staging.publish(manifest)
-        return _export(candidate, report, open_bundle(folder, check="size"), folder, size)
-
-
-def _export(
-    candidate: Candidate, report: Report, bundle: Bundle | None, folder: Path, size: int = 0
-) -> Export:
-    first = candidate.artifacts[0] if candidate.artifacts else None
-    rewritten = candidate.rewritten
-    return Export(
-        report,
-        bundle,
-        folder,
-        0 if first is None else first.nodes,
-        {} if first is None else first.ops,
-        size,
-        None if rewritten is None else rewritten.bisection,
-        () if rewritten is None else rewritten.dropped,
-    )
+        return Export(candidate, report, open_bundle(folder, check="size"), folder, size)
 
 
 def _write_reports(
     candidate: Candidate, report: Report, request: ExportRequest, folder: Path, steps: Steps
 ) -> None:
     write_report(folder, report)
-    model = candidate.model
-    if candidate.plan is not None:
-        write_model_plan(folder / PLAN_NAME, candidate.plan, model.source)
+    model, rewritten = candidate.model, candidate.rewritten
+    plan = None if rewritten is None else plan_of(rewritten.program)
+    if plan is not None:
+        write_model_plan(folder / PLAN_NAME, plan, model.source)
     steps.log(f"verdict: {report.verdict.outcome} {'; '.join(report.verdict.reasons)}")
     asked = {"model": model.source.name, "threads": request.threads}
     asked |= {"drop_guilty": request.drop_guilty, "seed": SEED}
+    asked |= asdict(candidate.config) | asdict(request.options)
     sections: list[Section] = [
-        (
-            "request",
-            request_lines({**asked, **asdict(candidate.config), **asdict(request.options)}),
-        ),
+        ("request", request_lines(asked)),
         ("machine", _machine_lines()),
         ("model", request_lines(model.source.fingerprint())),
         ("capture", [*map(str, candidate.rungs), *(f"note: {note}" for note in report.notes)]),
         ("inputs", _input_lines(model.inputs, model.cases)),
         ("steps", steps.lines),
-        ("passes", _pass_lines(candidate.pass_runs, report)),
+        ("passes", _pass_lines(() if rewritten is None else rewritten.every_run, report)),
         ("verdict", _verdict_lines(report)),
         ("program", candidate.program.splitlines()),
     ]
@@ -188,12 +172,8 @@ def write_model_plan(path: Path, plan: QuantizationPlan, source: Source) -> None
 
 def build_log(sections: Sequence[Section]) -> str:
     """The text of a log: a title and lines for each section; those without lines are left out."""
-    parts = [f"enginecast {__version__} build log"]
-    for title, lines in sections:
-        found = list(lines)
-        if found:
-            parts.append("\n".join([f"== {title}", *found]))
-    return "\n\n".join(parts) + "\n"
+    parts = ["\n".join([f"== {title}", *lines]) for title, lines in sections if lines]
+    return "\n\n".join([f"enginecast {__version__} build log", *parts]) + "\n"
 
 
 def request_lines(request: Mapping[str, Any]) -> list[str]:
@@ -204,14 +184,9 @@ def request_lines(request: Mapping[str, Any]) -> list[str]:
 def _machine_lines() -> list[str]:
     """Versions, providers and GPUs, as `enginecast doctor` finds them."""
     found = examine()
-    packages = [
-        f"{package.name} {package.version}"
-        for package in found.packages
-        if package.version is not None
-    ]
     return [
         f"python {found.python} on {found.platform}",
-        *packages,
+        *(f"{one.name} {one.version}" for one in found.packages if one.version is not None),
         f"ONNX Runtime providers: {', '.join(found.providers)}",
         f"CUDA of torch: {found.torch_cuda or 'none'}",
         *(f"GPU: {gpu.name} ({gpu.arch}), {gpu.memory} bytes" for gpu in found.gpus),

@@ -3,24 +3,25 @@ each engine those that lower the program.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch.export import ExportedProgram
 
 from enginecast.capture.inputs.examples import Case
-from enginecast.compiler.prepare import Prepared
-from enginecast.compiler.request import EngineConfig
+from enginecast.compiler.prepare import Prepared, reference_of
+from enginecast.compiler.request import EngineConfig, computed_dtype
 from enginecast.compiler.steps import Steps
 from enginecast.exporters.registry import DEFAULT, target_of
 from enginecast.passes.ir.base import Pass, Site
 from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.pipeline import Observer as Watcher
 from enginecast.passes.ir.pipeline import PassRun, run_pipeline
 from enginecast.passes.lower.drop_assertions import DropAssertions
 from enginecast.passes.registry import build
 from enginecast.passes.rescale_residual import RescaleResidual
 from enginecast.verify.bisect.culprit import Bisection, Culprit, Leave
 from enginecast.verify.eager import range_culprit
-from enginecast.verify.emulate.data import Emulation, overflow_sentence
+from enginecast.verify.emulate.data import overflow_sentence
 from enginecast.verify.emulate.emulate import TrueDtypeRun, true_dtype_check
 from enginecast.verify.emulate.profiles import get_profile
 from enginecast.verify.program.observer import Observer
@@ -36,9 +37,7 @@ OBSERVED = 2
 class LoweredProgram:
     """The program of one engine, after the lowering passes of its target."""
 
-    target: str
     program: ExportedProgram
-    passes: tuple[Pass, ...]
     runs: tuple[PassRun, ...]
     checks: tuple[PassCheck, ...]
     emulated: TrueDtypeRun | None
@@ -97,20 +96,9 @@ class Rewritten:
 
     @property
     def suspect(self) -> LoweredProgram | None:
-        """The first engine whose lowering broke a promise, else the first one; None: there is
-        none.
-        """
+        """The first engine whose lowering broke a promise, else the first engine, if any."""
         broken = (engine for engine in self.engines if any(c.failure for c in engine.checks))
         return next(broken, self.engines[0] if self.engines else None)
-
-    @property
-    def last_program(self) -> ExportedProgram:
-        """What the first engine is made of; where nothing was lowered, what the passes left."""
-        return self.engines[0].program if self.engines else self.program
-
-    def of_engine(self, index: int) -> "Rewritten":
-        """The same, judged in the arithmetic of one engine's target."""
-        return replace(self, emulated=self.engines[index].emulated)
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -134,11 +122,6 @@ class Rewritten:
             for culprit in self.dropped
             for line in culprit.lines()
         )
-
-    @property
-    def emulation(self) -> Emulation | None:
-        """What that run found, module by module."""
-        return self.emulated.emulation if self.emulated is not None else None
 
     def _cause(self) -> tuple[str, ...]:
         if not self.cause:
@@ -176,7 +159,7 @@ def rewrite(
         target: of the export: low precision is judged as its kernels compute.
         engines: to lower for; empty: the passes alone are run and judged.
     """
-    planned, observer = observe(prepared, passes, reference)
+    planned, observer = _observers(prepared, passes, reference)
     program = structural_copy(prepared.captured.program)
     with steps("passes"):
         runs = run_pipeline(passes, program, prepared.context, (planned, observer), leave)
@@ -210,13 +193,12 @@ def _lower(
     steps: Steps,
 ) -> LoweredProgram:
     """Run the lowering passes for one engine on a copy of the program."""
-    passes, lowered = build(config.lowering), structural_copy(program)
+    lowered = structural_copy(program)
     with steps("lowering passes"):
-        runs = run_pipeline(passes, lowered, prepared.context, (observer,))
+        runs = run_pipeline(build(config.lowering), lowered, prepared.context, (observer,))
     _log_runs(runs, steps)
     emulated = _emulate(prepared, lowered, reference, config.target, steps)
-    checks = tuple(observer.checks)
-    return LoweredProgram(config.target, lowered, passes, tuple(runs), checks, emulated)
+    return LoweredProgram(lowered, tuple(runs), tuple(observer.checks), emulated)
 
 
 def _log_runs(runs: Sequence[PassRun], steps: Steps) -> None:
@@ -233,17 +215,36 @@ def observed_cases(prepared: Prepared) -> tuple[Case, ...]:
     return prepared.watched or prepared.cases[:OBSERVED]
 
 
-def observe(
+def _observers(
     prepared: Prepared, passes: Sequence[Pass], reference: Reference
 ) -> tuple[PlannedFloor, Observer]:
-    """What looks at the program after each pass, in this order: what a plan costs, and what
-    compares.
+    """What looks at the program after each pass: what a plan costs, and then what compares."""
+    program, names = prepared.captured.program, prepared.output_names
+    observer = Observer(program, observed_cases(prepared), reference, names=names)
+    return PlannedFloor(passes, program, prepared.cases, reference, observer, names), observer
+
+
+def run_passes(
+    prepared: Prepared,
+    passes: Sequence[Pass],
+    steps: Steps,
+    lowering: Sequence[Pass] = (),
+    watch: Sequence[Watcher] = (),
+) -> Rewritten:
+    """Passes alone, for pass development: run them on a copy of the captured program, a lowering
+    last, and compare after each, whatever the ones before it broke.
+
+    Args:
+        watch: called after each pass, besides what compares.
     """
-    observed, program = observed_cases(prepared), prepared.captured.program
-    observer = Observer(program, observed, reference, names=prepared.output_names)
-    names = prepared.output_names
-    planned = PlannedFloor(passes, program, prepared.cases, reference, observer, names)
-    return planned, observer
+    with steps("reference"):
+        reference = reference_of(prepared, computed_dtype(passes))
+    program = structural_copy(prepared.captured.program)
+    planned, observer = _observers(prepared, passes, reference)
+    with steps("passes"):
+        runs = run_pipeline(passes, program, prepared.context, (planned, observer, *watch))
+        runs += run_pipeline(lowering, program, prepared.context, (observer, *watch))
+    return Rewritten(program, tuple(runs), tuple(observer.checks), None, planned.reference)
 
 
 def _range_cause(

@@ -5,8 +5,10 @@ There is no program here.  So nothing proves what sizes an engine takes: the ran
 are those that it was compared over.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,18 +28,19 @@ from enginecast.capture.python.locations import SourceLocation, is_library_code
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source
 from enginecast.capture.torchscript.script import DEPRECATION, Hybrid, hybrid
+from enginecast.capture.tracing.strategy import Rung
 from enginecast.compiler.cases import SEED, choose_cases, cover_branches
-from enginecast.compiler.engines import Criteria, EngineRun, run_engine, unsealed
+from enginecast.compiler.engines import Criteria, run_engine, unsealed
 from enginecast.compiler.manifest import describe_manifest
 from enginecast.compiler.prepare import OpenedModel, input_specs
-from enginecast.compiler.request import EngineConfig, ModelOptions
+from enginecast.compiler.publish import Candidate
+from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, EnginecastError, UsageError
 from enginecast.exporters.registry import target_of
 from enginecast.exporters.target import Artifact, ScriptRequest, Target
 from enginecast.exporters.torchscript.target import TorchScript
 from enginecast.passes.ir.text import DTYPES
-from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.bundle.staging import Staging
 from enginecast.verify.eager import fp64_outputs, make_reference
 from enginecast.verify.reference import Reference
@@ -47,11 +50,6 @@ class ScriptModel(OpenedModel):
     """A model that is going to be scripted and traced; its inputs have the ranges that the cases
     cover.
     """
-
-    @property
-    def example(self) -> dict[str, Tensor]:
-        """What is traced: sizes of two or more, pairwise different."""
-        return sample(self.inputs, example_sizes(self.inputs), SEED)
 
     def forward(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run a module and name its outputs."""
@@ -87,7 +85,8 @@ def prepare_script(source: Source, options: ModelOptions, steps: Steps) -> Scrip
     cases = choose_cases(source, specs, given, prompts, work, steps)
     cases = (*cases, *_largest(specs, parameters))
     model = ScriptModel(source, specs, cases, parse_wanted(options.outputs, options.hidden_states))
-    return replace(model, inputs=_covered(model))
+    sizes = [model.sizes(case.inputs) for case in cases]
+    return replace(model, inputs=tuple(_covered(spec, sizes) for spec in specs))
 
 
 def _that_run(source: Source, specs: tuple[InputSpec, ...], steps: Steps) -> tuple[InputSpec, ...]:
@@ -184,16 +183,13 @@ def _dim(found: tuple[int, ...], sizes: Sequence[Mapping[str, int]], other: str)
     return found[0] if len(set(found)) == 1 else other
 
 
-def _largest(specs: Sequence[InputSpec], parameters: int) -> list[Case]:
+def _largest(specs: tuple[InputSpec, ...], parameters: int) -> list[Case]:
     """One case for each dimension at its largest, or as large as seconds of work allow."""
     sizes = example_sizes(specs)
-    dims = {dim.name: dim for spec in specs for dim in spec.dims if dim.name is not None}
     cases = []
-    for index, (name, dim) in enumerate(dims.items()):
+    for index, (name, dim) in enumerate(named_dims(specs).items()):
         size = dim.maximum
-        others = 1
-        for other, taken in sizes.items():
-            others *= taken if other != name else 1
+        others = math.prod(taken for other, taken in sizes.items() if other != name)
         while not dim.asked and size > 2 * dim.size and size * others * parameters > WORK:
             size //= 2
         made = sample(specs, {**sizes, name: size}, SEED + 100 + index)
@@ -201,25 +197,13 @@ def _largest(specs: Sequence[InputSpec], parameters: int) -> list[Case]:
     return cases
 
 
-def _covered(model: ScriptModel) -> tuple[InputSpec, ...]:
-    """The inputs with the ranges that the cases span."""
-    found = [model.sizes(case.inputs) for case in model.cases]
-    return tuple(
-        replace(
-            spec,
-            dims=tuple(
-                dim
-                if dim.name is None
-                else replace(
-                    dim,
-                    minimum=min(sizes[dim.name] for sizes in found),
-                    maximum=max(sizes[dim.name] for sizes in found),
-                )
-                for dim in spec.dims
-            ),
-        )
-        for spec in model.inputs
-    )
+def _covered(spec: InputSpec, cases: Sequence[Mapping[str, int]]) -> InputSpec:
+    """An input with the ranges that the sizes of the cases span."""
+    dims = []
+    for dim in spec.dims:
+        found = [sizes[dim.name] for sizes in cases if dim.name is not None]
+        dims.append(replace(dim, minimum=min(found), maximum=max(found)) if found else dim)
+    return replace(spec, dims=tuple(dims))
 
 
 @dataclass(frozen=True)
@@ -294,39 +278,15 @@ def _one_sided(
     runs: Sequence[Sequence[Read]], places: Collection[SourceLocation]
 ) -> dict[SourceLocation, str]:
     """Places at which every case read the same of its inputs, and what."""
-    seen: dict[SourceLocation, set[tuple[str, ...]]] = {}
-    for run in runs:
-        found: dict[SourceLocation, list[str]] = {}
-        for read in run:
-            if read.decides == "inputs":
-                found.setdefault(read.place, []).append(str(read.value))
-        for place, values in found.items():
-            seen.setdefault(place, set()).add(tuple(values))
-    return {
-        place: ", ".join(next(iter(seen[place])))
-        for place in places
-        if len(seen.get(place, ())) == 1
-    }
-
-
-@dataclass(frozen=True)
-class ScriptEngine:
-    """An engine that was written and run."""
-
-    config: EngineConfig
-    """With the engine's own target."""
-    artifact: Artifact
-    outputs: tuple[OutputSpec, ...]
-    manifest: Manifest
-    run: EngineRun
-    hybrid: Hybrid
-    how: str
-    """How it was made, and why not otherwise, in words for the manifest."""
-    notes: tuple[str, ...]
-
-    @property
-    def is_rejected(self) -> bool:
-        return self.run.verdict.outcome == "rejected"
+    found = {}
+    for place in places:
+        seen = {
+            tuple(str(r.value) for r in run if r.place == place and r.decides == "inputs")
+            for run in runs
+        } - {()}
+        if len(seen) == 1:
+            found[place] = ", ".join(*seen)
+    return found
 
 
 @dataclass(frozen=True)
@@ -336,16 +296,14 @@ class ScriptEngines:
     model: ScriptModel
     reference: Reference
     config: EngineConfig
-    threads: int | None
+    request: ExportRequest
     staging: Staging
     steps: Steps
     explored: Explored
     places: tuple[SourceLocation, ...] = ()
     """Branches that must be scripted; others that a run meets are scripted where they can be."""
-    allows_unverified: bool = False
-    """Whether an engine may decide what was not compared both ways."""
 
-    def best(self) -> ScriptEngine:
+    def best(self) -> Candidate:
         """The first engine that agrees with eager; else the last one that does not.
 
         Raises:
@@ -366,16 +324,18 @@ class ScriptEngines:
             for line in (*made.notes, *(f"the tracer warns: {s}" for s in made.suspects)):
                 self.steps.log(line)
             tried.append(made)
-            engine = self._torchscript(made)
-            if not engine.is_rejected:
+            outputs = self._outputs(made)
+            engine = self._torchscript(made, outputs)
+            if engine.verdict.outcome != "rejected":
                 is_it = self.config.target == engine.config.target
-                return engine if is_it else self._or_onnx(engine)
+                return engine if is_it else self._or_onnx(engine, made, outputs)
         return engine
 
-    @property
-    def _example(self) -> dict[str, torch.Tensor]:
-        """The inputs that are traced, on the engine's device."""
-        return {name: t.to(self.config.device) for name, t in self.model.example.items()}
+    @cached_property
+    def _example(self) -> dict[str, Tensor]:
+        """What is traced, on the engine's device: sizes of two or more, pairwise different."""
+        example = sample(self.model.inputs, example_sizes(self.model.inputs), SEED)
+        return {name: tensor.to(self.config.device) for name, tensor in example.items()}
 
     def _optional(self, tried: list[Hybrid]) -> Iterator[tuple[SourceLocation, ...]]:
         """What may be scripted: first what a run reads, then what the tracer warned of."""
@@ -387,63 +347,63 @@ class ScriptEngines:
             self.steps.log("the trace does not agree with eager: scripting what it warned of")
             yield (*met, *sorted(suspects))
         # A loop over a shape is traced without a warning; only its source tells.
-        sizes = sizes_decide(self.model.source.eager(), self.model.example)
+        example = {name: tensor.cpu() for name, tensor in self._example.items()}
+        sizes = sizes_decide(self.model.source.eager(), example)
         found = {*sizes} - {*met, *self.places, *suspects}
         if found:
             self.steps.log("the trace does not agree with eager: scripting what decides by sizes")
             yield (*met, *sorted(suspects), *sorted(found))
 
-    def _torchscript(self, made: Hybrid) -> ScriptEngine:
-        """Write the TorchScript engine and run it."""
+    def _outputs(self, made: Hybrid) -> tuple[OutputSpec, ...]:
         with torch.no_grad():
             given = made.module(*self._example.values())
         dtypes = {name: t.dtype for name, t in zip(made.outputs, given, strict=True)}
-        outputs = output_specs(self.model, self.reference, dtypes)
+        return output_specs(self.model, self.reference, dtypes)
+
+    def _torchscript(self, made: Hybrid, outputs: tuple[OutputSpec, ...]) -> Candidate:
+        """Write the TorchScript engine and run it."""
         with self.steps("lower"):
             artifact = self._lower(TorchScript(), made)
         problems: tuple[str, ...] = ()
-        if not self.allows_unverified:
+        if not self.request.options.allow_unverified_branches:
             # Not compared both ways: branches that are scripted, and those that are baked.
             problems = self.explored.unseen((*made.held, *made.unscripted), made.unscripted)
-        notes = (*made.notes, f"{DEPRECATION}: a later torch may not load this engine")
+        note = f"{DEPRECATION}: a later torch may not load this engine"
+        taken = Rung("torchscript", "taken", "a TorchScript engine")
         config = replace(self.config, target=TorchScript.name)
-        manifest, run = self._run(config, artifact, outputs, problems)
-        how = "a TorchScript engine"
-        return ScriptEngine(config, artifact, outputs, manifest, run, made, how, notes)
+        return self._run(made, outputs, config, artifact, taken, note, problems)
 
-    def _or_onnx(self, engine: ScriptEngine) -> ScriptEngine:
+    def _or_onnx(
+        self, engine: Candidate, made: Hybrid, outputs: tuple[OutputSpec, ...]
+    ) -> Candidate:
         """The same as an ONNX engine where that agrees with eager, too; else `engine`."""
         try:
-            made = self._onnx(engine)
+            onnx = self._onnx(made, outputs)
         except EnginecastError as error:
             reason = error.message
         else:
-            if not made.is_rejected:
+            if onnx.verdict.outcome != "rejected":
                 self._remove(engine)
-                return made
-            self._remove(made)
-            reason = " ".join(made.run.verdict.reasons[0].split())
+                return onnx
+            self._remove(onnx)
+            reason = " ".join(onnx.verdict.reasons[0].split())
         self.steps.say(
             f"no ONNX engine ({reason}): this becomes a TorchScript engine, which needs torch, and"
             " --allow-code to run"
         )
-        return replace(engine, how=f"{engine.how}; no ONNX engine: {reason}")
+        [taken] = engine.rungs
+        taken = replace(taken, reason=f"{taken.reason}; no ONNX engine: {reason}")
+        return replace(engine, rungs=(taken,))
 
-    def _onnx(self, engine: ScriptEngine) -> ScriptEngine:
+    def _onnx(self, made: Hybrid, outputs: tuple[OutputSpec, ...]) -> Candidate:
         with self.steps("lower to ONNX"):
-            target = target_of(self.config.target)
-            artifact = self._lower(target, engine.hybrid, engine.outputs)
-        manifest, run = self._run(self.config, artifact, engine.outputs, ())
-        how = "with torch's legacy ONNX exporter; running it needs neither"
-        return replace(
-            engine,
-            config=self.config,
-            artifact=artifact,
-            manifest=manifest,
-            run=run,
-            how="an ONNX engine, by torch's legacy exporter",
-            notes=(*engine.hybrid.notes, f"{DEPRECATION}: this engine was made with it and {how}"),
+            artifact = self._lower(target_of(self.config.target), made, outputs)
+        note = (
+            f"{DEPRECATION}: this engine was made with it and with torch's legacy ONNX exporter;"
+            " running it needs neither"
         )
+        taken = Rung("torchscript", "taken", "an ONNX engine, by torch's legacy exporter")
+        return self._run(made, outputs, self.config, artifact, taken, note)
 
     def _lower(self, target: Target, made: Hybrid, outputs: Sequence[OutputSpec] = ()) -> Artifact:
         request = ScriptRequest(
@@ -463,23 +423,35 @@ class ScriptEngines:
         )
         return target.lower_script(request)
 
-    def _remove(self, engine: ScriptEngine) -> None:
-        for name in engine.artifact.files:
+    def _remove(self, engine: Candidate) -> None:
+        for name in engine.artifacts[0].files:
             (self.staging.folder / name).unlink()
 
     def _run(
         self,
+        made: Hybrid,
+        outputs: tuple[OutputSpec, ...],
         config: EngineConfig,
         artifact: Artifact,
-        outputs: tuple[OutputSpec, ...],
-        problems: tuple[str, ...],
-    ) -> tuple[Manifest, EngineRun]:
+        taken: Rung,
+        note: str,
+        problems: tuple[str, ...] = (),
+    ) -> Candidate:
         """Run an engine over all cases and judge it."""
         manifest = describe_manifest(self.model, config, outputs, (artifact,))
         bundle = unsealed(self.staging.folder, manifest, artifact.files)
         criteria = Criteria(self.reference, problems=problems)
+        threads, record = self.request.threads, manifest.engines[0]
         with self.steps("verify"):
-            run = run_engine(
-                bundle, manifest.engines[0], config, criteria, self.threads, counts_ops=False
-            )
-        return manifest, run
+            run = run_engine(bundle, record, config, criteria, threads, counts_ops=False)
+        return Candidate(
+            model=self.model,
+            config=config,
+            reference=self.reference,
+            runs=(run,),
+            rungs=(taken,),
+            notes=(*made.notes, note),
+            program=made.module.code,
+            artifacts=(artifact,),
+            manifest=manifest,
+        )

@@ -12,7 +12,7 @@ from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.sources.source import Source, open_source
 from enginecast.capture.torchscript.script import DEPRECATION, require_torchscript
 from enginecast.capture.tracing.ladder import LEADS_ON
-from enginecast.capture.tracing.strategy import RefusedError, Rung
+from enginecast.capture.tracing.strategy import RefusedError
 from enginecast.compiler import budget
 from enginecast.compiler.culprits import find_culprits, is_wrong, without_culprits
 from enginecast.compiler.engines import (
@@ -129,7 +129,9 @@ class ExportSession:
             runs=(),
             rungs=model.captured.rungs,
             notes=(*model.captured.notes, *state_notes, *plan, *rewritten.notes),
-            program=print_ir(rewritten.last_program),
+            program=print_ir(
+                rewritten.engines[0].program if rewritten.engines else rewritten.program
+            ),
             rewritten=rewritten,
         )
         if problems or rewritten.reference.floor.defects:
@@ -176,20 +178,14 @@ class ExportSession:
             return without_culprits(
                 model, passes, reference, rewritten, target, self.steps, engines
             )
-        return replace(rewritten, bisection=find_culprits(model, passes, rewritten, self.steps))
+        return replace(rewritten, bisection=find_culprits(model, rewritten, self.steps))
 
     def _lower(self, model: Prepared, rewritten: Rewritten) -> tuple[Artifact, ...]:
         """Write the files of every engine."""
         artifacts = []
         for config, engine in zip(self.config.engines, rewritten.engines, strict=True):
-            request = lowering_request(
-                model,
-                config,
-                engine.program,
-                self.staging.folder,
-                self.steps.tell,
-                self.steps.say,
-            )
+            request = lowering_request(model, config, engine.program, self.staging.folder)
+            request = replace(request, tell=self.steps.tell, say=self.steps.say)
             with self.steps(self._step("lower", config)):
                 artifact = target_of(config.target).lower(request)
             self.steps.log(f"lowered: {artifact.nodes} nodes, {dict(artifact.ops)}")
@@ -212,7 +208,8 @@ class ExportSession:
         pairs = zip(self.config.engines, manifest.engines, strict=True)
         for index, (config, record) in enumerate(pairs):
             with self.steps(self._step("verify", config)):
-                criteria = criteria_of(rewritten.of_engine(index))
+                emulated = rewritten.engines[index].emulated
+                criteria = criteria_of(replace(rewritten, emulated=emulated))
                 runs.append(run_engine(bundle, record, config, criteria, self.request.threads))
         return tuple(runs)
 
@@ -252,11 +249,9 @@ class ExportSession:
         with self.steps("read the weights"):
             self.source.fingerprint()
         refusal = None if refused is None else refused.refusal
-        must = (
-            (SourceLocation(refusal.file, refusal.line).resolved,)
-            if refusal and refusal.file
-            else ()
-        )
+        must: tuple[SourceLocation, ...] = ()
+        if refusal is not None and refusal.file:
+            must = (SourceLocation(refusal.file, refusal.line).resolved,)
         model = prepare_script(self.source, self.request.options, self.steps)
         with self.steps("paths"):
             model, explored = explore(model, must)
@@ -265,34 +260,18 @@ class ExportSession:
         with self.steps("reference"):
             reference, notes = reference_of_script(model, config.precision)
         engine = ScriptEngines(
-            model,
-            reference,
-            config,
-            self.request.threads,
-            self.staging,
-            self.steps,
-            explored,
-            must,
-            self.request.options.allow_unverified_branches,
+            model, reference, config, self.request, self.staging, self.steps, explored, must
         ).best()
         notes = (*engine.notes, *explored.verified, *notes)
-        taken = Rung("torchscript", "taken", engine.how)
+        rungs = engine.rungs
         if refused is not None:
-            self.steps.say(f"capture: {taken}")
-        rungs = (*(refused.rungs if refused is not None else ()), taken)
-        return Candidate(
-            model=model,
-            config=engine.config,
-            reference=reference,
-            runs=(engine.run,),
-            rungs=rungs,
-            notes=notes,
-            program=engine.hybrid.module.code,
-            artifacts=(engine.artifact,),
-            manifest=msgspec.structs.replace(
-                engine.manifest, capture=describe_rungs(rungs), notes=notes
-            ),
+            self.steps.say(f"capture: {rungs[0]}")
+            rungs = (*refused.rungs, *rungs)
+        assert engine.manifest is not None  # the engine was written
+        manifest = msgspec.structs.replace(
+            engine.manifest, capture=describe_rungs(rungs), notes=notes
         )
+        return replace(engine, rungs=rungs, notes=notes, manifest=manifest)
 
 
 def plan_notes(found: QuantizationPlan | None) -> tuple[str, ...]:

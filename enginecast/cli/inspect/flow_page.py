@@ -18,7 +18,8 @@ from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.refusals.refusal import explain
 from enginecast.capture.sources.source import Source
 from enginecast.cli.terminal.output import say, table
-from enginecast.compiler.prepare import SEED, Prepared
+from enginecast.compiler.cases import SEED
+from enginecast.compiler.prepare import Prepared
 from enginecast.errors import CaptureError, EnginecastError
 
 logger = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from enginecast.capture.inputs.examples import Case
 from enginecast.cli.terminal.output import say, table
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig
@@ -102,15 +103,8 @@ class Option:
     def safe(self) -> bool:
         return not (self.left or self.trouble or self.refusal)
 
-    def worded(self, safe: Sequence[str]) -> "Option":
-        """The option with its sentence.
-
-        Args:
-            safe: the precisions that are safe for the model.
-        """
-        return replace(self, sentence=self._sentence(safe))
-
-    def _sentence(self, safe: Sequence[str]) -> str:
+    def in_words(self, safe: Sequence[str]) -> str:
+        """The sentence, which names the precisions that are safe for the model instead."""
         if self.refusal:
             return f"not possible: {self.refusal}"
         if self.left:
@@ -164,19 +158,9 @@ class _Measured:
     """A program and how large its values get."""
 
     program: ExportedProgram
+    cases: Sequence[Case]
     largest: Mapping[Node, float]
     outputs: Sequence[Mapping[str, Tensor]]
-
-
-@dataclass(frozen=True)
-class _Run:
-    """What is run."""
-
-    cases: Sequence[Mapping[str, Tensor]]
-    mask: str | None
-    """The input that marks valid rows."""
-    small: bool
-    """Whether each precision is run, too."""
 
 
 def advise(prepared: Prepared) -> Advice:
@@ -187,36 +171,31 @@ def advise(prepared: Prepared) -> Advice:
     """
     elements = sum(prepared.source.weight_elements().values())
     cases = prepared.cases[:FEW] if elements > LARGE else prepared.cases
-    inputs = tuple(case.inputs for case in cases)
-    run = _Run(inputs, prepared.mask_input, elements <= SMALL)
-    plain = _measure(prepared.captured.program, inputs)
+    plain = _measure(prepared.captured.program, cases)
     if not all(tensor.isfinite().all() for each in plain.outputs for tensor in each.values()):
         prepared.source.fingerprint()  # names the weights that are no numbers, if it is they
-    options = [_option(name, plain, run) for name in PRECISIONS]
+    options = [
+        _option(name, plain, prepared.mask_input, runs=elements <= SMALL) for name in PRECISIONS
+    ]
     safe = [option.precision for option in options if option.safe]
     return Advice(
-        options=tuple(option.worded(safe) for option in options),
+        options=tuple(replace(option, sentence=option.in_words(safe)) for option in options),
         recommended=safe[0] if safe else "fp32",
         cases=tuple(case.name for case in cases),
     )
 
 
-def _measure(program: ExportedProgram, cases: Sequence[Mapping[str, Tensor]]) -> _Measured:
+def _measure(program: ExportedProgram, cases: Sequence[Case]) -> _Measured:
     """Run in fp32, also what was captured in a low dtype: values must not leave their range."""
-    if not _has_low_values(program):
-        return _Measured(program, *largest_values(program, cases))
-    wide = structural_copy(program)
-    run_pipeline((UnifyDtype(to="fp32"),), wide, PassContext())
-    largest, outputs = largest_values(wide, cases)
-    names = {node.name: size for node, size in largest.items()}
-    nodes = [node for node in program.graph.nodes if node.name in names]
-    return _Measured(program, {node: names[node.name] for node in nodes}, outputs)
-
-
-def _has_low_values(program: ExportedProgram) -> bool:
-    weights = weight_expressions(program)
-    low = (torch.float16, torch.bfloat16)
-    return any(dtype_of(node) in low for node in program.graph.nodes if node not in weights)
+    weights, low = weight_expressions(program), (torch.float16, torch.bfloat16)
+    wide = program
+    if any(dtype_of(node) in low for node in program.graph.nodes if node not in weights):
+        wide = structural_copy(program)
+        run_pipeline((UnifyDtype(to="fp32"),), wide, PassContext())
+    found, outputs = largest_values(wide, [case.inputs for case in cases])
+    names = {node.name: size for node, size in found.items()}
+    largest = {node: names[node.name] for node in program.graph.nodes if node.name in names}
+    return _Measured(program, cases, largest, outputs)
 
 
 def _split(precision: str) -> tuple[tuple[Pass, ...], UnifyDtype]:
@@ -228,7 +207,8 @@ def _split(precision: str) -> tuple[tuple[Pass, ...], UnifyDtype]:
     return (), UnifyDtype(to="fp32")
 
 
-def _option(precision: str, plain: _Measured, run: _Run) -> Option:
+def _option(precision: str, plain: _Measured, mask: str | None, *, runs: bool) -> Option:
+    """Judge one precision; `runs`: by running the program in it, too."""
     before, policy = _split(precision)
     limit = torch.finfo(DTYPES[policy.to]).max
     option = Option(precision=precision, limit=limit, remedies=tuple(p.name for p in before))
@@ -238,23 +218,25 @@ def _option(precision: str, plain: _Measured, run: _Run) -> Option:
         measured = plain
         if before and option.beyond:
             program = structural_copy(plain.program)
-            run_pipeline(before, program, PassContext(calibration=tuple(run.cases)))
-            measured = _measure(program, run.cases)
+            calibration = tuple(case.inputs for case in plain.cases)
+            run_pipeline(before, program, PassContext(calibration=calibration))
+            measured = _measure(program, plain.cases)
             places = _largest_first(measured, policy)
         left = _beyond(places, limit)
         unified = structural_copy(measured.program)
         run_pipeline((policy,), unified, PassContext())
     except PassError as error:
         return replace(option, refusal=error.message)
+    top = places[0] if places else None
     option = replace(
         option,
-        largest=places[0] if places else None,
+        largest=top,
         left=left,
         keep=_keep(measured, policy, limit) if left and precision == "mixed" else "",
-        headroom_bits=_headroom(places, limit),
+        headroom_bits=round(math.log2(limit / top.largest), 1) if top and top.largest else None,
         weight_bytes=_bytes(unified),
     )
-    return _with_error(option, unified, plain, run) if run.small and policy.to != "fp32" else option
+    return _with_error(option, unified, plain, mask) if runs and policy.to != "fp32" else option
 
 
 def _largest_first(measured: _Measured, policy: UnifyDtype) -> tuple[Place, ...]:
@@ -272,11 +254,6 @@ def _places(measured: _Measured, policy: UnifyDtype) -> list[Place]:
 
 def _beyond(places: Sequence[Place], limit: float) -> tuple[Place, ...]:
     return tuple(place for place in places if place.largest > limit)
-
-
-def _headroom(places: Sequence[Place], limit: float) -> float | None:
-    largest = places[0].largest if places else 0.0
-    return round(math.log2(limit / largest), 1) if largest > 0 else None
 
 
 def _keep(measured: _Measured, policy: UnifyDtype, limit: float) -> str:
@@ -311,9 +288,11 @@ def _bytes(unified: ExportedProgram) -> int:
     return sum(value(n).numel() * value(n).dtype.itemsize for n in stored)
 
 
-def _with_error(option: Option, unified: ExportedProgram, plain: _Measured, run: _Run) -> Option:
+def _with_error(
+    option: Option, unified: ExportedProgram, plain: _Measured, mask: str | None
+) -> Option:
     try:
-        error = _error(unified, plain, run)
+        error = _error(unified, plain, mask)
     except (NotImplementedError, RuntimeError) as missing:
         if "not implemented for" not in str(missing):  # torch's words for a missing kernel
             raise
@@ -326,13 +305,13 @@ def _with_error(option: Option, unified: ExportedProgram, plain: _Measured, run:
     return replace(option, error=error)
 
 
-def _error(unified: ExportedProgram, plain: _Measured, run: _Run) -> float:
+def _error(unified: ExportedProgram, plain: _Measured, mask: str | None) -> float:
     """The relative error of the program in true arithmetic of the precision; infinite where the
     outputs are not finite.
     """
-    cases = run.cases[:FEW]
-    found = interpret_cases(unified, cases)
-    masks = [None if run.mask is None else as_array(case[run.mask]) for case in cases]
+    cases = plain.cases[:FEW]
+    found = interpret_cases(unified, [case.inputs for case in cases])
+    masks = [None if mask is None else as_array(case.inputs[mask]) for case in cases]
     wanted = [
         as_arrays({name: tensor.double() for name, tensor in outputs.items()})
         for outputs in plain.outputs[:FEW]
