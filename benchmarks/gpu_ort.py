@@ -21,7 +21,7 @@ from trt_rows import BUILDS
 from trt_run import opened, options_of, run_all
 
 from enginecast.errors import MissingError
-from enginecast.runtime.device.fitness import gpu_of
+from enginecast.runtime.device.gpu import arch_of
 from enginecast.runtime.sessions.onnxruntime import CUDA_PROVIDER
 
 NAME = "gpu-ort"
@@ -51,7 +51,7 @@ def require_here() -> None:
     Raises:
         MissingError: names what is missing.
     """
-    gpu_of(torch)
+    arch_of(torch)
     if CUDA_PROVIDER not in onnxruntime.get_available_providers():
         raise MissingError(
             f"needs onnxruntime-gpu: this ONNX Runtime has no {CUDA_PROVIDER}",

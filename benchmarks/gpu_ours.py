@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from enginecast.exporters.aotinductor.lower import PACKAGE_FILE, lower_to_aotinductor, lowering
+from enginecast.exporters.target import LoweringRequest
 from enginecast.exporters.weights.file import WEIGHTS_FILE
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import structural_copy
@@ -115,7 +116,8 @@ def _compiled(program: ExportedProgram, bench: Bench, told: Mapping[str, Any]) -
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         run_pipeline(build(lowering(bench.device)), program, PassContext())
-        lowered = lower_to_aotinductor(program, folder, outputs=[OUTPUT], device=bench.device)
+        request = LoweringRequest(program, folder, [OUTPUT], device=bench.device)
+        lowered = lower_to_aotinductor(request)
         size = sum((folder / name).stat().st_size for name in lowered.files)
         model = torch._inductor.aoti_load_package(
             str(folder / PACKAGE_FILE), run_single_threaded=bench.device == "cuda"

@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 
 from enginecast.exporters.onnx.lower import GRAPH_FILE, lower_to_onnx, lowering
 from enginecast.exporters.onnx.readers import onnxruntime_on
+from enginecast.exporters.target import LoweringRequest
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline
@@ -150,7 +151,7 @@ def ort(bench: Bench) -> Made:
     reader = onnxruntime_on(bench.device)
     run_pipeline(build(f"{pipeline},{lowering(reader)}"), program, context)
     with tempfile.TemporaryDirectory() as folder:
-        lower_to_onnx(program, Path(folder), outputs=[OUTPUT], symbols={}, reader=reader)
+        lower_to_onnx(LoweringRequest(program, Path(folder), [OUTPUT]), reader)
         session = onnxruntime.InferenceSession(Path(folder) / GRAPH_FILE, providers=[provider])
     if session.get_providers()[0] != provider:
         raise AbsentError(f"ONNX Runtime does not start {provider} here")

@@ -25,7 +25,7 @@ from trt_rows import BUILDS, Build
 from trt_run import opened, options_of, run_all, wanted
 
 from enginecast.errors import MissingError
-from enginecast.runtime.device.fitness import gpu_of
+from enginecast.runtime.device.gpu import arch_of
 from enginecast.runtime.sessions.tensorrt.library import import_tensorrt
 from enginecast.runtime.sessions.tensorrt.versions import import_torch_tensorrt
 
@@ -64,7 +64,7 @@ def require_here(routes: str) -> None:
         MissingError: names the first that is missing.
     """
     trt = import_tensorrt("make trt-acceptance")
-    gpu_of(torch)
+    arch_of(torch)
     if "torch" in routes:
         import_torch_tensorrt(
             "make trt-acceptance, route torch,",

@@ -20,7 +20,7 @@ from trt_models import DTYPES, Subject, encoder
 from trt_rows import Build, Ready, chain_row, make_row, reference_of
 
 from enginecast.doctor.checks import driver
-from enginecast.runtime.device.fitness import gpu_of
+from enginecast.runtime.device.gpu import arch_of
 
 COMPILED = "torch.compile"
 ORT = ("onnxruntime-cuda", "onnxruntime-cpu")
@@ -118,7 +118,7 @@ def run_subject(
     folder = subject.save(scratch / "model")
     case = subject.case(device)
     reference = reference_of(encoder(subject, folder, device, torch.float32), case)
-    arch = None if device == "cpu" else gpu_of(torch)
+    arch = None if device == "cpu" else arch_of(torch)
     for precision in precisions:
         rows = rows_of(results, f"{subject.name} {precision}")
         ready: dict[str, Ready] = {}

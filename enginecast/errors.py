@@ -42,6 +42,11 @@ class EnginecastError(Exception):
         return f"{self.message}\n{self.hint}" if self.hint else self.message
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; of one that says nothing, its type."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 class UsageError(EnginecastError):
     """An option or argument that does not fit."""
 

@@ -40,19 +40,6 @@ class Backend:
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A backend that does not run an engine here, and why."""
-
-    backend: Backend
-    error: EnginecastError
-
-    @property
-    def reason(self) -> str:
-        """The whole message, with what to do about it."""
-        return ". ".join(part for part in (self.error.message, self.error.hint) if part)
-
-
-@dataclass(frozen=True)
 class _Asked:
     """What a user wants of the engine, whichever it is."""
 
@@ -155,27 +142,30 @@ def _first(bundle: Bundle, backends: Sequence[Backend], asked: _Asked) -> tuple[
 
     A file that is not what the manifest says is no reason to try the next one.
     """
-    refused: list[Refused] = []
+    refused: list[str] = []
     lacking = 0
     for backend, following in zip_longest(backends, backends[1:]):
         try:
             record = _record_for(bundle, backend)
         except BundleError as error:
-            refused.append(Refused(backend, error))
+            refused.append(f"{backend.name}: {_whole_message(error)}")
             lacking += 1
         else:
             _whole(bundle, record, asked)
             try:
                 return _open(bundle, record, backend.providers, asked)
             except (MissingError, BundleError) as error:
-                refused.append(Refused(backend, error))
+                refused.append(f"{backend.name}: {_whole_message(error)}")
         if following is not None:
-            message = f"{bundle.root}: no {backend.name}: {refused[-1].reason}"
-            message = f"{message}\ntrying {following.name} next"
+            message = f"{bundle.root}: no {refused[-1]}\ntrying {following.name} next"
             warnings.warn(message, EnginecastWarning, stacklevel=3)
-    reasons = "".join(f"\n  {one.backend.name}: {one.reason}" for one in refused)
+    reasons = "".join(f"\n  {one}" for one in refused)
     kind = BundleError if lacking == len(refused) else MissingError
     raise kind(f"{bundle.root}: none of the preferred backends can be had:{reasons}")
+
+
+def _whole_message(error: EnginecastError) -> str:
+    return ". ".join(part for part in (error.message, error.hint) if part)
 
 
 def _record_for(bundle: Bundle, backend: Backend) -> EngineRecord:

@@ -33,14 +33,6 @@ class PromptBatches:
     truncated: int
 
 
-@dataclass(frozen=True)
-class _Limits:
-    """Batch and sequence sizes that the token ids' shape allows."""
-
-    batch: tuple[int, int]
-    sequence: tuple[int, int]
-
-
 def read_prompts(path: str | os.PathLike[str]) -> list[str]:
     """Read prompts from a text file: UTF-8, one a line, an empty line is the empty prompt.
 
@@ -87,13 +79,10 @@ def encode_prompts(folder: Path, manifest: Manifest, prompts: Sequence[str]) -> 
             f"{folder}: expected a bundle of a text model, but it has no tokenizer",
             hint="Feed tensors instead: --inputs FILE.safetensors.",
         )
-    limits = _limits(manifest)
-    longest = min(text.max_length, limits.sequence[1])
+    batch, sequence = _limits(manifest)
+    longest = min(text.max_length, sequence[1])
     encodings = open_tokenizer(folder / TOKENIZER_NAME, longest).encode_batch(list(prompts))
-    batches = [
-        _feeds(manifest.inputs, text, chunk, limits.sequence)
-        for chunk in _split(encodings, limits.batch)
-    ]
+    batches = [_feeds(manifest.inputs, text, chunk, sequence) for chunk in _split(encodings, batch)]
     return PromptBatches(
         batches=tuple(batches),
         lengths=tuple(len(encoding.ids) for encoding in encodings),
@@ -101,7 +90,8 @@ def encode_prompts(folder: Path, manifest: Manifest, prompts: Sequence[str]) -> 
     )
 
 
-def _limits(manifest: Manifest) -> _Limits:
+def _limits(manifest: Manifest) -> list[tuple[int, int]]:
+    """Batch and sequence sizes that the token ids' shape allows."""
     for spec in manifest.inputs:
         if spec.kind not in _TEXT_KINDS or spec.dtype != "int64" or len(spec.shape) != 2:
             raise InputError(
@@ -112,10 +102,7 @@ def _limits(manifest: Manifest) -> _Limits:
     ids = next((spec for spec in manifest.inputs if spec.kind == "token_ids"), None)
     if ids is None:
         raise InputError("prompts: expected an engine that takes token ids, got none among inputs")
-    batch, sequence = (
-        manifest.symbols[size] if isinstance(size, str) else (size, size) for size in ids.shape
-    )
-    return _Limits(batch, sequence)
+    return [manifest.symbols[size] if isinstance(size, str) else (size, size) for size in ids.shape]
 
 
 def open_tokenizer(path: Path, longest: int) -> Tokenizer:

@@ -50,10 +50,8 @@ def check_inputs(
     sizes: dict[str, tuple[int, str]] = {}
     for spec in inputs:
         feed = found[spec.name]
-        if isinstance(feed, DeviceTensor):
-            _check_device_layout(spec, feed)
-        else:
-            _check_layout(spec, feed)
+        _check_dtype(spec, feed.dtype if isinstance(feed, DeviceTensor) else feed.dtype.name)
+        _check_layout(spec, feed)
         _check_shape(spec, feed.shape, symbols, sizes)
         if not isinstance(feed, DeviceTensor):
             _check_values(spec, feed)
@@ -80,34 +78,31 @@ def _feed(name: str, value: Any) -> Feed:
         ) from error
 
 
-def _check_layout(spec: Input, array: Array) -> None:
-    if array.dtype.name != spec.dtype:
+def _check_dtype(spec: Input, dtype: str) -> None:
+    if dtype != spec.dtype:
         raise InputError(
-            f"input {spec.name!r}: expected dtype {spec.dtype}, got {array.dtype.name}",
+            f"input {spec.name!r}: expected dtype {spec.dtype}, got {dtype}",
             hint="Cast it yourself: the engine does not cast silently.",
         )
-    if not array.dtype.isnative:
+
+
+def _check_layout(spec: Input, feed: Feed) -> None:
+    if isinstance(feed, DeviceTensor):
+        if not feed.is_contiguous:
+            raise InputError(
+                f"input {spec.name!r}: expected a contiguous tensor, got strides {feed.strides}",
+                hint="Use .contiguous().",
+            )
+        return
+    if not feed.dtype.isnative:
         raise InputError(
-            f"input {spec.name!r}: expected this machine's byte order, got {array.dtype.str}",
+            f"input {spec.name!r}: expected this machine's byte order, got {feed.dtype.str}",
             hint="Use array.astype(array.dtype.newbyteorder('=')).",
         )
-    if not array.flags.c_contiguous:
+    if not feed.flags.c_contiguous:
         raise InputError(
-            f"input {spec.name!r}: expected a contiguous array, got strides {array.strides}",
+            f"input {spec.name!r}: expected a contiguous array, got strides {feed.strides}",
             hint="Use numpy.ascontiguousarray, or .contiguous() on a tensor.",
-        )
-
-
-def _check_device_layout(spec: Input, tensor: DeviceTensor) -> None:
-    if tensor.dtype != spec.dtype:
-        raise InputError(
-            f"input {spec.name!r}: expected dtype {spec.dtype}, got {tensor.dtype}",
-            hint="Cast it yourself: the engine does not cast silently.",
-        )
-    if not tensor.is_contiguous:
-        raise InputError(
-            f"input {spec.name!r}: expected a contiguous tensor, got strides {tensor.strides}",
-            hint="Use .contiguous().",
         )
 
 

@@ -93,5 +93,5 @@ class CpuStandIn:
 def use_stand_in(monkeypatch: pytest.MonkeyPatch, **facts: str) -> CpuStandIn:
     """Have sessions take a stand-in for the GPU that is not here."""
     made = CpuStandIn(**facts)
-    monkeypatch.setattr(gpus, "gpu_here", lambda torch: made)
+    monkeypatch.setattr(gpus, "Gpu", lambda torch: made)
     return made

@@ -26,7 +26,8 @@ import pytest
 from fake_tensorrt_base import Call, Failures, Overridden, Recorded, attribute, recording
 from fake_tensorrt_build import ADDED, ILayer, adder, plan_of
 
-from enginecast.runtime.sessions.tensorrt.library import names_for, short_version
+from enginecast.runtime.device.versions import short_version
+from enginecast.runtime.sessions.tensorrt.library import names_for
 
 EXTRAS = {"calls", "called", "failures"}
 """What the fake has that tensorrt has not."""

@@ -27,8 +27,8 @@ from torch.export import ExportedProgram, default_decompositions
 from torch.fx import GraphModule, Interpreter, Node
 
 from enginecast.passes.ir.edit import dtype_of, shape_of
+from enginecast.runtime.device.versions import short_version
 from enginecast.runtime.sessions.tensorrt import versions as tensorrt_versions
-from enginecast.runtime.sessions.tensorrt.library import short_version
 from enginecast.runtime.sessions.tensorrt.versions import called_names
 
 SETTINGS = (

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 
 from enginecast.exporters.onnx.lower import GRAPH_FILE, lower_to_onnx, lowering
 from enginecast.exporters.onnx.readers import Reader, onnxruntime_on
-from enginecast.exporters.target import Artifact
+from enginecast.exporters.target import Artifact, LoweringRequest
 
 
 def lower(
@@ -27,7 +27,7 @@ def lower(
     folder.mkdir(parents=True, exist_ok=True)
     reader = reader or onnxruntime_on(device)
     ready, _ = rewritten(program, lowering(reader))
-    return lower_to_onnx(ready, folder, outputs=outputs, symbols=symbols or {}, reader=reader)
+    return lower_to_onnx(LoweringRequest(ready, folder, outputs, symbols or {}), reader)
 
 
 def run(folder: Path, *inputs: Tensor) -> tuple[Tensor, ...]:

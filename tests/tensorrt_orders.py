@@ -121,7 +121,7 @@ class Rig:
 def make_rig(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str) -> Rig:
     """A rig whose `import tensorrt` gives the fake of a version."""
     fake = install(monkeypatch, version)
-    monkeypatch.setattr(gpus, "gpu_here", lambda torch: MadeUpGpu())
+    monkeypatch.setattr(gpus, "Gpu", lambda torch: MadeUpGpu())
     monkeypatch.setattr(exporter, "write_network", copied_network)
     (folder / "bundle").mkdir()
     return Rig(fake, folder / "bundle", folder / "cache", [], [])

@@ -24,6 +24,7 @@ from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.session import ExportSession, export
 from enginecast.errors import BundleError, LoweringError, MissingError, UsageError
 from enginecast.exporters.aotinductor.lower import lower_to_aotinductor, lowering
+from enginecast.exporters.target import LoweringRequest
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
 from enginecast.runtime.bundle.manifest_json import decode, encode
 from enginecast.runtime.bundle.reader import open_bundle
@@ -276,7 +277,7 @@ def test_a_machine_without_compiler_misses_it(tmp_path: Path) -> None:
         torch._inductor.config.patch({"cpp.cxx": (None, "no-such-compiler")}),
         pytest.raises(MissingError, match=r"no C\+\+ compiler here") as refused,
     ):
-        lower_to_aotinductor(program, tmp_path, outputs=("out",))
+        lower_to_aotinductor(LoweringRequest(program, tmp_path, ("out",)))
     assert "g++" in refused.value.hint
     assert list(tmp_path.iterdir()) == []
 
@@ -300,7 +301,7 @@ def test_a_failure_of_inductor_is_one_sentence(
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fail)
     program, _ = rewritten(captured(nn.Linear(3, 3), torch.rand(2, 3)), lowering("cpu"))
     with pytest.raises(LoweringError) as refused:
-        lower_to_aotinductor(program, tmp_path, outputs=("out",))
+        lower_to_aotinductor(LoweringRequest(program, tmp_path, ("out",)))
     assert said in refused.value.message
     assert "\n" not in refused.value.message
     assert list(tmp_path.iterdir()) == []

@@ -19,6 +19,7 @@ import enginecast
 from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.session import export
 from enginecast.exporters.aotinductor.lower import PACKAGE_FILE, lower_to_aotinductor, lowering
+from enginecast.exporters.target import LoweringRequest
 from enginecast.exporters.weights.file import WEIGHTS_FILE
 from enginecast.runtime.sessions.aotinductor import NAMES
 
@@ -34,7 +35,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
 def compiled(program: ExportedProgram, folder: Path, count: int = 1) -> Engine:
     """The engine of a program as a function, without a bundle around it."""
     ready, _ = rewritten(program, lowering("cpu"))
-    lower_to_aotinductor(ready, folder, outputs=[f"out{i}" for i in range(count)])
+    lower_to_aotinductor(LoweringRequest(ready, folder, [f"out{i}" for i in range(count)]))
     model = torch._inductor.aoti_load_package(str(folder / PACKAGE_FILE))
     names = json.loads(model.get_metadata()[NAMES])["weights"]
     stored = load_file(folder / WEIGHTS_FILE) if names else {}
@@ -157,7 +158,8 @@ def test_equal_programs_give_equal_bytes(tmp_path: Path) -> None:
             (tmp_path / name).mkdir()
             program = captured(Weights(), torch.randn(3, 7, 64), dynamic=TOKENS)
             program, _ = rewritten(program, lowering("cpu"))
-            lower_to_aotinductor(program, tmp_path / name, outputs=["a", "b", "c", "d", "e"])
+            request = LoweringRequest(program, tmp_path / name, ["a", "b", "c", "d", "e"])
+            lower_to_aotinductor(request)
             files = (PACKAGE_FILE, WEIGHTS_FILE)
             found.append([(tmp_path / name / file).read_bytes() for file in files])
     finally:

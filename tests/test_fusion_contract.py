@@ -195,7 +195,7 @@ def test_runtime_executes_what_the_engine_holds(
         expect_fusions(programs["t5"]),
         program,
         lowered.ops,
-        (node.op_type for node in executed),
+        executed,
         sites,
     )
     assert {f.kind: f.runtime for f in fusions} == dict(

@@ -16,6 +16,7 @@ import torch
 from torch.export import ExportedProgram
 
 from enginecast.exporters.aotinductor import lower as aotinductor
+from enginecast.exporters.target import LoweringRequest
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
@@ -230,7 +231,7 @@ def test_the_plan_becomes_scaled_products(
     run_pipeline(build(aotinductor.lowering("cpu")), program, PassContext())
     given: list[ExportedProgram] = []
     monkeypatch.setattr(aotinductor, "compile_package", lambda found, *_, **__: given.append(found))
-    lowered = aotinductor.lower_to_aotinductor(program, tmp_path, outputs=["hidden"])
+    lowered = aotinductor.lower_to_aotinductor(LoweringRequest(program, tmp_path, ["hidden"]))
     assert lowered.ops["aten::_scaled_mm"] == 7 * 2
     assert "aten::linear" not in lowered.ops
     products = given[0].graph.find_nodes(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from enginecast.runtime.device.gpu import Gpu, gpu_here
+from enginecast.runtime.device.gpu import Gpu
 from enginecast.runtime.values.arrays import BFLOAT16
 
 pytestmark = [
@@ -17,7 +17,7 @@ pytestmark = [
 
 @pytest.fixture
 def gpu() -> Gpu:
-    return gpu_here(torch)
+    return Gpu(torch)
 
 
 def test_it_says_what_it_is(gpu: Gpu) -> None:

@@ -25,7 +25,7 @@ from enginecast.errors import (
 from enginecast.runtime.bundle.manifest import Output
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
-from enginecast.runtime.sessions.onnxruntime import ExecutedNode, profile_ops
+from enginecast.runtime.sessions.onnxruntime import profile_ops
 
 BF16 = TensorProto.BFLOAT16
 
@@ -258,12 +258,8 @@ def test_profile_lists_what_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     model = bundles.write_engine(tmp_path / "model")
-    nodes = profile_ops(model, bundles.feeds())
-    assert {node.op_type for node in nodes} == {"Gather", "Cast", "Unsqueeze", "Mul"}
-    assert len(nodes) == 4
-    assert all(isinstance(node, ExecutedNode) for node in nodes)
-    assert {node.provider for node in nodes} == {"CPUExecutionProvider"}
-    assert not any(node.name.endswith("_kernel_time") for node in nodes)
+    ops = profile_ops(model, bundles.feeds())
+    assert sorted(ops) == ["Cast", "Gather", "Mul", "Unsqueeze"]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert sorted(path.name for path in model.parent.iterdir()) == [
         "engine.onnx",
@@ -274,4 +270,4 @@ def test_profile_lists_what_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_profile_names_the_operator_without_its_domain(tmp_path: Path) -> None:
     model = bundles.write_unary(tmp_path / "m.onnx", "Gelu", TensorProto.FLOAT)
     feeds = {"x": np.ones((2, 3), np.float32)}
-    assert [node.op_type for node in profile_ops(model, feeds)] == ["Gelu"]
+    assert profile_ops(model, feeds) == ["Gelu"]

@@ -19,7 +19,7 @@ from enginecast.errors import LoweringError, MissingError, SpecError
 from enginecast.exporters.onnx.lower import GRAPH_FILE, lower_to_onnx, lowering
 from enginecast.exporters.onnx.passes.legalize_quantized import LegalizeQuantized
 from enginecast.exporters.onnx.readers import onnxruntime_on
-from enginecast.exporters.target import Artifact
+from enginecast.exporters.target import Artifact, LoweringRequest
 from enginecast.exporters.weights.file import WEIGHTS_FILE
 from enginecast.ops.blockwise_linear import blockwise_linear
 from enginecast.passes.ir.edit import structural_copy
@@ -289,7 +289,7 @@ def test_gemm_float8_is_an_option_for_cuda(
 ) -> None:
     program = quantized(half, form, FP8)
     ready, _ = rewritten(program, lowering("onnxruntime-cuda", gemm_float8=True))
-    lowered = lower_to_onnx(ready, tmp_path, outputs=["out"], symbols={}, reader="onnxruntime-cuda")
+    lowered = lower_to_onnx(LoweringRequest(ready, tmp_path, ["out"]), "onnxruntime-cuda")
     gemms = nodes_of(tmp_path, "GemmFloat8")
     assert (len(gemms), lowered.ops.get("MatMul", 0)) == (3, 0)
     assert all(onnx.helper.get_node_attr_value(node, "transB") == 1 for node in gemms)

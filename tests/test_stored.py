@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from enginecast.errors import BundleError
-from enginecast.runtime.bundle.stored_dtypes import StoredDtype, stored_dtypes
+from enginecast.runtime.bundle.tensor_files import StoredDtype, stored_dtypes
 
 
 def test_tensors_and_bytes_by_dtype(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_the_estimate_is_told_before_the_build(rig: Rig, monkeypatch: pytest.Mon
     assert rig.said[1].startswith("TensorRT builds 5 layers, in about 1 s by 1 earlier build")
     lower_to_tensorrt(rig.order(level=1))  # of which nothing is known
     assert "no build at level 1 was timed" in rig.said[2]
-    monkeypatch.setattr(gpus, "gpu_here", lambda torch: MadeUpGpu(name="NVIDIA L4"))
+    monkeypatch.setattr(gpus, "Gpu", lambda torch: MadeUpGpu(name="NVIDIA L4"))
     lower_to_tensorrt(rig.order())
     assert "How long is not known" in rig.said[3]
 

@@ -16,12 +16,12 @@ from fake_tensorrt_build import ADDED
 from tensorrt_names import listed, names_in
 
 from enginecast.errors import MissingError
+from enginecast.runtime.device.versions import short_version
 from enginecast.runtime.sessions.tensorrt.library import (
     import_tensorrt,
     known_apis,
     missing_names,
     names_for,
-    short_version,
 )
 
 ROOT = Path(__file__).parent.parent

@@ -35,7 +35,7 @@ import xxhash
 from enginecast.cache.store.mapping import FileBytes
 from enginecast.cache.store.spec import KEY_BYTES, EncoderSpec, OutputSpec, fingerprint
 from enginecast.errors import CacheError
-from enginecast.runtime.bundle.stored_dtypes import MAX_HEADER
+from enginecast.runtime.bundle.tensor_files import MAX_HEADER
 from enginecast.runtime.values.arrays import BFLOAT16, Array
 
 FORMAT = "enginecast-cache"

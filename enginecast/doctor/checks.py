@@ -14,7 +14,7 @@ from typing import Any
 
 from enginecast.errors import MissingError
 from enginecast.runtime.device.gpu import driver_version
-from enginecast.runtime.sessions.tensorrt.library import short_version
+from enginecast.runtime.device.versions import numbers, short_version
 from enginecast.runtime.sessions.tensorrt.versions import Pair, check_pair, known_pairs
 from enginecast.version import __version__
 
@@ -57,7 +57,7 @@ class Package:
         if self.version is None:
             return False
         minimum = re.search(r">=\s*([\d.]+)", self.wanted)
-        return minimum is None or _numbers(self.version) >= _numbers(minimum[1])
+        return minimum is None or numbers(self.version) >= numbers(minimum[1])
 
     @property
     def repair(self) -> str:
@@ -293,11 +293,6 @@ def _has_nvidia_driver() -> bool:
 
 def _has(found: dict[str, Package], name: str) -> bool:
     return name in found and found[name].version is not None
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """(2, 13, 0) of "2.13.0+cpu"."""
-    return tuple(map(int, re.findall(r"\d+", version.split("+")[0])[:3]))
 
 
 def examine_tensorrt(torch_version: str | None, torch_cuda: str | None) -> TensorRT:

@@ -6,11 +6,9 @@ a fresh cache, numbers of threads left to the run, no source files, and no paths
 
 import contextlib
 import io
-import logging
 import re
 import shlex
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +18,7 @@ import torch
 from torch.export import ExportedProgram
 
 from enginecast.errors import LoweringError, MissingError
+from enginecast.exporters.files import copy_archive, quiet
 
 _THREADS = 16
 """For which loops are split; how many there are is found out when the code runs."""
@@ -40,8 +39,6 @@ _SETTINGS_OF: dict[str, dict[str, Any]] = {
     "cuda": {"max_autotune": True, "coordinate_descent_tuning": True},
 }
 _LOGGERS = ("torch._inductor", "torch._dynamo", "torch.fx", "torch.export", "torch._functorch")
-_SOURCES = (".cpp", ".h")
-_MADE_BY_WRITER = ("version", "byteorder", ".data/serialization_id")
 _OWN_LINE = re.compile(r"\berror: (?P<text>.+)")
 
 
@@ -60,6 +57,8 @@ def compile_package(
         MissingError: there is no C++ compiler, or no Triton for a GPU.
         LoweringError: Inductor, or the compiler, refuses the program.
     """
+    from torch._inductor.utils import fresh_cache
+
     compiler = find_compiler()
     if device == "cuda":
         _require_triton()
@@ -71,7 +70,7 @@ def compile_package(
         }
         made = Path(scratch) / path.name
         try:
-            with _quiet(), _fresh_cache(scratch), torch.no_grad():
+            with _quiet(), fresh_cache(dir=scratch), torch.no_grad():
                 torch._inductor.aoti_compile_and_package(
                     program, package_path=str(made), inductor_configs=settings
                 )
@@ -80,7 +79,8 @@ def compile_package(
                 f"Inductor cannot compile this program: {_first_line(error)}",
                 hint="Use --target onnxruntime, or take the op out with a pass.",
             ) from error
-        _without_sources(made, path)
+        # Sources hold the command lines of the compiler, and with them paths of this machine.
+        copy_archive(made, path, without=(".cpp", ".h"))
 
 
 def find_compiler() -> str:
@@ -153,44 +153,12 @@ def _wrap(compiler: str, folder: Path) -> Path:
     return script
 
 
-def _without_sources(source: Path, target: Path) -> None:
-    """Sources hold the command lines of the compiler, and with them paths of this machine."""
-    reader = torch._C.PyTorchFileReader(str(source))
-    writer = torch._C.PyTorchFileWriter(str(target))
-    for name in reader.get_all_records():
-        if not name.endswith(_SOURCES) and name not in _MADE_BY_WRITER:
-            record = reader.get_record(name)
-            writer.write_record(name, record, len(record))
-    writer.write_end_of_file()
-
-
-@contextlib.contextmanager
-def _fresh_cache(folder: str) -> Iterator[None]:
-    from torch._inductor import utils
-
-    with utils.fresh_cache(dir=folder):
-        yield
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Inductor prints what it measures, and warns of what its users cannot change."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
     said = io.StringIO()
-    try:
-        with (
-            contextlib.redirect_stdout(said),
-            contextlib.redirect_stderr(said),
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    with quiet(*_LOGGERS), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        yield
 
 
 def _first_line(error: BaseException) -> str:

@@ -7,8 +7,7 @@ whose values Inductor writes into the code.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -18,13 +17,15 @@ from torch.export.passes import move_to_device_pass
 
 from enginecast.errors import MissingError
 from enginecast.exporters.aotinductor.inductor import compile_package, vector_isa
+from enginecast.exporters.files import all_or_none
 from enginecast.exporters.program import op_counts
-from enginecast.exporters.target import Artifact
+from enginecast.exporters.target import Artifact, LoweringRequest
 from enginecast.exporters.weights.file import WEIGHTS_FILE, check_dtypes, write_weights
 from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.deferred_weights import DeferredWeight, deferred_weights
 from enginecast.passes.ir.edit import dtype_of, input_names, structural_copy
-from enginecast.runtime.device.fitness import gpu_of, requirements
+from enginecast.runtime.device.fitness import requirements
+from enginecast.runtime.device.gpu import arch_of
 from enginecast.runtime.sessions.aotinductor import NAMES
 
 PACKAGE_FILE = "engine.pt2"
@@ -43,51 +44,34 @@ def lowering(device: str) -> str:
     )
 
 
-def lower_to_aotinductor(
-    program: ExportedProgram,
-    folder: Path,
-    *,
-    outputs: Sequence[str],
-    device: str = "cpu",
-    arch: str | None = None,
-) -> Artifact:
+def lower_to_aotinductor(request: LoweringRequest) -> Artifact:
     """Write `engine.pt2` and `weights.safetensors`.
-
-    Args:
-        program: after the passes of `lowering`; left as it is.
-        folder: where the files go; it exists.
-        outputs: names for the outputs, in the program's order.
-        device: "cpu" or "cuda": what the code is for.
-        arch: the GPU architecture asked for, such as "sm90"; None: the one that is here.
 
     Raises:
         LoweringError: Inductor cannot compile the program.  No file is left then.
-        MissingError: there is no C++ compiler, or no GPU of this kind, to compile with.
+        MissingError: there is no C++ compiler, or no GPU of the kind asked for, to compile with.
     """
+    program, device = request.program, request.device
     if device == "cuda":
-        _require_gpu(arch)
+        _require_gpu(request.arch)
     weights = deferred_weights(program)
     check_dtypes(weights.values())
     ops = op_counts(program)
     names = {
         "inputs": input_names(program),
-        "outputs": [*outputs],
+        "outputs": [*request.outputs],
         "weights": {target: weight.name for target, weight in weights.items()},
     }
     files = (PACKAGE_FILE, *((WEIGHTS_FILE,) if weights else ()))
-    try:
+    with all_or_none(request.folder, files):
         compile_package(
             _on_device(program, weights, device),
-            folder / PACKAGE_FILE,
+            request.folder / PACKAGE_FILE,
             device=device,
             metadata={NAMES: json.dumps(names)},
         )
         if weights:
-            write_weights(folder / WEIGHTS_FILE, weights.values())
-    except BaseException:
-        for name in files:
-            (folder / name).unlink(missing_ok=True)
-        raise
+            write_weights(request.folder / WEIGHTS_FILE, weights.values())
     needs = requirements(torch, device, vector_isa())
     return Artifact(
         files,
@@ -107,7 +91,7 @@ def _quantized(program: ExportedProgram) -> Literal["", "fp8", "int8"]:
 
 
 def _require_gpu(arch: str | None) -> None:
-    here = gpu_of(torch)
+    here = arch_of(torch)
     if arch is not None and arch != here:
         raise MissingError(
             f"--arch {arch}: the GPU here is {here}, and Inductor compiles and measures kernels on"

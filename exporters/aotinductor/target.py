@@ -21,10 +21,4 @@ class AOTInductor(Target):
         return lowering(device)
 
     def lower(self, request: LoweringRequest) -> Artifact:
-        return lower_to_aotinductor(
-            request.program,
-            request.folder,
-            outputs=request.outputs,
-            device=request.device,
-            arch=request.arch,
-        )
+        return lower_to_aotinductor(request)

@@ -2,9 +2,7 @@
 
 import contextlib
 import io
-import logging
 import re
-import warnings
 from collections.abc import Iterator
 from itertools import chain
 
@@ -13,7 +11,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.errors import LoweringError
+from enginecast.errors import LoweringError, first_line
+from enginecast.exporters import files
 from enginecast.exporters.onnx.readers import Reader
 from enginecast.exporters.onnx.translations import translation_table
 from enginecast.passes.ir.blocks import all_nodes, is_structured
@@ -32,12 +31,7 @@ _DRAWS = re.compile(
 
 
 def convert(program: ExportedProgram, *, opset: int, reader: Reader) -> ir.Model:
-    """Convert a program whose weights may be without data.
-
-    Args:
-        program: legalised; left as it is.
-        opset: of ONNX's own domain.
-        reader: see `translation_table`.
+    """Convert a program after the passes of `lower.lowering`, whose weights may be without data.
 
     Raises:
         LoweringError: an op has no ONNX form, or draws random numbers; names it with module and
@@ -81,19 +75,10 @@ def _refuse_noise(program: ExportedProgram) -> None:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """torch.onnx prints progress, and warns of torchvision ops it cannot register; onnx_ir warns of
-    weights that are outputs.  None of it helps a user.
+    weights that are outputs.
     """
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    with files.quiet(*_LOGGERS), contextlib.redirect_stdout(io.StringIO()):
+        yield
 
 
 def _explain(error: BaseException, program: ExportedProgram) -> str:
@@ -104,7 +89,7 @@ def _explain(error: BaseException, program: ExportedProgram) -> str:
     said = [found for e in errors if (found := _NODE.search(str(e)) or _OP.search(str(e)))]
     named = said[0] if said else None
     node = _find(program, named["name"]) if named is not None else None
-    text = next(iter(str(errors[-1]).strip().splitlines()), type(errors[-1]).__name__)
+    text = first_line(errors[-1])
     if node is None:
         return f"torch.onnx cannot convert this program: {text}"
     if text.startswith(_NO_FUNCTION):

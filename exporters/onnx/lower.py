@@ -13,13 +13,14 @@ from onnx_ir.passes.common import NameFixPass
 from torch.export import ExportedProgram
 
 from enginecast.errors import LoweringError
+from enginecast.exporters.files import all_or_none
 from enginecast.exporters.onnx.convert import convert, quiet
 from enginecast.exporters.onnx.metadata import plain_metadata, without_lines
 from enginecast.exporters.onnx.ort_pads import keep_pads_of_max_pools
 from enginecast.exporters.onnx.readers import Reader
 from enginecast.exporters.onnx.simplify import simplify
 from enginecast.exporters.onnx.weights import fill_weights, store_weights
-from enginecast.exporters.target import Artifact
+from enginecast.exporters.target import Artifact, LoweringRequest
 from enginecast.exporters.weights.file import WEIGHTS_FILE, check_dtypes
 from enginecast.passes.ir.deferred_weights import deferred_weights
 from enginecast.passes.ir.edit import input_names
@@ -34,29 +35,14 @@ _INTEGER_OPS = frozenset(
 _SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
-def lower_to_onnx(
-    program: ExportedProgram,
-    folder: Path,
-    *,
-    outputs: Sequence[str],
-    symbols: Mapping[str, str],
-    shapes: Sequence[Sequence[int | str]] = (),
-    reader: Reader = "onnxruntime-cpu",
-) -> Artifact:
-    """Write `engine.onnx` and `weights.safetensors`; the arguments but `folder`, which exists, are
-    those of `onnx_model`.
+def lower_to_onnx(request: LoweringRequest, reader: Reader = "onnxruntime-cpu") -> Artifact:
+    """Write `engine.onnx` and `weights.safetensors`.
 
     Raises:
         LoweringError: as `onnx_model`.  No file is left then.
     """
-    model = onnx_model(
-        program,
-        outputs=outputs,
-        symbols=symbols,
-        shapes=shapes,
-        reader=reader,
-    )
-    return _describe(model, save_model(model, folder))
+    model = onnx_model(request, reader)
+    return describe(model, save_model(model, request.folder))
 
 
 def lowering(reader: Reader, *, gemm_float8: bool = False) -> str:
@@ -76,29 +62,20 @@ def lowering(reader: Reader, *, gemm_float8: bool = False) -> str:
     )
 
 
-def onnx_model(
-    program: ExportedProgram,
-    *,
-    outputs: Sequence[str],
-    symbols: Mapping[str, str],
-    shapes: Sequence[Sequence[int | str]] = (),
-    reader: Reader = "onnxruntime-cpu",
-) -> ir.Model:
+def onnx_model(request: LoweringRequest, reader: Reader) -> ir.Model:
     """The graph of a program, with nothing computed of its weights.
 
     Every node says where it comes from in its metadata: `MODULE` and `LINE`.
 
     Args:
-        program: after the passes of `lowering`; left as it is.
-        outputs: names for the outputs, in the program's order.
-        symbols: torch's symbol names to the ones that users see: {"s43": "batch"}.
-        shapes: of the outputs, in names that users see; empty: as torch.onnx writes them.
+        request: where it says nothing of the outputs' shapes, they are as torch.onnx writes them.
         reader: see `lowering`.
 
     Raises:
         LoweringError: an op has no ONNX form (names it with module and source line), a weight is
             complex, or names clash.
     """
+    program, outputs = request.program, request.outputs
     _refuse_names(program, outputs)
     weights = deferred_weights(program)
     check_dtypes(weights.values())
@@ -107,8 +84,8 @@ def onnx_model(
     with quiet():
         simplify(model)
     keep_pads_of_max_pools(model)
-    _name_values(model, input_names(program), outputs, symbols)
-    for value, dims in zip(model.graph.outputs, shapes, strict=False):
+    _name_values(model, input_names(program), outputs, request.symbols)
+    for value, dims in zip(model.graph.outputs, request.shapes, strict=False):
         value.shape = ir.Shape(dims)
     plain_metadata(model)
     return model
@@ -129,14 +106,10 @@ def save_model(
     Returns:
         The names of the files that there are, the graph first.
     """
-    try:
+    with all_or_none(folder, (graph, weights)):
         stored = store_weights(model, folder / weights)
         with without_lines(model):
             ir.save(model, folder / graph)
-    except BaseException:
-        for name in (graph, weights):
-            (folder / name).unlink(missing_ok=True)
-        raise
     return (graph, *((weights,) if stored else ()))
 
 
@@ -189,7 +162,8 @@ def op_counts(model: ir.Model) -> Counter[str]:
     return Counter(f"{n.domain}::{n.op_type}" if n.domain else n.op_type for n in nodes)
 
 
-def _describe(model: ir.Model, files: tuple[str, ...]) -> Artifact:
+def describe(model: ir.Model, files: tuple[str, ...]) -> Artifact:
+    """What is known of a model that was saved."""
     return Artifact(
         files,
         dict(sorted(op_counts(model).items())),

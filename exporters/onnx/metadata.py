@@ -20,12 +20,14 @@ def plain_metadata(model: ir.Model) -> None:
     exported.
     """
     model.producer_name, model.producer_version = "enginecast", __version__
+    model.graph.doc_string = None
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
     for node in model.graph.all_nodes():
         # The scopes of a node, as text: root, modules from the outside in, the node itself.
         scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
         line = line_of(node.metadata_props.get("pkg.torch.onnx.stack_trace", ""))
+        node.doc_string = None
         node.metadata_props.clear()
         if len(scopes) > 2 and scopes[-2]:
             node.metadata_props[MODULE] = scopes[-2]

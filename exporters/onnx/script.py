@@ -16,14 +16,12 @@ import torch
 from onnx_ir.passes.common import NameFixPass
 from torch import Tensor
 
-from enginecast.errors import LoweringError, MissingError
+from enginecast.errors import LoweringError, MissingError, first_line
 from enginecast.exporters.onnx.convert import quiet
-from enginecast.exporters.onnx.lower import GRAPH_FILE, op_counts
-from enginecast.exporters.onnx.weights import store_weights
+from enginecast.exporters.onnx.lower import GRAPH_FILE, describe, op_counts, save_model
+from enginecast.exporters.onnx.metadata import plain_metadata
 from enginecast.exporters.target import Artifact, ScriptRequest
-from enginecast.exporters.torchscript.lower import no_deprecations, nodes_of
-from enginecast.exporters.weights.file import WEIGHTS_FILE
-from enginecast.version import __version__
+from enginecast.exporters.torchscript.lower import nodes_of
 
 LEGACY_OPSET = 20
 """The newest that torch's legacy exporter writes."""
@@ -54,27 +52,14 @@ def lower_script_to_onnx(request: ScriptRequest) -> Artifact:
                 " has baked the others",
                 hint="--target torchscript keeps all of them.",
             )
-        _clean(model)
-        try:
-            stored = store_weights(model, folder / WEIGHTS_FILE)
-            ir.save(model, folder / GRAPH_FILE)
-        except BaseException:
-            for name in (GRAPH_FILE, WEIGHTS_FILE):
-                (folder / name).unlink(missing_ok=True)
-            raise
-    files = (GRAPH_FILE, *((WEIGHTS_FILE,) if stored else ()))
-    return Artifact(
-        files,
-        dict(sorted(counted.items())),
-        "onnxruntime>=1.28",
-        opset=model.opset_imports[""],
-        domains=dict(sorted(model.opset_imports.items())),
-    )
+        NameFixPass()(model)
+        plain_metadata(model)
+        return describe(model, save_model(model, folder))
 
 
 def branches(module: torch.jit.ScriptModule) -> int:
     """How many branches and loops depend on inputs: those left when constants are folded."""
-    with no_deprecations():
+    with quiet():
         frozen = torch.jit.freeze(module.eval())
     kinds = [node.kind() for node in nodes_of(frozen.graph)]
     return sum(kinds.count(f"prim::{kind}") for kind in _BRANCHES)
@@ -93,7 +78,7 @@ def _export(
             hint="Use torch 2.11 to 2.13, or --target torchscript.",
         )
     try:
-        with no_deprecations(), quiet(), _no_graph_dump(), torch.no_grad():
+        with quiet(), _no_graph_dump(), torch.no_grad():
             torch.onnx.export(
                 module,
                 tuple(example.values()),
@@ -105,22 +90,11 @@ def _export(
                 dynamic_axes=axes,
             )
     except Exception as error:  # torch raises many kinds
-        first = next(iter(str(error).strip().splitlines()), "").strip()
         raise LoweringError(
             f"torch's legacy ONNX exporter refuses the scripted model: {type(error).__name__}:"
-            f" {first[:200]}",
+            f" {first_line(error)[:200]}",
             hint="--target torchscript needs no ONNX form of it.",
         ) from error
-
-
-def _clean(model: ir.Model) -> None:
-    """Unique names, and no stack traces: they hold paths of the machine that exported."""
-    model.producer_name, model.producer_version = "enginecast", __version__
-    NameFixPass()(model)
-    for node in model.graph.all_nodes():
-        node.doc_string = None
-        node.metadata_props.clear()
-    model.graph.doc_string = None
 
 
 @contextmanager

@@ -63,14 +63,7 @@ class OnnxRuntime(Target):
         return lowering(onnxruntime_on(device), gemm_float8=gemm_float8)
 
     def lower(self, request: LoweringRequest) -> Artifact:
-        return lower_to_onnx(
-            request.program,
-            request.folder,
-            outputs=request.outputs,
-            symbols=request.symbols,
-            shapes=request.shapes,
-            reader=onnxruntime_on(request.device),
-        )
+        return lower_to_onnx(request, onnxruntime_on(request.device))
 
     def lower_script(self, request: ScriptRequest) -> Artifact:
         if request.precision != "fp32":

@@ -15,6 +15,7 @@ import onnx_ir as ir
 import onnxscript
 import torch
 from onnx.defs import OpSchema
+from onnx_ir.tensor_adapters import to_torch_dtype
 from onnxscript import opset23 as op
 
 from enginecast.exporters.onnx.readers import READERS, Reader
@@ -33,11 +34,6 @@ _LIMITS = {
     ir.DataType.FLOAT8E4M3FN: 448.0,
     ir.DataType.FLOAT8E5M2: 57344.0,
     ir.DataType.INT8: 127.0,
-}
-_TORCH_DTYPES = {
-    ir.DataType.FLOAT: torch.float32,
-    ir.DataType.FLOAT16: torch.float16,
-    ir.DataType.BFLOAT16: torch.bfloat16,
 }
 _MICROSOFT = onnxscript.values.Opset("com.microsoft", 1)
 _INT, _REAL = OpSchema.AttrType.INT, OpSchema.AttrType.FLOAT
@@ -175,7 +171,7 @@ def _rms_norm(
         one = onnx.helper.make_tensor("one", input.dtype, [1], [1.0])
         weight = op.ConstantOfShape(op.Constant(value_ints=list(normalized_shape)), value=one)
     if eps is None:
-        eps = torch.finfo(_TORCH_DTYPES[input.dtype]).eps
+        eps = torch.finfo(to_torch_dtype(input.dtype)).eps
     return op.RMSNormalization(input, weight, axis=-len(normalized_shape), epsilon=eps)
 
 

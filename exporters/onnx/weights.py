@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import torch
+from onnx_ir.tensor_adapters import from_torch_dtype, to_torch_dtype
 from torch import Tensor
 
 from enginecast.exporters.weights.file import write_weights
@@ -14,22 +15,6 @@ from enginecast.passes.ir.deferred_weights import LazyWeight
 
 INLINE = 1024
 """Bytes up to which a weight stays in the graph file, where ONNX tools fold and show it."""
-
-_DTYPES = {
-    torch.float64: ir.DataType.DOUBLE,
-    torch.float32: ir.DataType.FLOAT,
-    torch.float16: ir.DataType.FLOAT16,
-    torch.bfloat16: ir.DataType.BFLOAT16,
-    torch.float8_e4m3fn: ir.DataType.FLOAT8E4M3FN,
-    torch.float8_e5m2: ir.DataType.FLOAT8E5M2,
-    torch.int64: ir.DataType.INT64,
-    torch.int32: ir.DataType.INT32,
-    torch.int16: ir.DataType.INT16,
-    torch.int8: ir.DataType.INT8,
-    torch.uint8: ir.DataType.UINT8,
-    torch.bool: ir.DataType.BOOL,
-}
-_TORCH_DTYPES = {found: dtype for dtype, found in _DTYPES.items()}
 
 
 def fill_weights(model: ir.Model, weights: Mapping[str, LazyWeight]) -> None:
@@ -48,7 +33,7 @@ def fill_weights(model: ir.Model, weights: Mapping[str, LazyWeight]) -> None:
         found.name = weight.name
         found.const_value = ir.LazyTensor(
             partial(_evaluate, weight),
-            _DTYPES[weight.dtype],
+            from_torch_dtype(weight.dtype),
             ir.Shape(weight.shape),
             name=weight.name,
         )
@@ -91,7 +76,7 @@ def store_weights(model: ir.Model, path: Path) -> bool:
 
 
 def _evaluate(weight: LazyWeight) -> ir.Tensor:
-    dtype = _DTYPES[weight.dtype]
+    dtype = from_torch_dtype(weight.dtype)
     # As bytes: numpy has no bf16 or fp8 of its own.
     raw = weight.compute().reshape(-1).view(torch.uint8).numpy()
     array = raw.view(dtype.numpy()).reshape(weight.shape)
@@ -103,7 +88,7 @@ def _described(value: ir.Value) -> LazyWeight:
     found = value.const_value
     assert found is not None
     assert value.name is not None
-    dtype, shape = _TORCH_DTYPES[found.dtype], tuple(found.shape.numpy())
+    dtype, shape = to_torch_dtype(found.dtype), tuple(found.shape.numpy())
 
     def compute() -> Tensor:
         # torch wants memory it may write to, and says so where it cannot.

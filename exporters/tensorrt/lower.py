@@ -29,8 +29,9 @@ from enginecast.exporters.tensorrt.timing import Memory, memory_of
 from enginecast.exporters.tensorrt.torch_build import plan_by_torch
 from enginecast.runtime.bundle.manifest import ShapeRange
 from enginecast.runtime.device import gpu as gpus
+from enginecast.runtime.device.versions import short_version
 from enginecast.runtime.sessions.tensorrt.fitness import requirements
-from enginecast.runtime.sessions.tensorrt.library import import_tensorrt, short_version
+from enginecast.runtime.sessions.tensorrt.library import import_tensorrt
 from enginecast.runtime.sessions.tensorrt.versions import import_torch_tensorrt
 
 PLAN_FILE = "engine.plan"
@@ -97,7 +98,7 @@ def lower_to_tensorrt(order: LoweringRequest) -> Artifact:
             left then.
     """
     trt = import_tensorrt(WHY)
-    gpu = gpus.gpu_here(torch)
+    gpu = gpus.Gpu(torch)
     if order.arch is not None and order.arch != gpu.arch:
         raise MissingError(
             f"--arch {order.arch}: the GPU here is {gpu.arch}, and TensorRT measures kernels on the"
@@ -105,7 +106,11 @@ def lower_to_tensorrt(order: LoweringRequest) -> Artifact:
             hint=f"Export on a machine with {order.arch}.",
         )
     profile = profile_of(order.inputs, order.ranges, order.options)
-    job = Job(trt, order, profile, requirements(trt, gpu, order.options))
+    options = order.options
+    needs = requirements(
+        trt, gpu, hardware=options.hardware, version_compatible=options.version_compatible
+    )
+    job = Job(trt, order, profile, needs)
     # Within the folder, so that files move into it without a copy.
     with tempfile.TemporaryDirectory(prefix=".tensorrt-", dir=order.folder) as scratch:
         built = _ROUTES[order.options.route](job, Path(scratch))
@@ -120,7 +125,7 @@ def require_tensorrt(options: TensorRTOptions) -> None:
         MissingError: it is not here.
     """
     trt = import_tensorrt(WHY)
-    gpus.gpu_here(torch)
+    gpus.Gpu(torch)
     if options.route == "torch":
         import_torch_tensorrt(
             "--trt-route torch",

@@ -26,13 +26,7 @@ def tensorrt_onnx(order: LoweringRequest) -> ir.Model:
         LoweringError: an op has no ONNX form, or values are quantised in one that TensorRT lacks;
             names it with module and source line.
     """
-    model = onnx_model(
-        order.program,
-        outputs=order.outputs,
-        symbols=order.symbols,
-        shapes=order.shapes,
-        reader="tensorrt",
-    )
+    model = onnx_model(order, "tensorrt")
     _refuse_foreign(model)
     for domain in [name for name in model.opset_imports if name]:
         del model.opset_imports[domain]

@@ -36,7 +36,7 @@ from enginecast.passes.ir.edit import dtype_of, input_names, shape_of, with_weig
 from enginecast.passes.ir.effects import own
 from enginecast.passes.ir.source import call_place
 from enginecast.runtime.bundle.manifest import ShapeRange
-from enginecast.runtime.sessions.tensorrt.library import short_version
+from enginecast.runtime.device.versions import short_version
 from enginecast.runtime.sessions.tensorrt.versions import import_torch_tensorrt
 
 WHY = "--trt-route torch"

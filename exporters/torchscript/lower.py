@@ -1,21 +1,18 @@
 """Write a hybrid of script and trace as a TorchScript engine file."""
 
 import tempfile
-import warnings
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from enginecast.errors import LoweringError
+from enginecast.errors import LoweringError, first_line
+from enginecast.exporters.files import copy_archive, quiet
 from enginecast.exporters.target import Artifact
 
 ENGINE_FILE = "model.ts.pt"
-_MADE_BY_WRITER = ("version", "byteorder", ".data/serialization_id")
-_PATHS = ".debug_pkl"
-"""Records that hold paths of the machine that exported, for messages only."""
 
 
 def write_torchscript(module: torch.jit.ScriptModule, folder: Path) -> Artifact:
@@ -32,31 +29,22 @@ def write_torchscript(module: torch.jit.ScriptModule, folder: Path) -> Artifact:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         written = Path(scratch) / ENGINE_FILE  # the file's name stands in the archive
         try:
-            with no_deprecations():
+            with quiet():  # its deprecation is told once, in the notes of the export
                 torch.jit.save(module, written)
         except RuntimeError as error:
-            path.unlink(missing_ok=True)
-            first = next(iter(str(error).strip().splitlines()), "")
-            raise LoweringError(f"TorchScript cannot store the model: {first}") from error
-        _without_paths(written, path)
-    counted = graph_ops(module)
-    return Artifact(
-        (ENGINE_FILE,),
-        dict(sorted(counted.items())),
-        f"torch>={'.'.join(torch.__version__.split('.')[:2])}",
-    )
+            message = f"TorchScript cannot store the model: {first_line(error)}"
+            raise LoweringError(message) from error
+        copy_archive(written, path, without=(".debug_pkl",))  # which is for messages only
+    version = ".".join(torch.__version__.split(".")[:2])
+    return Artifact((ENGINE_FILE,), graph_ops(module), f"torch>={version}")
 
 
 def graph_ops(module: torch.jit.ScriptModule) -> dict[str, int]:
     """How often each op stands in the graph, such as "aten::linear", "prim::If"; constants and
     attributes are left out.
     """
-    counted: dict[str, int] = {}
-    for node in nodes_of(module.inlined_graph):
-        kind = node.kind()
-        if kind not in ("prim::Constant", "prim::GetAttr"):
-            counted[kind] = counted.get(kind, 0) + 1
-    return counted
+    kinds = Counter(node.kind() for node in nodes_of(module.inlined_graph))
+    return {k: kinds[k] for k in sorted(kinds) if k not in ("prim::Constant", "prim::GetAttr")}
 
 
 def nodes_of(block: Any) -> Iterator[Any]:
@@ -65,23 +53,3 @@ def nodes_of(block: Any) -> Iterator[Any]:
         yield node
         for inner in node.blocks():
             yield from nodes_of(inner)
-
-
-def _without_paths(source: Path, target: Path) -> None:
-    reader = torch._C.PyTorchFileReader(str(source))
-    writer = torch._C.PyTorchFileWriter(str(target))
-    for name in reader.get_all_records():
-        if not name.endswith(_PATHS) and name not in _MADE_BY_WRITER:
-            record = reader.get_record(name)
-            writer.write_record(name, record, len(record))
-    writer.write_end_of_file()
-
-
-@contextmanager
-def no_deprecations() -> Iterator[None]:
-    """The deprecation of TorchScript is told once, in the notes of the export; what the tracer
-    suspects was collected when the hybrid was made.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -1,20 +1,25 @@
-"""Tensors in safetensors files, as numpy arrays.
+"""Tensors in safetensors files: as numpy arrays, or what their header says of them.
 
 bfloat16 is included, which safetensors.numpy 0.8 writes and cannot read.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import safetensors
 import safetensors.numpy
 
-from enginecast.errors import InputError
+from enginecast.errors import BundleError, InputError
 from enginecast.runtime.bundle.staging import write_file
 from enginecast.runtime.values.arrays import BFLOAT16, Array
 
+MAX_HEADER = 100 << 20
+"""What the safetensors format allows."""
 _DTYPES = {
     "BOOL": np.dtype(np.bool_),
     "U8": np.dtype(np.uint8),
@@ -61,3 +66,40 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array]) ->
     # safetensors 0.8 takes a strided array for a dense one and writes other values, silently
     contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     write_file(path, safetensors.numpy.save(contiguous))
+
+
+class StoredDtype(msgspec.Struct, frozen=True):
+    """Weights of one dtype."""
+
+    dtype: str
+    """As safetensors names it: "F16"."""
+    tensors: int
+    bytes: int
+
+
+def stored_dtypes(file: Path) -> tuple[StoredDtype, ...]:
+    """Count the tensors of a safetensors file by dtype, the most bytes first.
+
+    Raises:
+        BundleError: the file is no safetensors.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for dtype, size in _tensors(file):
+        tensors, total = found.get(dtype, (0, 0))
+        found[dtype] = tensors + 1, total + size
+    stored = [StoredDtype(dtype, *sums) for dtype, sums in found.items()]
+    return tuple(sorted(stored, key=lambda each: -each.bytes))
+
+
+def _tensors(file: Path) -> list[tuple[str, int]]:
+    try:
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            header: dict[str, Any] = json.loads(stream.read(size) if size <= MAX_HEADER else b"")
+        header.pop("__metadata__", None)
+        return [
+            (str(entry["dtype"]), int(entry["data_offsets"][1]) - int(entry["data_offsets"][0]))
+            for entry in header.values()
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        raise BundleError(f"{file.name} cannot be read as safetensors: {error}") from error

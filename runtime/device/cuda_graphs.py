@@ -13,6 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from enginecast.errors import first_line
+
 Tensors = Sequence[Any]
 Run = Callable[[Tensors], list[Any]]
 Key = tuple[tuple[str, tuple[int, ...]], ...]
@@ -92,7 +94,7 @@ class GraphCache:
             graph = self._record(self._run, tensors)
         except RuntimeError as error:
             # What one run does that no graph can hold, such as reading a size, others do too.
-            self.refused = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            self.refused = first_line(error)
             warnings.warn(
                 f"no CUDA graph can be recorded, runs go on without: {self.refused}", stacklevel=4
             )

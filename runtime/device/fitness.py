@@ -7,10 +7,12 @@ there.
 
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from enginecast.errors import MissingError
+from enginecast.runtime.device.gpu import arch_of, cuda_major
+from enginecast.runtime.device.versions import short_version
 
 Needs = Mapping[str, str]
 _WHY = {
@@ -38,9 +40,9 @@ def requirements(torch: Any, device: str, isa: str) -> dict[str, str]:
         isa: the vector instructions that the compiler may use, as Inductor calls them:
             "avx512 avx512_vnni".
     """
-    found = {"torch": _version(torch), "platform": platform_here(), "cpu": isa}
+    found = {"torch": short_version(torch.__version__), "platform": platform_here(), "cpu": isa}
     if device == "cuda":
-        found |= {"cuda": _cuda(torch), "gpu": gpu_of(torch)}
+        found |= {"cuda": cuda_major(torch), "gpu": arch_of(torch)}
     return found
 
 
@@ -55,32 +57,27 @@ def require_fit(torch: Any, needs: Needs, name: str) -> None:
     Raises:
         MissingError: says what is needed and what is here, each in one sentence.
     """
-    problems = list(_problems(torch, needs))
-    if problems:
-        raise MissingError(
-            "; ".join(f"{name}: {problem}" for problem in problems),
-            hint="Use it on a machine like the one that it was made on, or export the model here.",
-        )
+    refuse_misfit(
+        name,
+        _problems(torch, needs),
+        "Use it on a machine like the one that it was made on, or export the model here.",
+    )
 
 
-def gpu_of(torch: Any) -> str:
-    """The architecture of the GPU in use, such as "sm90".
+def refuse_misfit(name: str, problems: Iterable[str], hint: str) -> None:
+    """Refuse a file for what does not fit here.
 
     Raises:
-        MissingError: there is none.
+        MissingError: there are problems; it has a sentence for each.
     """
-    if not torch.cuda.is_available():
-        raise MissingError(
-            "device cuda: torch sees no CUDA GPU here", hint="See `enginecast doctor`."
-        )
-    major, minor = torch.cuda.get_device_capability()
-    return f"sm{major}{minor}"
+    if found := "; ".join(f"{name}: {problem}" for problem in problems):
+        raise MissingError(found, hint=hint)
 
 
 def _problems(torch: Any, needs: Needs) -> Iterator[str]:
-    here = {"torch": _version(torch), "platform": platform_here()}
+    here = {"torch": short_version(torch.__version__), "platform": platform_here()}
     if "gpu" in needs:
-        here |= {"cuda": _cuda(torch), "gpu": gpu_of(torch)}
+        here |= {"cuda": cuda_major(torch), "gpu": arch_of(torch)}
     for key, wanted in needs.items():
         if key == "cpu":
             lacking = [part for part in wanted.split() if not _has(torch, part)]
@@ -104,14 +101,5 @@ def _has(torch: Any, part: str) -> bool:
     return level >= (2 if "512" in part else _LEVELS.get(part.upper(), 3))
 
 
-def _version(torch: Any) -> str:
-    return ".".join(str(torch.__version__).split("+")[0].split(".")[:2])
-
-
 def platform_here() -> str:
     return f"{sys.platform} {platform.machine()}"
-
-
-def _cuda(torch: Any) -> str:
-    """The major version: what its libraries are called by."""
-    return str(torch.version.cuda or "none").split(".")[0]

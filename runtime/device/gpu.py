@@ -1,15 +1,11 @@
-"""The GPU that an engine runs on: what it is, its memory and its streams, by way of torch.
-
-A session gets a `Gpu` handed in, so that tests can hand in a stand-in.  torch is imported when one
-is asked for.
-"""
+"""The GPU that an engine runs on: what it is, its memory and its streams, by way of torch."""
 
 import ctypes
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from enginecast.errors import MissingError
 from enginecast.runtime.device.cuda_graphs import Run, Tensors, recorder
@@ -21,121 +17,68 @@ _NVML = "libnvidia-ml.so.1"
 _NVML_VERSION_BYTES = 80  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
 
 
-class Gpu(Protocol):
-    """What a session needs of a GPU.  Tensors are torch's; streams are opaque."""
-
-    @property
-    def name(self) -> str:
-        """Such as "NVIDIA H200"."""
-        ...
-
-    @property
-    def arch(self) -> str:
-        """Such as "sm90"."""
-        ...
-
-    @property
-    def driver(self) -> str:
-        """Version of NVIDIA's driver, such as "580.95.05"."""
-        ...
-
-    @property
-    def cuda(self) -> str:
-        """Major version of CUDA, such as "13"."""
-        ...
-
-    def empty(self, shape: Sequence[int], dtype: str) -> Any:
-        """A tensor on the GPU, of one of the manifest's dtypes, with any values."""
-        ...
-
-    @property
-    def place(self) -> tuple[str, int]:
-        """Where tensors have to lie that are read where they are: ("cuda", 0)."""
-        ...
-
-    def to_device(self, array: Array) -> Any:
-        """A copy of a contiguous array there; it is over when this returns."""
-        ...
-
-    def to_host(self, value: Any) -> Array:
-        """A tensor as an array, after the work of the current stream."""
-        ...
-
-    def new_stream(self) -> Any: ...
-
-    def is_idle(self, stream: Any) -> bool:
-        """Whether all work of a stream is done."""
-        ...
-
-    def on(self, stream: Any, inputs: Tensors) -> Any:
-        """A context: what the caller's stream holds comes first, and what the caller does next
-        comes after.  It gives a function that hands tensors made within to the caller's stream.
-        """
-        ...
-
-    def current_stream(self) -> int:
-        """The handle of the stream in use, as TensorRT takes it."""
-        ...
-
-    def graph_recorder(self) -> Callable[[Run, Tensors], Run]:
-        """What records runs as CUDA graphs: see `cuda_graphs.recorder`."""
-        ...
-
-
-class CudaGpu:
-    """The GPU that torch uses when it is made."""
+class Gpu:
+    """The GPU that torch uses when it is made.  Tensors are torch's; streams are opaque."""
 
     def __init__(self, torch: Any) -> None:
         """
         Raises:
             MissingError: torch sees no GPU.
         """
-        if not torch.cuda.is_available():
-            raise MissingError(
-                "device cuda: torch sees no CUDA GPU here", hint="See `enginecast doctor`."
-            )
+        require_cuda(torch)
         self._torch = torch
         self._device = torch.device("cuda", torch.cuda.current_device())
 
     @property
     def name(self) -> str:
+        """Such as "NVIDIA H200"."""
         return str(self._torch.cuda.get_device_name(self._device))
 
     @property
     def arch(self) -> str:
-        major, minor = self._torch.cuda.get_device_capability(self._device)
-        return f"sm{major}{minor}"
+        """Such as "sm90"."""
+        return arch_of(self._torch, self._device)
 
     @property
     def driver(self) -> str:
+        """Version of NVIDIA's driver, such as "580.95.05"."""
         return driver_version()
 
     @property
     def cuda(self) -> str:
-        return str(self._torch.version.cuda or "none").split(".")[0]
+        """Major version of CUDA, such as "13"."""
+        return cuda_major(self._torch)
 
     def empty(self, shape: Sequence[int], dtype: str) -> Any:
+        """A tensor on the GPU, of one of the manifest's dtypes, with any values."""
         torch = self._torch
         return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device=self._device)
 
     @property
     def place(self) -> tuple[str, int]:
+        """Where tensors have to lie that are read where they are: ("cuda", 0)."""
         return "cuda", int(self._device.index)
 
     def to_device(self, array: Array) -> Any:
+        """A copy of a contiguous array there; it is over when this returns."""
         return as_tensor(array).to(self._device)
 
     def to_host(self, value: Any) -> Array:
+        """A tensor as an array, after the work of the current stream."""
         return to_host(value)
 
     def new_stream(self) -> Any:
         return self._torch.cuda.Stream(self._device)
 
     def is_idle(self, stream: Any) -> bool:
+        """Whether all work of a stream is done."""
         return bool(stream.query())
 
     @contextmanager
     def on(self, stream: Any, inputs: Tensors) -> Iterator[Callable[[Tensors], None]]:
+        """A context: what the caller's stream holds comes first, and what the caller does next
+        comes after.  It gives a function that hands tensors made within to the caller's stream.
+        """
         cuda = self._torch.cuda
         with cuda.device(self._device):
             caller = cuda.current_stream()
@@ -149,23 +92,40 @@ class CudaGpu:
                 caller.wait_stream(stream)
 
     def current_stream(self) -> int:
+        """The handle of the stream in use, as TensorRT takes it."""
         return int(self._torch.cuda.current_stream(self._device).cuda_stream)
 
     def graph_recorder(self) -> Callable[[Run, Tensors], Run]:
+        """What records runs as CUDA graphs: see `cuda_graphs.recorder`."""
         # Other threads go on with runs of their own meanwhile.
         return recorder(self._torch, mode="thread_local")
 
 
-def gpu_here(torch: Any) -> Gpu:
-    """The GPU in use.
+def require_cuda(torch: Any) -> None:
+    """
+    Raises:
+        MissingError: torch sees no GPU.
+    """
+    if not torch.cuda.is_available():
+        raise MissingError(
+            "device cuda: torch sees no CUDA GPU here", hint="See `enginecast doctor`."
+        )
 
-    Args:
-        torch: the module.
+
+def arch_of(torch: Any, device: Any = None) -> str:
+    """The architecture of a GPU, such as "sm90"; None: of the one in use.
 
     Raises:
         MissingError: there is none.
     """
-    return CudaGpu(torch)
+    require_cuda(torch)
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm{major}{minor}"
+
+
+def cuda_major(torch: Any) -> str:
+    """The major version of CUDA, by which its libraries are called; "none" for a CPU build."""
+    return str(torch.version.cuda or "none").split(".")[0]
 
 
 def driver_version() -> str:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from enginecast.errors import BundleError, MissingError
+from enginecast.errors import BundleError, MissingError, first_line
 from enginecast.runtime.bundle.manifest import EngineRecord
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.cuda_graphs import GraphCache, Run, recorder
@@ -48,14 +48,6 @@ class AOTInductorSession(TorchSession):
         *,
         cuda_graphs: bool = True,
     ) -> Self:
-        """Open an engine of a bundle.
-
-        Raises:
-            MissingError: there is no torch, another than the code was made for, or no such CPU or
-                GPU.
-            UsageError: the engine was made for another device.
-            BundleError: torch refuses the package, or weights of it are missing.
-        """
         provider = provider_of(providers[0], "AOTInductor")
         torch = require_torch(record, "AOTInductor")
         require_device(torch, record, provider, "its code was compiled for that device")
@@ -73,21 +65,13 @@ class AOTInductorSession(TorchSession):
             model.load_constants(weights, check_full_update=True, user_managed=True)
         session = cls(model, weights, names, provider, threads)
         if device == "cuda" and cuda_graphs:
-            session.use_graphs(recorder(torch))
+            session._call = GraphCache(session._plain, recorder(torch))
         return session
 
     @property
     def graphs(self) -> GraphCache | None:
         """The CUDA graphs of runs that repeat; None: they are off, or there is no GPU."""
         return self._call if isinstance(self._call, GraphCache) else None
-
-    def use_graphs(self, record: Any) -> None:
-        """Replay runs whose shapes repeat.
-
-        Args:
-            record: see `GraphCache`.
-        """
-        self._call = GraphCache(self._plain, record)
 
     def compute(self, tensors: Sequence[Any]) -> list[Any]:
         return [self._own(value) for value in self._call(tensors)]
@@ -108,8 +92,8 @@ def _load(torch: Any, bundle: Bundle, record: EngineRecord, device: str) -> Any:
             str(bundle.path(record.file)), run_single_threaded=device == "cuda"
         )
     except Exception as error:  # torch raises RuntimeError, and others for what is no archive
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise BundleError(f"{record.file}: torch refuses the package: {first}") from error
+        message = f"{record.file}: torch refuses the package: {first_line(error)}"
+        raise BundleError(message) from error
 
 
 def _names(model: Any, bundle: Bundle, record: EngineRecord) -> Any:

@@ -1,10 +1,8 @@
 """Running an engine with ONNX Runtime."""
 
 import json
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +15,7 @@ from enginecast.errors import BundleError, InputError, MissingError
 from enginecast.runtime.bundle.manifest import EngineRecord, Input, Output
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.out_of_memory import lacks_memory
+from enginecast.runtime.device.versions import numbers
 from enginecast.runtime.sessions.session import Session
 from enginecast.runtime.values.arrays import ONNX_BFLOAT16, Array, from_ort, to_ort
 from enginecast.runtime.values.device_tensor import DeviceTensor, Feed
@@ -59,12 +58,6 @@ class OrtSession(Session):
         *,
         cuda_graphs: bool = True,
     ) -> Self:
-        """Open an engine of a bundle.
-
-        Raises:
-            MissingError: this machine or this ONNX Runtime cannot run the engine.
-            BundleError: ONNX Runtime refuses the file.
-        """
         require_runtime(record.minimum_runtime)
         _require_providers(providers)
         if record.precision == "bf16" and providers[0] == CPU_PROVIDER:
@@ -89,7 +82,7 @@ class OrtSession(Session):
         providers: Sequence[str],
         threads: int | None,
     ) -> tuple[str, ...]:
-        nodes = profile_ops(
+        ops = profile_ops(
             bundle.path(record.file),
             feeds,
             providers=providers,
@@ -97,7 +90,7 @@ class OrtSession(Session):
             precision=record.precision,
             quantized=record.quantized,
         )
-        return tuple(node.op_type for node in nodes)
+        return tuple(ops)
 
     @property
     def provider(self) -> str:
@@ -226,7 +219,7 @@ def require_runtime(minimum: str) -> None:
         MissingError: with both versions, and how to upgrade.
     """
     needed = minimum.partition(">=")[2]
-    if needed and _version(onnxruntime.__version__) < _version(needed):
+    if needed and numbers(onnxruntime.__version__) < numbers(needed):
         raise MissingError(
             f"expected {minimum}, got onnxruntime {onnxruntime.__version__}",
             hint=f"pip install --upgrade '{minimum}'",
@@ -253,12 +246,6 @@ def _require_providers(providers: Sequence[str]) -> None:
             )
 
 
-def _version(text: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "1.32.0.dev3" is (1, 32, 0)."""
-    match = re.match(r"\d+(\.\d+)*", text)
-    return tuple(int(part) for part in match.group().split(".")) if match else ()
-
-
 @cache
 def products_saturate() -> bool:
     """Whether ONNX Runtime's products of uint8 and int8 are wrong on this CPU.
@@ -275,16 +262,6 @@ def products_saturate() -> bool:
     return bool((found != 255 * 127 * 64).any())
 
 
-@dataclass(frozen=True)
-class ExecutedNode:
-    """A node that ran."""
-
-    name: str
-    op_type: str
-    """Operator without its domain, e.g. SkipSimplifiedLayerNormalization."""
-    provider: str
-
-
 def profile_ops(
     model_path: Path,
     feeds: Mapping[str, Array],
@@ -293,10 +270,11 @@ def profile_ops(
     threads: int | None = None,
     precision: str = "fp32",
     quantized: str = "",
-) -> list[ExecutedNode]:
-    """Run a model once and list the nodes that ran, in order; a loop's body once per turn.
+) -> list[str]:
+    """Run a model once and list the types of the nodes that ran, in order, without their domains; a
+    loop's body once per turn.
 
-    They are those of the graph as ONNX Runtime's own optimizer left it.  Asking the profiler
+    The nodes are those of the graph as ONNX Runtime's own optimizer left it.  Asking the profiler
     writes no weights, unlike saving the optimized model.
 
     Raises:
@@ -315,11 +293,7 @@ def profile_ops(
             profile = Path(session.end_profiling())
         events = json.loads(profile.read_bytes())
     return [
-        ExecutedNode(
-            name=event["name"].removesuffix(_KERNEL_SUFFIX),
-            op_type=event["args"]["op_name"],
-            provider=event["args"]["provider"],
-        )
+        event["args"]["op_name"]
         for event in events
         if event.get("cat") == "Node" and event["name"].endswith(_KERNEL_SUFFIX)
     ]

@@ -11,6 +11,7 @@ from typing import Any
 
 from enginecast.errors import InputError, MissingError, UsageError
 from enginecast.runtime.bundle.manifest import EngineRecord
+from enginecast.runtime.device.gpu import require_cuda
 from enginecast.runtime.device.torch_values import to_host, to_tensor
 from enginecast.runtime.sessions.session import Session
 from enginecast.runtime.values.arrays import Array
@@ -148,10 +149,8 @@ def require_device(torch: Any, record: EngineRecord, provider: str, why: str) ->
         MissingError: there is no GPU.
         UsageError: the engine was made for another device.
     """
-    if provider == "torch-cuda" and not torch.cuda.is_available():
-        raise MissingError(
-            "device cuda: torch sees no CUDA GPU here", hint="See `enginecast doctor`."
-        )
+    if provider == "torch-cuda":
+        require_cuda(torch)
     if record.providers and provider not in record.providers:
         raise UsageError(
             f"{record.file}: made for {record.providers[0]}, not for {provider}: {why}",

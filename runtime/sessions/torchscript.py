@@ -3,14 +3,14 @@
 torch is imported when such an engine is opened, and nowhere else in this folder.
 """
 
-import re
 import warnings
 from collections.abc import Sequence
 from typing import Any, Self
 
-from enginecast.errors import BundleError, MissingError
+from enginecast.errors import BundleError, MissingError, first_line
 from enginecast.runtime.bundle.manifest import EngineRecord
 from enginecast.runtime.bundle.reader import Bundle
+from enginecast.runtime.device.versions import numbers
 from enginecast.runtime.sessions.torch_session import (
     TorchSession,
     device_of,
@@ -41,13 +41,6 @@ class TorchScriptSession(TorchSession):
         *,
         cuda_graphs: bool = True,
     ) -> Self:
-        """Open an engine of a bundle.
-
-        Raises:
-            MissingError: there is no torch, none with TorchScript, or no GPU.
-            UsageError: the engine was made for another device.
-            BundleError: torch refuses the file.
-        """
         provider = provider_of(providers[0], "TorchScript")
         torch = _require_torchscript(record)
         require_device(
@@ -59,11 +52,10 @@ class TorchScriptSession(TorchSession):
                 module = torch.jit.load(
                     str(bundle.path(record.file)), map_location=device_of(provider)
                 )
-            except (
-                Exception
-            ) as error:  # torch raises RuntimeError, and others for what is no archive
-                first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-                raise BundleError(f"{record.file}: torch.jit.load refuses it: {first}") from error
+            except Exception as error:  # RuntimeError, and others for what is no archive
+                raise BundleError(
+                    f"{record.file}: torch.jit.load refuses it: {first_line(error)}"
+                ) from error
             module.eval()
         return cls(module, bundle, provider, threads)
 
@@ -85,13 +77,9 @@ def _require_torchscript(record: EngineRecord) -> Any:
             hint="Use torch 2.11 to 2.13 for this engine.",
         )
     minimum = record.minimum_runtime.partition(">=")[2]
-    if minimum and _version(torch.__version__) < _version(minimum):
+    if minimum and numbers(torch.__version__) < numbers(minimum):
         raise MissingError(
             f"{record.file}: needs {record.minimum_runtime}, found torch {torch.__version__}",
             hint=f"pip install '{record.minimum_runtime}'",
         )
     return torch
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])

@@ -9,7 +9,7 @@ from rich.table import Table
 from enginecast.cli.terminal.output import print_json, results, say, table
 from enginecast.runtime.bundle.manifest import EngineRecord, Fusion, Manifest
 from enginecast.runtime.bundle.reader import open_bundle
-from enginecast.runtime.bundle.stored_dtypes import stored_dtypes
+from enginecast.runtime.bundle.tensor_files import stored_dtypes
 from enginecast.runtime.sessions.registry import REGISTRY, session_class
 from enginecast.verify.verdict import verdict_line
 

@@ -29,11 +29,8 @@ from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import ShapeRange
-from enginecast.runtime.sessions.tensorrt.library import (
-    import_tensorrt,
-    newest_version,
-    short_version,
-)
+from enginecast.runtime.device.versions import short_version
+from enginecast.runtime.sessions.tensorrt.library import import_tensorrt, newest_version
 
 NOT_RUN = "not yet run on real TensorRT by us"
 

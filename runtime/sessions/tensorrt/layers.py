@@ -13,7 +13,7 @@ Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/a
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,11 +61,6 @@ class Layer:
     outputs: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     """The nodes of the network that it computes."""
-    tactic: str = ""
-
-    @property
-    def is_fused(self) -> bool:
-        return len(self.origins) > 1
 
 
 @dataclass(frozen=True)
@@ -104,14 +99,14 @@ class Layers:
     @property
     def fused(self) -> tuple[Layer, ...]:
         """Those that compute several nodes of the network."""
-        return tuple(layer for layer in self.layers if layer.is_fused)
+        return tuple(layer for layer in self.layers if len(layer.origins) > 1)
 
     def kept(self, kind: str) -> Kept:
         """Which nodes of a kind, a key of `KINDS`, one layer computes."""
         where: dict[str, list[Layer]] = {}
         for layer in self.layers:
             for node in layer.origins:
-                if _op_of(node) in KINDS[kind] and not _is_copy(layer):
+                if _op_of(node) in KINDS[kind] and layer.kind.lower() not in _COPIES:
                     where.setdefault(node, []).append(layer)
         return Kept(
             kind,
@@ -162,7 +157,6 @@ def _layer(given: Any) -> Layer:
         _dtypes(given.get("Inputs")),
         _dtypes(given.get("Outputs")),
         _origins(str(given.get("Metadata", ""))),
-        str(given.get("TacticName", "")),
     )
 
 
@@ -192,10 +186,6 @@ def _op_of(node: str) -> str:
     return re.sub(r"^node_|(_+\d+)+$", "", node).lower()
 
 
-def _is_copy(layer: Layer) -> bool:
-    return layer.kind.lower() in _COPIES
-
-
 def _counted(items: Iterator[str]) -> dict[str, int]:
     """The most frequent first."""
     return dict(sorted(Counter(items).items(), key=lambda item: (-item[1], item[0])))
@@ -209,12 +199,8 @@ def _line(kept: Kept) -> str:
     total = len(kept.whole) + len(kept.split)
     line = f"{kept.kind}: {len(kept.whole)} of {total} in one layer each"
     if kept.split:
-        line += f"; several layers for {_some(kept.split)}"
+        rest = f" and {len(kept.split) - 3} more" if len(kept.split) > 3 else ""
+        line += f"; several layers for {', '.join(kept.split[:3])}{rest}"
     if kept.fp8:
         line += f"; {len(kept.fp8)} on fp8"
     return line
-
-
-def _some(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + rest

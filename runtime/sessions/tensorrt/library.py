@@ -1,4 +1,4 @@
-"""The installed TensorRT: imported when it is needed, and held against the names that are called.
+"""The installed TensorRT: imported when it is needed, and checked for the names that are called.
 
 `api.json` lists those names for each version that this was written for; it was written by
 hand from NVIDIA's public API reference.
@@ -11,25 +11,27 @@ from importlib import import_module, resources
 from typing import Any
 
 from enginecast.errors import MissingError
+from enginecast.runtime.device.versions import numbers, short_version
 
 Names = Mapping[str, tuple[str, ...]]
-"""Class -> the methods, properties and enum members of it that are called."""
+"""Class or module -> the methods, properties, enum members and the like of it that are called."""
 INSTALL = "pip install 'enginecast[tensorrt]' on Linux with an NVIDIA GPU"
 
 
 @cache
 def known_apis() -> Mapping[str, Names]:
     """The names that are called, by TensorRT's version: "10.15", "11.0"."""
-    text = (
-        resources.files("enginecast.runtime.sessions.tensorrt")
-        .joinpath("api.json")
-        .read_text("utf-8")
-    )
-    versions = json.loads(text)["versions"]
     return {
         version: {name: tuple(members) for name, members in classes.items()}
-        for version, classes in versions.items()
+        for version, classes in read_table("api.json")["versions"].items()
     }
+
+
+@cache
+def read_table(name: str) -> Any:
+    """A JSON file that lies beside this one."""
+    folder = resources.files("enginecast.runtime.sessions.tensorrt")
+    return json.loads(folder.joinpath(name).read_text("utf-8"))
 
 
 def import_tensorrt(why: str) -> Any:
@@ -66,11 +68,11 @@ def names_for(version: str) -> Names:
     Raises:
         MissingError: it is older than all that are known.
     """
-    known = {_numbers(found): names for found, names in known_apis().items()}
-    older = [found for found in known if found <= _numbers(version)]
+    known = {numbers(found): names for found, names in known_apis().items()}
+    older = [found for found in known if found <= numbers(short_version(version))]
     if not older:
         raise MissingError(
-            f"tensorrt {version}: expected at least {min(known_apis(), key=_numbers)}", hint=INSTALL
+            f"tensorrt {version}: expected at least {min(known_apis(), key=numbers)}", hint=INSTALL
         )
     return known[max(older)]
 
@@ -89,13 +91,4 @@ def missing_names(trt: Any, names: Names) -> list[str]:
 
 def newest_version() -> str:
     """The newest version that this was written for: "11.0"."""
-    return max(known_apis(), key=_numbers)
-
-
-def short_version(text: str) -> str:
-    """ "11.0" of "11.0.0.114"."""
-    return ".".join(text.split("+")[0].split(".")[:2])
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in short_version(version).split("."))
+    return max(known_apis(), key=numbers)

@@ -54,19 +54,11 @@ class TensorRTSession(Session):
         *,
         cuda_graphs: bool = True,
     ) -> Self:
-        """Open an engine of a bundle.
-
-        Raises:
-            UsageError: something else than a GPU was asked for.
-            MissingError: there is no torch, TensorRT or GPU, or not those that the plan was built
-                for.
-            BundleError: TensorRT refuses the plan, or it is not what the manifest says.
-        """
         require_gpu(record, providers[0])
         instead = what_else(bundle, record)
         torch = require_torch(record, "TensorRT")
         with _saying(record.file, instead):
-            gpu = gpus.gpu_here(torch)
+            gpu = gpus.Gpu(torch)
             trt = import_tensorrt("a TensorRT engine")
             here = machine(trt, gpu)
         require_fit(record.requires, here, record.file, instead)

@@ -4,18 +4,15 @@
 of torch_tensorrt that are called, both written by hand.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module, metadata, resources
+from importlib import import_module, metadata
 from typing import Any
 
-from enginecast.errors import MissingError
-from enginecast.runtime.sessions.tensorrt.library import INSTALL, short_version
-
-Names = Mapping[str, tuple[str, ...]]
-"""Module -> what of it is called."""
+from enginecast.errors import MissingError, first_line
+from enginecast.runtime.device.versions import short_version
+from enginecast.runtime.sessions.tensorrt.library import INSTALL, Names, read_table
 
 
 @dataclass(frozen=True)
@@ -39,12 +36,14 @@ class Pair:
 @cache
 def known_pairs() -> tuple[Pair, ...]:
     """All rows of the table, oldest first."""
-    return tuple(Pair(**row) for row in _table()["pairs"])
+    return tuple(Pair(**row) for row in read_table("versions.json")["pairs"])
 
 
 def called_names(version: str) -> Names:
     """The names of torch_tensorrt that are called of a version of it; empty: it is not known."""
-    found: Mapping[str, list[str]] = _table()["names"].get(short_version(version), {})
+    found: Mapping[str, list[str]] = read_table("versions.json")["names"].get(
+        short_version(version), {}
+    )
     return {module: tuple(names) for module, names in found.items()}
 
 
@@ -105,9 +104,9 @@ def import_torch_tensorrt(
             raise MissingError(
                 f"{why} needs torch_tensorrt, which is not installed", hint=INSTALL
             ) from error
-        text = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise MissingError(
-            f"{why} needs torch_tensorrt, which is installed and does not load: {text}",
+            f"{why} needs torch_tensorrt, which is installed and does not load:"
+            f" {first_line(error)}",
             hint="It wants a GPU and TensorRT's libraries; see `enginecast doctor`.",
         ) from error
     _require_pair(why, check_pair(torch, found.__version__, tensorrt, cuda=cuda))
@@ -149,9 +148,3 @@ def _require_pair(why: str, wrong: list[str]) -> None:
         raise MissingError(
             f"{why}: {'; '.join(wrong)}", hint=f"These go together: {known}; or --trt-route onnx."
         )
-
-
-@cache
-def _table() -> Any:
-    text = resources.files("enginecast.runtime.sessions.tensorrt").joinpath("versions.json")
-    return json.loads(text.read_text("utf-8"))

@@ -1,0 +1,53 @@
+"""The files that exporters write: all of them or none, and nothing in them names this machine."""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+_MADE_BY_WRITER = ("version", "byteorder", ".data/serialization_id")
+
+
+@contextlib.contextmanager
+def all_or_none(folder: Path, names: Iterable[str]) -> Iterator[None]:
+    """Remove the files of these names when writing one of them fails."""
+    try:
+        yield
+    except BaseException:
+        for name in names:
+            (folder / name).unlink(missing_ok=True)
+        raise
+
+
+def copy_archive(source: Path, target: Path, *, without: tuple[str, ...]) -> None:
+    """Copy an archive of torch's; the same records give the same bytes.
+
+    Args:
+        without: endings of the names of records that hold paths of the machine that exported.
+    """
+    reader = torch._C.PyTorchFileReader(str(source))
+    writer = torch._C.PyTorchFileWriter(str(target))
+    for name in reader.get_all_records():
+        if not name.endswith(without) and name not in _MADE_BY_WRITER:
+            record = reader.get_record(name)
+            writer.write_record(name, record, len(record))
+    writer.write_end_of_file()
+
+
+@contextlib.contextmanager
+def quiet(*names: str) -> Iterator[None]:
+    """Without warnings and the loggers of these names: none of it helps a user."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,14 @@
+"""Versions as libraries write them: "2.13.0+cu130", "11.0.0.114", "1.32.0.dev3"."""
+
+import re
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with: (1, 32, 0) of "1.32.0.dev3"."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def short_version(version: str) -> str:
+    """MAJOR.MINOR: "11.0" of "11.0.0.114"."""
+    return ".".join(version.split("+")[0].split(".")[:2])
