@@ -16,7 +16,7 @@ from enginecast.exporters import files
 from enginecast.exporters.onnx.readers import Reader
 from enginecast.exporters.onnx.translations import translation_table
 from enginecast.passes.ir.blocks import all_nodes, is_structured
-from enginecast.passes.ir.source import module_path, source_line
+from enginecast.passes.ir.source import call_place
 
 _LOGGERS = ("torch.onnx", "torch.onnx._internal.exporter", "onnx_ir", "onnxscript")
 _NODE = re.compile(r"Error when translating node %(?P<name>\w+)")
@@ -67,7 +67,7 @@ def _refuse_noise(program: ExportedProgram) -> None:
             continue
         if _DRAWS.fullmatch(node.target.overloadpacket._qualified_op_name):
             raise LoweringError(
-                f"ONNX Runtime draws no random numbers for {_place(node)}",
+                f"ONNX Runtime draws no random numbers for {call_place(node)}",
                 hint="Make the noise an input, or switch it off.",
             )
 
@@ -86,19 +86,15 @@ def _explain(error: BaseException, program: ExportedProgram) -> str:
     errors = [error]
     while (cause := errors[-1].__cause__) is not None:
         errors.append(cause)
-    said = [found for e in errors if (found := _NODE.search(str(e)) or _OP.search(str(e)))]
-    named = said[0] if said else None
-    node = _find(program, named["name"]) if named is not None else None
+    said = (_NODE.search(str(e)) or _OP.search(str(e)) for e in errors)
+    named = next(filter(None, said), None)
+    node = None if named is None else _find(program, named["name"])
     text = first_line(errors[-1])
     if node is None:
         return f"torch.onnx cannot convert this program: {text}"
     if text.startswith(_NO_FUNCTION):
-        return f"ONNX has no form for {_place(node)}"
-    return f"the conversion of {_place(node)} to ONNX failed: {text}"
-
-
-def _place(node: Node) -> str:
-    return f"{node.target} (module '{module_path(node)}', {source_line(node) or 'no source line'})"
+        return f"ONNX has no form for {call_place(node)}"
+    return f"the conversion of {call_place(node)} to ONNX failed: {text}"
 
 
 def _find(program: ExportedProgram, name: str) -> Node | None:

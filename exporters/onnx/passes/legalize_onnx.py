@@ -22,6 +22,7 @@ from torch.fx import Node
 from enginecast.exporters.onnx.readers import Reader
 from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
 from enginecast.passes.ir.edit import (
+    arguments,
     aten,
     dtype_of,
     first_input,
@@ -144,17 +145,14 @@ def _is_bfloat16(node: Node) -> bool:
 
 def _wide_einsum(program: ProgramView, node: Node) -> Node:
     """ONNX's Einsum (opset 12) takes no bfloat16."""
-    graph, operands = program.graph, node.args[1]
-    assert isinstance(operands, list | tuple)
+    graph, operands = program.graph, arguments(node)[1]
     wide = [insert(graph, aten.to.dtype, (x, torch.float32), like=node) for x in operands]
     result = insert(graph, aten.einsum.default, (node.args[0], wide), like=node)
     return insert(graph, aten.to.dtype, (result, torch.bfloat16), like=node)
 
 
 def _selects_whole(node: Node) -> bool:
-    source, mask = node.args[:2]
-    assert isinstance(source, Node)
-    assert isinstance(mask, Node)
+    source, mask = arguments(node)[:2]
     return same_shape(shape_of(source), shape_of(mask))
 
 
@@ -166,43 +164,30 @@ def _select_by_index(program: ProgramView, node: Node) -> None:
 
 def _lacks_full_bias(node: Node) -> bool:
     """Whether an attention has a bias, and not one of four dims with full rows and columns."""
-    query, key, _, bias = node.args[:4]
+    bias = arguments(node)[3]
     if bias is None:
         return False
-    assert isinstance(query, Node)
-    assert isinstance(key, Node)
-    assert isinstance(bias, Node)
-    sizes, dim = shape_of(bias), _token_dim(query)
-    wanted = (shape_of(query)[dim], shape_of(key)[dim])
-    return len(sizes) < 4 or not all(map(same_size, sizes[2:], wanted))
+    return len(shape_of(bias)) < 4 or not same_shape(shape_of(bias)[2:], _tokens(node))
 
 
 def _full_bias(program: ProgramView, node: Node) -> None:
     """ONNX Runtime's attention ops want a 4-D bias with full [tokens, key tokens]; anything less is
     refused at run time.
     """
-    graph = program.graph
-    query, key, _, bias = node.args[:4]
-    assert isinstance(query, Node)
-    assert isinstance(key, Node)
-    assert isinstance(bias, Node)
-    dim = _token_dim(query)
+    bias = arguments(node)[3]
     while len(shape_of(bias)) < 4:
-        bias = insert(graph, aten.unsqueeze.default, (bias, 0), like=node)
-    wanted = (shape_of(query)[dim], shape_of(key)[dim])
-    if not all(map(same_size, shape_of(bias)[2:], wanted)):
-        rows = _size_of(program, query, dim, node)
-        columns = _size_of(program, key, dim, node)
-        bias = insert(graph, aten.expand.default, (bias, [-1, -1, rows, columns]), like=node)
+        bias = insert(program.graph, aten.unsqueeze.default, (bias, 0), like=node)
+    if not same_shape(shape_of(bias)[2:], _tokens(node)):
+        sizes = [-1, -1, *_token_sizes(program, node)]
+        bias = insert(program.graph, aten.expand.default, (bias, sizes), like=node)
     node.update_arg(3, bias)
 
 
 def _is_unfit_for_tensorrt(node: Node) -> bool:
-    bias, scale, causal = node.args[3], node.args[6], node.args[7]
-    of_other_dtype = bias is not None and dtype_of(bias) != dtype_of(node)
+    bias, scale, causal = arguments(node)[3], arguments(node)[6], arguments(node)[7]
     return (
-        float(scale) < 0  # type: ignore[arg-type]
-        or of_other_dtype
+        scale < 0
+        or (bias is not None and dtype_of(bias) != dtype_of(node))
         or _lacks_full_bias(node)
         or bool(causal and (bias is not None or not _attends_to_itself(node)))
     )
@@ -210,11 +195,7 @@ def _is_unfit_for_tensorrt(node: Node) -> bool:
 
 def _attends_to_itself(node: Node) -> bool:
     """Whether there are as many keys as queries."""
-    query, key = node.args[:2]
-    assert isinstance(query, Node)
-    assert isinstance(key, Node)
-    dim = _token_dim(query)
-    return same_size(shape_of(query)[dim], shape_of(key)[dim])
+    return same_size(*_tokens(node))
 
 
 def _tensorrt_attention(program: ProgramView, node: Node) -> None:
@@ -227,14 +208,14 @@ def _tensorrt_attention(program: ProgramView, node: Node) -> None:
       that read its key; so a bool becomes a bias that is finite;
     * a scale that the parser takes the root of.
     """
-    query, bias = node.args[0], node.args[3]
-    if float(node.args[6]) < 0:  # type: ignore[arg-type]
-        negative = insert(program.graph, aten.neg.default, (query,), like=node)
-        node.args = (negative, *node.args[1:6], -node.args[6], node.args[7])  # type: ignore[operator]
-    if node.args[7] and (bias is not None or not _attends_to_itself(node)):
-        bias = _with_causal(program, node, bias)  # type: ignore[arg-type]
+    query, bias, scale, causal = (arguments(node)[index] for index in (0, 3, 6, 7))
+    if scale < 0:
+        node.update_arg(0, insert(program.graph, aten.neg.default, (query,), like=node))
+        node.update_arg(6, -scale)
+    if causal and (bias is not None or not _attends_to_itself(node)):
+        bias = _with_causal(program, node, bias)
         node.update_arg(7, False)
-    if isinstance(bias, Node):
+    if bias is not None:
         node.update_arg(3, _additive(program, bias, node))
         _full_bias(program, node)
 
@@ -242,11 +223,8 @@ def _tensorrt_attention(program: ProgramView, node: Node) -> None:
 def _with_causal(program: ProgramView, node: Node, bias: Node | None) -> Node:
     """A bias that also keeps each token from later ones."""
     graph = program.graph
-    query, key = node.args[:2]
-    assert isinstance(query, Node)
-    assert isinstance(key, Node)
-    sizes = [_size_of(program, source, _token_dim(query), node) for source in (query, key)]
-    every = insert(graph, aten.new_ones.default, (query, sizes), {"dtype": torch.bool}, like=node)
+    args = (first_input(node), _token_sizes(program, node))
+    every = insert(graph, aten.new_ones.default, args, {"dtype": torch.bool}, like=node)
     seen = insert(graph, aten.tril.default, (every,), like=node)
     if bias is None:
         return seen
@@ -272,9 +250,22 @@ def _additive(program: ProgramView, bias: Node, node: Node) -> Node:
     return insert(graph, aten.mul.Tensor, (wide, lowest), like=node)
 
 
-def _token_dim(query: Node) -> int:
+def _tokens(node: Node) -> tuple[Any, Any]:
+    """How many tokens of the query and of the key an attention has."""
+    query, key = map(shape_of, arguments(node)[:2])
+    return query[_token_dim(query)], key[_token_dim(query)]
+
+
+def _token_sizes(program: ProgramView, node: Node) -> list[Node | int]:
+    """The same as arguments."""
+    query, key = arguments(node)[:2]
+    dim = _token_dim(shape_of(query))
+    return [_size_of(program, source, dim, node) for source in (query, key)]
+
+
+def _token_dim(query: tuple[Any, ...]) -> int:
     """Where the tokens are in a query: [batch, tokens, width] or [batch, heads, tokens, size]."""
-    return 1 if len(shape_of(query)) == 3 else 2
+    return 1 if len(query) == 3 else 2
 
 
 def _size_of(program: ProgramView, source: Node, dim: int, like: Node) -> Node | int:

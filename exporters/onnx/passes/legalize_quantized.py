@@ -37,6 +37,7 @@ from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
 from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.edit import (
     add_weight,
+    arguments,
     aten,
     dtype_of,
     free_name,
@@ -106,7 +107,7 @@ class LegalizeQuantized(Pass):
                 continue
             log.done(node)
             with program.graph.inserting_before(node):
-                _RULES[node.target](rewriting, node)
+                _RULES[node.target](rewriting, node, *node.args)
         return log.sites
 
 
@@ -177,12 +178,7 @@ def _refuse_lost(scale: Tensor, dtype: torch.dtype, node: Node) -> None:
 
 
 def _refuse_unfit(node: Node, weights: set[Node]) -> None:
-    """Refuse an op of quantized values that has no such form.
-
-    Args:
-        node: one of our ops, not of weights alone.
-        weights: nodes that are known when the engine is built.
-
+    """
     Raises:
         LoweringError: integers, another fp8, scales computed from values, or one for each row of
             what is read.
@@ -194,8 +190,7 @@ def _refuse_unfit(node: Node, weights: set[Node]) -> None:
     if node.target is ours.dynamic_scale.default:
         raise _refusal(node, "its scale is computed from each value, expected a static one")
     if node.target is ours.quantize.default:
-        scale = node.args[1]
-        assert isinstance(scale, Node)
+        scale = arguments(node)[1]
         if scale not in weights or any(size != 1 for size in shape_of(scale)):
             raise _refusal(node, "it has a scale for each row, expected one for all")
 
@@ -249,11 +244,9 @@ def _scale_of_values(rewriting: _Rewriting, scale: Node, like: Node) -> Node:
     return _flat(rewriting, scale, like) if single else scale
 
 
-def _quantize(rewriting: _Rewriting, node: Node) -> None:
-    source, scale, dtype = node.args
-    assert isinstance(source, Node)
-    assert isinstance(scale, Node)
-    assert isinstance(dtype, torch.dtype)
+def _quantize(
+    rewriting: _Rewriting, node: Node, source: Node, scale: Node, dtype: torch.dtype
+) -> None:
     if dtype not in _QUANTIZED:
         raise LoweringError(
             f"enginecast.quantize to {dtype}: a program that rounds nothing is no engine",
@@ -274,11 +267,9 @@ def _quantize(rewriting: _Rewriting, node: Node) -> None:
             node.graph.erase_node(node)
 
 
-def _dequantize(rewriting: _Rewriting, node: Node) -> None:
-    source, scale, dtype = node.args
-    assert isinstance(source, Node)
-    assert isinstance(scale, Node)
-    assert isinstance(dtype, torch.dtype)
+def _dequantize(
+    rewriting: _Rewriting, node: Node, source: Node, scale: Node, dtype: torch.dtype
+) -> None:
     if source in rewriting.weights and scale in rewriting.weights:
         _dequantize_weight(rewriting, node, source, scale, dtype)
         return
@@ -325,8 +316,7 @@ def _matmul(rewriting: _Rewriting, linear: Node, weight: Node) -> None:
 
 def _rows_of_bytes(rewriting: _Rewriting, rows: Node, like: Node) -> Node:
     """ONNX Runtime's Gather takes no fp8, and does take bytes."""
-    table, indices = rows.args[:2]
-    assert isinstance(table, Node)
+    table, indices = arguments(rows)[:2]
     dtype = dtype_of(rows)
     assert dtype is not None
     raw = rewriting.once(aten.view.dtype, table, torch.uint8, like=like)
@@ -340,13 +330,8 @@ def _rows_of_bytes(rewriting: _Rewriting, rows: Node, like: Node) -> Node:
     return rewriting.add(ours.values_of_bytes.default, found, rewriting.made[key], like=like)
 
 
-def _quantized_linear(rewriting: _Rewriting, node: Node) -> None:
-    source, scale, weight, weight_scale, bias, dtype = node.args
-    assert isinstance(source, Node)
-    assert isinstance(scale, Node)
-    assert isinstance(weight, Node)
-    assert isinstance(weight_scale, Node)
-    assert isinstance(dtype, torch.dtype)
+def _quantized_linear(rewriting: _Rewriting, node: Node, *args: Any) -> None:
+    source, scale, weight, weight_scale, bias, dtype = args
     scale = _scale_of_values(rewriting, scale, node)
     flat = _flat(rewriting, weight_scale, node)
     wide_bias = rewriting.cast(bias, torch.float32, node) if isinstance(bias, Node) else None
@@ -382,12 +367,9 @@ def _of_dequantized(
     return rewriting.add(aten.matmul.default, wide, wide_weight, like=node)
 
 
-def _blockwise_linear(rewriting: _Rewriting, node: Node) -> None:
+def _blockwise_linear(rewriting: _Rewriting, node: Node, *args: Any) -> None:
     """MatMulNBits wants scales in the dtype of x; where that does not hold them, x is cast."""
-    source, weight, scale, bias, bits, activations = node.args
-    assert isinstance(source, Node)
-    assert isinstance(weight, Node)
-    assert isinstance(scale, Node)
+    source, weight, scale, bias, bits, activations = args
     dtype = dtype_of(source)
     assert dtype is not None
     block = shape_of(weight)[1] // shape_of(scale)[1]
@@ -402,7 +384,7 @@ def _blockwise_linear(rewriting: _Rewriting, node: Node) -> None:
     rewriting.replace(node, rewriting.cast(result, dtype, node))
 
 
-_RULES: dict[Any, Callable[[_Rewriting, Node], None]] = {
+_RULES: dict[Any, Callable[..., None]] = {
     ours.quantize.default: _quantize,
     ours.dequantize.default: _dequantize,
     ours.quantized_linear.default: _quantized_linear,
