@@ -30,7 +30,8 @@ from transformers import (
 
 from enginecast.cache.encoders.request import EncoderRequest, part_of
 from enginecast.cache.read.cached_encoder import CachedEncoder
-from enginecast.cli.cache.fill import FillOptions, run_fill
+from enginecast.cli.cache.app import FillFlags
+from enginecast.cli.cache.fill import run_fill
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export
 
@@ -183,8 +184,8 @@ class Workshop:
             assert part
             model = self.bundle(name, part_of(part).outputs)
         made = EncoderRequest(str(model), pipeline=part, **request)
-        options = FillOptions(texts=texts, cache=cache, too_long="truncate", quiet=True)
-        assert run_fill(made, options) == 0
+        options = FillFlags(too_long="truncate", quiet=True)
+        assert run_fill(made, texts, cache, options) == 0
         return cache
 
     def live(self, pipeline: str, *, exact: bool = False, **others: Any) -> Any:

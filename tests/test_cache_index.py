@@ -78,7 +78,7 @@ def test_keys_that_are_equal_in_one_half(encodings: Encodings) -> None:
         encodings.commit(keyed(there[begin : begin + 5]))
     index = open_index(encodings)
     assert (index.find_all(absent) == -1).all()
-    shards, texts = index.places(index.find_all(there))
+    shards, texts = index.locations(index.find_all(there))
     found = [index.shards[s].key(t) for s, t in zip(shards, texts, strict=True)]
     assert found == there
     array = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16)
@@ -184,7 +184,7 @@ def test_the_index_on_disk_takes_24_bytes_a_text_and_is_written_seldom(
     assert 1 < writes < 20
     found = read_index(encodings)
     assert found is not None
-    assert sum(array.nbytes for array in found[1].arrays()) == 24 * len(found[1])
+    assert sum(array.nbytes for array in found[1]) == 24 * len(found[1].keys)
 
 
 def test_a_damaged_index_is_made_again(encodings: Encodings) -> None:

@@ -11,7 +11,7 @@ from enginecast.cache import as_huggingface
 from enginecast.cache.read import miss as miss_module
 from enginecast.cache.read.cached_encoder import CachedEncoder
 from enginecast.cache.read.reader import EmbeddingCache, open_cache
-from enginecast.cache.store.index import Place
+from enginecast.cache.store.index import Location
 from enginecast.cache.store.store import Encodings
 from enginecast.errors import CacheError, CacheMissError, UsageError
 from enginecast.runtime.values.arrays import Array
@@ -49,10 +49,10 @@ def test_a_miss_looks_at_a_part_of_a_large_cache(
     cache: EmbeddingCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each entry that is looked at is read once, whichever causes are tried."""
-    read: list[Place] = []
+    read: list[Location] = []
     ids_at = EmbeddingCache.ids_at
 
-    def counted(self: EmbeddingCache, place: Place) -> Array:
+    def counted(self: EmbeddingCache, place: Location) -> Array:
         read.append(place)
         return ids_at(self, place)
 

@@ -1,14 +1,14 @@
 """A text encoder as a Hugging Face folder, run eagerly with torch."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from enginecast.cache.encoders.request import EncoderRequest
-from enginecast.cache.encoders.text_model import ModelFacts
+from enginecast.cache.encoders.text_model import ModelFacts, stored_output
 from enginecast.cache.store.spec import About, OutputSpec
 from enginecast.capture.outputs.flatten import run_named
 from enginecast.capture.outputs.selection import Wanted
@@ -27,16 +27,10 @@ _PROBE = (2, 5)
 
 
 def open_eager(request: EncoderRequest) -> "EagerModel":
-    """Build the model of the folder that a request names.
+    """Build the model of the folder that a request names; see `open_encoder`.
 
     Its outputs have the names that an engine gives them, "hidden_states.-2" among them.  A T5 in
     fp16 keeps the weights `wo` in fp32, as transformers does; its precision counts as fp16.
-
-    Raises:
-        SourceError: the folder cannot be read, or the weights do not fit.
-        InputError: the model takes other inputs than text.
-        UsageError: a precision or device that there is not, or an option for engines.
-        MissingError: no GPU.
     """
     if request.providers is not None:
         raise UsageError(
@@ -46,7 +40,15 @@ def open_eager(request: EncoderRequest) -> "EagerModel":
         )
     source = open_source(request.model, random_weights=request.random_weights)
     assert isinstance(source, HuggingFaceSource)
-    _require_text(source)
+    more = {*source.required_arguments} - {"input_ids"}
+    if more or "input_ids" not in source.forward_arguments:
+        what = f"needs {', '.join(sorted(more))}, too"
+        if "input_ids" not in source.forward_arguments:
+            what = "takes no input_ids"
+        raise InputError(
+            f"{source.folder}: expected a text encoder, but {source.model_class.__name__} {what}",
+            hint="Give the folder of the text encoder alone.",
+        )
     return EagerModel(source, _precision(source, request.precision), _device(request.device))
 
 
@@ -61,7 +63,11 @@ class EagerModel:
     def outputs(self, names: Sequence[str]) -> tuple[OutputSpec, ...]:
         names = tuple(names) or DEFAULT_OUTPUTS
         found = self._run(np.zeros(_PROBE, np.int64), None, names)
-        return tuple(_output(name, found[name]) for name in names)
+        gives = f"for {_PROBE[0]} texts of {_PROBE[1]} tokens the model gives"
+        return tuple(
+            stored_output(name, found[name].shape, _PROBE, str(found[name].dtype), gives)
+            for name in names
+        )
 
     def run(self, ids: Array, mask: Array | None, outputs: Sequence[str]) -> dict[str, Array]:
         return {name: to_host(value) for name, value in self._run(ids, mask, outputs).items()}
@@ -78,31 +84,16 @@ class EagerModel:
         self._module = None
 
 
-def _output(name: str, value: Tensor) -> OutputSpec:
-    kinds: dict[tuple[int, ...], Literal["token", "text"]] = {_PROBE: "token", _PROBE[:1]: "text"}
-    per = kinds.get(tuple(value.shape[:-1]))
-    if per is None or not value.is_floating_point() or tuple(value.shape) == _PROBE:
-        raise UsageError(
-            f"--outputs {name}: expected floats [batch, sequence, width] or [batch, width], but "
-            f"for {_PROBE[0]} texts of {_PROBE[1]} tokens the model gives {value.dtype} "
-            f"{list(value.shape)}",
-            hint="Name those to keep: --outputs A,B.",
-        )
-    dtype: Any = str(value.dtype).removeprefix("torch.")
-    return OutputSpec(name=name, per=per, width=value.shape[-1], dtype=dtype)
-
-
 def _describe(source: HuggingFaceSource, module: nn.Module, precision: str) -> ModelFacts:
     limit = limit_of(source.config)
     embedding = module.get_input_embeddings()  # type: ignore[operator]  # of a PreTrainedModel
     padding: Any = getattr(text_of(source.config), "pad_token_id", None)
-    about = About(
-        encoder=source.model_class.__name__,
-        source=source.name,
-        config=read_json(source.folder / CONFIG_FILE),
-    )
     return ModelFacts(
-        about=about,
+        about=About(
+            encoder=source.model_class.__name__,
+            source=source.name,
+            config=read_json(source.folder / CONFIG_FILE),
+        ),
         folder=source.folder.resolve(),
         identity=source.fingerprint(),
         precision=precision,
@@ -112,17 +103,6 @@ def _describe(source: HuggingFaceSource, module: nn.Module, precision: str) -> M
         vocabulary=getattr(embedding, "num_embeddings", None),
         padding_id=padding if isinstance(padding, int) else None,
     )
-
-
-def _require_text(source: HuggingFaceSource) -> None:
-    missing = "input_ids" not in source.forward_arguments
-    more = {*source.required_arguments} - {"input_ids"}
-    if missing or more:
-        what = "takes no input_ids" if missing else f"needs {', '.join(sorted(more))}, too"
-        raise InputError(
-            f"{source.folder}: expected a text encoder, but {source.model_class.__name__} {what}",
-            hint="Give the folder of the text encoder alone.",
-        )
 
 
 def _precision(source: HuggingFaceSource, asked: str | None) -> str:

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import numpy as np
 
 from enginecast.cache.encoders.request import EncoderRequest, StoreDtype, resolve
 from enginecast.cache.encoders.text_model import ModelFacts, TextModel
 from enginecast.cache.encoders.tokenizer_files import TokenizerFacts, find_tokenizer
-from enginecast.cache.encoders.tokenizing import Tokenizing, check_template, digest_of
+from enginecast.cache.encoders.tokenizing import Tokenizing, digest_of
 from enginecast.cache.store.spec import About, Clean, EncoderSpec, OutputSpec
 from enginecast.errors import MissingError, SourceError, UsageError
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
@@ -77,8 +78,8 @@ def open_encoder(request: EncoderRequest) -> Encoder:
     """Open a bundle, or a Hugging Face folder to be run eagerly.
 
     Raises:
-        SourceError, BundleError: neither, or damaged; no tokenizer.
-        MissingError: this machine lacks what runs it.
+        SourceError, BundleError: neither, or damaged, or an engine that was rejected; no tokenizer.
+        MissingError: this machine lacks what runs it, a GPU for example.
         InputError: it takes other inputs than text.
         UsageError: an option does not fit the encoder or another option.
 
@@ -171,8 +172,12 @@ def make_spec(
     Raises:
         UsageError: an option does not fit the encoder or another option.
     """
-    template = "{}" if request.template is None else request.template
-    check_template(template)
+    if request.clean not in (None, *get_args(Clean)):
+        expected = ", ".join(get_args(Clean))
+        raise UsageError(f"--clean {request.clean}: expected one of {expected}")
+    if request.store_dtype not in (None, *get_args(StoreDtype)):
+        expected = ", ".join(get_args(StoreDtype))
+        raise UsageError(f"--store-dtype {request.store_dtype}: expected {expected}")
     if request.mask and not model.takes_mask:
         raise UsageError(f"--mask: {model.about.source} takes no attention mask")
     mask = model.takes_mask if request.mask is None else request.mask
@@ -188,8 +193,8 @@ def make_spec(
         engine=dict(model.engine),
         precision=model.precision,
         tokenizer=digest_of(tokenizer.text),
-        template=template,
-        clean=_clean(request),
+        template="{}" if request.template is None else request.template,
+        clean=request.clean or "none",
         max_length=max_length,
         padding_id=_padding_id(model, tokenizer, needed=not mask),
         padding_side=request.padding_side or tokenizer.padding_side or model.padding_side,
@@ -197,7 +202,9 @@ def make_spec(
         rows="all" if keep_all else "real",
         extra_rows=request.extra_rows or 0,
         skip_rows=request.skip_rows or 0,
-        outputs=tuple(_stored(output, request.store_dtype) for output in outputs),
+        outputs=tuple(
+            msgspec.structs.replace(one, dtype=request.store_dtype or one.dtype) for one in outputs
+        ),
     )
     last = max(tokenizer.last_id, spec.padding_id)
     if model.vocabulary is not None and last >= model.vocabulary:
@@ -210,27 +217,16 @@ def make_spec(
     return spec
 
 
-def _clean(request: EncoderRequest) -> Clean:
-    clean = request.clean or "none"
-    if clean not in get_args(Clean):
-        raise UsageError(f"--clean {clean}: expected one of {', '.join(get_args(Clean))}")
-    return clean
-
-
 def _max_length(request: EncoderRequest, model: ModelFacts, tokenizer: TokenizerFacts) -> int:
     most = model.sequence[1]
     asked = request.max_length
-    if asked is not None:
-        if asked < 1 or (most is not None and asked > most):
-            raise UsageError(
-                f"--max-length {asked}: expected 1..{most}, which is what {model.about.source} "
-                "takes"
-                if most
-                else f"--max-length {asked}: expected at least 1"
-            )
-        return asked
-    said = tokenizer.max_length or model.default_length
-    return said if most is None else min(said, most)
+    if asked is None:
+        said = tokenizer.max_length or model.default_length
+        return said if most is None else min(said, most)
+    if asked < 1 or (most is not None and asked > most):
+        takes = f"1..{most}, which is what {model.about.source} takes"
+        raise UsageError(f"--max-length {asked}: expected {takes if most else 'at least 1'}")
+    return asked
 
 
 def _padding_id(model: ModelFacts, tokenizer: TokenizerFacts, *, needed: bool) -> int:
@@ -245,14 +241,6 @@ def _padding_id(model: ModelFacts, tokenizer: TokenizerFacts, *, needed: bool) -
             hint="Add pad_token to tokenizer_config.json.",
         )
     return 0
-
-
-def _stored(output: OutputSpec, dtype: StoreDtype | None) -> OutputSpec:
-    if dtype is None:
-        return output
-    if dtype not in get_args(StoreDtype):
-        raise UsageError(f"--store-dtype {dtype}: expected {', '.join(get_args(StoreDtype))}")
-    return OutputSpec(name=output.name, per=output.per, width=output.width, dtype=dtype)
 
 
 def _check_rows(spec: EncoderSpec) -> None:

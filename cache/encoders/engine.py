@@ -2,16 +2,16 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from enginecast.cache.encoders.request import EncoderRequest
-from enginecast.cache.encoders.text_model import ModelFacts
+from enginecast.cache.encoders.text_model import ModelFacts, stored_output
 from enginecast.cache.store.spec import About, OutputSpec
 from enginecast.capture.sources.text_encoders import class_named_by
 from enginecast.errors import InputError, UsageError
-from enginecast.runtime.bundle.manifest import Input, Manifest, Output
+from enginecast.runtime.bundle.manifest import Input, Manifest
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
 from enginecast.runtime.values.arrays import Array
@@ -21,17 +21,7 @@ _KINDS = ("token_ids", "attention_mask", "token_type_ids")
 
 
 def open_engine(request: EncoderRequest) -> "EngineModel":
-    """Load the engine of the bundle that a request names.
-
-    Raises:
-        BundleError: the bundle is damaged, or its engine was rejected when it was verified.
-        MissingError: this machine cannot run it.
-        InputError: it takes other inputs than text.
-        UsageError: an option is for eager models.
-
-    Warns:
-        EnginecastWarning: the verdict was reached by emulation, or on another provider.
-    """
+    """Load the engine of the bundle that a request names; see `open_encoder`."""
     options = {"--precision": request.precision, "--random-weights": request.random_weights}
     for option, value in options.items():
         if value is not None:
@@ -54,9 +44,6 @@ class EngineModel:
 
     Batches that are too large are run in pieces.  A batch that is too small is filled up with
     copies of its last row, and a row that is too short with masked padding; both are cut off again.
-
-    Raises:
-        InputError: the engine takes other inputs than text.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -69,26 +56,17 @@ class EngineModel:
 
     def outputs(self, names: Sequence[str]) -> tuple[OutputSpec, ...]:
         given = {output.name: output for output in self._engine.outputs}
-        for name in names:
-            if name not in given:
-                raise UsageError(
-                    f"--outputs {name}: the engine gives no output {name!r}",
-                    hint=f"It gives {', '.join(given)}; export again for others.",
-                )
-        return tuple(self._output(given[name]) for name in names or given)
-
-    def _output(self, output: Output) -> OutputSpec:
-        kinds: dict[tuple[int | str, ...], Literal["token", "text"]]
-        kinds = {self._dims: "token", self._dims[:1]: "text"}
-        *outer, width = output.shape or ("",)
-        per = kinds.get(tuple(outer))
-        if per is None or not isinstance(width, int) or "float" not in output.dtype:
+        for name in (one for one in names if one not in given):
             raise UsageError(
-                f"--outputs {output.name}: expected floats [batch, sequence, width] or [batch, "
-                f"width], but the engine gives {output.dtype} {list(output.shape)}",
-                hint="Name those to keep: --outputs A,B.",
+                f"--outputs {name}: the engine gives no output {name!r}",
+                hint=f"It gives {', '.join(given)}; export again for others.",
             )
-        return OutputSpec(name=output.name, per=per, width=width, dtype=output.dtype)
+        return tuple(
+            stored_output(
+                name, given[name].shape, self._dims, given[name].dtype, "the engine gives"
+            )
+            for name in names or given
+        )
 
     def run(self, ids: Array, mask: Array | None, outputs: Sequence[str]) -> dict[str, Array]:
         mask = np.ones_like(ids) if mask is None else mask
@@ -111,28 +89,24 @@ class EngineModel:
             array = np.pad(array, grown, mode="edge")
             feeds[spec.name] = np.ascontiguousarray(array, dtype=spec.dtype)
         found = self._engine.run(feeds, outputs=outputs, check_finite=False)
-        return {name: _cut(found[name], rows, tokens) for name in outputs}
+        cut = {name: found[name][:rows] for name in outputs}
+        return {name: one[:, :tokens] if one.ndim > 2 else one for name, one in cut.items()}
 
     def close(self) -> None:
         self._engine.close()
-
-
-def _cut(found: Array, rows: int, tokens: int) -> Array:
-    return found[:rows, :tokens] if found.ndim > 2 else found[:rows]
 
 
 def _describe(engine: Engine, ids: Input, sequence: tuple[int, int]) -> ModelFacts:
     manifest, text = engine.manifest, engine.manifest.text
     file = engine.folder / CONFIG_FILE  # which a bundle need not have
     config: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
-    about = About(
-        encoder=class_named_by(config),
-        source=engine.folder.name,
-        config=config,
-        verdict=engine.verdict.outcome,
-    )
     return ModelFacts(
-        about=about,
+        about=About(
+            encoder=class_named_by(config),
+            source=engine.folder.name,
+            config=config,
+            verdict=engine.verdict.outcome,
+        ),
         folder=engine.folder,
         identity=manifest.model.fingerprint,
         precision=manifest.asked_precision,

@@ -3,28 +3,24 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from enginecast.cache.store.spec import About, OutputSpec
+from enginecast.cache.store.spec import About, OutputSpec, Side
+from enginecast.errors import UsageError
 from enginecast.runtime.values.arrays import Array
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is known of an encoder.
+    """What is known of an encoder; `identity`, `precision` and `engine` are as in its spec.
 
     Args:
-        about: class, source, config and verdict.
         folder: of the bundle or model, where its tokenizer may be.
-        identity: digest of each part of the model.
-        precision: what it computes in.
         takes_mask: whether it can be told what is padding.
         sequence: fewest and most tokens that it takes; None: no limit.
         default_length: longest text where neither the user nor the tokenizer says.
         vocabulary: how many ids it knows; None: not known.
-        padding_id: where the tokenizer does not say; None: not known.
-        padding_side: where the tokenizer does not say.
-        engine: of an engine its target, pipeline and the digests of its files.
+        padding_id, padding_side: where the tokenizer does not say; None: not known.
     """
 
     about: About
@@ -36,7 +32,7 @@ class ModelFacts:
     default_length: int
     vocabulary: int | None
     padding_id: int | None
-    padding_side: Literal["right", "left"] = "right"
+    padding_side: Side = "right"
     engine: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -46,25 +42,34 @@ class TextModel(Protocol):
     facts: ModelFacts
 
     def outputs(self, names: Sequence[str]) -> tuple[OutputSpec, ...]:
-        """The outputs of these names as the encoder gives them; of none the default ones.
-
-        Raises:
-            UsageError: it does not give such an output, or one that has neither a row for each
-                token nor one for the text.
-        """
+        """The outputs of these names as the encoder gives them; of none the default ones."""
         ...
 
     def run(self, ids: Array, mask: Array | None, outputs: Sequence[str]) -> dict[str, Array]:
-        """Run on a batch.
+        """Outputs by name: [batch, sequence, width] or [batch, width].
 
         Args:
             ids: int64 [batch, sequence].
             mask: int64 [batch, sequence], 1 for tokens; None: the encoder is not told.
-            outputs: their names.
-
-        Returns:
-            By name [batch, sequence, width] or [batch, width], as `outputs` says.
         """
         ...
 
     def close(self) -> None: ...
+
+
+def stored_output(
+    name: str, shape: Sequence[int | str], batch: Sequence[int | str], dtype: str, gives: str
+) -> OutputSpec:
+    """The spec of an output of token ids [*batch]; refuses one that cannot be stored."""
+    rows: dict[tuple[int | str, ...], Literal["token", "text"]]
+    rows = {tuple(batch): "token", (batch[0],): "text"}
+    per, width = rows.get(tuple(shape[:-1])), shape[-1] if shape else None
+    whole = tuple(shape) != tuple(batch) and "float" in dtype
+    if per is None or not isinstance(width, int) or not whole:
+        raise UsageError(
+            f"--outputs {name}: expected floats [batch, sequence, width] or [batch, width], but "
+            f"{gives} {dtype} {list(shape)}",
+            hint="Name those to keep: --outputs A,B.",
+        )
+    kind: Any = dtype.removeprefix("torch.")
+    return OutputSpec(name=name, per=per, width=width, dtype=kind)

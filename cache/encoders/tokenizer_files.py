@@ -4,34 +4,24 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from enginecast.cache.encoders.tokenizing import parse_tokenizer
+from enginecast.cache.store.spec import Side
 from enginecast.errors import CacheError, MissingError, SourceError, UsageError
 
 FILE = "tokenizer.json"
 _CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
-_OLDER_FILES = (
-    "spiece.model",
-    "tokenizer.model",
-    "sentencepiece.bpe.model",
-    "vocab.json",
-    "vocab.txt",
-)
+_OLDER = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt")
 _NO_LIMIT = 10**6
 """transformers writes 10^30 where a tokenizer knows no longest text."""
+_FROM_THE_LEFT = {"direction": "Left", "max_length": 512, "strategy": "LongestFirst", "stride": 0}
+"""As `tokenizer.json` writes it; the length is that of the spec when texts are tokenized."""
 
 PADS_LEFT = frozenset(
-    {
-        "CodeLlamaTokenizer",
-        "CohereTokenizer",
-        "GemmaTokenizer",
-        "LlamaTokenizer",
-        "Siglip2Tokenizer",
-        "XLNetTokenizer",
-    }
+    f"{family}Tokenizer" for family in ("CodeLlama", "Cohere", "Gemma", "Llama", "Siglip2", "XLNet")
 )
 """Tokenizers of transformers 5.23 that pad on the left unless their files say otherwise."""
 
@@ -52,7 +42,7 @@ class TokenizerFacts:
     text: bytes
     last_id: int
     padding_id: int | None
-    padding_side: Literal["right", "left"] | None
+    padding_side: Side | None
     max_length: int | None
 
 
@@ -76,12 +66,11 @@ def find_tokenizer(folder: Path, asked: str | None = None) -> TokenizerFacts:
     content, said = (_read(file), _said(file.parent)) if file.is_file() else _convert(file.parent)
     tokenizer = _parse(file, json.dumps(content).encode())
     left = said.get("truncation_side", _direction(content, "truncation")) == "left"
-    own_padding: dict[str, Any] = content.get("padding") or {}
-    kept = {**content, "padding": None, "truncation": _from_the_left() if left else None}
+    kept = {**content, "padding": None, "truncation": _FROM_THE_LEFT if left else None}
     return TokenizerFacts(
         text=json.dumps(kept, ensure_ascii=False, indent=1).encode(),
         last_id=max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0),
-        padding_id=_padding_id(file, said, own_padding, tokenizer),
+        padding_id=_padding_id(file, said, content.get("padding") or {}, tokenizer),
         padding_side=_padding_side(said, content),
         max_length=_longest(said),
     )
@@ -109,7 +98,7 @@ def _place(folder: Path, asked: str | None) -> Path:
 
 
 def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (FILE, *_OLDER_FILES))
+    return any((folder / name).is_file() for name in (FILE, *_OLDER))
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -130,10 +119,9 @@ def _parse(file: Path, text: bytes) -> Tokenizer:
 
 
 def _convert(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read files of an older format with transformers, which imports torch where it is there.
+    """What `tokenizer.json` and `tokenizer_config.json` would say of files of an older format.
 
-    Returns:
-        What `tokenizer.json` and `tokenizer_config.json` of the tokenizer would say.
+    They are read with transformers, which imports torch where it is there.
     """
     from transformers import AutoTokenizer
 
@@ -181,9 +169,7 @@ def _padding_id(
     return int(number)
 
 
-def _padding_side(
-    said: Mapping[str, Any], content: dict[str, Any]
-) -> Literal["right", "left"] | None:
+def _padding_side(said: Mapping[str, Any], content: dict[str, Any]) -> Side | None:
     side = said.get("padding_side", _direction(content, "padding"))
     if side is None and isinstance(kind := said.get("tokenizer_class"), str):
         side = "left" if kind.removesuffix("Fast") in PADS_LEFT else "right"
@@ -193,11 +179,6 @@ def _padding_side(
 def _direction(content: Mapping[str, Any], part: str) -> str | None:
     found = (content.get(part) or {}).get("direction")
     return found.lower() if isinstance(found, str) else None
-
-
-def _from_the_left() -> dict[str, Any]:
-    """As `tokenizer.json` writes it; the length is that of the spec when texts are tokenized."""
-    return {"direction": "Left", "max_length": 512, "strategy": "LongestFirst", "stride": 0}
 
 
 def _longest(said: Mapping[str, Any]) -> int | None:

@@ -5,10 +5,10 @@ import html
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from enginecast.cache.store.spec import Clean, EncoderSpec
 from enginecast.errors import CacheError, UsageError
@@ -19,17 +19,13 @@ _BLOCK = 1024
 _SPACE = re.compile(r"\s+")
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """A text as the encoder reads it.
-
-    Args:
-        ids: int32 [tokens], cut to the longest, without padding.
-        length: tokens before it was cut.
-    """
+class Tokens(NamedTuple):
+    """A text as the encoder reads it."""
 
     ids: Array
+    """int32 [tokens], cut to the longest, without padding."""
     length: int
+    """Tokens before it was cut."""
 
 
 class Tokenizing:
@@ -47,7 +43,11 @@ class Tokenizing:
     """
 
     def __init__(self, tokenizer: bytes, spec: EncoderSpec) -> None:
-        check_template(spec.template)
+        if (count := spec.template.count("{}")) != 1:
+            raise UsageError(
+                f"--template {spec.template!r}: expected one {{}}, got {count}",
+                hint="The text goes in place of the braces: 'a photo of {}'.",
+            )
         found = digest_of(tokenizer)
         if found != spec.tokenizer:
             raise CacheError(
@@ -71,13 +71,12 @@ class Tokenizing:
         made: list[Tokens] = []
         for start in range(0, len(texts), _BLOCK):
             block = [prepare_text(self.spec, text) for text in texts[start : start + _BLOCK]]
-            made += map(self._tokens, self._tokenizer.encode_batch_fast(block))
+            for encoding in self._tokenizer.encode_batch_fast(block):
+                # What was cut off lies in further encodings, each with the tokens that all get.
+                cut_off = sum(len(part) - self._added for part in encoding.overflowing)
+                ids = np.array(encoding.ids, dtype=np.int32)
+                made.append(Tokens(ids, len(encoding) + cut_off))
         return made
-
-    def _tokens(self, encoding: Encoding) -> Tokens:
-        """What was cut off lies in further encodings, each with the tokens that all texts get."""
-        cut_off = sum(len(part) - self._added for part in encoding.overflowing)
-        return Tokens(np.array(encoding.ids, dtype=np.int32), len(encoding) + cut_off)
 
 
 def prepare_text(spec: EncoderSpec, text: str) -> str:
@@ -105,19 +104,6 @@ def clean_text(how: Clean, text: str) -> str:
     if how == "whitespace":
         return _SPACE.sub(" ", html.unescape(html.unescape(text))).strip()
     return text
-
-
-def check_template(template: str) -> None:
-    """Refuse a template that has no one place for the text.
-
-    Raises:
-        UsageError: not exactly one `{}`.
-    """
-    if (count := template.count("{}")) != 1:
-        raise UsageError(
-            f"--template {template!r}: expected one {{}}, got {count}",
-            hint="The text goes in place of the braces: 'a photo of {}'.",
-        )
 
 
 def digest_of(tokenizer: bytes) -> str:

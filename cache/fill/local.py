@@ -33,10 +33,8 @@ class Done:
 
     Args:
         shards: names of the files that were committed; more than one where a chunk took long.
-        texts: how many were stored; those that were there already are not counted.
-        tokens: of those texts.
+        texts, tokens: that were stored; those that were there already are not counted.
         bytes: of the shards.
-        failures: see `records.record`.
     """
 
     shards: list[str] = field(default_factory=list)
@@ -87,21 +85,18 @@ def fill_local(
         InputError: the encoder refuses every text.
         MissingError: the disk is full.
     """
-    begun = time.monotonic()
+    begun, done = time.monotonic(), Done()
     sweep(encodings)
-    done = Done()
     left, held = deque(range(len(schedule.chunks))), 0
     while left:
         number = left.popleft()
         with claim(encodings, schedule.chunks.name(number)) as ours:
             if ours:
-                held = 0
-                chunk = schedule.chunks[number]
-                done.add(
-                    fill_chunk(
-                        encodings, encoder, chunk, batch_tokens=batch_tokens, progress=progress
-                    )
+                chunk, held = schedule.chunks[number], 0
+                filled = fill_chunk(
+                    encodings, encoder, chunk, batch_tokens=batch_tokens, progress=progress
                 )
+                done.add(filled)
                 continue
         left.append(number)
         held += 1
@@ -129,10 +124,6 @@ def fill_chunk(
         batch_tokens: the most tokens that are encoded at once, padding included.
         flush_seconds: commit when this much time went by, before the chunk is through.
         progress: called after each batch; texts that were there already count, too.
-
-    Raises:
-        InputError: the encoder refuses every text.
-        MissingError: the disk is full.
     """
 
     def report(wanted: Sequence[Wanted]) -> None:
@@ -186,12 +177,7 @@ class _Pending:
 def batches(
     wanted: Sequence[Wanted], spec: EncoderSpec, batch_tokens: int
 ) -> Iterator[Sequence[Wanted]]:
-    """Cut texts into batches.
-
-    Args:
-        wanted: in the order of their lengths, longest first, so that little is padding.
-        batch_tokens: the most tokens in a batch, padding included; one text is always taken.
-    """
+    """Cut texts, longest first, so that little is padding; a batch has one text at least."""
     begin = 0
     while begin < len(wanted):
         length = _padded_length(wanted[begin : begin + 1], spec)
@@ -204,10 +190,8 @@ def encode_batch(encoder: Encoder, batch: Sequence[Wanted]) -> tuple[list[Entry]
     """Encode texts and look at every row that is kept; return what can be stored, and the rest.
 
     A text whose outputs are not finite, or that the encoder refuses when it is alone, is a failure;
-    the others of its batch are not touched by that.
-
-    Raises:
-        InputError: the encoder refuses each of several texts: it is not the texts' fault.
+    the others of its batch are not touched by that.  Where the encoder refuses each of several
+    texts, it is not the texts' fault: its InputError is raised.
     """
     try:
         return _encode(encoder, batch)
@@ -227,9 +211,14 @@ def _encode(encoder: Encoder, batch: Sequence[Wanted]) -> tuple[list[Entry], lis
     entries, failures = [], []
     for row, wanted in enumerate(batch):
         kept = _kept(spec, outputs, row, len(wanted.ids), ids.shape[1])
-        reason = _not_finite(kept)
-        if reason is not None:
-            failures.append(_failure(wanted, reason))
+        reasons = [
+            f"{name}: {values.size - np.isfinite(values).sum()} of {values.size} values are not "
+            f"finite in {values.dtype}"
+            for name, values in kept.items()
+            if not np.isfinite(values).all()
+        ]
+        if reasons:
+            failures.append(_failure(wanted, reasons[0]))
         else:
             entries.append(Entry(wanted.key, wanted.text, wanted.ids, kept))
     return entries, failures
@@ -268,16 +257,6 @@ def _kept(
         one.name: (found[rows] if one.per == "token" else found).copy()
         for one, found in values.items()
     }
-
-
-def _not_finite(outputs: dict[str, Array]) -> str | None:
-    """Why the outputs of a text cannot be stored; None where all of them are finite."""
-    for name, values in outputs.items():
-        finite = np.isfinite(values)
-        if not finite.all():
-            count = values.size - int(finite.sum())
-            return f"{name}: {count} of {values.size} values are not finite in {values.dtype}"
-    return None
 
 
 def _failure(wanted: Wanted, reason: str) -> Failure:

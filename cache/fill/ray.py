@@ -21,12 +21,11 @@ import traceback
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
-from functools import cache
 from os import cpu_count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from enginecast.cache.encoders.encoder import Encoder, open_encoder
 from enginecast.cache.encoders.request import EncoderRequest
@@ -55,10 +54,8 @@ class Job:
     Args:
         ident: tells it from other fills on the same cluster.
         cache: path of the cache, and `store` what the driver found to be its id.
-        name: of the encoder in the cache.
-        spec: of the encoder that the driver opened.
+        name, spec: of the encoder that the driver opened.
         request: to open it again, with absolute paths.
-        batch_tokens: see `fill_chunk`.
         abroad: whether workers may be on other machines, which errors then name.
     """
 
@@ -74,22 +71,16 @@ class Job:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What became of a chunk.
-
-    Args:
-        done: what was stored.
-        texts: that it had, and `size` the bytes of their outputs.
-        error: to be raised by the driver; Ray would wrap it in tracebacks of its own.
-    """
+    """What became of a chunk: what was stored, its texts, and the bytes of their outputs."""
 
     done: Done
     texts: int = 0
     size: int = 0
     error: EnginecastError | RuntimeError | None = None
+    """To be raised by the driver; Ray would wrap it in tracebacks of its own."""
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """How many workers there are, and the CPUs and GPUs that each of them has."""
 
     workers: int
@@ -123,13 +114,17 @@ def fill_with_ray(
         CacheError: a worker sees another cache or another model.
         EnginecastError: what else a worker met.
     """
-    begun = time.monotonic()
-    done = Done()
+    begun, done = time.monotonic(), Done()
     if len(schedule.chunks):
         sweep(encodings)
         job = _job(encodings, request, batch_tokens, abroad=address is not None)
         packed = [pickle.dumps(chunk) for chunk in schedule.chunks]
-        with _session(address, workers, packed):
+        if address is None:
+            room = sum(map(len, packed)) + _ROOM
+            session = local_ray(max(cpu_count() or 1, workers or 1), room)
+        else:
+            session = attached_ray(address)
+        with session:
             for outcome in _outcomes(job, packed, workers):
                 if outcome.error is not None:
                     raise outcome.error
@@ -156,14 +151,6 @@ def _job(encodings: Encodings, request: EncoderRequest, batch_tokens: int, *, ab
         batch_tokens=batch_tokens,
         abroad=abroad,
     )
-
-
-def _session(
-    address: str | None, workers: int | None, packed: Sequence[bytes]
-) -> AbstractContextManager[None]:
-    if address is not None:
-        return attached_ray(address)
-    return local_ray(max(cpu_count() or 1, workers or 1), sum(map(len, packed)) + _ROOM)
 
 
 def _outcomes(job: Job, packed: Sequence[bytes], workers: int | None) -> Iterator[_Outcome]:
@@ -253,7 +240,7 @@ class ChunkFiller:
 
     def _outcome(self, chunk: Chunk) -> _Outcome:
         try:
-            _require_harmless(chunk, _deaths(self._job, chunk))
+            _require_harmless(self._job, chunk)
             if self._opened is None:
                 self._opened = open_here(self._job)
             return _fill(self._job, *self._opened, chunk)
@@ -267,12 +254,7 @@ class ChunkFiller:
 
 
 def open_here(job: Job) -> tuple[Encodings, Encoder]:
-    """Open the cache and the encoder, and see that they are the driver's.
-
-    Raises:
-        CacheError: they are others.
-        EnginecastError: they cannot be opened.
-    """
+    """Open the cache and the encoder; a CacheError where they are not the driver's."""
     store = open_store(job.cache)
     if store.id != job.store:
         raise CacheError(
@@ -310,18 +292,14 @@ def _fill(job: Job, encodings: Encodings, encoder: Encoder, chunk: Chunk) -> _Ou
         time.sleep(_PATIENCE)
 
 
-def _deaths(job: Job, chunk: Chunk) -> int:
-    """Workers that began with a chunk before; they must have died, since none gives up."""
+def _require_harmless(job: Job, chunk: Chunk) -> None:
+    """Refuse a chunk that several workers died over; Ray itself would try for ever."""
     from ray.experimental import internal_kv
 
     key = f"enginecast/{job.ident}/{chunk.name}".encode()
-    before = int(internal_kv._internal_kv_get(key) or 0)
-    internal_kv._internal_kv_put(key, str(before + 1).encode(), overwrite=True)
-    return before
-
-
-def _require_harmless(chunk: Chunk, deaths: int) -> None:
-    """Ray itself would try for ever."""
+    # Those that began with it before; they must have died, since none gives up.
+    deaths = int(internal_kv._internal_kv_get(key) or 0)
+    internal_kv._internal_kv_put(key, str(deaths + 1).encode(), overwrite=True)
     if deaths >= _MOST_DEATHS:
         longest = max(len(one.ids) for one in chunk.wanted)
         raise MissingError(
@@ -349,10 +327,8 @@ _QUIET = {
 }
 
 
-@cache
-def _token() -> str:
-    """One for all sessions of this process: Ray reads it once."""
-    return secrets.token_hex(32)
+_TOKEN = secrets.token_hex(32)
+"""One for all sessions of this process: Ray reads it once."""
 
 
 @contextmanager
@@ -373,7 +349,7 @@ def local_ray(cpus: int, store_bytes: int) -> Iterator[None]:
     variables = {
         **_QUIET,
         "RAY_AUTH_MODE": "token",  # Ray listens on all interfaces
-        "RAY_AUTH_TOKEN": _token(),
+        "RAY_AUTH_TOKEN": _TOKEN,
         "SPT_NOENV": "1",  # renamed processes keep their environment, by which they are found
         ray_reaper.SESSION: name,
     }
@@ -449,7 +425,14 @@ def _quiet_ray(variables: Mapping[str, str]) -> Iterator[Any]:
     try:
         with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.filterwarnings("ignore", module=r"ray(\.|$)")
-            ray = _import_ray()
+            try:
+                import ray
+                import ray.data
+            except ImportError as error:
+                raise MissingError(
+                    f"--engine ray needs Ray Data, which cannot be imported: {error}",
+                    hint="pip install 'enginecast[ray]'",
+                ) from error
             for name in ("ray", "ray.data"):  # which its import configures
                 logger = logging.getLogger(name)
                 levels[logger] = logger.level
@@ -464,18 +447,6 @@ def _quiet_ray(variables: Mapping[str, str]) -> Iterator[Any]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        raise MissingError(
-            f"--engine ray needs Ray Data, which cannot be imported: {error}",
-            hint="pip install 'enginecast[ray]'",
-        ) from error
-    return ray
 
 
 @contextmanager

@@ -31,13 +31,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Wanted:
-    """A text whose outputs are wanted.
-
-    Args:
-        key: see `spec.Keys`.
-        text: as the user gave it.
-        ids: int32 [tokens], without padding.
-    """
+    """A text whose outputs are wanted, with its key and its ids: int32 [tokens]."""
 
     key: bytes
     text: str
@@ -50,7 +44,7 @@ class Chunk:
 
     Args:
         name: the same for the same texts, whoever cuts them into chunks: what a worker claims.
-        wanted: no key twice, in the order of their lengths.
+        wanted: no key twice, longest first.
     """
 
     name: str
@@ -104,7 +98,6 @@ def schedule_fill(
     """Look at every text and cut those that are missing into chunks.
 
     Args:
-        spec: of the encoder.
         texts: in any order, equal ones too.
         index: of what is there.
         shard_bytes: about how large a shard's outputs may be; at least one text goes into each.
@@ -153,10 +146,7 @@ class Chunks:
     def __init__(
         self, read: "_Tokenized", order: Array, missing: Array, bounds: Sequence[int]
     ) -> None:
-        self._read = read
-        self._order = order
-        self._missing = missing
-        self._all = order[missing]
+        self._read, self._order, self._missing = read, order, missing
         self._ranges = [(begin, end) for begin, end in pairwise(bounds) if missing[begin:end].any()]
 
     def __len__(self) -> int:
@@ -176,7 +166,8 @@ class Chunks:
 
     def sample(self, begin: int, count: int) -> list[Wanted]:
         """Some of all texts to encode, in the order of the chunks."""
-        return [self._wanted(int(number)) for number in self._all[begin : begin + count]]
+        missing = self._order[self._missing]
+        return [self._wanted(int(number)) for number in missing[begin : begin + count]]
 
     def bytes(self, spec: EncoderSpec) -> int:
         """Size of the shards that they make."""
@@ -197,23 +188,19 @@ class Chunks:
 
 @dataclass(frozen=True)
 class _Tokenized:
-    """All texts, tokenized; the last one is the empty text.
-
-    Args:
-        texts: without the empty one.
-        keys: of all texts, one after the other.
-        all_ids: int32 [tokens of all texts]
-        offsets: int64 [texts + 1], where each text's ids begin.
-        lengths: int64 [texts], tokens before they were cut.
-        text_bytes: int64 [texts], of UTF-8.
-    """
+    """All texts, tokenized; the last one is the empty text, which is not in `texts`."""
 
     texts: Texts
     keys: bytes
+    """One after the other."""
     all_ids: Array
+    """int32 [tokens of all texts]"""
     offsets: Array
+    """int64 [texts + 1], where each text's ids begin."""
     lengths: Array
+    """int64 [texts], tokens before they were cut."""
     text_bytes: Array
+    """int64 [texts], of UTF-8."""
 
     @property
     def sizes(self) -> Array:

@@ -53,11 +53,7 @@ class Texts(list[str]):
         return f"{file.name}:{self._rows[index]}"
 
     def require_texts(self, path: Path) -> None:
-        """Refuse what was read where something was not text, or there is no text at all.
-
-        Raises:
-            InputError: names the first place, and how many there are.
-        """
+        """Refuse what was read where something was not text, or there is no text at all."""
         if self._strays:
             more = f", and {self._strays - 1} more like it" if self._strays > 1 else ""
             raise InputError(
@@ -138,11 +134,7 @@ def _read_folder(folder: Path, column: str | None, into: Texts) -> None:
 
 
 def _choose_column(path: Path, asked: str | None, columns: Sequence[str]) -> str:
-    """The column to read: the one asked for, or the only one of those that captions are mostly in.
-
-    Raises:
-        InputError: it is not there, or it is not clear which; lists those that are there.
-    """
+    """The column asked for, or the only one of those that captions are mostly in."""
     there = f"It has {', '.join(columns) or 'no columns'}."
     if asked is not None:
         if asked not in columns:
@@ -159,11 +151,7 @@ def _choose_column(path: Path, asked: str | None, columns: Sequence[str]) -> str
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines of a file with their ends.
-
-    Raises:
-        InputError: one is not UTF-8.
-    """
+    """The lines of a file with their ends."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -307,10 +295,10 @@ def _bad_row(column: Any, rows_before: int) -> str:
 def _require_text(path: Path, name: str, kind: Any) -> None:
     from pyarrow import types
 
-    held = kind
-    if types.is_dictionary(held) or types.is_list(held) or types.is_large_list(held):
-        held = held.value_type
-    if not (types.is_string(held) or types.is_large_string(held) or types.is_string_view(held)):
+    one = kind
+    if types.is_dictionary(one) or types.is_list(one) or types.is_large_list(one):
+        one = one.value_type
+    if not (types.is_string(one) or types.is_large_string(one) or types.is_string_view(one)):
         raise InputError(f"{path}: expected text in the column {name!r}, got {kind}")
 
 

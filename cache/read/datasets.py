@@ -62,7 +62,7 @@ class CachedDataset(Dataset[Item]):
 
     def shards(self) -> Array:
         """The number of the shard that each item is in: int64 [items]."""
-        shards, _ = self.cache.index.places(self.cache.index.find_all(self.keys))
+        shards, _ = self.cache.index.locations(self.cache.index.find_all(self.keys))
         return shards.astype(np.int64)
 
 
@@ -134,7 +134,7 @@ def _entry_of(spec: EncoderSpec, item: Mapping[str, Any]) -> Entry:
 
 @dataclass(frozen=True)
 class Collate:
-    """Makes a batch of items.  See `collate`."""
+    """See `collate`."""
 
     spec: EncoderSpec
     length: int | None
@@ -245,27 +245,24 @@ def as_batch(
 
     An output per text is [texts, width].  There may be none.
     """
-    values = [entry.outputs[output.name] for entry in entries]
     shape = (len(entries), sequence) if output.per == "token" else (len(entries),)
     batch = np.zeros((*shape, output.width), np.dtype(output.dtype))
-    for number, (entry, stored) in enumerate(zip(entries, values, strict=True)):
-        if output.per == "text":
-            batch[number] = stored
-            continue
-        begin = spec.skip_rows
-        if spec.rows == "real" and spec.padding_side == "left":
-            begin += sequence - len(entry.ids)
-        batch[number, begin : begin + len(stored)] = stored
+    for row, entry in zip(batch, entries, strict=True):
+        stored, begin = entry.outputs[output.name], 0
+        if output.per == "token":
+            left = spec.rows == "real" and spec.padding_side == "left"
+            begin = spec.skip_rows + (sequence - len(entry.ids) if left else 0)
+        row[begin : begin + len(stored)] = stored
     made: Tensor = as_tensor(batch)
     return made
 
 
+@dataclass(frozen=True)
 class LookUp:
     """Adds the outputs to a batch of a Hugging Face dataset.  See `as_huggingface`."""
 
-    def __init__(self, cache: EmbeddingCache, column: str) -> None:
-        self.cache = cache
-        self.column = column
+    cache: EmbeddingCache
+    column: str
 
     def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
         if self.column not in batch:  # somebody reads another column alone
@@ -307,9 +304,12 @@ def as_huggingface(cache: EmbeddingCache, dataset: Any = None, *, column: str = 
         features = datasets.Features({column: datasets.Value("string")})
         dataset = datasets.Dataset.from_dict({column: list(cache.texts())}, features)
     if not isinstance(dataset, datasets.Dataset):
+        instead = "Outputs are looked up by item: load the dataset without streaming."
+        if isinstance(dataset, Mapping):
+            instead = f"Give one of its splits: {', '.join(map(repr, dataset))}."
         raise UsageError(
             f"as_huggingface: expected a datasets.Dataset, got {type(dataset).__name__}",
-            hint=_instead(dataset),
+            hint=instead,
         )
     if (kind := dataset.format["type"]) is not None:
         raise UsageError(
@@ -319,12 +319,6 @@ def as_huggingface(cache: EmbeddingCache, dataset: Any = None, *, column: str = 
         )
     _check_columns(cache, dataset, column)
     return dataset.with_transform(LookUp(cache, column))
-
-
-def _instead(dataset: Any) -> str:
-    if isinstance(dataset, Mapping):
-        return f"Give one of its splits: {', '.join(map(repr, dataset))}."
-    return "Outputs are looked up by item: load the dataset without streaming."
 
 
 def _check_columns(cache: EmbeddingCache, dataset: Any, column: str) -> None:

@@ -6,7 +6,8 @@ counts is what an optimizer holds, and whether weights, tokens and dropout are t
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,11 @@ class Frozen:
     skipped: tuple[str, ...]
 
 
+@dataclass
 class _Look:
-    def __init__(self, cache: EmbeddingCache) -> None:
-        self.cache = cache
-        self.compared: list[str] = []
-        self.skipped: list[str] = []
+    cache: EmbeddingCache
+    compared: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
 
     def refuse(self, what: str, hint: str = _RELOAD) -> CacheError:
         return CacheError(f"{self.cache.path}: {what}", hint=hint)
@@ -88,8 +89,12 @@ def require_frozen(
     held = None if optimizer is None else _held_by(optimizer)
     if isinstance(cached, CachedEncoder):
         _check_cached(look, cached, held)
-    if held is not None:
+    if held is not None and model is not None:
         _check_optimizer(look, held, model)
+    elif held is not None:
+        look.skipped.append(
+            "optimizer: whether it holds parameters of the encoder itself; give that as `model`"
+        )
     if tokenizer is not None:
         _check_tokenizer(look, tokenizer)
     return Frozen(tuple(look.compared), tuple(look.skipped))
@@ -98,8 +103,9 @@ def require_frozen(
 def _check_cached(look: _Look, cached: CachedEncoder, held: set[int] | None) -> None:
     """Its parameters have no elements: an optimizer of them would train nothing."""
     for name, parameter in cached.named_parameters():
-        if parameter.requires_grad or id(parameter) in (held or ()):
-            what = "is in the optimizer" if id(parameter) in (held or ()) else "requires grad"
+        trained = id(parameter) in (held or ())
+        if trained or parameter.requires_grad:
+            what = "is in the optimizer" if trained else "requires grad"
             raise look.refuse(
                 f"{name} of the CachedEncoder {what}, but it has no weights that could be trained",
                 "Leave the encoder out of what is trained; or load the encoder itself.",
@@ -108,12 +114,7 @@ def _check_cached(look: _Look, cached: CachedEncoder, held: set[int] | None) -> 
         look.compared.append("optimizer: it holds nothing of the CachedEncoder")
 
 
-def _check_optimizer(look: _Look, held: set[int], model: nn.Module | None) -> None:
-    if model is None:
-        look.skipped.append(
-            "optimizer: whether it holds parameters of the encoder itself; give that as `model`"
-        )
-        return
+def _check_optimizer(look: _Look, held: set[int], model: nn.Module) -> None:
     trained = [name for name, parameter in model.named_parameters() if id(parameter) in held]
     if trained:
         raise look.refuse(
@@ -167,21 +168,16 @@ def _check_vocabulary(look: _Look, model: nn.Module) -> None:
 
 def _check_dropout(look: _Look, model: nn.Module) -> None:
     for name, module in model.named_modules():
-        rate = _dropout(module)
-        if module.training and rate:
+        rate = getattr(module, "dropout", 0.0)  # of attention that drops out by a function
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            rate = float(module.p)
+        if module.training and isinstance(rate, float) and rate:
             raise look.refuse(
                 f"the encoder is in training mode with a dropout of {rate:g} ({name or 'itself'}); "
                 "the cache was filled without dropout",
                 "Call encoder.eval() if it is to be frozen; with dropout nothing can be cached.",
             )
     look.compared.append("dropout: none, or not in training mode")
-
-
-def _dropout(module: nn.Module) -> float:
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return module.p
-    rate = getattr(module, "dropout", 0.0)  # of attention that drops out by a function
-    return rate if isinstance(rate, float) else 0.0
 
 
 def _check_tokenizer(look: _Look, tokenizer: Any) -> None:
@@ -201,7 +197,9 @@ def _check_tokenizer(look: _Look, tokenizer: Any) -> None:
         tokenizer.no_truncation()
     for number in range(0, len(cache), max(1, len(cache) // _SAMPLES)):
         entry = cache.by_row(number)
-        ids = _ids(tokenizer, prepare_text(cache.spec, entry.text))
+        text = prepare_text(cache.spec, entry.text)
+        of_rust = isinstance(tokenizer, Tokenizer)
+        ids = list(tokenizer.encode(text).ids if of_rust else tokenizer(text)["input_ids"])
         if len(ids) <= cache.spec.max_length and not np.array_equal(ids, entry.ids):
             raise look.refuse(
                 f"the tokenizer makes {ids[:8]}... of {entry.text[:60]!r}, and the cache's made "
@@ -211,65 +209,45 @@ def _check_tokenizer(look: _Look, tokenizer: Any) -> None:
     look.compared.append("tokenizer: no new tokens, and the same ids of cached texts")
 
 
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    if isinstance(tokenizer, Tokenizer):
-        return list(tokenizer.encode(text).ids)
-    return [int(one) for one in tokenizer(text)["input_ids"]]
-
-
 def _check_weights(look: _Look, model: nn.Module) -> None:
     """Compare the folder that a model was loaded from with the spec, and the model with it."""
     spec = look.cache.spec
-    wanted = spec.model.get("weights")
+    wanted, root = spec.model.get("weights"), Path(getattr(model, "name_or_path", ""))
     if wanted is None or "factory" in spec.model:
         look.skipped.append("weights: the cache was not filled from a folder of weights")
-        return
-    if not isinstance(model, PreTrainedModel) or not model.name_or_path:
+    elif not isinstance(model, PreTrainedModel) or not model.name_or_path:
         look.skipped.append("weights: the model was not loaded from a folder")
-        return
-    if getattr(model, "hf_quantizer", None) is not None:
+    elif getattr(model, "hf_quantizer", None) is not None:
         look.skipped.append("weights: the model was quantized while it was loaded")
-        return
-    root = Path(model.name_or_path)
-    if not root.is_dir():
+    elif not root.is_dir():
         look.skipped.append(f"weights: it was loaded from {root}, which is no folder")
-        return
-    digests: dict[Path, str] = {}
-    for folder in _candidates(root, look.cache.encodings.name, model):
-        digests[folder] = sha256_of_weights(folder)[0]
-        if digests[folder] == wanted:
-            look.compared.append(f"weights: those in {folder}")
-            _compare_tensors(look, folder, model)
-            return
-    if not digests:
-        kind = model.config.model_type
-        look.skipped.append(
-            f"weights: {root} holds no safetensors of a {kind}, nor do its subfolders"
-        )
-        return
-    found = ", ".join(f"{digest} in {folder}" for folder, digest in digests.items())
-    raise look.refuse(
-        f"the weights in {root} are not those that the cache was filled with: expected sha256 "
-        f"{wanted}, got {found}",
-        "Load the encoder of the cache, or fill a cache from this one.",
-    )
+    else:
+        digests: dict[Path, str] = {}
+        for folder in _candidates(root, look.cache.encodings.name, model):
+            digests[folder] = sha256_of_weights(folder)[0]
+            if digests[folder] == wanted:
+                look.compared.append(f"weights: those in {folder}")
+                _compare_tensors(look, folder, model)
+                return
+        if digests:
+            found = ", ".join(f"{digest} in {folder}" for folder, digest in digests.items())
+            raise look.refuse(
+                f"the weights in {root} are not those that the cache was filled with: expected "
+                f"sha256 {wanted}, got {found}",
+                "Load the encoder of the cache, or fill a cache from this one.",
+            )
+        kind = f"safetensors of a {model.config.model_type}"
+        look.skipped.append(f"weights: {root} holds no {kind}, nor do its subfolders")
 
 
 def _candidates(root: Path, name: str, model: PreTrainedModel) -> Iterator[Path]:
     """The folders that a model may come from: `name_or_path` does not have its `subfolder`."""
-    if _has_weights(root):
-        yield root
-    inside = sorted(one for one in root.iterdir() if one.is_dir())
-    for folder in sorted(inside, key=lambda one: one.name != name):
-        if _model_type(folder) == model.config.model_type and _has_weights(folder):
-            yield folder
-
-
-def _has_weights(folder: Path) -> bool:
-    try:
-        return bool(find_weight_files(folder))
-    except SourceError:  # pickles; whatever they are, they cannot be compared
-        return False
+    inside = sorted(root.iterdir(), key=lambda one: (one.name != name, one.name))
+    kind = model.config.model_type
+    for folder in (root, *(one for one in inside if one.is_dir() and _model_type(one) == kind)):
+        with suppress(SourceError):  # pickles; whatever they are, they cannot be compared
+            if find_weight_files(folder):
+                yield folder
 
 
 def _model_type(folder: Path) -> Any:
@@ -288,7 +266,11 @@ def _compare_tensors(look: _Look, folder: Path, model: PreTrainedModel) -> None:
         what = f"weights: {len(state)} tensors of the model not compared: {error.message}"
         look.skipped.append(what)
         return
-    known = [name for name, tensor in stored.items() if _comparable(state[name], tensor)]
+    known = [
+        name
+        for name, tensor in stored.items()
+        if not state[name].is_meta and state[name].is_floating_point() == tensor.is_floating_point()
+    ]
     for name in known:
         now = state[name].detach().cpu()
         if now.shape != stored[name].shape or not torch.equal(now, stored[name].to(now.dtype)):
@@ -316,7 +298,3 @@ def _stored(folder: Path, model: PreTrainedModel, state: dict[str, Tensor]) -> d
     checkpoint = Checkpoint(folder, kind, config, read_weights(folder), dropped=("",))
     with quiet_transformers():
         return name_weights(checkpoint, [name for name in state if name in own])
-
-
-def _comparable(now: Tensor, stored: Tensor) -> bool:
-    return not now.is_meta and now.is_floating_point() == stored.is_floating_point()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from enginecast.cache.encoders.tokenizing import parse_tokenizer
-from enginecast.cache.store.index import Place
+from enginecast.cache.store.index import Location
 from enginecast.cache.store.records import read_failures
 from enginecast.cache.store.shard import shortened
 from enginecast.errors import CacheError, CacheMissError
@@ -24,20 +24,15 @@ _SAMPLES = 16
 
 def explain(cache: "EmbeddingCache", query: "Query") -> CacheMissError:
     """The error of a text that is not there."""
+    entries = f"among its {len(cache)} entries"
     try:
         miss = _Miss(cache, query)
         why, hint = next(chain(_wrong_text(miss), _wrong_padding(miss), _wrong_ids(miss)))
+        what = f"{shortened(miss.text)} ({len(miss.core)} tokens) is not {entries}: {why}"
     except CacheError as error:
-        return CacheMissError(
-            f"{cache.path}: these {len(query.tokens)} tokens are not among its {len(cache)} "
-            f"entries, and why is not known: {error.message}",
-            hint=error.hint,
-        )
-    return CacheMissError(
-        f"{cache.path}: {shortened(miss.text)} ({len(miss.core)} tokens) is not among its "
-        f"{len(cache)} entries: {why}",
-        hint=hint,
-    )
+        why, hint = error.message, error.hint
+        what = f"these {len(query.tokens)} tokens are not {entries}, and why is not known: {why}"
+    return CacheMissError(f"{cache.path}: {what}", hint=hint)
 
 
 class _Miss:
@@ -62,7 +57,7 @@ class _Miss:
     def holds_core(self) -> bool:
         end, left = [self.spec.padding_id], self.spec.padding_side == "left"
         longer = np.concatenate((end, self.core) if left else (self.core, end))
-        return any(self.cache.place_of(ids) is not None for ids in (self.core, longer))
+        return any(self.cache.locate(ids) is not None for ids in (self.core, longer))
 
     def read(self, ids: Array) -> str:
         words = ids[~np.isin(ids, self.added) & (ids >= 0) & (ids < self.size)]
@@ -72,13 +67,12 @@ class _Miss:
         made = np.array(self.tokenizer.encode(self.read(ids)).ids, np.int64)
         return np.array_equal(self.bare(made), ids)
 
-    def near(self, most: int) -> list[tuple[Place, Array]]:
+    def near(self, most: int) -> list[tuple[Location, Array]]:
         """Entries at equal distances, and their ids."""
         count = len(self.cache)
         numbers = np.linspace(0, count - 1, min(count, most)).astype(np.int64)
-        shards, texts = self.cache.index.rows(numbers)
-        places = map(Place, shards.tolist(), texts.tolist())
-        return [(place, self.bare(self.cache.ids_at(place))) for place in places]
+        found = (array.tolist() for array in self.cache.index.rows(numbers))
+        return [(at, self.bare(self.cache.ids_at(at))) for at in map(Location, *found)]
 
 
 def _wrong_text(miss: _Miss) -> Iterator[tuple[str, str]]:

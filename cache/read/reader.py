@@ -19,7 +19,7 @@ import numpy as np
 
 from enginecast.cache.encoders.tokenizing import Tokenizing
 from enginecast.cache.read.miss import explain
-from enginecast.cache.store.index import Index, Place, open_index
+from enginecast.cache.store.index import Index, Location, open_index
 from enginecast.cache.store.shard import Entry
 from enginecast.cache.store.spec import About, EncoderSpec, Keys
 from enginecast.cache.store.store import Encodings, open_store
@@ -113,12 +113,7 @@ class EmbeddingCache:
         return self.look_up(self._queries(require_texts([text], "text")))[0]
 
     def look_up(self, queries: Sequence[Query]) -> list[Entry]:
-        """The entries of texts that are given by token ids.
-
-        Raises:
-            CacheMissError: of the first that is not there; says why.
-            CacheError: outputs are damaged.
-        """
+        """The entries of texts that are given by token ids; raises as `by_ids` does."""
         return self._entries([self._find(one) for one in queries])
 
     def get_many(self, asked: Sequence[int | bytes | str]) -> list[Entry]:
@@ -130,20 +125,13 @@ class EmbeddingCache:
             CacheError: outputs are damaged.
         """
         queries = iter(self._queries([one for one in asked if isinstance(one, str)]))
-        return self._entries(
-            [
-                self._find(next(queries)) if isinstance(one, str) else self._place(one)
-                for one in asked
-            ]
+        found = (
+            self._find(next(queries)) if isinstance(one, str) else self._at(one) for one in asked
         )
+        return self._entries(list(found))
 
     def keys_of(self, texts: Sequence[str]) -> list[bytes]:
-        """The keys of the entries of texts.
-
-        Raises:
-            UsageError: one is no text.
-            CacheMissError: of the first that is not there; says why.
-        """
+        """The keys of the entries of texts; raises as `by_text` does."""
         queries = self._queries(require_texts(texts))
         return [self._key(self._find(one)) for one in queries]
 
@@ -154,7 +142,7 @@ class EmbeddingCache:
             UsageError: one is no text.
         """
         queries = self._queries(require_texts(texts))
-        return [one.text or "" for one in queries if self.place_of(one.tokens) is None]
+        return [one.text or "" for one in queries if self.locate(one.tokens) is None]
 
     def __contains__(self, text: object) -> bool:
         """Whether a text has an entry."""
@@ -162,7 +150,7 @@ class EmbeddingCache:
 
     def key_at(self, number: int) -> bytes:
         """The key of the entry of a number."""
-        return self._key(self._place(number))
+        return self._key(self._at(number))
 
     def texts(self) -> Iterator[str]:
         """A text of each entry, in the order of their numbers."""
@@ -175,7 +163,7 @@ class EmbeddingCache:
         self.index = open_index(self.encodings, self.index)
         return len(self) - before
 
-    def place_of(self, tokens: Array, sequence: int | None = None) -> Place | None:
+    def locate(self, tokens: Array, sequence: int | None = None) -> Location | None:
         """Where the entry of token ids is; None: nowhere.
 
         Args:
@@ -186,58 +174,56 @@ class EmbeddingCache:
             return None
         if spec.padded and sequence not in (None, spec.max_length):
             return None
-        place = self.index.find(self.keys.of_tokens(tokens))
-        if place is None or not spec.mask:
-            return place
+        location = self.index.find(self.keys.of_tokens(tokens))
+        if location is None or not spec.mask:
+            return location
         # Padding that is attended to makes the same row as padding that is not.
-        return place if np.array_equal(self.ids_at(place), tokens) else None
+        return location if np.array_equal(self.ids_at(location), tokens) else None
 
-    def ids_at(self, place: Place) -> Array:
+    def ids_at(self, location: Location) -> Array:
         """int32 [tokens] of an entry, without padding."""
-        return self.index.shards[place.shard].ids(place.text)
+        return self.index.shards[location.shard].ids(location.text)
 
-    def text_at(self, place: Place) -> str:
-        return self.index.shards[place.shard].text(place.text)
+    def text_at(self, location: Location) -> str:
+        return self.index.shards[location.shard].text(location.text)
 
-    def _key(self, place: Place) -> bytes:
-        return self.index.shards[place.shard].key(place.text)
+    def _key(self, location: Location) -> bytes:
+        return self.index.shards[location.shard].key(location.text)
 
     def _queries(self, texts: Sequence[str]) -> list[Query]:
         tokens = self.tokenizing.tokens(texts) if texts else []
         pairs = zip(texts, tokens, strict=True)
         return [Query(one.ids.astype(np.int64), text=text) for text, one in pairs]
 
-    def _find(self, query: Query) -> Place:
-        place = self.place_of(query.tokens, query.sequence)
-        if place is None:
+    def _find(self, query: Query) -> Location:
+        location = self.locate(query.tokens, query.sequence)
+        if location is None:
             raise explain(self, query)
-        return place
+        return location
 
-    def _place(self, asked: int | bytes) -> Place:
-        if isinstance(asked, bytes):
-            place = self.index.find(asked)
-            if place is None:
-                raise CacheMissError(
-                    f"{self.path}: there is no entry of key {asked.hex()} among {len(self)}"
-                )
-            return place
-        if not 0 <= asked < len(self):
-            raise IndexError(f"{self.path}: expected an entry 0..{len(self) - 1}, got {asked}")
-        return self.index.row(int(asked))
+    def _at(self, asked: int | bytes) -> Location:
+        if not isinstance(asked, bytes):
+            if not 0 <= asked < len(self):
+                raise IndexError(f"{self.path}: expected an entry 0..{len(self) - 1}, got {asked}")
+            return self.index.row(int(asked))
+        location = self.index.find(asked)
+        if location is None:
+            what = f"there is no entry of key {asked.hex()} among {len(self)}"
+            raise CacheMissError(f"{self.path}: {what}")
+        return location
 
-    def _entries(self, places: Sequence[Place]) -> list[Entry]:
-        in_order = sorted(set(places), key=lambda place: (place.shard, place.text))
-        entries = {place: self._entry(place) for place in in_order}
-        return [entries[place] for place in places]
+    def _entries(self, locations: Sequence[Location]) -> list[Entry]:
+        entries = {location: self._entry(location) for location in sorted(set(locations))}
+        return [entries[location] for location in locations]
 
-    def _entry(self, place: Place) -> Entry:
-        shard = self.index.shards[place.shard]
+    def _entry(self, location: Location) -> Entry:
+        shard = self.index.shards[location.shard]
         if self._check != "never":
             whole = self._whole.setdefault(shard.path, np.zeros(len(shard), bool))
-            if not whole[place.text] or self._check == "always":
-                shard.require_whole(place.text)
-                whole[place.text] = True
-        return shard.entry(place.text)
+            if not whole[location.text] or self._check == "always":
+                shard.require_whole(location.text)
+                whole[location.text] = True
+        return shard.entry(location.text)
 
     @cached_property
     def keys(self) -> Keys:

@@ -12,8 +12,8 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from enginecast.errors import CacheError, MissingError
@@ -106,6 +106,17 @@ def try_lock(descriptor: int) -> bool | None:
     except OSError:
         return None
     return True
+
+
+def bytes_in(paths: Iterable[Path]) -> int:
+    """Bytes of files, and of all the files in folders; others may remove some meanwhile."""
+    total = 0
+    for path in paths:
+        inside = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+        for file in inside if path.is_dir() else (path,):
+            with suppress(FileNotFoundError):
+                total += file.stat().st_size
+    return total
 
 
 @contextmanager

@@ -14,7 +14,7 @@ Whatever does not fit (damaged, of another spec, of shards that are gone) is mad
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,13 +26,14 @@ from enginecast.cache.store.disk import disk_error, own_folder
 from enginecast.cache.store.mapping import FileBytes
 from enginecast.cache.store.shard import (
     SUFFIX,
-    VERSION,
+    Entry,
     Shard,
+    metadata_of,
     open_shard,
     read_table,
     read_tensor,
 )
-from enginecast.cache.store.spec import KEY_BYTES, fingerprint
+from enginecast.cache.store.spec import KEY_BYTES
 from enginecast.cache.store.store import Encodings
 from enginecast.errors import CacheError
 from enginecast.runtime.bundle.manifest import Record
@@ -46,37 +47,26 @@ _FEW_SHARDS = 16
 """So many are read as quickly as an index of them."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """An entry: the number of its shard, and of the text in it."""
+class Location(NamedTuple):
+    """Where an entry is: the number of its shard, and of the text in it."""
 
     shard: int
     text: int
 
 
-@dataclass(frozen=True)
-class Entries:
-    """Keys, and where they are: 24 bytes each.
-
-    Args:
-        keys: S16, see `as_keys`.
-        shard: int32, number of the shard.
-        text: int32, number of the text within it.
-    """
+class Entries(NamedTuple):
+    """Keys, and where they are: 24 bytes each."""
 
     keys: Array
+    """S16, see `as_keys`."""
     shard: Array
+    """int32, number of the shard."""
     text: Array
-
-    def __len__(self) -> int:
-        return len(self.keys)
+    """int32, number of the text within it."""
 
     def at(self, chosen: Array) -> "Entries":
         """Those that are chosen, by number or by mask."""
-        return Entries(*(array[chosen] for array in self.arrays()))
-
-    def arrays(self) -> tuple[Array, ...]:
-        return self.keys, self.shard, self.text
+        return Entries(*(array[chosen] for array in self))
 
 
 class Stamp(Record, frozen=True):
@@ -125,10 +115,12 @@ class Index:
         self.on_disk = on_disk
         self.errors = tuple(errors)
         self._begins = np.cumsum([0, *(len(shard) for shard in self.shards)])
-        self._passed_over = self._find_doubles()
+        same = np.flatnonzero(_repeated(entries.keys)) + 1
+        # Entries that do not count, as numbers in the order of the shards: int64, sorted.
+        self._passed_over = np.sort(self._begins[entries.shard[same]] + entries.text[same])
 
     def __len__(self) -> int:
-        return len(self.entries) - self.doubles
+        return len(self.entries.keys) - self.doubles
 
     @property
     def doubles(self) -> int:
@@ -145,12 +137,12 @@ class Index:
             raise self.errors[0]
         return self
 
-    def find(self, key: bytes) -> Place | None:
+    def find(self, key: bytes) -> Location | None:
         """Where the entry of a key is; None: nowhere."""
         entries = self.entries
         at = int(entries.keys.searchsorted(np.bytes_(key)))
-        if at < len(entries) and entries.keys[at] == key.rstrip(b"\0"):  # as numpy gives it
-            return Place(entries.shard.item(at), entries.text.item(at))
+        if at < len(entries.keys) and entries.keys[at] == key.rstrip(b"\0"):  # as numpy gives it
+            return Location(entries.shard.item(at), entries.text.item(at))
         return None
 
     def find_all(self, keys: Sequence[bytes] | Array) -> Array:
@@ -170,11 +162,11 @@ class Index:
         found[found] = there[at[found]] == wanted[found]
         return np.where(found, at, -1)
 
-    def places(self, positions: Array) -> tuple[Array, Array]:
+    def locations(self, positions: Array) -> tuple[Array, Array]:
         """Shards and texts at positions that `find_all` gave: int32 [positions] each."""
         return self.entries.shard[positions], self.entries.text[positions]
 
-    def row(self, number: int) -> Place:
+    def row(self, number: int) -> Location:
         """The entry of a number, from 0: the order is that of the shards' names.
 
         Raises:
@@ -182,21 +174,21 @@ class Index:
         """
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
-        shards, texts = self.rows(np.array([number]))
-        return Place(int(shards[0]), int(texts[0]))
+        (shard,), (text,) = self.rows(np.array([number]))
+        return Location(int(shard), int(text))
+
+    def whole_entry(self, number: int) -> Entry:
+        """The entry of a number, see `row`, unless its outputs are damaged: a CacheError."""
+        shard, text = self.row(number)
+        self.shards[shard].require_whole(text)
+        return self.shards[shard].entry(text)
 
     def rows(self, numbers: Array) -> tuple[Array, Array]:
-        """Shards and texts of the entries of numbers: int64 [numbers] each."""
+        """Shards and texts of the entries of numbers: int64 [numbers] each; see `row`."""
         before = self._passed_over - np.arange(self.doubles)
         entry = numbers + np.searchsorted(before, numbers, side="right")
         shards = np.searchsorted(self._begins, entry, side="right") - 1
         return shards, entry - self._begins[shards]
-
-    def _find_doubles(self) -> Array:
-        """Entries that do not count, as numbers in the order of the shards, sorted: int64."""
-        entries = self.entries
-        same = np.flatnonzero(_repeated(entries.keys)) + 1
-        return np.sort(self._begins[entries.shard[same]] + entries.text[same])
 
 
 def open_index(encodings: Encodings, before: Index | None = None, *, keep: bool = True) -> Index:
@@ -227,10 +219,10 @@ def open_index(encodings: Encodings, before: Index | None = None, *, keep: bool 
         if not any(isinstance(error.__cause__, FileNotFoundError) for error in index.errors):
             break
     # Only where much is missing on disk, so that many refreshes write little.
-    missing = len(index.entries) - index.on_disk
-    worth = len(index.listing) > _FEW_SHARDS and missing * 8 > len(index.entries)
+    count = len(index.entries.keys)
+    worth = len(index.listing) > _FEW_SHARDS and (count - index.on_disk) * 8 > count
     if keep and worth and _write_index(encodings, index):
-        index.on_disk = len(index.entries)
+        index.on_disk = count
     return index
 
 
@@ -245,7 +237,7 @@ def _from_disk(encodings: Encodings) -> Index:
         Shard(encodings.shard_folder / one.stamp.name, encodings.spec, one.texts, one.keys_sum)
         for one in listing
     ]
-    return Index(shards, entries, listing, len(entries))
+    return Index(shards, entries, listing, len(entries.keys))
 
 
 def _refreshed(encodings: Encodings, known: Index, stamps: Sequence[Stamp]) -> Index:
@@ -264,18 +256,16 @@ def _refreshed(encodings: Encodings, known: Index, stamps: Sequence[Stamp]) -> I
             continue
         try:
             opened = open_shard(encodings.shard_folder / stamp.name, encodings.spec)
+            fresh.append(_entries_of(opened.keys, len(shards)))
+            listing.append(Listed(stamp, len(opened), opened.keys_sum))
+            shards.append(opened.closed())
         except CacheError as error:
             errors.append(error)
-            continue
-        fresh.append(_entries_of(opened.keys, len(shards)))
-        listing.append(Listed(stamp, len(opened), opened.keys_sum))
-        shards.append(opened.closed())
     kept = known.entries
-    if len(kept):
-        shard = moved[kept.shard]
-        kept = Entries(kept.keys, shard, kept.text)
-        kept = kept if (shard >= 0).all() else kept.at(shard >= 0)
-    on_disk = known.on_disk - len(known.entries) + len(kept)
+    if len(kept.keys):
+        kept = kept._replace(shard=moved[kept.shard])
+        kept = kept if (kept.shard >= 0).all() else kept.at(kept.shard >= 0)
+    on_disk = known.on_disk - len(known.entries.keys) + len(kept.keys)
     return Index(shards, _joined([kept, *fresh]), listing, on_disk, errors)
 
 
@@ -305,18 +295,14 @@ def _joined(parts: Sequence[Entries]) -> Entries:
     if not parts:
         none = np.empty(0, np.int32)
         return Entries(np.empty(0, f"S{KEY_BYTES}"), none, none)
-    columns = zip(*(part.arrays() for part in parts), strict=True)
-    entries = Entries(*(np.concatenate(column) for column in columns))
+    entries = Entries(*(np.concatenate(column) for column in zip(*parts, strict=True)))
     entries = entries.at(np.argsort(entries.keys, kind="stable"))
-    same = _repeated(entries.keys)
-    if same.any():
-        tied = np.zeros(len(entries), bool)
-        tied[1:] |= same
-        tied[:-1] |= same
-        numbers = np.flatnonzero(tied)
-        few = entries.at(numbers)
-        order = np.lexsort((few.text, few.shard, few.keys))
-        for array in entries.arrays():
+    same = np.flatnonzero(_repeated(entries.keys))
+    if len(same):
+        numbers = np.union1d(same, same + 1)
+        tied = entries.at(numbers)
+        order = np.lexsort((tied.text, tied.shard, tied.keys))
+        for array in entries:
             array[numbers] = array[numbers][order]
     return entries
 
@@ -358,7 +344,7 @@ def read_index(encodings: Encodings) -> tuple[list[Listed], Entries] | None:
     try:
         content = FileBytes(encodings.folder / FILE_NAME)
         table, metadata = read_table(content)
-        arrays = {name: read_tensor(content, one, one.dtype) for name, one in table.items()}
+        arrays = {name: read_tensor(content, one) for name, one in table.items()}
         entries = Entries(as_keys(arrays["keys"]), arrays["shard"], arrays["text"])
         if metadata != _metadata(encodings, entries, arrays["listing"]):
             return None
@@ -387,12 +373,7 @@ def _write_index(encodings: Encodings, index: Index) -> bool:
 
 def _metadata(encodings: Encodings, entries: Entries, listing: Array) -> dict[str, str]:
     digest = xxhash.xxh3_128()
-    for array in (*entries.arrays(), listing):
+    for array in (*entries, listing):
         digest.update(f"{array.dtype.str}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).view(np.uint8).data)
-    return {
-        "format": FORMAT,
-        "version": str(VERSION),
-        "spec": fingerprint(encodings.spec),
-        "digest": digest.hexdigest(),
-    }
+    return metadata_of(FORMAT, encodings.spec, digest.hexdigest())

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors.numpy
@@ -83,8 +83,7 @@ class Entry:
     outputs: Mapping[str, Array]
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """Where a tensor lies in its file."""
 
     dtype: str
@@ -99,7 +98,7 @@ class _Content:
 
     bytes: FileBytes
     index: Mapping[str, Array]
-    places: Mapping[str, tuple[int, int, np.dtype[Any]]]
+    rows: Mapping[str, tuple[int, int, np.dtype[Any]]]
     """Output -> where its rows begin in the file, bytes of a row, dtype."""
 
 
@@ -170,11 +169,7 @@ class Shard:
         return _sum_of(self.spec, self.outputs(text)) == int(self._content.index["sums"][text])
 
     def require_whole(self, text: int) -> None:
-        """Refuse a text whose outputs are not as they were written.
-
-        Raises:
-            CacheError: names the file and the text.
-        """
+        """Refuse a text whose outputs are not as they were written."""
         if not self.is_whole(text):
             what = f"the outputs of {shortened(self.text(text))} differ from their sum"
             raise _damaged(self.path, what)
@@ -207,7 +202,7 @@ class Shard:
         return part
 
     def _rows(self, output: OutputSpec, begin: int, end: int) -> Array:
-        first, step, dtype = self._content.places[output.name]
+        first, step, dtype = self._content.rows[output.name]
         try:
             raw = self._content.bytes.read(first + begin * step, first + end * step)
         except OSError as error:
@@ -264,10 +259,10 @@ def read_table(content: FileBytes) -> tuple[dict[str, Tensor], dict[str, str]]:
     return table, metadata
 
 
-def read_tensor(content: FileBytes, tensor: Tensor, dtype: str) -> Array:
+def read_tensor(content: FileBytes, tensor: Tensor) -> Array:
     """A tensor, as a view of a file that is mapped."""
     raw = content.read(tensor.begin, tensor.end)
-    found: Array = raw.view(DTYPES[dtype]).reshape(tensor.shape)
+    found: Array = raw.view(DTYPES[tensor.dtype]).reshape(tensor.shape)
     return found
 
 
@@ -275,7 +270,7 @@ def _read(path: Path, spec: EncoderSpec) -> _Content:
     try:
         content = FileBytes(path)
         table, metadata = read_table(content)
-        index = {name: read_tensor(content, table[name], one) for name, one in _INDEX.items()}
+        index = {name: read_tensor(content, table[name]) for name in _INDEX}
     except OSError as error:
         raise _unreadable(path, error) from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -286,12 +281,12 @@ def _read(path: Path, spec: EncoderSpec) -> _Content:
         raise _damaged(path, "its index differs from its digest")
     if content.size != max(tensor.end for tensor in table.values()):
         raise _damaged(path, f"it ends at byte {content.size}")
-    places = {}
+    rows = {}
     for one in spec.outputs:
         tensor = table[_tensor_name(one)]
         dtype = DTYPES[tensor.dtype]
-        places[one.name] = (tensor.begin, one.width * dtype.itemsize, dtype)
-    return _Content(content, index, places)
+        rows[one.name] = (tensor.begin, one.width * dtype.itemsize, dtype)
+    return _Content(content, index, rows)
 
 
 def _require_own(path: Path, spec: EncoderSpec, metadata: Mapping[str, str]) -> None:
@@ -346,8 +341,8 @@ def _index_digest(
     return digest.hexdigest()
 
 
-def _metadata(spec: EncoderSpec, digest: str) -> dict[str, str]:
-    own = {"format": FORMAT, "version": str(VERSION)}
+def metadata_of(form: str, spec: EncoderSpec, digest: str) -> dict[str, str]:
+    own = {"format": form, "version": str(VERSION)}
     return {**own, "spec": fingerprint(spec), "digest": digest}
 
 
@@ -361,14 +356,11 @@ def write_shard(path: Path, spec: EncoderSpec, entries: Sequence[Entry]) -> None
 
     Args:
         entries: at least one, no key twice, each with the spec's outputs in its dtypes.
-
-    Raises:
-        OSError: the disk failed.
     """
     index = _index_of(spec, entries)
     tensors = {**index, **{_tensor_name(one): _joined(one, entries) for one in spec.outputs}}
     shapes = {name: (_STORED[array.dtype], array.shape) for name, array in tensors.items()}
-    metadata = _metadata(spec, _index_digest(index, shapes))
+    metadata = metadata_of(FORMAT, spec, _index_digest(index, shapes))
     safetensors.numpy.save_file(tensors, path, metadata)
     path.chmod(0o644)  # safetensors writes 0600, which no other user could read
     with path.open("rb+") as file:
@@ -425,7 +417,7 @@ def shard_size(spec: EncoderSpec, tokens: Sequence[int], text_bytes: int) -> int
         shape = [rows if one.per == "token" else count, one.width]
         shapes[_tensor_name(one)] = (_STORED[np.dtype(one.dtype)], shape)
     order = list(DTYPES)
-    header: dict[str, Any] = {"__metadata__": _metadata(spec, digest="0" * 32)}
+    header: dict[str, Any] = {"__metadata__": metadata_of(FORMAT, spec, digest="0" * 32)}
     begin = 0
     for name in sorted(shapes, key=lambda name: (order.index(shapes[name][0]), name)):
         stored, shape = shapes[name]

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from enginecast.cache.store.claims import sweep
+from enginecast.cache.store.disk import bytes_in
 from enginecast.cache.store.index import Index, open_index
 from enginecast.cache.store.records import read_failures, read_truncated
 from enginecast.cache.store.shard import SUFFIX
 from enginecast.cache.store.spec import About, EncoderSpec, fingerprint
 from enginecast.cache.store.store import Encodings, Store
-from enginecast.cache.upkeep.pruning import bytes_in
 from enginecast.errors import CacheError
 from enginecast.runtime.values.arrays import Array
 

@@ -7,7 +7,7 @@ looked at, and one that it puts in place of a damaged one stays.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain, compress, count, pairwise
@@ -40,7 +40,6 @@ class Damage:
 
     Args:
         file: path below the cache.
-        problem: what is wrong with it.
         salvaged: entries that went into a new shard.
         lost: texts of the others, where they could be read.
         quarantine: where the file is now, below the cache; None: it is where it was.
@@ -73,8 +72,6 @@ class Examined:
     """A shard that was read.
 
     Args:
-        identity: of the file that was read.
-        size: its bytes.
         shard: None: it cannot be opened.
         problem: what is wrong with it, if anything.
         bad: numbers of the texts whose entries are damaged.
@@ -86,12 +83,6 @@ class Examined:
     shard: Shard | None
     problem: str | None = None
     bad: frozenset[int] = frozenset()
-
-    def whole_entries(self) -> list[tuple[Shard, int]]:
-        """Shard and number of each text whose entry is as it was written."""
-        if self.shard is None:
-            return []
-        return [(self.shard, text) for text in range(len(self.shard)) if text not in self.bad]
 
     def texts(self) -> list[str]:
         """Its texts; of a shard that cannot be opened as far as they can be read all the same."""
@@ -121,10 +112,10 @@ def check_store(store: Store, name: str | None = None, watch: Watch | None = Non
         CacheError: no such encoder, none at all, another command is moving shards, or a file cannot
             be read for another reason than that it is damaged.
     """
-    names = [name] if name else store.names()
-    if name not in (None, *store.names()) or not names:
+    names = store.names()
+    if name not in (None, *names) or not names:
         store.encodings(name)  # which raises
-    return [_check_named(store, one, watch) for one in names]
+    return [_check_named(store, one, watch) for one in ([name] if name else names)]
 
 
 def _check_named(store: Store, name: str, watch: Watch | None) -> Checked:
@@ -142,12 +133,11 @@ def _check_named(store: Store, name: str, watch: Watch | None) -> Checked:
 
 def _check_encodings(encodings: Encodings, watch: Watch | None) -> Checked:
     """Check one encoder's entries, while nobody else moves shards."""
-    examined = []
+    examined, damages = [], []
     for one in examine_all(encodings):
         examined.append(one)
         if watch:
             watch(one.path)
-    damages = []
     try:
         require_tokenizer(encodings)
     except CacheError as error:
@@ -233,24 +223,25 @@ def _problem(shard: Shard, text: int, keys: Keys) -> str | None:
 
 def _take_out(encodings: Encodings, bad: list[Examined], whole: Index) -> list[Damage]:
     saved: dict[bytes, tuple[Shard, int]] = {}
-    for one in bad:
-        for shard, text in one.whole_entries():
-            if whole.find(shard.key(text)) is None:
+    for shard, lost in ((one.shard, one.bad) for one in bad if one.shard):
+        for text in range(len(shard)):
+            if text not in lost and whole.find(shard.key(text)) is None:
                 saved[shard.key(text)] = (shard, text)
     entries = (shard.entry(text) for shard, text in saved.values())
     try:
         commit_all(encodings, entries, occupied={one.path.name for one in bad})
     except (CacheError, MissingError) as error:  # they stay, with all that is whole in them
-        why = error.message
-        return [
-            Damage(_below(encodings, one.path), one.problem or "", stays=why, hint=_VERIFY_AGAIN)
-            for one in bad
-        ]
+        return [_damage(encodings, one, stays=error.message) for one in bad]
     return [_quarantine(encodings, one, whole, saved) for one in bad]
 
 
+def _damage(encodings: Encodings, one: Examined, **more: Any) -> Damage:
+    hint = _VERIFY_AGAIN if more["stays"] else _FILL_AGAIN
+    return Damage(_below(encodings, one.path), one.problem or "", hint=hint, **more)
+
+
 def _quarantine(
-    encodings: Encodings, one: Examined, whole: Index, saved: dict[bytes, tuple[Shard, int]]
+    encodings: Encodings, one: Examined, whole: Index, saved: Collection[bytes]
 ) -> Damage:
     lost = one.texts()
     salvaged = 0
@@ -261,17 +252,12 @@ def _quarantine(
         salvaged = len(keys) - len(lost)
     place, stays = None, ""
     try:
-        place = _move(encodings, one, lost)
+        moved = _move(encodings, one, lost)
+        place = _below(encodings, moved) if moved else None
     except (CacheError, MissingError) as error:
         stays = error.message
-    return Damage(
-        file=_below(encodings, one.path),
-        problem=one.problem or "",
-        salvaged=salvaged,
-        lost=tuple(lost),
-        quarantine=_below(encodings, place) if place else None,
-        stays=stays,
-        hint=_VERIFY_AGAIN if stays else _FILL_AGAIN,
+    return _damage(
+        encodings, one, salvaged=salvaged, lost=tuple(lost), quarantine=place, stays=stays
     )
 
 

@@ -6,13 +6,13 @@ reference.  Texts are joined by their token ids where both have the same tokeniz
 
 import hashlib
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from enginecast.cache.store.index import Index, open_index
-from enginecast.cache.store.shard import Shard
+from enginecast.cache.store.shard import Entry
 from enginecast.cache.store.spec import OutputSpec, differences
 from enginecast.cache.store.store import Encodings
 from enginecast.errors import CacheError
@@ -102,8 +102,8 @@ def compare(
     outputs = _require_alike(first, second)
     indices = [open_index(one, keep=False).require_whole() for one in (first, second)]
     by_ids = first.spec.tokenizer == second.spec.tokenizer
-    ours, theirs = (_names(index, by_ids=by_ids) for index in indices)
-    _, at_first, at_second = np.intersect1d(ours, theirs, return_indices=True)
+    names = [_names(index, by_ids=by_ids) for index in indices]
+    _, at_first, at_second = np.intersect1d(names[0], names[1], return_indices=True)
     if not len(at_first):
         raise CacheError(
             f"{first.folder} and {second.folder}: have no text in common",
@@ -112,9 +112,11 @@ def compare(
     order = np.argsort(at_first)  # as they lie on disk
     gathered = {one.name: _Gathered() for one in outputs}
     found: list[TextError] = []
-    for number, other in zip(at_first[order], at_second[order], strict=True):
-        pair = _entry(indices[0], int(number)), _entry(indices[1], int(other))
-        heapq.heappush(found, max(_errors(*pair, outputs, gathered)))
+    for numbers in zip(at_first[order], at_second[order], strict=True):
+        ours, theirs = (
+            index.whole_entry(int(number)) for index, number in zip(indices, numbers, strict=True)
+        )
+        heapq.heappush(found, max(_errors(first, second, ours, theirs, gathered)))
         if len(found) > worst:
             heapq.heappop(found)
         if watch:
@@ -122,8 +124,8 @@ def compare(
     return Comparison(
         joined_by="ids" if by_ids else "text",
         texts=len(at_first),
-        only_first=len(ours) - len(at_first),
-        only_second=len(theirs) - len(at_first),
+        only_first=len(names[0]) - len(at_first),
+        only_second=len(names[1]) - len(at_first),
         differs=tuple(differences(first.spec, second.spec)),
         outputs=tuple(gathered[one.name].summary(one.name) for one in outputs),
         worst=tuple(sorted(found, reverse=True)),
@@ -172,41 +174,37 @@ def _names(index: Index, *, by_ids: bool) -> Array:
     return np.frombuffer(b"".join(digests), "S16")
 
 
-def _entry(index: Index, number: int) -> tuple[Shard, int]:
-    place = index.row(number)
-    shard = index.shards[place.shard]
-    shard.require_whole(place.text)
-    return shard, place.text
-
-
 def _errors(
-    first: tuple[Shard, int],
-    second: tuple[Shard, int],
-    outputs: Sequence[OutputSpec],
+    first: Encodings,
+    second: Encodings,
+    ours: Entry,
+    theirs: Entry,
     gathered: dict[str, "_Gathered"],
 ) -> list[TextError]:
     """What is between two entries of a text, output by output."""
-    (shard, number), (other, other_number) = first, second
-    ours, theirs = shard.outputs(number), other.outputs(other_number)
-    begin, _ = shard.spec.span(len(shard.ids(number)))
-    text = shard.text(number)
+    begin, _ = first.spec.span(len(ours.ids))
     found = []
-    for one in outputs:
-        reference, values = ours[one.name], theirs[one.name]
+    for one in first.spec.outputs:
+        if one.name not in gathered:
+            continue
+        reference, values = ours.outputs[one.name], theirs.outputs[one.name]
         if reference.shape != values.shape:
             raise CacheError(
-                f"{other.path}: {one.name} of {text!r}: expected"
+                f"{second.folder}: {one.name} of {ours.text!r}: expected"
                 f" {list(reference.shape)} as in the first cache, got {list(values.shape)}",
                 hint="Their tokenizers cut it into other tokens.",
             )
         apart, relative, largest = _measure(
             reference.reshape(-1, one.width), values.reshape(-1, one.width)
         )
-        gathered[one.name].add(apart, relative, largest)
+        so_far = gathered[one.name]
+        so_far.apart.append(apart)
+        so_far.relative.append(relative)
+        so_far.largest = max(so_far.largest, largest)
         row = int(np.argmax(apart)) if len(apart) else 0
         least = 1 - float(apart[row]) if len(apart) else 1.0
         token = begin + row if one.per == "token" else None
-        found.append(TextError(relative, text, one.name, least, token, largest))
+        found.append(TextError(relative, ours.text, one.name, least, token, largest))
     return found
 
 
@@ -238,25 +236,11 @@ class _Gathered:
     relative: list[float] = field(default_factory=list)
     largest: float = 0.0
 
-    def add(self, apart: Array, relative: float, largest: float) -> None:
-        self.apart.append(apart)
-        self.relative.append(relative)
-        self.largest = max(self.largest, largest)
-
     def summary(self, name: str) -> OutputError:
         apart = np.concatenate(self.apart)
-        least, low, median = (
-            (1 - np.percentile(apart, [100, 99, 50]).astype(float)).tolist()
-            if len(apart)
-            else (1.0, 1.0, 1.0)
-        )
-        return OutputError(
-            name,
-            rows=len(apart),
-            cosine_least=least,
-            cosine_p1=low,
-            cosine_median=median,
-            relative_median=float(np.median(self.relative)),
-            relative_largest=max(self.relative),
-            largest=self.largest,
-        )
+        least = low = median = 1.0
+        if len(apart):
+            least, low, median = (1 - np.percentile(apart, [100, 99, 50]).astype(float)).tolist()
+        relative = float(np.median(self.relative))
+        largest = max(self.relative), self.largest
+        return OutputError(name, len(apart), least, low, median, relative, *largest)

@@ -25,7 +25,7 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from enginecast.cache.store.disk import disk_error
+from enginecast.cache.store.disk import bytes_in, disk_error
 from enginecast.cache.store.index import Index, open_index
 from enginecast.cache.store.shard import Entry
 from enginecast.cache.store.spec import EncoderSpec
@@ -43,12 +43,7 @@ Watch = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
-
-    Args:
-        path: file or folder.
-        bytes: of all files.
-    """
+    """What was written: a file, or a folder with several."""
 
     path: Path
     form: str
@@ -79,77 +74,59 @@ def export(
     index = open_index(encodings, keep=False).require_whole()
     require_space(output.parent, _bytes(index, form))
     report = watch or (lambda _: None)
+    entries = map(index.whole_entry, range(len(index)))
     with _staged(output) as staged:
         if form == "parquet":
-            write_parquet(staged, encodings, whole_entries(index), report)
+            write_parquet(staged, encodings, entries, report)
         else:
-            _write_files(staged, _WRITERS[form], form, index, report)
-        size = sum(path.stat().st_size for path in _files(staged))
+            _write_files(staged, form, entries, report)
+        size = bytes_in([staged])
         _publish(staged, output)
     return Exported(output, form, len(index), size)
 
 
-def whole_entries(index: Index) -> Iterator[Entry]:
-    """All entries in the order of their numbers.
-
-    Raises:
-        CacheError: one is damaged.
-    """
-    for number in range(len(index)):
-        place = index.row(number)
-        shard = index.shards[place.shard]
-        shard.require_whole(place.text)
-        yield shard.entry(place.text)
-
-
 def _bytes(index: Index, form: str) -> int:
     """Room that an export takes at least."""
-    times = 2 if form == "npz" else 1  # of bfloat16
     narrow = any(one.dtype == "bfloat16" for shard in index.shards for one in shard.spec.outputs)
-    stored = sum(shard.path.stat().st_size for shard in index.shards)
-    return stored * (times if narrow else 1)
+    stored = bytes_in(shard.path for shard in index.shards)
+    return stored * 2 if narrow and form == "npz" else stored
 
 
-def _write_files(
-    folder: Path, write: Callable[[Path, Entry], None], form: str, index: Index, report: Watch
-) -> None:
+def _write_files(folder: Path, form: str, entries: Iterable[Entry], report: Watch) -> None:
     folder.mkdir()
     with (folder / "index.jsonl").open("wb") as lines:
-        for entry in whole_entries(index):
+        for entry in entries:
             key = entry.key.hex()
             file = Path(key[:2]) / f"{key}.{form}"
             (folder / file.parent).mkdir(exist_ok=True)
-            write(folder / file, entry)
+            _WRITERS[form](folder / file, entry)
             line = {"text": entry.text, "file": str(file), "tokens": len(entry.ids)}
             lines.write(msgspec.json.encode(line) + b"\n")
             report(1)
 
 
-def _tensors(entry: Entry) -> dict[str, Array]:
-    return {**entry.outputs, "ids": entry.ids}
+def _copied(entry: Entry) -> dict[str, Array]:
+    """Of a view torch would save the whole buffer."""
+    return {name: array.copy() for name, array in {**entry.outputs, "ids": entry.ids}.items()}
 
 
 def _write_safetensors(path: Path, entry: Entry) -> None:
-    contiguous = {name: np.ascontiguousarray(array) for name, array in _tensors(entry).items()}
-    safetensors.numpy.save_file(contiguous, path, {"text": entry.text})
+    safetensors.numpy.save_file(_copied(entry), path, {"text": entry.text})
     path.chmod(0o644)  # safetensors writes 0600
 
 
 def _write_pt(path: Path, entry: Entry) -> None:
     import torch
 
-    # Copies: of a view torch would save the whole buffer.
-    tensors = {name: as_tensor(array.copy()) for name, array in _tensors(entry).items()}
+    tensors = {name: as_tensor(array) for name, array in _copied(entry).items()}
     buffer = io.BytesIO()  # torch raises RuntimeError for a full disk
     torch.save(tensors, buffer)
     path.write_bytes(buffer.getvalue())
 
 
 def _write_npz(path: Path, entry: Entry) -> None:
-    arrays: dict[str, Any] = {
-        name: array.astype(np.float32) for name, array in entry.outputs.items()
-    }
-    np.savez(path, **arrays, ids=entry.ids)
+    wide: dict[str, Any] = {name: one.astype(np.float32) for name, one in entry.outputs.items()}
+    np.savez(path, **wide, ids=entry.ids)
 
 
 _WRITERS: dict[str, Callable[[Path, Entry], None]] = {
@@ -172,15 +149,12 @@ def _staged(output: Path) -> Iterator[Path]:
         raise disk_error(output, error) from error
 
 
-def _files(staged: Path) -> list[Path]:
-    return [path for path in (staged, *staged.rglob("*")) if path.is_file()]
-
-
 def _publish(staged: Path, output: Path) -> None:
     """Flush and rename; a target that somebody made meanwhile stays as it is."""
-    for path in _files(staged):
-        with path.open("rb+") as file:
-            os.fsync(file.fileno())
+    for path in (staged, *staged.rglob("*")):
+        if path.is_file():
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
     if os.path.lexists(output):
         raise CacheError(f"{output}: appeared meanwhile; nothing is overwritten")
     staged.rename(output)
@@ -192,12 +166,7 @@ _GROUP_BYTES = 32_000_000
 
 
 def write_parquet(path: Path, encodings: Encodings, entries: Iterable[Entry], report: Any) -> None:
-    """Write entries; `report` is called after each group.
-
-    Raises:
-        MissingError: pyarrow is not installed.
-        OSError: the disk failed.
-    """
+    """Write entries; `report` is called after each group."""
     try:
         import pyarrow
         from pyarrow import parquet

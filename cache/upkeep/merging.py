@@ -7,7 +7,7 @@ some entries that are there already only the others are written.
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +16,11 @@ import numpy as np
 from enginecast.cache.store.disk import disk_error, is_there, own_folder
 from enginecast.cache.store.index import index_of, open_index
 from enginecast.cache.store.records import read_failures, read_truncated, record
-from enginecast.cache.store.shard import Entry, Shard
+from enginecast.cache.store.shard import Shard
 from enginecast.cache.store.spec import differences
 from enginecast.cache.store.store import MARK_NAME, Encodings, Store, create_store, open_store
 from enginecast.cache.upkeep.checking import examine_all, require_tokenizer
-from enginecast.cache.upkeep.rewriting import commit_all, only_keeper
+from enginecast.cache.upkeep.rewriting import commit_all, entries_of, only_keeper
 from enginecast.errors import CacheError, UsageError
 from enginecast.runtime.bundle.staging import flush_folder, require_space
 from enginecast.runtime.values.arrays import Array
@@ -47,22 +47,13 @@ class Merged:
 
 
 @dataclass(frozen=True)
-class _Source:
-    encodings: Encodings
-    shards: tuple[Shard, ...]
-
-
-@dataclass(frozen=True)
 class _Addition:
     """What is to be done for an encoder: shards to take whole, and entries of others."""
 
-    whole: tuple[Shard, ...]
-    parts: tuple[tuple[Shard, Array], ...]
+    sources: Sequence[Encodings]
+    whole: Sequence[Shard]
+    parts: Sequence[tuple[Shard, Array]]
     there: int
-
-    def entries(self) -> Iterator[Entry]:
-        for shard, numbers in self.parts:
-            yield from (shard.entry(int(number)) for number in numbers)
 
 
 def merge(caches: Sequence[Path], output: Path) -> list[Merged]:
@@ -85,13 +76,10 @@ def merge(caches: Sequence[Path], output: Path) -> list[Merged]:
     there = open_store(output) if is_there(output / MARK_NAME) else None
     names = sorted({name for store in stores for name in store.names()})
     _require_equal([*([there] if there else []), *stores], names)
-    sources = {
-        name: [_Source(one, _all_shards(one)) for one in _named(stores, name)] for name in names
-    }
-    additions = {name: _addition(there, sources[name]) for name in names}
-    _require_room(output, additions.values())
+    additions = [_addition(there, _named(stores, name)) for name in names]
+    _require_room(output, additions)
     target = create_store(output)
-    return [_carry_out(target, sources[name], additions[name]) for name in names]
+    return [_carry_out(target, addition) for addition in additions]
 
 
 def _named(stores: Sequence[Store], name: str) -> list[Encodings]:
@@ -111,10 +99,17 @@ def _require_equal(stores: Sequence[Store], names: Sequence[str]) -> None:
                 )
 
 
-def _all_shards(encodings: Encodings) -> tuple[Shard, ...]:
+def _all_shards(encodings: Encodings) -> list[Shard]:
     """Every shard, whole; others that join them meanwhile must not hide entries."""
-    before = encodings.shard_paths()
-    shards = tuple(_whole_shards(encodings))
+    before, shards = encodings.shard_paths(), []
+    require_tokenizer(encodings)
+    for one in examine_all(encodings):
+        if one.problem is not None or one.shard is None:
+            raise CacheError(
+                f"{one.path}: damaged: {one.problem}; nothing was merged",
+                hint=f"`enginecast cache verify {encodings.folder.parent}` takes it out.",
+            )
+        shards.append(one.shard)
     gone = {*before, *(shard.path for shard in shards)} - set(encodings.shard_paths())
     if gone:
         raise CacheError(
@@ -125,35 +120,24 @@ def _all_shards(encodings: Encodings) -> tuple[Shard, ...]:
     return shards
 
 
-def _whole_shards(encodings: Encodings) -> Iterator[Shard]:
-    require_tokenizer(encodings)
-    for one in examine_all(encodings):
-        if one.problem is not None or one.shard is None:
-            raise CacheError(
-                f"{one.path}: damaged: {one.problem}; nothing was merged",
-                hint=f"`enginecast cache verify {encodings.folder.parent}` takes it out.",
-            )
-        yield one.shard
-
-
-def _addition(there: Store | None, sources: Sequence[_Source]) -> _Addition:
+def _addition(there: Store | None, sources: Sequence[Encodings]) -> _Addition:
     """Go through the shards: each adds what neither the output nor one before it has."""
-    name = sources[0].encodings.name
+    shards = [shard for source in sources for shard in _all_shards(source)]
     known: list[Shard] = []
-    if there and name in there.names():
-        known += open_index(there.encodings(name), keep=False).require_whole().shards
-    shards = [shard for source in sources for shard in source.shards]
+    if there and sources[0].name in there.names():
+        own = there.encodings(sources[0].name)
+        known += open_index(own, keep=False).require_whole().shards
     index = index_of([*known, *shards])
     whole, parts, doubles = [], [], 0
     for number, shard in enumerate(shards, len(known)):
-        owners, _ = index.places(index.find_all(shard.keys))
+        owners, _ = index.locations(index.find_all(shard.keys))
         fresh = np.flatnonzero(owners == number)
         doubles += len(shard) - len(fresh)
         if len(fresh) == len(shard):
             whole.append(shard)
         elif len(fresh):
             parts.append((shard, fresh))
-    return _Addition(tuple(whole), tuple(parts), doubles)
+    return _Addition(sources, whole, parts, doubles)
 
 
 def _require_room(output: Path, additions: Iterable[_Addition]) -> None:
@@ -174,16 +158,16 @@ def _device(path: Path) -> int:
         raise disk_error(path, error) from error
 
 
-def _carry_out(target: Store, sources: Sequence[_Source], addition: _Addition) -> Merged:
-    first = sources[0].encodings
+def _carry_out(target: Store, addition: _Addition) -> Merged:
+    first = addition.sources[0]
     into = target.add(first.name, first.spec, first.about, first.read_tokenizer())
     with only_keeper(into):
         for shard in addition.whole:
             _take(shard.path, into)
-        commit_all(into, addition.entries())
-    for source in sources:
-        record(into, read_failures(source.encodings))
-        record(into, read_truncated(source.encodings))
+        commit_all(into, entries_of(addition.parts))
+    for source in addition.sources:
+        record(into, read_failures(source))
+        record(into, read_truncated(source))
     return Merged(
         into.name,
         shards=len(addition.whole),

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from enginecast.cache.store.disk import disk_error, try_lock
 from enginecast.cache.store.mapping import FileId, file_id
-from enginecast.cache.store.shard import Entry, shard_name
+from enginecast.cache.store.shard import Entry, Shard, shard_name
 from enginecast.cache.store.store import Encodings
 from enginecast.errors import CacheError
+from enginecast.runtime.values.arrays import Array
 
 SHARD_BYTES = 256_000_000
 """Size of a shard, about."""
@@ -61,6 +62,12 @@ def only_keeper(encodings: Encodings) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def entries_of(parts: Iterable[tuple[Shard, Array]]) -> Iterator[Entry]:
+    """The entries of shards that have these numbers."""
+    for shard, numbers in parts:
+        yield from (shard.entry(int(number)) for number in numbers)
 
 
 def size_of(entry: Entry) -> int:

@@ -3,10 +3,12 @@
 What a command needs is imported when it runs.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import to_builtins
 
 from enginecast.cli.options.groups import (
     AllowCode,
@@ -17,9 +19,13 @@ from enginecast.cli.options.groups import (
     Quiet,
     RandomWeights,
     Threads,
+    grouped,
 )
 from enginecast.cli.terminal.output import print_json, results, results_apart, say
 from enginecast.errors import UsageError
+
+if TYPE_CHECKING:
+    from enginecast.cache.encoders.request import EncoderRequest
 
 CacheDir = Annotated[Path, typer.Argument(metavar="CACHE", help="An embedding cache.")]
 EveryName = Annotated[
@@ -38,7 +44,104 @@ app = typer.Typer(
 )
 
 
+@dataclass(frozen=True)
+class EncoderFlags:
+    """How texts go into an encoder, and what is kept of it; see `EncoderRequest`."""
+
+    pipeline: Annotated[
+        str | None,
+        typer.Option(
+            "--for", metavar="PIPELINE[:PART]", help="As a pipeline uses it: flux:text_encoder_2."
+        ),
+    ] = None
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Tokenizer folder, or tokenizer.json.")
+    ] = None
+    template: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Each text goes in place of {}.")
+    ] = None
+    clean: Annotated[
+        str | None, typer.Option(metavar="HOW", help="none, strip, lower-strip, whitespace.")
+    ] = None
+    max_length: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Longest text, in tokens.")
+    ] = None
+    mask: Annotated[
+        bool | None,
+        typer.Option("--mask/--no-mask", help="Whether the encoder is told what is padding."),
+    ] = None
+    keep_all: Annotated[
+        bool | None, typer.Option("--keep-all/--trim", help="Keep the rows of padding.")
+    ] = None
+    extra_rows: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Rows of padding kept behind the text.")
+    ] = None
+    skip_rows: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Rows dropped in front.")
+    ] = None
+    outputs: Outputs = None
+    precision: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of an eager model: fp32, bf16, fp16.")
+    ] = None
+    store_dtype: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="float32, bfloat16, float16; default: as given."),
+    ] = None
+    random_weights: RandomWeights = None
+    device: Device = None
+    provider: Provider = None
+    threads: Threads = None
+    allow_code: AllowCode = False
+
+    def request(self, model: str) -> "EncoderRequest":
+        from enginecast.cache.encoders.request import EncoderRequest
+
+        given = dict(vars(self))
+        names = tuple(name for names in self.outputs or () for name in names.split(","))
+        providers = tuple(given.pop("provider") or ()) or None
+        return EncoderRequest(model, **{**given, "outputs": names, "providers": providers})
+
+
+@dataclass(frozen=True)
+class FillFlags:
+    """What else a user says of a fill."""
+
+    column: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Column; else the one of caption, text, prompt."),
+    ] = None
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What the cache calls this encoder.")
+    ] = None
+    too_long: Annotated[
+        str, typer.Option(metavar="error|truncate", help="What to do with longer texts.")
+    ] = "error"
+    batch_tokens: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Tokens in a batch, padding included.")
+    ] = 16384
+    shard_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Bytes in a shard, about: 256MB.")
+    ] = "256MB"
+    max_disk: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Refuse to let the cache grow beyond this.")
+    ] = None
+    dry_run: DryRun = False
+    engine: Annotated[str, typer.Option(metavar="local|ray", help="Where the work is done.")] = (
+        "local"
+    )
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Encoders at work at once (ray).")
+    ] = None
+    ray_address: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="A running cluster; default: a local one.")
+    ] = None
+    as_json: AsJson = False
+    quiet: Quiet = False
+
+
 @app.command()
+@grouped
+@results_apart()
 def fill(
     encoder: Annotated[
         str, typer.Argument(metavar="ENCODER", help="A bundle, or a Hugging Face folder (eager).")
@@ -50,123 +153,13 @@ def fill(
         ),
     ],
     cache: Annotated[Path, typer.Option("-o", "--output", metavar="CACHE", help="The cache.")],
-    column: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Column; else the one of caption, text, prompt."),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What the cache calls this encoder.")
-    ] = None,
-    pipeline: Annotated[
-        str | None,
-        typer.Option(
-            "--for", metavar="PIPELINE[:PART]", help="As a pipeline uses it: flux:text_encoder_2."
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Tokenizer folder, or tokenizer.json.")
-    ] = None,
-    template: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Each text goes in place of {}.")
-    ] = None,
-    clean: Annotated[
-        str | None, typer.Option(metavar="HOW", help="none, strip, lower-strip, whitespace.")
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Longest text, in tokens.")
-    ] = None,
-    mask: Annotated[
-        bool | None,
-        typer.Option("--mask/--no-mask", help="Whether the encoder is told what is padding."),
-    ] = None,
-    keep_all: Annotated[
-        bool | None, typer.Option("--keep-all/--trim", help="Keep the rows of padding.")
-    ] = None,
-    extra_rows: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Rows of padding kept behind the text.")
-    ] = None,
-    skip_rows: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Rows dropped in front.")
-    ] = None,
-    outputs: Outputs = None,
-    precision: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of an eager model: fp32, bf16, fp16.")
-    ] = None,
-    store_dtype: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="float32, bfloat16, float16; default: as given."),
-    ] = None,
-    too_long: Annotated[
-        str, typer.Option(metavar="error|truncate", help="What to do with longer texts.")
-    ] = "error",
-    batch_tokens: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Tokens in a batch, padding included.")
-    ] = 16384,
-    shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Bytes in a shard, about: 256MB.")
-    ] = "256MB",
-    max_disk: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Refuse to let the cache grow beyond this.")
-    ] = None,
-    dry_run: DryRun = False,
-    engine: Annotated[
-        str, typer.Option(metavar="local|ray", help="Where the work is done.")
-    ] = "local",
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Encoders at work at once (ray).")
-    ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="A running cluster; default: a local one.")
-    ] = None,
-    random_weights: RandomWeights = None,
-    device: Device = None,
-    provider: Provider = None,
-    threads: Threads = None,
-    allow_code: AllowCode = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    encoder_flags: EncoderFlags,
+    flags: FillFlags,
 ) -> None:
     """Encode texts and store the outputs; goes on where an earlier fill was stopped."""
-    from enginecast.cache.encoders.request import EncoderRequest
-    from enginecast.cli.cache.fill import FillOptions, run_fill
+    from enginecast.cli.cache.fill import run_fill
 
-    request = EncoderRequest(
-        model=encoder,
-        tokenizer=tokenizer,
-        pipeline=pipeline,
-        template=template,
-        clean=clean,  # type: ignore[arg-type]  # checked where the spec is made
-        max_length=max_length,
-        mask=mask,
-        keep_all=keep_all,
-        extra_rows=extra_rows,
-        skip_rows=skip_rows,
-        outputs=tuple(name for names in outputs or () for name in names.split(",")),
-        precision=precision,
-        store_dtype=store_dtype,  # type: ignore[arg-type]
-        random_weights=random_weights,
-        device=device,
-        providers=tuple(provider) if provider else None,
-        threads=threads,
-        allow_code=allow_code,
-    )
-    options = FillOptions(
-        texts=texts,
-        column=column,
-        cache=cache,
-        name=name,
-        too_long=too_long,
-        batch_tokens=batch_tokens,
-        shard_size=shard_size,
-        max_disk=max_disk,
-        dry_run=dry_run,
-        engine=engine,
-        workers=workers,
-        ray_address=ray_address,
-        as_json=as_json,
-        quiet=quiet,
-    )
-    raise typer.Exit(run_fill(request, options))
+    raise typer.Exit(run_fill(encoder_flags.request(encoder), texts, cache, flags))
 
 
 @app.command()
@@ -195,7 +188,7 @@ def verify(cache: CacheDir, name: EveryName = None, as_json: AsJson = False) -> 
     """Read every byte; damaged shards go to quarantine, and can be filled again."""
     from enginecast.cache.store.store import open_store
     from enginecast.cache.upkeep.checking import check_store
-    from enginecast.cli.cache.upkeep_page import plain, show_checked, watched
+    from enginecast.cli.cache.upkeep_page import show_checked, watched
 
     store = open_store(cache)
     names = [name] if name else store.names()
@@ -204,7 +197,7 @@ def verify(cache: CacheDir, name: EveryName = None, as_json: AsJson = False) -> 
         found = check_store(store, name, lambda _: step())
     whole = not any(one.damages for one in found)
     if as_json:
-        print_json({"cache": str(store.root), "whole": whole, "encoders": plain(found)})
+        print_json({"cache": str(store.root), "whole": whole, "encoders": to_builtins(found)})
     else:
         console = results()
         for one in found:
@@ -231,7 +224,7 @@ def prune(
     from enginecast.cache.fill.texts import read_texts
     from enginecast.cache.store.store import open_store
     from enginecast.cache.upkeep.pruning import prune_store
-    from enginecast.cli.cache.upkeep_page import plain, show_pruned
+    from enginecast.cli.cache.upkeep_page import show_pruned
 
     store = open_store(cache)
     if keep is None and column is not None:
@@ -239,7 +232,7 @@ def prune(
     texts = None if keep is None else read_texts(keep, column)
     found = prune_store(store, name, texts, dry_run=dry_run)
     if as_json:
-        print_json({"cache": str(store.root), "dry_run": dry_run, "encoders": plain(found)})
+        print_json({"cache": str(store.root), "dry_run": dry_run, "encoders": to_builtins(found)})
         return
     console = results()
     for one in found:
@@ -255,11 +248,11 @@ def merge(
 ) -> None:
     """Put the entries of several caches into one, new or there already."""
     from enginecast.cache.upkeep.merging import merge as merge_caches
-    from enginecast.cli.cache.upkeep_page import plain, show_merged
+    from enginecast.cli.cache.upkeep_page import show_merged
 
     found = merge_caches(caches, output)
     if as_json:
-        print_json({"cache": str(output.resolve()), "encoders": plain(found)})
+        print_json({"cache": str(output.resolve()), "encoders": to_builtins(found)})
         return
     console = results()
     for one in found:

@@ -1,27 +1,16 @@
 """What `enginecast cache fill` does.  Torch is imported only for a model that is run eagerly."""
 
-import os
 import re
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from rich.filesize import decimal
-from rich.progress import (
-    BarColumn,
-    FileSizeColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
+from rich.progress import BarColumn, FileSizeColumn, Progress, TextColumn, TimeRemainingColumn
 
 from enginecast.cache.encoders.encoder import Encoder, open_encoder
 from enginecast.cache.encoders.request import EncoderRequest, part_of, resolve
@@ -30,10 +19,13 @@ from enginecast.cache.fill.local import Filled, encode_batch, fill_local
 from enginecast.cache.fill.local import Progress as Report
 from enginecast.cache.fill.schedule import FillSchedule, schedule_fill
 from enginecast.cache.fill.texts import read_texts
+from enginecast.cache.store.disk import bytes_in
 from enginecast.cache.store.index import Index, open_index
 from enginecast.cache.store.records import record
 from enginecast.cache.store.store import Encodings, create_store, find_store, require_name
-from enginecast.cli.terminal.output import print_json, progress, results, results_apart, say
+from enginecast.cli.cache.app import FillFlags
+from enginecast.cli.cache.upkeep_page import counted, say_lines
+from enginecast.cli.terminal.output import print_json, progress, results, say
 from enginecast.errors import MissingError, UsageError
 from enginecast.runtime.bundle.staging import require_space
 from enginecast.runtime.load import EnginecastWarning
@@ -55,29 +47,8 @@ _PROBE_TOKENS = 2048
 """Tokens, padding included, of each batch that an estimate runs."""
 
 
-@dataclass(frozen=True)
-class FillOptions:
-    """The options of `cache fill` that do not concern the encoder, as `--help` says them."""
-
-    texts: Path
-    cache: Path
-    column: str | None = None
-    name: str | None = None
-    too_long: str = "error"
-    batch_tokens: int = 16384
-    shard_size: str = "256MB"
-    max_disk: str | None = None
-    dry_run: bool = False
-    engine: str = "local"
-    workers: int | None = None
-    ray_address: str | None = None
-    as_json: bool = False
-    quiet: bool = False
-
-
-@results_apart()
-def run_fill(request: EncoderRequest, options: FillOptions) -> int:
-    """Fill a cache; return the exit code.
+def run_fill(request: EncoderRequest, given: Path, cache: Path, options: FillFlags) -> int:
+    """Fill a cache with the texts of a file; return the exit code.
 
     The encoder is called what `--name` says, else as its pipeline calls it, else "text_encoder".
 
@@ -87,13 +58,13 @@ def run_fill(request: EncoderRequest, options: FillOptions) -> int:
     Raises:
         EnginecastError: nothing was begun, or the disk failed; what was committed is safe.
     """
-    name = _check(request, options)
+    name = _check(request, cache, options)
     shard_bytes = _bytes("--shard-size", options.shard_size)
     most = None if options.max_disk is None else _bytes("--max-disk", options.max_disk)
     request = resolve(request)
-    texts = read_texts(options.texts, options.column)
+    texts = read_texts(given, options.column)
     with closing(open_encoder(request)) as encoder:
-        where = _find(options.cache, name, encoder)
+        where = _find(cache, name, encoder)
         schedule = schedule_fill(
             encoder.spec,
             Tokenizing(encoder.tokenizer, encoder.spec),
@@ -111,7 +82,7 @@ def run_fill(request: EncoderRequest, options: FillOptions) -> int:
             else:
                 show_estimate(where, schedule, seconds)
             return 0
-        store = create_store(options.cache)
+        store = create_store(cache)
         where = store.add(name, encoder.spec, encoder.about, encoder.tokenizer)
         if schedule.cut:
             record(where, schedule.cut)
@@ -125,7 +96,7 @@ def run_fill(request: EncoderRequest, options: FillOptions) -> int:
 
 def _fill(
     request: EncoderRequest,
-    options: FillOptions,
+    options: FillFlags,
     where: Encodings,
     encoder: Encoder,
     schedule: FillSchedule,
@@ -153,7 +124,7 @@ def _fill(
         raise
 
 
-def _check(request: EncoderRequest, options: FillOptions) -> str:
+def _check(request: EncoderRequest, cache: Path, options: FillFlags) -> str:
     """Refuse options that do not fit; what the cache calls the encoder."""
     if options.too_long not in ("error", "truncate"):
         raise UsageError(f"--too-long {options.too_long}: expected error or truncate")
@@ -165,7 +136,7 @@ def _check(request: EncoderRequest, options: FillOptions) -> str:
     part = part_of(request.pipeline).part if request.pipeline else None
     name = options.name or part or NAME
     require_name(name)
-    find_store(options.cache)  # or refuse it
+    find_store(cache)  # or refuse it
     return name
 
 
@@ -189,10 +160,9 @@ def _index(where: Encodings) -> Index:
     """What is there.  Writes nothing, and warns of what is damaged."""
     index = open_index(where, keep=False)
     if index.errors:
-        shards = "1 shard" if len(index.errors) == 1 else f"{len(index.errors)} shards"
         warnings.warn(
-            f"{where.folder}: {shards} cannot be read, whose texts count as missing: "
-            f"{index.errors[0].message}",
+            f"{where.folder}: {counted(len(index.errors), 'shard')} cannot be read, whose texts "
+            f"count as missing: {index.errors[0].message}",
             EnginecastWarning,
             stacklevel=2,
         )
@@ -217,7 +187,7 @@ def _require_room(
     require_space(root, added)
     if most is None:
         return
-    now = _bytes_in(root)
+    now = bytes_in([root])
     if now + added <= most:
         return
     fitting = max(0, int((most - now - beside) / schedule.bytes * schedule.to_do))
@@ -227,16 +197,6 @@ def _require_room(
         hint=f"About {fitting:,} of the texts would fit.  Give fewer, allow more, or store less of"
         " each (--store-dtype bfloat16).",
     )
-
-
-def _bytes_in(root: Path) -> int:
-    """Of all files by now; other writers make and remove some meanwhile."""
-    found = 0
-    for folder, _, names in os.walk(root):
-        for name in names:
-            with suppress(FileNotFoundError):
-                found += os.stat(os.path.join(folder, name)).st_size
-    return found
 
 
 def _estimate(encoder: Encoder, schedule: FillSchedule, batch_tokens: int) -> float:
@@ -278,34 +238,29 @@ def watch(schedule: FillSchedule, *, quiet: bool) -> Iterator[Report | None]:
     columns = (
         BarColumn(),
         TextColumn("{task.fields[texts]:,} of {task.fields[all]:,} texts"),
-        _Rate(),
+        TextColumn("{task.fields[rate]:,.0f} texts/s"),
         FileSizeColumn(),
         TimeRemainingColumn(elapsed_when_finished=True),
     )
     with Progress(*columns, console=console, transient=True) as shown:
-        task = shown.add_task("", total=max(1, schedule.output_bytes), texts=0, all=schedule.to_do)
+        total = max(1, schedule.output_bytes)
+        task = shown.add_task("", total=total, texts=0, all=schedule.to_do, rate=0)
         done = 0
 
         def report(texts: int, size: int) -> None:
             nonlocal done
             done += texts
-            shown.update(task, advance=size, texts=done)
+            rate = done / (shown.tasks[0].elapsed or float("inf"))
+            shown.update(task, advance=size, texts=done, rate=rate)
 
         yield report
-
-
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        elapsed = task.elapsed or 0
-        return Text(f"{task.fields['texts'] / elapsed:,.0f} texts/s" if elapsed else "")
 
 
 def show_filled(where: Encodings, filled: Filled) -> None:
     """What a fill has done, and how to read it."""
     console, cache = results(), str(where.folder.parent)
     say(console, f"{cache}: {where.name}")
-    for name, value in _lines(filled):
-        say(console, f"  {name:<14}{value}")
+    say_lines(console, _lines(filled))
     failures = filled.done.failures
     if failures:
         say(console, f"not stored, and listed in {where.folder / 'failed.jsonl'}:")
@@ -374,7 +329,7 @@ def show_estimate(where: Encodings, schedule: FillSchedule, seconds: float) -> N
     console = results()
     say(console, f"{where.folder.parent}: {where.name}; nothing was written")
     lengths = f"{schedule.shortest} to {schedule.longest}"
-    shards = "1 shard" if len(schedule.chunks) == 1 else f"{len(schedule.chunks):,} shards"
+    shards = counted(len(schedule.chunks), "shard")
     lines = {
         "texts": f"{schedule.texts:,}; {schedule.unique:,} different ones with the empty text",
         "there already": f"{schedule.cached:,}",
@@ -384,8 +339,7 @@ def show_estimate(where: Encodings, schedule: FillSchedule, seconds: float) -> N
         "disk": f"{schedule.bytes:,} bytes ({decimal(schedule.bytes)}) in {shards}",
         "time": f"about {_duration(seconds)} on this machine",
     }
-    for name, value in lines.items():
-        say(console, f"  {name:<14}{value}")
+    say_lines(console, lines.items())
 
 
 def estimate_json(where: Encodings, schedule: FillSchedule, seconds: float) -> dict[str, Any]:

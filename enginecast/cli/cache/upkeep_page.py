@@ -1,7 +1,7 @@
 """What the commands that look after a cache print: lines that no narrow terminal breaks."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,11 +36,6 @@ def watched(what: str, total: int) -> Iterator[Any]:
         yield lambda steps=1: shown.advance(task, steps)
 
 
-def plain(found: Sequence[Any]) -> Any:
-    """What commands found, for `--json`."""
-    return [msgspec.to_builtins(one) for one in found]
-
-
 def show_census(one: Census, console: Console) -> None:
     """One encoder of `cache info`."""
     about, spec = one.about, one.spec
@@ -49,7 +44,7 @@ def show_census(one: Census, console: Console) -> None:
     say(console, f"{one.name}: {about.encoder} from {about.source}", "bold")
     lines = [("computed", f"{spec.precision}, {engine}{verdict}"), *_stored(one), *_input(spec)]
     lines += [("output", f"{o.name}: {o.dtype}, {o.width} values a {o.per}") for o in spec.outputs]
-    _say_lines(console, [*lines, *_wrong(one)])
+    say_lines(console, [*lines, *_wrong(one)])
 
 
 def _stored(one: Census) -> Iterator[tuple[str, str]]:
@@ -59,7 +54,7 @@ def _stored(one: Census) -> Iterator[tuple[str, str]]:
     least, median, most = one.tokens
     yield "texts", f"{one.texts:,} of {least} to {most} tokens, half of them up to {median:g}"
     yield "rows", f"{one.rows:,}"
-    yield "disk", f"{decimal(one.bytes)} in {_count(one.shards, 'shard')}"
+    yield "disk", f"{decimal(one.bytes)} in {counted(one.shards, 'shard')}"
     times = one.padded_bytes / one.bytes
     padded = decimal(one.padded_bytes)
     yield "padded fp32", f"{padded} as a file a text, {times:.1f} times as much"
@@ -81,18 +76,17 @@ def _input(spec: EncoderSpec) -> Iterator[tuple[str, str]]:
 def _wrong(one: Census) -> Iterator[tuple[str, str]]:
     if one.failed:
         reasons = "; ".join(f"{reason}: {count:,}" for reason, count in one.failed.items())
-        yield "failed", f"{_count(sum(one.failed.values()), 'text')}: {reasons}"
+        yield "failed", f"{counted(sum(one.failed.values()), 'text')}: {reasons}"
     if one.truncated:
-        yield "cut", _count(one.truncated, "text")
-    parts = [
-        _count(one.leftovers, "leftover") + f" of killed writers ({decimal(one.leftover_bytes)})",
-        f"{one.quarantined} in quarantine ({decimal(one.quarantined_bytes)})",
-        _count(one.doubles, "double"),
-    ]
-    counts = (one.leftovers, one.quarantined, one.doubles)
-    needless = [part for part, count in zip(parts, counts, strict=True) if count]
-    if needless:
-        yield "to prune", ", ".join(needless)
+        yield "cut", counted(one.truncated, "text")
+    leftovers = counted(one.leftovers, "leftover")
+    parts = {
+        f"{leftovers} of killed writers ({decimal(one.leftover_bytes)})": one.leftovers,
+        f"{one.quarantined} in quarantine ({decimal(one.quarantined_bytes)})": one.quarantined,
+        counted(one.doubles, "double"): one.doubles,
+    }
+    if any(parts.values()):
+        yield "to prune", ", ".join(part for part, count in parts.items() if count)
     for problem in one.damaged:
         yield "damaged", f"{problem}; run `enginecast cache verify`"
 
@@ -108,20 +102,22 @@ def census_json(one: Census) -> dict[str, Any]:
 
 def show_checked(one: Checked, console: Console) -> None:
     """One encoder of `cache verify`."""
-    read = f"{_count(one.shards, 'shard')}, {_count(one.texts, 'text')}, {decimal(one.bytes)} read"
-    say(console, f"{one.name}: {read}; {_count(len(one.damages), 'damaged file')}")
+    read = (
+        f"{counted(one.shards, 'shard')}, {counted(one.texts, 'text')}, {decimal(one.bytes)} read"
+    )
+    say(console, f"{one.name}: {read}; {counted(len(one.damages), 'damaged file')}")
     for damage in one.damages:
         say(console, f"  {damage.file}: {damage.problem}", "bold red")
-        _say_lines(console, list(_damage(damage)), indent=4)
+        say_lines(console, _damage(damage), indent=4)
 
 
 def _damage(damage: Damage) -> Iterator[tuple[str, str]]:
     if damage.quarantine:
         yield "moved to", damage.quarantine
-        yield "saved", _count(damage.salvaged, "text")
+        yield "saved", counted(damage.salvaged, "text")
         named = ", ".join(repr(_short(text)) for text in damage.lost[:_SHOWN])
         more = f" and {len(damage.lost) - _SHOWN:,} more" if len(damage.lost) > _SHOWN else ""
-        yield "lost", _count(len(damage.lost), "text") + (f": {named}{more}" if named else "")
+        yield "lost", counted(len(damage.lost), "text") + (f": {named}{more}" if named else "")
     if damage.stays:
         yield "stays", damage.stays
     yield "now", damage.hint
@@ -130,7 +126,7 @@ def _damage(damage: Damage) -> Iterator[tuple[str, str]]:
 def show_pruned(one: Pruned, console: Console, *, dry_run: bool) -> None:
     """One encoder of `cache prune`."""
     freed = f"{decimal(abs(one.freed))} {'more' if one.freed < 0 else 'freed'}"
-    head = f"{freed}, {_count(one.kept, 'text')} kept"
+    head = f"{freed}, {counted(one.kept, 'text')} kept"
     say(console, f"{one.name}: {head}" + ("; nothing was removed (--dry-run)" if dry_run else ""))
     lines = {
         "leftovers": one.leftovers,
@@ -138,23 +134,21 @@ def show_pruned(one: Pruned, console: Console, *, dry_run: bool) -> None:
         "doubles": one.doubles,
         "unwanted": one.unwanted,
     }
-    _say_lines(console, [(name, f"{count:,}") for name, count in lines.items() if count])
+    say_lines(console, [(name, f"{count:,}") for name, count in lines.items() if count])
     if one.rewritten:
-        made = f"{_count(one.rewritten, 'shard')} replaced by {one.made}"
-        _say_lines(console, [("joined", made)])
+        made = f"{counted(one.rewritten, 'shard')} replaced by {one.made}"
+        say_lines(console, [("joined", made)])
 
 
 def show_merged(one: Merged, console: Console) -> None:
     """One encoder of `cache merge`."""
     say(
         console,
-        f"{one.name}: {_count(one.added, 'text')} added, {one.there:,} there already or twice,"
+        f"{one.name}: {counted(one.added, 'text')} added, {one.there:,} there already or twice,"
         f" {one.texts:,} in all",
     )
-    _say_lines(
-        console,
-        [("shards", f"{one.shards} taken whole, of {one.rewritten} what was lacking")],
-    )
+    shards = f"{one.shards} taken whole, of {one.rewritten} what was lacking"
+    say_lines(console, [("shards", shards)])
 
 
 def show_comparison(one: Comparison, console: Console) -> None:
@@ -162,13 +156,13 @@ def show_comparison(one: Comparison, console: Console) -> None:
     by = "token ids" if one.joined_by == "ids" else "text"
     say(
         console,
-        f"{_count(one.texts, 'text')} compared, joined by {by};"
+        f"{counted(one.texts, 'text')} compared, joined by {by};"
         f" only in A {one.only_first:,}, only in B {one.only_second:,}",
     )
     for field in one.differs:
         say(console, f"  differs       {field}")
     for output in one.outputs:
-        say(console, f"{output.name}: {_count(output.rows, 'row')}", "bold")
+        say(console, f"{output.name}: {counted(output.rows, 'row')}", "bold")
         cosines = (output.cosine_least, output.cosine_p1, output.cosine_median)
         least, low, median = (f"{cosine:.9f}" for cosine in cosines)
         relative = f"median {output.relative_median:.3g}, largest {output.relative_largest:.3g}"
@@ -177,7 +171,7 @@ def show_comparison(one: Comparison, console: Console) -> None:
             ("error", f"L2 of a text, relative: {relative}"),
             ("largest", f"difference of two values: {output.largest:.3g}"),
         ]
-        _say_lines(console, lines)
+        say_lines(console, lines)
     if one.worst:
         say(console, "furthest off:", "bold")
     for text in one.worst:
@@ -199,12 +193,12 @@ def comparison_json(one: Comparison) -> dict[str, Any]:
     return made
 
 
-def _say_lines(console: Console, lines: Sequence[tuple[str, str]], indent: int = 2) -> None:
+def say_lines(console: Console, lines: Iterable[tuple[str, str]], indent: int = 2) -> None:
     for name, value in lines:
         say(console, f"{' ' * indent}{name:<13} {value}")
 
 
-def _count(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
