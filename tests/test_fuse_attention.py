@@ -212,6 +212,32 @@ def test_active_dropout_of_the_weights_is_refused() -> None:
     assert reasons(sites) == ["dropout of the attention weights is active"]
 
 
+def dropped(part: str) -> Callable[[Tensor], Tensor]:
+    """Attention with an active dropout beside its heads, where an inert one would be passed over."""
+
+    def attend(x: Tensor) -> Tensor:
+        def drop(name: str, value: Tensor) -> Tensor:
+            return nn.functional.dropout(value, 0.5, training=name == part)
+
+        query = drop("heads", x.unflatten(-1, (HEADS, SIZE)).transpose(1, 2))
+        few = x[..., : 2 * SIZE].unflatten(-1, (2, SIZE)).transpose(1, 2)
+        expanded = few[:, :, None].expand(-1, -1, HEADS // 2, -1, -1)
+        repeated = drop("repeated", expanded).flatten(1, 2)
+        out = nn.functional.scaled_dot_product_attention(query, repeated, repeated)
+        return drop("joined", drop("swapped", out).transpose(1, 2)).flatten(2)
+
+    return attend
+
+
+@pytest.mark.parametrize("part", ["none", "heads", "repeated", "swapped", "joined"])
+def test_active_dropout_beside_the_heads_stays(part: str) -> None:
+    before = program_of(dropped(part))
+    after, sites = rewritten(before, "canonicalize,fuse-attention")
+    read = [n for n in after.graph.nodes if n.target is torch.ops.aten.dropout.default and n.users]
+    assert len(read) == (part != "none")
+    assert notes(sites) == ["tokens first" if part == "none" else "heads first"]
+
+
 def test_bias_of_another_dtype_is_refused_before_unify_dtype() -> None:
     def attend(x: Tensor, bias: Tensor) -> Any:
         return spelled(

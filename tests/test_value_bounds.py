@@ -51,6 +51,10 @@ KNOWN: dict[str, tuple[Callable[[Block, Tensor], Tensor], float]] = {
     "gate": (lambda b, x: torch.sigmoid(x) * b.norm(x), 2 * math.sqrt(WIDTH)),
     "join": (lambda b, x: torch.cat([b.norm(x), -b.norm(x * 2)], 1), 2 * math.sqrt(WIDTH)),
     "number": (lambda b, x: b.norm(x) * -4.0, 8 * math.sqrt(WIDTH)),
+    "a broadcast gate": (
+        lambda b, x: b.linear(torch.sigmoid(x) * torch.sigmoid(x[..., :1])),
+        7 * math.sqrt(WIDTH) + 0.5,
+    ),
     "attention": (
         lambda b, x: nn.functional.scaled_dot_product_attention(
             x[:, None], x[:, None], b.norm(x)[:, None]
@@ -72,8 +76,14 @@ def test_the_bound_is_what_the_worst_input_reaches(name: str) -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [lambda b, x: x, lambda b, x: b.linear(x), lambda b, x: b.norm(x).exp(), lambda b, x: x @ x.mT],
-    ids=["input", "linear of an input", "unknown op", "product of inputs"],
+    [
+        lambda b, x: x,
+        lambda b, x: b.linear(x),
+        lambda b, x: b.norm(x).exp(),
+        lambda b, x: x @ x.mT,
+        lambda b, x: nn.functional.dropout(b.norm(x), 0.5, training=True),
+    ],
+    ids=["input", "linear of an input", "unknown op", "product of inputs", "active dropout"],
 )
 def test_what_has_no_bound_is_told_as_such(function: Callable[[Block, Tensor], Tensor]) -> None:
     assert bound_of(function) is None

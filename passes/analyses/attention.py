@@ -14,6 +14,7 @@ from enginecast.passes.ir.pattern import (
     Value,
     casts,
     either,
+    identities,
     op,
     pattern,
     repeat,
@@ -23,7 +24,7 @@ from enginecast.passes.ir.traits import Trait, has
 
 _matmul, _softmax = op(aten.matmul.default), op(aten.softmax.int)
 _expand, _unsqueeze = op(aten.expand.default), op(aten.unsqueeze.default)
-_view, _swap = op(Trait.RESHAPES), op(aten.transpose.int, aten.permute.default)
+_view = op(Trait.RESHAPES)
 
 
 def is_attention_core(node: Node) -> bool:
@@ -81,14 +82,13 @@ def untransposed(key: Node) -> Node:
     Raises:
         NoMatch: it is not the transpose of one.
     """
-    if is_call(key, aten.transpose.int):
-        if sorted(dim % 4 for dim in arguments(key)[1:3]) == [2, 3]:
-            return first_input(key)
-    elif is_call(key, aten.permute.default) and list(arguments(key)[1]) == [0, 2, 3, 1]:
-        # From tokens first; some other node may hold it heads first already.
-        swapped = (user for user in first_input(key).users if swaps_heads_and_tokens(user))
-        if (found := next(swapped, None)) is not None:
-            return found
+    order = _order(key)
+    if order == [0, 1, 3, 2]:
+        return first_input(key)
+    if order == [0, 2, 3, 1]:  # from tokens first; some other node may hold it heads first already
+        for user in first_input(key).users:
+            if swaps_heads_and_tokens(user):
+                return user
     raise NoMatch(key, f"the key comes from {op_name(key)}, expected its transpose")
 
 
@@ -96,31 +96,42 @@ def swaps_heads_and_tokens(node: Node) -> bool:
     """Whether a node makes [batch, heads, tokens, size] of [batch, tokens, heads, size], or the
     reverse.
     """
-    if is_call(node, aten.transpose.int):
-        return sorted(dim % 4 for dim in arguments(node)[1:3]) == [1, 2]
-    return is_call(node, aten.permute.default) and list(arguments(node)[1]) == [0, 2, 1, 3]
+    return _order(node) == [0, 2, 1, 3]
+
+
+def _order(node: Node) -> list[int]:
+    """In which order a node takes four dims; empty where it is no transpose."""
+    if is_call(node, aten.permute.default):
+        return list(arguments(node)[1])
+    order = [0, 1, 2, 3]
+    if not is_call(node, aten.transpose.int):
+        return []
+    left, right = (dim % 4 for dim in arguments(node)[1:3])
+    order[left], order[right] = right, left
+    return order
+
+
+def _swapped(inner: Pattern) -> Pattern:
+    swap = op(aten.transpose.int, aten.permute.default)(inner)
+    return swap.where(swaps_heads_and_tokens, "other dims")
 
 
 @pattern
 def _split(flat: Value) -> Pattern:
-    split = _view(flat).named("split")
-    return through(_swap(split).where(swaps_heads_and_tokens, "other dims"), Trait.IDENTITY)
+    return identities(_swapped(_view(flat).named("split")))
 
 
 @pattern
 def _joined(heads: Value) -> Pattern:
-    copied = through(heads.site().once("as heads"), Trait.IDENTITY).once("as heads")
-    swapped = _swap(copied).where(swaps_heads_and_tokens, "other dims").once("as heads")
-    return _view(through(swapped, Trait.IDENTITY).once("as heads"))
+    copied = identities(heads.site().once("as heads")).once("as heads")
+    return _view(identities(_swapped(copied).once("as heads")).once("as heads"))
 
 
 @pattern
 def _repeated(source: Value) -> Pattern:
     """`repeat_kv`: reshape(expand(unsqueeze(x, 2))) over [batch, kv heads, tokens, size]."""
     fifth = _unsqueeze(source).where(lambda node: 2 in node.args[1:], "another dim")
-    return _view(
-        through(_expand(through(fifth, aten.slice.Tensor)).named("expanded"), Trait.IDENTITY)
-    )
+    return _view(identities(_expand(through(fifth, aten.slice.Tensor)).named("expanded")))
 
 
 def split_heads(node: Node) -> Node | None:

@@ -8,9 +8,8 @@ their sum.  No input comes near it: every step is taken at its worst.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +18,11 @@ from torch.fx import Node
 
 from enginecast.errors import PassError
 from enginecast.passes.analyses.norms import is_statistic, normalized
-from enginecast.passes.ir.edit import aten, first_input, value, weight_value
+from enginecast.passes.ir.edit import arguments, aten, first_input, value, weight_value
 from enginecast.passes.ir.interpret import interpret_cases
 from enginecast.passes.ir.match import is_call
 from enginecast.passes.ir.source import module_path, source_line
-from enginecast.passes.ir.traits import Trait, has
+from enginecast.passes.ir.traits import Trait, has, is_identity
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,9 @@ class Bound:
     """No element has a larger magnitude."""
     length: float
     """No row has a larger L2 norm."""
+
+
+UNKNOWN = Bound(math.inf, math.inf)
 
 
 def largest_for_any_input(
@@ -49,9 +51,8 @@ def largest_for_any_input(
         nodes: the values.
     """
     bounds = _Bounds(program, weights)
-    found = [bounds.of(node) for node in nodes]
-    known = [bound.largest for bound in found if bound is not None]
-    return max(known) if len(known) == len(found) and known else None
+    largest = max((bounds.of(node).largest for node in nodes), default=math.inf)
+    return largest if math.isfinite(largest) else None
 
 
 class _Bounds:
@@ -60,171 +61,102 @@ class _Bounds:
     def __init__(self, program: ExportedProgram, weights: set[Node]) -> None:
         self._program = program
         self._weights = weights
-        self._known: dict[Node, Bound | None] = {}
-        self._norms: set[Node] = set()
-        for node in program.graph.nodes:
-            if is_statistic(node) and (found := normalized.find(node)) is not None:
-                self._norms.add(found.root)
+        self._known: dict[Node, Bound] = {}
+        found = map(normalized.find, filter(is_statistic, program.graph.nodes))
+        self._norms = {norm.root for norm in found if norm is not None}
 
-    def of(self, node: Node) -> Bound | None:
-        """The bound of a value; None where nothing is known."""
-        for source in _sources_first(node, self._known, self._norms, self._weights):
-            self._known[source] = self._bound(source)
+    def of(self, node: Node) -> Bound:
+        """The bound of a value; `UNKNOWN` where nothing is known."""
+        for source in self._needed(node):
+            bound = self._bound(source)
+            self._known[source] = bound if math.isfinite(bound.largest) else UNKNOWN
         return self._known[node]
 
-    def _bound(self, node: Node) -> Bound | None:
-        if not isinstance(value(node), Tensor) or not value(node).ndim:
-            return None
-        width = value(node).shape[-1]
-        if not isinstance(width, int):
-            return None
+    def _needed(self, node: Node) -> list[Node]:
+        """The node and what its bound needs, in graph order; norms need nothing before them."""
+        needed: set[Node] = set()
+        waiting = [node]
+        while waiting:
+            here = waiting.pop()
+            if here in self._known or here in needed:
+                continue
+            needed.add(here)
+            if is_call(here, aten.rms_norm.default):
+                waiting += [weight for weight in here.args[2:3] if isinstance(weight, Node)]
+            elif here not in self._norms and here not in self._weights:
+                waiting += here.all_input_nodes
+        return sorted(needed)
+
+    def _bound(self, node: Node) -> Bound:
+        width = _width(node)
+        if width is None:
+            return UNKNOWN
         if node in self._weights:
-            return _of_rows(self._weight(node))
-        if node in self._norms or is_call(node, aten.rms_norm.default):
-            return self._of_norm(node, width)
-        found = self._of_call(node)
-        if found is None:
-            return None
+            weight = weight_value(self._program, node).float()
+            if not weight.numel():
+                return Bound(0.0, 0.0)
+            return Bound(float(weight.abs().max()), float(weight.norm(dim=-1).max()))
+        found = self._of_call(node, width)
         # Two bounds of one row: the elements bound its length, and its length the elements.
         length = min(found.length, found.largest * math.sqrt(width))
         return Bound(min(found.largest, length), length)
 
-    def _of_norm(self, node: Node, width: int) -> Bound | None:
-        whole = Bound(math.sqrt(width), math.sqrt(width))
-        weight = (
-            node.args[2] if is_call(node, aten.rms_norm.default) and len(node.args) > 2 else None
-        )
-        if weight is None:
-            return whole
-        return self._scaled(whole, weight) if isinstance(weight, Node) else None
-
-    def _of_call(self, node: Node) -> Bound | None:
-        target = node.target
+    def _of_call(self, node: Node, width: int) -> Bound:
+        args = arguments(node)
+        if node in self._norms or is_call(node, aten.rms_norm.default):
+            whole = Bound(math.sqrt(width), math.sqrt(width))
+            weight = None if node in self._norms else (*args, None)[2]
+            return whole if weight is None else _of_product(whole, self._at(weight))
         if has(node, Trait.BOUNDED):
             return Bound(1.0, math.inf)
-        if has(node, Trait.CASTS, Trait.IDENTITY):
-            return self._known.get(first_input(node))
-        if has(node, Trait.NOT_LARGER) and not has(node, Trait.GATHERS, Trait.JOINS):
-            found = self._known.get(first_input(node))
-            if found is None or not has(node, Trait.MOVES):
-                return found
-            return Bound(found.largest, math.inf)  # rows may be cut otherwise
-        rules: dict[Any, Callable[[Node], Bound | None]] = {
-            aten.linear.default: self._of_linear,
-            aten.embedding.default: self._of_embedding,
-            aten.mul.Tensor: self._of_product,
-            aten.add.Tensor: self._of_sum,
-            aten.scaled_dot_product_attention.default: self._of_attention,
-            aten.matmul.default: self._of_average,
-            aten.cat.default: self._of_join,
-        }
-        rule = rules.get(target)
-        return None if rule is None else rule(node)
+        if has(node, Trait.CASTS) or is_identity(node) or is_call(node, aten.embedding.default):
+            return self._at(args[0])
+        if has(node, Trait.NOT_LARGER) and not has(node, Trait.GATHERS, Trait.JOINS, Trait.RANDOM):
+            found = self._at(args[0])
+            # Rows may be cut otherwise.
+            return Bound(found.largest, math.inf) if has(node, Trait.MOVES) else found
+        if is_call(node, aten.linear.default):
+            source, weight, *bias = (self._at(a) for a in args if a is not None)
+            added = sum(bound.largest for bound in bias)
+            return Bound(weight.length * source.length + added, math.inf)
+        if is_call(node, aten.mul.Tensor):
+            return _of_product(*(self._across(a, width) for a in args))
+        if is_call(node, aten.add.Tensor) and node.kwargs.get("alpha", 1) == 1:
+            left, right = (self._across(a, width) for a in args)
+            return Bound(left.largest + right.largest, left.length + right.length)
+        if is_call(node, aten.scaled_dot_product_attention.default):
+            return self._at(args[2])
+        if is_call(node, aten.matmul.default):
+            weights = args[0]
+            while has(weights, Trait.CASTS) or is_identity(weights):
+                weights = first_input(weights)
+            # Attention that is spelled out: rows of a softmax add up to one.
+            return self._at(args[1]) if is_call(weights, aten.softmax.int) else UNKNOWN
+        if is_call(node, aten.cat.default):
+            return Bound(max(self._at(a).largest for a in args[0]), math.inf)
+        return UNKNOWN
 
-    def _of_linear(self, node: Node) -> Bound | None:
-        source, weight = self._known.get(first_input(node)), node.args[1]
-        if source is None or not isinstance(weight, Node) or weight not in self._weights:
-            return None
-        rows = self._weight(weight).float().norm(dim=-1)
-        bias = node.args[2] if len(node.args) > 2 else None
-        added = 0.0
-        if isinstance(bias, Node):
-            if bias not in self._weights:
-                return None
-            added = float(self._weight(bias).float().abs().max())
-        return Bound(float(rows.max()) * source.length + added, math.inf)
+    def _at(self, node: Node) -> Bound:
+        return self._known.get(node, UNKNOWN)
 
-    def _of_embedding(self, node: Node) -> Bound | None:
-        table = node.args[0]
-        if not isinstance(table, Node) or table not in self._weights:
-            return None
-        return _of_rows(self._weight(table))
-
-    def _of_product(self, node: Node) -> Bound | None:
-        left, right = node.args[:2]
-        for one, other in ((left, right), (right, left)):
-            if isinstance(other, int | float) and isinstance(one, Node):
-                return _times(self._known.get(one), abs(other))
-            if isinstance(other, Node) and other in self._weights and isinstance(one, Node):
-                found = self._known.get(one)
-                return None if found is None else self._scaled(found, other)
-        if not (isinstance(left, Node) and isinstance(right, Node)):
-            return None
-        first, second = self._known.get(left), self._known.get(right)
-        if first is None or second is None:
-            return None
-        length = min(first.largest * second.length, second.largest * first.length)
-        return Bound(first.largest * second.largest, length)
-
-    def _of_sum(self, node: Node) -> Bound | None:
-        if node.kwargs.get("alpha", 1) != 1:
-            return None
-        total = Bound(0.0, 0.0)
-        for term in node.args[:2]:
-            if isinstance(term, Node):
-                found = self._known.get(term)
-            else:
-                found = Bound(abs(term), math.inf) if isinstance(term, int | float) else None
-            if found is None:
-                return None
-            total = Bound(total.largest + found.largest, total.length + found.length)
-        return total
-
-    def _of_attention(self, node: Node) -> Bound | None:
-        values = node.args[2]
-        return self._known.get(values) if isinstance(values, Node) else None
-
-    def _of_average(self, node: Node) -> Bound | None:
-        """Attention that is spelled out: rows of a softmax add up to one."""
-        weights, values = node.args[:2]
-        while isinstance(weights, Node) and has(weights, Trait.CASTS, Trait.IDENTITY):
-            weights = first_input(weights)
-        if not is_call(weights, aten.softmax.int) or not isinstance(values, Node):
-            return None
-        return self._known.get(values)
-
-    def _of_join(self, node: Node) -> Bound | None:
-        found = [self._known.get(source) for source in node.all_input_nodes]
-        known = [bound.largest for bound in found if bound is not None]
-        return Bound(max(known), math.inf) if known and len(known) == len(found) else None
-
-    def _scaled(self, found: Bound, weight: Node) -> Bound | None:
-        if weight not in self._weights:
-            return None
-        return _times(found, float(self._weight(weight).float().abs().max()))
-
-    def _weight(self, node: Node) -> Tensor:
-        found = weight_value(self._program, node)
-        assert isinstance(found, Tensor)
-        return found
+    def _across(self, operand: Node | float, width: int) -> Bound:
+        """Of rows of this width that an operand is broadcast to."""
+        if isinstance(operand, Node) and _width(operand) == width:
+            return self._at(operand)
+        largest = self._at(operand).largest if isinstance(operand, Node) else abs(operand)
+        return Bound(largest, largest * math.sqrt(width))
 
 
-def _of_rows(weight: Tensor) -> Bound:
-    if not weight.numel():
-        return Bound(0.0, 0.0)
-    rows = weight.float().reshape(-1, weight.shape[-1])
-    return Bound(float(rows.abs().max()), float(rows.norm(dim=-1).max()))
+def _width(node: Node) -> int | None:
+    """The size of the last dimension, where it is fixed."""
+    found = value(node)
+    last = found.shape[-1] if isinstance(found, Tensor) and found.ndim else None
+    return last if isinstance(last, int) else None
 
 
-def _times(found: Bound | None, factor: float) -> Bound | None:
-    return None if found is None else Bound(found.largest * factor, found.length * factor)
-
-
-def _sources_first(
-    node: Node, known: dict[Node, Bound | None], ends: set[Node], weights: set[Node]
-) -> list[Node]:
-    """The node and what its bound needs, in graph order; norms need nothing before them."""
-    needed: set[Node] = set()
-    waiting = [node]
-    while waiting:
-        here = waiting.pop()
-        if here in known or here in needed:
-            continue
-        needed.add(here)
-        if here in ends or here in weights or is_call(here, aten.rms_norm.default):
-            continue
-        waiting += here.all_input_nodes
-    return sorted(needed)
+def _of_product(left: Bound, right: Bound) -> Bound:
+    length = min(left.largest * right.length, right.largest * left.length)
+    return Bound(left.largest * right.largest, length)
 
 
 def largest_values(

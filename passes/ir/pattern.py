@@ -37,7 +37,7 @@ from enginecast.passes.ir.match import (
     op_name,
     real_users,
 )
-from enginecast.passes.ir.traits import Trait, has
+from enginecast.passes.ir.traits import Trait, has, is_identity
 
 Reason = str | Callable[[Node], str]
 """Why a node does not fit; in a text, {op} is what was found."""
@@ -440,6 +440,11 @@ def either(*options: Pattern) -> Pattern:
 def casts(inner: Pattern) -> Pattern:
     """A pattern behind any casts between floats, and what is as inert."""
     return Through(inner, lambda node: is_float_cast(node) or is_inert(node))
+
+
+def identities(inner: Pattern) -> Pattern:
+    """A pattern behind what gives a value as it is, perhaps copied: no dropout that is active."""
+    return Through(inner, is_identity)
 
 
 def through(inner: Pattern, *targets: Any) -> Pattern:
