@@ -22,9 +22,7 @@ from torch.fx import Node
 
 from enginecast.passes.analyses.ranges import always
 from enginecast.passes.analyses.strides import may_change_bits, take_strides
-from enginecast.passes.ir.alias import may_alias, mutated_values
 from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
-from enginecast.passes.ir.common_subexpressions import merge_equal
 from enginecast.passes.ir.edit import (
     add_weight,
     aten,
@@ -41,10 +39,11 @@ from enginecast.passes.ir.edit import (
     weight_specs,
     weight_value,
 )
-from enginecast.passes.ir.effects import is_pure
+from enginecast.passes.ir.effects import is_pure, may_alias, mutated_values
 from enginecast.passes.ir.match import is_call
 from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.traits import Trait, has
+from enginecast.passes.lower.merge_equal import merge_equal
 
 OUT_OF_PLACE: dict[Any, Any] = {
     aten.add_.Tensor: aten.add.Tensor,

@@ -39,7 +39,6 @@ from enginecast.passes.analyses.channels import (
     find_source,
 )
 from enginecast.passes.analyses.smoothing import ALPHAS, Choice, Sample, choose, sample_channels
-from enginecast.passes.ir.alias import mutated_values
 from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
 from enginecast.passes.ir.edit import (
     SCALE,
@@ -52,6 +51,7 @@ from enginecast.passes.ir.edit import (
     weight_expressions,
     weight_value,
 )
+from enginecast.passes.ir.effects import mutated_values
 from enginecast.passes.ir.match import NoMatch, real_users
 from enginecast.passes.ir.scaled_values import factors, mark_scaled
 from enginecast.passes.ir.sites import SiteLog

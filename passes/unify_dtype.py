@@ -32,7 +32,9 @@ Must not happen, and is checked at the end: an op that reads two float dtypes, a
 stands at no border (`cast_borders`).
 """
 
+import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -42,23 +44,46 @@ from torch.fx import Node
 
 from enginecast.errors import PassError
 from enginecast.passes.analyses.residual_stream import residual_stream
-from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
-from enginecast.passes.ir.blocks import all_modules, all_nodes, is_structured
+from enginecast.passes.ir.base import Pass, PassContext, ProgramView, Promise, Site
+from enginecast.passes.ir.block_view import opened
+from enginecast.passes.ir.blocks import (
+    all_modules,
+    all_nodes,
+    blocks,
+    is_result,
+    is_structured,
+    operands,
+    set_operand,
+)
 from enginecast.passes.ir.edit import (
+    arguments,
+    aten,
     dtype_of,
     erase_dead,
+    first_input,
+    insert,
     is_float,
+    take_place,
+    value,
+    weight_specs,
+    weight_tensor,
 )
-from enginecast.passes.ir.effects import is_metadata_check
+from enginecast.passes.ir.effects import is_metadata_check, mutated_values
+from enginecast.passes.ir.match import is_float_cast
 from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.source import module_classes, module_path, source_line
 from enginecast.passes.ir.text import DTYPES, dtype_text
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.passes.lower.lift_weights import lift_weights
-from enginecast.passes.precision.cast_borders import check_casts
-from enginecast.passes.precision.dtype_classes import Class, classify
+from enginecast.passes.precision.cast_borders import check_casts, mark_border
+from enginecast.passes.precision.dtype_classes import (
+    KEPT_HIGH,
+    Class,
+    classify,
+    is_binding_cast,
+    result_classes,
+)
 from enginecast.passes.precision.inf_clamps import drop_inf_clamps
-from enginecast.passes.precision.retype import Retyper
 
 
 @dataclass(frozen=True)
@@ -204,3 +229,263 @@ def _clamp_fills(
 
 def _as_float(argument: Any) -> Any:
     return float(argument) if type(argument) is int else argument
+
+
+class Retyper:
+    """One rewrite of one program; see `unify_dtype` for what it is for.
+
+    Args:
+        program: edited in place.
+        classes: the class of every float value.
+        to: the compute dtype of stream values.
+        log: gets a site for every border and every cast of the source that changed a dtype.
+        results: of a block: the dtype of each float result; None: they are as `to`.
+    """
+
+    def __init__(
+        self,
+        program: ProgramView,
+        classes: dict[Node, Class],
+        to: torch.dtype,
+        log: SiteLog,
+        results: Sequence[torch.dtype | None] | None = None,
+    ) -> None:
+        self.program = program
+        self.results = results
+        self.classes = classes
+        self.low = to
+        self.high = to if to is torch.float64 else torch.float32
+        self.log = log
+        self.casts: dict[tuple[Node, torch.dtype], Node] = {}
+        self.weights = weight_specs(program)
+        # Casts of placeholders stand behind all placeholders, in the order in which they were
+        # needed.
+        self.prologue = _last_placeholder(program.graph)
+        self.written = mutated_values(program.graph)
+
+    def run(self) -> None:
+        for node in list(self.program.graph.nodes):
+            if node.op == "output":
+                self._cast_outputs(node)
+            elif node.op != "call_function":
+                continue
+            elif is_structured(node):
+                self._retype_blocks(node)
+            elif is_result(node):
+                node.meta["val"] = value(first_input(node))[arguments(node)[1]]
+            elif is_float_cast(node):
+                self._drop_cast(node)
+            else:
+                self._retype(node)
+
+    def compute_dtype(self, node: Node) -> torch.dtype | None:
+        """The dtype that a float op computes in; None where the op takes what it gets."""
+        kind = self.classes.get(node)
+        if kind is Class.ISLAND:
+            return torch.float32
+        if kind is Class.WEIGHT:
+            return torch.float64 if self.low is torch.float64 else torch.float32
+        if kind is None:
+            found = [self.classes[s] for s in node.all_input_nodes if s in self.classes]
+            if not found:
+                return None
+            return self._compare_dtype(found)
+        return self.high if kind in KEPT_HIGH else self.low
+
+    def _compare_dtype(self, found: list[Class]) -> torch.dtype:
+        if all(kind is Class.ISLAND for kind in found):
+            return torch.float32
+        return self.high if any(kind in KEPT_HIGH for kind in found) else self.low
+
+    def _drop_cast(self, node: Node) -> None:
+        """A cast's users read its source and get casts of their own where they need them."""
+        source = node.args[0]
+        assert isinstance(source, Node)
+        if is_binding_cast(node) or dtype_of(source) != dtype_of(node):
+            self.log.done(
+                node, f"dropped {dtype_text(dtype_of(source))} -> {dtype_text(dtype_of(node))}"
+            )
+        raised_weight = self.classes[node] is Class.PRECISE and self.classes[source] is Class.WEIGHT
+        replacement = self.cast(source, self.high, node) if raised_weight else source
+        for user in list(node.users):
+            user.replace_input_with(node, replacement)
+        self.program.graph.erase_node(node)
+
+    def _retype(self, node: Node) -> None:
+        dtype = self.compute_dtype(node)
+        if dtype is None:
+            return
+        for source in list(node.all_input_nodes):
+            if is_float(source) and dtype_of(source) != dtype:
+                node.replace_input_with(source, self.cast(source, dtype, node))
+        if is_float(node) and self._set_explicit_dtype(node, dtype):
+            node.meta["val"] = retyped(value(node), dtype)
+
+    def _set_explicit_dtype(self, node: Node, dtype: torch.dtype) -> bool:
+        """Rewrite `softmax(x, -1, torch.float32)`, `full(..., dtype=torch.float32)`, `to(ids,
+        torch.float32)`.
+
+        Returns whether the op's result has that dtype now: integers divided give fp32 and cannot be
+        told otherwise.
+        """
+
+        def replace(argument: Any) -> Any:
+            if isinstance(argument, torch.dtype) and argument.is_floating_point:
+                return dtype
+            return argument
+
+        node.args = torch.fx.node.map_aggregate(node.args, replace)
+        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, replace)
+        if any(is_float(s) for s in node.all_input_nodes) or _says_dtype(node):
+            return True
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or all(a.name != "dtype" for a in schema.arguments):
+            return dtype == dtype_of(node)
+        node.kwargs = {**node.kwargs, "dtype": dtype}
+        return True
+
+    def _retype_blocks(self, node: Node) -> None:
+        """Retype the graphs that a node runs: what crosses a border has one dtype there."""
+        kinds = [self.classes.get(found) for found in blocks(node)[0].placeholders]
+        for position, (operand, kind) in enumerate(zip(operands(node), kinds, strict=True)):
+            # A weight is cast within the blocks, where it is used.
+            if kind is not None and kind is not Class.WEIGHT:
+                set_operand(node, position, self.cast(operand, self._border_dtype(kind), node))
+        results = [
+            None if kind is None else self._border_dtype(kind)
+            for kind in result_classes(node, self.classes)
+        ]
+        for block in blocks(node):
+            for placeholder, operand in zip(block.placeholders, operands(node), strict=True):
+                if is_float(operand):
+                    kept = dtype_of(operand)
+                    assert kept is not None
+                    placeholder.meta["val"] = retyped(value(placeholder), kept)
+            given = [None] if block.path == "condition" else results
+            with opened(self.program, node, block) as inner:
+                Retyper(inner, self.classes, self.low, self.log, given).run()
+        found = zip(value(node), results, strict=True)
+        node.meta["val"] = tuple(v if d is None else retyped(v, d) for v, d in found)
+
+    def _border_dtype(self, kind: Class) -> torch.dtype:
+        return self.high if kind in KEPT_HIGH else self.low
+
+    def _cast_results(self, output: Node, dtypes: Sequence[torch.dtype | None]) -> None:
+        values: Any = output.args[0]
+        if not isinstance(values, tuple | list):
+            return  # the condition of a loop
+        found = zip(values, dtypes, strict=True)
+        output.args = (tuple(v if d is None else self.cast(v, d, output) for v, d in found),)
+
+    def _cast_outputs(self, output: Node) -> None:
+        if self.results is not None:
+            self._cast_results(output, self.results)
+            return
+        for source in list(output.all_input_nodes):
+            if is_float(source) and dtype_of(source) != self.low:
+                output.replace_input_with(source, self.cast(source, self.low, output))
+
+    def cast(self, source: Node, dtype: torch.dtype, user: Node) -> Node:
+        """The value of `source` in another dtype: one cast for each value and dtype, right behind
+        the value.
+        """
+        if dtype_of(source) == dtype:
+            return source
+        if (source, dtype) in self.casts:
+            return self.casts[source, dtype]
+        if source in self.written:
+            return self._cast_before(user, source, dtype)
+        graph = self.program.graph
+        behind = self.prologue if source.op == "placeholder" else source
+        assert behind is not None
+        with graph.inserting_after(behind):
+            start = self._finite(source, dtype)
+        with graph.inserting_after(start if start is not source else behind):
+            node: Node = graph.create_node(
+                "call_function",
+                aten.to.dtype,
+                (start, dtype),
+                name=f"{source.name}_{dtype_text(dtype)}",
+            )
+        node.meta["val"] = retyped(value(source), dtype)
+        if source.op == "call_function":
+            take_place(node, source)
+        self.casts[source, dtype] = node
+        if source.op == "placeholder":
+            self.prologue = node
+        border = self._class_name(source)
+        mark_border(node, f"{border} to {self._class_name(user)}")
+        if source.name not in self.weights:
+            self.log.done(node, f"border: {border} {source.name} to {dtype_text(dtype)}")
+        return node
+
+    def _class_name(self, node: Node) -> str:
+        kind = self.classes.get(node)
+        return kind.name.lower() if kind is not None else "value"
+
+    def _cast_before(self, user: Node, source: Node, dtype: torch.dtype) -> Node:
+        """A cast of a value that is written into: each user sees it at another time."""
+        with self.program.graph.inserting_before(user):
+            node = insert(self.program.graph, aten.to.dtype, (source, dtype), like=user)
+        mark_border(node, f"{self._class_name(source)} to {self._class_name(user)}")
+        self.log.done(node, f"border: {source.name}, written in place, to {dtype_text(dtype)}")
+        return node
+
+    def _finite(self, source: Node, dtype: torch.dtype) -> Node:
+        """What may lie beyond the target's range is clamped before its cast: a lifted constant, and
+        masks made of large literals, `(1 - mask) * -3.4e38`.
+        """
+        exact = self.classes.get(source) is Class.EXACT and source.op == "call_function"
+        if exact and from_large_literal(source, torch.finfo(dtype).max, self.classes):
+            return self._clamp(source, dtype, f"{source.name}, made of large literals,")
+        spec = self.weights.get(source.name)
+        if spec is None or self.classes.get(source) is Class.WEIGHT:
+            return source
+        tensor = weight_tensor(self.program, spec)
+        finite = tensor[tensor.isfinite()].abs()
+        limit = torch.finfo(dtype).max
+        if finite.numel() == 0 or finite.max().item() <= limit:
+            return source
+        return self._clamp(source, dtype, f"constant {spec.target}")
+
+    def _clamp(self, source: Node, dtype: torch.dtype, what: str) -> Node:
+        limit = torch.finfo(dtype).max
+        node: Node = self.program.graph.create_node(
+            "call_function", aten.clamp.default, (source, -limit, limit)
+        )
+        node.meta["val"] = value(source)
+        self.log.done(node, f"{what} clamped to the finite range of {dtype_text(dtype)}")
+        return node
+
+
+def retyped(found: Any, dtype: torch.dtype) -> Any:
+    """A fake value with another float dtype: no op is run, so nothing is traced again."""
+    if isinstance(found, torch.Tensor) and found.is_floating_point():
+        return found.to(dtype)
+    if isinstance(found, tuple | list):
+        return type(found)(retyped(f, dtype) for f in found)
+    return found
+
+
+def _says_dtype(node: Node) -> bool:
+    return any(isinstance(a, torch.dtype) for a in (*node.args, *node.kwargs.values()))
+
+
+def _last_placeholder(graph: torch.fx.Graph) -> Node | None:
+    placeholders: list[Node] = [node for node in graph.nodes if node.op == "placeholder"]
+    return placeholders[-1] if placeholders else None
+
+
+def from_large_literal(node: Node, limit: float, classes: Mapping[Node, Class]) -> bool:
+    """Whether a finite literal beyond the limit goes into a value computed from integers."""
+    found, todo = {node}, [node]
+    while todo:
+        here = todo.pop()
+        if has(here, Trait.BOUNDED):
+            continue
+        if any(isinstance(a, float) and limit < abs(a) < math.inf for a in here.args):
+            return True
+        sources = {s for s in here.all_input_nodes if classes.get(s) is Class.EXACT} - found
+        found |= sources
+        todo += [s for s in sources if s.op == "call_function"]
+    return False

@@ -213,7 +213,7 @@ def test_active_dropout_of_the_weights_is_refused() -> None:
 
 
 def dropped(part: str) -> Callable[[Tensor], Tensor]:
-    """Attention with an active dropout beside its heads, where an inert one would be passed over."""
+    """Attention with an active dropout where an inert one is looked through."""
 
     def attend(x: Tensor) -> Tensor:
         def drop(name: str, value: Tensor) -> Tensor:

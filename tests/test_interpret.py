@@ -14,8 +14,8 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
 from enginecast.errors import InputError
-from enginecast.passes.ir.alias import mutated_placeholders
 from enginecast.passes.ir.edit import weight_expressions
+from enginecast.passes.ir.effects import mutated_placeholders
 from enginecast.passes.ir.interpret import (
     interpret,
     interpret_cases,

@@ -107,7 +107,7 @@ def test_borders_of_blocks_have_one_dtype(name: str) -> None:
     for node, block in all_blocks(program):
         for placeholder, operand in zip(block.placeholders, operands(node), strict=True):
             assert dtype_of(placeholder) == dtype_of(operand), placeholder
-        if block.way == "condition":
+        if block.path == "condition":
             continue
         for result, whole in zip(block.results, node.meta["val"], strict=True):
             dtype = whole.dtype

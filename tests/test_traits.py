@@ -14,9 +14,8 @@ from enginecast.ops.traits import NONE, OWN
 from enginecast.passes.analyses.residual_stream import residual_sums
 from enginecast.passes.analyses.strides import may_change_bits
 from enginecast.passes.analyses.value_bounds import largest_for_any_input
-from enginecast.passes.ir.alias import mutated_values
 from enginecast.passes.ir.edit import value
-from enginecast.passes.ir.effects import is_pure, is_random
+from enginecast.passes.ir.effects import is_pure, is_random, mutated_values
 from enginecast.passes.ir.traits import Trait, has, is_identity, listed, traits_of
 from enginecast.passes.precision.dtype_classes import Class, classify
 from enginecast.verify.emulate.record import fill_values

@@ -19,10 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from enginecast.errors import EnginecastError, VerificationError
-from enginecast.passes.ir.assertions import AssertionFailedError
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import structural_copy
-from enginecast.passes.ir.interpret import interpret_cases
+from enginecast.passes.ir.interpret import AssertionFailedError, interpret_cases
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.source import module_path
 from enginecast.passes.ir.text import DTYPES

@@ -113,7 +113,7 @@ def refuse_mutation(program: ExportedProgram) -> None:
         given = {placeholder: placeholder.name for placeholder in block.placeholders}
         for node, name in _writes(block.module.graph, given):
             raise CaptureError(
-                f"{node.target}{_place(node)} writes into {name}, which the {block.way} graph of"
+                f"{node.target}{_place(node)} writes into {name}, which the {block.path} graph of"
                 f" {outer.target} is given",
                 hint="Write into a copy of it: x = x.clone().",
             )

@@ -5,9 +5,12 @@ the other paths of its branches.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
 from enginecast.capture.control_flow.cover.branches import Unverified, cover
 from enginecast.capture.control_flow.detect.recorder import record
@@ -22,8 +25,9 @@ from enginecast.capture.tracing.oracle import Guard
 from enginecast.capture.tracing.size_guards import OtherSizes
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, UsageError
-from enginecast.passes.ir.block_coverage import Way, ways, ways_taken
-from enginecast.passes.ir.blocks import all_blocks
+from enginecast.passes.ir.blocks import Block, all_blocks
+from enginecast.passes.ir.interpret import Run
+from enginecast.passes.ir.source import module_path, source_line
 
 SEED = 0
 """Of the verification inputs: equal calls give equal bundles."""
@@ -223,6 +227,8 @@ def _check_sizes(specs: Sequence[InputSpec], case: Case) -> None:
                 )
 
 
+Path = GraphModule
+"""A path through a program, known by the graph of its block."""
 MOST_TRIALS = 60
 """Runs of the program in search of paths that no case takes."""
 WATCHED = 2
@@ -245,16 +251,16 @@ def cover_paths(
         known: places, as "model.py:26", whose paths were looked at in the source already.
         trials: runs in search of other cases, at most.
     """
-    every = ways(program)
-    taken = ways_taken(program, [case.inputs for case in cases])
+    every = _paths(program)
+    taken = _paths_taken(program, [case.inputs for case in cases])
     added = list(_search(program, specs, cases, every, frozenset().union(*taken), trials))
     cases = (*cases, *(case for case, _ in added))
     taken += [found for _, found in added]
     libraries = _of_libraries(program)
     missing = [
         text
-        for way, text in every.items()
-        if way not in libraries and not any(way in found for found in taken)
+        for path, text in every.items()
+        if path not in libraries and not any(path in found for found in taken)
     ]
     fresh = {text.partition(": ")[0]: None for text in every.values()} if not missing else {}
     told = [place for place in fresh if place not in known]
@@ -271,7 +277,7 @@ def cover_paths(
     )
 
 
-def _of_libraries(program: ExportedProgram) -> frozenset[Way]:
+def _of_libraries(program: ExportedProgram) -> frozenset[Path]:
     """The paths through blocks that a library wrote, whose branches reject no model."""
     found = set()
     for node, block in all_blocks(program):
@@ -286,27 +292,66 @@ def _search(
     program: ExportedProgram,
     specs: Sequence[InputSpec],
     cases: Sequence[Case],
-    every: Mapping[Way, str],
-    seen: frozenset[Way],
+    every: Mapping[Path, str],
+    seen: frozenset[Path],
     trials: int,
-) -> Iterator[tuple[Case, frozenset[Way]]]:
+) -> Iterator[tuple[Case, frozenset[Path]]]:
     bases: list[Mapping[str, Tensor]] = [case.inputs for case in cases]
     for inputs in islice(perturbed(specs, bases, SEED), trials):
         if every.keys() <= seen:
             return
         try:
-            [found] = ways_taken(program, [inputs])
+            [found] = _paths_taken(program, [inputs])
         except Exception:  # at values that nobody promised it takes
             continue
-        new = [every[way].partition(": ")[0] for way in found - seen if way in every]
+        new = [every[path].partition(": ")[0] for path in found - seen if path in every]
         if new:
             yield Case(f"other way at {', '.join(dict.fromkeys(new))}", dict(inputs)), found
         seen |= found
 
 
-def _watched(cases: Sequence[Case], taken: Sequence[frozenset[Way]]) -> Iterator[Case]:
-    seen: set[Way] = set()
+def _watched(cases: Sequence[Case], taken: Sequence[frozenset[Path]]) -> Iterator[Case]:
+    seen: set[Path] = set()
     for index, (case, found) in enumerate(zip(cases, taken, strict=True)):
         if index < WATCHED or not found <= seen:
             seen |= found
             yield case
+
+
+def _paths_taken(
+    program: ExportedProgram, cases: Sequence[Mapping[str, Tensor]]
+) -> list[frozenset[Path]]:
+    """The blocks that each case runs.
+
+    Args:
+        cases: inputs by placeholder name.
+
+    Raises:
+        AssertionFailedError, VerificationError: the program does not take a case.
+    """
+    run = _Recorded(program, cases)
+    with torch.no_grad():
+        run.results()
+    return [frozenset(taken) for taken in run.taken]
+
+
+def _paths(program: ExportedProgram) -> dict[Path, str]:
+    """Every path that there is, in words: "model.py:26: cond never took the false way"."""
+    found = {}
+    for node, block in all_blocks(program):
+        place = source_line(node) or module_path(node) or node.name
+        if block.path in ("true", "false"):
+            found[block.module] = f"{place}: cond never took the {block.path} way"
+        elif block.path == "body":
+            found[block.module] = f"{place}: the body of while_loop never ran"
+    return found
+
+
+class _Recorded(Run):
+    def __init__(self, program: ExportedProgram, cases: Sequence[Mapping[str, Tensor]]) -> None:
+        super().__init__(program, cases)
+        self.taken: list[set[Path]] = [set() for _ in cases]
+
+    def run_block(self, block: Block, values: list[Any], case: int) -> list[Any]:
+        self.taken[case].add(block.module)
+        return super().run_block(block, values, case)

@@ -1,13 +1,18 @@
 """From a MODEL argument to a captured program: the start of export, inspect and opt."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from enginecast.capture.control_flow.detect.detect import overlooked
 from enginecast.capture.control_flow.detect.recorder import Read, record
@@ -40,11 +45,16 @@ from enginecast.compiler.cases import (
 from enginecast.compiler.request import EngineConfig, ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, UsageError
-from enginecast.passes.ir.base import PassContext
-from enginecast.passes.ir.blocks import has_structure
-from enginecast.passes.ir.captured_blocks import lift_constants, name_places, unknown_structure
-from enginecast.passes.ir.cut_outputs import drop_dead, keep_outputs
-from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.base import PassContext, ProgramView
+from enginecast.passes.ir.block_view import opened
+from enginecast.passes.ir.blocks import all_blocks, all_nodes, blocks, has_structure, is_structured
+from enginecast.passes.ir.edit import (
+    add_weight,
+    drop_unused_weights,
+    erase_dead,
+    free_name,
+    structural_copy,
+)
 from enginecast.passes.ir.quantization_plan import QuantizationPlan
 from enginecast.passes.ir.source import source_line
 from enginecast.passes.quantize.plan.file import check_model, read_plan
@@ -252,7 +262,7 @@ def _capture(
         return captured
     # A copy, because nodes of torch's own may lack some of their users.
     program = structural_copy(captured.program)
-    drop_dead(program)
+    _drop_dead(program)
     return replace(captured, program=program, notes=(*captured.notes, *_unread(program)))
 
 
@@ -261,7 +271,7 @@ def _cut(given: ExportedProgram, wanted: Wanted) -> Captured:
     named, leaves = named_leaves(given, wanted)
     places = {id(leaf): place for place, leaf in enumerate(leaves)}
     program = structural_copy(given)
-    keep_outputs(program, {name: places[id(leaf)] for name, leaf in named.tensors.items()})
+    _keep_outputs(program, {name: places[id(leaf)] for name, leaf in named.tensors.items()})
     captured = describe(program)
     return replace(captured, notes=(*named.notes, *captured.notes, *_unread(program)))
 
@@ -323,7 +333,7 @@ def lifted(captured: Captured) -> Captured:
     Raises:
         CaptureError: an op runs a graph and is none of cond, while_loop and scan.
     """
-    unknown = unknown_structure(captured.program)
+    unknown = _unknown_structure(captured.program)
     if unknown is not None:
         place = source_line(unknown) or unknown.name
         raise CaptureError(
@@ -333,7 +343,90 @@ def lifted(captured: Captured) -> Captured:
     if not has_structure(captured.program):
         return captured
     program = structural_copy(captured.program)
-    lift_constants(program)
-    name_places(program)
+    _lift_constants(program)
+    _name_places(program)
     program.graph_module.recompile()
     return replace(captured, program=program)
+
+
+def _keep_outputs(program: ExportedProgram, positions: Mapping[str, int]) -> None:
+    """Let `program` return some of its outputs as a dict, in place.
+
+    Args:
+        program: a structural copy; graph, signature and output structure change.
+        positions: name of each output that stays, in the new order, to its place among the user's
+            outputs; one place may have several names.
+    """
+    output = program.graph.output_node()
+    specs = program.graph_signature.output_specs
+    user = [index for index, spec in enumerate(specs) if spec.kind is OutputKind.USER_OUTPUT]
+    others = [index for index in range(len(specs)) if index not in user]
+    kept = [*others, *(user[position] for position in positions.values())]
+    values = output.args[0]
+    assert isinstance(values, tuple | list)
+    output.args = (tuple(values[index] for index in kept),)
+    program.graph_signature.output_specs = [copy.deepcopy(specs[index]) for index in kept]
+    entry, *modules = program.module_call_graph
+    assert entry.signature is not None  # the first entry is the program itself
+    signature = replace(
+        entry.signature,
+        outputs=[],  # torch fills it for submodules alone
+        out_spec=pytree.tree_structure(dict.fromkeys(positions, 0)),
+    )
+    program._module_call_graph = [replace(entry, signature=signature), *modules]
+    _drop_dead(program)
+
+
+def _drop_dead(program: ExportedProgram) -> None:
+    """Erase what no output needs: nodes, and weights with their tensors, in place."""
+    erase_dead(program.graph)
+    drop_unused_weights(program)
+    program.graph_module.recompile()
+    program.graph.lint()
+    program.validate()
+
+
+def _name_places(program: ExportedProgram) -> None:
+    """Give nodes within blocks the module of the op that runs them: torch.export names none."""
+    for node, block in all_blocks(program):
+        for inner in block.module.graph.nodes:
+            for key in ("nn_module_stack", "stack_trace"):
+                if inner.op == "call_function" and node.meta.get(key):
+                    inner.meta[key] = inner.meta.get(key) or node.meta[key]
+
+
+def _unknown_structure(program: ExportedProgram) -> Node | None:
+    """The first op that runs a graph in a way that is not known here, such as map."""
+    for node in all_nodes(program):
+        if not isinstance(node.target, HigherOrderOperator) or is_structured(node):
+            continue
+        owner: Any = node.graph.owning_module
+        held = (n for n in node.all_input_nodes if n.op == "get_attr")
+        runs = any(isinstance(getattr(owner, str(n.target), None), GraphModule) for n in held)
+        # A wrapper runs its graph once, as it is: interpreting the op is right.
+        if runs and not node.target.name().startswith("wrap"):
+            return node
+    return None
+
+
+def _lift_constants(program: ProgramView) -> None:
+    """Do so in every block of a program, in place."""
+    for node in list(program.graph.nodes):
+        for block in blocks(node):
+            with opened(program, node, block) as inner:
+                _lift_constants(inner)
+                for found in list(block.module.graph.nodes):
+                    if found.op == "get_attr":
+                        _lift(inner, block.module, found)
+
+
+def _lift(inner: ProgramView, owner: GraphModule, node: Node) -> None:
+    """A weight that is added to an opened block becomes one of the program around it."""
+    tensor = getattr(owner, str(node.target), None)
+    if not isinstance(tensor, Tensor):
+        return
+    name = free_name(inner, f"lifted.{node.name}")
+    placeholder = add_weight(inner, name, tensor.detach(), InputKind.CONSTANT_TENSOR)
+    placeholder.meta["val"] = node.meta["val"]
+    node.replace_all_uses_with(placeholder)
+    node.graph.erase_node(node)

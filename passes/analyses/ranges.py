@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from enginecast.passes.ir.alias import may_alias
 from enginecast.passes.ir.edit import aten, value
-from enginecast.passes.ir.effects import is_mutating
+from enginecast.passes.ir.effects import is_mutating, may_alias
 from enginecast.passes.ir.match import is_call
 from enginecast.passes.ir.traits import Trait, has
 

@@ -23,7 +23,6 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.passes.analyses.norms import is_statistic, normalized
-from enginecast.passes.ir.alias import mutated_values
 from enginecast.passes.ir.edit import (
     arguments,
     aten,
@@ -33,6 +32,7 @@ from enginecast.passes.ir.edit import (
     value,
     weight_expressions,
 )
+from enginecast.passes.ir.effects import mutated_values
 from enginecast.passes.ir.match import (
     NoMatch,
     behind_casts,

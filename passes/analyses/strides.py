@@ -18,7 +18,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
-from enginecast.passes.ir.alias import may_alias
 from enginecast.passes.ir.edit import (
     arguments,
     aten,
@@ -29,7 +28,7 @@ from enginecast.passes.ir.edit import (
     same_size,
     value,
 )
-from enginecast.passes.ir.effects import is_pure
+from enginecast.passes.ir.effects import is_pure, may_alias
 from enginecast.passes.ir.match import is_call
 from enginecast.passes.ir.traits import Trait, has
 

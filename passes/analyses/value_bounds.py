@@ -109,12 +109,18 @@ class _Bounds:
             return whole if weight is None else _of_product(whole, self._at(weight))
         if has(node, Trait.BOUNDED):
             return Bound(1.0, math.inf)
-        if has(node, Trait.CASTS) or is_identity(node) or is_call(node, aten.embedding.default):
+        if has(node, Trait.CASTS) or is_identity(node):
             return self._at(args[0])
         if has(node, Trait.NOT_LARGER) and not has(node, Trait.GATHERS, Trait.JOINS, Trait.RANDOM):
             found = self._at(args[0])
             # Rows may be cut otherwise.
             return Bound(found.largest, math.inf) if has(node, Trait.MOVES) else found
+        return self._of_op(node, width)
+
+    def _of_op(self, node: Node, width: int) -> Bound:
+        args = arguments(node)
+        if is_call(node, aten.embedding.default):
+            return self._at(args[0])
         if is_call(node, aten.linear.default):
             source, weight, *bias = (self._at(a) for a in args if a is not None)
             added = sum(bound.largest for bound in bias)

@@ -65,7 +65,7 @@ class BlockView:
         for position, (placeholder, operand) in enumerate(pairs):
             own = _spec(program, operand) if position in lasting else None
             if own is None and position in lasting and operand in weights:
-                own = (InputKind.PARAMETER, f"{block.way} {placeholder.name}")
+                own = (InputKind.PARAMETER, f"{block.path} {placeholder.name}")
                 computed[own[1]] = partial(weight_value, program, operand)
             kind, target = own or (InputKind.USER_INPUT, None)
             persistent = True if kind is InputKind.BUFFER else None
@@ -104,8 +104,7 @@ def _hand_in(program: ProgramView, node: Node, block: Block, seen: BlockView, ad
     assert spec.target is not None
     tensor = weight_tensor(seen, spec)
     outer = add_weight(program, free_name(program, spec.target), tensor, spec.kind)
-    places = dict(zip([b.way for b in blocks(node)], add_operand(node, outer), strict=True))
-    added.replace_all_uses_with(places[block.way])
+    added.replace_all_uses_with(add_operand(node, outer)[block.path])
     block.module.graph.erase_node(added)
 
 

@@ -30,7 +30,7 @@ aten = torch.ops.aten
 COND = torch.ops.higher_order.cond
 WHILE_LOOP = torch.ops.higher_order.while_loop
 SCAN = torch.ops.higher_order.scan
-_WAYS: dict[Any, tuple[tuple[int, str], ...]] = {
+_PATHS: dict[Any, tuple[tuple[int, str], ...]] = {
     COND: ((1, "true"), (2, "false")),
     WHILE_LOOP: ((0, "condition"), (1, "body")),
     SCAN: ((0, "step"),),
@@ -50,7 +50,7 @@ Apply = Callable[..., Any]
 class Block:
     """One graph that a node runs."""
 
-    way: str
+    path: str
     """"true", "false", "condition", "body" or "step"."""
     attribute: Node
     """The `get_attr` node that names it."""
@@ -69,7 +69,7 @@ class Block:
 
 def is_structured(node: object) -> TypeGuard[Node]:
     """Whether a node runs graphs of its own."""
-    return isinstance(node, Node) and node.op == "call_function" and node.target in _WAYS
+    return isinstance(node, Node) and node.op == "call_function" and node.target in _PATHS
 
 
 def is_result(node: object) -> TypeGuard[Node]:
@@ -84,14 +84,14 @@ def blocks(node: Node) -> tuple[Block, ...]:
     if not is_structured(node):
         return ()
     found = []
-    for position, way in _WAYS[node.target]:
+    for position, path in _PATHS[node.target]:
         attribute = node.args[position]
         assert isinstance(attribute, Node)
         owner = attribute.graph.owning_module
         assert owner is not None
         module = owner.get_submodule(str(attribute.target))
         assert isinstance(module, GraphModule)
-        found.append(Block(way, attribute, module))
+        found.append(Block(path, attribute, module))
     return tuple(found)
 
 
@@ -144,12 +144,12 @@ def drop_operand(node: Node, position: int) -> None:
         block.module.recompile()
 
 
-def add_operand(node: Node, value: Node) -> list[Node]:
-    """Hand one more value to every block of a node; returns its placeholders, one a block."""
+def add_operand(node: Node, value: Node) -> dict[str, Node]:
+    """Hand one more value to every block of a node; returns its placeholders by block path."""
     groups: Any = list(node.args)
     groups[-1] = (*groups[-1], value)
     node.args = tuple(groups)
-    added = []
+    added = {}
     for block in blocks(node):
         graph = block.module.graph
         behind = block.placeholders
@@ -159,7 +159,7 @@ def add_operand(node: Node, value: Node) -> list[Node]:
             placeholder: Node = graph.placeholder(value.name)
         placeholder.target = placeholder.name  # two may be asked for by one name
         placeholder.meta["val"] = value.meta["val"]
-        added.append(placeholder)
+        added[block.path] = placeholder
         block.module.recompile()
     return added
 
@@ -198,7 +198,7 @@ def has_structure(program: ExportedProgram) -> bool:
 
 def block_name(node: Node, block: Block) -> str:
     """How a block is called in reports: "cond[true]"."""
-    return f"{node.name}[{block.way}]"
+    return f"{node.name}[{block.path}]"
 
 
 def run_structured(
@@ -254,12 +254,8 @@ def _scan(
 
 
 def truth(value: Any, apply: Apply) -> bool:
-    """Which way a predicate of one element goes."""
-    return bool(apply(_as_bool, value))
-
-
-def _as_bool(value: Any) -> bool:
-    return bool(value)
+    """Whether a predicate of one element holds."""
+    return bool(apply(bool, value))
 
 
 def copy_module(module: GraphModule) -> GraphModule:

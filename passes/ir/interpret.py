@@ -19,9 +19,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind
 from torch.fx import Interpreter, Node
 
-from enginecast.errors import InputError
-from enginecast.passes.ir.alias import mutated_placeholders, mutated_values, reached_by
-from enginecast.passes.ir.assertions import run_check, run_number
+from enginecast.errors import InputError, VerificationError
 from enginecast.passes.ir.blocks import Block, is_structured, run_structured
 from enginecast.passes.ir.deferred_weights import deferred_weights
 from enginecast.passes.ir.edit import (
@@ -29,6 +27,8 @@ from enginecast.passes.ir.edit import (
     weight_specs,
     weight_tensor,
 )
+from enginecast.passes.ir.effects import mutated_placeholders, mutated_values, reached_by
+from enginecast.passes.ir.source import source_line
 from enginecast.passes.ir.traits import Trait, has
 
 ALIGNMENT = 64
@@ -40,6 +40,20 @@ as it exists; must not keep or change it."""
 Feed = Callable[[int, Node, Tensor], Tensor]
 """Called after `Watch`, but for no node within a block: what the nodes that read this value get in
 its place."""
+
+
+class AssertionFailedError(VerificationError):
+    """An assertion of the program does not hold.
+
+    Args:
+        message: as for `VerificationError`.
+        case: number of the case, among those that were run.
+        hint: as for `VerificationError`.
+    """
+
+    def __init__(self, message: str, case: int, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.case = case
 
 
 def interpret(
@@ -101,7 +115,7 @@ def output_names(count: int) -> tuple[str, ...]:
 class Run(Interpreter):
     """One run; the environments hold the values that are still needed.
 
-    `verify.emulate.emulate` and `ways` derive from it; what they override is public.
+    `verify.emulate.emulate` and `compiler.cases` derive from it; what they override is public.
     """
 
     def __init__(
@@ -294,3 +308,38 @@ def schedule(program: ExportedProgram, weights: set[Node]) -> list[Node]:
         if node not in weights:
             place(node)
     return order
+
+
+def run_number(node: Node, case: int, call: Callable[[], Any]) -> Any:
+    """Compute a node; arithmetic on Python numbers may fail where a path of the model was not taken.
+
+    Raises:
+        AssertionFailedError: it divides by zero, or overflows.
+    """
+    try:
+        return call()
+    except ArithmeticError as error:
+        place = source_line(node) or node.name
+        raise AssertionFailedError(
+            f"the program fails at {place}: {error}",
+            case,
+            hint="torch.export followed the way that does not fail; rewrite what is tried there.",
+        ) from error
+
+
+def run_check(node: Node, case: int, call: Callable[[], Any]) -> Any:
+    """Call an assertion.
+
+    Raises:
+        AssertionFailedError: it does not hold, with the line of the model's code.
+    """
+    try:
+        return call()
+    except RuntimeError as error:
+        place = source_line(node) or node.name
+        said = next(iter(str(error).splitlines()), "")
+        raise AssertionFailedError(
+            f"the assertion at {place} does not hold: {said}",
+            case,
+            hint="Give inputs that it holds for: --inputs; or narrow the sizes: --dynamic.",
+        ) from error

@@ -65,12 +65,11 @@ def _lift(program: ProgramView, node: Node, block: Block, log: SiteLog) -> None:
         and found.op == "call_function"
         and any(user not in weights for user in found.users)
     ]
-    position = [b.way for b in blocks(node)].index(block.way)
     for root in roots:
         if log.skipped(root):
             continue
         moved = _copy_out(program, node, root, outside)
-        inside = add_operand(node, moved)[position]
+        inside = add_operand(node, moved)[block.path]
         outside[inside] = moved
         log.done(root)
         for user in list(root.users):

@@ -31,7 +31,6 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 
-from enginecast.passes.ir.alias import mutated_alias_sets
 from enginecast.passes.ir.blocks import (
     Block,
     blocks,
@@ -50,6 +49,7 @@ from enginecast.passes.ir.edit import (
     shape_of,
     weight_specs,
 )
+from enginecast.passes.ir.effects import mutated_alias_sets
 from enginecast.passes.ir.match import is_call, is_float_cast
 from enginecast.passes.ir.traits import Trait, has
 
@@ -307,9 +307,9 @@ def result_classes(node: Node, classes: Mapping[Node, Class]) -> tuple[Class | N
         classes: holds those of its blocks.
     """
     count = carried(node)
-    ways = [b for b in blocks(node) if b.way != "condition"]
-    state = [classes.get(placeholder) for placeholder in ways[0].placeholders[:count]]
-    columns = zip(*(_returned(block, classes)[count:] for block in ways), strict=True)
+    giving = [b for b in blocks(node) if b.path != "condition"]
+    state = [classes.get(placeholder) for placeholder in giving[0].placeholders[:count]]
+    columns = zip(*(_returned(block, classes)[count:] for block in giving), strict=True)
     return (*state, *(_joined(column) for column in columns))
 
 

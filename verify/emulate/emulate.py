@@ -20,12 +20,10 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate
 
 from enginecast.errors import VerificationError
-from enginecast.passes.ir.alias import mutated_values
-from enginecast.passes.ir.assertions import run_check
 from enginecast.passes.ir.blocks import all_modules, is_structured, run_structured
 from enginecast.passes.ir.edit import aten, value
-from enginecast.passes.ir.effects import is_metadata_check, is_mutating
-from enginecast.passes.ir.interpret import Run, named
+from enginecast.passes.ir.effects import is_metadata_check, is_mutating, mutated_values
+from enginecast.passes.ir.interpret import Run, named, run_check
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.verify.boundaries import is_scaled
 from enginecast.verify.eager import Case, as_arrays, mask_of

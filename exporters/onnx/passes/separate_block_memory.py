@@ -10,7 +10,7 @@ pass that drops an inert dropout makes such blocks), and one that is given a val
 `exact`: values are copied.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,11 +18,10 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from enginecast.passes.ir.alias import may_alias
-from enginecast.passes.ir.base import Pass, PassContext, ProgramView, Promise, Site
-from enginecast.passes.ir.block_view import opened
+from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
 from enginecast.passes.ir.blocks import (
     Block,
+    all_modules,
     blocks,
     drop_operand,
     is_structured,
@@ -31,6 +30,7 @@ from enginecast.passes.ir.blocks import (
     set_operand,
 )
 from enginecast.passes.ir.edit import aten, insert, value
+from enginecast.passes.ir.effects import may_alias
 from enginecast.passes.ir.sites import SiteLog
 
 
@@ -44,23 +44,17 @@ class SeparateBlockMemory(Pass):
 
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
         log = SiteLog(context)
-        _separate(program, log)
+        for module in list(all_modules(program)):
+            for node in filter(is_structured, list(module.graph.nodes)):
+                if log.skipped(node):
+                    continue
+                changed = _merge_operands(node) + _copy_operands(node)
+                if changed + sum(map(_copy_results, blocks(node))):
+                    log.done(node)
+                else:
+                    log.refused(node, "nothing shares memory across its borders")
+            module.recompile()
         return log.sites
-
-
-def _separate(program: ProgramView, log: SiteLog) -> None:
-    for node in list(program.graph.nodes):
-        if not is_structured(node) or log.skipped(node):
-            continue
-        changed = _merge_operands(node) + _copy_operands(node)
-        for block in blocks(node):
-            with opened(program, node, block) as inner:
-                _separate(inner, log)
-                changed += _copy_results(block)
-        if changed:
-            log.done(node)
-        else:
-            log.refused(node, "nothing shares memory across its borders")
 
 
 def _merge_operands(node: Node) -> int:
@@ -80,7 +74,7 @@ def _merge_operands(node: Node) -> int:
 
 def _copy_operands(node: Node) -> int:
     given = operands(node)
-    sharing = _sharing(given, lambda origins: False)
+    sharing = _sharing(given)
     for position in sharing:
         operand = given[position]
         with node.graph.inserting_before(node):
@@ -94,7 +88,7 @@ def _copy_results(block: Block) -> int:
     graph = block.module.graph
     output = graph.output_node()
     results = list(block.results)
-    sharing = _sharing(results, _has_placeholder)
+    sharing = _sharing(results, of_block=True)
     for position in sharing:
         with graph.inserting_before(output):
             results[position] = insert(
@@ -105,19 +99,17 @@ def _copy_results(block: Block) -> int:
     return len(sharing)
 
 
-def _has_placeholder(origins: set[Node]) -> bool:
-    return any(origin.op == "placeholder" for origin in origins)
-
-
-def _sharing(values: Iterable[object], also: Callable[[set[Node]], bool]) -> list[int]:
-    """Positions of the tensors that lie in the memory of an earlier one, or that `also` says."""
+def _sharing(values: Iterable[object], *, of_block: bool = False) -> list[int]:
+    """Positions of the tensors that lie in the memory of an earlier one, or in that of an operand
+    where they are results of a block.
+    """
     owners: set[Node] = set()
     found = []
     for position, given in enumerate(values):
         if not isinstance(given, Node) or not isinstance(value(given), Tensor):
             continue
         origins = _origins(given)
-        if origins & owners or also(origins):
+        if origins & owners or (of_block and any(n.op == "placeholder" for n in origins)):
             found.append(position)
         owners |= origins
     return found

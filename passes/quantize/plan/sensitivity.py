@@ -18,8 +18,8 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.errors import PassError
-from enginecast.passes.ir.alias import mutated_values
 from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.effects import mutated_values
 from enginecast.passes.ir.interpret import Run, named
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
 from enginecast.passes.ir.source import module_path, source_line
