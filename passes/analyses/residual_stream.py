@@ -14,7 +14,7 @@ outputs; whatever else reads it *blocks* it, because its result would not be the
 scale.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from enginecast.passes.analyses.norms import is_statistic, normalized
 from enginecast.passes.ir.edit import (
     arguments,
     aten,
+    first_input,
     is_float,
     same_shape,
     shape_of,
@@ -84,11 +85,8 @@ class Stream:
     """Members that the program returns."""
     blockers: tuple[tuple[Node, str], ...]
     """Readers that are not the same at another scale, and why."""
-
-    @property
-    def is_residual(self) -> bool:
-        """Whether anything is added up in it."""
-        return any(is_call(node, *SUMS) for node in self.members)
+    is_residual: bool
+    """Whether a residual sum is among the members."""
 
 
 def find_streams(program: ExportedProgram, weights: set[Node]) -> Iterator[tuple[Node, Stream]]:
@@ -98,105 +96,143 @@ def find_streams(program: ExportedProgram, weights: set[Node]) -> Iterator[tuple
         program: before its norms are fused, or after.
         weights: every weight expression of the program.
     """
-    readers = _Readers(program)
-    written = mutated_values(program.graph)
+    search = _Streams(program, weights)
     seen: set[Node] = set()
-    for site, seed in readers.seeds:
-        if seed in seen or not _can_carry(seed, weights, written):
-            continue
-        stream = _Growth(weights, readers, written).grow(seed)
-        seen.update(stream.members)
-        yield site, stream
+    for site, seed in search.seeds:
+        if seed not in seen and search.can_carry(seed):
+            stream = search.grow(seed)
+            seen.update(stream.members)
+            yield site, stream
 
 
 def foldable(node: Node, weights: set[Node]) -> tuple[Node, ...]:
     """The weight expressions by which the result of `node` can be scaled; empty when there are
     none.
     """
+    args = arguments(node)
     if is_call(node, aten.mul.Tensor):
-        found = tuple(a for a in node.args[:2] if isinstance(a, Node) and a in weights)
+        found = tuple(a for a in args[:2] if a in weights)
         return found if len(found) == 1 else ()
-    positions = WEIGHTED.get(node.target)
-    if positions is None:
-        return ()
-    given = [node.args[p] for p in positions if p < len(node.args)]
+    given = [args[p] for p in WEIGHTED.get(node.target, ()) if p < len(args)]
     given = [argument for argument in given if argument is not None]
-    if not all(isinstance(argument, Node) and argument in weights for argument in given):
-        return ()
-    return tuple(argument for argument in given if isinstance(argument, Node))
+    return tuple(given) if weights.issuperset(given) else ()
 
 
 def carried(node: Node) -> tuple[Node, ...]:
     """The arguments that `node` hands on: scaled alike, they give a result scaled alike."""
-    if is_call(node, *SUMS):
-        operands = node.args[:2]
-        return tuple(a for a in operands if isinstance(a, Node)) if _all_nodes(operands) else ()
+    args = arguments(node)
     if has(node, Trait.JOINS):
-        joined = arguments(node)[0]
-        return tuple(joined)
-    if is_call(node, aten.where.self):
-        chosen = node.args[1:3]
-        return tuple(a for a in chosen if isinstance(a, Node)) if _all_nodes(chosen) else ()
+        return tuple(args[0])
+    if is_call(node, aten.where.self, *SUMS):
+        both = args[1:3] if is_call(node, aten.where.self) else args[:2]
+        return both if all(isinstance(operand, Node) for operand in both) else ()
     if is_call(node, aten.mul.Tensor):
         split = scalar_operand(node, aten.mul.Tensor)
         return (split[0],) if split is not None else ()
-    division = is_call(node, aten.div.Tensor) and not isinstance(node.args[1], Node)
-    zeros = is_call(node, aten.masked_fill.Scalar) and node.args[2] == 0
-    if division or zeros or has(node, Trait.HOMOGENEOUS):
-        source = node.args[0]
-        return (source,) if isinstance(source, Node) and is_float(source) else ()
-    return ()
+    division = is_call(node, aten.div.Tensor) and not isinstance(args[1], Node)
+    zeros = is_call(node, aten.masked_fill.Scalar) and args[2] == 0
+    return (
+        args[:1]
+        if (division or zeros or has(node, Trait.HOMOGENEOUS)) and is_float(args[0])
+        else ()
+    )
 
 
-def _all_nodes(operands: Sequence[object]) -> bool:
-    return all(isinstance(operand, Node) for operand in operands)
+class _Streams:
+    """The norms of a program, and the streams that they read."""
 
-
-def _can_carry(node: Node, weights: set[Node], written: set[Node]) -> bool:
-    if node in weights or node in written or node.op != "call_function":
-        return False
-    return bool(carried(node) or foldable(node, weights))
-
-
-class _Readers:
-    """The norms of a program, by the nodes through which they read."""
-
-    def __init__(self, program: ExportedProgram) -> None:
-        self.norms: dict[Node, Norm] = {}
-        self.reasons: dict[Node, str] = {}
+    def __init__(self, program: ExportedProgram, weights: set[Node]) -> None:
+        self._weights = weights
+        self._written = mutated_values(program.graph)
+        self._sums = residual_sums(program)
+        self._norms: dict[Node, Norm] = {}
+        """By the nodes through which they read."""
+        self._reasons: dict[Node, str] = {}
         self.seeds: list[tuple[Node, Node]] = []
         """(where a norm stands, what it reads)"""
         for node in program.graph.nodes:
             if is_statistic(node):
                 self._add_spelled(node)
-            elif is_call(node, aten.rms_norm.default):
+            elif is_call(node, aten.rms_norm.default, aten.layer_norm.default):
                 self._add_fused(node)
-            elif is_call(node, aten.layer_norm.default):
-                self._seed(node, node.args[0])
 
     def _add_spelled(self, mean: Node) -> None:
+        square = first_input(mean)
         try:
             found = normalized.match(mean)
-            inner = _inner(found)
+            norm = Norm(found.node("plus"), found.number("epsilon"), _inner(found))
         except NoMatch as miss:
-            square = arguments(mean)[0]
-            self.reasons[square] = miss.reason
-            self._seed(mean, square.args[0])
+            self._reasons[square] = miss.reason
+            self.seeds.append((mean, first_input(square)))
             return
-        norm = Norm(found.node("plus"), found.number("epsilon"), inner)
-        self.norms[found.node("square")] = self.norms[found.root] = norm
-        self._seed(mean, found.node("measured"))
+        self._norms[square] = self._norms[found.root] = norm
+        self.seeds.append((mean, found.node("measured")))
 
     def _add_fused(self, node: Node) -> None:
-        _, sizes, _, epsilon = (*arguments(node), None, None)[:4]
-        if len(sizes) == 1:
+        source, sizes, _, epsilon = (*arguments(node), None, None)[:4]
+        if is_call(node, aten.rms_norm.default) and len(sizes) == 1:
             # Without epsilon torch takes that of fp32, in which the program computes.
-            self.norms[node] = Norm(node, 2.0**-23 if epsilon is None else float(epsilon))
-        self._seed(node, node.args[0])
+            self._norms[node] = Norm(node, 2.0**-23 if epsilon is None else float(epsilon))
+        self.seeds.append((node, source))
 
-    def _seed(self, site: Node, source: object) -> None:
-        if isinstance(source, Node):
-            self.seeds.append((site, source))
+    def can_carry(self, node: Node) -> bool:
+        if node in self._weights or node in self._written or node.op != "call_function":
+            return False
+        return bool(carried(node) or foldable(node, self._weights))
+
+    def grow(self, seed: Node) -> Stream:
+        """The stream that `seed` is part of."""
+        members: set[Node] = set()
+        entries: list[tuple[Node, Node]] = []
+        norms: dict[Node, Norm] = {}
+        outputs: set[Node] = set()
+        blockers: dict[Node, str] = {}
+        waiting = [seed]
+        while waiting:
+            node = waiting.pop()
+            if node in members:
+                continue
+            members.add(node)
+            own = foldable(node, self._weights)
+            for source in dict.fromkeys(own or carried(node)):
+                if not own and self.can_carry(source):
+                    waiting.append(source)
+                else:
+                    entries.append((node, source))
+            for user in real_users(node):
+                if user.op == "output":
+                    outputs.add(node)
+                elif user in self._norms:
+                    norms[self._norms[user].node] = self._norms[user]
+                elif node in carried(user) and user not in self._written:
+                    waiting.append(user)
+                elif not _reads_type(user, node):
+                    blockers[user] = self._reason(user)
+        return Stream(
+            members=tuple(sorted(members)),
+            entries=tuple(sorted(entries)),
+            norms=tuple(norms[node] for node in sorted(norms)),
+            outputs=tuple(sorted(outputs)),
+            blockers=tuple(sorted(blockers.items())),
+            is_residual=not members.isdisjoint(self._sums),
+        )
+
+    def _reason(self, user: Node) -> str:
+        """Why a reader is not the same at another scale."""
+        if user in self._reasons:
+            return f"a norm on the stream is not understood: {self._reasons[user]}"
+        if is_call(user, aten.layer_norm.default):
+            return (
+                "layer_norm reads the stream: it subtracts the mean, and only root-mean-square "
+                "norms are rescaled"
+            )
+        if user in self._written:
+            return "a value of the stream is written in place"
+        if is_call(user, *GUARDS):
+            return f"{op_name(user)} reads the stream: a guard against overflow, which has a limit"
+        if is_call(user, aten.linear.default):
+            return "linear reads the stream itself: a norm stands on the stream, or there is none"
+        return f"{op_name(user)} reads the stream, and is not the same at another scale"
 
 
 def _inner(norm: Match) -> dict[Node, int]:
@@ -211,75 +247,6 @@ def _inner(norm: Match) -> dict[Node, int]:
         if is_call(users[0], aten.reciprocal.default):
             inner[users[0]] = -1
     return inner
-
-
-class _Growth:
-    """Collects one stream from one of its values."""
-
-    def __init__(self, weights: set[Node], readers: _Readers, written: set[Node]) -> None:
-        self._weights = weights
-        self._readers = readers
-        self._written = written
-        self._members: dict[Node, None] = {}
-        self._entries: list[tuple[Node, Node]] = []
-        self._norms: dict[Node, Norm] = {}
-        self._outputs: dict[Node, None] = {}
-        self._blockers: dict[Node, str] = {}
-
-    def grow(self, seed: Node) -> Stream:
-        """The stream that `seed` is part of."""
-        waiting = [seed]
-        while waiting:
-            node = waiting.pop()
-            if node in self._members:
-                continue
-            self._members[node] = None
-            waiting += [*self._sources(node), *self._readers_of(node)]
-        return Stream(
-            members=tuple(sorted(self._members)),
-            entries=tuple(sorted(self._entries)),
-            norms=tuple(self._norms[node] for node in sorted(self._norms)),
-            outputs=tuple(sorted(self._outputs)),
-            blockers=tuple((node, self._blockers[node]) for node in sorted(self._blockers)),
-        )
-
-    def _sources(self, node: Node) -> Iterator[Node]:
-        """What has to be scaled for this member: other members, or entries."""
-        own = foldable(node, self._weights)
-        for source in dict.fromkeys(own or carried(node)):
-            if not own and _can_carry(source, self._weights, self._written):
-                yield source
-            else:
-                self._entries.append((node, source))
-
-    def _readers_of(self, node: Node) -> Iterator[Node]:
-        for user in real_users(node):
-            if user.op == "output":
-                self._outputs[node] = None
-            elif user in self._readers.norms:
-                norm = self._readers.norms[user]
-                self._norms[norm.node] = norm
-            elif node in carried(user) and user not in self._written:
-                yield user
-            elif not _reads_type(user, node):
-                self._blockers[user] = self._reason(user)
-
-    def _reason(self, user: Node) -> str:
-        known = self._readers.reasons.get(user)
-        if known is not None:
-            return f"a norm on the stream is not understood: {known}"
-        if is_call(user, aten.layer_norm.default):
-            return (
-                "layer_norm reads the stream: it subtracts the mean, and only root-mean-square "
-                "norms are rescaled"
-            )
-        if user in self._written:
-            return "a value of the stream is written in place"
-        if is_call(user, *GUARDS):
-            return f"{op_name(user)} reads the stream: a guard against overflow, which has a limit"
-        if is_call(user, aten.linear.default):
-            return "linear reads the stream itself: a norm stands on the stream, or there is none"
-        return f"{op_name(user)} reads the stream, and is not the same at another scale"
 
 
 def _reads_type(user: Node, node: Node) -> bool:
@@ -311,50 +278,37 @@ def residual_stream(program: ExportedProgram) -> set[Node]:
 def residual_sums(program: ExportedProgram) -> set[Node]:
     """Every sum of two values of one shape, one of them computed from the other by a layer."""
     weights = weight_expressions(program)
-    places = {node: place for place, node in enumerate(program.graph.nodes)}
     return {
         node
         for node in program.graph.nodes
-        if is_call(node, aten.add.Tensor)
-        and any(_is_layer(*pair, places) for pair in _addends(node, weights))
+        if is_call(node, *SUMS)
+        and any(_is_layer(behind_casts(start), end) for start, end in _addends(node, weights))
     }
 
 
 def _addends(total: Node, weights: set[Node]) -> Iterator[tuple[Node, Node]]:
     """Both orders of the addends, when a residual sum could be made of them."""
     left, right = total.args[:2]
-    if not (isinstance(left, Node) and isinstance(right, Node)) or {left, right} & weights:
-        return
-    if not (is_float(left) and is_float(right)):
-        return
-    if same_shape(shape_of(left), shape_of(right)):
-        yield behind_casts(left), right
-        yield behind_casts(right), left
+    if is_float(left) and is_float(right) and not {left, right} & weights:
+        assert isinstance(left, Node)
+        assert isinstance(right, Node)
+        if same_shape(shape_of(left), shape_of(right)):
+            yield from ((left, right), (right, left))
 
 
-def _is_layer(start: Node, end: Node, places: dict[Node, int]) -> bool:
+def _is_layer(start: Node, end: Node) -> bool:
     """Whether `end` is computed from `start` with a weighted sum on the way."""
-    between = _between(start, end, places)
-    reached: set[Node] = {start}
-    weighted: set[Node] = set()
-    for node in sorted(between, key=places.__getitem__):
-        sources = set(node.all_input_nodes)
-        if sources & reached:
-            reached.add(node)
-            if has(node, Trait.HEAVY) or sources & weighted:
-                weighted.add(node)
-    return end in weighted
-
-
-def _between(start: Node, end: Node, places: dict[Node, int]) -> set[Node]:
-    """`end` and what it is computed from, no further back than `start`."""
-    found, waiting = {end}, [end]
+    waiting, seen = [(end, False)], set()
     while waiting:
-        for source in waiting.pop().all_input_nodes:
-            if source not in found and places[source] > places[start]:
-                found.add(source)
-                waiting.append(source)
-    return found
+        node, weighted = waiting.pop()
+        weighted = weighted or has(node, Trait.HEAVY)
+        for source in node.all_input_nodes:
+            if source is start and weighted:
+                return True
+            if source > start and (source, weighted) not in seen:
+                seen.add((source, weighted))
+                waiting.append((source, weighted))
+    return False
 
 
 @dataclass(frozen=True)

@@ -311,7 +311,7 @@ def schedule(program: ExportedProgram, weights: set[Node]) -> list[Node]:
 
 
 def run_number(node: Node, case: int, call: Callable[[], Any]) -> Any:
-    """Compute a node; arithmetic on Python numbers may fail where a path of the model was not taken.
+    """Compute a node; arithmetic on numbers may fail where a path of the model was not taken.
 
     Raises:
         AssertionFailedError: it divides by zero, or overflows.
