@@ -88,6 +88,8 @@ Family = Literal["onnx", "tensorrt"]
 class Own:
     """An op of ours."""
 
+    definition: Callable[..., Any]
+    """Computes it in torch."""
     traits: Trait
     form_of: Family | None
     """The only exporter that makes it, while it lowers a program; None: passes do."""
@@ -115,7 +117,7 @@ def operator(
         name = function.__name__
         made = torch.library.custom_op(f"enginecast::{name}", function, mutates_args=(), tags=tags)
         made.register_fake(fake)
-        OWN[getattr(torch.ops.enginecast, name).default] = Own(traits, form_of)
+        OWN[getattr(torch.ops.enginecast, name).default] = Own(function, traits, form_of)
         return made
 
     return define

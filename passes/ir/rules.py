@@ -13,10 +13,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from enginecast.passes.ir.base import PassContext, ProgramView, Site
+from enginecast.passes.ir.edit import dtype_of, insert, value
 from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.traits import Trait, has
 
 Rewrite = Callable[[ProgramView, Node], Node | None]
 """Adds nodes before the one that it gets; returns what stands for it, None: the node itself, which
@@ -50,3 +54,27 @@ def apply_rules(
             node.replace_all_uses_with(result)
             program.graph.erase_node(node)
     return log.sites
+
+
+def insert_traced(program: ProgramView, node: Node, function: Callable[..., Any]) -> Any:
+    """Add the ops of torch that a function calls on the arguments of a node, at the insertion
+    point; returns its result, or its results.  Casts that change nothing are left out.
+    """
+    sources = node.all_input_nodes
+
+    def call(*values: Any) -> Any:
+        given = dict(zip(sources, values, strict=True))
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), given.__getitem__)
+        return function(*args, **kwargs)
+
+    traced = make_fx(call, pre_dispatch=True)(*map(value, sources)).graph
+    known: dict[Node, Node] = dict(zip(traced.find_nodes(op="placeholder"), sources, strict=True))
+    for found in traced.nodes:
+        if found.op != "call_function":
+            continue
+        args, kwargs = torch.fx.map_arg((found.args, found.kwargs), known.__getitem__)
+        if has(found, Trait.CASTS) and dtype_of(args[0]) == args[1]:
+            known[found] = args[0]
+        else:
+            known[found] = insert(program.graph, found.target, args, kwargs, like=node)
+    return torch.fx.map_arg(traced.output_node().args[0], known.__getitem__)

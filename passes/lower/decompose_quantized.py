@@ -14,26 +14,22 @@ the same reason nothing may come between the two.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
+from torch.nn import functional
 
 from enginecast.errors import LoweringError
-from enginecast.ops.quantize import LIMITS, SMALLEST_SCALE
 from enginecast.ops.rules import Rules
-from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
-from enginecast.passes.ir.edit import (
-    arguments,
-    aten,
-    dtype_of,
-    erase_dead,
-    insert,
-    shape_of,
-)
+from enginecast.ops.traits import OWN
+from enginecast.passes.ir.base import Pass, PassContext, ProgramView, Promise, Site
+from enginecast.passes.ir.edit import arguments, dtype_of, erase_dead, shape_of
 from enginecast.passes.ir.effects import own
-from enginecast.passes.ir.rules import Rewrite, apply_rules
+from enginecast.passes.ir.rules import apply_rules, insert_traced
 from enginecast.passes.ir.source import module_path
 
 _LEAST_ROWS = 16
@@ -41,8 +37,10 @@ _LEAST_ROWS = 16
 _MULTIPLE = 8
 """And K and N that are multiples of this one."""
 
-FORMS: Rules[Callable[..., Node]] = Rules()
-"""Op -> its plain form: takes a `_Plain`, the node before which it is made, and its arguments."""
+FORMS: Rules[Callable[..., Tensor]] = Rules()
+"""Op -> its plain form in torch; where that depends on the device, it takes `cuda`."""
+for _op in (own.dynamic_scale, own.quantize, own.quantize_blocks, own.dequantize):
+    FORMS[_op.default] = OWN[_op.default].definition
 
 
 @dataclass(frozen=True)
@@ -62,189 +60,101 @@ class DecomposeQuantized(Pass):
     promise: ClassVar[Promise] = "reordered"
 
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
-        plain = _Plain(program, self.device)
-        sites = apply_rules(program, context, {op: plain.rewrite(op) for op in FORMS})
+        sites = apply_rules(program, context, dict.fromkeys(FORMS, self._rewrite))
         erase_dead(program.graph)
         return sites
 
+    def _rewrite(self, program: ProgramView, node: Node) -> Node:
+        form = FORMS[node.target]
+        if node.target is own.quantized_linear.default:
+            x, _, weight, *_ = arguments(node)
+            if self.device == "cuda" and dtype_of(x) == torch.int8:
+                _check_integer_sizes(node, *shape_of(weight))
+            form = partial(form, cuda=self.device == "cuda")
+        found: Node = insert_traced(program, node, form)
+        return found
 
-class _Plain:
-    """Each method makes the plain form of one op before the node that calls it."""
 
-    def __init__(self, program: ExportedProgram, device: str) -> None:
-        self._graph = program.graph
-        self._device = device
+@FORMS.rule(own.quantized_linear.default)
+def _quantized_linear(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    cuda: bool,
+) -> Tensor:
+    form = _int_mm if x.dtype == torch.int8 else _scaled_mm
+    found = form(_rows(x), x_scale, weight, weight_scale, bias, dtype, cuda)
+    return found if x.dim() == 2 else found.reshape(*x.shape[:-1], weight.shape[0])
 
-    def rewrite(self, op: Any) -> Rewrite:
-        """What makes the plain form of an op."""
-        return lambda _, node: FORMS[op](self, node, *arguments(node))
 
-    def _call(self, at: Node, target: Callable[..., Any], *args: Any) -> Node:
-        return insert(self._graph, target, args, like=at)
+def _scaled_mm(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    cuda: bool,
+) -> Tensor:
+    if x_scale.dim() or weight_scale.dim():  # both by rows, or both not
+        x_scale = _column(x_scale, x.shape[0])
+        weight_scale = _column(weight_scale, weight.shape[0]).reshape(1, -1)
+    inside = bias.to(dtype) if bias is not None and dtype != torch.float32 else None
+    columns = weight.t()  # column-major
+    found = torch._scaled_mm(x, columns, x_scale, weight_scale, inside, None, dtype, cuda)
+    return found if bias is None or inside is not None else found + bias
 
-    def _cast(self, at: Node, x: Node, dtype: torch.dtype | None) -> Node:
-        return x if dtype_of(x) == dtype else self._call(at, aten.to.dtype, x, dtype)
 
-    @FORMS.rule(own.dynamic_scale.default)
-    def _dynamic_scale(self, at: Node, x: Node, dtype: torch.dtype, per_row: bool) -> Node:
-        sizes = self._call(at, aten.abs.default, x)
-        largest = self._call(at, aten.amax.default, sizes, *(([-1], True) if per_row else ([],)))
-        wide = self._cast(at, largest, torch.float32)
-        scale = self._call(at, aten.div.Tensor, wide, LIMITS.get(dtype, 1.0))
-        return self._call(at, aten.clamp.default, scale, SMALLEST_SCALE)
+def _int_mm(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    cuda: bool,
+) -> Tensor:
+    if cuda:
+        padded = torch.constant_pad_nd(x, [0, 0, 0, _LEAST_ROWS], 0)
+        product = torch._int_mm(padded, weight.t())[: x.shape[0]]
+    else:
+        product = torch._int_mm(x, weight.t())
+    x_scale = _rows(x_scale) if x_scale.dim() else x_scale
+    weight_scale = weight_scale.reshape(1, -1) if weight_scale.dim() else weight_scale
+    found = product.float() * x_scale * weight_scale
+    return (found if bias is None else found + bias.float()).to(dtype)
 
-    @FORMS.rule(own.quantize.default)
-    def _quantize(self, at: Node, x: Node, scale: Node, dtype: torch.dtype) -> Node:
-        wide = self._cast(at, x, torch.float32)
-        scaled = self._call(at, aten.div.Tensor, wide, scale)
-        return self._rounded(at, scaled, LIMITS.get(dtype), dtype)
 
-    def _rounded(self, at: Node, x: Node, limit: float | None, dtype: torch.dtype) -> Node:
-        if not dtype.is_floating_point:
-            x = self._call(at, aten.round.default, x)
-        if limit is not None:
-            x = self._call(at, aten.clamp.default, x, -limit, limit)
-        return self._cast(at, x, dtype)
+@FORMS.rule(own.blockwise_linear.default)
+def _blockwise_linear(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    bits: int,
+    activations: bool,
+) -> Tensor:
+    """Multiplies in the dtype of x."""
+    blocks = (weight_scale.shape[1], -1)
+    wide = weight.float().unflatten(-1, blocks) * weight_scale.unsqueeze(-1)
+    if activations:
+        rows = x.float().unflatten(-1, blocks)
+        scale = OWN[own.dynamic_scale.default].definition(rows, torch.int8, True)
+        x = ((rows / scale).round() * scale).flatten(-2).to(x.dtype)
+    return functional.linear(x, wide.flatten(-2).to(x.dtype), bias)
 
-    @FORMS.rule(own.quantize_blocks.default)
-    def _quantize_blocks(self, at: Node, x: Node, scale: Node, bits: int) -> Node:
-        blocks = self._blocks(at, self._cast(at, x, torch.float32), shape_of(scale)[-1])
-        column = self._call(at, aten.unsqueeze.default, scale, -1)
-        scaled = self._call(at, aten.div.Tensor, blocks, column)
-        found = self._rounded(at, scaled, 2.0 ** (bits - 1) - 1, torch.int8)
-        return self._call(at, aten.flatten.using_ints, found, -2, -1)
 
-    @FORMS.rule(own.dequantize.default)
-    def _dequantize(self, at: Node, q: Node, scale: Node, dtype: torch.dtype) -> Node:
-        wide = self._cast(at, q, torch.float32)
-        return self._cast(at, self._call(at, aten.mul.Tensor, wide, scale), dtype)
+def _rows(x: Tensor) -> Tensor:
+    """[..., columns] as a matrix."""
+    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
 
-    @FORMS.rule(own.quantized_linear.default)
-    def _quantized_linear(
-        self,
-        at: Node,
-        x: Node,
-        x_scale: Node,
-        weight: Node,
-        weight_scale: Node,
-        bias: Node | None,
-        dtype: torch.dtype,
-    ) -> Node:
-        form = self._int_mm if dtype_of(x) == torch.int8 else self._scaled_mm
-        rows = self._rows(at, x, shape_of(x)[-1])
-        found = form(at, rows, x_scale, weight, weight_scale, bias, dtype)
-        if len(shape_of(x)) == 2:
-            return found
-        sizes = [self._size(at, x, dim) for dim in range(len(shape_of(x)) - 1)]
-        return self._call(at, aten.reshape.default, found, [*sizes, shape_of(weight)[0]])
 
-    def _scaled_mm(
-        self,
-        at: Node,
-        x: Node,
-        x_scale: Node,
-        weight: Node,
-        weight_scale: Node,
-        bias: Node | None,
-        dtype: torch.dtype,
-    ) -> Node:
-        if shape_of(x_scale) or shape_of(weight_scale):  # both by rows, or both not
-            x_scale = self._column(at, x_scale, self._size(at, x, 0))
-            columns = self._column(at, weight_scale, shape_of(weight)[0])
-            weight_scale = self._call(at, aten.reshape.default, columns, [1, -1])
-        columns = self._call(at, aten.t.default, weight)  # column-major
-        is_fused = bias is not None and dtype != torch.float32
-        inside = self._cast(at, bias, dtype) if bias is not None and is_fused else None
-        found = self._call(
-            at,
-            aten._scaled_mm.default,
-            *(x, columns, x_scale, weight_scale, inside, None, dtype, self._device == "cuda"),
-        )
-        if bias is None or is_fused:
-            return found
-        return self._call(at, aten.add.Tensor, found, bias)
-
-    def _int_mm(
-        self,
-        at: Node,
-        x: Node,
-        x_scale: Node,
-        weight: Node,
-        weight_scale: Node,
-        bias: Node | None,
-        dtype: torch.dtype,
-    ) -> Node:
-        rows, padded = self._size(at, x, 0), x
-        if self._device == "cuda":
-            _check_integer_sizes(at, *shape_of(weight))
-            padded = self._call(at, aten.constant_pad_nd.default, x, [0, 0, 0, _LEAST_ROWS], 0)
-        columns = self._call(at, aten.t.default, weight)
-        product = self._call(at, aten._int_mm.default, padded, columns)
-        if padded is not x:
-            product = self._call(at, aten.slice.Tensor, product, 0, 0, rows)
-        found = self._cast(at, product, torch.float32)
-        if shape_of(x_scale):
-            x_scale = self._rows(at, x_scale, 1)
-        if shape_of(weight_scale):
-            weight_scale = self._call(at, aten.reshape.default, weight_scale, [1, -1])
-        for scale in (x_scale, weight_scale):
-            found = self._call(at, aten.mul.Tensor, found, scale)
-        if bias is not None:
-            wide = self._cast(at, bias, torch.float32)
-            found = self._call(at, aten.add.Tensor, found, wide)
-        return self._cast(at, found, dtype)
-
-    @FORMS.rule(own.blockwise_linear.default)
-    def _blockwise_linear(
-        self,
-        at: Node,
-        x: Node,
-        weight: Node,
-        weight_scale: Node,
-        bias: Node | None,
-        bits: int,
-        activations: bool,
-    ) -> Node:
-        blocks, dtype = shape_of(weight_scale)[1], dtype_of(x)
-        wide = self._blocks(at, self._cast(at, weight, torch.float32), blocks)
-        scale = self._call(at, aten.unsqueeze.default, weight_scale, -1)
-        scaled = self._call(at, aten.mul.Tensor, wide, scale)
-        flat = self._call(at, aten.flatten.using_ints, scaled, -2, -1)
-        if activations:
-            x = self._by_blocks(at, x, blocks)
-        args = (x, self._cast(at, flat, dtype), bias)
-        return self._call(at, aten.linear.default, *args)
-
-    def _by_blocks(self, at: Node, x: Node, blocks: int) -> Node:
-        """x as it is after its blocks were rounded to int8."""
-        rows = self._blocks(at, self._cast(at, x, torch.float32), blocks)
-        scale = self._dynamic_scale(at, rows, torch.int8, True)
-        scaled = self._call(at, aten.div.Tensor, rows, scale)
-        rounded = self._call(at, aten.round.default, scaled)
-        found = self._call(at, aten.mul.Tensor, rounded, scale)
-        flat = self._call(at, aten.flatten.using_ints, found, -2, -1)
-        return self._cast(at, flat, dtype_of(x))
-
-    def _blocks(self, at: Node, x: Node, blocks: int) -> Node:
-        """[..., K] as [..., blocks, K / blocks]."""
-        return self._call(at, aten.unflatten.int, x, -1, [blocks, shape_of(x)[-1] // blocks])
-
-    def _rows(self, at: Node, x: Node, columns: int) -> Node:
-        """[..., columns] as a matrix."""
-        if len(shape_of(x)) == 2:
-            return x
-        return self._call(at, aten.reshape.default, x, [-1, columns])
-
-    def _column(self, at: Node, scale: Node, rows: Any) -> Node:
-        """A scale for each row, [rows, 1], contiguous."""
-        if shape_of(scale):
-            return self._rows(at, scale, 1)
-        one = self._call(at, aten.reshape.default, scale, [1, 1])
-        return self._call(at, aten.repeat.default, one, [rows, 1])
-
-    def _size(self, at: Node, x: Node, dim: int) -> Any:
-        size = shape_of(x)[dim]
-        return size if isinstance(size, int) else self._call(at, aten.sym_size.int, x, dim)
+def _column(scale: Tensor, rows: int | torch.SymInt) -> Tensor:
+    """A scale for each row, [rows, 1], contiguous."""
+    return _rows(scale) if scale.dim() else scale.reshape(1, 1).repeat(rows, 1)
 
 
 def _check_integer_sizes(at: Node, n: int, k: int) -> None:
