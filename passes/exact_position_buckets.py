@@ -35,7 +35,6 @@ from enginecast.passes.ir.edit import (
     free_name,
     insert,
     same_shape,
-    shape_of,
     value,
     weight_expressions,
 )
@@ -98,22 +97,31 @@ def match_bucket(log: Node) -> Bucket:
         NoMatch: with the reason why it is not one of a single integer.
     """
     distance = _root(log)
-    inside = _computed_from(distance)
+    inside: dict[Node, None] = {}
+    """What is computed from the distance alone, element by element."""
+    for node in distance.graph.nodes:
+        if _is_elementwise(node) and {distance, *inside}.issuperset(node.all_input_nodes):
+            inside[node] = None
     ends = [n for n in inside if any(user not in inside for user in real_users(n))]
     if len(ends) != 1:
         names = ", ".join(n.name for n in ends[:3])
         raise NoMatch(log, f"{len(ends)} values of the bucket are read elsewhere ({names})")
-    if log not in _ancestors(ends[0], inside):
+    [out] = ends
+    needed = {out}
+    for node in reversed(inside):
+        if not needed.isdisjoint(node.users):
+            needed.add(node)
+    if log not in needed:
         raise NoMatch(log, "the logarithm does not reach the bucket")
-    if not _is_integer(ends[0]):
-        raise NoMatch(ends[0], f"{op_name(ends[0])} makes no integer of the logarithm")
+    if not _is_integer(out):
+        raise NoMatch(out, f"{op_name(out)} makes no integer of the logarithm")
     bounds = interval(distance)
-    if bounds is None or not all(map(_is_known, bounds)):
+    if bounds is None or not all(abs(bound) <= FARTHEST for bound in bounds):
         raise NoMatch(
             distance, f"nothing bounds the distance, which comes from {op_name(distance)}"
         )
-    nodes = tuple(n for n in inside if n in _ancestors(ends[0], inside))
-    return Bucket(distance, nodes, ends[0], int(bounds[0]), int(bounds[1]))
+    nodes = tuple(n for n in inside if n in needed)
+    return Bucket(distance, nodes, out, int(bounds[0]), int(bounds[1]))
 
 
 def _root(log: Node) -> Node:
@@ -134,53 +142,19 @@ def _root(log: Node) -> Node:
     return root
 
 
-def _computed_from(distance: Node) -> dict[Node, None]:
-    """What is computed from the distance alone, elementwise, in graph order."""
-    inside: dict[Node, None] = {}
-    waiting = [distance]
-    reached: set[Node] = set()
-    while waiting:
-        for user in waiting.pop().users:
-            if user not in reached and _is_elementwise(user):
-                reached.add(user)
-                waiting.append(user)
-    for node in sorted(reached):
-        if all(source is distance or source in inside for source in node.all_input_nodes):
-            inside[node] = None
-    return inside
-
-
 def _is_elementwise(node: Node) -> bool:
     """Whether each element of a result comes from the elements of its arguments at that place."""
-    if node.op != "call_function" or not is_pure(node) or not isinstance(value(node), Tensor):
+    if not has(node, Trait.ELEMENTWISE, Trait.CASTS, Trait.METADATA) or not is_pure(node):
         return False
-    is_elementwise = has(node, Trait.ELEMENTWISE, Trait.CASTS, Trait.METADATA)
-    if not is_elementwise or not node.all_input_nodes:
+    values = [value(found) for found in (node, *node.all_input_nodes)]
+    if len(values) < 2 or not all(isinstance(found, Tensor) for found in values):
         return False
-    shape = shape_of(node)
-    return all(
-        isinstance(value(source), Tensor) and same_shape(shape_of(source), shape)
-        for source in node.all_input_nodes
-    )
-
-
-def _ancestors(node: Node, inside: dict[Node, None]) -> set[Node]:
-    found = {node}
-    waiting = [node]
-    while waiting:
-        fresh = {s for s in waiting.pop().all_input_nodes if s in inside} - found
-        found |= fresh
-        waiting += fresh
-    return found
+    return all(same_shape(found.shape, values[0].shape) for found in values)
 
 
 def _is_integer(node: Node) -> bool:
     found = value(node)
     return isinstance(found, Tensor) and found.dtype in (torch.int64, torch.int32)
-
-
-def _is_known(bound: float) -> bool:
-    return abs(bound) <= FARTHEST
 
 
 def tabulate(bucket: Bucket) -> tuple[int, Tensor]:

@@ -105,13 +105,15 @@ class UnifyDtype(Pass):
 
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
         log = SiteLog(context)
-        _drop_asserts(program)
+        for node in list(all_nodes(program)):  # metadata asserts pin the captured dtypes
+            if is_metadata_check(node):
+                node.graph.erase_node(node)
         for clamp in drop_inf_clamps(program):
             log.done(clamp, "the source's inf-clamp dropped: it is there in fp16 alone")
         kept = self.kept(program)
         classes = classify(program, frozenset(kept))
         _clamp_fills(program, classes, DTYPES[self.to], log)
-        Retyper(program, classes, DTYPES[self.to], log).run()
+        _Retyper(program, classes, DTYPES[self.to], log).run()
         lift_weights(program, SiteLog(PassContext()))
         for module in all_modules(program):
             erase_dead(module.graph)
@@ -128,7 +130,17 @@ class UnifyDtype(Pass):
         Raises:
             PassError: an option finds nothing in this program.
         """
-        kept = _kept_by_path(program, self.keep) | _kept_by_class(program, self.keep_classes)
+        kept: set[Node] = set()
+        for pattern in self.keep:
+            try:
+                search = re.compile(pattern).search
+            except re.error as error:
+                raise PassError(f"keep={pattern!r} is not a regular expression: {error}") from error
+            found = {node for node in all_nodes(program) if search(module_path(node))}
+            kept |= _calls(found, f"keep={pattern!r}")
+        for name in self.keep_classes:
+            found = {node for node in all_nodes(program) if name in module_classes(node)}
+            kept |= _calls(found, f"keep_classes={name!r}")
         if self.residual == "same":
             return kept
         stream = residual_stream(program)
@@ -156,46 +168,16 @@ def check_one_dtype_per_op(program: ExportedProgram) -> None:
         raise PassError("ops that mix float dtypes are left:\n" + "\n".join(mixed))
 
 
-def _kept_by_path(program: ExportedProgram, patterns: tuple[str, ...]) -> set[Node]:
-    kept: set[Node] = set()
-    for pattern in patterns:
-        try:
-            expression = re.compile(pattern)
-        except re.error as error:
-            raise PassError(f"keep={pattern!r} is not a regular expression: {error}") from error
-        found = {
-            node
-            for node in all_nodes(program)
-            if node.op == "call_function" and expression.search(module_path(node))
-        }
-        _require_found(found, f"keep={pattern!r}")
-        kept |= found
-    return kept
-
-
-def _kept_by_class(program: ExportedProgram, names: tuple[str, ...]) -> set[Node]:
-    kept: set[Node] = set()
-    for name in names:
-        found = {node for node in all_nodes(program) if name in module_classes(node)}
-        _require_found(found, f"keep_classes={name!r}")
-        kept |= found
-    return kept
-
-
-def _require_found(found: set[Node], option: str) -> None:
-    if not found:
+def _calls(found: set[Node], option: str) -> set[Node]:
+    """The calls among what an option means; there has to be one."""
+    calls = {node for node in found if node.op == "call_function"}
+    if not calls:
         raise PassError(
             f"{option} matches no module of the program",
             hint="--skip-modules-pattern sets keep, --skip-modules-classes sets keep_classes."
             " Module paths look like encoder.block.0.layer.1.",
         )
-
-
-def _drop_asserts(program: ExportedProgram) -> None:
-    """Metadata asserts pin the captured dtypes."""
-    for node in list(all_nodes(program)):
-        if is_metadata_check(node):
-            node.graph.erase_node(node)
+    return calls
 
 
 def _clamp_fills(
@@ -231,13 +213,10 @@ def _as_float(argument: Any) -> Any:
     return float(argument) if type(argument) is int else argument
 
 
-class Retyper:
-    """One rewrite of one program; see `unify_dtype` for what it is for.
+class _Retyper:
+    """Walks a graph once: drops the casts of the source, puts in those that the classes need.
 
     Args:
-        program: edited in place.
-        classes: the class of every float value.
-        to: the compute dtype of stream values.
         log: gets a site for every border and every cast of the source that changed a dtype.
         results: of a block: the dtype of each float result; None: they are as `to`.
     """
@@ -260,7 +239,7 @@ class Retyper:
         self.weights = weight_specs(program)
         # Casts of placeholders stand behind all placeholders, in the order in which they were
         # needed.
-        self.prologue = _last_placeholder(program.graph)
+        self.prologue = [None, *program.graph.find_nodes(op="placeholder")][-1]
         self.written = mutated_values(program.graph)
 
     def run(self) -> None:
@@ -281,26 +260,19 @@ class Retyper:
     def compute_dtype(self, node: Node) -> torch.dtype | None:
         """The dtype that a float op computes in; None where the op takes what it gets."""
         kind = self.classes.get(node)
-        if kind is Class.ISLAND:
-            return torch.float32
         if kind is Class.WEIGHT:
-            return torch.float64 if self.low is torch.float64 else torch.float32
-        if kind is None:
-            found = [self.classes[s] for s in node.all_input_nodes if s in self.classes]
-            if not found:
-                return None
-            return self._compare_dtype(found)
-        return self.high if kind in KEPT_HIGH else self.low
-
-    def _compare_dtype(self, found: list[Class]) -> torch.dtype:
-        if all(kind is Class.ISLAND for kind in found):
+            return self.high
+        read = (self.classes.get(source) for source in node.all_input_nodes)
+        kinds = {kind} if kind is not None else {found for found in read if found is not None}
+        if not kinds:
+            return None
+        if kinds == {Class.ISLAND}:
             return torch.float32
-        return self.high if any(kind in KEPT_HIGH for kind in found) else self.low
+        return self.high if kinds & KEPT_HIGH else self.low
 
     def _drop_cast(self, node: Node) -> None:
         """A cast's users read its source and get casts of their own where they need them."""
-        source = node.args[0]
-        assert isinstance(source, Node)
+        source = first_input(node)
         if is_binding_cast(node) or dtype_of(source) != dtype_of(node):
             self.log.done(
                 node, f"dropped {dtype_text(dtype_of(source))} -> {dtype_text(dtype_of(node))}"
@@ -319,7 +291,7 @@ class Retyper:
             if is_float(source) and dtype_of(source) != dtype:
                 node.replace_input_with(source, self.cast(source, dtype, node))
         if is_float(node) and self._set_explicit_dtype(node, dtype):
-            node.meta["val"] = retyped(value(node), dtype)
+            node.meta["val"] = _retyped(value(node), dtype)
 
     def _set_explicit_dtype(self, node: Node, dtype: torch.dtype) -> bool:
         """Rewrite `softmax(x, -1, torch.float32)`, `full(..., dtype=torch.float32)`, `to(ids,
@@ -360,30 +332,24 @@ class Retyper:
                 if is_float(operand):
                     kept = dtype_of(operand)
                     assert kept is not None
-                    placeholder.meta["val"] = retyped(value(placeholder), kept)
+                    placeholder.meta["val"] = _retyped(value(placeholder), kept)
             given = [None] if block.path == "condition" else results
             with opened(self.program, node, block) as inner:
-                Retyper(inner, self.classes, self.low, self.log, given).run()
+                _Retyper(inner, self.classes, self.low, self.log, given).run()
         found = zip(value(node), results, strict=True)
-        node.meta["val"] = tuple(v if d is None else retyped(v, d) for v, d in found)
+        node.meta["val"] = tuple(v if d is None else _retyped(v, d) for v, d in found)
 
     def _border_dtype(self, kind: Class) -> torch.dtype:
         return self.high if kind in KEPT_HIGH else self.low
 
-    def _cast_results(self, output: Node, dtypes: Sequence[torch.dtype | None]) -> None:
-        values: Any = output.args[0]
-        if not isinstance(values, tuple | list):
-            return  # the condition of a loop
-        found = zip(values, dtypes, strict=True)
-        output.args = (tuple(v if d is None else self.cast(v, d, output) for v, d in found),)
-
     def _cast_outputs(self, output: Node) -> None:
-        if self.results is not None:
-            self._cast_results(output, self.results)
-            return
-        for source in list(output.all_input_nodes):
-            if is_float(source) and dtype_of(source) != self.low:
+        values: Any = output.args[0]
+        if self.results is None:
+            for source in filter(is_float, list(output.all_input_nodes)):
                 output.replace_input_with(source, self.cast(source, self.low, output))
+        elif isinstance(values, tuple | list):  # not the condition of a loop
+            found = zip(values, self.results, strict=True)
+            output.args = (tuple(v if d is None else self.cast(v, d, output) for v, d in found),)
 
     def cast(self, source: Node, dtype: torch.dtype, user: Node) -> Node:
         """The value of `source` in another dtype: one cast for each value and dtype, right behind
@@ -407,7 +373,7 @@ class Retyper:
                 (start, dtype),
                 name=f"{source.name}_{dtype_text(dtype)}",
             )
-        node.meta["val"] = retyped(value(source), dtype)
+        node.meta["val"] = _retyped(value(source), dtype)
         if source.op == "call_function":
             take_place(node, source)
         self.casts[source, dtype] = node
@@ -436,7 +402,7 @@ class Retyper:
         masks made of large literals, `(1 - mask) * -3.4e38`.
         """
         exact = self.classes.get(source) is Class.EXACT and source.op == "call_function"
-        if exact and from_large_literal(source, torch.finfo(dtype).max, self.classes):
+        if exact and _from_large_literal(source, torch.finfo(dtype).max, self.classes):
             return self._clamp(source, dtype, f"{source.name}, made of large literals,")
         spec = self.weights.get(source.name)
         if spec is None or self.classes.get(source) is Class.WEIGHT:
@@ -458,12 +424,12 @@ class Retyper:
         return node
 
 
-def retyped(found: Any, dtype: torch.dtype) -> Any:
+def _retyped(found: Any, dtype: torch.dtype) -> Any:
     """A fake value with another float dtype: no op is run, so nothing is traced again."""
     if isinstance(found, torch.Tensor) and found.is_floating_point():
         return found.to(dtype)
     if isinstance(found, tuple | list):
-        return type(found)(retyped(f, dtype) for f in found)
+        return type(found)(_retyped(f, dtype) for f in found)
     return found
 
 
@@ -471,12 +437,7 @@ def _says_dtype(node: Node) -> bool:
     return any(isinstance(a, torch.dtype) for a in (*node.args, *node.kwargs.values()))
 
 
-def _last_placeholder(graph: torch.fx.Graph) -> Node | None:
-    placeholders: list[Node] = [node for node in graph.nodes if node.op == "placeholder"]
-    return placeholders[-1] if placeholders else None
-
-
-def from_large_literal(node: Node, limit: float, classes: Mapping[Node, Class]) -> bool:
+def _from_large_literal(node: Node, limit: float, classes: Mapping[Node, Class]) -> bool:
     """Whether a finite literal beyond the limit goes into a value computed from integers."""
     found, todo = {node}, [node]
     while todo:
