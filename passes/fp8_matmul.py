@@ -1,6 +1,6 @@
 """Store and multiply the linears of a plan in fp8."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -9,7 +9,7 @@ from enginecast.passes.ir.edit import dtype_of
 from enginecast.passes.ir.quantization_plan import Format, LayerPlan
 from enginecast.passes.quantize.layers import QuantizeLayers
 from enginecast.passes.quantize.measure.quantizable import Layer
-from enginecast.passes.quantize.plan.options import Mode, PlanOptions, options_of
+from enginecast.passes.quantize.plan.options import PlanOptions
 from enginecast.passes.quantize.plan.scaled_mm_rules import check_scaled_mm, fp8_dtype
 
 _ROWS = 16
@@ -23,32 +23,22 @@ class Fp8Matmul(QuantizeLayers):
     name: ClassVar[str] = "fp8-matmul"
     format: ClassVar[Format] = "fp8"
 
-    mode: Mode = "w8a8"
-    arch: str = "cpu"
-    max_error: float | None = None
-    static: bool = False
-    skip_modules_pattern: tuple[str, ...] = ()
-    skip_modules_classes: tuple[str, ...] = ()
-
     @property
     def options(self) -> PlanOptions:
-        # Whether it pays is what plan-fp8 is for.
-        return options_of(self, format=self.format, min_gain=0.0)
+        return replace(super().options, min_gain=0.0)  # whether it pays is what plan-fp8 is for
 
     def dtype(self, arch: str) -> torch.dtype:
         return fp8_dtype(arch)
 
     def native_refusal(self, layer: Layer, plan: LayerPlan, arch: str) -> str:
         n, k = layer.shape
-        dtype, out = self.dtype(arch), dtype_of(layer.node)
         by_row = "row" in (plan.weights, plan.activations)  # one scale is a row scale expanded
-        sizes: tuple[tuple[int, ...], ...] = ((_ROWS, 1), (1, n)) if by_row else ((), ())
-        x_scale, scale = (torch.empty(size, dtype=torch.float32, device="meta") for size in sizes)
+        x_scale, scale = ((_ROWS, 1), (1, n)) if by_row else ((), ())
         return check_scaled_mm(
-            torch.empty((_ROWS, k), dtype=dtype, device="meta"),
-            torch.empty((n, k), dtype=dtype, device="meta").t(),
-            x_scale,
-            scale,
-            out_dtype=out,  # without the bias: it is added afterwards where no product takes it
+            torch.empty((_ROWS, k), dtype=self.dtype(arch), device="meta"),
+            torch.empty((n, k), dtype=self.dtype(arch), device="meta").t(),
+            torch.empty(x_scale, device="meta"),
+            torch.empty(scale, device="meta"),
+            out_dtype=dtype_of(layer.node),  # without the bias, which can be added afterwards
             arch=arch,
         )

@@ -18,13 +18,18 @@ from enginecast.passes.quantize.measure.quantizable import find_layers
 
 FORMS: dict[str, dict[str, Any]] = {
     "storage": {"choice": "storage"},
-    "blocks": {"choice": "storage", "weights": "block"},
-    "blocks of 4 bits": {"choice": "storage", "weights": "block", "bits": 4},
+    "blocks": {"choice": "storage", "weights": "block", "block": 32},
+    "blocks of 4 bits": {"choice": "storage", "weights": "block", "block": 32, "bits": 4},
     "static": {"choice": "w8a8-static", "weights": "tensor", "activations": "tensor"},
     "tensorwise": {"choice": "w8a8-dynamic", "weights": "tensor", "activations": "tensor"},
     "rowwise": {"choice": "w8a8-dynamic", "activations": "row"},
     "rows by tensor": {"choice": "w8a8-dynamic", "activations": "tensor"},
-    "both by blocks": {"choice": "w8a8-dynamic", "weights": "block", "activations": "block"},
+    "both by blocks": {
+        "choice": "w8a8-dynamic",
+        "weights": "block",
+        "block": 32,
+        "activations": "block",
+    },
 }
 
 

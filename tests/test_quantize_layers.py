@@ -252,27 +252,6 @@ def test_the_arch_of_the_plan_gives_the_dtype() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "kept": ({"choice": "keep", "reason": "a head"}, "kept: a head"),
-    "blocks in fp8": ({"choice": "storage", "weights": "block"}, "fp8 has no scales by block here"),
-    "4 bits by rows": (
-        {"format_": "int8", "choice": "storage", "bits": 4},
-        "4 bits want a scale for each block",
-    ),
-    "blocks that do not fit": (
-        {"format_": "int8", "choice": "storage", "weights": "block", "block": 128},
-        "K=32 has no whole blocks of 128",
-    ),
-    "static rows": (
-        {"choice": "w8a8-static", "activations": "row"},
-        "a static scale is one for all rows",
-    ),
-    "no scale": (
-        {"choice": "w8a8-dynamic", "activations": None},
-        "w8a8-dynamic with weights by row wants a scale for x, or its rows",
-    ),
-    "rows by blocks": (
-        {"format_": "int8", "choice": "w8a8-dynamic", "weights": "block", "activations": "row"},
-        "w8a8-dynamic with weights by block and x by row: no such form",
-    ),
     "an old GPU": (
         {"choice": "w8a8-dynamic", "activations": "row", "arch": "sm86"},
         "fp8 products need sm89 or sm90 and later, and sm86 is older",
@@ -307,10 +286,6 @@ def test_tables_and_convs_are_only_stored() -> None:
     ids = torch.arange(14).view(2, 7)
     module = net(lambda n, x: n.conv(n.table(x).transpose(1, 2)))
     before = captured(module, ids)
-    plan = plan_for(before, "storage", choice="w8a8-dynamic", activations="row")
-    assert {site.reason for site in carried_out(before, plan)[1]} == {
-        f"w8a8-dynamic: of {kind}s, only storage exists" for kind in ("conv", "embedding")
-    }
     after = quantised(before, "storage", "int8")
     (conv,) = calls(after, aten.conv1d.default)
     assert shape_of(conv.args[1].args[1]) == (8, 1, 1)

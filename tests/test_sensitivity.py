@@ -1,6 +1,7 @@
 """What layers lose when they are quantised, measured on calibration inputs."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -22,13 +23,13 @@ from enginecast.passes.quantize.measure.calibration import (
 )
 from enginecast.passes.quantize.measure.quantizable import find_layers
 from enginecast.passes.quantize.measure.simulate import simulate
-from enginecast.passes.quantize.plan.forms import Form, as_planned
+from enginecast.passes.quantize.plan.forms import planned
 from enginecast.passes.quantize.plan.options import PlanOptions
 from enginecast.passes.quantize.plan.planning import make_plan
 from enginecast.passes.quantize.plan.sensitivity import Sensitivity, measure
 
-ROWS = Form("w8a8-dynamic", "row", "row")
-TENSOR = Form("w8a8-dynamic", "row", "tensor")
+ROWS: Any = ("w8a8-dynamic", "row", "row")
+TENSOR: Any = ("w8a8-dynamic", "row", "tensor")
 WEIGHT = torch.ones(4, 32)
 
 
@@ -53,12 +54,12 @@ def plan_of(layers: tuple[LayerPlan, ...] = ()) -> QuantizationPlan:
     return QuantizationPlan(format="int8", arch="cpu", max_error=1.0, layers=layers)
 
 
-def choices(program: ExportedProgram, *forms: Form) -> dict[Node, list[LayerPlan]]:
+def choices(program: ExportedProgram, *forms: Any) -> dict[Node, list[LayerPlan]]:
     linears = [layer for layer in find_layers(program) if layer.kind == "linear"]
-    return {layer.node: [as_planned(layer, form) for form in forms] for layer in linears}
+    return {layer.node: [planned(layer, *form) for form in forms] for layer in linears}
 
 
-def measured(program: ExportedProgram, given: PassContext, *forms: Form) -> Sensitivity:
+def measured(program: ExportedProgram, given: PassContext, *forms: Any) -> Sensitivity:
     return measure(program, given, plan_of(), choices(program, *forms))
 
 
@@ -97,7 +98,7 @@ def test_a_layers_own_error_is_measured_on_what_it_reads() -> None:
     assert 0.004 < by_row < 0.02
     exact = functional.linear(x, weight)
     (layer,) = find_layers(program)
-    whole = simulate(program, plan_of((as_planned(layer, TENSOR),)), given.calibration)
+    whole = simulate(program, plan_of((planned(layer, *TENSOR),)), given.calibration)
     assert relative_error(whole[0]["output_0"], exact.relu()) == pytest.approx(by_tensor, rel=0.5)
     reading = found.readings[node]
     assert reading.rows == 4

@@ -18,10 +18,15 @@ from enginecast.passes.quantize.measure.simulate import (
     grid_of,
     simulate,
 )
-from enginecast.passes.quantize.plan.forms import Form, as_planned
+from enginecast.passes.quantize.plan.forms import planned
 
 FP8 = torch.float8_e4m3fn
 OPS = torch.ops.enginecast
+
+
+def form_of(choice: str, weights: str = "row", activations: str | None = None, **more: Any) -> Any:
+    """The arguments of `planned`."""
+    return {"choice": choice, "weights": weights, "activations": activations, **more}
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -58,11 +63,11 @@ class One(nn.Module):
         return self.layer(x)
 
 
-def simulated(layer: nn.Module, x: Tensor, form: Form, quantized: Any = "fp8") -> Tensor:
+def simulated(layer: nn.Module, x: Tensor, form: dict[str, Any], quantized: Any = "fp8") -> Tensor:
     program = captured(One(layer), x)
     (found,) = find_layers(program)
     plan = QuantizationPlan(
-        format=quantized, arch="cpu", max_error=1.0, layers=(as_planned(found, form),)
+        format=quantized, arch="cpu", max_error=1.0, layers=(planned(found, **form),)
     )
     return simulate(program, plan, [{"x": x}])[0]["output_0"]
 
@@ -76,17 +81,17 @@ def linear(n: int, k: int, dtype: torch.dtype = torch.float32) -> nn.Linear:
 @pytest.mark.parametrize(
     ("form", "quantized", "least", "most"),
     [
-        (Form("w8a8-dynamic", "tensor", "tensor"), "fp8", 0.036, 0.040),
-        (Form("w8a8-dynamic", "row", "row"), "fp8", 0.034, 0.038),
-        (Form("w8a8-static", "tensor", "tensor"), "fp8", 0.036, 0.040),
-        (Form("storage"), "fp8", 0.024, 0.028),
-        (Form("w8a8-dynamic", "row", "row"), "int8", 0.009, 0.013),
-        (Form("storage", "block", block=32), "int8", 0.004, 0.007),
-        (Form("storage", "block", bits=4, block=32), "int8", 0.08, 0.12),
+        (form_of("w8a8-dynamic", "tensor", "tensor"), "fp8", 0.036, 0.040),
+        (form_of("w8a8-dynamic", "row", "row"), "fp8", 0.034, 0.038),
+        (form_of("w8a8-static", "tensor", "tensor"), "fp8", 0.036, 0.040),
+        (form_of("storage"), "fp8", 0.024, 0.028),
+        (form_of("w8a8-dynamic", "row", "row"), "int8", 0.009, 0.013),
+        (form_of("storage", "block", block=32), "int8", 0.004, 0.007),
+        (form_of("storage", "block", bits=4, block=32), "int8", 0.08, 0.12),
     ],
     ids=str,
 )
-def test_error_of_a_linear(form: Form, quantized: str, least: float, most: float) -> None:
+def test_error_of_a_linear(form: dict[str, Any], quantized: str, least: float, most: float) -> None:
     layer = nn.Linear(256, 256, bias=False).requires_grad_(False)
     layer.weight.copy_(normal(256, 256, seed=2))
     x = normal(512, 256)
@@ -99,7 +104,7 @@ def test_w8a8_is_what_the_operators_give(dtype: torch.dtype, per_row: bool) -> N
     layer, x = linear(48, 64, dtype), normal(3, 7, 64).to(dtype)
     x[..., 5] *= 30
     by: Scaling = "row" if per_row else "tensor"
-    found = simulated(layer, x, Form("w8a8-dynamic", by, by))
+    found = simulated(layer, x, form_of("w8a8-dynamic", by, by))
     scale = OPS.dynamic_scale(x, FP8, per_row)
     weight_scale = OPS.dynamic_scale(layer.weight, FP8, per_row)
     quantized = OPS.quantize(layer.weight, weight_scale, FP8)
@@ -113,7 +118,7 @@ def test_w8a8_is_what_the_operators_give(dtype: torch.dtype, per_row: bool) -> N
 @pytest.mark.parametrize(("bits", "activations"), [(8, True), (8, False), (4, False)])
 def test_blocks_are_what_the_operators_give(bits: int, activations: bool) -> None:
     layer, x = linear(48, 64), normal(3, 7, 64)
-    form = Form(
+    form = form_of(
         "w8a8-dynamic" if activations else "storage",
         "block",
         "block" if activations else None,
@@ -132,12 +137,12 @@ def test_stored_embedding_and_convolution_round_each_row_of_the_weight() -> None
     ids = torch.tensor([[1, 4], [0, 2]])
     embedding = nn.Embedding(5, 32).requires_grad_(False)
     embedding.weight.copy_(normal(5, 32) * torch.logspace(-3, 3, 5)[:, None])
-    found = simulated(embedding, ids, Form("storage"), "int8")
+    found = simulated(embedding, ids, form_of("storage"), "int8")
     assert 0 < ((found - embedding(ids)).norm(dim=-1) / embedding(ids).norm(dim=-1)).max() < 0.02
     convolution = nn.Conv2d(3, 4, 2, stride=2).requires_grad_(False)
     convolution.weight.mul_(torch.logspace(-3, 3, 4).view(4, 1, 1, 1))
     image = normal(1, 3, 6, 6)
-    found = simulated(convolution, image, Form("storage"))
+    found = simulated(convolution, image, form_of("storage"))
     bare = nn.functional.conv2d(image, convolution.weight, stride=2)
     errors = (found - convolution(image)).flatten(2).norm(dim=-1)
     sizes = bare.flatten(2).norm(dim=-1)

@@ -18,7 +18,7 @@ from enginecast.passes.ir.quantization_plan import QuantizationPlan
 from enginecast.passes.quantize.plan.file import read_plan
 from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import Input, Manifest, Output
-from enginecast.verify.program.quantized_floor import REWRITES, planned_floor
+from enginecast.verify.program.quantized_floor import planned_floor
 from enginecast.verify.reference import Reference
 
 
@@ -75,7 +75,7 @@ def _planned(
     """With what the plan of the bundle rounds in the floor."""
     program = structural_copy(prepared.captured.program)
     context = replace(prepared.context, plan=plan)
-    before = itertools.takewhile(lambda pass_: pass_.name not in REWRITES, build(pipeline))
+    before = itertools.takewhile(lambda pass_: not pass_.carries_out_plan, build(pipeline))
     run_pipeline(list(before), program, context)
     floor = planned_floor(program, plan, prepared.cases, reference, prepared.output_names)
     return replace(reference, floor=floor)

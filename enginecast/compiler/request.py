@@ -22,8 +22,7 @@ from enginecast.passes.plan_fp8 import PlanFp8
 from enginecast.passes.plan_int8 import PlanInt8
 from enginecast.passes.presets import QUANTIZED
 from enginecast.passes.quantize.plan.file import read_plan
-from enginecast.passes.quantize.plan.plan_pass import PlanPass
-from enginecast.passes.quantize.plan.planning import check_arch
+from enginecast.passes.quantize.plan.planning import PlanPass, check_arch
 from enginecast.passes.registry import build
 from enginecast.passes.unify_dtype import UnifyDtype
 from enginecast.runtime.bundle.manifest import Precision

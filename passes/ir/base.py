@@ -108,6 +108,9 @@ class Pass(ABC):
     after: ClassVar[frozenset[str]] = frozenset()
     """Passes that must come earlier, when present; checked when a pipeline is built."""
     promise: ClassVar[Promise] = "exact"
+    carries_out_plan: ClassVar[bool] = False
+    """Whether it quantizes what the plan of the program says, so that the plan's error is no harm
+    of its own."""
     covers_blocks: ClassVar[bool] = False
     """Whether it looks itself into the graphs within the graph (of cond, while_loop, scan); else
     each op that runs graphs is a site left alone, unless it is a `GraphPass`."""

@@ -7,89 +7,100 @@
     rows of a table
               %y = enginecast.dequantize(aten.embedding(%q, %ids), aten.embedding(%s, %ids), bf16)
 
-`%q` and `%s` are weight expressions (`quantized_weights`); `%xq` and `%xs` are shared by all
-linears that read one value (`quantized_activations`).  Biases stay as they are.
+Biases stay as they are.  Weights are expressions, quantised while the engine is written:
+
+    %s: f32[128, 1] = enginecast.dynamic_scale(%w, fp8, True)
+    %q: fp8[128, 64] = enginecast.quantize(%w, %s, fp8)
+
+A scale that a backend holds in fp16 or bf16 is rounded up to that dtype: rounded down, the largest
+value of a row would no longer fit.  What linears read is quantised once for all that read one
+value, or views of one (x and x.view(-1, 64)):
+
+    %norm = aten.rms_norm(...)
+    %xs: f32[2, 7, 1] = enginecast.dynamic_scale(%norm, fp8, True)     right after the producer, so
+    %xq: fp8[2, 7, 64] = enginecast.quantize(%norm, %xs, fp8)          that a backend can fuse them
 """
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
-from msgspec import structs
+from torch import Tensor
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from enginecast.errors import PassError
-from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
+from enginecast.ops.quantize import LIMITS, SMALLEST_SCALE
+from enginecast.passes.ir.base import PassContext, Promise, Site
 from enginecast.passes.ir.edit import (
     SCALE,
+    add_weight,
     aten,
     drop_unused_weights,
     dtype_of,
     erase_dead,
     first_input,
+    free_name,
     insert,
+    same_size,
     shape_of,
+    weight_value,
 )
 from enginecast.passes.ir.effects import own
+from enginecast.passes.ir.match import behind_casts, is_call, is_inert, last_dim
 from enginecast.passes.ir.quantization_plan import (
-    Format,
     LayerPlan,
     QuantizationPlan,
+    Scaling,
     attach_plan,
     plan_of,
 )
 from enginecast.passes.ir.sites import SiteLog
-from enginecast.passes.quantize.activations import Activations, origin
+from enginecast.passes.precision.cast_borders import mark_border
 from enginecast.passes.quantize.measure.quantizable import Layer, find_layers, products_as_linears
 from enginecast.passes.quantize.measure.simulate import activation_ranges
 from enginecast.passes.quantize.plan.check import check_plan
-from enginecast.passes.quantize.plan.options import PlanOptions
+from enginecast.passes.quantize.plan.options import BEFORE, QuantizingPass
 from enginecast.passes.quantize.plan.planning import make_plan
-from enginecast.passes.quantize.weights import ScaleDtype, WeightForms, not_finite
 
-DEFAULT_BLOCK = 32
 DONE = "enginecast_quantized"
 """Where a program says which layers of its plan were carried out: in the metadata of its graph
 module, as keys of `QuantizationPlan.by_site`."""
 
+ScaleDtype = Literal["fp32", "fp16", "bf16"]
 Chosen = tuple[Layer, LayerPlan]
+
+_HALF_STEPS: dict[ScaleDtype, tuple[torch.dtype, float, float]] = {
+    "fp16": (torch.float16, 2.0**-11, 2.0**-25),
+    "bf16": (torch.bfloat16, 2.0**-8, 0.0),
+}
+"""Half a step of each dtype: relative to a normal value, and of those below the smallest normal
+one.  With that added, rounding to nearest never falls below the value."""
+_RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
 @dataclass(frozen=True)
-class QuantizeLayers(Pass):
+class QuantizeLayers(QuantizingPass):
     """Rewrite the layers that a plan quantises."""
 
     promise: ClassVar[Promise] = "precision"
-    after: ClassVar[frozenset[str]] = frozenset(
-        {"rescale-residual", "unify-dtype", "canonicalize", "fuse-rms-norm", "fuse-attention"}
-        | {
-            "fuse-gelu",
-            "fuse-skip-norm",
-            "merge-linears",
-            "smooth-outliers",
-            "plan-fp8",
-            "plan-int8",
-        }
-    )
-    format: ClassVar[Format]
+    after: ClassVar[frozenset[str]] = BEFORE | {"plan-fp8", "plan-int8"}
+    carries_out_plan: ClassVar[bool] = True
 
     scale_dtype: ScaleDtype = "fp32"
-
-    @property
-    @abstractmethod
-    def options(self) -> PlanOptions:
-        """What to ask for where nobody planned."""
 
     @abstractmethod
     def dtype(self, arch: str) -> torch.dtype:
         """Of quantised values."""
 
-    @abstractmethod
     def native_refusal(self, layer: Layer, plan: LayerPlan, arch: str) -> str:
         """Why an architecture has no product of quantised values for a layer; empty: it has."""
+        return ""
 
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
         products_as_linears(program)
@@ -99,16 +110,7 @@ class QuantizeLayers(Pass):
         log = SiteLog(context)
         chosen = self._chosen(program, plan, layers, log)
         chosen, ranges = _static_ranges(program, context, chosen, log)
-        dtype = self.dtype(plan.arch)
-        weights = WeightForms(program.graph, dtype, self.scale_dtype)
-        read = [
-            (layer, found.activations, found.choice == "w8a8-static")
-            for layer, found in chosen
-            if found.activations in ("tensor", "row")
-        ]
-        writer = _Writer(
-            program, weights, Activations(program, dtype, read, ranges, self.scale_dtype)
-        )
+        writer = _Writer(program, self.dtype(plan.arch), self.scale_dtype, chosen, ranges)
         for layer, found in chosen:
             writer.rewrite(layer, found)
             log.done(layer.node, _described(found))
@@ -140,140 +142,275 @@ class QuantizeLayers(Pass):
         for layer in layers:
             if log.skipped(layer.node):
                 continue
-            found = _with_block(decisions.get(layer.key))
-            reason = self._refusal(layer, found, plan.arch) or not_finite(program, layer)
-            if found is None or reason:
+            found = decisions.get(layer.key)
+            if found is None:
+                log.refused(layer.node, "the plan does not name it")
+            elif reason := self._refusal(layer, found, plan.arch) or _not_finite(program, layer):
                 log.refused(layer.node, reason)
             else:
                 chosen.append((layer, found))
         return chosen
 
-    def _refusal(self, layer: Layer, plan: LayerPlan | None, arch: str) -> str:
-        if plan is None:
-            return "the plan does not name it"
+    def _refusal(self, layer: Layer, plan: LayerPlan, arch: str) -> str:
         if plan.choice == "keep":
             return f"kept: {plan.reason}" if plan.reason else "kept"
-        if layer.kind != "linear" and plan.choice != "storage":
-            return f"{plan.choice}: of {layer.kind}s, only storage exists"
-        if layer.kind == "conv" and plan.weights == "block":
-            return "storage by block: a conv has scales for each output channel"
-        reason = self._unfit_scales(layer, plan)
-        if reason or plan.choice == "storage" or plan.weights == "block":
-            return reason
+        if plan.choice == "storage" or plan.weights == "block":
+            return ""
         return self.native_refusal(layer, plan, arch)
 
-    def _unfit_scales(self, layer: Layer, plan: LayerPlan) -> str:
-        if plan.weights == "block":
-            return self._unfit_blocks(layer, plan)
-        if plan.bits != 8:
-            return f"{plan.bits} bits want a scale for each block"
-        if plan.choice == "storage":
-            return "" if plan.activations is None else "what is only stored has no scale to read by"
-        if plan.activations in (None, "block"):
-            return f"{plan.choice} with weights by {plan.weights} wants a scale for x, or its rows"
-        if plan.choice == "w8a8-static" and plan.activations != "tensor":
-            return "a static scale is one for all rows"
-        return ""
 
-    def _unfit_blocks(self, layer: Layer, plan: LayerPlan) -> str:
-        if self.format != "int8":
-            return f"{self.format} has no scales by block here"
-        if plan.choice == "w8a8-static" or plan.activations not in _BLOCKED[plan.choice]:
-            return f"{plan.choice} with weights by block and x by {plan.activations}: no such form"
-        if plan.bits != 8 and plan.choice != "storage":
-            return f"{plan.bits} bits are for storage only"
-        if layer.shape[1] % plan.block:
-            return f"K={layer.shape[1]} has no whole blocks of {plan.block}"
-        return ""
+def _static_ranges(
+    program: ExportedProgram, context: PassContext, chosen: Sequence[Chosen], log: SiteLog
+) -> tuple[list[Chosen], Mapping[Node, float]]:
+    """Largest magnitudes of what layers with static scales read, and the layers without those where
+    there is none.
+    """
+    static = {layer.node: _origin(layer) for layer, found in chosen if _is_static(found)}
+    ranges = activation_ranges(program, context, set(static.values()))
+    left = []
+    for layer, found in chosen:
+        if layer.node in static and not math.isfinite(ranges[static[layer.node]]):
+            log.refused(layer.node, "what it reads is not finite on the calibration inputs")
+        else:
+            left.append((layer, found))
+    return left, ranges
 
 
-_BLOCKED = {"storage": (None,), "w8a8-dynamic": ("block",)}
-"""What shares a scale in the activations of a linear with blocks, by choice."""
+def _is_static(plan: LayerPlan) -> bool:
+    return plan.choice == "w8a8-static"
 
 
-@dataclass(frozen=True)
 class _Writer:
-    """Makes the nodes of each form."""
+    """Makes the nodes of each form.
 
-    program: ExportedProgram
-    weights: WeightForms
-    activations: Activations
+    Args:
+        dtype: of quantised values.
+        ranges: max |x| of each origin whose scale is static.
+    """
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        dtype: torch.dtype,
+        scale_dtype: ScaleDtype,
+        chosen: Sequence[Chosen],
+        ranges: Mapping[Node, float],
+    ) -> None:
+        self._program = program
+        self._dtype = dtype
+        self._scale_dtype = scale_dtype
+        self._ranges = ranges
+        self._weights: dict[tuple[object, ...], tuple[Node, Node]] = {}
+        self._shared: dict[_Shared, tuple[Node, Node, Node]] = {}
+        self._read: dict[_Shared, set[Node]] = defaultdict(set)
+        for layer, plan in chosen:
+            if plan.activations in ("tensor", "row"):
+                self._read[_shared(layer, plan)].add(first_input(layer.node))
 
     def rewrite(self, layer: Layer, plan: LayerPlan) -> None:
         """Change the node of a layer; it stays the same node, with its name."""
-        values, scale = self.weights.of(layer, plan)
+        values, scale = self._weight(layer, plan)
+        node, bias = layer.node, layer.node.args[2] if len(layer.node.args) > 2 else None
         if layer.kind == "embedding":
             self._pick(layer, plan, values, scale)
         elif plan.weights == "block":
-            self._multiply_blocks(layer, plan, values, scale)
+            both = plan.activations is not None
+            args = (first_input(node), values, scale, bias, plan.bits, both)
+            _change(node, own.blockwise_linear.default, args)
         elif plan.choice != "storage":
-            self._multiply(layer, values, scale)
+            args = (*self._activations(layer, plan), values, scale, bias, dtype_of(node))
+            _change(node, own.quantized_linear.default, args)
         else:
-            args = (values, scale, dtype_of(layer.weight))
-            layer.node.update_arg(1, self._insert(own.dequantize.default, args, layer))
+            with self._program.graph.inserting_before(node):
+                dtype = dtype_of(layer.weight)
+                whole = self._insert(layer, own.dequantize.default, values, scale, dtype)
+            node.update_arg(1, whole)
 
     def _pick(self, layer: Layer, plan: LayerPlan, values: Node, scale: Node) -> None:
         _, ids, *_ = layer.node.args
-        picked = self._insert(aten.embedding.default, (values, *layer.node.args[1:]), layer)
-        if shape_of(scale):
-            scale = self._insert(aten.embedding.default, (scale, ids), layer)
         dtype = dtype_of(layer.weight)
-        if plan.weights != "block":
-            _change(layer.node, own.dequantize.default, (picked, scale, dtype))
-            return
-        blocks = self._insert(aten.unflatten.int, (picked, -1, [-1, plan.block]), layer)
-        scale = self._insert(aten.unsqueeze.default, (scale, -1), layer)
-        rows = self._insert(own.dequantize.default, (blocks, scale, dtype), layer)
+        with self._program.graph.inserting_before(layer.node):
+            rest = layer.node.args[1:]
+            picked = self._insert(layer, aten.embedding.default, values, *rest)
+            if shape_of(scale):
+                scale = self._insert(layer, aten.embedding.default, scale, ids)
+            if plan.weights != "block":
+                _change(layer.node, own.dequantize.default, (picked, scale, dtype))
+                return
+            blocks = self._insert(layer, aten.unflatten.int, picked, -1, [-1, plan.block])
+            scale = self._insert(layer, aten.unsqueeze.default, scale, -1)
+            rows = self._insert(layer, own.dequantize.default, blocks, scale, dtype)
         _change(layer.node, aten.flatten.using_ints, (rows, -2))
 
-    def _multiply(self, layer: Layer, values: Node, scale: Node) -> None:
-        read = self.activations.of(layer)
-        args = (*read, values, scale, _bias(layer), dtype_of(layer.node))
-        _change(layer.node, own.quantized_linear.default, args)
+    def _weight(self, layer: Layer, plan: LayerPlan) -> tuple[Node, Node]:
+        """Values and scale of a layer's weight, as expressions that stand before the layer; layers
+        that share a weight share them.
 
-    def _multiply_blocks(self, layer: Layer, plan: LayerPlan, values: Node, scale: Node) -> None:
-        both = plan.activations is not None
-        args = (first_input(layer.node), values, scale, _bias(layer), plan.bits, both)
-        _change(layer.node, own.blockwise_linear.default, args)
+        The values have the weight's shape; the scale is [], [N, 1] (for a conv [N, 1, ..., 1]) or,
+        for blocks, [N, K / block].  They are made of the weight as it is stored: rounding it to the
+        compute dtype before would be a second rounding.
+        """
+        weight = behind_casts(layer.weight)
+        key = (weight, plan.weights, plan.block, plan.bits, layer.kind == "conv")
+        if key not in self._weights:
+            with self._program.graph.inserting_before(layer.node):
+                scale = self._rounded_up(self._weight_scale(weight, layer, plan), layer)
+                if plan.weights == "block":
+                    op, how = own.quantize_blocks.default, plan.bits
+                else:
+                    op, how = own.quantize.default, self._dtype
+                self._weights[key] = self._insert(layer, op, weight, scale, how), scale
+        return self._weights[key]
 
-    def _insert(self, target: object, args: tuple[object, ...], layer: Layer) -> Node:
-        assert callable(target)
-        with self.program.graph.inserting_before(layer.node):
-            node = insert(self.program.graph, target, args, like=layer.node)
-        node.meta.pop(SCALE, None)
+    def _weight_scale(self, weight: Node, layer: Layer, plan: LayerPlan) -> Node:
+        scale_of, reshape = own.dynamic_scale.default, aten.reshape.default
+        shape = shape_of(weight)
+        if plan.weights == "block":
+            sizes = [shape[0], shape[1] // plan.block, plan.block]
+            blocks = self._insert(layer, reshape, weight, sizes)
+            scale = self._insert(layer, scale_of, blocks, torch.int8, True)
+            if plan.bits == 4:
+                scale = self._insert(layer, aten.mul.Scalar, scale, 127 / 7)
+            return self._insert(layer, aten.squeeze.dim, scale, -1)
+        if plan.weights == "tensor" or layer.kind != "conv":
+            return self._insert(layer, scale_of, weight, self._dtype, plan.weights == "row")
+        rows = self._insert(layer, aten.flatten.using_ints, weight, 1)
+        scale = self._insert(layer, scale_of, rows, self._dtype, True)
+        return self._insert(layer, reshape, scale, [shape[0], *(1 for _ in shape[1:])])
+
+    def _rounded_up(self, scale: Node, layer: Layer) -> Node:
+        if self._scale_dtype == "fp32":
+            return scale
+        dtype, relative, least = _HALF_STEPS[self._scale_dtype]
+        found = self._insert(layer, aten.mul.Scalar, scale, 1.0 + relative)
+        found = self._insert(layer, aten.add.Scalar, found, least)
+        for to in (dtype, torch.float32):
+            found = self._insert(layer, aten.to.dtype, found, to)
+            mark_border(found, f"a scale that {self._scale_dtype} holds exactly")
+        return found
+
+    def _activations(self, layer: Layer, plan: LayerPlan) -> tuple[Node, Node]:
+        """Quantised values and scale of what a linear reads."""
+        shared = _shared(layer, plan)
+        if shared not in self._shared:
+            self._shared[shared] = self._share(shared, layer)
+        values, scale, source = self._shared[shared]
+        with self._program.graph.inserting_before(layer.node):
+            for view in _views(first_input(layer.node), source):
+                values = self._insert(layer, view.target, values, *view.args[1:])
+                if shape_of(scale):
+                    scale = self._insert(layer, view.target, scale, *_of_scale(view))
+        return values, scale
+
+    def _share(self, shared: "_Shared", layer: Layer) -> tuple[Node, Node, Node]:
+        """Values, scale, and what they were made of."""
+        origin, scaling, static = shared
+        read = self._read[shared]
+        source = origin if len(read) > 1 else next(iter(read))
+        known = self._static_scale(self._ranges[origin], layer) if static else None
+        with self._program.graph.inserting_before(_after(source)):
+            scale = known or self._insert(
+                layer, own.dynamic_scale.default, source, self._dtype, scaling == "row"
+            )
+            values = self._insert(layer, own.quantize.default, source, scale, self._dtype)
+        return values, scale, source
+
+    def _static_scale(self, largest: float, layer: Layer) -> Node:
+        scale = max(largest / LIMITS[self._dtype], SMALLEST_SCALE)
+        name = free_name(self._program, f"{layer.module or 'model'}.input_scale")
+        tensor = _static_rounded_up(torch.tensor(scale, dtype=torch.float32), self._scale_dtype)
+        return add_weight(self._program, name, tensor, InputKind.CONSTANT_TENSOR)
+
+    def _insert(self, layer: Layer, target: Any, *args: object) -> Node:
+        node = insert(self._program.graph, target, args, like=layer.node)
+        node.meta.pop(SCALE, None)  # a scale carries the power of two, if there is one
         return node
+
+
+_Shared = tuple[Node, Scaling | None, bool]
+"""What linears share that read one value: that value before views of it, what shares one scale in
+it, and whether the scale is static."""
+
+
+def _shared(layer: Layer, plan: LayerPlan) -> _Shared:
+    return _origin(layer), plan.activations, _is_static(plan)
 
 
 def _change(node: Node, target: Any, args: tuple[Any, ...]) -> None:
     node.target, node.args, node.kwargs = target, args, {}
 
 
-def _bias(layer: Layer) -> object:
-    return layer.node.args[2] if len(layer.node.args) > 2 else None
+def _static_rounded_up(scale: Tensor, scale_dtype: ScaleDtype) -> Tensor:
+    """A scale of activations, fp32, as `scale_dtype` holds it: exactly, and not below its value.
 
-
-def _with_block(plan: LayerPlan | None) -> LayerPlan | None:
-    if plan is None or plan.weights != "block" or plan.block:
-        return plan
-    return structs.replace(plan, block=DEFAULT_BLOCK)
-
-
-def _static_ranges(
-    program: ExportedProgram, context: PassContext, chosen: list[Chosen], log: SiteLog
-) -> tuple[list[Chosen], Mapping[Node, float]]:
-    """Ranges of what layers with static scales read, and the layers without those whose range is
-    none.
+    In fp16 it is no subnormal: a backend may multiply by its reciprocal, which fp16 would not hold.
     """
-    static = {origin(layer) for layer, found in chosen if found.choice == "w8a8-static"}
-    ranges = activation_ranges(program, context, static)
-    left = []
-    for layer, found in chosen:
-        largest = ranges.get(origin(layer), 0.0) if found.choice == "w8a8-static" else 0.0
-        if largest < float("inf"):  # NaN is not
-            left.append((layer, found))
-        else:
-            log.refused(layer.node, "what it reads is not finite on the calibration inputs")
-    return left, ranges
+    if scale_dtype == "fp32":
+        return scale
+    dtype, relative, _ = _HALF_STEPS[scale_dtype]
+    smallest = torch.finfo(dtype).tiny
+    return (scale * (1.0 + relative)).clamp(min=smallest).to(dtype).float()
+
+
+def _not_finite(program: ExportedProgram, layer: Layer) -> str:
+    """Why a weight cannot be quantised: it holds infinities or NaN; empty when it does not."""
+    weight = weight_value(program, behind_casts(layer.weight))
+    if bool(weight.abs().amax().isfinite()):
+        return ""
+    bad = (~weight.flatten(1).isfinite().all(1)).nonzero()
+    first = int(bad[0])
+    return f"{layer.name} is not finite in {len(bad)} of {len(weight)} rows (the first is {first})"
+
+
+def _origin(layer: Layer) -> Node:
+    """What a linear reads, before views that keep its rows whole."""
+    node = first_input(layer.node)
+    while _keeps_rows(node):
+        node = first_input(node)
+    return node
+
+
+def _views(node: Node, source: Node) -> list[Node]:
+    """The views that make `node` of `source`, first one first."""
+    found: list[Node] = []
+    while node is not source:
+        if not is_inert(node):
+            found.insert(0, node)
+        node = first_input(node)
+    return found
+
+
+def _keeps_rows(node: Node) -> bool:
+    """Whether each vector along the last dim of a node is one of its input's."""
+    if is_inert(node):
+        return True
+    if is_call(node, *_RESHAPES):
+        sizes = node.args[1]
+        assert isinstance(sizes, list | tuple)
+        return same_size(last_dim(node), last_dim(first_input(node))) and isinstance(sizes[-1], int)
+    if is_call(node, aten.unsqueeze.default):
+        return node.args[1] not in (-1, len(shape_of(node)) - 1)
+    if is_call(node, aten.flatten.using_ints):
+        whole = same_size(last_dim(node), last_dim(first_input(node)))
+        return whole and len(node.args) > 2 and len(shape_of(node)) > 1
+    return False
+
+
+def _of_scale(view: Node) -> tuple[object, ...]:
+    """The arguments with which a view of [..., K] becomes one of [..., 1]."""
+    if not is_call(view, *_RESHAPES):
+        return view.args[1:]
+    sizes = view.args[1]
+    assert isinstance(sizes, list | tuple)
+    return ([*sizes[:-1], 1],)
+
+
+def _after(node: Node) -> Node:
+    """The node before which to insert what stands right after a node."""
+    found = node.next
+    while found.op == "placeholder":
+        found = found.next
+    return found
 
 
 def _check_known(program: ExportedProgram, plan: QuantizationPlan, layers: list[Layer]) -> None:

@@ -22,9 +22,6 @@ from enginecast.verify.metrics import Metrics
 from enginecast.verify.program.observer import Observer
 from enginecast.verify.reference import Reference
 
-REWRITES = frozenset({"fp8-matmul", "int8-matmul"})
-"""Passes that carry a plan out."""
-
 
 class PlannedFloor:
     """Widens the floor when a pass carries out a plan; hand it to `run_pipeline` before `observer`.
@@ -47,12 +44,12 @@ class PlannedFloor:
         observer: Observer,
         names: Sequence[str],
     ) -> None:
-        self._next = [pass_.name for pass_ in passes[1:]]
+        self._next = [*passes[1:]]
         self._cases = cases
         self.reference = reference
         self._observer = observer
         self._names = names
-        first = bool(passes) and passes[0].name in REWRITES
+        first = bool(passes) and passes[0].carries_out_plan
         self._before = structural_copy(program) if first else None
 
     def __call__(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> None:
@@ -63,8 +60,7 @@ class PlannedFloor:
             floor = planned_floor(before, plan, self._cases, self.reference, self._names)
             self.reference = replace(self.reference, floor=floor)
             self._observer.judge_by(self.reference)
-        following = self._next.pop(0) if self._next else ""
-        if following in REWRITES:
+        if self._next and self._next.pop(0).carries_out_plan:
             self._before = structural_copy(program)
 
 

@@ -6,7 +6,7 @@ The architecture is that of the machine an engine is for, which need not be the 
 import difflib
 from functools import cache
 from importlib.resources import files
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -15,14 +15,7 @@ from enginecast.errors import PassError
 
 FILE = "architectures.json"
 Column = Literal["storage", "tensorwise", "rowwise", "blockwise", "tensorrt", "onnxruntime"]
-COLUMNS: tuple[Column, ...] = (
-    "storage",
-    "tensorwise",
-    "rowwise",
-    "blockwise",
-    "tensorrt",
-    "onnxruntime",
-)
+COLUMNS: tuple[Column, ...] = get_args(Column)
 Supported = Literal["yes", "no", "emulated", "unverified"]
 CPU = "cpu"
 

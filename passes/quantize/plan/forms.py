@@ -11,16 +11,16 @@ measured times where there are any.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Any, cast
+
+from msgspec.structs import replace
 
 from enginecast.passes.ir.quantization_plan import Choice, LayerPlan, Scaling
 from enginecast.passes.quantize.measure.quantizable import Layer
 from enginecast.passes.quantize.plan.architectures import CPU, Column, architecture, require
 from enginecast.passes.quantize.plan.options import PlanOptions
+from enginecast.passes.quantize.plan.scaled_mm_rules import MULTIPLE, off_multiple
 
-MULTIPLE = 16
-"""K and N of a native fp8 product (torch/aten/src/ATen/native/cuda/ScaledBlas.cpp)."""
 BLOCKS = (32, 16)
 """Block sizes to try along K: com.microsoft.MatMulNBits takes powers of two from 16 on."""
 SCALED_BY_ROW = frozenset({"sm90"})
@@ -37,61 +37,62 @@ _CPU_GAINS: dict[tuple[Choice, Scaling | None, int], float] = {
 }
 
 
-@dataclass(frozen=True)
-class Form:
-    """One way to quantise a layer."""
+def planned(
+    layer: Layer,
+    choice: Choice,
+    weights: Scaling = "row",
+    activations: Scaling | None = None,
+    **more: Any,
+) -> LayerPlan:
+    """The decision for a layer; `more` are further fields of it."""
+    return LayerPlan(
+        module=layer.module,
+        source=layer.source,
+        ordinal=layer.ordinal,
+        kind=layer.kind,
+        weight=layer.name,
+        shape=layer.shape,
+        choice=choice,
+        weights=weights,
+        activations=activations,
+        **more,
+    )
 
-    choice: Choice
-    weights: Scaling = "row"
-    activations: Scaling | None = None
-    bits: int = 8
-    block: int = 0
-    gain: float | None = None
-    """Time of the layer as it is over its time in this form; None: unknown."""
-    measured: bool = False
-    """Whether the gain was measured on the machine; else it comes from the model."""
 
-
-KEEP = Form("keep", gain=1.0)
-
-
-def forms(layer: Layer, options: PlanOptions) -> tuple[list[Form], str]:
-    """The forms of a layer, fastest first, without `KEEP`; and why there is none.
+def forms(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
+    """The forms of a layer, fastest first, without "keep"; and why there is none.
 
     Raises:
         PassError: the architecture is not known, or lacks what is asked for.
     """
+    size = layer.shape[-1]
+    block = block_size(size) if options.format == "int8" else 0
+    in_blocks = planned(layer, "storage", "block", block=block) if block else None
     if layer.kind == "embedding":
-        return _embedding(layer, options)
+        if size < MULTIPLE:
+            return [], f"rows of {size} values: a scale for each would weigh as much"
+        # In blocks where it can be: a row with an outlier channel loses most of itself else.
+        return [in_blocks or planned(layer, "storage")], ""
     if layer.kind == "conv":
         if options.mode == "w8a8":
             return [], "a convolution: products of quantised values are for linears"
-        return [Form("storage")], ""
-    if options.mode == "storage":
-        return _stored(layer, options), ""
-    if options.format == "fp8":
+        return [planned(layer, "storage")], ""
+    if options.mode == "w8a8" and options.format == "fp8":
         return _fp8(layer, options)
-    return _int8(layer, options), ""
-
-
-def _embedding(layer: Layer, options: PlanOptions) -> tuple[list[Form], str]:
-    """In blocks where it can be: a row with an outlier channel loses most of itself else."""
-    size = layer.shape[-1]
-    if size < MULTIPLE:
-        return [], f"rows of {size} values: a scale for each would weigh as much"
-    block = block_size(size) if options.format == "int8" else 0
-    return [Form("storage", "block", block=block) if block else Form("storage")], ""
-
-
-def _stored(layer: Layer, options: PlanOptions) -> list[Form]:
-    if options.format == "fp8":
-        return [Form("storage")]
-    block = block_size(layer.shape[1])
-    if not block:
-        return [Form("storage")]  # 4 bits are for blocks
-    whole = Form("storage", "block", block=block)
-    found = [replace(whole, bits=4), whole] if options.bits == 4 else [whole]
-    return [_with_gain(form) for form in found] if options.arch == CPU else found
+    if options.mode == "storage":
+        found = [in_blocks or planned(layer, "storage")]
+        if in_blocks and options.bits == 4:
+            found.insert(0, replace(in_blocks, bits=4))
+    elif options.static:
+        found = [planned(layer, "w8a8-static", "row", "tensor")]
+    else:
+        # Not one scale for all rows: padding, and the other prompts of a batch, would change a row.
+        found = [planned(layer, "w8a8-dynamic", "row", "row")]
+    if in_blocks and options.mode == "w8a8":
+        found += [planned(layer, "w8a8-dynamic", "block", "block", block=block), in_blocks]
+    if options.arch == CPU and (in_blocks or options.mode == "w8a8"):
+        found = [_with_gain(form) for form in found]
+    return found, ""
 
 
 def block_size(k: int) -> int:
@@ -99,16 +100,16 @@ def block_size(k: int) -> int:
     return next((size for size in BLOCKS if k % size == 0), 0)
 
 
-def _fp8(layer: Layer, options: PlanOptions) -> tuple[list[Form], str]:
+def _fp8(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
     n, k = layer.shape
-    form = native_form(options)
+    form = planned(layer, *native_scales(options))
     if options.arch == CPU:
         return [form], ""
     reason = off_multiple(n, k)
     if reason:
         return [], reason
     gain = modelled_gain(n, k, rowwise=form.activations == "row")
-    return [replace(form, gain=gain)], ""
+    return [replace(form, gain=gain, gain_from="model")], ""
 
 
 _BY_ROW: Mapping[str, frozenset[str]] = {"tensorrt": SCALED_BY_ROW, "onnxruntime": frozenset()}
@@ -116,8 +117,9 @@ _BY_ROW: Mapping[str, frozenset[str]] = {"tensorrt": SCALED_BY_ROW, "onnxruntime
 row of a weight."""
 
 
-def native_form(options: PlanOptions) -> Form:
-    """How an architecture multiplies in fp8 with a target.
+def native_scales(options: PlanOptions) -> tuple[Choice, Scaling, Scaling]:
+    """How an architecture multiplies in fp8 with a target, and what shares a scale in weights and
+    activations.
 
     torch._scaled_mm has one scale for each tensor on both sides or one for each row on both;
     GemmFloat8 has the former alone; TensorRT wants static scales of activations, one for each, and
@@ -131,36 +133,16 @@ def native_form(options: PlanOptions) -> Form:
     if options.target in _BY_ROW and options.arch != CPU:
         require(options.arch, cast(Column, options.target))
         by_row = options.arch in _BY_ROW[options.target]
-        return Form("w8a8-static", "row" if by_row else "tensor", "tensor")
+        return "w8a8-static", "row" if by_row else "tensor", "tensor"
     if options.static or architecture(options.arch).rowwise.supported == "no":
         require(options.arch, "tensorwise")
-        return Form("w8a8-static", "tensor", "tensor")
-    return Form("w8a8-dynamic", "row", "row")
+        return "w8a8-static", "tensor", "tensor"
+    return "w8a8-dynamic", "row", "row"
 
 
-def off_multiple(n: int, k: int) -> str:
-    """Why a native fp8 product refuses these sizes; empty when it takes them."""
-    wrong = [f"{name}={size}" for name, size in (("K", k), ("N", n)) if size % MULTIPLE]
-    if not wrong:
-        return ""
-    return f"{' and '.join(wrong)}: native fp8 wants multiples of {MULTIPLE}"
-
-
-def _int8(layer: Layer, options: PlanOptions) -> list[Form]:
-    block = block_size(layer.shape[1])
-    if options.static:
-        found = [Form("w8a8-static", "row", "tensor")]
-    else:
-        # Not one scale for all rows: padding, and the other prompts of a batch, would change a row.
-        found = [Form("w8a8-dynamic", "row", "row")]
-    if block:
-        found.append(Form("w8a8-dynamic", "block", "block", block=block))
-        found.append(Form("storage", "block", block=block))
-    return [_with_gain(form) for form in found] if options.arch == CPU else found
-
-
-def _with_gain(form: Form) -> Form:
-    return replace(form, gain=_CPU_GAINS[form.choice, form.activations, form.bits])
+def _with_gain(form: LayerPlan) -> LayerPlan:
+    gain = _CPU_GAINS[form.choice, form.activations, form.bits]
+    return replace(form, gain=gain, gain_from="model")
 
 
 def too_small(n: int, k: int, *, rowwise: bool) -> bool:
@@ -175,30 +157,3 @@ def modelled_gain(n: int, k: int, *, rowwise: bool) -> float:
     curve = _PEAK * n / (n + _HALF_N) * k / (k + _HALF_K)
     bounded = min(curve, 0.99) if too_small(n, k, rowwise=rowwise) else max(curve, 1.01)
     return round(bounded, 2)
-
-
-def _gain_from(form: Form) -> Literal["", "model", "measured"]:
-    if form.gain is None or form.choice == "keep":
-        return ""
-    return "measured" if form.measured else "model"
-
-
-def as_planned(layer: Layer, form: Form, reason: str = "") -> LayerPlan:
-    """The record of a decision."""
-    assert form.bits in (4, 8)
-    return LayerPlan(
-        module=layer.module,
-        source=layer.source,
-        ordinal=layer.ordinal,
-        kind=layer.kind,
-        weight=layer.name,
-        shape=layer.shape,
-        choice=form.choice,
-        bits=4 if form.bits == 4 else 8,
-        weights=form.weights,
-        activations=form.activations,
-        block=form.block,
-        reason=reason,
-        gain=form.gain,
-        gain_from=_gain_from(form),
-    )

@@ -5,11 +5,12 @@ one kernel and count in the time.  Each distinct size is timed once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -17,9 +18,9 @@ from torch.nn import functional
 
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import first_input, value
+from enginecast.passes.ir.quantization_plan import LayerPlan
 from enginecast.passes.quantize.measure.quantizable import Layer
 from enginecast.passes.quantize.measure.simulate import FLOOR
-from enginecast.passes.quantize.plan.forms import Form
 from enginecast.passes.quantize.plan.scaled_mm_rules import fp8_dtype
 
 ROUNDS, WARM = 20, 5
@@ -60,11 +61,11 @@ def timing_on(arch: str) -> Timing | None:
 def with_measured_gains(
     program: ExportedProgram,
     context: PassContext,
-    forms: Mapping[Node, Sequence[Form]],
+    forms: Mapping[Node, Sequence[LayerPlan]],
     layers: Sequence[Layer],
     timing: Timing,
     arch: str,
-) -> dict[Node, list[Form]]:
+) -> dict[Node, list[LayerPlan]]:
     """The forms with what was measured in place of the model's gain.
 
     Args:
@@ -85,7 +86,7 @@ def with_measured_gains(
             if product not in known:
                 plain, quantized = timing(product)
                 known[product] = round(plain / quantized, 2)
-            found[layer.node][place] = replace(form, gain=known[product], measured=True)
+            found[layer.node][place] = replace(form, gain=known[product], gain_from="measured")
     return found
 
 

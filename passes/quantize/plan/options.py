@@ -1,7 +1,7 @@
 """What may be asked of a plan, whatever its format."""
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from enginecast.errors import SpecError
 from enginecast.passes.ir.base import Pass
@@ -9,6 +9,11 @@ from enginecast.passes.ir.quantization_plan import Format
 
 Mode = Literal["w8a8", "storage"]
 Target = Literal["aotinductor", "onnxruntime", "tensorrt"]
+BEFORE = frozenset(
+    {"rescale-residual", "unify-dtype", "canonicalize", "fuse-gelu", "fuse-rms-norm"}
+    | {"fuse-attention", "fuse-skip-norm", "merge-linears", "smooth-outliers"}
+)
+"""Passes that replace or merge linears, or change their weights."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +57,26 @@ class PlanOptions:
                 raise SpecError(f"{name}: expected 0 or more, got {given:g}")
 
 
-def options_of(pass_: Pass, **more: Any) -> PlanOptions:
-    """The fields of a pass that are options of a plan.
+@dataclass(frozen=True)
+class QuantizingPass(Pass):
+    """A pass that makes a plan where there is none; its fields are those of `PlanOptions`."""
 
-    Args:
-        more: options that are no fields of this pass.
+    format: ClassVar[Format]
 
-    Raises:
-        SpecError: values that do not fit.
-    """
-    names = {field.name for field in fields(PlanOptions)}
-    own = {f.name: getattr(pass_, f.name) for f in fields(pass_) if f.name in names}
-    return PlanOptions(**{**own, **more})
+    mode: Mode = "w8a8"
+    arch: str = "cpu"
+    max_error: float | None = None
+    static: bool = False
+    skip_modules_pattern: tuple[str, ...] = ()
+    skip_modules_classes: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> PlanOptions:
+        """What is asked for.
+
+        Raises:
+            SpecError: values that do not fit.
+        """
+        own = {field.name for field in fields(self)} | {"format"}
+        given = {f.name: getattr(self, f.name) for f in fields(PlanOptions) if f.name in own}
+        return PlanOptions(**given)

@@ -7,8 +7,10 @@ layer takes, by errors measured on the calibration inputs (`sensitivity`) and by
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
 
 from msgspec.structs import replace
 from torch import Tensor
@@ -16,9 +18,10 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.errors import PassError
-from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.base import PassContext, Promise, Site
 from enginecast.passes.ir.edit import weight_expressions
-from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
+from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, attach_plan
+from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.source import module_classes
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.passes.quantize.measure.calibration import (
@@ -28,12 +31,13 @@ from enginecast.passes.quantize.measure.calibration import (
     largest_row_error,
     masks_of,
 )
-from enginecast.passes.quantize.measure.quantizable import Layer, find_layers
+from enginecast.passes.quantize.measure.quantizable import Layer, find_layers, products_as_linears
 from enginecast.passes.quantize.measure.simulate import simulate
 from enginecast.passes.quantize.plan.architectures import CPU, architecture, require
-from enginecast.passes.quantize.plan.forms import KEEP, Form, as_planned, forms, native_form
+from enginecast.passes.quantize.plan.check import check_plan
+from enginecast.passes.quantize.plan.forms import forms, native_scales, planned
 from enginecast.passes.quantize.plan.layer_timing import Timing, timing_on, with_measured_gains
-from enginecast.passes.quantize.plan.options import PlanOptions
+from enginecast.passes.quantize.plan.options import BEFORE, PlanOptions, QuantizingPass
 from enginecast.passes.quantize.plan.search import Found, Option, search
 from enginecast.passes.quantize.plan.sensitivity import Reading, Sensitivity, measure
 
@@ -48,6 +52,62 @@ MAX_ERROR = {
 LARGEST_ROW = 0.45
 """Error of a single row that no plan may have, whatever the mean is: half of what verification
 lets pass, since an engine rounds other values up than a simulation."""
+
+
+@dataclass(frozen=True)
+class PlanPass(QuantizingPass):
+    """Decide which layers are quantised, and how; a site is a layer that the plan quantises.
+
+    Every output keeps every bit: all that changes is that products with a weight are spelled as
+    linears.
+    """
+
+    promise: ClassVar[Promise] = "exact"
+    after: ClassVar[frozenset[str]] = BEFORE
+
+    min_gain: float | None = None
+    skip_modules: tuple[str, ...] = ()
+    include_modules: tuple[str, ...] = ()
+    heads: bool = False
+    measure: bool = True
+
+    def __post_init__(self) -> None:
+        _ = self.options  # checks the values
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        products_as_linears(program)
+        plan = self._plan(program, context)
+        attach_plan(program, plan)
+        log = SiteLog(context)
+        decisions = plan.by_site()
+        for layer in find_layers(program):
+            decision = decisions.get(layer.key)
+            if decision is None:
+                log.refused(layer.node, "the plan does not name it")
+            elif decision.choice == "keep":
+                log.refused(layer.node, decision.reason or "kept")
+            else:
+                log.done(layer.node, _in_words(decision))
+        return log.sites
+
+    def _plan(self, program: ExportedProgram, context: PassContext) -> QuantizationPlan:
+        if context.plan is None:
+            return make_plan(program, context, self.options)
+        check_arch(self.options)
+        given = check_plan(program, context.plan, self.options)
+        return _measured_again(program, context, given) if self.measure else given
+
+
+def _in_words(layer: LayerPlan) -> str:
+    """A decision in one phrase: "w8a8-dynamic, scales by row and row; error 0.035, gain 1.4"."""
+    bits = "" if layer.choice != "storage" else f" in {layer.bits} bits"
+    error = "" if layer.error is None else f", error {layer.error:.2g}"
+    gain = "" if layer.gain is None else f", gain {layer.gain:.2g}"
+    return f"{layer.choice}{bits}, scales by {_scales(layer)}{error}{gain}"
+
+
+def _scales(layer: LayerPlan) -> str:
+    return layer.weights if layer.activations is None else f"{layer.weights}/{layer.activations}"
 
 
 def make_plan(
@@ -70,27 +130,33 @@ def make_plan(
     if options.measure:
         check_calibration(program, context)
     layers = find_layers(program)
-    skips = skip_reasons(program, layers, options)
-    kept, candidates = _candidates(layers, skips, options)
+    kept = _skip_reasons(program, layers, options)
+    choices: dict[Node, list[LayerPlan]] = {}
+    for layer in layers:
+        if layer.node not in kept:
+            found, reason = forms(layer, options)
+            if found:
+                choices[layer.node] = found
+            else:
+                kept[layer.node] = reason
     timing = timing or timing_on(options.arch)
     if timing is not None and options.format == "fp8":
-        candidates = with_measured_gains(program, context, candidates, layers, timing, options.arch)
-    open_ = {node: _paying(some, options) for node, some in candidates.items()}
-    kept |= {node: _too_slow(candidates[node]) for node, some in open_.items() if not some}
-    _require_some(layers, kept, options)
-    plan = _Planner(program, context, options, layers, kept, open_).plan()
-    _require_some(layers, {x.node: y.reason for x, y in _kept(layers, plan)}, options)
+        choices = with_measured_gains(program, context, choices, layers, timing, options.arch)
+    for node, known in list(choices.items()):
+        choices[node] = _paying(known, options)
+        if not choices[node]:
+            kept[node] = _too_slow(known)
+            del choices[node]
+    _require_some(layers, kept.values(), options)
+    plan = _Planner(program, context, options, layers, kept, choices).plan()
+    _require_some(layers, [p.reason for p in plan.layers if p.choice == "keep"], options)
     return plan
 
 
-def measured_again(
+def _measured_again(
     program: ExportedProgram, context: PassContext, plan: QuantizationPlan
 ) -> QuantizationPlan:
-    """A plan with the error that it has as a whole: somebody may have changed a layer.
-
-    Raises:
-        PassError: nothing can be measured on the calibration inputs.
-    """
+    """A plan with the error that it has as a whole: somebody may have changed a layer."""
     check_calibration(program, context)
     exact = _simulated(program, context, replace(plan, layers=()))
     found = _simulated(program, context, plan)
@@ -104,11 +170,6 @@ def _simulated(
     return simulate(program, plan, context.calibration, mask_input=context.mask_input)
 
 
-def _kept(layers: list[Layer], plan: QuantizationPlan) -> list[tuple[Layer, LayerPlan]]:
-    pairs = zip(layers, plan.layers, strict=True)
-    return [(layer, decision) for layer, decision in pairs if decision.choice == "keep"]
-
-
 def check_arch(options: PlanOptions) -> None:
     """Refuse what the architecture cannot do, whatever the layers are.
 
@@ -116,7 +177,7 @@ def check_arch(options: PlanOptions) -> None:
         PassError: names the architecture, what it can do, and where that can be read.
     """
     if options.format == "fp8" and options.mode == "w8a8":
-        native_form(options)
+        native_scales(options)
     elif options.format == "fp8":
         require(options.arch, "storage")
     else:
@@ -130,37 +191,24 @@ def max_error(options: PlanOptions) -> float:
     return MAX_ERROR[options.format, options.mode, options.bits]
 
 
-def _candidates(
-    layers: list[Layer], skips: Mapping[Node, str], options: PlanOptions
-) -> tuple[dict[Node, str], dict[Node, list[Form]]]:
-    """Why layers are kept, and the forms of the others."""
-    kept, candidates = {}, {}
-    for layer in layers:
-        found, reason = ([], skips[layer.node]) if layer.node in skips else forms(layer, options)
-        if found:
-            candidates[layer.node] = found
-        else:
-            kept[layer.node] = reason
-    return kept, candidates
-
-
-def _paying(some: list[Form], options: PlanOptions) -> list[Form]:
+def _paying(known: list[LayerPlan], options: PlanOptions) -> list[LayerPlan]:
     default = 1.0 if options.arch != CPU and options.mode == "w8a8" else 0.0
     least = default if options.min_gain is None else options.min_gain
-    return [form for form in some if form.gain is None or form.gain >= least]
+    return [form for form in known if form.gain is None or form.gain >= least]
 
 
-def _too_slow(some: list[Form]) -> str:
-    best = max(some, key=lambda form: form.gain or 0.0)
-    if best.measured:
+def _too_slow(known: list[LayerPlan]) -> str:
+    best = max(known, key=lambda form: form.gain or 0.0)
+    if best.gain_from == "measured":
         return f"does not pay: its gain was measured as {best.gain:.2g}"
     return f"too small to pay: its gain would be {best.gain:.2g} by the model"
 
 
-def _require_some(layers: list[Layer], kept: Mapping[Node, str], options: PlanOptions) -> None:
-    if len(kept) < len(layers):
+def _require_some(layers: list[Layer], kept: Iterable[str], options: PlanOptions) -> None:
+    """Refuse a plan that keeps every layer, with the reasons."""
+    reasons = Counter(reason.partition(":")[0] for reason in kept)
+    if reasons.total() < len(layers):
         return
-    reasons = Counter(reason.partition(":")[0] for reason in kept.values())
     counted = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
     raise PassError(
         f"no layer is left to quantise: {counted or 'the program has none'}",
@@ -178,18 +226,14 @@ class _Planner:
         options: PlanOptions,
         layers: list[Layer],
         kept: Mapping[Node, str],
-        forms_of: Mapping[Node, list[Form]],
+        choices: dict[Node, list[LayerPlan]],
     ) -> None:
         self._program = program
         self._context = context
         self._options = options
         self._layers = layers
         self._kept = kept
-        self._choices = {
-            layer.node: [as_planned(layer, form) for form in forms_of[layer.node]]
-            for layer in layers
-            if forms_of.get(layer.node)
-        }
+        self._choices = choices
 
     def plan(self) -> QuantizationPlan:
         if not self._options.measure:
@@ -205,7 +249,7 @@ class _Planner:
         return replace(
             plan,
             predicted_error=searched.error,
-            notes=found_in_words(searched, found, len(self._context.calibration)),
+            notes=_found_in_words(searched, found, len(self._context.calibration)),
         )
 
     def _note_errors(self, found: Sensitivity) -> None:
@@ -220,19 +264,16 @@ class _Planner:
     def _options_of(self, node: Node, found: Sensitivity) -> list[Option]:
         """The forms of a layer, and the layer as it is."""
         known = self._choices[node]
-        whole = float(_numel(known[0]))
-        last = Option(0.0, whole, 4 * whole)
-        return [
-            *(
-                Option(
-                    error=(form.error or 0.0) if form.end_to_end is None else form.end_to_end,
-                    time=whole / (form.gain or 1.0),
-                    size=whole * form.bits / 8,
-                )
-                for form in known
-            ),
-            last,
+        whole = float(prod(known[0].shape))
+        options = [
+            Option(
+                error=(form.error or 0.0) if form.end_to_end is None else form.end_to_end,
+                time=whole / (form.gain or 1.0),
+                size=whole * form.bits / 8,
+            )
+            for form in known
         ]
+        return [*options, Option(0.0, whole, 4 * whole)]
 
     def _error(self, chosen: Mapping[Node, int], found: Sensitivity) -> float:
         outputs = _simulated(self._program, self._context, self._with(chosen))
@@ -256,33 +297,21 @@ class _Planner:
     ) -> LayerPlan:
         known = self._choices.get(layer.node)
         if known is None:
-            return as_planned(layer, KEEP, self._kept[layer.node])
+            return planned(layer, "keep", gain=1.0, reason=self._kept[layer.node])
         place = chosen.get(layer.node, len(known))
         reading = found.readings.get(layer.node) if found is not None else None
-        reason = reason_of(known, place, reading)
+        reason = _reason_of(known[:place], reading)
         if place == len(known):
-            return as_planned(layer, KEEP, reason)
+            return planned(layer, "keep", gain=1.0, reason=reason)
         return replace(known[place], reason=reason)
-
-
-def _numel(layer: LayerPlan) -> int:
-    count = 1
-    for size in layer.shape:
-        count *= size
-    return count
 
 
 LOUD = 30.0
 """Peak over mean magnitude that a reader should know of; of normal values it is about 5."""
 
 
-def reason_of(forms: Sequence[LayerPlan], place: int, reading: Reading | None) -> str:
-    """Why a layer got the form at a place; past the last one, why it is kept.
-
-    Args:
-        forms: that it could take, fastest first, with their errors.
-    """
-    refused = forms[:place]
+def _reason_of(refused: Sequence[LayerPlan], reading: Reading | None) -> str:
+    """Why a layer got the form after these, or is kept where they are all."""
     if not refused:
         return ""
     left = "; ".join(_lost(form) for form in refused)
@@ -293,20 +322,14 @@ def reason_of(forms: Sequence[LayerPlan], place: int, reading: Reading | None) -
 
 
 def _lost(form: LayerPlan) -> str:
-    """What a form would lose: "by tensor 0.084, alone 0.03 of the outputs"."""
+    """What a form would lose: "storage block of 4 bits loses 0.084 (0.03 of the outputs)"."""
+    bits = f" of {form.bits} bits" if form.choice == "storage" and form.bits != 8 else ""
     alone = "" if form.end_to_end is None else f" ({form.end_to_end:.2g} of the outputs)"
     error = "" if form.error is None else f" loses {form.error:.2g}{alone}"
-    return f"{form_in_words(form)}{error}"
+    return f"{form.choice} {_scales(form)}{bits}{error}"
 
 
-def form_in_words(form: LayerPlan) -> str:
-    """A form in short: "w8a8-dynamic row/tensor", "storage block of 4 bits"."""
-    scales = form.weights if form.activations is None else f"{form.weights}/{form.activations}"
-    bits = f" of {form.bits} bits" if form.choice == "storage" and form.bits != 8 else ""
-    return f"{form.choice} {scales}{bits}"
-
-
-def found_in_words(search: Found[Any], found: Sensitivity, cases: int) -> tuple[str, ...]:
+def _found_in_words(search: Found[Any], found: Sensitivity, cases: int) -> tuple[str, ...]:
     """How a plan was found, in sentences."""
     by = "their effect on the outputs" if found.end_to_end else "the error of their own output"
     first = "every layer in its fastest form: " + (
@@ -322,7 +345,7 @@ def found_in_words(search: Found[Any], found: Sensitivity, cases: int) -> tuple[
     )
 
 
-def skip_reasons(
+def _skip_reasons(
     program: ExportedProgram, layers: Sequence[Layer], options: PlanOptions
 ) -> dict[Node, str]:
     """Layer -> why it is kept; layers that may be quantised are not among them.
@@ -331,36 +354,35 @@ def skip_reasons(
         PassError: a name, pattern or class that no layer has, named; or a pattern that is no
             regular expression.
     """
-    _check_names(layers, options)
-    patterns = _patterns(layers, options.skip_modules_pattern)
-    _check_classes(layers, options.skip_modules_classes)
+    modules = {layer.module for layer in layers}
+    for field in ("skip_modules", "include_modules"):
+        for name in getattr(options, field):
+            if name not in modules:
+                raise _nothing(f"{field}={name!r}", "no layer has this name", name, modules)
+    patterns = [_pattern(text, modules) for text in options.skip_modules_pattern]
+    classes = {name for layer in layers for name in module_classes(layer.node)}
+    for name in options.skip_modules_classes:
+        if name not in classes:
+            fault = "it is around no layer"
+            raise _nothing(f"skip_modules_classes={name!r}", fault, name, classes)
     weights = weight_expressions(program)
     found = {}
     for layer in layers:
-        if layer.module in options.include_modules:
-            continue
-        reasons = (
-            *_by_name(layer, options),
-            *(f"skip_modules_pattern={p.pattern!r}" for p in patterns if p.search(layer.module)),
-            *_by_class(layer, options),
-            *_by_default(layer, options, weights),
-        )
-        if reasons:
-            found[layer.node] = reasons[0]
+        reason = next(_reasons(layer, options, patterns, weights), "")
+        if reason and layer.module not in options.include_modules:
+            found[layer.node] = reason
     return found | _tied(layers, found)
 
 
-def _by_name(layer: Layer, options: PlanOptions) -> Iterator[str]:
+def _reasons(
+    layer: Layer, options: PlanOptions, patterns: Sequence[re.Pattern[str]], weights: set[Node]
+) -> Iterator[str]:
+    """Why a layer is kept, whatever it would lose."""
     if layer.module in options.skip_modules:
         yield f"skip_modules={layer.module!r}"
-
-
-def _by_class(layer: Layer, options: PlanOptions) -> Iterator[str]:
+    yield from (f"skip_modules_pattern={p.pattern!r}" for p in patterns if p.search(layer.module))
     around = module_classes(layer.node)
     yield from (f"skip_modules_classes={n!r}" for n in options.skip_modules_classes if n in around)
-
-
-def _by_default(layer: Layer, options: PlanOptions, weights: set[Node]) -> Iterator[str]:
     if layer.kind == "embedding" and options.format == "fp8":
         yield "an embedding: fp8 rounds its few bits away and saves no time; int8 stores it"
     if layer.kind != "embedding" and not options.heads and _reaches_output(layer.node):
@@ -398,41 +420,15 @@ def _tied(layers: Sequence[Layer], kept: dict[Node, str]) -> dict[Node, str]:
     }
 
 
-def _check_names(layers: Sequence[Layer], options: PlanOptions) -> None:
-    known = {layer.module for layer in layers}
-    for field in ("skip_modules", "include_modules"):
-        for name in getattr(options, field):
-            if name not in known:
-                raise _nothing(f"{field}={name!r}", "no layer has this name", name, known)
-
-
-def _patterns(layers: Sequence[Layer], texts: Sequence[str]) -> list[re.Pattern[str]]:
-    found = []
-    for text in texts:
-        try:
-            pattern = re.compile(text)
-        except re.error as error:
-            message = f"skip_modules_pattern={text!r} is not a regular expression: {error}"
-            raise PassError(message) from error
-        _require_match(layers, f"skip_modules_pattern={text!r}", _searches(pattern))
-        found.append(pattern)
-    return found
-
-
-def _searches(pattern: re.Pattern[str]) -> Callable[[Layer], bool]:
-    return lambda layer: pattern.search(layer.module) is not None
-
-
-def _require_match(layers: Sequence[Layer], what: str, fits: Callable[[Layer], bool]) -> None:
-    if not any(map(fits, layers)):
-        raise _nothing(what, "it matches no layer", "", {layer.module for layer in layers})
-
-
-def _check_classes(layers: Sequence[Layer], names: Sequence[str]) -> None:
-    known = {name for layer in layers for name in module_classes(layer.node)}
-    for name in names:
-        if name not in known:
-            raise _nothing(f"skip_modules_classes={name!r}", "it is around no layer", name, known)
+def _pattern(text: str, modules: set[str]) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        message = f"skip_modules_pattern={text!r} is not a regular expression: {error}"
+        raise PassError(message) from error
+    if not any(map(pattern.search, modules)):
+        raise _nothing(f"skip_modules_pattern={text!r}", "it matches no layer", "", modules)
+    return pattern
 
 
 def _nothing(what: str, fault: str, name: str, known: set[str]) -> PassError:

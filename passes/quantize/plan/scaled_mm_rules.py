@@ -64,7 +64,7 @@ def check_scaled_mm(
         lambda: _matrices(a, b),
         lambda: _dtypes(a.dtype, b.dtype, arch),
         lambda: _layout(a, b),
-        lambda: _sizes(a, b),
+        lambda: off_multiple(b.shape[1], a.shape[1]),
         lambda: _scales(a, b, scale_a, scale_b),
         lambda: _bias(bias, b, out),
         lambda: _result(scale_a, scale_b, out, arch),
@@ -113,13 +113,12 @@ def _layout(a: Tensor, b: Tensor) -> str:
     return ""
 
 
-def _sizes(a: Tensor, b: Tensor) -> str:
-    wrong = [
-        f"{name}={size}" for name, size in (("K", a.shape[1]), ("N", b.shape[1])) if size % MULTIPLE
-    ]
-    if wrong:
-        return f"{' and '.join(wrong)}: native fp8 wants multiples of {MULTIPLE}"
-    return ""
+def off_multiple(n: int, k: int) -> str:
+    """Why a native fp8 product refuses a weight [n, k]; empty when it takes it."""
+    wrong = [f"{name}={size}" for name, size in (("K", k), ("N", n)) if size % MULTIPLE]
+    if not wrong:
+        return ""
+    return f"{' and '.join(wrong)}: native fp8 wants multiples of {MULTIPLE}"
 
 
 def _scales(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> str:
