@@ -5,8 +5,14 @@
              %k = linear(%n, %wk)                         %k = linear(%n, %wk * 2^e)
 
 A few channels of what a norm gives are many times as large as the rest, and a scale for a whole row
-leaves the others few of the steps of int8.  Each channel gets an exponent of its own (see
-`smoothing`); a power of two moves no rounding in fp32, so every output keeps its bits.
+leaves the others few of the steps of int8.  Each channel gets an exponent of its own: what linears
+read is multiplied by 2^-e and their weights by 2^e, with
+
+    2^e = max|x|^alpha / max|w|^(1 - alpha)
+
+rounded to a power of two (SmoothQuant, Xiao et al. 2022, arXiv 2211.10438, equation 4), over the
+median of all channels: row-wise scales take up what is common to all.  A power of two moves no
+rounding in fp32, so every output keeps its bits.
 
 What can be scaled (see `channels`): the weights of norms, the rows of the linear that makes
 the values of an attention (for the output projection), of the linear branch of a gate and of the
@@ -21,7 +27,9 @@ before the projection, weights that are shared, values in fp16 (powers of two ar
 end: scale before `unify-dtype`), written in place, or not finite.
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -29,8 +37,10 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
+from torch.nn import functional
 
 from enginecast.errors import PassError, SpecError
+from enginecast.ops.quantize import dequantize, dynamic_scale, quantize
 from enginecast.passes.analyses.channels import (
     Readers,
     Source,
@@ -38,7 +48,6 @@ from enginecast.passes.analyses.channels import (
     find_roots,
     find_source,
 )
-from enginecast.passes.analyses.smoothing import ALPHAS, Choice, Sample, choose, sample_channels
 from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
 from enginecast.passes.ir.edit import (
     SCALE,
@@ -52,11 +61,24 @@ from enginecast.passes.ir.edit import (
     weight_value,
 )
 from enginecast.passes.ir.effects import mutated_values
+from enginecast.passes.ir.interpret import interpret_cases
 from enginecast.passes.ir.match import NoMatch, real_users
 from enginecast.passes.ir.scaled_values import factors, mark_scaled
 from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.source import module_path
+from enginecast.passes.quantize.measure.calibration import GIVE, valid_rows
 
+ROWS = 128
+"""Rows that are kept of each value, over all cases."""
+ALPHAS = (0.25, 0.4, 0.5, 0.6, 0.75, 0.9)
+FURTHEST = 12
+"""Largest exponent."""
+FINEST, COARSEST = 2.0**-8, 2.0**14
+"""What the largest value and the largest weight of a channel may become, so that fp16 holds the
+channel with bits to spare; one that is beyond already may stay where it is."""
+GAIN = 0.95
+"""Scaling has to bring the error down at least so far: what is gained by less on some rows was seen
+to be lost on others."""
 FORMATS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
@@ -90,6 +112,18 @@ class _Group:
     readers: Readers
 
 
+@dataclass
+class Sample:
+    """Of one value [..., channels], over the rows that count."""
+
+    fitting: Tensor
+    """[channels]: the largest magnitude in every other row."""
+    largest: Tensor
+    """[channels]: in all rows."""
+    held_out: list[Tensor] = field(default_factory=list)
+    """[n, channels] each: some of the rows that `fitting` does not know."""
+
+
 class _Smoothing:
     """One run over one program."""
 
@@ -111,16 +145,16 @@ class _Smoothing:
         if not self._context.calibration:
             raise PassError(
                 "smooth-outliers has no calibration inputs to see outliers in",
-                hint="Give inputs as the model gets them: --prompts FILE or --inputs FILE.",
+                hint=GIVE,
             )
         watched = {group.root for group in groups}
         cases, mask = self._context.calibration, self._context.mask_input
         samples = sample_channels(self._program, cases, watched, mask)
         # All are chosen before the first is scaled: values and weights are those of the samples.
-        chosen = [(group, self._choice(group, samples.get(group.root))) for group in groups]
-        for group, choice in chosen:
-            if choice is not None:
-                self._scale(group, choice.exponents)
+        chosen = [(group, self._exponents(group, samples.get(group.root))) for group in groups]
+        for group, found in chosen:
+            if found is not None:
+                self._scale(group, found)
         return self._log.sites
 
     def _group(self, root: Node) -> _Group | None:
@@ -139,32 +173,40 @@ class _Smoothing:
             return None
         return _Group(root, source, readers)
 
-    def _choice(self, group: _Group, sample: Sample | None) -> Choice | None:
-        """What to do with a group; None, and why, where it is left alone."""
+    def _exponents(self, group: _Group, sample: Sample | None) -> Tensor | None:
+        """The exponents of the alpha with the least error on rows that they do not come from; None,
+        and why, where a group is left alone.
+        """
         reason = _unusable(sample)
         if sample is None or reason:
             self._log.refused(group.root, reason)
             return None
-        alpha = self._options.alpha
-        found = choose(
-            sample,
-            [self._weight(linear) for linear in group.readers.linears],
-            group.source.layout.tied,
-            FORMATS[self._options.format],
-            ALPHAS if alpha is None else (alpha,),
-        )
-        errors = f"row-wise {self._options.format} error {found.before:.2g}"
-        if not found.exponents.any() or (alpha is None and not found.helps):
+        alphas = ALPHAS if self._options.alpha is None else (self._options.alpha,)
+        dtype = FORMATS[self._options.format]
+        tied, rows = group.source.layout.tied, torch.cat(sample.held_out)
+        weights = [self._weight(linear) for linear in group.readers.linears]
+        columns = tied(torch.stack([weight.abs().amax(0) for weight in weights]).amax(0))
+        sizes = tied(sample.fitting)
+        error = {
+            alpha: products_error(rows, weights, exponents(sizes, columns, alpha), dtype)
+            for alpha in alphas
+        }
+        none = torch.zeros(len(columns), dtype=torch.int64)
+        before = products_error(rows, weights, none, dtype)
+        alpha = min(error, key=error.__getitem__)
+        found = exponents(tied(sample.largest), columns, alpha)
+        errors = f"row-wise {self._options.format} error {before:.2g}"
+        is_gain = self._options.alpha is not None or error[alpha] <= GAIN * before
+        if not found.any() or not is_gain:
             self._log.refused(
-                group.root, f"its channels are even: {errors}, {found.after:.2g} at best"
+                group.root, f"its channels are even: {errors}, {error[alpha]:.2g} at best"
             )
             return None
-        least, most = int(found.exponents.min()), int(found.exponents.max())
         names = ", ".join(linear.name for linear in group.readers.linears)
         self._log.done(
             group.root,
-            f"channels scaled by 2^{-most} to 2^{-least} for {names} (alpha {found.alpha:g}):"
-            f" {errors}, now {found.after:.2g}",
+            f"channels scaled by 2^{-int(found.max())} to 2^{-int(found.min())} for {names}"
+            f" (alpha {alpha:g}): {errors}, now {error[alpha]:.2g}",
         )
         return found
 
@@ -225,3 +267,92 @@ def _unusable(sample: Sample | None) -> str:
     if sample is None:
         return "no calibration input has a row there"
     return "" if bool(torch.isfinite(sample.largest).all()) else "its values are not finite"
+
+
+def sample_channels(
+    program: ExportedProgram,
+    cases: Sequence[Mapping[str, Tensor]],
+    watched: Set[Node],
+    mask_input: str | None = None,
+) -> dict[Node, Sample]:
+    """Run the program over all cases and look at each watched value.
+
+    Args:
+        cases: inputs by name; at least one.
+        watched: nodes that give [..., channels].
+        mask_input: the input that marks valid rows, [batch, tokens]; others are left out.
+    """
+    found: dict[Node, Sample] = {}
+    most = -(-ROWS // len(cases))
+
+    def keep(case: int, node: Node, tensor: Tensor) -> None:
+        if node not in watched:
+            return
+        mask = cases[case].get(mask_input or "")
+        rows = valid_rows(tensor, None if mask is None else mask != 0)
+        # Of a single row, both halves are that row.
+        known, other = rows[::2], rows[1::2] if len(rows) > 1 else rows
+        if not len(rows):
+            return
+        none = torch.zeros(tensor.shape[-1])
+        sample = found.setdefault(node, Sample(none, none))
+        sample.fitting = torch.maximum(sample.fitting, known.abs().amax(0).float())
+        sample.largest = torch.maximum(sample.largest, rows.abs().amax(0).float())
+        chosen = torch.linspace(0, len(other) - 1, min(most, len(other))).long()
+        sample.held_out.append(other[chosen].float())
+
+    interpret_cases(program, cases, watch=keep)
+    return found
+
+
+def exponents(sizes: Tensor, columns: Tensor, alpha: float) -> Tensor:
+    """The exponent of each channel, int64.
+
+    Args:
+        sizes: [channels], largest magnitude of the values; a channel without any is left alone.
+        columns: [channels], largest magnitude of the weights.
+        alpha: how much of the range of the values goes into the weights, 0 to 1.
+    """
+    live = (sizes > 0) & (columns > 0)
+    if not live.any():
+        return torch.zeros(len(sizes), dtype=torch.int64)
+    values, weights = sizes.double().log2(), columns.double().log2()
+    wanted = alpha * values - (1 - alpha) * weights
+    wanted = (wanted - wanted[live].median()).round()
+    low, high = math.log2(FINEST), math.log2(COARSEST)
+    most = torch.minimum(high - weights, values - low).floor().clamp(0, FURTHEST)
+    least = torch.maximum(low - weights, values - high).ceil().clamp(-FURTHEST, 0)
+    bounded = torch.maximum(torch.minimum(wanted, most), least)
+    return torch.where(live, bounded, 0.0).long()
+
+
+def products_error(
+    rows: Tensor, weights: Sequence[Tensor], exponents: Tensor, dtype: torch.dtype
+) -> float:
+    """Relative L2 error of a row of a quantised product, root mean square over rows and weights.
+
+    Each row counts alike: one large token would hide what happens to all others.
+
+    Args:
+        rows: [n, channels].
+        weights: [N, channels] each.
+        exponents: [channels], of the weights.
+        dtype: quantised dtype; one scale for each row of both.
+    """
+    down, up = factors(-exponents), factors(exponents)
+    values = _rounded(rows * down, dtype)
+    squares = []
+    for weight in weights:
+        exact = functional.linear(rows, weight)
+        error = functional.linear(values, _rounded(weight * up, dtype)) - exact
+        size = exact.norm(dim=-1)
+        kept = size > 0
+        squares.append((error.norm(dim=-1)[kept] / size[kept]).square().mean())
+    found = float(torch.stack(squares).nanmean().sqrt())
+    return 0.0 if math.isnan(found) else found
+
+
+def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    scale = dynamic_scale(tensor, dtype, True)
+    rounded: Tensor = dequantize(quantize(tensor, scale, dtype), scale, torch.float32)
+    return rounded

@@ -12,7 +12,7 @@ from enginecast.compiler.prepare import Prepared, prepare, reference_of
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.rewrite import Rewritten, rewrite
 from enginecast.compiler.steps import Steps
-from enginecast.passes.ir.edit import aten, insert
+from enginecast.passes.ir.edit import aten
 from enginecast.passes.ir.interpret import interpret
 from enginecast.passes.quantize import layers as quantize_layers
 from enginecast.passes.registry import build
@@ -81,14 +81,16 @@ def names(rewritten: Rewritten) -> list[str]:
 @pytest.fixture
 def wrong_scale(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Products are scaled by a tenth more than the weights were rounded by."""
-    right = quantize_layers._Writer._multiply
+    right = quantize_layers._Writer._weight
 
-    def wrong(self, layer, values, scale):  # type: ignore[no-untyped-def]
-        with self.program.graph.inserting_before(layer.node):
-            more = insert(self.program.graph, aten.mul.Scalar, (scale, 1.1), like=layer.node)
-        return right(self, layer, values, more)
+    def wrong(self, layer, plan):  # type: ignore[no-untyped-def]
+        values, scale = right(self, layer, plan)
+        if not plan.choice.startswith("w8a8") or plan.weights == "block":
+            return values, scale
+        with self._program.graph.inserting_before(layer.node):
+            return values, self._insert(layer, aten.mul.Scalar, scale, 1.1)
 
-    monkeypatch.setattr(quantize_layers._Writer, "_multiply", wrong)
+    monkeypatch.setattr(quantize_layers._Writer, "_weight", wrong)
     return iter([None])
 
 

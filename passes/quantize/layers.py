@@ -210,13 +210,14 @@ class _Writer:
     def rewrite(self, layer: Layer, plan: LayerPlan) -> None:
         """Change the node of a layer; it stays the same node, with its name."""
         values, scale = self._weight(layer, plan)
-        node, bias = layer.node, layer.node.args[2] if len(layer.node.args) > 2 else None
+        node = layer.node
+        bias = node.args[2] if len(node.args) > 2 else None
         if layer.kind == "embedding":
             self._pick(layer, plan, values, scale)
         elif plan.weights == "block":
             both = plan.activations is not None
-            args = (first_input(node), values, scale, bias, plan.bits, both)
-            _change(node, own.blockwise_linear.default, args)
+            blocks = (first_input(node), values, scale, bias, plan.bits, both)
+            _change(node, own.blockwise_linear.default, blocks)
         elif plan.choice != "storage":
             args = (*self._activations(layer, plan), values, scale, bias, dtype_of(node))
             _change(node, own.quantized_linear.default, args)
@@ -255,11 +256,9 @@ class _Writer:
         if key not in self._weights:
             with self._program.graph.inserting_before(layer.node):
                 scale = self._rounded_up(self._weight_scale(weight, layer, plan), layer)
-                if plan.weights == "block":
-                    op, how = own.quantize_blocks.default, plan.bits
-                else:
-                    op, how = own.quantize.default, self._dtype
-                self._weights[key] = self._insert(layer, op, weight, scale, how), scale
+                op = own.quantize_blocks if plan.weights == "block" else own.quantize
+                how = plan.bits if plan.weights == "block" else self._dtype
+                self._weights[key] = self._insert(layer, op.default, weight, scale, how), scale
         return self._weights[key]
 
     def _weight_scale(self, weight: Node, layer: Layer, plan: LayerPlan) -> Node:

@@ -3,7 +3,7 @@
 The layers of a plan compute with rounded values, all else as it is.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import first_input
 from enginecast.passes.ir.interpret import Run, interpret_cases, named
 from enginecast.passes.ir.quantization_plan import Format, LayerPlan, QuantizationPlan, Scaling
+from enginecast.passes.quantize.measure.calibration import masks_of, valid_rows
 from enginecast.passes.quantize.measure.quantizable import find_layers
 
 FLOOR = 2.0**-40
@@ -155,12 +156,13 @@ def planned_layers(program: ExportedProgram, plan: QuantizationPlan) -> dict[Nod
 
 
 class Rounding:
-    """Computes layers with rounded values; keeps the rounded weight of the last layer."""
+    """Computes layers with rounded values; keeps the rounded weights of the last layer."""
 
     def __init__(self, plan: QuantizationPlan, largest: Mapping[Node, float]) -> None:
         self._plan = plan
         self._largest = largest
-        self._last: tuple[object, Tensor | None] = (None, None)
+        self._last: Node | None = None
+        self._weights: dict[LayerPlan, Tensor] = {}
 
     def output(self, node: Node, layer: LayerPlan, values: Sequence[Any]) -> Tensor:
         """What a layer gives.
@@ -168,33 +170,29 @@ class Rounding:
         Args:
             values: the arguments of the node.
         """
-        if layer.kind == "embedding":
-            weight = self._weight(node, layer, values[0])
-            values = (weight.to(values[0].dtype), *values[1:])
-            return self._call(node, values)
-        weight = self._weight(node, layer, values[1])
-        if layer.kind == "conv":
-            return self._call(node, (values[0], weight.to(values[1].dtype), *values[2:]))
-        largest = None
-        if layer.choice == "w8a8-static":
-            largest = torch.tensor(self._largest[first_input(node)])
-        grid = grid_of(self._plan.format, self._plan.arch, 8)
-        bias = values[2] if len(values) > 2 else None
-        return fake_linear(values[0], weight, bias, layer, grid, largest)
-
-    def _call(self, node: Node, values: Sequence[Any]) -> Tensor:
+        if layer.kind == "linear":
+            largest = None
+            if layer.choice == "w8a8-static":
+                largest = torch.tensor(self._largest[first_input(node)])
+            grid = grid_of(self._plan.format, self._plan.arch, 8)
+            bias = values[2] if len(values) > 2 else None
+            weight = self._weight(node, layer, values[1])
+            return fake_linear(values[0], weight, bias, layer, grid, largest)
+        place = 0 if layer.kind == "embedding" else 1
+        weight = self._weight(node, layer, values[place]).to(values[place].dtype)
         assert callable(node.target)
-        found: Tensor = node.target(*values, **node.kwargs)
+        found: Tensor = node.target(*values[:place], weight, *values[place + 1 :], **node.kwargs)
         return found
 
     def _weight(self, node: Node, layer: LayerPlan, weight: Tensor) -> Tensor:
         """The same for all cases of a run, which come one after the other."""
-        known, found = self._last
-        if known != (node, layer) or found is None:
+        if node is not self._last:
+            self._last = node
+            self._weights.clear()
+        if layer not in self._weights:
             grid = grid_of(self._plan.format, self._plan.arch, layer.bits)
-            found = fake_weight(weight, layer, grid)
-            self._last = ((node, layer), found)
-        return found
+            self._weights[layer] = fake_weight(weight, layer, grid)
+        return self._weights[layer]
 
 
 class Simulation(Run):
@@ -205,7 +203,8 @@ class Simulation(Run):
     ) -> None:
         super().__init__(program, context.calibration)
         self._layers = planned_layers(program, plan)
-        self._rounding = Rounding(plan, static_ranges(program, context, self._layers))
+        ranges = static_ranges(program, context, self._layers.items())
+        self._rounding = Rounding(plan, ranges)
 
     def evaluate(self, node: Node, case: int) -> Any:
         layer = self._layers.get(node)
@@ -216,10 +215,10 @@ class Simulation(Run):
 
 
 def static_ranges(
-    program: ExportedProgram, context: PassContext, layers: Mapping[Node, LayerPlan]
+    program: ExportedProgram, context: PassContext, layers: Iterable[tuple[Node, LayerPlan]]
 ) -> dict[Node, float]:
     """The largest magnitude of what each layer with a static scale reads, all else exact."""
-    read = {first_input(n) for n, layer in layers.items() if layer.choice == "w8a8-static"}
+    read = {first_input(node) for node, layer in layers if layer.choice == "w8a8-static"}
     return activation_ranges(program, context, read)
 
 
@@ -249,11 +248,12 @@ def activation_ranges(
             hint="Give inputs or prompts, or plan dynamic scales.",
         )
     found: dict[Node, Tensor] = {}
+    masks = masks_of(context)
 
     def keep(case: int, node: Node, tensor: Tensor) -> None:
         if node not in nodes:
             return
-        valid = _valid_rows(tensor, _mask(context, context.calibration[case]))
+        valid = valid_rows(tensor, masks[case])
         if valid.numel():
             largest = valid.abs().amax().float()
             found[node] = torch.maximum(found.get(node, largest), largest)  # hands NaN on
@@ -264,13 +264,3 @@ def activation_ranges(
                 keep(case, node, inputs[node.name])
     interpret_cases(program, context.calibration, watch=keep)
     return {node: float(found.get(node, torch.zeros(()))) for node in nodes}
-
-
-def _mask(context: PassContext, inputs: Mapping[str, Tensor]) -> Tensor | None:
-    return inputs.get(context.mask_input) if context.mask_input else None
-
-
-def _valid_rows(tensor: Tensor, mask: Tensor | None) -> Tensor:
-    if mask is None or tensor.shape[: mask.dim()] != mask.shape:
-        return tensor
-    return tensor[mask != 0]

@@ -321,12 +321,17 @@ def _reason_of(refused: Sequence[LayerPlan], reading: Reading | None) -> str:
     return f"not within max_error: {left}{peak}"
 
 
-def _lost(form: LayerPlan) -> str:
-    """What a form would lose: "storage block of 4 bits loses 0.084 (0.03 of the outputs)"."""
+def form_in_words(form: LayerPlan) -> str:
+    """A form in short: "w8a8-dynamic row/tensor", "storage block of 4 bits"."""
     bits = f" of {form.bits} bits" if form.choice == "storage" and form.bits != 8 else ""
+    return f"{form.choice} {_scales(form)}{bits}"
+
+
+def _lost(form: LayerPlan) -> str:
+    """What a form would lose: "storage block loses 0.084 (0.03 of the outputs)"."""
     alone = "" if form.end_to_end is None else f" ({form.end_to_end:.2g} of the outputs)"
     error = "" if form.error is None else f" loses {form.error:.2g}{alone}"
-    return f"{form.choice} {_scales(form)}{bits}{error}"
+    return f"{form_in_words(form)}{error}"
 
 
 def _found_in_words(search: Found[Any], found: Sensitivity, cases: int) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ that layer alone quantised; variants run side by side on a small input, and what
 in common with the exact program is computed once.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -84,11 +83,14 @@ def measure(
         PassError: what a layer reads or gives is not finite, before anything is rounded.
     """
     with torch.no_grad():
-        run = _Isolated(program, context, plan, choices)
+        forms = ((node, form) for node, known in choices.items() for form in known)
+        rounding = Rounding(plan, static_ranges(program, context, forms))
+        run = _Isolated(program, context, choices, rounding)
         outputs = [named(found, None) for found in run.results()]
-        found = Sensitivity(outputs, run.errors(), run.readings)
+        errors = {node: [total.relative for total in sums] for node, sums in run.sums.items()}
+        found = Sensitivity(outputs, errors, run.readings)
         if _is_affordable(context, choices, found.readings):
-            found.end_to_end = _alone(program, context, plan, choices)
+            found.end_to_end = _alone(program, context, choices, rounding)
     return found
 
 
@@ -99,36 +101,22 @@ class _Isolated(Run):
         self,
         program: ExportedProgram,
         context: PassContext,
-        plan: QuantizationPlan,
         choices: Choices,
+        rounding: Rounding,
     ) -> None:
         super().__init__(program, context.calibration)
         self._choices = choices
         self._masks = masks_of(context)
-        self._sums: dict[Node, list[ErrorSum]] = defaultdict(list)
-        ranges = _static_ranges(program, context, choices)
-        self._roundings = [Rounding(plan, ranges) for _ in range(_most_forms(choices))]
+        self._rounding = rounding
+        self.sums: dict[Node, list[ErrorSum]] = {}
         self.readings: dict[Node, Reading] = {}
-
-    def errors(self) -> dict[Node, list[float]]:
-        return {node: [total.relative for total in sums] for node, sums in self._sums.items()}
 
     def evaluate(self, node: Node, case: int) -> Any:
         exact = super().evaluate(node, case)
         forms = self._choices.get(node)
-        if forms:
-            values, _ = self.fetch_args_kwargs_from_env(node)
-            self._compare(node, forms, values, exact, case)
-        return exact
-
-    def _compare(
-        self,
-        node: Node,
-        forms: Sequence[LayerPlan],
-        values: Sequence[Any],
-        exact: Tensor,
-        case: int,
-    ) -> None:
+        if not forms:
+            return exact
+        values, _ = self.fetch_args_kwargs_from_env(node)
         # A convolution has channels where the mask has tokens.
         mask = self._masks[case] if forms[0].kind != "conv" else None
         wanted = valid_rows(exact, mask)
@@ -138,12 +126,12 @@ class _Isolated(Run):
                 f"values at {place} are not finite before anything is quantised",
                 hint="Look for calibration inputs that the model cannot take.",
             )
-        sums = self._sums[node] or [ErrorSum() for _ in forms]
-        self._sums[node] = sums
-        for form, rounding, total in zip(forms, self._roundings, sums, strict=False):
-            total.add(valid_rows(rounding.output(node, form, values), mask), wanted)
+        sums = self.sums.setdefault(node, [ErrorSum() for _ in forms])
+        for form, total in zip(forms, sums, strict=True):
+            total.add(valid_rows(self._rounding.output(node, form, values), mask), wanted)
         if forms[0].kind == "linear":
             self._read(node, values[0], mask)
+        return exact
 
     def _read(self, node: Node, x: Tensor, mask: Tensor | None) -> None:
         known, rows = self.readings.get(node, Reading()), valid_rows(x, mask)
@@ -157,31 +145,19 @@ class _Isolated(Run):
         )
 
 
-def _most_forms(choices: Choices) -> int:
-    return max(map(len, choices.values()), default=0)
-
-
-def _static_ranges(
-    program: ExportedProgram, context: PassContext, choices: Choices
-) -> dict[Node, float]:
-    static = {
-        node: form
-        for node, forms in choices.items()
-        for form in forms
-        if form.choice == "w8a8-static"
-    }
-    return static_ranges(program, context, static)
-
-
 def _is_affordable(
     context: PassContext, choices: Choices, readings: Mapping[Node, Reading]
 ) -> bool:
     """Decided by sizes and not by a clock, so that equal calls give equal plans."""
-    sizes = [sum(value.numel() for value in case.values()) for case in context.calibration]
+    sizes = _sizes(context)
     products = sum(reading.rows * prod(choices[n][0].shape) for n, reading in readings.items())
     share = sizes[_small_case(context)] / max(sizes)
     variants = sum(map(len, choices.values()))
     return products * share * variants / 2 <= MOST_PRODUCTS
+
+
+def _sizes(context: PassContext) -> list[int]:
+    return [sum(value.numel() for value in case.values()) for case in context.calibration]
 
 
 def _small_case(context: PassContext) -> int:
@@ -189,21 +165,20 @@ def _small_case(context: PassContext) -> int:
     counts = [
         ENOUGH if mask is None else min(int(mask.sum()), ENOUGH) for mask in masks_of(context)
     ]
-    sizes = [sum(value.numel() for value in case.values()) for case in context.calibration]
+    sizes = _sizes(context)
     return min(range(len(sizes)), key=lambda place: (-counts[place], sizes[place], place))
 
 
 def _alone(
-    program: ExportedProgram, context: PassContext, plan: QuantizationPlan, choices: Choices
+    program: ExportedProgram, context: PassContext, choices: Choices, rounding: Rounding
 ) -> dict[Node, list[float]]:
     place = _small_case(context)
     case, mask = context.calibration[place], masks_of(context)[place]
-    ranges = _static_ranges(program, context, choices)
     variants = [(node, form) for node, forms in choices.items() for form in forms]
     found: dict[Node, list[float]] = {node: [] for node in choices}
     for start in range(0, len(variants), AT_ONCE):
         some = variants[start : start + AT_ONCE]
-        run = _Variants(program, case, some, Rounding(plan, ranges))
+        run = _Variants(program, case, some, rounding)
         exact, *others = (named(results, None) for results in run.results())
         for (node, _), outputs in zip(some, others, strict=True):
             found[node].append(largest_output_error([outputs], [exact], [mask]))
@@ -221,13 +196,13 @@ class _Variants(Run):
         rounding: Rounding,
     ) -> None:
         super().__init__(program, [inputs] * (len(layers) + 1))
-        self._layers: dict[int, tuple[Node, LayerPlan]] = dict(enumerate(layers, start=1))
+        self._layers = [(None, None), *layers]
         self._rounding = rounding
         # What an op writes into is each variant's own, else one could write into another.
         self._mutated = mutated_values(program.graph)
 
     def evaluate(self, node: Node, case: int) -> Any:
-        layer, form = self._layers.get(case, (None, None))
+        layer, form = self._layers[case]
         if layer is node and form is not None:
             values, _ = self.fetch_args_kwargs_from_env(node)
             return self._rounding.output(node, form, values)
