@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import torch
 from onnx import numpy_helper
@@ -17,9 +18,14 @@ from programs import rewritten
 from torch import Tensor
 from torch.export import ExportedProgram
 
+from enginecast.exporters.onnx.lower import save_model
 from enginecast.exporters.target import LoweringRequest
-from enginecast.exporters.tensorrt.lower import lowering
-from enginecast.exporters.tensorrt.onnx_route import NETWORK_FILE, save_network, tensorrt_onnx
+from enginecast.exporters.tensorrt.lower import (
+    NETWORK_FILE,
+    NETWORK_WEIGHTS_FILE,
+    lowering,
+    tensorrt_onnx,
+)
 
 BFLOAT16, FLOAT = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
 FP8 = onnx.TensorProto.FLOAT8E4M3FN
@@ -35,6 +41,11 @@ def order_of(
     return LoweringRequest(
         ready, folder, outputs=outputs, symbols=symbols or {}, shapes=(), device="cuda"
     )
+
+
+def save_network(model: ir.Model, folder: Path) -> tuple[str, ...]:
+    """Write a graph and its weights as the exporter does."""
+    return save_model(model, folder, graph=NETWORK_FILE, weights=NETWORK_WEIGHTS_FILE)
 
 
 def network_of(

@@ -219,10 +219,8 @@ def test_what_the_gate_refuses_is_not_built(newest: Rig, monkeypatch: pytest.Mon
 def test_the_torch_route(newest: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def build(
-        order: LoweringRequest, trt: Any, profile: Any, options: Any, *, timing_cache: Path
-    ) -> bytes:
-        asked.extend((trt, profile, options.route, timing_cache.name, timing_cache.parent.is_dir()))
+    def build(order: LoweringRequest, trt: Any, profile: Any, cache: Path) -> bytes:
+        asked.extend((trt, profile, order.options.route, cache.name, cache.parent.is_dir()))
         return b"a plan"
 
     monkeypatch.setattr(exporter, "plan_by_torch", build)

@@ -17,7 +17,7 @@ from family import Family
 from family_models import FAMILIES
 from onnx import numpy_helper
 from quantized_programs import in_torch
-from tensorrt_networks import op_count, require_form, run_network
+from tensorrt_networks import op_count, require_form, run_network, save_network
 from torch import Tensor
 from torch.export import ExportedProgram
 
@@ -31,8 +31,7 @@ from enginecast.compiler.steps import Steps
 from enginecast.exporters.onnx.metadata import LINE, MODULE
 from enginecast.exporters.target import LoweringRequest
 from enginecast.exporters.tensorrt.gate.gate import check_ready
-from enginecast.exporters.tensorrt.lower import lowering
-from enginecast.exporters.tensorrt.onnx_route import NETWORK_FILE, save_network, tensorrt_onnx
+from enginecast.exporters.tensorrt.lower import NETWORK_FILE, lowering, tensorrt_onnx
 from enginecast.exporters.tensorrt.target import TensorRT
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline

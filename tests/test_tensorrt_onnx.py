@@ -8,15 +8,14 @@ import pytest
 import torch
 from onnx.external_data_helper import ExternalDataInfo
 from programs import TOKENS, captured
-from tensorrt_networks import order_of, run_network
+from tensorrt_networks import order_of, run_network, save_network
 from torch import Tensor, nn
 
 from enginecast.errors import LoweringError
 from enginecast.exporters.onnx.metadata import LINE, MODULE
-from enginecast.exporters.tensorrt.onnx_route import (
+from enginecast.exporters.tensorrt.lower import (
     NETWORK_FILE,
     NETWORK_WEIGHTS_FILE,
-    save_network,
     tensorrt_onnx,
 )
 

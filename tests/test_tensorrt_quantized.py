@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 
 import enginecast.ops  # noqa: F401 - registers our ops
 from enginecast.errors import LoweringError
-from enginecast.exporters.tensorrt.onnx_route import NETWORK_WEIGHTS_FILE, tensorrt_onnx
+from enginecast.exporters.tensorrt.lower import NETWORK_WEIGHTS_FILE, tensorrt_onnx
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.quantization_plan import plan_of
 

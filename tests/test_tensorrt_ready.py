@@ -19,10 +19,8 @@ from enginecast.exporters.onnx.metadata import LINE
 from enginecast.exporters.target import LoweringRequest
 from enginecast.exporters.tensorrt.gate.gate import check_ready
 from enginecast.exporters.tensorrt.gate.shape_rules import unknown_sizes
-from enginecast.exporters.tensorrt.lower import lowering
-from enginecast.exporters.tensorrt.onnx_route import tensorrt_onnx
+from enginecast.exporters.tensorrt.lower import lowering, tensorrt_onnx
 from enginecast.exporters.tensorrt.options import TensorRTOptions
-from enginecast.exporters.tensorrt.profiles import profile_of
 from enginecast.exporters.tensorrt.target import TensorRT
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline
@@ -100,9 +98,8 @@ def test_its_graph_is_one_that_the_parser_is_documented_to_take(
     graph = graph_of(made, precision, tmp_path)
     ranges = ranges_of(made)
     inputs = describe_inputs(made.captured.inputs)
-    profile = profile_of(inputs, ranges, TensorRTOptions())
     for version in ("10.15", "11.0"):
-        found = check_ready(graph, version=version, inputs=inputs, ranges=ranges, profile=profile)
+        found = check_ready(graph, version=version, inputs=inputs, ranges=ranges)
         assert found == []
     assert unknown_sizes(graph.graph, ranges) == 0
     nodes = list(graph.graph.all_nodes())

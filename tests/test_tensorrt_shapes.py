@@ -1,4 +1,4 @@
-"""Shapes in one profile: ranges, the shape that is tuned for, volumes, and how sizes are read."""
+"""Shapes: ranges, volumes, and how sizes are read."""
 
 from typing import Any
 
@@ -7,41 +7,31 @@ import pytest
 from tensorrt_graphs import model_of
 
 from enginecast.exporters.tensorrt.gate.gate import Violation, check_ready
-from enginecast.exporters.tensorrt.gate.shape_rules import MOST_ELEMENTS, unknown_sizes
-from enginecast.exporters.tensorrt.gate.sizes import bounds, volume
-from enginecast.runtime.bundle.manifest import Input, ShapeRange
+from enginecast.exporters.tensorrt.gate.shape_rules import (
+    MOST_ELEMENTS,
+    bounds,
+    unknown_sizes,
+    volume,
+)
+from enginecast.runtime.bundle.manifest import Input
 
 PAIR = """(float[batch, sequence] a, float[batch, 4] b) => (float[batch, sequence] c) {
     c = Relu(a)
 }"""
 RANGES = {"batch": (1, 8), "sequence": (2, 64)}
-A = ShapeRange(name="a", least=(1, 2), optimal=(4, 32), greatest=(8, 64))
-B = ShapeRange(name="b", least=(1, 4), optimal=(4, 4), greatest=(8, 4))
 
 
 def found(**changed: Any) -> list[Violation]:
-    given = {"ranges": RANGES, "optimal": {"a": (4, 32), "b": (4, 4)}, "profile": (A, B)}
-    return check_ready(model_of(PAIR), **(given | changed))
+    return check_ready(model_of(PAIR), **({"ranges": RANGES} | changed))
 
 
-def test_a_profile_that_holds_all_shapes_is_fine() -> None:
+def test_ranges_that_hold_all_shapes_are_fine() -> None:
     assert found() == []
     inputs = [
         Input(name="a", kind="tensor", dtype="float32", shape=("batch", "sequence")),
         Input(name="b", kind="tensor", dtype="float32", shape=("batch", 4)),
     ]
     assert found(inputs=inputs) == []
-
-
-def changed(row: ShapeRange, **sizes: tuple[int, ...]) -> tuple[ShapeRange, ...]:
-    """The profile with one row changed."""
-    made = ShapeRange(
-        name=row.name,
-        least=sizes.get("least", row.least),
-        optimal=sizes.get("optimal", row.optimal),
-        greatest=sizes.get("greatest", row.greatest),
-    )
-    return (made, B) if row is A else (A, made)
 
 
 def declared(shape: tuple[int | str, ...], name: str = "a") -> list[Input]:
@@ -51,26 +41,15 @@ def declared(shape: tuple[int | str, ...], name: str = "a") -> list[Input]:
 @pytest.mark.parametrize(
     ("given", "rule", "name", "got"),
     [
-        ({"ranges": {"batch": (1, 8)}, "optimal": {}}, "range", "a", "'sequence', which has none"),
+        ({"ranges": {"batch": (1, 8)}}, "range", "a", "'sequence', which has none"),
         ({"ranges": RANGES | {"batch": (0, 8)}}, "range", "a", "0 to 8"),
         ({"ranges": RANGES | {"batch": (1, 2**31)}}, "range", "a", "1 to 2147483648"),
-        ({"ranges": RANGES | {"sequence": (64, 2)}, "optimal": {}}, "range", "a", "64 to 2"),
-        ({"optimal": {"a": (4, 65)}}, "optimal", "a", "65"),
-        ({"optimal": {"b": (4, 5)}}, "optimal", "b", "5"),
-        ({"optimal": {"a": (4,)}}, "optimal", "a", "[4] for ['batch', 'sequence']"),
-        ({"optimal": {"d": (4, 4)}}, "optimal", "d", "[4, 4] for None"),
-        ({"optimal": {"a": (4, 32), "b": (8, 4)}}, "one-range", "b", "8"),
-        ({"profile": (A,)}, "profile", "b", "none"),
-        ({"profile": changed(A, least=(1,))}, "profile", "a", "[1], [4, 32], [8, 64]"),
-        ({"profile": changed(B, greatest=(8, 5))}, "profile", "b", "4, 4, 5"),
-        ({"profile": changed(A, optimal=(4, 65))}, "profile", "a", "2, 65, 64"),
-        ({"profile": changed(A, least=(1, 0))}, "profile", "a", "0, 32, 64"),
-        ({"profile": changed(B, greatest=(9, 4))}, "one-range", "b", "1 to 9, tuned for 4"),
+        ({"ranges": RANGES | {"sequence": (64, 2)}}, "range", "a", "64 to 2"),
         ({"inputs": declared(("batch", 7))}, "inputs", "a", "['batch', 'sequence']"),
         ({"inputs": declared(("batch", 7), "z")}, "inputs", "z", "a, b"),
     ],
 )
-def test_what_does_not_fit_one_profile_is_found(
+def test_what_does_not_fit_is_found(
     given: dict[str, Any], rule: str, name: str, got: str
 ) -> None:
     violations = [v for v in found(**given) if v.rule != "volume"]  # endless ranges are that, too

@@ -1,6 +1,7 @@
 """The route to TensorRT by torch_tensorrt, with fakes in the places of both."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -57,7 +58,8 @@ def block(dtype: torch.dtype = torch.float16) -> ExportedProgram:
 def ordered(program: ExportedProgram, folder: Path) -> LoweringRequest:
     outputs = [f"result_{index}" for index in range(len(program.graph_signature.user_outputs))]
     ready, _ = rewritten(program, lowering("torch"))
-    return LoweringRequest(ready, folder, outputs, symbols={}, shapes=(), device="cuda")
+    options = TensorRTOptions("torch")
+    return LoweringRequest(ready, folder, outputs, device="cuda", options=options)
 
 
 Build = Callable[..., bytes]
@@ -76,8 +78,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, trt: Any) -> FakeTorchTensorRT:
 @pytest.fixture
 def build(fake: FakeTorchTensorRT, trt: Any, tmp_path: Path) -> Build:
     def made(program: ExportedProgram, profile: Any = (IDS,), **options: Any) -> bytes:
-        order = ordered(program, tmp_path)
-        return plan_by_torch(order, trt, profile, TensorRTOptions(route="torch", **options))
+        order = replace(ordered(program, tmp_path), options=TensorRTOptions("torch", **options))
+        return plan_by_torch(order, trt, profile, tmp_path / "cache")
 
     return made
 
@@ -87,9 +89,7 @@ def test_what_is_asked_for(build: Build, fake: FakeTorchTensorRT) -> None:
     before = targets(program)
     assert build(program).startswith(PLAN)
     assert targets(program) == before
-    cache = fake.settings.pop("timing_cache_path")
-    assert "enginecast-" in cache
-    assert not Path(cache).parent.exists()
+    assert Path(fake.settings.pop("timing_cache_path")).name == "cache"
     assert fake.settings == {
         "attn_bias_is_causal": False,
         "cache_built_engines": False,
@@ -140,7 +140,7 @@ def test_each_option_has_its_setting(
 def test_an_input_of_one_shape(fake: FakeTorchTensorRT, trt: Any, tmp_path: Path) -> None:
     program = captured(Block().half(), torch.randint(0, 50, (2, 7)))
     cache = tmp_path / "sm90.cache"
-    plan_by_torch(ordered(program, tmp_path), trt, (), TensorRTOptions(), timing_cache=cache)
+    plan_by_torch(ordered(program, tmp_path), trt, (), cache)
     assert fake.settings["timing_cache_path"] == str(cache)
     assert fake.inputs[0].settings == {"shape": (2, 7), "dtype": torch.int64, "name": "ids"}
 
@@ -185,7 +185,7 @@ def test_a_wrong_pair(monkeypatch: pytest.MonkeyPatch, trt: Any, tmp_path: Path)
     fake_torch_tensorrt.install(monkeypatch, trt, "2.11.0+fake")
     sentence = r"torch 2\.11\.0\+fake goes with TensorRT 10\.15, and TensorRT 11\.0\.0\.114\+fake"
     with pytest.raises(MissingError, match=sentence):
-        plan_by_torch(ordered(block(), tmp_path), trt, (IDS,), TensorRTOptions())
+        plan_by_torch(ordered(block(), tmp_path), trt, (IDS,), tmp_path / "cache")
 
 
 def test_an_op_without_a_converter(build: Build, fake: FakeTorchTensorRT) -> None:

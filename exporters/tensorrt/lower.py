@@ -15,14 +15,12 @@ import torch
 
 from enginecast.errors import LoweringError, MissingError
 from enginecast.exporters.onnx.lower import lowering as onnx_lowering
-from enginecast.exporters.onnx.lower import op_counts
+from enginecast.exporters.onnx.lower import onnx_model, op_counts, save_model
 from enginecast.exporters.onnx.metadata import LINE, MODULE
 from enginecast.exporters.program import op_counts as program_ops
 from enginecast.exporters.target import Artifact, LoweringRequest
 from enginecast.exporters.tensorrt.build import Fill, Request, build_plan
-from enginecast.exporters.tensorrt.decompose import let_attentions_decompose
-from enginecast.exporters.tensorrt.gate.gate import require_ready
-from enginecast.exporters.tensorrt.onnx_route import save_network, tensorrt_onnx
+from enginecast.exporters.tensorrt.gate.gate import check_ready, refusal_of
 from enginecast.exporters.tensorrt.options import Route, TensorRTOptions
 from enginecast.exporters.tensorrt.profiles import profile_of
 from enginecast.exporters.tensorrt.timing import Memory, memory_of
@@ -35,6 +33,7 @@ from enginecast.runtime.sessions.tensorrt.library import import_tensorrt
 from enginecast.runtime.sessions.tensorrt.versions import import_torch_tensorrt
 
 PLAN_FILE = "engine.plan"
+NETWORK_FILE, NETWORK_WEIGHTS_FILE = "network.onnx", "network.safetensors"
 WHY = "--target tensorrt"
 _SHOWN = 5
 """Errors of the parser that a message holds."""
@@ -157,7 +156,7 @@ def _by_torch(job: Job, scratch: Path) -> Built:
     # It reads and writes TensorRT's own form of a timing cache.
     cache = job.memory.cache.with_suffix(".torch.cache")
     cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    plan = plan_by_torch(order, job.trt, job.profile, order.options, timing_cache=cache)
+    plan = plan_by_torch(order, job.trt, job.profile, cache)
     return Built(plan, program_ops(order.program))
 
 
@@ -167,17 +166,37 @@ def write_network(job: Job, folder: Path) -> Network:
     Raises:
         LoweringError: an op has no form in ONNX, or none that TensorRT takes.
     """
-    order = job.order
+    order, version = job.order, short_version(job.trt.__version__)
     model = tensorrt_onnx(order)
-    require_ready(
-        model,
-        version=short_version(job.trt.__version__),
-        inputs=order.inputs,
-        ranges=order.ranges,
-        optimal=order.options.optimal,
-        profile=job.profile,
-    )
-    return Network(model, save_network(model, folder))
+    found = check_ready(model, version=version, inputs=order.inputs, ranges=order.ranges)
+    if found:
+        raise refusal_of(found, version)
+    files = save_model(model, folder, graph=NETWORK_FILE, weights=NETWORK_WEIGHTS_FILE)
+    return Network(model, files)
+
+
+def tensorrt_onnx(order: LoweringRequest) -> ir.Model:
+    """The graph that TensorRT's parser reads, in memory, its weights promised: computed when they
+    are written.  Ops of ONNX's own alone; every dtype is in the graph, and no op mixes two.
+
+    Every node has `MODULE` and `LINE` in its metadata where they are known.
+
+    Raises:
+        LoweringError: an op has no ONNX form, or values are quantised in one that TensorRT lacks;
+            names it with module and source line.
+    """
+    model = onnx_model(order, "tensorrt")
+    foreign = next((node for node in model.graph.all_nodes() if node.domain), None)
+    if foreign is not None:
+        known = foreign.metadata_props
+        raise LoweringError(
+            f"TensorRT's parser has no {foreign.domain}::{foreign.op_type} (module"
+            f" '{known.get(MODULE, '')}', {known.get(LINE, 'no source line')})",
+            hint="Only ops of ONNX's own can be in an engine for it.",
+        )
+    for domain in [name for name in model.opset_imports if name]:
+        del model.opset_imports[domain]
+    return model
 
 
 def parsed(trt: Any, path: Path, model: ir.Model) -> Fill:
@@ -196,6 +215,23 @@ def parsed(trt: Any, path: Path, model: ir.Model) -> Fill:
         return parser  # it owns the weights that the network refers to
 
     return fill
+
+
+def let_attentions_decompose(trt: Any, network: Any) -> int:
+    """Let TensorRT take an attention apart for which it has no fused kernel; how many there are.
+
+    Unless `IAttention.decomposable` is set, such a network is refused when it is built, and which
+    kernels there are depends on dtype, head size, mask and GPU (NVIDIA's API reference of
+    IAttention, and https://github.com/NVIDIA/TensorRT-Model-Connect/pull/873).  ONNX cannot say it:
+    neither onnx.checker nor ONNX Runtime would take a file with the parser's own attribute.
+    """
+    layers = map(network.get_layer, range(network.num_layers))
+    found = [layer for layer in layers if layer.type == trt.LayerType.ATTENTION_OUTPUT]
+    for layer in found:
+        if not hasattr(layer, "attention"):  # the bindings give a plain ILayer
+            layer.__class__ = trt.IAttentionOutputLayer
+        layer.attention.decomposable = True
+    return len(found)
 
 
 def _refused(trt: Any, parser: Any, model: ir.Model) -> LoweringError:

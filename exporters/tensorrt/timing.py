@@ -8,14 +8,16 @@ lies in a folder of the user's own, behind a digest, and is replaced as a whole.
 """
 
 import hashlib
-import json
 import os
 import re
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
 
 from enginecast.errors import BundleError
 from enginecast.runtime.bundle.staging import write_file
@@ -27,17 +29,23 @@ KEPT = 32
 _KEYS = ("gpu_name", "gpu", "tensorrt", "cuda", "driver")
 
 
-@dataclass(frozen=True)
-class Build:
+class Build(Struct, frozen=True):
     """One build that went well."""
 
-    layers: int
+    layers: Annotated[int, Meta(gt=0)]
     """Of the network before TensorRT fused them."""
     weights: int
     """Bytes."""
     level: int
     """How long TensorRT searched, 0 to 5."""
-    seconds: float
+    seconds: Annotated[float, Meta(ge=0)]
+
+
+class _History(Struct, frozen=True):
+    """The file that remembers builds."""
+
+    builds: tuple[Build, ...]
+    """Oldest first."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +83,12 @@ def attach_cache(config: Any, path: Path, say: Say) -> None:
     anew.
     """
     data = _read_cache(path, say)
-    if data and not _attach(config, data):
-        say(f"{path}: TensorRT refuses this timing cache; a new one takes its place.")
-        data = b""
-    if not data:
-        _attach(config, b"")
+    for content in (data, b""):
+        cache = config.create_timing_cache(content)
+        if cache is not None and config.set_timing_cache(cache, False):
+            return
+        if content:
+            say(f"{path}: TensorRT refuses this timing cache; a new one takes its place.")
 
 
 def keep_cache(config: Any, path: Path, say: Say) -> None:
@@ -96,19 +105,18 @@ def keep_cache(config: Any, path: Path, say: Say) -> None:
 def read_history(path: Path, say: Say) -> tuple[Build, ...]:
     """The builds that are remembered, oldest first; a damaged list is told of."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(_build(one) for one in found["builds"])
+        return msgspec.json.decode(path.read_bytes(), type=_History).builds
     except FileNotFoundError:
         return ()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
         say(f"{path}: cannot be read, so earlier builds are forgotten: {_reason(error)}")
         return ()
 
 
 def keep_build(path: Path, build: Build, earlier: tuple[Build, ...], say: Say) -> None:
     """Add a build to those before it."""
-    builds = [asdict(one) for one in (*earlier, build)[-KEPT:]]
-    _write(path, json.dumps({"builds": builds}, indent=1).encode() + b"\n", say)
+    history = msgspec.json.encode(_History((*earlier, build)[-KEPT:]))
+    _write(path, msgspec.json.format(history, indent=1) + b"\n", say)
 
 
 def estimate(layers: int, level: int, earlier: tuple[Build, ...]) -> str:
@@ -130,12 +138,6 @@ def estimate(layers: int, level: int, earlier: tuple[Build, ...]) -> str:
         f"TensorRT builds {layers} layers, in about {_time(statistics.median(times))} by"
         f" {len(times)} earlier {builds} on this GPU{span}. Ctrl-C stops it."
     )
-
-
-def _attach(config: Any, data: bytes) -> bool:
-    """Whether TensorRT took it."""
-    cache = config.create_timing_cache(data)
-    return cache is not None and bool(config.set_timing_cache(cache, False))
 
 
 def _read_cache(path: Path, say: Say) -> bytes:
@@ -165,19 +167,6 @@ def _write(path: Path, data: bytes, say: Say) -> None:
         write_file(path, data)
     except (OSError, BundleError) as error:
         say(f"{path}: cannot be written, so the next build starts anew: {_reason(error)}")
-
-
-def _build(found: Mapping[str, Any]) -> Build:
-    """
-    Raises:
-        ValueError: a number is none, or not possible.
-    """
-    build = Build(
-        int(found["layers"]), int(found["weights"]), int(found["level"]), float(found["seconds"])
-    )
-    if build.layers <= 0 or not 0 <= build.seconds < float("inf"):
-        raise ValueError(f"no build has {build.layers} layers and takes {build.seconds} s")
-    return build
 
 
 def _reason(error: Exception) -> str:

@@ -4,12 +4,8 @@ The plan's inputs have the program's names.  Its outputs are called output0, out
 (torch_tensorrt: dynamo/conversion/_TRTInterpreter.py), in the program's order.
 """
 
-import contextlib
 import inspect
-import logging
-import tempfile
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from enginecast.errors import EnginecastError, LoweringError, MissingError, UsageError
+from enginecast.exporters.files import quiet
 from enginecast.exporters.target import LoweringRequest
 from enginecast.exporters.tensorrt.options import TensorRTOptions
 from enginecast.exporters.tensorrt.torch_converters import register_converters
@@ -48,19 +45,14 @@ _LOGGERS = ("torch_tensorrt", "torch_tensorrt.dynamo")
 
 
 def plan_by_torch(
-    order: LoweringRequest,
-    trt: Any,
-    profile: Sequence[ShapeRange],
-    options: TensorRTOptions,
-    *,
-    timing_cache: Path | None = None,
+    order: LoweringRequest, trt: Any, profile: Sequence[ShapeRange], timing_cache: Path
 ) -> bytes:
     """A serialised engine of the whole program.
 
     Args:
         trt: the module tensorrt.
         profile: the shapes of each input; one that is left out has fixed ones.
-        timing_cache: the file to read and to write; None: none is kept.
+        timing_cache: the file to read and to write.
 
     Raises:
         MissingError: torch_tensorrt is not installed, does not load, was made for another torch or
@@ -72,24 +64,23 @@ def plan_by_torch(
     tt = import_torch_tensorrt(
         WHY, torch=torch.__version__, tensorrt=trt.__version__, cuda=torch.version.cuda
     )
-    with _folder_of(timing_cache) as cache:
-        settings = settings_for(tt.__version__, options, cache)
-        dynamo = import_module("torch_tensorrt.dynamo")
-        check_settings(dynamo, tt.__version__, settings)
-        check_dtypes(deferred_weights(order.program).values())
-        program = with_weights(order.program)
-        check_program(program)
-        inputs = _inputs(tt, program, profile)
-        with quiet():
-            conversion = import_module("torch_tensorrt.dynamo.conversion")
-            utils = import_module("torch_tensorrt.dynamo.conversion.converter_utils")
-            register_converters(trt, conversion, utils.get_trt_tensor)
-            _require_convertible(
-                tt.__version__, conversion, program, dynamo.CompilationSettings(**settings)
-            )
-        order.tell(PHASE, 0, 1)
-        plan = _convert(tt.__version__, dynamo, program, inputs, settings)
-        order.tell(PHASE, 1, 1)
+    settings = settings_for(tt.__version__, order.options, timing_cache)
+    dynamo = import_module("torch_tensorrt.dynamo")
+    check_settings(dynamo, tt.__version__, settings)
+    check_dtypes(deferred_weights(order.program).values())
+    program = with_weights(order.program)
+    check_program(program)
+    inputs = _inputs(tt, program, profile)
+    with quiet(*_LOGGERS):
+        conversion = import_module("torch_tensorrt.dynamo.conversion")
+        utils = import_module("torch_tensorrt.dynamo.conversion.converter_utils")
+        register_converters(trt, conversion, utils.get_trt_tensor)
+        _require_convertible(
+            tt.__version__, conversion, program, dynamo.CompilationSettings(**settings)
+        )
+    order.tell(PHASE, 0, 1)
+    plan = _convert(tt.__version__, dynamo, program, inputs, settings)
+    order.tell(PHASE, 1, 1)
     return plan
 
 
@@ -159,19 +150,14 @@ def _inputs(tt: Any, program: ExportedProgram, profile: Sequence[ShapeRange]) ->
     found = []
     for name in input_names(program):
         node = by_name[name]
-        settings = {"dtype": dtype_of(node), "name": name}
+        settings: dict[str, Any] = {"dtype": dtype_of(node), "name": name}
         shapes = ranges.get(name)
         if shapes is None or shapes.least == shapes.greatest:
-            found.append(tt.Input(shape=_fixed(node, shapes), **settings))
-            continue
-        found.append(
-            tt.Input(
-                min_shape=shapes.least,
-                opt_shape=shapes.optimal,
-                max_shape=shapes.greatest,
-                **settings,
-            )
-        )
+            settings["shape"] = _fixed(node, shapes)
+        else:
+            settings["min_shape"], settings["max_shape"] = shapes.least, shapes.greatest
+            settings["opt_shape"] = shapes.optimal
+        found.append(tt.Input(**settings))
     return tuple(found)
 
 
@@ -193,7 +179,7 @@ def _convert(
 ) -> bytes:
     convert = dynamo.convert_exported_program_to_serialized_trt_engine
     try:
-        with quiet(), torch.no_grad():
+        with quiet(*_LOGGERS), torch.no_grad():
             plan = convert(program, arg_inputs=inputs, **settings)
     except Exception as error:  # it raises what its many parts raise
         own_error = _own(error)
@@ -222,31 +208,6 @@ def _first_line(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines or [type(error).__name__])[0][:300]
-
-
-@contextlib.contextmanager
-def _folder_of(timing_cache: Path | None) -> Iterator[Path]:
-    if timing_cache is not None:
-        yield timing_cache
-        return
-    with tempfile.TemporaryDirectory(prefix="enginecast-") as scratch:
-        yield Path(scratch) / "timing.cache"
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """torch_tensorrt logs what it raises as well, and warns of what its users cannot change."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 _EXPLICIT: Mapping[str, Any] = {"use_explicit_typing": True}
@@ -305,11 +266,7 @@ def check_settings(dynamo: Any, version: str, settings: Mapping[str, Any]) -> No
         MissingError: this version does not know one, and would ignore it.
     """
     convert = inspect.signature(dynamo.convert_exported_program_to_serialized_trt_engine)
-    taken = {
-        name
-        for name, parameter in convert.parameters.items()
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    }
+    taken = set(convert.parameters)
     kept = {field.name for field in fields(dynamo.CompilationSettings)}
     unknown = sorted(name for name in settings if name not in taken & kept)
     if unknown:

@@ -21,8 +21,7 @@ from enginecast.exporters.tensorrt.gate.gate import Violation, check_ready, refu
 from enginecast.exporters.tensorrt.gate.operators import table as known
 from enginecast.exporters.tensorrt.gate.operators import unsupported
 from enginecast.exporters.tensorrt.gate.shape_rules import unknown_sizes
-from enginecast.exporters.tensorrt.lower import lowering
-from enginecast.exporters.tensorrt.onnx_route import tensorrt_onnx
+from enginecast.exporters.tensorrt.lower import lowering, tensorrt_onnx
 from enginecast.exporters.tensorrt.profiles import profile_of
 from enginecast.exporters.tensorrt.target import TensorRT
 from enginecast.passes.ir.edit import structural_copy
@@ -129,14 +128,7 @@ def check_network(
             model = tensorrt_onnx(request)
         except LoweringError as error:  # an op has no ONNX form
             return NetworkCheck(version, {}, profile, (), refusal=error)
-    found = check_ready(
-        model,
-        version=version,
-        inputs=request.inputs,
-        ranges=request.ranges,
-        optimal=request.options.optimal,
-        profile=profile,
-    )
+    found = check_ready(model, version=version, inputs=request.inputs, ranges=request.ranges)
     refusal = refusal_of(found, version, shown=0) if found else None
     unknown = unknown_sizes(model.graph, request.ranges)
     return NetworkCheck(version, op_counts(model), profile, tuple(found), unknown, refusal)

@@ -9,26 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx_ir as ir
 
 from enginecast.errors import LoweringError
-from enginecast.exporters.tensorrt.gate.operator_rules import (
-    check_form,
-    check_operator,
-    check_opset,
-    operator_of,
-)
-from enginecast.exporters.tensorrt.gate.quantized_rules import check_fp8_borders, check_quantized
+from enginecast.exporters.tensorrt.gate.operator_rules import check_form, check_opset
+from enginecast.exporters.tensorrt.gate.operators import ONNX, table, unsupported
+from enginecast.exporters.tensorrt.gate.quantized_rules import check_quantized
 from enginecast.exporters.tensorrt.gate.shape_rules import (
     check_inputs,
-    check_optimal,
-    check_profile,
     check_ranges,
     check_volumes,
-    input_shapes,
 )
 from enginecast.exporters.tensorrt.gate.type_rules import check_borders, check_node
-from enginecast.exporters.tensorrt.gate.violations import Violation
-from enginecast.runtime.bundle.manifest import Input, ShapeRange
+from enginecast.exporters.tensorrt.gate.violations import Violation, at
+from enginecast.runtime.bundle.manifest import Input
 
-__all__ = ["Violation", "check_ready", "refusal_of", "require_ready"]
+__all__ = ["Violation", "check_ready", "refusal_of"]
 SHOWN = 10
 """Violations that an error lists."""
 
@@ -39,8 +32,6 @@ def check_ready(
     version: str = "11.0",
     inputs: Sequence[Input] = (),
     ranges: Mapping[str, tuple[int, int]] | None = None,
-    optimal: Mapping[str, tuple[int, ...]] | None = None,
-    profile: Sequence[ShapeRange] = (),
 ) -> list[Violation]:
     """All that keeps TensorRT's parser from taking a model, by what is documented of it.
 
@@ -50,47 +41,19 @@ def check_ready(
         version: of TensorRT.
         inputs: as the manifest has them; empty: as the graph has them.
         ranges: least and greatest size of each symbol; None: there are none.
-        optimal: the shapes to tune for, by input.
-        profile: the optimisation profile; empty: there is none yet.
 
     Raises:
         UsageError: the version is older than all that are known.
     """
-    ranges, optimal = ranges or {}, optimal or {}
-    shapes = input_shapes(model.graph)
+    ranges = ranges or {}
     return [
         *check_opset(model, version),
         *check_borders(model.graph),
-        *check_fp8_borders(model.graph),
         *_check_nodes(model, version),
         *check_inputs(model.graph, inputs),
         *check_ranges(model.graph, ranges),
-        *check_optimal(shapes, ranges, optimal),
-        *(check_profile(shapes, profile) if profile else ()),
         *check_volumes(model.graph, ranges),
     ]
-
-
-def require_ready(
-    model: ir.Model,
-    *,
-    version: str = "11.0",
-    inputs: Sequence[Input] = (),
-    ranges: Mapping[str, tuple[int, int]] | None = None,
-    optimal: Mapping[str, tuple[int, ...]] | None = None,
-    profile: Sequence[ShapeRange] = (),
-) -> None:
-    """Refuse a model that `check_ready` finds something wrong with.
-
-    Raises:
-        LoweringError: TensorRT does not take it; the first violations, and how many there are.
-        UsageError: as `check_ready`.
-    """
-    found = check_ready(
-        model, version=version, inputs=inputs, ranges=ranges, optimal=optimal, profile=profile
-    )
-    if found:
-        raise refusal_of(found, version)
 
 
 def refusal_of(found: Sequence[Violation], version: str, *, shown: int = SHOWN) -> LoweringError:
@@ -117,10 +80,14 @@ def _check_nodes(model: ir.Model, version: str) -> Iterator[Violation]:
     """Branches and bodies of loops included, and functions of the model."""
     functions = [node for function in model.functions.values() for node in function.all_nodes()]
     for node in (*model.graph.all_nodes(), *functions):
-        yield from check_operator(node, version)
-        operator = operator_of(node, version)
-        if operator is None:
+        reason = unsupported(node.domain, node.op_type, version)
+        if reason:
+            if node.domain not in ONNX:
+                yield at(node, "domain", "operators of ONNX's own domain", reason)
+            else:
+                yield at(node, "operator", f"an operator that TensorRT {version} takes", reason)
             continue
+        operator = table().operators[node.op_type]
         yield from check_form(node, operator)
         quantised = list(check_quantized(node))
         yield from quantised

@@ -1,17 +1,11 @@
-"""Operators: whether this version's parser takes them, and in which forms."""
+"""Operators: in which forms the parser takes them."""
 
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
 
-from enginecast.exporters.tensorrt.gate.operators import (
-    ONNX,
-    Operator,
-    opsets,
-    table,
-    unsupported,
-)
+from enginecast.exporters.tensorrt.gate.operators import ONNX, Operator, opsets
 from enginecast.exporters.tensorrt.gate.violations import Violation, at, constant_of
 
 Rule = Callable[[ir.Node], Iterator[Violation]]
@@ -25,22 +19,6 @@ def check_opset(model: ir.Model, version: str) -> Iterator[Violation]:
         if not first <= number <= last:
             expected = f"an opset of {first} to {last} for TensorRT {version}"
             yield Violation("opset", "", "", "", "", expected, str(number) if number else "none")
-
-
-def operator_of(node: ir.Node, version: str) -> Operator | None:
-    """What is documented of a node's operator; None when the parser does not take it."""
-    if unsupported(node.domain, node.op_type, version):
-        return None
-    return table().operators[node.op_type]
-
-
-def check_operator(node: ir.Node, version: str) -> Iterator[Violation]:
-    """Whether the parser takes the operator at all."""
-    reason = unsupported(node.domain, node.op_type, version)
-    if node.domain not in ONNX:
-        yield at(node, "domain", "operators of ONNX's own domain", reason)
-    elif reason:
-        yield at(node, "operator", f"an operator that TensorRT {version} takes", reason)
 
 
 def check_form(node: ir.Node, operator: Operator) -> Iterator[Violation]:

@@ -11,19 +11,12 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from enginecast.exporters.tensorrt.gate.type_rules import LAYOUT, OTHER_FP8
-from enginecast.exporters.tensorrt.gate.violations import (
-    Violation,
-    at,
-    constant_of,
-    of_value,
-    type_name,
-)
+from enginecast.exporters.tensorrt.gate.type_rules import FP8, LAYOUT, OTHER_FP8
+from enginecast.exporters.tensorrt.gate.violations import Violation, at, constant_of, type_name
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-_FP8 = ir.DataType.FLOAT8E4M3FN
-_QUANTISED = frozenset({_FP8, ir.DataType.INT8, ir.DataType.INT4, ir.DataType.FLOAT4E2M1})
+_QUANTISED = frozenset({FP8, ir.DataType.INT8, ir.DataType.INT4, ir.DataType.FLOAT4E2M1})
 
 
 def check_quantized(node: ir.Node) -> Iterator[Violation]:
@@ -36,22 +29,13 @@ def check_quantized(node: ir.Node) -> Iterator[Violation]:
         yield from _check_product(node)
 
 
-def check_fp8_borders(graph: ir.Graph) -> Iterator[Violation]:
-    """fp8 comes of a QuantizeLinear or a weight, and goes to a DequantizeLinear."""
-    for value in (*graph.inputs, *graph.outputs):
-        if value.dtype is _FP8:
-            yield of_value(
-                value, "fp8-route", "fp8 inside of the network only", "fp8 at its border"
-            )
-
-
 def _check_fp8(node: ir.Node) -> Iterator[Violation]:
     values = [value for value in (*node.inputs, *node.outputs) if value is not None]
     for value in values:
         if value.dtype in OTHER_FP8:
             got = f"{type_name(value.dtype)} of {value.name}"
             yield at(node, "fp8-format", "fp8 as FLOAT8E4M3FN", got)
-    if not any(value.dtype is _FP8 for value in values):
+    if not any(value.dtype is FP8 for value in values):
         return
     if node.op_type in ("Cast", "CastLike"):
         types = " to ".join(

@@ -1,18 +1,40 @@
-"""Shapes: one optimisation profile has to hold all of them.
+"""Shapes: each has a range of sizes that TensorRT takes.  "2*sequence + 1" has that of its symbols.
 
 Sources: https://docs.nvidia.com/deeplearning/tensorrt/11.0.0/inference-library/work-dynamic-shapes.html
 (a least, best and greatest size of each dynamic dimension); the operators' pages for the volume,
 such as https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/operators/NonZero.html.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import ast
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 
 import onnx_ir as ir
 
-from enginecast.exporters.tensorrt.gate.sizes import Ranges, bounds, volume
 from enginecast.exporters.tensorrt.gate.violations import Violation, of_value
-from enginecast.runtime.bundle.manifest import Input, ShapeRange
+from enginecast.runtime.bundle.manifest import Input
 
+Ranges = Mapping[str, tuple[int, int]]
+Bounds = tuple[float, float]
+_BINARY: Mapping[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+}
+_CALLS: Mapping[str, Callable[..., float]] = {
+    "max": max,
+    "min": min,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "ceiling": math.ceil,
+    "abs": abs,
+    "trunc": math.trunc,
+}
 MOST_ELEMENTS = 2**31 - 1
 """That a tensor may have."""
 
@@ -50,76 +72,6 @@ def check_inputs(graph: ir.Graph, inputs: Sequence[Input]) -> Iterator[Violation
             yield _input(declared.name, "inputs", expected, str(list(sizes)))
 
 
-def check_optimal(
-    inputs: Mapping[str, tuple[int | str, ...]],
-    ranges: Ranges,
-    optimal: Mapping[str, tuple[int, ...]],
-) -> Iterator[Violation]:
-    """A shape to tune for lies within the ranges, and a symbol has one size in all of them."""
-    chosen: dict[str, tuple[int, str]] = {}
-    for name, sizes in optimal.items():
-        shape = inputs.get(name)
-        if shape is None or len(shape) != len(sizes):
-            expected = "a shape to tune for with as many sizes as the input has"
-            yield _input(name, "optimal", expected, f"{list(sizes)} for {shape and list(shape)}")
-            continue
-        for declared, size in zip(shape, sizes, strict=True):
-            yield from _check_size(name, declared, size, ranges)
-            before = chosen.setdefault(str(declared), (size, name))
-            if isinstance(declared, str) and before[0] != size:
-                expected = f"'{declared}' of {before[0]}, as for {before[1]}"
-                yield _input(name, "one-range", expected, str(size))
-
-
-def _check_size(name: str, declared: int | str, size: int, ranges: Ranges) -> Iterator[Violation]:
-    least, most = (
-        (declared, declared) if isinstance(declared, int) else ranges.get(declared, (0, 0))
-    )
-    if not least <= size <= most:
-        several = f"{least} to {most}" if least < most else str(least)
-        yield _input(name, "optimal", f"a size of {several} to tune for", str(size))
-
-
-def check_profile(
-    inputs: Mapping[str, tuple[int | str, ...]], profile: Sequence[ShapeRange]
-) -> Iterator[Violation]:
-    """Each input with a symbol has a row, its sizes rise, and a symbol is the same in all rows."""
-    rows = {row.name: row for row in profile}
-    symbols: dict[str, tuple[tuple[int, int, int], str]] = {}
-    for name, shape in inputs.items():
-        row = rows.get(name)
-        if row is None:
-            if any(isinstance(size, str) for size in shape):
-                yield _input(name, "profile", "a row in the profile", "none")
-            continue
-        sizes = (row.least, row.optimal, row.greatest)
-        if any(len(found) != len(shape) for found in sizes):
-            got = ", ".join(str(list(found)) for found in sizes)
-            yield _input(name, "profile", f"{len(shape)} sizes in each shape", got)
-            continue
-        for declared, triple in zip(shape, zip(*sizes, strict=True), strict=True):
-            yield from _check_triple(name, declared, triple, symbols)
-
-
-def _check_triple(
-    name: str,
-    declared: int | str,
-    triple: tuple[int, ...],
-    symbols: dict[str, tuple[tuple[int, int, int], str]],
-) -> Iterator[Violation]:
-    least, best, most = triple
-    if isinstance(declared, int):
-        if {least, best, most} != {declared}:
-            yield _input(name, "profile", f"the fixed size {declared}", f"{least}, {best}, {most}")
-        return
-    if not 0 < least <= best <= most:
-        yield _input(name, "profile", f"'{declared}' rising from 1 on", f"{least}, {best}, {most}")
-    before = symbols.setdefault(declared, ((least, best, most), name))
-    if before[0] != (least, best, most):
-        expected = f"'{declared}' of {_words(before[0])}, as in {before[1]}"
-        yield _input(name, "one-range", expected, _words((least, best, most)))
-
-
 def check_volumes(graph: ir.Graph, ranges: Ranges) -> Iterator[Violation]:
     """No tensor can become larger than TensorRT's layers take."""
     for value in _values(graph):
@@ -134,11 +86,6 @@ def unknown_sizes(graph: ir.Graph, ranges: Ranges) -> int:
     return sum(volume(value.shape, ranges) is None for value in _values(graph))
 
 
-def input_shapes(graph: ir.Graph) -> dict[str, tuple[int | str, ...]]:
-    """Of each input: sizes, and names of those that vary."""
-    return {value.name or "": _sizes(value) for value in graph.inputs}
-
-
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:
     yield from graph.inputs
     yield from graph.initializers.values()
@@ -150,9 +97,62 @@ def _sizes(value: ir.Value) -> tuple[int | str, ...]:
     return tuple(size if isinstance(size, int) else str(size.value) for size in value.shape or ())
 
 
-def _words(triple: tuple[int, int, int]) -> str:
-    return f"{triple[0]} to {triple[2]}, tuned for {triple[1]}"
-
-
 def _input(name: str | None, rule: str, expected: str, got: str) -> Violation:
     return Violation(rule, name or "", "", "", "", expected, got)
+
+
+def bounds(size: int | ir.SymbolicDim, ranges: Ranges) -> Bounds | None:
+    """Least and greatest of a dimension, or numbers outside of them where a symbol occurs twice.
+
+    None: it is not known, has a symbol without a range, or is written in a way that is not read.
+    """
+    if isinstance(size, int):
+        return size, size
+    try:
+        parsed = ast.parse(str(size.value), mode="eval")
+        return _evaluate(parsed.body, ranges)
+    except (SyntaxError, KeyError, TypeError, ZeroDivisionError, OverflowError):
+        return None
+
+
+def volume(shape: ir.Shape | None, ranges: Ranges) -> int | None:
+    """The most elements that a tensor of this shape can have; None: that is not known."""
+    if shape is None:
+        return None
+    most = 1
+    for size in shape:
+        found = bounds(size, ranges)
+        if found is None or not math.isfinite(found[1]):
+            return None
+        most *= max(int(found[1]), 0)
+    return most
+
+
+def _evaluate(node: ast.AST, ranges: Ranges) -> Bounds:
+    """Bounds of an expression.
+
+    Raises:
+        KeyError: a symbol has no range, or what it is is not known here.
+    """
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return number, number
+        case ast.Name(id=name):
+            return ranges[name]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            least, most = _evaluate(operand, ranges)
+            return -most, -least
+        case ast.BinOp(left=left, op=ast.Mod(), right=right):
+            _evaluate(left, ranges)
+            return 0, max(_evaluate(right, ranges)[1] - 1, 0)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _corners(_BINARY[type(op)], _evaluate(left, ranges), _evaluate(right, ranges))
+        case ast.Call(func=ast.Name(id=name), args=args):
+            return _corners(_CALLS[name.lower()], *(_evaluate(a, ranges) for a in args))
+    raise KeyError(type(node).__name__)
+
+
+def _corners(function: Callable[..., float], *given: Bounds) -> Bounds:
+    """Of a function that grows or falls with each of its arguments."""
+    values = [function(*numbers) for numbers in product(*given)]
+    return min(values), max(values)

@@ -20,6 +20,7 @@ from enginecast.exporters.tensorrt.gate.violations import (
 
 LAYOUT = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 """They move values and compute none: fp8 may pass them on its way to a DequantizeLinear."""
+FP8 = ir.DataType.FLOAT8E4M3FN
 OTHER_FP8 = frozenset(
     {
         ir.DataType.FLOAT8E4M3FNUZ,
@@ -35,7 +36,7 @@ _READ = 1 << 16
 
 
 def check_borders(graph: ir.Graph) -> Iterator[Violation]:
-    """Inputs, outputs and weights of element types that TensorRT has."""
+    """Inputs, outputs and weights of element types that TensorRT has; fp8 in weights alone."""
     values = {id(v): v for v in (*graph.inputs, *graph.outputs, *graph.initializers.values())}
     for value in values.values():
         if value.dtype is ir.DataType.DOUBLE:
@@ -44,19 +45,24 @@ def check_borders(graph: ir.Graph) -> Iterator[Violation]:
             yield of_value(value, "fp8-format", "fp8 as FLOAT8E4M3FN", type_name(value.dtype))
         elif value.dtype not in TYPES:
             yield of_value(value, "types", ", ".join(TYPES.values()), type_name(value.dtype))
+        elif value.dtype is FP8 and (value.is_graph_input() or value.is_graph_output()):
+            expected = "fp8 inside of the network only"
+            yield of_value(value, "fp8-route", expected, "fp8 at its border")
 
 
 def check_node(node: ir.Node, operator: Operator) -> Iterator[Violation]:
     """All that is asked of the types of one node."""
-    data = data_values(node, operator)
+    data = _data_values(node, operator)
     takes = table().expand(operator.takes)
     for value in data:
-        if _layout_of_fp8(node, value):
+        if node.op_type in LAYOUT and value.dtype is FP8:
             continue
         if value.dtype is None or TYPES.get(value.dtype) not in takes:
             yield _untaken(node, value, takes)
             break
-    yield from _check_same(node, operator, data)
+    if operator.reads == "inputs" and len({value.dtype for value in data}) > 1:
+        got = ", ".join(f"{type_name(value.dtype)} of {value.name}" for value in data)
+        yield at(node, "mixed-types", "inputs of one element type", got)
     yield from _check_others(node, operator, data)
     if operator.gives and node.outputs[0].dtype is not None:
         gives = table().expand(operator.gives)
@@ -64,7 +70,7 @@ def check_node(node: ir.Node, operator: Operator) -> Iterator[Violation]:
             yield _untaken(node, node.outputs[0], gives)
 
 
-def data_values(node: ir.Node, operator: Operator) -> list[ir.Value]:
+def _data_values(node: ir.Node, operator: Operator) -> list[ir.Value]:
     """What the operator's types are of."""
     if operator.reads == "output":
         return list(node.outputs[:1])
@@ -74,24 +80,12 @@ def data_values(node: ir.Node, operator: Operator) -> list[ir.Value]:
     return [value for i, value in inputs if value is not None and i not in operator.others]
 
 
-def _layout_of_fp8(node: ir.Node, value: ir.Value) -> bool:
-    return node.op_type in LAYOUT and value.dtype is ir.DataType.FLOAT8E4M3FN
-
-
 def _untaken(node: ir.Node, value: ir.Value, takes: frozenset[str]) -> Violation:
     name = value.name or "a value"
     if value.dtype is ir.DataType.DOUBLE:
         return at(node, "float64", "no float64, which TensorRT narrows", f"DOUBLE of {name}")
     expected = ", ".join(sorted(takes))
     return at(node, "types", f"one of {expected}", f"{type_name(value.dtype)} of {name}")
-
-
-def _check_same(node: ir.Node, operator: Operator, data: list[ir.Value]) -> Iterator[Violation]:
-    if operator.reads != "inputs":
-        return
-    if len({value.dtype for value in data}) > 1:
-        got = ", ".join(f"{type_name(value.dtype)} of {value.name}" for value in data)
-        yield at(node, "mixed-types", "inputs of one element type", got)
 
 
 def _check_others(node: ir.Node, operator: Operator, data: list[ir.Value]) -> Iterator[Violation]:
