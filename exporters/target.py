@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from enginecast.errors import LoweringError, MissingError, UsageError
-from enginecast.passes.presets import QUANTIZED, computed_dtype, preset
+from enginecast.passes.presets import FUSIONS, QUANTIZED, computed_dtype, preset
 from enginecast.runtime.bundle.manifest import Input
 from enginecast.runtime.sessions.registry import session_class
 from enginecast.runtime.sessions.session import PROVIDERS
@@ -117,6 +117,8 @@ class Target:
     which runs no passes (`lower_script`); or the first, and where torch.export refuses a model for
     its control flow, the second.
     """
+    fusions: ClassVar[str] = FUSIONS
+    """The passes of its presets that make one op of several, as text."""
     products: ClassVar[str | None] = None
     """What plan-fp8 calls it (`target=`): which native fp8 products there are on a GPU."""
     copies: ClassVar[int] = 1
@@ -191,6 +193,7 @@ class Target:
             max_error=max_error,
             products=self.products,
             scales=dtype if self.scales_as_computed else "fp32",
+            fusions=self.fusions,
         )
         return text if "program" in self.takes else ""
 

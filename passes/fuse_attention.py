@@ -11,13 +11,15 @@ and mask (T5 adds both), softmax, dropout, matmul.  Keys and values that were re
 query attention are read before the repeat. Queries that are heads first for a reason (rotary
 embedding) stay so: the op takes both layouts.
 
+A compiler that knows `scaled_dot_product_attention` gets that instead (`to=sdpa`), heads first.
+
 Must not happen: dropout that is active, a softmax over other dims, scores that are masked by a
 select (a row with everything masked would differ), scores that something else reads.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch.export.graph_signature import InputKind
@@ -72,6 +74,9 @@ class FuseAttention(GraphPass):
     after: ClassVar[frozenset[str]] = frozenset({"unify-dtype", "canonicalize"})
     promise: ClassVar[Promise] = "reordered"
 
+    to: Literal["attention", "sdpa"] = "attention"
+    """The op that takes its place: enginecast.attention, or aten.scaled_dot_product_attention."""
+
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:
         log = SiteLog(context)
         for node in list(program.graph.nodes):
@@ -83,7 +88,7 @@ class FuseAttention(GraphPass):
             except NoMatch as miss:
                 log.refused(node, miss.reason)
                 continue
-            layout = _fuse(program, match)
+            layout = _fuse(program, match, self.to)
             log.done(node, f"{match.note}; {layout}" if match.note else layout)
         erase_dead(program.graph)
         return log.sites
@@ -152,37 +157,33 @@ def _check_dtypes(match: Attention) -> None:
             raise NoMatch(node, f"heads {shape[1]} and head size {shape[3]} have to be fixed")
 
 
-def _fuse(program: ProgramView, match: Attention) -> str:
+def _fuse(program: ProgramView, match: Attention, to: str) -> str:
     """Put the op in; says which layout it took."""
-    graph = program.graph
     heads = shape_of(match.query)[1]
     key, value = unrepeated(match.key), unrepeated(match.value)
     if shape_of(key)[1] != shape_of(value)[1]:
         key, value = match.key, match.value
+    kv_heads = shape_of(key)[1]
     flat = [split_heads(node) for node in (match.query, key, value)]
-    joined = joined_output(match.out)
-    tokens_first = joined is not None and all(node is not None for node in flat)
-    out = joined if joined is not None and tokens_first else match.out
-    inputs = flat if tokens_first else [match.query, key, value]
-    with graph.inserting_before(out):
-        fused = insert(
-            graph,
-            torch.ops.enginecast.attention.default,
-            (
-                *inputs,
-                _sum(program, match.bias),
-                heads,
-                shape_of(key)[1],
-                match.scale,
-                match.causal,
-            ),
-            like=out,
-        )
+    joined = joined_output(match.out) if to == "attention" and all(flat) else None
+    out = match.out if joined is None else joined
+    inputs = [match.query, key, value] if joined is None else flat
+    with program.graph.inserting_before(out):
+        bias = _sum(program, match.bias)
+        if to == "attention":
+            op = torch.ops.enginecast.attention.default
+            args = (*inputs, bias, heads, kv_heads, match.scale, match.causal)
+            fused = insert(program.graph, op, args, like=out)
+        else:
+            how = {"scale": match.scale, "enable_gqa": heads != kv_heads}
+            sdpa = aten.scaled_dot_product_attention.default
+            args = (*inputs, bias, 0.0, match.causal)
+            fused = insert(program.graph, sdpa, args, how, like=out)
     # The op belongs to the attention, whichever line joins the heads.
     take_place(fused, match.out)
     loosen_views(out)
     out.replace_all_uses_with(fused)
-    return "tokens first" if tokens_first else "heads first"
+    return "heads first" if joined is None else "tokens first"
 
 
 def _sum(program: ProgramView, biases: tuple[Node, ...]) -> Node | None:

@@ -11,11 +11,12 @@ FUSIONS = "fuse-gelu,fuse-rms-norm,fuse-attention,fuse-skip-norm"
 _CLEAN = "canonicalize,exact-position-buckets"
 
 _PIPELINES = {
-    "fp32": f"{_CLEAN},{FUSIONS}",
-    "fp16": f"rescale-residual,unify-dtype{{to=fp16}},{_CLEAN},{FUSIONS}",
-    "bf16": f"unify-dtype{{to=bf16}},{_CLEAN},{FUSIONS}",
-    "mixed": f"unify-dtype{{to=fp16 residual=fp32}},{_CLEAN},{FUSIONS}",
+    "fp32": _CLEAN,
+    "fp16": f"rescale-residual,unify-dtype{{to=fp16}},{_CLEAN}",
+    "bf16": f"unify-dtype{{to=bf16}},{_CLEAN}",
+    "mixed": f"unify-dtype{{to=fp16 residual=fp32}},{_CLEAN}",
 }
+"""Without the fusions, which come next."""
 _COMPUTES: Mapping[str, str] = {"mixed": "fp16"}
 """What a preset computes in, where it is not called so."""
 
@@ -76,6 +77,7 @@ def preset(
     max_error: float | None = None,
     products: str | None = None,
     scales: str = "fp32",
+    fusions: str = FUSIONS,
 ) -> str:
     """The pipeline that an export with this precision runs, as text.
 
@@ -91,6 +93,7 @@ def preset(
             default.
         products: whose native fp8 products there are on a GPU, as plan-fp8 calls it.
         scales: dtype that holds the scales of a plan exactly.
+        fusions: the passes that fuse, as text.
 
     Raises:
         UsageError: the precision is unknown.
@@ -99,7 +102,7 @@ def preset(
         known = ", ".join((*_PIPELINES, *QUANTIZED))
         raise UsageError(f"'{precision}' is not a precision", hint=f"Available: {known}.")
     name = dtype if precision in QUANTIZED else precision
-    passes = [_PIPELINES[name], *(["merge-linears"] if device == "cuda" else [])]
+    passes = [_PIPELINES[name], fusions, *(["merge-linears"] if device == "cuda" else [])]
     if precision in QUANTIZED:
         kind = QUANTIZED[precision]
         if kind.smooths:  # first: powers of two are exact in fp32, and not at the ends of fp16

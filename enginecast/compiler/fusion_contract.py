@@ -62,16 +62,19 @@ def count_fusions(
 
     Args:
         program: after the passes.
-        engine_ops: op counts of the engine's graph, names as "domain::Op".
+        engine_ops: op counts of the engine's graph, names as "domain::Op".  Where these are ops of
+            torch's own, they are those of the last lowered program, and counted for the program.
         runtime_ops: op types as the runtime executed them; None when it was not run.
         sites: pass name -> its sites; give the reasons of those that are missing.
     """
     executed = None if runtime_ops is None else list(runtime_ops)
+    of_torch = any(op.startswith("aten::") for op in engine_ops)
     found = []
     for kind, places in expected.items():
-        in_program = _in_program(program, kind)
-        in_blocks = in_program - _in_program(program, kind, program.graph.nodes)
         in_engine = sum(n for op, n in engine_ops.items() if op.split("::")[-1] in _OPS[kind])
+        fused = _in_program(program, kind)
+        in_blocks = fused - _in_program(program, kind, program.graph.nodes)
+        in_program = in_engine if of_torch else fused
         in_runtime = None if executed is None else sum(op in _OPS[kind] for op in executed)
         # Of blocks, the case that is counted on runs some, and some of them many times.
         always = None if in_blocks else in_runtime

@@ -12,6 +12,8 @@ class AOTInductor(Target):
     name = "aotinductor"
     arithmetic = "inductor"
     products = "aotinductor"
+    # Ops of ours are opaque to Inductor, which makes one kernel of a sum and its norm itself.
+    fusions = "fuse-gelu,fuse-rms-norm,fuse-attention{to=sdpa}"
 
     def runs_here(self, precision: str, device: str, *, asked: bool) -> bool:
         require_gpu_of_torch(device, "Inductor compiles and measures GPU kernels on the GPU")
