@@ -118,6 +118,19 @@ def test_attention_of_real_models_is_one_op_a_layer(name: str) -> None:
     assert same_bits(again, after, *inputs)
 
 
+@pytest.mark.parametrize("name", ["t5 eager", "bert", "llama"])
+def test_a_compiler_that_knows_sdpa_gets_one_for_each_attention(name: str) -> None:
+    before = program(name)
+    after, sites = rewritten(before, "canonicalize,fuse-attention{to=sdpa}")
+    assert [note.split("; ")[-1] for note in notes(sites)] == ["heads first"] * 2
+    assert count(after, "scaled_dot_product_attention") == 2
+    assert count(after, "enginecast.attention", "softmax") == 0
+    inputs = inputs_of(name, 3, 7)
+    (expected,), (source,) = outputs(exact(name), *inputs), outputs(before, *inputs)
+    error = relative_error(outputs(after, *inputs)[0], expected)
+    assert error <= 3 * relative_error(source, expected)
+
+
 @pytest.mark.parametrize("to", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("name", ["t5", "t5 eager", "bert", "bert eager", "llama"])
 def test_padded_rows_stay_finite(name: str, to: str) -> None:

@@ -10,8 +10,7 @@ from tensorrt_networks import network_of
 from torch import Tensor
 
 import enginecast.ops  # noqa: F401 - registers our ops
-from enginecast.exporters.tensorrt.lower import let_attentions_decompose
-from enginecast.exporters.tensorrt.lower import NETWORK_FILE
+from enginecast.exporters.tensorrt.lower import NETWORK_FILE, let_attentions_decompose
 
 
 def attend(query: Tensor) -> Tensor:

@@ -20,7 +20,6 @@ from enginecast.exporters.target import LoweringRequest
 from enginecast.exporters.tensorrt.gate.gate import check_ready
 from enginecast.exporters.tensorrt.gate.shape_rules import unknown_sizes
 from enginecast.exporters.tensorrt.lower import lowering, tensorrt_onnx
-from enginecast.exporters.tensorrt.options import TensorRTOptions
 from enginecast.exporters.tensorrt.target import TensorRT
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline

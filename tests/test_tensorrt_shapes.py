@@ -49,9 +49,7 @@ def declared(shape: tuple[int | str, ...], name: str = "a") -> list[Input]:
         ({"inputs": declared(("batch", 7), "z")}, "inputs", "z", "a, b"),
     ],
 )
-def test_what_does_not_fit_is_found(
-    given: dict[str, Any], rule: str, name: str, got: str
-) -> None:
+def test_what_does_not_fit_is_found(given: dict[str, Any], rule: str, name: str, got: str) -> None:
     violations = [v for v in found(**given) if v.rule != "volume"]  # endless ranges are that, too
     assert [(v.rule, v.node, v.got) for v in violations] == [(rule, name, got)]
 

@@ -11,8 +11,8 @@ from enginecast.errors import PassError
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
 from enginecast.passes.quantize.measure.quantizable import Layer, find_layers
 from enginecast.passes.quantize.plan.architectures import CPU, Column, require
-from enginecast.passes.quantize.plan.scaled_mm_rules import off_multiple
 from enginecast.passes.quantize.plan.options import PlanOptions
+from enginecast.passes.quantize.plan.scaled_mm_rules import off_multiple
 
 _COLUMNS: dict[str, Column] = {"tensor": "tensorwise", "row": "rowwise", "block": "blockwise"}
 

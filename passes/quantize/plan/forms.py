@@ -67,32 +67,40 @@ def forms(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
     """
     size = layer.shape[-1]
     block = block_size(size) if options.format == "int8" else 0
-    in_blocks = planned(layer, "storage", "block", block=block) if block else None
+    # In blocks where it can be: a row with an outlier channel loses most of itself else.
+    stored = planned(layer, "storage", "block" if block else "row", block=block)
     if layer.kind == "embedding":
         if size < MULTIPLE:
             return [], f"rows of {size} values: a scale for each would weigh as much"
-        # In blocks where it can be: a row with an outlier channel loses most of itself else.
-        return [in_blocks or planned(layer, "storage")], ""
+        return [stored], ""
     if layer.kind == "conv":
         if options.mode == "w8a8":
             return [], "a convolution: products of quantised values are for linears"
         return [planned(layer, "storage")], ""
-    if options.mode == "w8a8" and options.format == "fp8":
-        return _fp8(layer, options)
     if options.mode == "storage":
-        found = [in_blocks or planned(layer, "storage")]
-        if in_blocks and options.bits == 4:
-            found.insert(0, replace(in_blocks, bits=4))
-    elif options.static:
+        return _stored(stored, options), ""
+    if options.format == "fp8":
+        return _fp8(layer, options)
+    return _int8(layer, stored, options), ""
+
+
+def _stored(stored: LayerPlan, options: PlanOptions) -> list[LayerPlan]:
+    if not stored.block:
+        return [stored]  # 4 bits are for blocks
+    found = [replace(stored, bits=4), stored] if options.bits == 4 else [stored]
+    return [_with_gain(form) for form in found] if options.arch == CPU else found
+
+
+def _int8(layer: Layer, stored: LayerPlan, options: PlanOptions) -> list[LayerPlan]:
+    if options.static:
         found = [planned(layer, "w8a8-static", "row", "tensor")]
     else:
         # Not one scale for all rows: padding, and the other prompts of a batch, would change a row.
         found = [planned(layer, "w8a8-dynamic", "row", "row")]
-    if in_blocks and options.mode == "w8a8":
-        found += [planned(layer, "w8a8-dynamic", "block", "block", block=block), in_blocks]
-    if options.arch == CPU and (in_blocks or options.mode == "w8a8"):
-        found = [_with_gain(form) for form in found]
-    return found, ""
+    if stored.block:
+        blocks = planned(layer, "w8a8-dynamic", "block", "block", block=stored.block)
+        found += [blocks, stored]
+    return [_with_gain(form) for form in found] if options.arch == CPU else found
 
 
 def block_size(k: int) -> int:
