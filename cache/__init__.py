@@ -35,17 +35,7 @@ _WHERE = {
     "open_cache": "read.reader",
     "require_frozen": "read.guard",
 }
-__all__ = [
-    "CachedEncoder",
-    "EmbeddingCache",
-    "ShardShuffle",
-    "Variants",
-    "as_dataset",
-    "as_huggingface",
-    "collate",
-    "open_cache",
-    "require_frozen",
-]
+__all__ = list(_WHERE)
 
 
 def __getattr__(name: str) -> Any:

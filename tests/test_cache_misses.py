@@ -23,6 +23,7 @@ from enginecast.cache.encoders.tokenizing import digest_of
 from enginecast.cache.read.cached_encoder import CachedEncoder
 from enginecast.cache.read.reader import EmbeddingCache, open_cache
 from enginecast.cache.store.records import Failure, record
+from enginecast.cache.store.spec import pad_rows
 from enginecast.errors import CacheError, CacheMissError
 
 TOKENIZER = digest_of(tokenizer_of().to_str().encode())
@@ -136,7 +137,7 @@ def test_word_pieces_and_an_end_that_pads(
     assert cast(capsys, "cache", "fill", folder, *options).code == 0
     cache = open_cache(tmp_path / "cache")
     tokens = cache.tokenizing.tokens(["a red dog at night"])[0].ids
-    row = cache.keys.pad(tokens)[None]
+    row = pad_rows(cache.spec, [tokens], cache.spec.max_length)[0]
     bits = (np.arange(row.shape[1]) < len(tokens))[None].astype(int)
     masked = torch.from_numpy(bits) if cache.spec.mask else None
     assert "it was not filled; the one most like it is 'a " in missed(cache, row, masked)

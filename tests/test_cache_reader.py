@@ -19,7 +19,7 @@ from enginecast.cache.encoders.tokenizing import Tokenizing, digest_of
 from enginecast.cache.read.reader import EmbeddingCache, open_cache
 from enginecast.cache.store import mapping
 from enginecast.cache.store.shard import Entry
-from enginecast.cache.store.spec import About, EncoderSpec, Keys, OutputSpec
+from enginecast.cache.store.spec import About, EncoderSpec, Keys, OutputSpec, pad_rows
 from enginecast.cache.store.store import Encodings, create_store
 from enginecast.errors import CacheError, CacheMissError, UsageError
 
@@ -83,7 +83,7 @@ def test_every_way_to_ask_gives_the_same(root: Path) -> None:
     assert sorted(cache.texts()) == sorted(TEXTS)
     for number, text in enumerate(cache.texts()):
         entry = wanted[text]
-        padded = cache.keys.pad(entry.ids)
+        padded = pad_rows(cache.spec, [entry.ids], cache.spec.max_length)[0][0]
         assert_same(cache.by_row(number), entry)
         assert_same(cache.by_text(text), entry)
         assert_same(cache.by_ids(entry.ids), entry)
@@ -110,7 +110,9 @@ def test_without_a_mask_bare_ids_and_padded_rows_are_one_text(
     cache = EmbeddingCache(fill(tmp_path / "cache", spec_of(**fields), TEXTS), check="first")
     for entry in entries_of(cache.spec, TEXTS):
         assert_same(cache.by_ids(entry.ids), entry)
-        assert_same(cache.by_ids(cache.keys.pad(entry.ids)), entry)
+        assert_same(
+            cache.by_ids(pad_rows(cache.spec, [entry.ids], cache.spec.max_length)[0][0]), entry
+        )
         assert_same(cache.by_text(entry.text), entry)
 
 

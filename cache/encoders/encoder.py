@@ -1,6 +1,6 @@
 """The encoder that fills a cache, and the spec of everything that decides its outputs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -11,7 +11,7 @@ from enginecast.cache.encoders.request import EncoderRequest, StoreDtype, resolv
 from enginecast.cache.encoders.text_model import ModelFacts, TextModel
 from enginecast.cache.encoders.tokenizer_files import TokenizerFacts, find_tokenizer
 from enginecast.cache.encoders.tokenizing import Tokenizing, digest_of
-from enginecast.cache.store.spec import About, Clean, EncoderSpec, OutputSpec
+from enginecast.cache.store.spec import About, Clean, EncoderSpec, OutputSpec, pad_rows
 from enginecast.errors import MissingError, SourceError, UsageError
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
 from enginecast.runtime.device.out_of_memory import lacks_memory
@@ -19,10 +19,9 @@ from enginecast.runtime.values.arrays import Array
 
 _PROBE = "a photo of a fox"
 _PROBE_PADDING = 5
-_ROUNDING: Mapping[str, float] = {"fp32": 1e-3}
-"""How much the outputs of a T5 differ when rows are padded: 1e-6 of the largest in fp32 ..."""
-_ROUNDING_16_BITS = 0.1
-"""... and 0.015 in bf16; without a mask by more than all of it."""
+_ROUNDING, _ROUNDING_16_BITS = 1e-3, 0.1
+"""How much the outputs of a T5 may differ when rows are padded: they do by 1e-6 of the largest in
+fp32, by 0.015 in bf16; without a mask by more than all of it."""
 
 
 class Encoder:
@@ -124,16 +123,14 @@ def _require_trimmable(model: TextModel, spec: EncoderSpec, tokenizing: Tokenizi
     Positions that count from the left do that where padding is on the left.
     """
     names = [output.name for output in spec.outputs]
-    ids = tokenizing.tokens([_PROBE])[0].ids.astype(np.int64)[np.newaxis]
-    if ids.shape[1] >= spec.max_length > 1:
-        ids = ids[:, : spec.max_length // 2]  # room for padding
-    tokens, left = ids.shape[1], spec.padding_side == "left"
+    ids = tokenizing.tokens([_PROBE])[0].ids
+    if len(ids) >= spec.max_length > 1:
+        ids = ids[: spec.max_length // 2]  # room for padding
+    tokens, left = len(ids), spec.padding_side == "left"
     more = min(_PROBE_PADDING, spec.max_length - tokens)
-    around = ((0, 0), (more, 0) if left else (0, more))
-    padded = np.pad(ids, around, constant_values=spec.padding_id)
-    bare = model.run(ids, np.ones_like(ids), names)
-    found = model.run(padded, np.pad(np.ones_like(ids), around), names)
-    limit = _ROUNDING.get(spec.precision, _ROUNDING_16_BITS)
+    bare = model.run(*pad_rows(spec, [ids], tokens), names)
+    found = model.run(*pad_rows(spec, [ids], tokens + more), names)
+    limit = _ROUNDING if spec.precision == "fp32" else _ROUNDING_16_BITS
     for output in spec.outputs:
         here, there = bare[output.name], found[output.name]
         if output.per == "token":

@@ -131,11 +131,7 @@ def digest_of(tokenizer: bytes) -> str:
 
 
 def parse_tokenizer(tokenizer: bytes) -> Tokenizer:
-    """Make a tokenizer from the text of a `tokenizer.json`.
-
-    Raises:
-        CacheError: it is none.
-    """
+    """Make a tokenizer from the text of a `tokenizer.json`; a CacheError where it is none."""
     try:
         return Tokenizer.from_str(tokenizer.decode())
     except Exception as error:  # the library raises plain Exception

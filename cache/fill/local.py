@@ -13,7 +13,7 @@ from enginecast.cache.store.claims import claim, sweep
 from enginecast.cache.store.index import open_index
 from enginecast.cache.store.records import Failure, record
 from enginecast.cache.store.shard import Entry, shard_size
-from enginecast.cache.store.spec import EncoderSpec
+from enginecast.cache.store.spec import EncoderSpec, pad_rows
 from enginecast.cache.store.store import Encodings
 from enginecast.errors import InputError
 from enginecast.runtime.values.arrays import Array
@@ -230,12 +230,7 @@ def pad_batch(batch: Sequence[Wanted], spec: EncoderSpec) -> tuple[Array, Array]
     The mask is 1 for tokens; all ones where the encoder is not told what is padding.
     """
     length = _padded_length(batch, spec)
-    ids = np.full((len(batch), length), spec.padding_id, np.int64)
-    mask = np.zeros((len(batch), length), np.int64)
-    for row, wanted in enumerate(batch):
-        begin = length - len(wanted.ids) if spec.padding_side == "left" else 0
-        ids[row, begin : begin + len(wanted.ids)] = wanted.ids
-        mask[row, begin : begin + len(wanted.ids)] = 1
+    ids, mask = pad_rows(spec, [wanted.ids for wanted in batch], length)
     return ids, mask if spec.mask else np.ones_like(mask)
 
 
@@ -252,10 +247,9 @@ def _kept(
     begin, end = spec.span(tokens)
     shift = length - tokens if spec.padding_side == "left" and not spec.padded else 0
     rows = slice(begin + shift, max(begin, end) + shift)
-    values = {one: outputs[one.name][row] for one in spec.outputs}
     return {
-        one.name: (found[rows] if one.per == "token" else found).copy()
-        for one, found in values.items()
+        one.name: outputs[one.name][(row, rows) if one.per == "token" else row].copy()
+        for one in spec.outputs
     }
 
 

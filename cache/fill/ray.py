@@ -188,16 +188,7 @@ def _outcomes(job: Job, packed: Sequence[bytes], workers: int | None) -> Iterato
 
 
 def divide(request: EncoderRequest, workers: int | None, nodes: Sequence[dict[str, Any]]) -> Share:
-    """Divide what a cluster has among workers.
-
-    Args:
-        workers: None: one for each GPU, or for each machine where the request is for the CPU.
-        nodes: as `ray.nodes` gives them.
-
-    Raises:
-        MissingError: no GPU.
-        UsageError: more workers than fit.
-    """
+    """Divide what a cluster has among workers: see `fill_with_ray`, and `ray.nodes`."""
     resources = [node["Resources"] for node in nodes if node["Alive"]]
     cpus = [int(one["CPU"]) for one in resources if one.get("CPU", 0) >= 1]
     if request.device == "cuda":
@@ -228,11 +219,7 @@ class ChunkFiller:
         self._opened: tuple[Encodings, Encoder] | None = None
 
     def __call__(self, batch: Any) -> Any:
-        """Fill one chunk.
-
-        Args:
-            batch: an Arrow table with one row.
-        """
+        """Fill one chunk: an Arrow table with one row."""
         import pyarrow
 
         outcome = self._outcome(pickle.loads(batch[_CHUNK][0].as_py()))
@@ -341,9 +328,6 @@ def local_ray(cpus: int, store_bytes: int) -> Iterator[None]:
     Args:
         cpus: that it may give to workers.
         store_bytes: size of the object store, about.
-
-    Raises:
-        MissingError: Ray is not installed, or does not start.
     """
     name = uuid.uuid4().hex
     variables = {
@@ -374,12 +358,7 @@ def local_ray(cpus: int, store_bytes: int) -> Iterator[None]:
 
 @contextmanager
 def attached_ray(address: str) -> Iterator[None]:
-    """Connect to a cluster; disconnect in the end, and leave it as it is.
-
-    Raises:
-        MissingError: Ray is not installed.
-        UsageError: nobody answers there, or another version of Ray or Python.
-    """
+    """Connect to a cluster; disconnect in the end, and leave it as it is."""
     if address.startswith("ray://"):
         raise UsageError(
             f"--ray-address {address}: Ray's client cannot run this",

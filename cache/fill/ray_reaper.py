@@ -69,11 +69,7 @@ def _all_gone(name: str, seconds: float) -> bool:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Wait for the driver's end, then clean up.
-
-    Args:
-        arguments: the session's name, and its folder, which is removed.
-    """
+    """Wait for the driver's end, then clean up: the session of a name, and its folder."""
     name, folder = arguments
     sys.stdin.buffer.read()
     end_session(name)

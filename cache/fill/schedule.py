@@ -111,7 +111,7 @@ def schedule_fill(
     Raises:
         InputError: texts are too long: how many, where the first stand.
     """
-    read = _tokenize(Keys(spec), tokenizing, texts)
+    read = _tokenize(spec, tokenizing, texts)
     cut = [int(number) for number in np.flatnonzero(read.lengths > spec.max_length)]
     if cut and too_long == "error":
         raise _too_long(read, cut, spec)
@@ -171,12 +171,11 @@ class Chunks:
 
     def bytes(self, spec: EncoderSpec) -> int:
         """Size of the shards that they make."""
-        total, read = 0, self._read
-        for index in range(len(self)):
-            numbers = self._missing_of(index)
-            text_bytes = int(read.text_bytes[numbers].sum())
-            total += shard_size(spec, read.sizes[numbers].tolist(), text_bytes)
-        return total
+        sizes, text_bytes = self._read.sizes, self._read.text_bytes
+        return sum(
+            shard_size(spec, sizes[numbers].tolist(), int(text_bytes[numbers].sum()))
+            for numbers in map(self._missing_of, range(len(self)))
+        )
 
     def _missing_of(self, index: int) -> Array:
         begin, end = self._ranges[index]
@@ -218,9 +217,9 @@ class _Tokenized:
         return self.all_ids[begin:end].copy()
 
 
-def _tokenize(keys: Keys, tokenizing: Tokenizing, texts: Texts) -> _Tokenized:
+def _tokenize(spec: EncoderSpec, tokenizing: Tokenizing, texts: Texts) -> _Tokenized:
     """Tokenize texts and the empty one."""
-    all_keys, ids = bytearray(), [np.empty(0, np.int32)]
+    keys, all_keys, ids = Keys(spec), bytearray(), [np.empty(0, np.int32)]
     sizes, lengths, text_bytes = [0], [], []
     left = chain(texts, [EMPTY])
     while batch := list(islice(left, _AT_ONCE)):
@@ -230,14 +229,8 @@ def _tokenize(keys: Keys, tokenizing: Tokenizing, texts: Texts) -> _Tokenized:
         sizes += [len(one.ids) for one in found]
         lengths += [one.length for one in found]
         text_bytes += [len(text.encode()) for text in batch]
-    return _Tokenized(
-        texts,
-        bytes(all_keys),
-        np.concatenate(ids),
-        np.cumsum(sizes),
-        np.array(lengths),
-        np.array(text_bytes),
-    )
+    counts = (np.cumsum(sizes), np.array(lengths), np.array(text_bytes))
+    return _Tokenized(texts, bytes(all_keys), np.concatenate(ids), *counts)
 
 
 def _unique(read: _Tokenized) -> Array:
@@ -267,14 +260,15 @@ def _bounds(sizes: Array, most: int) -> list[int]:
 
 
 def _too_long(read: _Tokenized, cut: Sequence[int], spec: EncoderSpec) -> InputError:
-    places = []
+    named = []
     for number in cut[:_SHOWN]:
         where = "the empty text" if number == len(read.texts) else read.texts.where(number)
-        places.append(f"{where} ({read.lengths[number]} tokens)")
-    more = f"; and {len(cut) - len(places)} more" if len(cut) > len(places) else ""
+        named.append(f"{where} ({read.lengths[number]} tokens)")
+    if len(cut) > len(named):
+        named.append(f"and {len(cut) - len(named)} more")
     what = "text is" if len(cut) == 1 else "texts are"
     return InputError(
-        f"{len(cut)} {what} longer than {spec.max_length} tokens: {'; '.join(places)}{more}",
+        f"{len(cut)} {what} longer than {spec.max_length} tokens: {'; '.join(named)}",
         hint="Cut them with --too-long truncate, which lists them; or give a larger --max-length"
         " if the model takes it.",
     )

@@ -43,9 +43,8 @@ class Texts(list[str]):
                 self._rows.append(row)
                 continue
             self._strays += 1
-            if self._strays == 1:
-                place = f"{self._files[-1][1]}:{row}"
-                self._first_stray = f"{place}: expected text, got {_shown(text)}"
+            stray = f"{self._files[-1][1]}:{row}: expected text, got {_shown(text)}"
+            self._first_stray = self._first_stray or stray
 
     def where(self, index: int) -> str:
         """The place of a text, "captions.csv:17": its line, or its row in a table, from 1."""
@@ -99,10 +98,9 @@ def read_texts(path: Path, column: str | None = None) -> Texts:
 def _read(path: Path, column: str | None, into: Texts) -> None:
     if not path.exists():
         raise InputError(f"{path}: no such file or folder")
-    if path.is_dir() and any((path / mark).is_file() for mark in _SAVED_MARKS):
-        return _read_saved(path, column, into)
     if path.is_dir():
-        return _read_folder(path, column, into)
+        saved = any((path / mark).is_file() for mark in _SAVED_MARKS)
+        return (_read_saved if saved else _read_folder)(path, column, into)
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise UsageError(

@@ -135,16 +135,14 @@ class CachedEncoder(nn.Module):
             )
             for one, place in zip(self.spec.outputs, self._places, strict=True)
         }
+        layers = getattr(self.config.get_text_config(), "num_hidden_layers", None)
         hidden = self._asked(output_hidden_states, "output_hidden_states", False)
-        made = assemble(self._kind, tensors, self._hidden_count(), hidden=hidden)
+        count = layers + 1 if isinstance(layers, int) else None
+        made = assemble(self._kind, tensors, count, hidden=hidden)
         return made if self._asked(return_dict, "return_dict", True) else made.to_tuple()
 
     def _asked(self, given: bool | None, name: str, default: bool) -> bool:
         return bool(getattr(self.config, name, default) if given is None else given)
-
-    def _hidden_count(self) -> int | None:
-        layers = getattr(self.config.get_text_config(), "num_hidden_layers", None)
-        return layers + 1 if isinstance(layers, int) else None
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -328,12 +326,10 @@ def output_class(about: About, names: Sequence[str]) -> type[ModelOutput]:
     """What the encoder's class says that its forward returns.
 
     Where the class is not known, or what it returns has no place for the outputs, they decide.
-
-    Args:
-        names: of the outputs that are there.
     """
     found = _declared(getattr(transformers, about.encoder, None))
-    if found is not None and {name.partition(".")[0] for name in names} <= _names(found):
+    there = {name.partition(".")[0] for name in names}
+    if found is not None and there <= {field.name for field in fields(found)}:
         return found
     made: type[ModelOutput] = modeling_outputs.BaseModelOutput
     if "text_embeds" in names:
@@ -341,10 +337,6 @@ def output_class(about: About, names: Sequence[str]) -> type[ModelOutput]:
     elif "pooler_output" in names:
         made = modeling_outputs.BaseModelOutputWithPooling
     return made
-
-
-def _names(kind: type[ModelOutput]) -> set[str]:
-    return {field.name for field in fields(kind)}
 
 
 def _declared(model: Any) -> type[ModelOutput] | None:
@@ -360,24 +352,15 @@ def _declared(model: Any) -> type[ModelOutput] | None:
 def assemble(
     kind: type[ModelOutput], tensors: Mapping[str, Tensor], count: int | None, *, hidden: bool
 ) -> ModelOutput:
-    """Put outputs into their fields.
-
-    Args:
-        tensors: by name: "last_hidden_state", "hidden_states.-2".
-        count: of the model's hidden states; None: nobody knows.
-        hidden: whether hidden states were asked for.
-    """
-    values: dict[str, Any] = {}
+    """Put outputs into their fields; `count` of the model's hidden states, where it is known."""
+    made = kind()
     for field in fields(kind):
         if field.name in tensors:
-            values[field.name] = tensors[field.name]
+            made[field.name] = tensors[field.name]
         elif field.name == HIDDEN and hidden:
-            values[field.name] = _hidden_states(tensors, count)
+            made[field.name] = _hidden_states(tensors, count)
         elif field.name in _ALWAYS:
-            values[field.name] = Absent(field.name, tensors)
-    made = kind()
-    for name, value in values.items():
-        made[name] = value
+            made[field.name] = Absent(field.name, tensors)
     return made
 
 
@@ -391,6 +374,5 @@ def _hidden_states(
         return UncountedHiddenStates(found)
     counted = {index % count: tensor for index, tensor in found.items()}
     return HiddenStates(
-        counted[index] if index in counted else Absent(f"{prefix}{index}", there)
-        for index in range(count)
+        counted.get(index, Absent(f"{prefix}{index}", there)) for index in range(count)
     )

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Sampler, default_collate
 
 from enginecast.cache.read.reader import EmbeddingCache, require_texts
 from enginecast.cache.store.shard import Entry
-from enginecast.cache.store.spec import EncoderSpec, OutputSpec
+from enginecast.cache.store.spec import EncoderSpec, OutputSpec, pad_rows
 from enginecast.errors import MissingError, UsageError
 from enginecast.runtime.device.torch_values import as_tensor, to_host
 from enginecast.runtime.values.arrays import Array
@@ -147,14 +147,9 @@ class Collate:
         return {**{name: _column([item[name] for item in items]) for name in own}, **made}
 
     def _batch(self, entries: Sequence[Entry]) -> Item:
-        counts = [len(entry.ids) for entry in entries]
-        sequence = self._sequence(counts)
-        ids = torch.full((len(entries), sequence), self.spec.padding_id, dtype=torch.int64)
-        mask = torch.zeros((len(entries), sequence), dtype=torch.int64)
-        for number, (entry, count) in enumerate(zip(entries, counts, strict=True)):
-            begin = 0 if self.spec.padding_side == "right" else sequence - count
-            ids[number, begin : begin + count] = torch.from_numpy(entry.ids.astype(np.int64))
-            mask[number, begin : begin + count] = 1
+        rows = [entry.ids for entry in entries]
+        sequence = self._sequence([len(ids) for ids in rows])
+        ids, mask = map(torch.from_numpy, pad_rows(self.spec, rows, sequence))
         outputs = {
             one.name: as_batch(self.spec, one, entries, sequence) for one in self.spec.outputs
         }

@@ -33,15 +33,12 @@ _RELOAD = "Load the encoder itself where it is trained; its outputs cannot be ca
 
 @dataclass(frozen=True)
 class Frozen:
-    """What `require_frozen` looked at.
-
-    Args:
-        compared: what was found as it was when the cache was filled.
-        skipped: what could not be compared, each with the reason.
-    """
+    """What `require_frozen` looked at."""
 
     compared: tuple[str, ...]
+    """What was found as it was when the cache was filled."""
     skipped: tuple[str, ...]
+    """What could not be compared, each with the reason."""
 
 
 @dataclass

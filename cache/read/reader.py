@@ -164,11 +164,7 @@ class EmbeddingCache:
         return len(self) - before
 
     def locate(self, tokens: Array, sequence: int | None = None) -> Location | None:
-        """Where the entry of token ids is; None: nowhere.
-
-        Args:
-            tokens, sequence: see `Query`.
-        """
+        """Where the entry of token ids is, see `Query`; None: nowhere."""
         spec = self.spec
         if len(tokens) > spec.max_length:
             return None
@@ -231,11 +227,7 @@ class EmbeddingCache:
 
     @cached_property
     def tokenizing(self) -> Tokenizing:
-        """Makes the token ids of texts, with the cache's own tokenizer.
-
-        Raises:
-            CacheError: tokenizer.json is missing, damaged, or another than the spec's.
-        """
+        """Makes the token ids of texts, with the cache's own tokenizer."""
         return Tokenizing(self.encodings.read_tokenizer(), self.spec)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -26,11 +26,7 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def write_flushed(path: Path, data: bytes) -> None:
-    """Write a file and flush it.
-
-    Raises:
-        OSError: the disk failed; a part of the file may be there.
-    """
+    """Write a file and flush it; after an OSError a part of it may be there."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -38,11 +34,7 @@ def write_flushed(path: Path, data: bytes) -> None:
 
 
 def write_once(path: Path, data: bytes) -> None:
-    """Write a file unless somebody else has; of several writers one wins, and nobody sees a part.
-
-    Raises:
-        OSError: the disk failed; no part of the file is there.
-    """
+    """Write a file unless somebody else has: one of several writers wins, nobody sees a part."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         write_flushed(temporary, data)
@@ -65,11 +57,7 @@ def _link(temporary: Path, path: Path) -> None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is a file or folder of that name.
-
-    Raises:
-        CacheError: nobody can tell: the place may not be looked into, say.
-    """
+    """Whether there is a file or folder of that name; a CacheError where nobody can tell."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -96,8 +84,7 @@ def disk_error(path: Path, error: Exception) -> CacheError | MissingError:
 def try_lock(descriptor: int) -> bool | None:
     """Lock an open file or folder until its descriptor is closed.
 
-    Returns:
-        Whether it is ours now; None: its file system has no locks.
+    Whether it is ours now; None: its file system has no locks.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,11 +108,7 @@ def bytes_in(paths: Iterable[Path]) -> int:
 
 @contextmanager
 def own_folder(parent: Path) -> Iterator[Path]:
-    """A new folder that is removed at the end, and by `remove_abandoned` should we be killed.
-
-    Raises:
-        OSError: the disk failed.
-    """
+    """A new folder that is removed at the end, and by `remove_abandoned` should we be killed."""
     parent.mkdir(exist_ok=True)
     folder, descriptor = _made(parent)
     try:
@@ -150,11 +133,7 @@ def _made(parent: Path) -> tuple[Path, int]:
 
 
 def remove_abandoned(path: Path, *, dry_run: bool = False) -> bool:
-    """Remove a folder or file whose owner is dead.
-
-    Returns:
-        Whether it was removed, or would be.
-    """
+    """Remove a folder or file whose owner is dead; whether it was removed, or would be."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:  # somebody else removed it

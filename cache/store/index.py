@@ -128,11 +128,7 @@ class Index:
         return len(self._passed_over)
 
     def require_whole(self) -> "Index":
-        """The index itself, where all shards can be read.
-
-        Raises:
-            CacheError: what is wrong with the first of the others.
-        """
+        """The index itself; a CacheError where a shard cannot be read."""
         if self.errors:
             raise self.errors[0]
         return self
@@ -167,11 +163,7 @@ class Index:
         return self.entries.shard[positions], self.entries.text[positions]
 
     def row(self, number: int) -> Location:
-        """The entry of a number, from 0: the order is that of the shards' names.
-
-        Raises:
-            IndexError: there are not so many.
-        """
+        """The entry of a number, from 0: the order is that of the shards' names."""
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
         (shard,), (text,) = self.rows(np.array([number]))
@@ -312,9 +304,6 @@ def list_shards(encodings: Encodings) -> list[Stamp]:
 
     Twice the same, since a folder may change while it is read: of shards that are joined then,
     neither the old ones nor the new one might be seen.
-
-    Raises:
-        OSError: the folder cannot be read.
     """
     before, stamps = None, _scan(encodings)
     for _ in range(_LISTINGS):

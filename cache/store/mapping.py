@@ -10,7 +10,6 @@ import mmap
 import os
 import weakref
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,14 +17,7 @@ from enginecast.runtime.values.arrays import Array
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
-_LIBC.mmap.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-)
+_LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
 _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -41,10 +33,7 @@ def file_id(status: os.stat_result) -> FileId:
 class FileBytes:
     """A file's bytes, mapped where its file system can do that, else read when they are asked for.
 
-    They are those of the file that was there at first, or an error.
-
-    Raises:
-        OSError: it cannot be opened.
+    They are those of the file that was there at first, or an OSError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,22 +68,14 @@ class _Pages:
     """Memory that arrays share, given back with the last of them."""
 
     def __init__(self, address: int, size: int) -> None:
-        self._place = (address, size)
+        data = {"version": 3, "typestr": "|u1", "shape": (size,), "data": (address, True)}
+        self.__array_interface__ = data
         # Not `__del__`: by the time the interpreter ends, this module may be empty.
         weakref.finalize(self, _LIBC.munmap, address, size).atexit = False
 
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        address, size = self._place
-        return {"version": 3, "typestr": "|u1", "shape": (size,), "data": (address, True)}
-
 
 def map_file(descriptor: int, size: int) -> Array | None:
-    """Map a file for reading: uint8 [size]; None for an empty one, which no system can map.
-
-    Raises:
-        OSError: the file system cannot.
-    """
+    """Map a file for reading: uint8 [size]; None for an empty one, which no system can map."""
     if not size:
         return None
     address = _LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)

@@ -20,11 +20,7 @@ from enginecast.cache.store.store import Encodings
 
 @dataclass(frozen=True)
 class Failure:
-    """A text that was not stored, and why.
-
-    Args:
-        key: what it would have been stored under.
-    """
+    """A text that was not stored, why, and the key that it would have had."""
 
     text: str
     tokens: int
@@ -34,12 +30,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Truncation:
-    """A text that was cut to the longest.
-
-    Args:
-        tokens: before it was cut.
-        key: of the entry that stands for it.
-    """
+    """A text that was cut: its tokens before that, and the key of the entry that stands for it."""
 
     text: str
     tokens: int
@@ -56,12 +47,7 @@ FILES: Mapping[type[Failure | Truncation], str] = {
 
 
 def record(encodings: Encodings, records: Sequence[_Record]) -> None:
-    """Note texts that were not stored, or cut; those that are noted already are left out.
-
-    Raises:
-        CacheError: the disk failed.
-        MissingError: the disk is full.
-    """
+    """Note texts that were not stored, or cut; those that are noted already are left out."""
     if not records:
         return
     kind = type(records[0])
@@ -81,11 +67,7 @@ def record(encodings: Encodings, records: Sequence[_Record]) -> None:
 
 
 def read_failures(encodings: Encodings, index: Index | None = None) -> list[Failure]:
-    """The texts that failed and were not stored later; of a text the last failure.
-
-    Args:
-        index: of what is stored; None: of now.
-    """
+    """The texts that failed and are not in the index (None: of now); of a text the last failure."""
     found = {one.key: one for one in _read(encodings, Failure)}
     if not found:
         return []

@@ -125,11 +125,6 @@ class Shard:
         return self._texts
 
     @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        return self._content.bytes.size
-
-    @property
     def keys(self) -> Array:
         """uint8 [texts, 16]"""
         return self._content.index["keys"]
@@ -212,11 +207,7 @@ class Shard:
 
 
 def open_shard(path: Path, spec: EncoderSpec) -> Shard:
-    """Open a shard and check all but its outputs.
-
-    Raises:
-        CacheError: damaged, of another spec or version, or it cannot be read.
-    """
+    """Open a shard; a CacheError where anything but its outputs is damaged, or of another spec."""
     content = _read(path, spec)
     keys = content.index["keys"]
     shard = Shard(path, spec, len(keys), sum_of_keys(keys))
@@ -235,11 +226,7 @@ def shortened(text: str) -> str:
 
 
 def read_table(content: FileBytes) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The table of a safetensors file with places in the file, and its metadata.
-
-    Raises:
-        ValueError: not a safetensors file, or there are gaps between tensors.
-    """
+    """The table of a safetensors file with places in the file, and its metadata."""
     first = content.read(0, 8).tobytes()
     size = int.from_bytes(first, "little")
     if len(first) < 8 or size > MAX_HEADER:
@@ -352,11 +339,7 @@ def shard_name(keys: Sequence[bytes]) -> str:
 
 
 def write_shard(path: Path, spec: EncoderSpec, entries: Sequence[Entry]) -> None:
-    """Write entries to a file and flush it; the caller gives it its final name.
-
-    Args:
-        entries: at least one, no key twice, each with the spec's outputs in its dtypes.
-    """
+    """Write entries, no key twice, to a file and flush it; the caller gives it its final name."""
     index = _index_of(spec, entries)
     tensors = {**index, **{_tensor_name(one): _joined(one, entries) for one in spec.outputs}}
     shapes = {name: (_STORED[array.dtype], array.shape) for name, array in tensors.items()}

@@ -132,6 +132,19 @@ def _plain(value: Any) -> str:
     return msgspec.json.encode(value).decode() if not isinstance(value, str) else repr(value)
 
 
+def pad_rows(
+    spec: EncoderSpec, rows: Sequence[Sequence[int] | Array], length: int
+) -> tuple[Array, Array]:
+    """Ids of texts, padded on the spec's side, and a mask, 1 for tokens: int64 [texts, length]."""
+    ids = np.full((len(rows), length), spec.padding_id, np.int64)
+    mask = np.zeros_like(ids)
+    for number, row in enumerate(rows):
+        begin = length - len(row) if spec.padding_side == "left" else 0
+        ids[number, begin : begin + len(row)] = row
+        mask[number, begin : begin + len(row)] = 1
+    return ids, mask
+
+
 KEY_BYTES = 16
 
 
@@ -149,17 +162,8 @@ class Keys:
         is text: a text may end in what the tokenizer pads with (CLIP's end token).
         """
         base = self._base.copy()
-        row = self.pad(ids) if self.spec.padded else ids
+        row = pad_rows(self.spec, [ids], self.spec.max_length)[0] if self.spec.padded else ids
         base.update(np.asarray(row, dtype="<i8").tobytes())
         if self.spec.padded and self.spec.mask:
             base.update(len(ids).to_bytes(8, "little"))
         return base.digest()
-
-    def pad(self, ids: Sequence[int] | Array) -> Array:
-        """Ids filled up to `max_length`: int64 [max_length]."""
-        row = np.full(self.spec.max_length, self.spec.padding_id, dtype=np.int64)
-        if self.spec.padding_side == "right":
-            row[: len(ids)] = ids
-        else:
-            row[len(row) - len(ids) :] = ids
-        return row

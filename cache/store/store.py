@@ -18,6 +18,7 @@ import os
 import re
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -59,20 +60,16 @@ class SpecFile(Record, frozen=True, kw_only=True):
 _Content = TypeVar("_Content", Mark, SpecFile)
 
 
+@dataclass(frozen=True)
 class Store:
     """An embedding cache.  Made by `open_store` and `create_store`."""
 
-    def __init__(self, root: Path, ident: str) -> None:
-        self.root = root
-        self.id = ident
-        """Tells whether two machines see the same folder."""
+    root: Path
+    id: str
+    """Tells whether two machines see the same folder."""
 
     def names(self) -> list[str]:
-        """The encoders that the cache has entries of.
-
-        Raises:
-            CacheError: the folder cannot be read, or one in it.
-        """
+        """The encoders that the cache has entries of."""
         found = (name for name in _names_in(self.root) if _NAME.fullmatch(name))
         return [name for name in found if is_there(self.root / name / SPEC_NAME)]
 
@@ -89,13 +86,11 @@ class Store:
         if name is None and len(names) == 1:
             name = names[0]
         if name is None or name not in names:
-            asked = f"no encoder {name!r}" if name else "several encoders; name one"
             if not names:
-                asked = "no encoder yet"
-            raise CacheError(
-                f"{self.root}: {asked}" + (f": it holds {', '.join(names)}" if names else ""),
-                hint="" if names else "Run `enginecast cache fill` first.",
-            )
+                hint = "Run `enginecast cache fill` first."
+                raise CacheError(f"{self.root}: no encoder yet", hint=hint)
+            asked = f"no encoder {name!r}" if name else "several encoders; name one"
+            raise CacheError(f"{self.root}: {asked}: it holds {', '.join(names)}")
         read = _read_spec(self.root / name / SPEC_NAME)
         return Encodings(self.root / name, read.spec, read.about)
 
@@ -154,29 +149,14 @@ class Encodings:
     """The entries of one encoder, on disk."""
 
     def __init__(self, folder: Path, spec: EncoderSpec, about: About) -> None:
-        self.folder = folder
+        self.folder, self.spec, self.about = folder, spec, about
         self.name = folder.name
-        self.spec = spec
-        self.about = about
-
-    @property
-    def shard_folder(self) -> Path:
-        return self.folder / "shards"
-
-    @property
-    def staging_folder(self) -> Path:
-        return self.folder / "staging"
-
-    @property
-    def tokenizer_file(self) -> Path:
-        return self.folder / TOKENIZER_NAME
+        self.shard_folder = folder / "shards"
+        self.staging_folder = folder / "staging"
+        self.tokenizer_file = folder / TOKENIZER_NAME
 
     def read_tokenizer(self) -> bytes:
-        """The text of the encoder's `tokenizer.json`.
-
-        Raises:
-            CacheError: the file is missing, or cannot be read.
-        """
+        """The text of the encoder's `tokenizer.json`."""
         try:
             return self.tokenizer_file.read_bytes()
         except OSError as error:
@@ -185,11 +165,7 @@ class Encodings:
             ) from error
 
     def shard_paths(self) -> list[Path]:
-        """The shards committed by now, in the order of their names.
-
-        Raises:
-            CacheError: their folder cannot be read.
-        """
+        """The shards committed by now, in the order of their names."""
         if not is_there(self.shard_folder):
             return []
         names = _names_in(self.shard_folder)
@@ -216,11 +192,7 @@ class Encodings:
 
 
 def require_name(name: str) -> None:
-    """Refuse what cannot be the name of an encoder.
-
-    Raises:
-        CacheError: says what can.
-    """
+    """Refuse what cannot be the name of an encoder."""
     if not _NAME.fullmatch(name):
         raise CacheError(f"--name {name}: expected letters, digits, dots, dashes, underscores")
 
@@ -250,9 +222,22 @@ def find_store(path: str | os.PathLike[str]) -> Store | None:
         CacheError: the folder holds something else.
     """
     root = _root(path)
-    if not is_there(root / MARK_NAME):
-        _require_empty(root)
-    return open_store(root) if is_there(root / MARK_NAME) else None
+    if is_there(root / MARK_NAME):
+        return open_store(root)
+    try:
+        others = [name for name in os.listdir(root) if not name.startswith(f".{MARK_NAME}.")]
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise disk_error(root, error) from error
+    if is_there(root / MARK_NAME):  # which another process has made meanwhile
+        return open_store(root)
+    if others:
+        raise CacheError(
+            f"{root}: expected an embedding cache or an empty folder, got one with {min(others)}",
+            hint="Name another folder; the cache's files go into one of their own.",
+        )
+    return None
 
 
 def create_store(path: str | os.PathLike[str]) -> Store:
@@ -277,22 +262,6 @@ def create_store(path: str | os.PathLike[str]) -> Store:
 def _root(path: str | os.PathLike[str]) -> Path:
     """The path without links; of links in a circle, which `Path.resolve` does not take, one."""
     return Path(os.path.realpath(path))
-
-
-def _require_empty(root: Path) -> None:
-    """Refuse a folder of something else; another process may be making the cache right now."""
-    try:
-        names = {path.name for path in root.iterdir()}
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise disk_error(root, error) from error
-    others = {name for name in names if not name.startswith(f".{MARK_NAME}.")}
-    if others and not is_there(root / MARK_NAME):
-        raise CacheError(
-            f"{root}: expected an embedding cache or an empty folder, got one with {min(others)}",
-            hint="Name another folder; the cache's files go into one of their own.",
-        )
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -69,19 +69,18 @@ def census_of(store: Store, name: str | None = None) -> list[Census]:
     Raises:
         CacheError: no such encoder, or a damaged spec.
     """
-    if name is not None:
-        return [_census(store.encodings(name))]
-    return [_census(store.encodings(one)) for one in store.names()]
+    return [_census(store.encodings(one)) for one in ([name] if name else store.names())]
 
 
 def _census(encodings: Encodings) -> Census:
-    index, (tokens, rows, size) = _measured(encodings)
-    spread = (
-        (int(tokens.min()), float(np.median(tokens)), int(tokens.max())) if len(index) else None
-    )
+    index, tokens, rows = _measured(encodings)
+    spread = None
+    if len(index):
+        spread = int(tokens.min()), float(np.median(tokens)), int(tokens.max())
     leftovers = sweep(encodings, dry_run=True)
     quarantine = encodings.folder / "quarantine"
     spec = encodings.spec
+    padded = ((one.width, spec.max_length if one.per == "token" else 1) for one in spec.outputs)
     return Census(
         name=encodings.name,
         fingerprint=fingerprint(spec),
@@ -90,8 +89,8 @@ def _census(encodings: Encodings) -> Census:
         texts=len(index),
         tokens=spread,
         rows=int(rows.sum()),
-        bytes=size,
-        padded_bytes=len(index) * _padded_bytes(spec),
+        bytes=bytes_in(shard.path for shard in index.shards),
+        padded_bytes=len(index) * sum(width * count for width, count in padded) * _FP32,
         shards=len(index.shards),
         doubles=index.doubles,
         failed=dict(Counter(one.reason for one in read_failures(encodings, index)).most_common()),
@@ -104,34 +103,19 @@ def _census(encodings: Encodings) -> Census:
     )
 
 
-def _measured(encodings: Encodings) -> tuple[Index, tuple[Array, Array, int]]:
-    """All that is there, and its sizes; see `_sizes`.  Begins again when shards were joined."""
-    for left in reversed(range(_ATTEMPTS)):
-        index = open_index(encodings, keep=False)
-        try:
-            return index, _sizes(index)
-        except CacheError as error:
-            if not left or not isinstance(error.__cause__, FileNotFoundError):
-                raise
-    raise AssertionError
-
-
-def _sizes(index: Index) -> tuple[Array, Array, int]:
-    """Tokens and rows of each text, int64 [texts] each, and bytes of the shards."""
-    size = 0
+def _measured(encodings: Encodings, attempts: int = _ATTEMPTS) -> tuple[Index, Array, Array]:
+    """All that is there, and tokens and rows of each text: int64 [texts]."""
+    index = open_index(encodings, keep=False)
     numbers, texts = index.rows(np.arange(len(index)))
-    tokens, rows = np.zeros(len(index), np.int64), np.zeros(len(index), np.int64)
-    for number, shard in enumerate(index.shards):
-        own = numbers == number
-        opened = shard.closed()  # mapped for this only: a cache may have many shards
-        tokens[own] = opened.tokens[texts[own]]
-        rows[own] = opened.rows[texts[own]]
-        size += opened.size
-    return tokens, rows, size
-
-
-def _padded_bytes(spec: EncoderSpec) -> int:
-    """Of one text."""
-    return sum(
-        one.width * (spec.max_length if one.per == "token" else 1) * _FP32 for one in spec.outputs
-    )
+    tokens, rows = np.zeros((2, len(index)), np.int64)
+    try:
+        for number, shard in enumerate(index.shards):
+            own = numbers == number
+            opened = shard.closed()  # mapped for this only: a cache may have many shards
+            tokens[own] = opened.tokens[texts[own]]
+            rows[own] = opened.rows[texts[own]]
+    except CacheError as error:  # shards were joined meanwhile: begin again
+        if attempts == 1 or not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        return _measured(encodings, attempts - 1)
+    return index, tokens, rows

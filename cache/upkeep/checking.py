@@ -160,11 +160,7 @@ def _below(encodings: Encodings, path: Path) -> str:
 
 
 def require_tokenizer(encodings: Encodings) -> None:
-    """Refuse an encoder's tokenizer.json that is not the spec's.
-
-    Raises:
-        CacheError: another tokenizer, or it cannot be read.
-    """
+    """Refuse an encoder's tokenizer.json that is not the spec's."""
     file, wanted = encodings.tokenizer_file, encodings.spec.tokenizer
     hint = "Put the original back: the tokenizer.json of the encoder's folder."
     try:
@@ -264,9 +260,7 @@ def _quarantine(
 def _move(encodings: Encodings, one: Examined, lost: list[str]) -> Path | None:
     """Move a shard to the quarantine; None: a writer has put a new one in its place already.
 
-    Raises:
-        CacheError: the disk does not allow it; the shard is where it was.
-        MissingError: the disk is full.
+    Where the disk does not allow it (CacheError, MissingError), the shard is where it was.
     """
     place = encodings.folder / "quarantine" / one.path.name
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from enginecast.cache.store.disk import disk_error, is_there, own_folder
+from enginecast.cache.store.disk import bytes_in, disk_error, is_there, own_folder
 from enginecast.cache.store.index import index_of, open_index
 from enginecast.cache.store.records import read_failures, read_truncated, record
 from enginecast.cache.store.shard import Shard
@@ -144,11 +144,11 @@ def _require_room(output: Path, additions: Iterable[_Addition]) -> None:
     """Refuse before work what the disk does not hold; links take no room."""
     existing = next(place for place in (output, *output.parents) if is_there(place))
     device = _device(existing)
-    needed = 0
+    copied: list[Path] = []
     for one in additions:
-        needed += sum(shard.size for shard in one.whole if _device(shard.path) != device)
-        needed += sum(shard.size for shard, _ in one.parts)
-    require_space(output, needed)
+        copied += [shard.path for shard in one.whole if _device(shard.path) != device]
+        copied += [shard.path for shard, _ in one.parts]
+    require_space(output, bytes_in(copied))
 
 
 def _device(path: Path) -> int:

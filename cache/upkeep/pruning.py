@@ -93,11 +93,7 @@ def prune_store(
 
 
 def wanted_keys(encodings: Encodings, texts: Sequence[str]) -> Array:
-    """The keys of texts and of the empty one, which is the first: S16 [texts], see `as_keys`.
-
-    Raises:
-        CacheError: the cache's tokenizer cannot be read.
-    """
+    """The keys of texts and of the empty one, which is the first: S16 [texts], see `as_keys`."""
     keys = Keys(encodings.spec)
     tokens = Tokenizing(encodings.read_tokenizer(), encodings.spec).tokens(["", *texts])
     found = dict.fromkeys(keys.of_tokens(one.ids) for one in tokens)
@@ -106,13 +102,10 @@ def wanted_keys(encodings: Encodings, texts: Sequence[str]) -> Array:
 
 @dataclass(frozen=True)
 class _Pruning:
-    """What becomes of the shards.
-
-    Args:
-        old: shards that go, each with the numbers of its entries that go into others.
-    """
+    """What becomes of the shards."""
 
     old: tuple[tuple[Shard, Array], ...]
+    """Those that go, each with the numbers of its entries that go into others."""
     kept: int
     doubles: int
     unwanted: int

@@ -22,11 +22,7 @@ _INDEX_BYTES = 16 + 4 * 8
 
 
 def remove_file(path: Path, meant: FileId) -> int:
-    """Remove a file, unless its name stands for another one by now; return the bytes freed.
-
-    Raises:
-        CacheError: the disk does not allow it.
-    """
+    """Remove a file, unless its name stands for another one by now; return the bytes freed."""
     try:
         status = path.stat()
         if file_id(status) != meant:
@@ -44,9 +40,6 @@ def only_keeper(encodings: Encodings) -> Iterator[None]:
     """Keep other commands that move shards away from an encoder; writers go on.
 
     The lock goes with the process, however it ends.
-
-    Raises:
-        CacheError: another one is at work, or the folder cannot be opened.
     """
     try:
         encodings.shard_folder.mkdir(exist_ok=True)  # copies of caches may lack empty folders

@@ -6,8 +6,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ _REQUIREMENT = re.compile(
     r"(?:.*extra == ['\"](?P<extra>\w+))?"
 )
 _DEVELOPMENT = "dev"
+_SCRIPT = ("script", "trace", "load")
+"""What TorchScript is used for."""
 MODULES = ("tensorrt", "torch_tensorrt")
 _SECONDS = 120.0
 _PRINT_VERSION = "import {0}, sys; sys.stdout.write('\\n' + {0}.__version__)"
@@ -148,15 +151,19 @@ def examine(*, tensorrt: bool = False) -> Report:
         tensorrt: import TensorRT's modules, too, which takes seconds where they are installed.
     """
     packages = _packages()
-    providers, problems = _providers()
-    cuda, gpus, torch_problems = _torch()
+    onnxruntime, problems = _import("onnxruntime")
+    torch, torch_problems = _import("torch")
+    providers = tuple(onnxruntime.get_available_providers()) if onnxruntime else ()
+    cuda = torch.version.cuda if torch else None
+    gpus = tuple(_gpus(torch)) if torch else ()
     problems += torch_problems
     problems += find_problems(packages, providers, cuda, gpus, driver=_has_nvidia_driver())
     found = None
     if tensorrt:
-        torch = _installed("torch")
-        found = examine_tensorrt(torch, cuda)
-        problems += tensorrt_problems(found, torch, cuda)
+        version = _installed("torch")
+        found = examine_tensorrt(version, cuda)
+        problems += tensorrt_problems(found, version, cuda)
+    script = [getattr(torch.jit, name, None) for name in _SCRIPT] if torch else []
     return Report(
         enginecast=__version__,
         python=sys.version.split()[0],
@@ -167,7 +174,7 @@ def examine(*, tensorrt: bool = False) -> Report:
         torch_cuda=cuda,
         gpus=gpus,
         problems=tuple(problems),
-        torchscript=_torchscript(),
+        torchscript=all(map(callable, script)) if torch else None,
         tensorrt=found,
     )
 
@@ -183,37 +190,25 @@ def find_problems(
     """Versions and builds that do not fit one another, and what is missing."""
     found = {package.name: package for package in packages}
     with_gpu_build = _has(found, "onnxruntime-gpu")
+    unneeded = "onnxruntime" if with_gpu_build else None
     problems = [
-        Problem(
-            f"{package.name} {package.version or 'is missing'}, {package.wanted} is needed",
-            package.repair,
-        )
-        for package in packages
-        if not package.extra
-        and not package.fits
-        and not (package.name == "onnxruntime" and with_gpu_build)
+        Problem(f"{one.name} {one.version or 'is missing'}, {one.wanted} is needed", one.repair)
+        for one in packages
+        if not (one.extra or one.fits or one.name == unneeded)
     ]
     if _has(found, "onnxruntime") and with_gpu_build:
         keep = found["onnxruntime-gpu" if gpus else "onnxruntime"]
-        problems.append(
-            Problem(
-                "onnxruntime and onnxruntime-gpu are both installed; they share their files",
-                "pip uninstall -y onnxruntime onnxruntime-gpu"
-                f" && pip install '{keep.name}{keep.wanted}'",
-            )
-        )
+        what = "onnxruntime and onnxruntime-gpu are both installed; they share their files"
+        uninstall = "pip uninstall -y onnxruntime onnxruntime-gpu"
+        problems.append(Problem(what, f"{uninstall} && pip install '{keep.name}{keep.wanted}'"))
     elif gpus and providers and "CUDAExecutionProvider" not in providers:
         gpu = found.get("onnxruntime-gpu", Package("onnxruntime-gpu", "", None, "cuda"))
-        problems.append(
-            Problem("there is a CUDA GPU, but this ONNX Runtime runs on CPU only", gpu.repair)
-        )
+        what = "there is a CUDA GPU, but this ONNX Runtime runs on CPU only"
+        problems.append(Problem(what, gpu.repair))
     if driver and _has(found, "torch") and torch_cuda is None:
-        problems.append(
-            Problem(
-                "there is an NVIDIA driver, but this torch is a CPU build",
-                f"pip install --force-reinstall '{found['torch'].name}{found['torch'].wanted}'",
-            )
-        )
+        repair = f"pip install --force-reinstall 'torch{found['torch'].wanted}'"
+        what = "there is an NVIDIA driver, but this torch is a CPU build"
+        problems.append(Problem(what, repair))
     return problems
 
 
@@ -248,43 +243,21 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def _providers() -> tuple[tuple[str, ...], list[Problem]]:
+def _import(name: str) -> tuple[Any, list[Problem]]:
+    """A module; None where it is not installed (reported with the packages) or does not import."""
     try:
-        import onnxruntime
+        return import_module(name), []
     except ModuleNotFoundError:
-        return (), []  # reported with the packages
+        return None, []
     except (ImportError, OSError) as error:
-        return (), [_broken("onnxruntime", error)]
-    return tuple(onnxruntime.get_available_providers()), []
+        what = f"{name} is installed but does not import: {error}"
+        return None, [Problem(what, f"pip install --force-reinstall {name}")]
 
 
-def _torch() -> tuple[str | None, tuple[Gpu, ...], list[Problem]]:
-    try:
-        import torch
-    except ModuleNotFoundError:
-        return None, (), []  # an engine runs without it; reported with the packages
-    except (ImportError, OSError) as error:
-        return None, (), [_broken("torch", error)]
-    gpus = []
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            device = torch.cuda.get_device_properties(index)
-            gpus.append(Gpu(device.name, f"sm{device.major}{device.minor}", device.total_memory))
-    return torch.version.cuda, tuple(gpus), []
-
-
-def _torchscript() -> bool | None:
-    try:
-        import torch
-    except (ImportError, OSError):
-        return None  # reported with the packages
-    return all(callable(getattr(torch.jit, name, None)) for name in ("script", "trace", "load"))
-
-
-def _broken(name: str, error: Exception) -> Problem:
-    return Problem(
-        f"{name} is installed but does not import: {error}", f"pip install --force-reinstall {name}"
-    )
+def _gpus(torch: Any) -> Iterator[Gpu]:
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        device = torch.cuda.get_device_properties(index)
+        yield Gpu(device.name, f"sm{device.major}{device.minor}", device.total_memory)
 
 
 def _has_nvidia_driver() -> bool:
@@ -319,23 +292,20 @@ def tensorrt_problems(
     pair = _pair(torch_version)
     problems = [
         Problem(
-            f"{one.name} is installed but does not import: {one.reason}", _install(pair, "--force")
+            f"{one.name} is installed but does not import: {one.reason}", _install(pair, force=True)
         )
         for one in found.libraries
         if one.installed and one.version is None
     ]
-    problems += [Problem(sentence, _repair(sentence, pair)) for sentence in found.wrong]
+    for sentence in found.wrong:
+        repair = _torch_for(pair) if pair and "for CUDA" in sentence else _install(pair)
+        problems.append(Problem(sentence, repair))
     if found.driver is None:
-        problems.append(
-            Problem(
-                "TensorRT is installed, and there is no NVIDIA driver",
-                "install NVIDIA's driver, or hand the GPU into this container (--gpus all)",
-            )
-        )
+        repair = "install NVIDIA's driver, or hand the GPU into this container (--gpus all)"
+        problems.append(Problem("TensorRT is installed, and there is no NVIDIA driver", repair))
     elif torch_version is not None and torch_cuda is None and pair is not None:
-        problems.append(
-            Problem("TensorRT is installed, and this torch is a CPU build", _torch_for(pair))
-        )
+        what = "TensorRT is installed, and this torch is a CPU build"
+        problems.append(Problem(what, _torch_for(pair)))
     return problems
 
 
@@ -351,14 +321,11 @@ def _library(name: str) -> Library:
     if find_spec(name) is None:
         return Library(name, None, installed=False)
     paths = os.pathsep.join(path for path in sys.path if path)
+    command = [sys.executable, "-c", _PRINT_VERSION.format(name)]
+    env = {**os.environ, "PYTHONPATH": paths}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _PRINT_VERSION.format(name)],
-            env={**os.environ, "PYTHONPATH": paths},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_SECONDS,
+            command, env=env, capture_output=True, text=True, check=False, timeout=_SECONDS
         )
     except subprocess.TimeoutExpired:
         reason = f"it was not done after {_SECONDS:.0f} seconds"
@@ -378,19 +345,13 @@ def _pair(torch_version: str | None) -> Pair | None:
     return next((pair for pair in known_pairs() if pair.torch == short), None)
 
 
-def _repair(sentence: str, pair: Pair | None) -> str:
-    return _torch_for(pair) if pair is not None and "for CUDA" in sentence else _install(pair)
-
-
-def _install(pair: Pair | None, option: str = "") -> str:
+def _install(pair: Pair | None, *, force: bool = False) -> str:
     if pair is None:
         newest = known_pairs()[-1]
         return f"pip install 'torch=={newest.torch}.*' 'torch-tensorrt=={newest.torch_tensorrt}.*'"
-    force = "--force-reinstall " if option else ""
-    return (
-        f"pip install {force}'torch-tensorrt=={pair.torch_tensorrt}.*'"
-        f" 'tensorrt-cu{pair.cuda}=={pair.tensorrt}.*'"
-    )
+    command = "pip install --force-reinstall" if force else "pip install"
+    library = f"tensorrt-cu{pair.cuda}=={pair.tensorrt}.*"
+    return f"{command} 'torch-tensorrt=={pair.torch_tensorrt}.*' '{library}'"
 
 
 def _torch_for(pair: Pair) -> str:
