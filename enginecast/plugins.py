@@ -29,11 +29,7 @@ class Registry:
     """What is raised for a name or class that is not usable."""
 
     def known(self) -> dict[str, str]:
-        """Name -> "module:Class" of every class, ours first; imports none of them.
-
-        Raises:
-            EnginecastError: an installed package uses a name that exists already.
-        """
+        """Name -> "module:Class" of every class, ours first; imports none of them."""
         known = dict(self.own)
         for entry in sorted(entry_points(group=self.group), key=lambda one: (one.name, one.value)):
             if entry.name in known:

@@ -133,7 +133,7 @@ def test_save_plan_needs_a_plan(
 ) -> None:
     done = cast(capsys, "inspect", vit, "--save-plan", tmp_path / "plan.json")
     assert done.code == 2
-    assert "--save-plan: nothing is quantised here" in done.err
+    assert "--save-plan: nothing is quantized here" in done.err
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command and leave with its exit code; every error becomes one message.
-
-    Args:
-        arguments: of the command line; None: this process's own.
-    """
+    """Run a command and leave with its exit code; every error becomes one message."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     warnings.showwarning = show_warning
     as_json = "--json" in arguments

@@ -8,7 +8,14 @@ import typer
 from rich.console import Console
 
 from enginecast.cli.options.groups import AsJson, Model, ModelFlags, PassFlags, grouped
-from enginecast.cli.terminal.output import print_json, progress, results, results_apart, say, table
+from enginecast.cli.terminal.output import (
+    print_json,
+    print_table,
+    progress,
+    results,
+    results_apart,
+    say,
+)
 from enginecast.errors import UsageError, VerificationError
 
 if TYPE_CHECKING:
@@ -77,13 +84,10 @@ def _show(found: "Bisection", why: Sequence[str], console: Console) -> None:
     """What is named goes to standard output, the rest to where progress goes."""
     for reason in why:
         say(console, f"error: {reason}", "bold red")
-    shown = table("module", "source", "error / floor", "isolated / floor")
     beyond = [error for error in found.modules if error.off]
-    for error in beyond:
-        isolated = "-" if error.isolated is None else _times(error.isolated)
-        shown.add_row(error.module, error.source, _times(error.accumulated), isolated)
     if beyond:
-        console.print(shown)
+        rows = ((e.module, e.source, _times(e.accumulated), _times(e.isolated)) for e in beyond)
+        print_table(console, ("module", "source", "error / floor", "isolated / floor"), rows)
     say(console, f"{len(found.modules) - len(beyond)} other modules are as they should be")
     for line in found.lines() or ("no pass, site or module could be told apart",):
         say(results(), line)
@@ -91,7 +95,9 @@ def _show(found: "Bisection", why: Sequence[str], console: Console) -> None:
         say(console, found.hint())
 
 
-def _times(value: float) -> str:
+def _times(value: float | None) -> str:
     from enginecast.verify.metrics import BEYOND, times
 
+    if value is None:
+        return "-"
     return "not finite" if value >= BEYOND else times(value)

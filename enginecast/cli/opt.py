@@ -20,11 +20,11 @@ from enginecast.cli.options.groups import (
 )
 from enginecast.cli.terminal.output import (
     print_json,
+    print_table,
     progress,
     results_apart,
     say,
     standard_output,
-    table,
 )
 from enginecast.errors import UsageError
 
@@ -134,13 +134,14 @@ def _show(done: "Rewritten", diffs: Sequence[str] | None, ir: str | None, consol
     """Tables where progress goes; texts, which may be piped on, on standard output."""
     from enginecast.verify.metrics import times
 
-    shown = table("pass", "rewritten", "left alone", "ms", "worst place", "error / floor")
+    rows = []
     for run, check in zip(done.runs, done.checks, strict=True):
         ratio = "equal" if check.worst_error == 0 else times(check.worst_ratio)
         left, spent = len(run.sites) - run.rewritten, f"{run.seconds * 1e3:.0f}"
         name, place = run.pass_.name, f"{check.worst_place} {check.worst_source}".strip()
-        shown.add_row(name, str(run.rewritten), str(left), spent, place, ratio)
-    console.print(shown)
+        rows.append((name, str(run.rewritten), str(left), spent, place, ratio))
+    columns = ("pass", "rewritten", "left alone", "ms", "worst place", "error / floor")
+    print_table(console, columns, rows)
     for run in done.runs:
         for site in run.sites:
             if site.reason:

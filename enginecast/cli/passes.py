@@ -4,7 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 from enginecast.cli.options.groups import AsJson
-from enginecast.cli.terminal.output import print_json, results, table
+from enginecast.cli.terminal.output import print_json, print_table, results
 from enginecast.passes.registry import known_passes, pass_class
 
 
@@ -31,8 +31,10 @@ def passes(as_json: AsJson = False) -> None:
     if as_json:
         print_json({"passes": rows})
         return
-    shown = table("pass", "what it does", "promise", "after", "options")
+    shown = []
     for row in rows:
         options = "\n".join(f"{name}: {text}" for name, text in row["options"].items())
-        shown.add_row(row["name"], row["summary"], row["promise"], "\n".join(row["after"]), options)
-    results().print(shown)
+        shown.append(
+            (row["name"], row["summary"], row["promise"], "\n".join(row["after"]), options)
+        )
+    print_table(results(), ("pass", "what it does", "promise", "after", "options"), shown)

@@ -65,14 +65,7 @@ def estimate(elements: Elements, config: EngineConfig, *, in_memory: bool) -> Bu
 
 
 def require(source: Source, config: EngineConfig, folder: Path) -> None:
-    """Refuse to begin what this machine cannot finish.
-
-    Args:
-        folder: where the bundle is written.
-
-    Raises:
-        MissingError: with the bytes needed and there.
-    """
+    """Refuse to begin what this machine cannot finish; the bundle is written into `folder`."""
     budget = estimate(source.weight_elements(), config, in_memory=source.in_memory)
     require_space(folder, budget.disk)
     there = available()

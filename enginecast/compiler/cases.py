@@ -71,15 +71,13 @@ def choose_cases(
 def with_other_sizes(
     specs: Sequence[InputSpec], cases: Sequence[Case], others: Sequence[OtherSizes]
 ) -> tuple[Case, ...]:
-    """The cases, and one for each size that the trace's guards exclude, at which the code takes
-    another path.
-    """
+    """The cases, and one for each size that the guards exclude, which takes another path."""
     added = []
     for other in others:
         place = f" ({other.place})" if other.place else ""
         inputs = sample(specs, {**example_sizes(specs), **other.sizes}, SEED)
-        told = ", ".join(f"{name} {size}" for name, size in other.sizes.items())
-        added.append(Case(f"sizes that the code tells apart: {told}{place}", inputs))
+        sizes = ", ".join(f"{name} {size}" for name, size in other.sizes.items())
+        added.append(Case(f"sizes that the code tells apart: {sizes}{place}", inputs))
     return (*cases, *added)
 
 
@@ -104,14 +102,7 @@ def cover_branches(
     cases: Sequence[Case],
     places: Collection[SourceLocation],
 ) -> Covered:
-    """Run the model in fp32 to find inputs that take the paths of branches which `cases` do not.
-
-    Args:
-        places: file and line of the branches that decide.
-
-    Raises:
-        CaptureError: a loop that does not end.
-    """
+    """Run the model in fp32 to find inputs that take the paths of branches which `cases` do not."""
     found = cover(source.eager(), specs, cases, places, SEED)
     both = f"both ways verified: {', '.join(found.verified)}"
     libraries = (f"in a library, so it rejects nothing: {u}" for u in found.in_libraries)
@@ -209,11 +200,7 @@ def _within(specs: Sequence[InputSpec], case: Case) -> Case:
 
 
 def _check_sizes(specs: Sequence[InputSpec], case: Case) -> None:
-    """Refuse what was given in a size that the program, narrowed to what the model takes, does not.
-
-    Raises:
-        UsageError: names the input, its dimension, and what it may be.
-    """
+    """Refuse sizes that the program, narrowed to what the model takes, does not take."""
     for spec in specs:
         sizes = case.inputs[spec.name].shape
         for index, (size, dim) in enumerate(zip(sizes, spec.dims, strict=True)):
@@ -245,9 +232,6 @@ def cover_paths(
     """Find cases for the paths of a program that `cases` do not take, and choose those to watch.
 
     Args:
-        program: as captured, with blocks.
-        specs: its inputs.
-        cases: the verification inputs.
         known: places, as "model.py:26", whose paths were looked at in the source already.
         trials: runs in search of other cases, at most.
     """
@@ -263,11 +247,11 @@ def cover_paths(
         if path not in libraries and not any(path in found for found in taken)
     ]
     fresh = {text.partition(": ")[0]: None for text in every.values()} if not missing else {}
-    told = [place for place in fresh if place not in known]
+    both = [place for place in fresh if place not in known]
     return Covered(
         inputs=tuple(widened(spec, [case for case, _ in added]) for spec in specs),
         cases=cases,
-        verified=(f"every way of the program verified: {', '.join(told)}",) if told else (),
+        verified=(f"every way of the program verified: {', '.join(both)}",) if both else (),
         unverified=tuple(
             Unverified(place, seen)
             for place, _, seen in (text.partition(": ") for text in missing)

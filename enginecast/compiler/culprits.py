@@ -31,14 +31,10 @@ def without_culprits(
     steps: Steps,
     engines: Sequence[EngineConfig] = (),
 ) -> Rewritten:
-    """Run the passes again without the sites that do harm, where that helps; but not without those
-    of lowering passes, which an engine cannot do without.
+    """Run the passes again without the sites that do harm, where that helps.
 
-    Args:
-        rewritten: what the passes made; it is wrong.
-
-    Returns:
-        The program without them, or the last one that is wrong, with what does harm in it.
+    An engine cannot do without the sites of lowering passes.  Where leaving sites out does not
+    help, it is the last program that is wrong, with what does harm in it.
     """
     dropped: tuple[Culprit, ...] = ()
     leave: Leave = ()
@@ -68,11 +64,7 @@ def is_wrong(rewritten: Rewritten) -> bool:
 def find_culprits(
     prepared: Prepared, rewritten: Rewritten, steps: Steps, leave: Leave = ()
 ) -> Bisection:
-    """Search a program that is wrong.
-
-    Args:
-        leave: sites that were left out of it.
-    """
+    """Search a program that is wrong; `leave`: sites that were left out of it."""
     engine = rewritten.suspect
     runs = (*rewritten.runs, *(engine.runs if engine is not None else ()))
     checks = (*rewritten.checks, *(engine.checks if engine is not None else ()))

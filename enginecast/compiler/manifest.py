@@ -52,12 +52,7 @@ def describe_manifest(
     outputs: Sequence[OutputSpec],
     artifacts: Sequence[Artifact],
 ) -> Manifest:
-    """The manifest of a bundle, but for what is found when its engines run.
-
-    Args:
-        outputs: what users get, with the dtypes of the engines.
-        artifacts: one for each engine of `config`.
-    """
+    """The manifest of a bundle, but for what is found when its engines run."""
     return Manifest(
         enginecast=__version__,
         model=Model(name=model.source.name, fingerprint=model.source.fingerprint()),

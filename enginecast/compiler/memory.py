@@ -24,7 +24,7 @@ CGROUPS = (
 
 @dataclass
 class Peak:
-    """The most that was seen at once, in bytes; 0 where the system does not tell (no /proc)."""
+    """The most that was seen at once, in bytes; 0 where there is no /proc."""
 
     anonymous: int = 0
     """What no file backs: it must fit into memory.  Mapped weights can be read again and count
@@ -70,7 +70,7 @@ def peak_resident() -> int:
 
 
 def available() -> int | None:
-    """Bytes that may still be taken without swapping; None where the system does not tell.
+    """Bytes that may still be taken without swapping; None where there is no /proc.
 
     A container may have less than its host (Linux cgroups, both versions).
     """

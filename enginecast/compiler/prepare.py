@@ -103,9 +103,7 @@ class Prepared(OpenedModel):
 
     @property
     def branches(self) -> tuple[SourceLocation, ...]:
-        """Where both paths have to be verified: what became an operator, and what eager decides by
-        inputs although torch.export did not stumble over it.
-        """
+        """Where both paths must be verified: operators, and what torch.export overlooked."""
         eager = overlooked(self.runs, self.captured.decided)
         return tuple(dict.fromkeys((*self.captured.branches, *eager)))
 
@@ -135,12 +133,7 @@ class Prepared(OpenedModel):
 
 
 def given_plan(config: EngineConfig, source: Source) -> QuantizationPlan | None:
-    """The quantization plan that a user gave.
-
-    Raises:
-        InputError: the file is no plan.
-        UsageError: it was made for another model.
-    """
+    """The quantization plan that a user gave for this model."""
     if config.plan is None:
         return None
     given = read_plan(config.plan)
@@ -289,15 +282,7 @@ def _unread(program: ExportedProgram) -> tuple[str, ...]:
 def input_specs(
     source: Source, inputs: Path | None, dynamic: Sequence[str]
 ) -> tuple[tuple[InputSpec, ...], dict[str, Tensor]]:
-    """The inputs that a program of `source` will take, and those that were given.
-
-    Args:
-        inputs: safetensors with example inputs by name.
-        dynamic: NAME:DIM=MIN..MAX, each.
-
-    Raises:
-        SourceError, UsageError: the inputs or sizes do not fit the model.
-    """
+    """The inputs that a program of `source` will take, and those of a safetensors file."""
     if source.given_program() is not None:
         return (), {}
     if inputs is not None:
@@ -328,11 +313,7 @@ def _given_inputs(source: Source, file: Path) -> tuple[tuple[InputSpec, ...], di
 
 
 def lifted(captured: Captured) -> Captured:
-    """Constants within blocks become constants of the program, which passes and exporters know.
-
-    Raises:
-        CaptureError: an op runs a graph and is none of cond, while_loop and scan.
-    """
+    """Constants within blocks become constants of the program, which passes and exporters know."""
     unknown = _unknown_structure(captured.program)
     if unknown is not None:
         place = source_line(unknown) or unknown.name

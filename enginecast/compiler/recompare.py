@@ -30,13 +30,10 @@ def reference_of_model(
     allow_code: bool = False,
     random_weights: int | None = None,
 ) -> tuple[Reference, tuple[str, ...]]:
-    """Run eager over fresh verification inputs.
+    """Run eager over fresh verification inputs; with a note where the model is another one.
 
     Args:
         folder: of the bundle, where its plan lies when it is quantized.
-
-    Returns:
-        The reference, and notes: that the model is not the one that the bundle was made from.
 
     Raises:
         UsageError: the model has other inputs or outputs than the engine.

@@ -258,7 +258,7 @@ class ExportRequest:
         """Refuse options of a plan where there is none."""
         if self.max_error is not None and (not quantized or self.pipeline is not None):
             raise UsageError(
-                "--max-error is the limit of a quantisation plan, and there is none here",
+                "--max-error is the limit of a quantization plan, and there is none here",
                 hint=f"It goes with --precision {', '.join(QUANTIZED)}; in a pipeline, write"
                 " plan-int8{max_error=0.05}.",
             )
@@ -266,11 +266,9 @@ class ExportRequest:
             raise UsageError(f"--max-error {self.max_error:g}: expected a number between 0 and 1")
         formats = {QUANTIZED[quantized].format} if quantized else set()
         if given is not None and given.format not in formats:
+            other = f"--precision {quantized}" if quantized else "a pipeline that does not quantize"
             raise UsageError(
-                f"--plan: a plan of {given.format} does not fit "
-                + (
-                    f"--precision {quantized}" if quantized else "a pipeline that does not quantise"
-                ),
+                f"--plan: a plan of {given.format} does not fit {other}",
                 hint=f"Use --precision {given.format}, or leave --precision out.",
             )
 
@@ -313,15 +311,12 @@ class ExportRequest:
                 " nothing else is computed in this pipeline",
                 hint="They go with --precision fp16, bf16, mixed, int8 or fp8.",
             )
-        return render(
-            [spec_from_pass(_skipping(p, skips) if type(p) in kinds else p) for p in passes]
-        )
+        chosen = (_skipping(p, skips) if type(p) in kinds else p for p in passes)
+        return render(list(map(spec_from_pass, chosen)))
 
 
 def _beside(config: EngineConfig, target: str) -> EngineConfig:
-    """A second engine is what runs where the first does not: on any GPU, and on the CPU where its
-    precision can be.
-    """
+    """A second engine runs where the first does not: on any GPU, and on the CPU where that can."""
     here = target_of(target).runs_here(config.precision, "cuda", asked=False)
     device = "cuda" if here or config.precision == "bf16" else "cpu"
     here = here or device == "cpu"
@@ -332,8 +327,7 @@ def _beside(config: EngineConfig, target: str) -> EngineConfig:
 def _quantized_by(pipeline: str | None) -> str:
     """What a pipeline quantizes to; empty when it does not."""
     names = {pass_.name for pass_ in build(pipeline or "")}
-    found = [kind.format for kind in QUANTIZED.values() if kind.rewrites in names]
-    return found[0] if found else ""
+    return next((kind.format for kind in QUANTIZED.values() if kind.rewrites in names), "")
 
 
 def computed_dtype(passes: Sequence[Pass]) -> str:

@@ -77,7 +77,7 @@ class Rewritten:
     def failures(self) -> tuple[str, ...]:
         """Why this program must not be lowered, the cause first.
 
-        What comes after the first broken promise is mostly its consequence, so that one is told.
+        What comes after the first broken promise is mostly its consequence.
         """
         broken = [check.failure for check in self.every_check if check.failure]
         if not broken:
@@ -266,9 +266,7 @@ def _range_cause(
 
 
 def _place(prepared: Prepared, passes: tuple[Pass, ...], emulated: TrueDtypeRun | None) -> str:
-    """Where values overflow, or else what a module hands on once rescale-residual has done what it
-    can.
-    """
+    """Where values overflow, or what a module hands on after rescale-residual has done its part."""
     overflow = emulated.emulation.overflow if emulated is not None else None
     if overflow is not None and overflow.largest > overflow.max_finite:
         return overflow_sentence(overflow)

@@ -47,9 +47,7 @@ from enginecast.verify.reference import Reference
 
 
 class ScriptModel(OpenedModel):
-    """A model that is going to be scripted and traced; its inputs have the ranges that the cases
-    cover.
-    """
+    """A model to be scripted and traced; its inputs have the ranges that the cases cover."""
 
     def forward(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run a module and name its outputs."""
@@ -66,12 +64,7 @@ class ScriptModel(OpenedModel):
 
 
 def prepare_script(source: Source, options: ModelOptions, steps: Steps) -> ScriptModel:
-    """Choose the inputs and the cases; every dimension that varies is there in three sizes.
-
-    Raises:
-        UsageError: the model is a program already, or options do not fit.
-        CaptureError: a loop of the model does not end.
-    """
+    """Choose the inputs and the cases; every dimension that varies is there in three sizes."""
     if source.given_program() is not None:
         raise UsageError(
             f"{source.name} is a program of torch.export, and TorchScript is made of modules",
@@ -117,11 +110,7 @@ def _runs(module: nn.Module, specs: tuple[InputSpec, ...], name: str, size: int)
 
 
 def reference_of_script(model: ScriptModel, dtype: str) -> tuple[Reference, tuple[str, ...]]:
-    """What the model itself gives, in fp64 and in `dtype`, and notes on it.
-
-    Raises:
-        VerificationError: eager does not run.
-    """
+    """What the model itself gives, in fp64 and in `dtype`, and notes on it."""
     notes: list[str] = []
 
     def exact(cases: Sequence[Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -145,14 +134,7 @@ def reference_of_script(model: ScriptModel, dtype: str) -> tuple[Reference, tupl
 def output_specs(
     model: ScriptModel, reference: Reference, dtypes: Mapping[str, torch.dtype]
 ) -> tuple[OutputSpec, ...]:
-    """Shapes of the outputs over all cases, in symbols where a size goes with one.
-
-    Args:
-        dtypes: of the engine's outputs, by name, in order.
-
-    Raises:
-        CaptureError: an output has another rank in another case.
-    """
+    """Shapes of the outputs over all cases, in symbols where a size goes with one."""
     sizes = [model.sizes(case.inputs) for case in reference.cases]
     specs = []
     for name, dtype in dtypes.items():
@@ -215,7 +197,7 @@ class Explored:
     unverified: dict[SourceLocation, str]
     """Predicates of which one path was seen, however inputs were changed, and what it was."""
     verified: tuple[str, ...] = ()
-    """Which branches were seen both ways, as a note."""
+    """Branches of which both paths were seen, as a note."""
 
     @property
     def places(self) -> tuple[SourceLocation, ...]:
@@ -224,30 +206,24 @@ class Explored:
     def unseen(
         self, decided: Collection[SourceLocation], baked: Collection[SourceLocation]
     ) -> tuple[str, ...]:
-        """What an engine decides without having been compared both ways, in words.
+        """What an engine decides without having been compared on both paths, in words.
 
         Args:
             decided: places at which it takes a path of its own.
             baked: places at which it always takes the path of the trace.
         """
-        told = {place: self.unverified[place] for place in decided if place in self.unverified}
+        unseen = {place: self.unverified[place] for place in decided if place in self.unverified}
         for place, value in _one_sided(self.runs, baked).items():
             if not is_library_code(place.file):
-                told.setdefault(place, str(Unverified(str(place), f"Python always read {value}")))
-        return tuple(told.values())
+                unseen.setdefault(place, str(Unverified(str(place), f"Python always read {value}")))
+        return tuple(unseen.values())
 
 
 def explore(model: ScriptModel, places: Collection[SourceLocation]) -> tuple[ScriptModel, Explored]:
-    """Run the model to find what decides, and inputs that take the paths nobody took.
+    """Run the model to find what decides, and cases that take the paths nobody took.
 
     Args:
         places: more of what decides, as torch.export named it.
-
-    Returns:
-        The model with more cases, and what was found.
-
-    Raises:
-        CaptureError: a loop without end.
     """
     module = model.source.eager(torch.float32)
     runs = _reads(module, model.cases)
@@ -304,11 +280,7 @@ class ScriptEngines:
     """Branches that must be scripted; others that a run meets are scripted where they can be."""
 
     def best(self) -> Candidate:
-        """The first engine that agrees with eager; else the last one that does not.
-
-        Raises:
-            CaptureError: a branch that must be scripted cannot be, or the trace failed.
-        """
+        """The first engine that agrees with eager; else the last one that does not."""
         dtype = DTYPES[self.config.precision]
         tried: list[Hybrid] = []
         for optional in self._optional(tried):
@@ -346,7 +318,7 @@ class ScriptEngines:
         if suspects:
             self.steps.log("the trace does not agree with eager: scripting what it warned of")
             yield (*met, *sorted(suspects))
-        # A loop over a shape is traced without a warning; only its source tells.
+        # A loop over a shape is traced without a warning; only its source shows it.
         example = {name: tensor.cpu() for name, tensor in self._example.items()}
         sizes = sizes_decide(self.model.source.eager(), example)
         found = {*sizes} - {*met, *self.places, *suspects}
@@ -366,7 +338,7 @@ class ScriptEngines:
             artifact = self._lower(TorchScript(), made)
         problems: tuple[str, ...] = ()
         if not self.request.options.allow_unverified_branches:
-            # Not compared both ways: branches that are scripted, and those that are baked.
+            # Not compared on both paths: branches that are scripted, and those that are baked.
             problems = self.explored.unseen((*made.held, *made.unscripted), made.unscripted)
         note = f"{DEPRECATION}: a later torch may not load this engine"
         taken = Rung("torchscript", "taken", "a TorchScript engine")

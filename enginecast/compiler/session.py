@@ -44,13 +44,10 @@ from enginecast.verify.reference import Reference
 
 
 def export(request: ExportRequest, steps: Steps | None = None) -> Export:
-    """Make an engine, compare it with eager, publish the bundle or reject it.
-
-    Args:
-        steps: gets the progress.
+    """Make an engine, compare it with eager, publish the bundle or reject it, which is a result.
 
     Raises:
-        EnginecastError: see the tree in `enginecast.errors`; a rejection is a result.
+        EnginecastError: see the tree in `enginecast.errors`.
     """
     config, steps = request.resolve(), steps or Steps()
     target_of(config.target).require(config.options)  # before the work, and not after it
@@ -167,9 +164,7 @@ class ExportSession:
     def _rewrite(
         self, model: Prepared, reference: Reference, engines: tuple[EngineConfig, ...]
     ) -> Rewritten:
-        """Run the passes, and those that lower for each engine; where the result is wrong, search
-        for what does harm.
-        """
+        """Run the passes, and those that lower; where that goes wrong, search for the culprits."""
         passes, target = build(self.config.pipeline), self.config.target
         rewritten = rewrite(model, passes, reference, self.steps, target=target, engines=engines)
         if not is_wrong(rewritten):
@@ -217,11 +212,7 @@ class ExportSession:
         return name if config is self.config else f"{name} for {config.target}"
 
     def _after_refusal(self, refused: RefusedError) -> Candidate:
-        """Engines of the module, after torch.export refused it for its control flow.
-
-        Raises:
-            CaptureError: TorchScript refuses the model too; says what both have against it.
-        """
+        """Engines of the module, after torch.export refused it for its control flow."""
         for rung in refused.rungs:
             self.steps.say(f"capture: {rung}")
         self.steps.say("torch.export does not capture this model: falling back to TorchScript")
@@ -238,11 +229,6 @@ class ExportSession:
 
         Args:
             refused: of torch.export; the place that it names must be scripted.
-
-        Raises:
-            CaptureError: a branch that must be scripted cannot be, or the trace failed.
-            MissingError: this torch has no TorchScript any more.
-            VerificationError: eager itself does not run.
         """
         require_torchscript()
         self.steps.log(DEPRECATION)

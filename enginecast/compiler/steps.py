@@ -17,9 +17,9 @@ from enginecast.compiler.memory import watched
 logger = logging.getLogger(__name__)
 
 LONG = 1.0
-"""Seconds from which on a step is told of: a log that nobody watches has no spinner."""
+"""Seconds from which on a step is shown: a log that nobody watches has no spinner."""
 MUCH = 2_000_000_000
-"""Bytes of anonymous memory from which on they are told of."""
+"""Bytes of anonymous memory from which on they are reported."""
 
 
 class _Listener(logging.Handler):
@@ -34,17 +34,13 @@ class _Listener(logging.Handler):
 
 
 class Steps:
-    """Measures what happens inside `with steps("capture"):`.
-
-    Args:
-        console: where progress is shown (standard error); None: nowhere.
-    """
+    """Measures what happens inside `with steps("capture"):`; shows progress on a console."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console
         self.seconds: dict[str, float] = {}
         self.memory: dict[str, int] = {}
-        """Step -> most bytes of anonymous memory at once; 0 where the system does not tell."""
+        """Step -> most bytes of anonymous memory at once; 0 where there is no /proc."""
         self.lines: list[str] = []
         self.shown: set[str] = set()
         """Lines that stand on the console already."""

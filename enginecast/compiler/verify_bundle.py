@@ -35,7 +35,7 @@ class Check:
     backend: str = ""
     """What ran the engine, such as "onnxruntime-cpu"."""
     layers: tuple[str, ...] = ()
-    """What the engine consists of, in words, where its runtime tells."""
+    """What the engine consists of, in words, where its runtime reports it."""
 
 
 def verify_bundle(
@@ -52,14 +52,10 @@ def verify_bundle(
     """Run the engine of a bundle on its verification inputs and judge it by eager's noise floor.
 
     Args:
-        path: the bundle.
         model: MODEL to compare with; None: the reference that is stored in the bundle.
-        device: "cpu" or "cuda"; None: "cpu".
-        providers: ONNX Runtime execution providers instead of those of `device`.
-        prefer: backends instead of a device; see `load`.
-        threads: threads within one operator.
-        allow_code: open files whose loading can run code.
         random_weights: seed, for a MODEL that is a config alone.
+
+    The other arguments are those of `load`.
 
     Raises:
         BundleError: the bundle is damaged, or has no reference and no model was given.

@@ -1,12 +1,11 @@
 """What `enginecast inspect DIR` says of a bundle; it needs no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-from rich.table import Table
 
-from enginecast.cli.terminal.output import print_json, results, say, table
+from enginecast.cli.terminal.output import print_json, print_table, results, say
 from enginecast.runtime.bundle.manifest import EngineRecord, Fusion, Manifest
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.bundle.tensor_files import stored_dtypes
@@ -33,7 +32,7 @@ def show_bundle(path: Path, *, as_json: bool) -> None:
     say(console, f"{title}\npipeline {manifest.pipeline or 'none'}")
     for line in (*_capture(manifest), *_quantization(manifest)):
         say(console, line)
-    console.print(_signature(manifest))
+    print_table(console, ("", "name", "dtype", "shape", "range"), _signature(manifest))
     for engine in manifest.engines:
         say(console, f"{engine.file}: {verdict_line(engine.verdict, manifest.arithmetic)}")
         for line in (_place(engine), *_asks(engine)):
@@ -44,7 +43,8 @@ def show_bundle(path: Path, *, as_json: bool) -> None:
         )
         say(console, f"  {engine.weights or 'weights'}: {weights or f'all in {engine.file}'}")
     if manifest.fusion:
-        console.print(_fusions(manifest.fusion))
+        columns = ("fusion", "expected", "program", "engine", "runtime", "missing")
+        print_table(console, columns, map(_fusion, manifest.fusion))
 
 
 def _quantization(manifest: Manifest) -> list[str]:
@@ -95,25 +95,20 @@ def _asks(engine: EngineRecord) -> list[str]:
     return [*([f"asks for {needs}"] if needs else []), *shapes]
 
 
-def _fusions(fusions: Sequence[Fusion]) -> Table:
-    shown = table("fusion", "expected", "program", "engine", "runtime", "missing")
-    for found in fusions:
-        counts = (found.expected, found.program, found.engine, found.runtime)
-        cells = ["-" if count is None else str(count) for count in counts]
-        shown.add_row(found.kind, *cells, "\n".join(found.missing))
-    return shown
+def _fusion(found: Fusion) -> Sequence[str]:
+    counts = (found.expected, found.program, found.engine, found.runtime)
+    cells = ("-" if count is None else str(count) for count in counts)
+    return (found.kind, *cells, "\n".join(found.missing))
 
 
-def _signature(manifest: Manifest) -> Table:
-    shown = table("", "name", "dtype", "shape", "range")
+def _signature(manifest: Manifest) -> Iterator[Sequence[str]]:
     for spec in manifest.inputs:
         bounds = "" if spec.minimum is None else f"{spec.minimum:g}..{spec.maximum:g}"
-        shown.add_row("input", spec.name, spec.dtype, _shape(spec.shape), bounds)
+        yield "input", spec.name, spec.dtype, _shape(spec.shape), bounds
     for output in manifest.outputs:
-        shown.add_row("output", output.name, output.dtype, _shape(output.shape), "")
+        yield "output", output.name, output.dtype, _shape(output.shape), ""
     for name, (least, most) in manifest.symbols.items():
-        shown.add_row("symbol", name, "", "", f"{least}..{most}")
-    return shown
+        yield "symbol", name, "", "", f"{least}..{most}"
 
 
 def _shape(dims: Sequence[int | str]) -> str:

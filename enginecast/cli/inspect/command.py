@@ -24,7 +24,7 @@ def inspect(
     model_flags: ModelFlags,
     save_plan: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the quantisation plan, to be edited and reused."),
+        typer.Option(metavar="FILE", help="Write the quantization plan, to be edited and reused."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -42,11 +42,7 @@ def inspect(
 def _plan(
     request: "ExportRequest", model_flags: ModelFlags, save_plan: Path | None, as_json: bool
 ) -> None:
-    """Capture and plan; print.
-
-    Raises:
-        LoweringError: the target cannot express the program, said after everything else.
-    """
+    """Capture and plan; print, and say last what the target cannot express."""
     from enginecast.cli.inspect.flow_page import flow_of, flow_of_refused
     from enginecast.cli.inspect.inspect import inspect_model, print_inspection
     from enginecast.compiler.prepare import given_plan, input_specs, prepare
@@ -57,7 +53,7 @@ def _plan(
     config, options = request.resolve(), request.options
     if save_plan is not None and not config.quantized:
         raise UsageError(
-            "--save-plan: nothing is quantised here", hint="It goes with --precision int8 or fp8."
+            "--save-plan: nothing is quantized here", hint="It goes with --precision int8 or fp8."
         )
     source = model_flags.source(str(request.model))
     try:

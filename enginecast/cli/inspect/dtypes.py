@@ -10,14 +10,14 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import PurePath
-from typing import Any
 
 from rich.console import Console
 from torch import nn
 from torch.export import ExportedProgram
 
-from enginecast.cli.terminal.output import table
+from enginecast.cli.terminal.output import print_table
 from enginecast.passes.precision.census import Census, Held, take_census
 from enginecast.passes.precision.inf_clamps import MEANING
 
@@ -69,13 +69,12 @@ def dtypes_of(program: ExportedProgram, model_class: type[nn.Module] | None) -> 
     census = take_census(program)
     kept = kept_modules(census, model_class)
     clamps = () if census.clamps else source_clamps(program)
-    return Dtypes(census, kept, clamps, census_notes(census, kept, clamps))
+    notes = (*_stored(census, kept), *_kept(kept), *_clamps(census, clamps))
+    return Dtypes(census, kept, clamps, notes)
 
 
 def kept_modules(census: Census, model_class: type[nn.Module] | None) -> tuple[Kept, ...]:
-    """Which modules of a program its class keeps in float32, as transformers matches them: the
-    pattern anywhere in the weight's name.
-    """
+    """Modules that the class keeps in float32, by a pattern in the names of weights."""
     found = []
     for attribute in KEEPS:
         for pattern in sorted(getattr(model_class, attribute, None) or ()):
@@ -88,24 +87,16 @@ def kept_modules(census: Census, model_class: type[nn.Module] | None) -> tuple[K
     return tuple(found)
 
 
-def census_notes(
-    census: Census, kept: Sequence[Kept], clamps: Sequence[SourceClamp]
-) -> tuple[str, ...]:
-    """What a reader should know of a model's dtypes, in words."""
-    return (*_stored(census, kept), *_kept(kept), *_clamps(census, clamps))
-
-
 def _stored(census: Census, kept: Sequence[Kept]) -> Iterator[str]:
     """Weights stored in another float dtype than most."""
+    weights = [h for h in census.held if h.kind == "parameter" and h.dtype.startswith(("f", "bf"))]
     elements: Counter[str] = Counter()
-    for held in census.held:
-        if held.kind == "parameter" and held.dtype.startswith(("f", "bf")):
-            elements[held.dtype] += held.elements
+    for held in weights:
+        elements[held.dtype] += held.elements
     named = {module for each in kept for module in each.modules}
-    for dtype, _ in elements.most_common()[1:]:
-        most = elements.most_common(1)[0][0]
-        others = [h.module for h in census.held if h.kind == "parameter" and h.dtype == dtype]
-        unnamed = [module for module in others if module not in named]
+    most, *others = (dtype for dtype, _ in elements.most_common()) if elements else ("",)
+    for dtype in others:
+        unnamed = [h.module for h in weights if h.dtype == dtype and h.module not in named]
         if unnamed:
             yield (
                 f"{len(unnamed)} modules store {dtype} where most weights are {most}, and no"
@@ -179,41 +170,35 @@ def _clamps_of(class_name: str) -> Iterator[str]:
         return
     branches = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
     for node in sorted(branches, key=lambda branch: branch.lineno):
-        if _asks_for_fp16(node.test) and _calls_clamp(node):
+        calls = (n.func for n in _walk(node.body) if isinstance(n, ast.Call))
+        if _names(_walk([node.test]), "float16") and _names(calls, "clamp", "clamp_"):
             yield f"{file}:{first + node.lineno - 1}"
 
 
-def _asks_for_fp16(test: ast.expr) -> bool:
-    return any(_named(node, "float16") for node in ast.walk(test))
+def _walk(trees: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    return chain.from_iterable(map(ast.walk, trees))
 
 
-def _calls_clamp(branch: ast.If) -> bool:
-    calls = (n for each in branch.body for n in ast.walk(each) if isinstance(n, ast.Call))
-    return any(_named(call.func, "clamp") or _named(call.func, "clamp_") for call in calls)
-
-
-def _named(node: Any, name: str) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr == name
+def _names(nodes: Iterable[ast.AST], *names: str) -> bool:
+    return any(isinstance(node, ast.Attribute) and node.attr in names for node in nodes)
 
 
 def print_census(found: Dtypes, console: Console) -> None:
     """Show the census on a terminal; layers of one kind share a row."""
     census = found.census
-    shown = table("module", "parameters", "buffers", "values")
-    rows: dict[str, list[Held]] = {}
+    layers: dict[str, list[Held]] = {}
     for held in census.held:
-        rows.setdefault(INDEX.sub("*", held.module), []).append(held)
-    for module, all_held in rows.items():
-        kinds = (("parameter",), ("buffer", "constant"), ("edge",))
-        shown.add_row(module or "(the model)", *(_counted(all_held, kind) for kind in kinds))
-    console.print(shown)
+        layers.setdefault(INDEX.sub("*", held.module), []).append(held)
+    kinds = (("parameter",), ("buffer", "constant"), ("edge",))
+    rows = (
+        (module or "(the model)", *(_counted(all_held, kind) for kind in kinds))
+        for module, all_held in layers.items()
+    )
+    print_table(console, ("module", "parameters", "buffers", "values"), rows)
     console.print()
     if census.meetings:
-        met = table("where float dtypes meet", "times", "at", "in")
-        for meeting in census.meetings:
-            at = meeting.source or meeting.by
-            met.add_row(meeting.what, str(meeting.count), at, _some(meeting.modules))
-        console.print(met)
+        met = ((m.what, str(m.count), m.source or m.by, _some(m.modules)) for m in census.meetings)
+        print_table(console, ("where float dtypes meet", "times", "at", "in"), met)
         console.print()
     for note in found.notes:
         console.print(f"- {note}")

@@ -17,7 +17,7 @@ from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.refusals.refusal import explain
 from enginecast.capture.sources.source import Source
-from enginecast.cli.terminal.output import say, table
+from enginecast.cli.terminal.output import print_table, say
 from enginecast.compiler.cases import SEED
 from enginecast.compiler.prepare import Prepared
 from enginecast.errors import CaptureError, EnginecastError
@@ -47,9 +47,7 @@ def flow_of(prepared: Prepared) -> list[dict[str, Any]]:
 def flow_of_refused(
     error: CaptureError, source: Source, specs: Sequence[InputSpec], *, goes_on: bool = False
 ) -> list[dict[str, Any]]:
-    """The findings of a model that torch.export refused.
-
-    The recorder and Dynamo are asked as well, which costs runs of the model.
+    """The findings of a model that torch.export refused: the recorder and Dynamo run it as well.
 
     Args:
         goes_on: whether an export tries TorchScript next.
@@ -76,7 +74,7 @@ def _runs(module: nn.Module, cases: Sequence[Mapping[str, Tensor]]) -> list[list
     try:
         with quiet_torch():
             return record(private_copy(module), cases)
-    except Exception:  # the model's own errors; the capture's error is what is told
+    except Exception:  # the model's own errors; the capture's error is reported
         logger.debug("the recorder could not run the model", exc_info=True)
         return []
 
@@ -88,7 +86,7 @@ def _runnable(source: Source) -> nn.Module | None:
             return None
         return source.eager()
     except EnginecastError:
-        return None  # the capture's own error is told
+        return None  # the capture's own error is reported
 
 
 def print_flow(found: Sequence[dict[str, Any]], console: Console) -> None:
@@ -97,23 +95,15 @@ def print_flow(found: Sequence[dict[str, Any]], console: Console) -> None:
         say(console, "control flow: nothing in the model's code depends on tensors")
         return
     columns = ("control flow", "at", "code", "decided by", "module", "seen", "what is done")
-    shown = table(*columns, whole=2)
-    for each in found:
-        place = f"{PurePath(each['file']).name}:{each['line']}" if each["file"] else "(no line)"
-        shown.add_row(
-            each["kind"],
-            place,
-            each["code"][:SHOWN_CODE] or each["reason"][:SHOWN_CODE],
-            each["decides"],
-            each["module"] or "(the model)",
-            _seen(each),
-            each["action"],
-        )
-    console.print(shown)
+    print_table(console, columns, map(_row, found), whole=2)
 
 
-def _seen(finding: dict[str, Any]) -> str:
-    """ "x12 True/False scan, export": how often, which values, and who saw it."""
-    times = f"x{finding['count']} " if finding["count"] > 1 else ""
-    ways = f"{'/'.join(finding['ways'])} " if finding["ways"] else ""
-    return f"{times}{ways}{', '.join(finding['witnesses'])}"
+def _row(found: dict[str, Any]) -> Sequence[str]:
+    place = f"{PurePath(found['file']).name}:{found['line']}" if found["file"] else "(no line)"
+    code = (found["code"] or found["reason"])[:SHOWN_CODE]
+    module = found["module"] or "(the model)"
+    # "x12 True/False scan, export": how often, which values, and who saw it
+    times = f"x{found['count']} " if found["count"] > 1 else ""
+    values = f"{'/'.join(found['ways'])} " if found["ways"] else ""
+    seen = f"{times}{values}{', '.join(found['witnesses'])}"
+    return (found["kind"], place, code, found["decides"], module, seen, found["action"])

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
@@ -18,12 +17,11 @@ from enginecast.cli.inspect.dtypes import INDEX, Dtypes, dtypes_of, print_census
 from enginecast.cli.inspect.flow_page import flow_of, print_flow
 from enginecast.cli.inspect.precision import Advice, advise, emulated, print_advice
 from enginecast.cli.inspect.tensorrt import NetworkCheck, check_network
-from enginecast.cli.terminal.output import say, table
+from enginecast.cli.terminal.output import print_table, say
 from enginecast.compiler.fusion_contract import expect_fusions
 from enginecast.compiler.manifest import dtype_name
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig
-from enginecast.passes.ir.base import Site
 from enginecast.passes.ir.edit import structural_copy, weight_specs, weight_tensor
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, plan_of
@@ -36,9 +34,7 @@ from enginecast.verify.report.report import print_emulation
 
 @dataclass(frozen=True)
 class Stored:
-    """Weights of one dtype: how many tensors, how many elements, and of which modules when they are
-    few.
-    """
+    """Weights of one dtype, and the first of their names."""
 
     dtype: str
     tensors: int
@@ -93,11 +89,7 @@ class Inspection:
 
 
 def inspect_model(prepared: Prepared, config: EngineConfig) -> Inspection:
-    """Run the passes of a plan on a copy of the captured program, and measure what they would do.
-
-    Raises:
-        PassError, SpecError: the pipeline does not fit.
-    """
+    """Run the passes of a plan on a copy of the captured program, and measure what they do."""
     captured = prepared.captured
     program = structural_copy(captured.program)
     runs = run_pipeline(build(config.pipeline), program, prepared.context)
@@ -117,7 +109,12 @@ def inspect_model(prepared: Prepared, config: EngineConfig) -> Inspection:
         advice=advise(prepared),
         expected={kind: len(sites) for kind, sites in expect_fusions(captured.program).items()},
         passes=tuple(
-            PassPlan(run.pass_.name, run.rewritten, _left_alone(run.sites)) for run in runs
+            PassPlan(
+                run.pass_.name,
+                run.rewritten,
+                tuple(f"{s.module} {s.source}: {s.reason}" for s in run.sites if s.reason),
+            )
+            for run in runs
         ),
         precision=config.asked_precision,
         device=config.device,
@@ -153,9 +150,15 @@ def print_inspection(found: Inspection, console: Console) -> None:
         say(console, f"  input {line}")
     for line in found.outputs:
         say(console, f"  output {line}")
-    for content in (_census_table(found.census), _passes_table(found.passes)):
-        console.print()
-        console.print(content)
+    console.print()
+    stored = [
+        (row.dtype, str(row.tensors), f"{row.elements:,}", "\n".join(row.examples))
+        for row in found.census
+    ]
+    print_table(console, ("stored as", "tensors", "elements", "such as"), stored)
+    console.print()
+    plans = [(plan.spec, str(plan.rewritten), _reasons(plan)) for plan in found.passes]
+    print_table(console, ("pass", "would rewrite", "would leave alone"), plans)
     console.print()
     print_census(found.dtypes, console)
     console.print()
@@ -177,24 +180,9 @@ def print_inspection(found: Inspection, console: Console) -> None:
         found.tensorrt.show(console)
 
 
-def _census_table(rows: Sequence[Stored]) -> Table:
-    shown = table("stored as", "tensors", "elements", "such as")
-    for row in rows:
-        shown.add_row(row.dtype, str(row.tensors), f"{row.elements:,}", "\n".join(row.examples))
-    return shown
-
-
-def _passes_table(rows: Sequence[PassPlan]) -> Table:
-    shown = table("pass", "would rewrite", "would leave alone")
-    for row in rows:
-        reasons = Counter(line.split(": ", 1)[-1] for line in row.left_alone)
-        text = "\n".join(f"{count}: {reason}" for reason, count in reasons.items())
-        shown.add_row(row.spec, str(row.rewritten), text)
-    return shown
-
-
-def _left_alone(sites: Sequence[Site]) -> tuple[str, ...]:
-    return tuple(f"{s.module} {s.source}: {s.reason}" for s in sites if s.reason)
+def _reasons(plan: PassPlan) -> str:
+    found = Counter(line.split(": ", 1)[-1] for line in plan.left_alone)
+    return "\n".join(f"{count}: {reason}" for reason, count in found.items())
 
 
 def _dim(name: str | None, minimum: int, maximum: int) -> str:
@@ -213,22 +201,25 @@ def print_plan(plan: QuantizationPlan, console: Console) -> None:
     error = "not measured" if plan.predicted_error is None else f"{plan.predicted_error:.3g}"
     head = f"{plan.format} plan for {plan.arch}: predicted error {error}"
     say(console, f"{head}, allowed {plan.max_error:.3g}")
-    shown = table("layers", "n", "weight", "choice", "error", "outputs", "gain", "reason", whole=4)
-    for group in grouped(plan.layers):
-        first = max(group, key=lambda layer: layer.error or 0.0)
-        shown.add_row(
-            INDEX.sub("*", first.module) if len(group) > 1 else first.module or "<root>",
-            str(len(group)),
-            " x ".join(map(str, first.shape)),
-            "keep" if first.choice == "keep" else form_in_words(first),
-            _number(max, (layer.error for layer in group)),
-            _number(max, (layer.end_to_end for layer in group)),
-            "" if first.choice == "keep" else _number(min, (layer.gain for layer in group)),
-            first.reason,
-        )
-    console.print(shown)
+    columns = ("layers", "n", "weight", "choice", "error", "outputs", "gain", "reason")
+    print_table(console, columns, map(_layer_row, grouped(plan.layers)), whole=4)
     for note in plan.notes:
         say(console, note)
+
+
+def _layer_row(group: Sequence[LayerPlan]) -> Sequence[str]:
+    first = max(group, key=lambda layer: layer.error or 0.0)
+    keeps = first.choice == "keep"
+    return (
+        INDEX.sub("*", first.module) if len(group) > 1 else first.module or "<root>",
+        str(len(group)),
+        " x ".join(map(str, first.shape)),
+        "keep" if keeps else form_in_words(first),
+        _number(max, (layer.error for layer in group)),
+        _number(max, (layer.end_to_end for layer in group)),
+        "" if keeps else _number(min, (layer.gain for layer in group)),
+        first.reason,
+    )
 
 
 def grouped(layers: Iterable[LayerPlan]) -> list[Sequence[LayerPlan]]:

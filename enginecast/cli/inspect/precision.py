@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.capture.inputs.examples import Case
-from enginecast.cli.terminal.output import say, table
+from enginecast.cli.terminal.output import print_table, say
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.compiler.rewrite import observed_cases
@@ -306,9 +306,7 @@ def _with_error(
 
 
 def _error(unified: ExportedProgram, plain: _Measured, mask: str | None) -> float:
-    """The relative error of the program in true arithmetic of the precision; infinite where the
-    outputs are not finite.
-    """
+    """The relative error in true arithmetic; infinite where the outputs are not finite."""
     cases = plain.cases[:FEW]
     found = interpret_cases(unified, [case.inputs for case in cases])
     masks = [None if mask is None else as_array(case.inputs[mask]) for case in cases]
@@ -331,14 +329,7 @@ def _error(unified: ExportedProgram, plain: _Measured, mask: str | None) -> floa
 def emulated(
     prepared: Prepared, config: EngineConfig, program: ExportedProgram
 ) -> Emulation | None:
-    """What low precision would do: the program, emulated over the first verification inputs.
-
-    Args:
-        program: after the plan's passes.
-
-    Returns:
-        None for fp32, which stores what it computes.
-    """
+    """The program after its passes, emulated over the first verification inputs; None for fp32."""
     if config.precision == "fp32":
         return None
     cases = observed_cases(prepared)
@@ -353,13 +344,8 @@ def emulated(
 
 def print_advice(advice: Advice, console: Console) -> None:
     """Show what each precision means and costs."""
-    shown = table("precision", "weights", "headroom", "error", "on the inputs that were run")
-    for option in advice.options:
-        bits = "" if option.headroom_bits is None else f"{option.headroom_bits:g} bits"
-        size = _size(option.weight_bytes) if option.weight_bytes else ""
-        error = "" if option.error is None else f"{option.error:.1e}"
-        shown.add_row(option.precision, size, bits, error, option.sentence)
-    console.print(shown)
+    columns = ("precision", "weights", "headroom", "error", "on the inputs that were run")
+    print_table(console, columns, map(_row, advice.options))
     say(
         console,
         f"the cheapest that is safe: --precision {advice.recommended} (ranges of"
@@ -367,5 +353,10 @@ def print_advice(advice: Advice, console: Console) -> None:
     )
 
 
-def _size(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
+def _row(option: Option) -> Sequence[str]:
+    count, size = option.weight_bytes, ""
+    if count:
+        size = f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
+    bits = "" if option.headroom_bits is None else f"{option.headroom_bits:g} bits"
+    error = "" if option.error is None else f"{option.error:.1e}"
+    return (option.precision, size, bits, error, option.sentence)

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from torch.export import ExportedProgram
 
-from enginecast.cli.terminal.output import say, table
+from enginecast.cli.terminal.output import print_table, say
 from enginecast.compiler.engines import lowering_request
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig
@@ -66,37 +66,28 @@ class NetworkCheck:
 
     def show(self, console: Console) -> None:
         """Print operators, violations and the profile."""
-        say(console, f"TensorRT {self.version}: {self._summary()}; {NOT_RUN}")
+        count = len(self.violations)
+        wrong = f": {count} violation{'s' * (count > 1)}" if count else ""
+        taken = f"the network is {'not ' * bool(count)}one that its parser is documented to take"
+        say(console, f"TensorRT {self.version}: {taken}{wrong}; {NOT_RUN}")
         if self.operators:
-            shown = table("operator", "n", "support", whole=2)
-            for name, count in sorted(self.operators.items()):
-                shown.add_row(name, str(count), support(name, self.version))
-            console.print(shown)
+            counts = sorted(self.operators.items())
+            rows = ((name, str(count), support(name, self.version)) for name, count in counts)
+            print_table(console, ("operator", "n", "support"), rows, whole=2)
         for found in self.violations:
             say(console, f"  {found}")
         if self.unknown:
             several = "1 tensor is" if self.unknown == 1 else f"{self.unknown} tensors are"
             say(console, f"{several} of unknown size, and not looked at for being too large")
         if self.profile:
-            shown = table("input", "least", "tuned for", "greatest", whole=4)
-            for row in self.profile:
-                shown.add_row(row.name, *map(_shape, (row.least, row.optimal, row.greatest)))
-            console.print(shown)
-
-    def _summary(self) -> str:
-        if not self.violations:
-            return "the network is one that its parser is documented to take"
-        count = len(self.violations)
-        text = "the network is not one that its parser is documented to take"
-        return f"{text}: {'1 violation' if count == 1 else f'{count} violations'}"
+            ranges = (
+                (r.name, *map(_shape, (r.least, r.optimal, r.greatest))) for r in self.profile
+            )
+            print_table(console, ("input", "least", "tuned for", "greatest"), ranges, whole=4)
 
 
 def support(name: str, version: str) -> str:
-    """What is documented of an operator, in words: "since 10.15", "not documented".
-
-    Raises:
-        UsageError: the version is none.
-    """
+    """What is documented of an operator, in words: "since 10.15", "not documented"."""
     domain, _, op = name.rpartition("::")
     reason = unsupported(domain, op, version)
     if reason:
@@ -108,14 +99,7 @@ def support(name: str, version: str) -> str:
 def check_network(
     prepared: Prepared, config: EngineConfig, program: ExportedProgram
 ) -> NetworkCheck | None:
-    """Look at the network of a plan; None for another target.
-
-    Args:
-        program: before the lowering passes.
-
-    Raises:
-        UsageError: a shape to tune for does not fit the inputs.
-    """
+    """Look at the network of a plan, before the lowering passes; None for another target."""
     if not isinstance(target_of(config.target), TensorRT):
         return None
     version = _version()

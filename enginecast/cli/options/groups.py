@@ -130,17 +130,14 @@ class ModelFlags:
         """The same as one value, with `more` of its fields."""
         from enginecast.compiler.request import ModelOptions
 
-        dims, kept, states = (
-            tuple(given or ()) for given in (self.dynamic, self.outputs, self.hidden_state)
-        )
         return ModelOptions(
             self.random_weights,
             self.allow_code,
             self.inputs,
             self.prompts,
-            dims,
-            kept,
-            states,
+            tuple(self.dynamic or ()),
+            tuple(self.outputs or ()),
+            tuple(self.hidden_state or ()),
             **more,
         )
 
@@ -167,16 +164,10 @@ class PassFlags:
         """What is asked for, with `more` of its fields."""
         from enginecast.compiler.request import ExportRequest
 
-        return ExportRequest(
-            model,
-            precision=self.precision,
-            pipeline=self.pipeline,
-            skip_modules_pattern=self.skip_modules_pattern or (),
-            skip_modules_classes=self.skip_modules_classes or (),
-            device=self.device,
-            options=options,
-            **more,
-        )
+        names = {f.name for f in fields(ExportRequest)} & {f.name for f in fields(self)}
+        given = {name: getattr(self, name) for name in names}
+        asked = {name: value for name, value in given.items() if value is not None}
+        return ExportRequest(model, options=options, **asked, **more)
 
 
 @dataclass(frozen=True)
@@ -207,10 +198,6 @@ class EngineFlags(PassFlags):
             metavar="NAME", help="How far a capture may go: none, rewrite, specialise, torchscript."
         ),
     ] = "torchscript"
-
-    def request(self, model: str, options: "ModelOptions", **more: Any) -> "ExportRequest":
-        engine = {name: getattr(self, name) for name in ("target", "arch", "max_error", "plan")}
-        return super().request(model, options, **engine, **more)
 
 
 def require_folder(output: Path) -> None:

@@ -32,18 +32,13 @@ class NetworkFlags:
     ] = None
 
     def options(self) -> TensorRTOptions | None:
-        """What was given on the command line; None: nothing was.
-
-        Raises:
-            UsageError: names the option, what was expected and what was got.
-        """
+        """What was given on the command line; None: nothing was."""
         if all(getattr(self, field.name) in (field.default, []) for field in fields(self)):
             return None
-        if self.trt_route is not None and self.trt_route not in ROUTES:
-            raise UsageError(f"--trt-route {self.trt_route}: expected {' or '.join(ROUTES)}")
-        return TensorRTOptions(
-            route=self.trt_route or "onnx", optimal=_opt_shapes(self.opt_shape or ())
-        )
+        route = self.trt_route or "onnx"
+        if route not in ROUTES:
+            raise UsageError(f"--trt-route {route}: expected {' or '.join(ROUTES)}")
+        return TensorRTOptions(route, _opt_shapes(self.opt_shape or ()))
 
 
 @dataclass(frozen=True)
@@ -82,8 +77,8 @@ class TensorRTFlags(NetworkFlags):
         network = super().options()
         if network is None:
             return None
-        hardware, level = self.trt_hardware, self.trt_level
-        if hardware is not None and hardware not in HARDWARE:
+        hardware, level = self.trt_hardware or "none", self.trt_level
+        if hardware not in HARDWARE:
             raise UsageError(f"--trt-hardware {hardware}: expected one of {', '.join(HARDWARE)}")
         if level is not None and level not in LEVELS:
             raise UsageError(f"--trt-level {level}: expected {LEVELS[0]} to {LEVELS[-1]}")
@@ -94,7 +89,7 @@ class TensorRTFlags(NetworkFlags):
             refit=self.trt_refit,
             strip_weights=self.trt_strip_weights,
             version_compatible=self.trt_version_compatible,
-            hardware=hardware or "none",
+            hardware=hardware,
             level=level,
         )
 

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
 
@@ -49,12 +49,16 @@ def say(console: Console, text: str, style: str | None = None) -> None:
     console.print(text, style=style, soft_wrap=True)
 
 
-def table(*columns: str, title: str | None = None, whole: int = 1) -> Table:
-    """A table without frames, whose first columns (`whole` of them) are never broken."""
-    made = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+def print_table(
+    console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]], *, whole: int = 1
+) -> None:
+    """Print a table without frames, whose first columns (`whole` of them) are never broken."""
+    shown = Table(box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
-        made.add_column(column, no_wrap=index < whole, overflow="fold")
-    return made
+        shown.add_column(column, no_wrap=index < whole, overflow="fold")
+    for row in rows:
+        shown.add_row(*row)
+    console.print(shown)
 
 
 def _console(file: TextIO, quiet: bool = False) -> Console:
@@ -66,11 +70,7 @@ def _console(file: TextIO, quiet: bool = False) -> Console:
 
 
 def show_log(verbose: int) -> None:
-    """Send the log to standard error.
-
-    Args:
-        verbose: 0: nothing, 1: what is done, 2 and more: everything.
-    """
+    """Send the log to standard error: what is done (1), or everything (2 and more)."""
     if verbose:
         level = logging.DEBUG if verbose > 1 else logging.INFO
         logging.basicConfig(stream=sys.stderr, level=level, format="%(name)s: %(message)s")
