@@ -1,6 +1,5 @@
 """`enginecast export`: make an engine, compare it with eager, publish a bundle."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +27,9 @@ if TYPE_CHECKING:
 GIVE_INPUTS = (
     "Give inputs that go the other way (--inputs FILE), or accept it: --allow-unverified-branches."
 )
+
+REPORTED = ("verdict", "precision", "pipeline", "emulation", "fusions", "notes", "layers")
+"""What `--json` has of the report."""
 
 
 @grouped
@@ -111,25 +113,27 @@ def _show(done: "Export", steps: "Steps", console: Console) -> None:
 
 
 def _as_json(done: "Export", steps: "Steps") -> dict[str, Any]:
-    report, verdict, rewritten = done.report, done.report.verdict, done.candidate.rewritten
+    from enginecast.compiler.memory import peak_resident
+
+    verdict, rewritten = done.report.verdict, done.candidate.rewritten
     dropped = () if rewritten is None else rewritten.dropped
+    report = msgspec.to_builtins(done.report)
     return {
         "outcome": verdict.outcome,
         "engine": verdict.engine,
         "bundle": str(done.folder) if done.bundle is not None else None,
         "rejected": str(done.folder) if done.bundle is None else None,
-        "verdict": msgspec.to_builtins(verdict),
-        "precision": report.precision,
-        "pipeline": report.pipeline,
-        "emulation": msgspec.to_builtins(report.emulation),
-        "fusions": msgspec.to_builtins(report.fusions),
+        **{name: report[name] for name in REPORTED},
         "nodes": done.nodes,
         "ops": dict(done.ops),
         "size": done.size,
         "seconds": dict(steps.seconds),
-        "memory": _memory_json(steps.memory),
-        "notes": list(report.notes),
-        "layers": list(report.layers),
+        # Bytes: the most that no file backs, also by step, and the most with mapped files.
+        "memory": {
+            "anonymous": max(steps.memory.values(), default=0),
+            "peak": peak_resident(),
+            "steps": dict(steps.memory),
+        },
         **_capture_json(done),
         "bisection": None if done.bisection is None else done.bisection.to_json(),
         "dropped": [culprit.to_json() for culprit in dropped],
@@ -149,15 +153,4 @@ def _capture_json(done: "Export") -> dict[str, Any]:
             {"target": engine.target, "file": engine.file, "outcome": engine.verdict.outcome}
             for engine in manifest.engines
         ],
-    }
-
-
-def _memory_json(steps: Mapping[str, int]) -> dict[str, Any]:
-    """Bytes: the most that no file backs, also by step, and the most with mapped files."""
-    from enginecast.compiler.memory import peak_resident
-
-    return {
-        "anonymous": max(steps.values(), default=0),
-        "peak": peak_resident(),
-        "steps": dict(steps),
     }

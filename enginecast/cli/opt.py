@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 
 SITE = ("node", "module", "source", "reason", "note")
 """What `--json` says of a site."""
+CHECK = (
+    *("name", "rewritten", "seconds", "failure"),
+    *("worst_place", "worst_error", "worst_ratio"),
+)
+"""What it says of a pass."""
 
 
 @grouped
@@ -158,16 +163,8 @@ def _as_json(
     content: dict[str, Any] = {
         "output": None if output is None else str(output),
         "passes": [
-            {
-                "name": run.pass_.name,
-                "rewritten": run.rewritten,
-                "seconds": run.seconds,
-                "failure": check.failure,
-                "worst_place": check.worst_place,
-                "worst_error": check.worst_error,
-                "worst_ratio": check.worst_ratio,
-                "sites": [{name: getattr(site, name) for name in SITE} for site in run.sites],
-            }
+            {name: getattr(check, name) for name in CHECK}
+            | {"sites": [{name: getattr(site, name) for name in SITE} for site in run.sites]}
             | ({} if diffs is None else {"diff": diffs[index]})
             for index, (run, check) in enumerate(zip(done.runs, done.checks, strict=True))
         ],

@@ -81,7 +81,10 @@ def _run_prompts(engine: "Engine", prompts: Path) -> "tuple[dict[str, Array], in
     encoded = encode_prompts(engine.folder, engine.manifest, read_prompts(prompts))
     if len(encoded.batches) > 1:
         _require_batches(engine.manifest, len(encoded.batches))
-    parts = [{**engine.run(feeds), **_mask(feeds)} for feeds in encoded.batches]
+    parts = []
+    for feeds in encoded.batches:
+        masks = {name: feeds[name] for name in feeds if name == "attention_mask"}
+        parts.append({**engine.run(feeds), **masks})
     joined = {name: _join([part[name] for part in parts]) for name in parts[0]}
     return joined, encoded.truncated
 
@@ -99,17 +102,13 @@ def _require_batches(manifest: Manifest, count: int) -> None:
             )
 
 
-def _mask(feeds: "dict[str, Array]") -> "dict[str, Array]":
-    return {"attention_mask": feeds["attention_mask"]} if "attention_mask" in feeds else {}
-
-
 def _join(parts: "Sequence[Array]") -> "Array":
     """Stack batches along dim 0; shorter sequences are filled up with zeros (padding rows)."""
     if len(parts) == 1:
         return parts[0]
-    shape = [max(part.shape[d] for part in parts) for d in range(parts[0].ndim)]
+    longest = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
     padded = []
     for part in parts:
-        widths = [(0, 0), *((0, shape[d] - part.shape[d]) for d in range(1, part.ndim))]
-        padded.append(np.pad(part, widths))
+        widths = [(0, most - size) for most, size in zip(longest, part.shape[1:], strict=True)]
+        padded.append(np.pad(part, [(0, 0), *widths]))
     return np.concatenate(padded)

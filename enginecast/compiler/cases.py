@@ -104,14 +104,10 @@ def cover_branches(
 ) -> Covered:
     """Run the model in fp32 to find inputs that take the paths of branches which `cases` do not."""
     found = cover(source.eager(), specs, cases, places, SEED)
-    both = f"both ways verified: {', '.join(found.verified)}"
-    libraries = (f"in a library, so it rejects nothing: {u}" for u in found.in_libraries)
-    return Covered(
-        inputs=tuple(widened(spec, found.cases) for spec in specs),
-        cases=(*cases, *found.cases),
-        verified=(*((both,) if found.verified else ()), *libraries),
-        unverified=found.unverified,
-    )
+    verified = [f"both ways verified: {', '.join(found.verified)}"] if found.verified else []
+    verified += [f"in a library, so it rejects nothing: {u}" for u in found.in_libraries]
+    inputs = tuple(widened(spec, found.cases) for spec in specs)
+    return Covered(inputs, (*cases, *found.cases), tuple(verified), found.unverified)
 
 
 def along_guards(
@@ -128,9 +124,11 @@ def along_guards(
     kept: list[Case] = []
     left: list[Case] = []
     for case in cases:
-        [reads] = record(module, [case.inputs])
-        path = [(read.place, read.value) for read in reads if read.place in places]
-        (kept if path == taken else left).append(case)
+        paths = [  # none of a case that the model does not take
+            [(read.place, read.value) for read in reads if read.place in places]
+            for reads in record(module, [case.inputs])
+        ]
+        (kept if paths == [taken] else left).append(case)
     if not kept:
         raise CaptureError(
             "no verification input goes the way of the specialised program",
@@ -154,13 +152,10 @@ def widened(spec: InputSpec, cases: Sequence[Case]) -> InputSpec:
 
 def _example_case(source: Source, specs: Sequence[InputSpec], steps: Steps) -> list[Case]:
     """The example that came with the model, where the program takes its sizes."""
-    example = {
-        spec.name: source.example()[spec.name].to(spec.dtype)
-        for spec in specs
-        if spec.name in source.example()
-    }
-    if len(example) != len(specs) or not example:
+    given = source.example()
+    if not specs or any(spec.name not in given for spec in specs):
         return []
+    example = {spec.name: given[spec.name].to(spec.dtype) for spec in specs}
     check_values(example, specs, "the example")
     case = Case("example inputs", example)
     try:
@@ -240,28 +235,22 @@ def cover_paths(
     added = list(_search(program, specs, cases, every, frozenset().union(*taken), trials))
     cases = (*cases, *(case for case, _ in added))
     taken += [found for _, found in added]
-    libraries = _of_libraries(program)
-    missing = [
-        text
-        for path, text in every.items()
-        if path not in libraries and not any(path in found for found in taken)
-    ]
-    fresh = {text.partition(": ")[0]: None for text in every.values()} if not missing else {}
-    both = [place for place in fresh if place not in known]
+    seen = _of_libraries(program).union(*taken)
+    missing = [text.partition(": ") for path, text in every.items() if path not in seen]
+    places = dict.fromkeys(text.partition(": ")[0] for text in every.values())
+    both = [place for place in places if place not in known] if not missing else []
     return Covered(
         inputs=tuple(widened(spec, [case for case, _ in added]) for spec in specs),
         cases=cases,
         verified=(f"every way of the program verified: {', '.join(both)}",) if both else (),
         unverified=tuple(
-            Unverified(place, seen)
-            for place, _, seen in (text.partition(": ") for text in missing)
-            if place not in known
+            Unverified(place, always) for place, _, always in missing if place not in known
         ),
         watched=tuple(_watched(cases, taken)),
     )
 
 
-def _of_libraries(program: ExportedProgram) -> frozenset[Path]:
+def _of_libraries(program: ExportedProgram) -> set[Path]:
     """The paths through blocks that a library wrote, whose branches reject no model."""
     found = set()
     for node, block in all_blocks(program):
@@ -269,7 +258,7 @@ def _of_libraries(program: ExportedProgram) -> frozenset[Path]:
         models = [file for file in files if is_model_code(file)]
         if models and is_library_code(models[-1]):
             found.add(block.module)
-    return frozenset(found)
+    return found
 
 
 def _search(

@@ -30,11 +30,7 @@ _ATTENTION_OPS = frozenset(
     {"Attention", "MultiHeadAttention", "GroupQueryAttention", "scaled_dot_product_attention"}
 )
 _OPS = {RMS_NORM: _NORM_OPS, SKIP_NORM: _SKIP_OPS, ATTENTION: _ATTENTION_OPS}
-_PASSES = {
-    RMS_NORM: "fuse-rms-norm",
-    SKIP_NORM: "fuse-skip-norm",
-    ATTENTION: "fuse-attention",
-}
+_PASSES = {RMS_NORM: "fuse-rms-norm", SKIP_NORM: "fuse-skip-norm", ATTENTION: "fuse-attention"}
 NO_RESIDUAL = "expected a residual sum"
 
 
@@ -67,18 +63,29 @@ def count_fusions(
         runtime_ops: op types as the runtime executed them; None when it was not run.
         sites: pass name -> its sites; give the reasons of those that are missing.
     """
+    ops = torch.ops.enginecast
+    fused = {
+        RMS_NORM: (aten.rms_norm.default, ops.skip_rms_norm.default),
+        SKIP_NORM: (ops.skip_rms_norm.default,),
+        ATTENTION: (ops.attention.default,),
+    }
     executed = None if runtime_ops is None else list(runtime_ops)
     of_torch = any(op.startswith("aten::") for op in engine_ops)
     found = []
     for kind, places in expected.items():
+        nodes = [node for node in all_nodes(program) if is_call(node, *fused[kind])]
         in_engine = sum(n for op, n in engine_ops.items() if op.split("::")[-1] in _OPS[kind])
-        fused = _in_program(program, kind)
-        in_blocks = fused - _in_program(program, kind, program.graph.nodes)
-        in_program = in_engine if of_torch else fused
+        in_program = in_engine if of_torch else len(nodes)
         in_runtime = None if executed is None else sum(op in _OPS[kind] for op in executed)
+        missing: list[str] = []
+        if in_program < len(places):
+            missing += _left_alone(kind, places, sites)
+        if in_engine < in_program:
+            missing.append(f"lowering kept {in_engine} of {in_program}")
         # Of blocks, the case that is counted on runs some, and some of them many times.
-        always = None if in_blocks else in_runtime
-        missing = _missing(kind, places, in_program, in_engine, always, sites)
+        in_blocks = any(node.graph is not program.graph for node in nodes)
+        if in_runtime is not None and in_runtime < in_engine and not in_blocks:
+            missing.append(f"the runtime executes {in_runtime} of {in_engine}")
         found.append(
             Fusion(
                 kind=kind,
@@ -86,38 +93,10 @@ def count_fusions(
                 program=in_program,
                 engine=in_engine,
                 runtime=in_runtime,
-                missing=missing,
+                missing=tuple(missing),
             )
         )
     return tuple(fusion for fusion in found if fusion.expected or fusion.program)
-
-
-def _in_program(program: ExportedProgram, kind: str, nodes: Iterable[Node] | None = None) -> int:
-    """How many there are among some nodes; None: all, within blocks too."""
-    targets = {
-        RMS_NORM: (aten.rms_norm.default, torch.ops.enginecast.skip_rms_norm.default),
-        SKIP_NORM: (torch.ops.enginecast.skip_rms_norm.default,),
-        ATTENTION: (torch.ops.enginecast.attention.default,),
-    }[kind]
-    return sum(is_call(node, *targets) for node in (nodes or all_nodes(program)))
-
-
-def _missing(
-    kind: str,
-    places: Sequence[str],
-    in_program: int,
-    in_engine: int,
-    in_runtime: int | None,
-    sites: Mapping[str, Sequence[Site]],
-) -> tuple[str, ...]:
-    reasons: list[str] = []
-    if in_program < len(places):
-        reasons += _left_alone(kind, places, sites)
-    if in_engine < in_program:
-        reasons.append(f"lowering kept {in_engine} of {in_program}")
-    if in_runtime is not None and in_runtime < in_engine:
-        reasons.append(f"the runtime executes {in_runtime} of {in_engine}")
-    return tuple(reasons)
 
 
 def _left_alone(
@@ -147,11 +126,9 @@ def _reads_residual_sum(norm: Node) -> bool:
     source = behind_casts(source)
     if not is_call(source, aten.add.Tensor) or len(shape_of(source)) not in RANKS:
         return False
+    shape = shape_of(source)
     addends = source.args[:2]
-    return all(
-        isinstance(addend, Node) and same_shape(shape_of(addend), shape_of(source))
-        for addend in addends
-    )
+    return all(isinstance(a, Node) and same_shape(shape_of(a), shape) for a in addends)
 
 
 def _place(node: Node) -> str:

@@ -124,14 +124,11 @@ def describe_rungs(rungs: Sequence[strategy.Rung]) -> tuple[Rung, ...]:
 def _outputs_after(specs: Sequence[OutputSpec], program: ExportedProgram) -> list[OutputSpec]:
     """Names and shapes as captured, dtypes as the passes left them."""
     nodes = {node.name: node for node in program.graph.nodes}
-    dtypes = [
-        dtype_of(nodes[spec.arg.name])
-        for spec in program.graph_signature.output_specs
-        if spec.arg.name in nodes
-    ]
+    names = (spec.arg.name for spec in program.graph_signature.output_specs)
+    found = [nodes[name] for name in names if name in nodes]
     return [
-        dataclasses.replace(spec, dtype=dtype or spec.dtype)
-        for spec, dtype in zip(specs, dtypes, strict=True)
+        dataclasses.replace(spec, dtype=dtype_of(node) or spec.dtype)
+        for spec, node in zip(specs, found, strict=True)
     ]
 
 

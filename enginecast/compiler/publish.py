@@ -211,16 +211,13 @@ def _input_lines(specs: Sequence[InputSpec], cases: Sequence[Case]) -> list[str]
 
 def _pass_lines(runs: Sequence[PassRun], report: Report) -> list[str]:
     """Each pass with its sites and what the comparison after it found."""
-    checks = {check.name: check for check in report.passes}
     lines = []
-    for run in runs:
-        left = len(run.sites) - run.rewritten
-        line = f"{run.pass_.name}: {run.rewritten} rewritten, {left} left, {run.seconds:.2f} s"
-        check = checks.get(run.pass_.name)
-        if check is not None:
-            line += f"; {check.worst_error:.3g} at {check.worst_place or 'no module'}"
-            line += f" ({check.check_seconds:.2f} s to check)"
-        lines.append(line)
+    for run, check in zip(runs, report.passes, strict=True):
+        lines.append(
+            f"{check.name}: {check.rewritten} rewritten, {check.left_alone} left,"
+            f" {check.seconds:.2f} s; {check.worst_error:.3g} at"
+            f" {check.worst_place or 'no module'} ({check.check_seconds:.2f} s to check)"
+        )
         lines += [
             f"    {site.module or '(root)'} {site.source}: {site.reason or 'rewritten'}"
             for site in run.sites

@@ -17,7 +17,7 @@ from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.quantization_plan import QuantizationPlan
 from enginecast.passes.quantize.plan.file import read_plan
 from enginecast.passes.registry import build
-from enginecast.runtime.bundle.manifest import Input, Manifest, Output
+from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.verify.program.quantized_floor import planned_floor
 from enginecast.verify.reference import Reference
 
@@ -54,11 +54,10 @@ def reference_of_model(
     try:
         prepared = prepare(source, options, Steps())
     except UnknownOutputError as error:
-        _check_names(source.name, "gives", error.given, manifest.outputs, manifest)
+        _check_names(source.name, "gives", error.given, manifest)
         raise
-    inputs = [spec.name for spec in prepared.inputs]
-    _check_names(source.name, "takes", inputs, manifest.inputs, manifest)
-    _check_names(source.name, "gives", prepared.model_outputs, manifest.outputs, manifest)
+    _check_names(source.name, "takes", [spec.name for spec in prepared.inputs], manifest)
+    _check_names(source.name, "gives", prepared.model_outputs, manifest)
     reference = reference_of(prepared, manifest.precision)
     if manifest.quantization is not None:
         plan = read_plan(folder / manifest.quantization.plan)
@@ -83,10 +82,9 @@ def _of_script(
 ) -> tuple[Reference, tuple[str, ...]]:
     """The same for an engine that was not made from a program of torch.export."""
     model = prepare_script(source, options, Steps())
-    _check_names(source.name, "takes", [s.name for s in model.inputs], manifest.inputs, manifest)
+    _check_names(source.name, "takes", [spec.name for spec in model.inputs], manifest)
     reference, notes = reference_of_script(model, manifest.precision)
-    names = list(reference.cases[0].outputs)
-    _check_names(source.name, "gives", names, manifest.outputs, manifest)
+    _check_names(source.name, "gives", list(reference.cases[0].outputs), manifest)
     return reference, (*notes, *_same(text, source, manifest))
 
 
@@ -97,15 +95,9 @@ def _same(text: str, source: Source, manifest: Manifest) -> tuple[str, ...]:
     return (f"{text} is not the model that the bundle was made from",)
 
 
-def _check_names(
-    model: str,
-    verb: str,
-    names: Sequence[str],
-    declared: Sequence[Input | Output],
-    manifest: Manifest,
-) -> None:
+def _check_names(model: str, verb: str, names: Sequence[str], manifest: Manifest) -> None:
     """Refuse a model whose inputs or outputs are called otherwise: it is another model."""
-    expected = [spec.name for spec in declared]
+    expected = [s.name for s in (manifest.inputs if verb == "takes" else manifest.outputs)]
     if sorted(names) != sorted(expected):
         raise UsageError(
             f"--model {model} {verb} {', '.join(names)}, but the bundle's"

@@ -8,7 +8,7 @@ are those that it was compared over.
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -46,24 +46,7 @@ from enginecast.verify.eager import fp64_outputs, make_reference
 from enginecast.verify.reference import Reference
 
 
-class ScriptModel(OpenedModel):
-    """A model to be scripted and traced; its inputs have the ranges that the cases cover."""
-
-    def forward(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run a module and name its outputs."""
-        return run_named(module, inputs, self.wanted)
-
-    def sizes(self, case: Mapping[str, Any]) -> dict[str, int]:
-        """The size of each symbol in a case, whose inputs have a shape."""
-        return {
-            dim.name: case[spec.name].shape[axis]
-            for spec in self.inputs
-            for axis, dim in enumerate(spec.dims)
-            if dim.name is not None
-        }
-
-
-def prepare_script(source: Source, options: ModelOptions, steps: Steps) -> ScriptModel:
+def prepare_script(source: Source, options: ModelOptions, steps: Steps) -> OpenedModel:
     """Choose the inputs and the cases; every dimension that varies is there in three sizes."""
     if source.given_program() is not None:
         raise UsageError(
@@ -77,9 +60,19 @@ def prepare_script(source: Source, options: ModelOptions, steps: Steps) -> Scrip
     work = 0 if options.thorough else parameters
     cases = choose_cases(source, specs, given, prompts, work, steps)
     cases = (*cases, *_largest(specs, parameters))
-    model = ScriptModel(source, specs, cases, parse_wanted(options.outputs, options.hidden_states))
-    sizes = [model.sizes(case.inputs) for case in cases]
-    return replace(model, inputs=tuple(_covered(spec, sizes) for spec in specs))
+    sizes = [_sizes(specs, case.inputs) for case in cases]
+    specs = tuple(_covered(spec, sizes) for spec in specs)
+    return OpenedModel(source, specs, cases, parse_wanted(options.outputs, options.hidden_states))
+
+
+def _sizes(specs: Sequence[InputSpec], inputs: Mapping[str, Any]) -> dict[str, int]:
+    """The size of each symbol in inputs, which have a shape."""
+    return {
+        dim.name: inputs[spec.name].shape[axis]
+        for spec in specs
+        for axis, dim in enumerate(spec.dims)
+        if dim.name is not None
+    }
 
 
 def _that_run(source: Source, specs: tuple[InputSpec, ...], steps: Steps) -> tuple[InputSpec, ...]:
@@ -109,22 +102,23 @@ def _runs(module: nn.Module, specs: tuple[InputSpec, ...], name: str, size: int)
     return True
 
 
-def reference_of_script(model: ScriptModel, dtype: str) -> tuple[Reference, tuple[str, ...]]:
+def reference_of_script(model: OpenedModel, dtype: str) -> tuple[Reference, tuple[str, ...]]:
     """What the model itself gives, in fp64 and in `dtype`, and notes on it."""
     notes: list[str] = []
+    eager, forward = model.source.eager, partial(run_named, wanted=model.wanted)
 
     def exact(cases: Sequence[Any]) -> Mapping[str, Mapping[str, Any]]:
-        outputs, note = fp64_outputs(model.source.eager, cases, model.forward)
+        outputs, note = fp64_outputs(eager, cases, forward)
         notes.extend([note] if note else [])
         return outputs
 
     reference = make_reference(
         None,
-        model.source.eager,
+        eager,
         model.cases,
         dtype=dtype,
         names=(),
-        forward=model.forward,
+        forward=forward,
         mask_input=model.mask_input,
         exact=exact,
     )
@@ -132,16 +126,17 @@ def reference_of_script(model: ScriptModel, dtype: str) -> tuple[Reference, tupl
 
 
 def output_specs(
-    model: ScriptModel, reference: Reference, dtypes: Mapping[str, torch.dtype]
+    model: OpenedModel, reference: Reference, dtypes: Mapping[str, torch.dtype]
 ) -> tuple[OutputSpec, ...]:
     """Shapes of the outputs over all cases, in symbols where a size goes with one."""
-    sizes = [model.sizes(case.inputs) for case in reference.cases]
+    sizes = [_sizes(model.inputs, case.inputs) for case in reference.cases]
     specs = []
     for name, dtype in dtypes.items():
         shapes = [case.outputs[name].shape for case in reference.cases]
-        if len({len(shape) for shape in shapes}) > 1:
+        ranks = sorted({len(shape) for shape in shapes})
+        if len(ranks) > 1:
             raise CaptureError(
-                f"the output {name!r} has {sorted({len(shape) for shape in shapes})} dimensions,"
+                f"the output {name!r} has {ranks} dimensions,"
                 " by the input, and an engine's outputs have one number of them",
                 hint="Return it in one rank.",
             )
@@ -174,8 +169,8 @@ def _largest(specs: tuple[InputSpec, ...], parameters: int) -> list[Case]:
         others = math.prod(taken for other, taken in sizes.items() if other != name)
         while not dim.asked and size > 2 * dim.size and size * others * parameters > WORK:
             size //= 2
-        made = sample(specs, {**sizes, name: size}, SEED + 100 + index)
-        cases.append(Case(f"largest {name}", made))
+        inputs = sample(specs, {**sizes, name: size}, SEED + 100 + index)
+        cases.append(Case(f"largest {name}", inputs))
     return cases
 
 
@@ -213,13 +208,18 @@ class Explored:
             baked: places at which it always takes the path of the trace.
         """
         unseen = {place: self.unverified[place] for place in decided if place in self.unverified}
-        for place, value in _one_sided(self.runs, baked).items():
-            if not is_library_code(place.file):
-                unseen.setdefault(place, str(Unverified(str(place), f"Python always read {value}")))
+        for place in baked:
+            values = {
+                tuple(str(r.value) for r in run if r.place == place and r.decides == "inputs")
+                for run in self.runs
+            } - {()}
+            if len(values) == 1 and not is_library_code(place.file):
+                found = f"Python always read {', '.join(*values)}"
+                unseen.setdefault(place, str(Unverified(str(place), found)))
         return tuple(unseen.values())
 
 
-def explore(model: ScriptModel, places: Collection[SourceLocation]) -> tuple[ScriptModel, Explored]:
+def explore(model: OpenedModel, places: Collection[SourceLocation]) -> tuple[OpenedModel, Explored]:
     """Run the model to find what decides, and cases that take the paths nobody took.
 
     Args:
@@ -236,12 +236,8 @@ def explore(model: ScriptModel, places: Collection[SourceLocation]) -> tuple[Scr
     if len(covered.cases) > len(model.cases):
         model = replace(model, inputs=covered.inputs, cases=covered.cases)
         runs = _reads(module, model.cases)
-    unverified = {
-        place: str(found)
-        for place in predicates
-        for found in covered.unverified
-        if found.place == str(place)
-    }
+    found = {one.place: str(one) for one in covered.unverified}
+    unverified = {p: found[str(p)] for p in predicates if str(p) in found}
     return model, Explored(runs, unverified, covered.verified)
 
 
@@ -250,26 +246,11 @@ def _reads(module: nn.Module, cases: Sequence[Case]) -> list[list[Read]]:
     return [[read for read in run if read.decides != "weights"] for run in runs]
 
 
-def _one_sided(
-    runs: Sequence[Sequence[Read]], places: Collection[SourceLocation]
-) -> dict[SourceLocation, str]:
-    """Places at which every case read the same of its inputs, and what."""
-    found = {}
-    for place in places:
-        seen = {
-            tuple(str(r.value) for r in run if r.place == place and r.decides == "inputs")
-            for run in runs
-        } - {()}
-        if len(seen) == 1:
-            found[place] = ", ".join(*seen)
-    return found
-
-
 @dataclass(frozen=True)
 class ScriptEngines:
     """Makes engines of one model and compares them with it."""
 
-    model: ScriptModel
+    model: OpenedModel
     reference: Reference
     config: EngineConfig
     request: ExportRequest
