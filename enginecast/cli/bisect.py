@@ -49,7 +49,7 @@ def bisect(
     why: tuple[str, ...] = ()
     if is_wrong(rewritten):
         found = find_culprits(prepared, rewritten, steps)
-        verdict = criteria_of(rewritten, *rewritten.failures).judge_unrun()
+        verdict = criteria_of(rewritten, *rewritten.failures).judge()
         why = tuple(dict.fromkeys(verdict.reasons))
     elif broken := list(rewritten.reference.floor.defects):
         raise VerificationError(

@@ -1,12 +1,10 @@
 """`enginecast doctor`: what this machine has, and what is missing."""
 
-import json
-
 from rich.console import Console
-from rich.table import Table
 
 from enginecast.cli.options.groups import AsJson
-from enginecast.doctor.checks import CPU_FEATURES, Package, Report, TensorRT
+from enginecast.cli.terminal.output import print_json, print_table
+from enginecast.doctor.checks import CPU_FEATURES, Report
 
 
 def doctor(as_json: AsJson = False) -> None:
@@ -15,7 +13,7 @@ def doctor(as_json: AsJson = False) -> None:
 
     report = examine(tensorrt=True)
     if as_json:
-        print(json.dumps(report.to_json(), indent=1))
+        print_json(report.to_json())
     else:
         show(report, Console(emoji=False))
 
@@ -23,14 +21,19 @@ def doctor(as_json: AsJson = False) -> None:
 def show(report: Report, console: Console) -> None:
     """Print the report for people."""
     console.print(f"enginecast {report.enginecast} on Python {report.python}, {report.platform}")
-    console.print(_package_table(report.packages))
+    packages = (
+        (p.name, p.version or "-", p.wanted, p.extra or "everything") for p in report.packages
+    )
+    print_table(console, ("package", "installed", "wanted", "for"), packages)
     for package in report.packages:
         if package.extra and not package.fits:
             console.print(
                 f"to add '{package.extra}': {package.repair}", markup=False, soft_wrap=True
             )
     if report.cpu_features:
-        console.print(_cpu_table(report.cpu_features))
+        here = report.cpu_features.items()
+        features = ((name, "yes" if has else "no", CPU_FEATURES[name][1]) for name, has in here)
+        print_table(console, ("CPU feature", "here", "gives"), features)
     console.print(f"ONNX Runtime providers: {', '.join(report.providers) or 'none'}")
     if report.torchscript is not None:
         state = "there, deprecated by PyTorch since 2.11" if report.torchscript else "dropped"
@@ -42,31 +45,12 @@ def show(report: Report, console: Console) -> None:
             f"GPU: none that torch sees (torch's CUDA: {report.torch_cuda or 'CPU build'})"
         )
     if report.tensorrt is not None:
-        _show_tensorrt(report.tensorrt, console)
+        installed = [one for one in report.tensorrt.libraries if one.installed]
+        versions = [f"{one.name} {one.version or 'does not import'}" for one in installed]
+        console.print(f"TensorRT: {', '.join(versions) or 'not installed'}")
+        console.print(f"NVIDIA driver: {report.tensorrt.driver or 'none'}")
     for problem in report.problems:
         console.print(f"[bold red]problem[/]: {problem.what}")
         console.print(f"  {problem.repair}", markup=False, soft_wrap=True)
     if not report.problems:
         console.print("[bold green]no problems[/]")
-
-
-def _show_tensorrt(found: TensorRT, console: Console) -> None:
-    installed = [one for one in found.libraries if one.installed]
-    versions = [f"{one.name} {one.version or 'does not import'}" for one in installed]
-    console.print(f"TensorRT: {', '.join(versions) or 'not installed'}")
-    console.print(f"NVIDIA driver: {found.driver or 'none'}")
-
-
-def _package_table(packages: tuple[Package, ...]) -> Table:
-    table = Table("package", "installed", "wanted", "for")
-    for package in packages:
-        needed_for = package.extra or "everything"
-        table.add_row(package.name, package.version or "-", package.wanted, needed_for)
-    return table
-
-
-def _cpu_table(features: dict[str, bool]) -> Table:
-    table = Table("CPU feature", "here", "gives")
-    for name, present in features.items():
-        table.add_row(name, "yes" if present else "no", CPU_FEATURES[name][1])
-    return table

@@ -42,11 +42,7 @@ class Budget:
 
 
 def estimate(elements: Elements, config: EngineConfig, *, in_memory: bool) -> Budget:
-    """Add up what is known.
-
-    Args:
-        in_memory: whether the weights are made in memory instead of being mapped from a file.
-    """
+    """Add up what is known; weights that are mapped from a file are not `in_memory`."""
     count = sum(elements.values())
     size = sum(number * dtype.itemsize for dtype, number in elements.items())
     phases = {

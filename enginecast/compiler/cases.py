@@ -45,8 +45,6 @@ def choose_cases(
 
     Args:
         specs: with the ranges that the program kept.
-        given: tensors that the user gave; may be empty.
-        prompts: texts that the user gave.
         parameters: of the model, which limits the work; 0: no limit.
 
     Raises:

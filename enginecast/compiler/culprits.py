@@ -58,7 +58,7 @@ def is_wrong(rewritten: Rewritten) -> bool:
         return True
     if rewritten.emulated is None or rewritten.reference.floor.defects:
         return False
-    return criteria_of(rewritten).judge_unrun().outcome == "rejected"
+    return criteria_of(rewritten).judge().outcome == "rejected"
 
 
 def find_culprits(

@@ -34,25 +34,25 @@ class Criteria:
     problems: tuple[str, ...] = ()
     """Reasons to reject that were found before the engine ran."""
 
-    def judge_unrun(self, *more: str) -> Verdict:
-        """Judge by the program, and `more` reasons to reject it: the engine has not run."""
-        verdict = judge(
-            None,
-            self.reference.floor,
-            where=where_it_ran(),
-            engine_ran=False,
-            emulated=self.emulated.measured if self.emulated is not None else None,
-            problems=(*self.problems, *more),
-        )
-        return self._with_arithmetic(verdict)
+    def judge(self, engine: Engine | None = None, more: Sequence[str] = ()) -> Verdict:
+        """Run an engine over all cases and judge it; without one, judge by the program alone.
 
-    def judge_engine(self, engine: Engine) -> Verdict:
-        """Run an engine over all cases and judge it."""
+        Args:
+            more: reasons to reject it.
+        """
         emulated = self.emulated.measured if self.emulated is not None else None
-        verdict = verify_engine(engine, self.reference, emulated=emulated, problems=self.problems)
-        return self._with_arithmetic(verdict)
-
-    def _with_arithmetic(self, verdict: Verdict) -> Verdict:
+        problems = (*self.problems, *more)
+        if engine is not None:
+            verdict = verify_engine(engine, self.reference, emulated=emulated, problems=problems)
+        else:
+            verdict = judge(
+                None,
+                self.reference.floor,
+                where=where_it_ran(),
+                engine_ran=False,
+                emulated=emulated,
+                problems=problems,
+            )
         if self.emulated is None:
             return verdict
         return msgspec.structs.replace(verdict, arithmetic=self.emulated.emulation.profile)
@@ -105,25 +105,21 @@ def run_engine(
     *,
     counts_ops: bool = True,
 ) -> EngineRun:
-    """Run the engine where this machine can, and judge it.
-
-    Args:
-        counts_ops: whether to look at which ops the runtime executes.
-    """
+    """Run the engine where this machine can, and judge it."""
     if not config.runs_here:
-        return EngineRun(criteria.judge_unrun())
+        return EngineRun(criteria.judge())
     try:
         session = session_class(config.target)
         opened = session.open(bundle, record, config.providers, threads)
         with Engine(bundle, record, opened) as engine:
-            verdict, layers = criteria.judge_engine(engine), engine.layers()
+            verdict, layers = criteria.judge(engine), engine.layers()
         executed = None
         if counts_ops:
             inputs = criteria.reference.cases[0].inputs
             executed = session.executed_ops(bundle, record, inputs, config.providers, threads)
     except (BundleError, InputError) as error:
         # The engine is ours, and so is what is wrong with it: that is a rejection, not bad input.
-        return EngineRun(criteria.judge_unrun(f"the engine does not run: {error.message}"))
+        return EngineRun(criteria.judge(more=[f"the engine does not run: {error.message}"]))
     return EngineRun(verdict, executed, layers)
 
 

@@ -35,9 +35,7 @@ NO_RESIDUAL = "expected a residual sum"
 
 
 def expect_fusions(captured: ExportedProgram) -> dict[str, tuple[str, ...]]:
-    """Find the sites of a captured program by kind: means of squares under a root, attentions,
-    norms of residual sums.  Each is "module file:line".
-    """
+    """The sites of a captured program by kind, each as "module file:line"."""
     norms = [n for n in all_nodes(captured) if is_statistic(n) or is_call(n, aten.rms_norm.default)]
     cores = [node for node in all_nodes(captured) if is_attention_core(node)]
     return {
@@ -61,7 +59,6 @@ def count_fusions(
         engine_ops: op counts of the engine's graph, names as "domain::Op".  Where these are ops of
             torch's own, they are those of the last lowered program, and counted for the program.
         runtime_ops: op types as the runtime executed them; None when it was not run.
-        sites: pass name -> its sites; give the reasons of those that are missing.
     """
     ops = torch.ops.enginecast
     fused = {

@@ -17,8 +17,7 @@ from enginecast.compiler.rewrite import Rewritten
 from enginecast.exporters.target import Artifact
 from enginecast.passes.ir.edit import dtype_of
 from enginecast.passes.ir.options import spec_from_pass
-from enginecast.passes.ir.pipeline import PassRun
-from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
+from enginecast.passes.ir.quantization_plan import plan_of
 from enginecast.runtime.bundle.manifest import (
     EngineRecord,
     Guard,
@@ -81,6 +80,16 @@ def describe_program(
     guards = {guard.output for guard in captured.guards}  # the runtime looks at them itself
     outputs = _outputs_after(captured.outputs, rewritten.program)
     given = [spec for spec in outputs if spec.name not in guards]
+    plan, quantization = plan_of(rewritten.program), None
+    if plan is not None:
+        quantization = Quantization(
+            precision=config.asked_precision,
+            format=plan.format,
+            arch=plan.arch,
+            max_error=plan.max_error,
+            predicted_error=plan.predicted_error,
+            plan=PLAN_NAME,
+        )
     return msgspec.structs.replace(
         describe_manifest(model, config, given, artifacts),
         capture=describe_rungs(captured.rungs),
@@ -94,8 +103,16 @@ def describe_program(
             for guard in captured.guards
         ),
         notes=captured.notes,
-        quantization=_describe_plan(config, plan_of(rewritten.program)),
-        passes=tuple(map(_describe_pass, rewritten.runs)),
+        quantization=quantization,
+        passes=tuple(
+            PassRecord(
+                name=run.pass_.name,
+                spec=str(spec_from_pass(run.pass_)),
+                rewritten=run.rewritten,
+                sites=tuple(msgspec.convert(s, Site, from_attributes=True) for s in run.sites),
+            )
+            for run in rewritten.runs
+        ),
     )
 
 
@@ -134,32 +151,10 @@ def _outputs_after(specs: Sequence[OutputSpec], program: ExportedProgram) -> lis
 
 def _describe_text(source: Source, inputs: Sequence[InputSpec]) -> Text | None:
     """How prompts become ids; None for a model without tokenizer or token ids."""
-    ids = [spec for spec in inputs if spec.kind == "token_ids"]
-    if not ids or all(f.name != "tokenizer.json" for f in source.tokenizer_files):
+    ids = next((spec for spec in inputs if spec.kind == "token_ids"), None)
+    if ids is None or all(f.name != "tokenizer.json" for f in source.tokenizer_files):
         return None
-    return Text(padding_id=ids[0].padding or 0, max_length=ids[0].dims[-1].maximum)
-
-
-def _describe_pass(run: PassRun) -> PassRecord:
-    return PassRecord(
-        name=run.pass_.name,
-        spec=str(spec_from_pass(run.pass_)),
-        rewritten=run.rewritten,
-        sites=tuple(msgspec.convert(site, Site, from_attributes=True) for site in run.sites),
-    )
-
-
-def _describe_plan(config: EngineConfig, found: QuantizationPlan | None) -> Quantization | None:
-    if found is None:
-        return None
-    return Quantization(
-        precision=config.asked_precision,
-        format=found.format,
-        arch=found.arch,
-        max_error=found.max_error,
-        predicted_error=found.predicted_error,
-        plan=PLAN_NAME,
-    )
+    return Text(padding_id=ids.padding or 0, max_length=ids.dims[-1].maximum)
 
 
 def _describe_engine(config: EngineConfig, artifact: Artifact) -> EngineRecord:

@@ -154,7 +154,6 @@ def prepare(
 
     Raises:
         CaptureError: torch.export refused the model.
-        SourceError, UsageError: weights or options do not fit.
     """
     wanted = parse_wanted(options.outputs, options.hidden_states)
     prompts = None if options.prompts is None else given_prompts(options.prompts)
@@ -219,7 +218,6 @@ def reference_of(prepared: Prepared, dtype: str, notes: list[str] | None = None)
 
     Raises:
         CaptureError: a second call with equal inputs gives another result.
-        VerificationError: eager does not run in this dtype.
     """
     smallest = min(prepared.cases, key=lambda case: sum(t.numel() for t in case.inputs.values()))
     run = CalledTwice(partial(run_named, wanted=prepared.wanted), smallest.inputs)

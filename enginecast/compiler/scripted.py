@@ -38,7 +38,7 @@ from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOption
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, EnginecastError, UsageError
 from enginecast.exporters.registry import target_of
-from enginecast.exporters.target import Artifact, ScriptRequest, Target
+from enginecast.exporters.target import ScriptRequest, Target
 from enginecast.exporters.torchscript.target import TorchScript
 from enginecast.passes.ir.text import DTYPES
 from enginecast.runtime.bundle.staging import Staging
@@ -277,11 +277,10 @@ class ScriptEngines:
             for line in (*made.notes, *(f"the tracer warns: {s}" for s in made.suspects)):
                 self.steps.log(line)
             tried.append(made)
-            outputs = self._outputs(made)
-            engine = self._torchscript(made, outputs)
+            engine = self._torchscript(made)
             if engine.verdict.outcome != "rejected":
-                is_it = self.config.target == engine.config.target
-                return engine if is_it else self._or_onnx(engine, made, outputs)
+                is_asked = self.config.target == engine.config.target
+                return engine if is_asked else self._or_onnx(engine, made)
         return engine
 
     @cached_property
@@ -307,38 +306,32 @@ class ScriptEngines:
             self.steps.log("the trace does not agree with eager: scripting what decides by sizes")
             yield (*met, *sorted(suspects), *sorted(found))
 
-    def _outputs(self, made: Hybrid) -> tuple[OutputSpec, ...]:
-        with torch.no_grad():
-            given = made.module(*self._example.values())
-        dtypes = {name: t.dtype for name, t in zip(made.outputs, given, strict=True)}
-        return output_specs(self.model, self.reference, dtypes)
-
-    def _torchscript(self, made: Hybrid, outputs: tuple[OutputSpec, ...]) -> Candidate:
-        """Write the TorchScript engine and run it."""
-        with self.steps("lower"):
-            artifact = self._lower(TorchScript(), made)
+    def _torchscript(self, made: Hybrid) -> Candidate:
         problems: tuple[str, ...] = ()
         if not self.request.options.allow_unverified_branches:
             # Not compared on both paths: branches that are scripted, and those that are baked.
             problems = self.explored.unseen((*made.held, *made.unscripted), made.unscripted)
         note = f"{DEPRECATION}: a later torch may not load this engine"
-        taken = Rung("torchscript", "taken", "a TorchScript engine")
-        config = replace(self.config, target=TorchScript.name)
-        return self._run(made, outputs, config, artifact, taken, note, problems)
+        return self._engine(made, TorchScript(), "a TorchScript engine", note, problems)
 
-    def _or_onnx(
-        self, engine: Candidate, made: Hybrid, outputs: tuple[OutputSpec, ...]
-    ) -> Candidate:
+    def _or_onnx(self, engine: Candidate, made: Hybrid) -> Candidate:
         """The same as an ONNX engine where that agrees with eager, too; else `engine`."""
         try:
-            onnx = self._onnx(made, outputs)
+            onnx = self._engine(
+                made,
+                target_of(self.config.target),
+                "an ONNX engine, by torch's legacy exporter",
+                f"{DEPRECATION}: this engine was made with it and with torch's legacy ONNX"
+                " exporter; running it needs neither",
+            )
         except EnginecastError as error:
             reason = error.message
         else:
-            if onnx.verdict.outcome != "rejected":
-                self._remove(engine)
+            rejected = onnx.verdict.outcome == "rejected"
+            for name in (onnx if rejected else engine).artifacts[0].files:
+                (self.staging.folder / name).unlink()
+            if not rejected:
                 return onnx
-            self._remove(onnx)
             reason = " ".join(onnx.verdict.reasons[0].split())
         self.steps.say(
             f"no ONNX engine ({reason}): this becomes a TorchScript engine, which needs torch, and"
@@ -348,17 +341,15 @@ class ScriptEngines:
         taken = replace(taken, reason=f"{taken.reason}; no ONNX engine: {reason}")
         return replace(engine, rungs=(taken,))
 
-    def _onnx(self, made: Hybrid, outputs: tuple[OutputSpec, ...]) -> Candidate:
-        with self.steps("lower to ONNX"):
-            artifact = self._lower(target_of(self.config.target), made, outputs)
-        note = (
-            f"{DEPRECATION}: this engine was made with it and with torch's legacy ONNX exporter;"
-            " running it needs neither"
-        )
-        taken = Rung("torchscript", "taken", "an ONNX engine, by torch's legacy exporter")
-        return self._run(made, outputs, self.config, artifact, taken, note)
-
-    def _lower(self, target: Target, made: Hybrid, outputs: Sequence[OutputSpec] = ()) -> Artifact:
+    def _engine(
+        self, made: Hybrid, target: Target, how: str, note: str, problems: tuple[str, ...] = ()
+    ) -> Candidate:
+        """Write an engine, run it over all cases and judge it."""
+        config = replace(self.config, target=target.name)
+        with torch.no_grad():
+            given = made.module(*self._example.values())
+        dtypes = {name: t.dtype for name, t in zip(made.outputs, given, strict=True)}
+        outputs = output_specs(self.model, self.reference, dtypes)
         request = ScriptRequest(
             made.module,
             self.staging.folder,
@@ -372,25 +363,11 @@ class ScriptEngines:
                 spec.name: {i: d for i, d in enumerate(spec.dims) if isinstance(d, str)}
                 for spec in outputs
             },
-            precision=self.config.precision,
+            precision=config.precision,
         )
-        return target.lower_script(request)
-
-    def _remove(self, engine: Candidate) -> None:
-        for name in engine.artifacts[0].files:
-            (self.staging.folder / name).unlink()
-
-    def _run(
-        self,
-        made: Hybrid,
-        outputs: tuple[OutputSpec, ...],
-        config: EngineConfig,
-        artifact: Artifact,
-        taken: Rung,
-        note: str,
-        problems: tuple[str, ...] = (),
-    ) -> Candidate:
-        """Run an engine over all cases and judge it."""
+        step = "lower" if target.name == TorchScript.name else "lower to ONNX"
+        with self.steps(step):
+            artifact = target.lower_script(request)
         manifest = describe_manifest(self.model, config, outputs, (artifact,))
         bundle = unsealed(self.staging.folder, manifest, artifact.files)
         criteria = Criteria(self.reference, problems=problems)
@@ -402,7 +379,7 @@ class ScriptEngines:
             config=config,
             reference=self.reference,
             runs=(run,),
-            rungs=(taken,),
+            rungs=(Rung("torchscript", "taken", how),),
             notes=(*made.notes, note),
             program=made.module.code,
             artifacts=(artifact,),

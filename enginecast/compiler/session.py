@@ -133,7 +133,7 @@ class ExportSession:
         )
         if problems or rewritten.reference.floor.defects:
             criteria = Criteria(rewritten.reference, rewritten.emulated, problems)
-            return replace(judged, runs=(EngineRun(criteria.judge_unrun()),))
+            return replace(judged, runs=(EngineRun(criteria.judge()),))
         artifacts = self._lower(model, rewritten)
         with self.steps("describe"):
             manifest = describe_program(model, self.config, rewritten, artifacts)

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -60,13 +59,11 @@ def flow_of_refused(
         cases = [case.inputs for case in verification_inputs(specs, SEED)[:MOST_RUNS]]
         runs = _runs(module, cases)
         verdict = ask_dynamo(module, cases[0])
-    found = detect(refusals=refusals, runs=runs, verdict=verdict)
-    if goes_on:
-        found = [
-            replace(each, action=TO_TORCHSCRIPT) if each.action == "refused" else each
-            for each in found
-        ]
-    return [each.to_json() for each in found]
+    found = [each.to_json() for each in detect(refusals=refusals, runs=runs, verdict=verdict)]
+    for each in found:
+        if goes_on and each["action"] == "refused":
+            each["action"] = TO_TORCHSCRIPT
+    return found
 
 
 def _runs(module: nn.Module, cases: Sequence[Mapping[str, Tensor]]) -> list[list[Read]]:

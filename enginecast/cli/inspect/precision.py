@@ -164,11 +164,7 @@ class _Measured:
 
 
 def advise(prepared: Prepared) -> Advice:
-    """Run the captured program in fp32 over the verification inputs, and judge each precision.
-
-    Raises:
-        SourceError: the outputs are not finite, for the weights are not.
-    """
+    """Run the captured program in fp32 over the verification inputs, and judge each precision."""
     elements = sum(prepared.source.weight_elements().values())
     cases = prepared.cases[:FEW] if elements > LARGE else prepared.cases
     plain = _measure(prepared.captured.program, cases)

@@ -66,23 +66,27 @@ class NetworkCheck:
 
     def show(self, console: Console) -> None:
         """Print operators, violations and the profile."""
-        count = len(self.violations)
-        wrong = f": {count} violation{'s' * (count > 1)}" if count else ""
-        taken = f"the network is {'not ' * bool(count)}one that its parser is documented to take"
-        say(console, f"TensorRT {self.version}: {taken}{wrong}; {NOT_RUN}")
+        found = "the network is one that its parser is documented to take"
+        if self.violations:
+            count = (
+                "1 violation" if len(self.violations) == 1 else f"{len(self.violations)} violations"
+            )
+            found = f"the network is not one that its parser is documented to take: {count}"
+        say(console, f"TensorRT {self.version}: {found}; {NOT_RUN}")
         if self.operators:
             counts = sorted(self.operators.items())
             rows = ((name, str(count), support(name, self.version)) for name, count in counts)
             print_table(console, ("operator", "n", "support"), rows, whole=2)
-        for found in self.violations:
-            say(console, f"  {found}")
+        for violation in self.violations:
+            say(console, f"  {violation}")
         if self.unknown:
             several = "1 tensor is" if self.unknown == 1 else f"{self.unknown} tensors are"
             say(console, f"{several} of unknown size, and not looked at for being too large")
         if self.profile:
-            ranges = (
-                (r.name, *map(_shape, (r.least, r.optimal, r.greatest))) for r in self.profile
-            )
+            ranges = [
+                (one.name, _shape(one.least), _shape(one.optimal), _shape(one.greatest))
+                for one in self.profile
+            ]
             print_table(console, ("input", "least", "tuned for", "greatest"), ranges, whole=4)
 
 
