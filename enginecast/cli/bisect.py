@@ -89,7 +89,7 @@ def _show(found: "Bisection", why: Sequence[str], console: Console) -> None:
         rows = ((e.module, e.source, _times(e.accumulated), _times(e.isolated)) for e in beyond)
         print_table(console, ("module", "source", "error / floor", "isolated / floor"), rows)
     say(console, f"{len(found.modules) - len(beyond)} other modules are as they should be")
-    for line in found.lines() or ("no pass, site or module could be told apart",):
+    for line in found.lines() or ("no pass, site or module could be singled out",):
         say(results(), line)
     if found.hint():
         say(console, found.hint())

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from enginecast.compiler.steps import Steps
 
 GIVE_INPUTS = (
-    "Give inputs that go the other way (--inputs FILE), or accept it: --allow-unverified-branches."
+    "Give inputs that take the other path (--inputs FILE), or accept it:"
+    " --allow-unverified-branches."
 )
 
 REPORTED = ("verdict", "precision", "pipeline", "emulation", "fusions", "notes", "layers")

@@ -30,18 +30,12 @@ def verify(
     check = verify_bundle(bundle, model=model, random_weights=random_weights, **how.arguments())
     verdict = check.verdict
     if as_json:
-        print_json(
-            {
-                "outcome": verdict.outcome,
-                "engine": verdict.engine,
-                "verdict": msgspec.to_builtins(verdict),
-                "against": check.against,
-                "completed": check.completed,
-                "backend": check.backend,
-                "layers": list(check.layers),
-                "notes": list(check.notes),
-            }
-        )
+        content = msgspec.to_builtins(check) | {
+            "outcome": verdict.outcome,
+            "engine": verdict.engine,
+        }
+        del content["floor_dtype"]
+        print_json(content)
     else:
         console = results()
         print_verdict(verdict, check.floor_dtype, console)

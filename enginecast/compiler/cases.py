@@ -129,12 +129,12 @@ def along_guards(
         (kept if paths == [taken] else left).append(case)
     if not kept:
         raise CaptureError(
-            "no verification input goes the way of the specialised program",
+            "no verification input takes the path of the specialised program",
             hint="Give inputs that do: --inputs FILE.safetensors.",
         )
     if left:
         names = ", ".join(repr(case.name) for case in left)
-        steps.say(f"the engine will refuse inputs that go another way, such as {names}")
+        steps.say(f"the engine will refuse inputs that take another path, such as {names}")
     return tuple(kept)
 
 

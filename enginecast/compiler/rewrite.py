@@ -178,7 +178,7 @@ def rewrite(
         emulated = _emulate(prepared, program, reference, target, steps)
     cause = ""
     if reference.floor.dtype == "fp16" and (broken or (emulated and emulated.problems)):
-        cause = _range_cause(prepared, passes, runs, emulated)
+        cause = _range_cause(prepared, runs, emulated)
     return Rewritten(
         program, tuple(runs), tuple(observer.checks), emulated, reference, lowered, cause
     )
@@ -247,14 +247,9 @@ def run_passes(
     return Rewritten(program, tuple(runs), tuple(observer.checks), None, planned.reference)
 
 
-def _range_cause(
-    prepared: Prepared,
-    passes: tuple[Pass, ...],
-    runs: Sequence[PassRun],
-    emulated: TrueDtypeRun | None,
-) -> str:
+def _range_cause(prepared: Prepared, runs: Sequence[PassRun], emulated: TrueDtypeRun | None) -> str:
     """Where values leave fp16's range, and what rescale-residual did about it."""
-    cause = _place(prepared, passes, emulated)
+    cause = _place(prepared, [run.pass_ for run in runs], emulated)
     rescaling = [run for run in runs if run.pass_.name == RescaleResidual.name]
     if cause and not rescaling:
         return f"{cause}, and the pipeline has no {RescaleResidual.name}"
@@ -265,7 +260,7 @@ def _range_cause(
     return f"{cause} ({RescaleResidual.name} left {place}: {left[0].reason})"
 
 
-def _place(prepared: Prepared, passes: tuple[Pass, ...], emulated: TrueDtypeRun | None) -> str:
+def _place(prepared: Prepared, passes: Sequence[Pass], emulated: TrueDtypeRun | None) -> str:
     """Where values overflow, or what a module hands on after rescale-residual has done its part."""
     overflow = emulated.emulation.overflow if emulated is not None else None
     if overflow is not None and overflow.largest > overflow.max_finite:

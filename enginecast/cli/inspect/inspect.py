@@ -13,6 +13,7 @@ from rich.console import Console
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
+from enginecast.capture.inputs.specs import DimSpec
 from enginecast.cli.inspect.dtypes import INDEX, Dtypes, dtypes_of, print_census
 from enginecast.cli.inspect.flow_page import flow_of, print_flow
 from enginecast.cli.inspect.precision import Advice, advise, emulated, print_advice
@@ -96,8 +97,7 @@ def inspect_model(prepared: Prepared, config: EngineConfig) -> Inspection:
     return Inspection(
         model=prepared.source.name,
         inputs=tuple(
-            f"{spec.name}: {dtype_name(spec.dtype)}"
-            f" [{', '.join(_dim(d.name, d.minimum, d.maximum) for d in spec.dims)}]"
+            f"{spec.name}: {dtype_name(spec.dtype)} [{', '.join(map(_dim, spec.dims))}]"
             for spec in captured.inputs
         ),
         outputs=tuple(
@@ -185,8 +185,8 @@ def _reasons(plan: PassPlan) -> str:
     return "\n".join(f"{count}: {reason}" for reason, count in found.items())
 
 
-def _dim(name: str | None, minimum: int, maximum: int) -> str:
-    return str(maximum) if name is None else f"{name} {minimum}..{maximum}"
+def _dim(dim: DimSpec) -> str:
+    return str(dim.maximum) if dim.name is None else f"{dim.name} {dim.minimum}..{dim.maximum}"
 
 
 def _calls(program: ExportedProgram) -> int:
