@@ -127,18 +127,3 @@ def unsealed(folder: Path, manifest: Manifest, names: Iterable[str]) -> Bundle:
     """A bundle that is still being made: its digests come when it is published."""
     files = tuple(FileRecord(name=name, size=0, sha256="0" * 64) for name in names)
     return Bundle(folder, msgspec.structs.replace(manifest, files=files))
-
-
-def verdict_of(config: EngineConfig, runs: Sequence[EngineRun]) -> Verdict:
-    """The verdict on a bundle: that of its first engine, unless another one is rejected."""
-    first = runs[0].verdict
-    wrong = [
-        f"the {other.target} engine: {reason}"
-        for other, run in zip(config.engines[1:], runs[1:], strict=False)
-        if run.verdict.outcome == "rejected"
-        for reason in run.verdict.reasons
-    ]
-    if not wrong:
-        return first
-    reasons = (*first.reasons, *wrong) if first.outcome == "rejected" else tuple(wrong)
-    return msgspec.structs.replace(first, outcome="rejected", reasons=reasons)

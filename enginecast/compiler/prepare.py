@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 from torch._ops import HigherOrderOperator
@@ -30,7 +30,6 @@ from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.export import Captured, capture, describe, named_leaves
 from enginecast.capture.tracing.shapes import Range
 from enginecast.capture.tracing.state import CalledTwice
-from enginecast.capture.tracing.strategy import Fallback
 from enginecast.compiler.cases import (
     MOST_TRIALS,
     SEED,
@@ -247,8 +246,9 @@ def _capture(
     if given is not None and wanted:
         return _cut(given, wanted)
     example = sample(specs, example_sizes(specs), SEED)
-    fallback = cast(Fallback, options.fallback)
-    captured = capture(source, specs, example, wanted, fallback, inputs, widens=options.widens)
+    captured = capture(
+        source, specs, example, wanted, options.fallback, inputs, widens=options.widens
+    )
     if not wanted:
         return captured
     # A copy, because nodes of torch's own may lack some of their users.

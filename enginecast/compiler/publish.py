@@ -12,7 +12,7 @@ from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.strategy import Rung
 from enginecast.compiler.cases import SEED
-from enginecast.compiler.engines import EngineRun, verdict_of
+from enginecast.compiler.engines import EngineRun
 from enginecast.compiler.manifest import PLAN_NAME
 from enginecast.compiler.prepare import OpenedModel
 from enginecast.compiler.request import EngineConfig, ExportRequest
@@ -59,12 +59,28 @@ class Candidate:
     """What the passes did; None where none ran."""
 
     @property
+    def others(self) -> dict[str, Verdict]:
+        """Verdicts on further engines, by target."""
+        others = zip(self.config.engines[1:], self.runs[1:], strict=False)
+        return {config.target: run.verdict for config, run in others}
+
+    @property
     def verdict(self) -> Verdict:
-        return verdict_of(self.config, self.runs)
+        """That of the first engine, unless another one is rejected."""
+        first = self.runs[0].verdict
+        wrong = tuple(
+            f"the {target} engine: {reason}"
+            for target, verdict in self.others.items()
+            if verdict.outcome == "rejected"
+            for reason in verdict.reasons
+        )
+        if not wrong:
+            return first
+        reasons = (*first.reasons, *wrong) if first.outcome == "rejected" else wrong
+        return msgspec.structs.replace(first, outcome="rejected", reasons=reasons)
 
     def report(self, steps: Steps, left_out: tuple[str, ...] = ()) -> Report:
         """What people and programs read of it."""
-        others = zip(self.config.engines[1:], self.runs[1:], strict=False)
         rewritten = self.rewritten
         emulated = None if rewritten is None else rewritten.emulated
         return Report(
@@ -82,7 +98,7 @@ class Candidate:
             memory=dict(steps.memory),
             notes=self.notes,
             layers=self.runs[0].layers,
-            others={config.target: run.verdict for config, run in others},
+            others=self.others,
         )
 
 

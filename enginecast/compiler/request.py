@@ -5,11 +5,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from torch import nn
 
+from enginecast.capture.tracing.strategy import Fallback
 from enginecast.errors import SpecError, UsageError
 from enginecast.exporters.registry import DEFAULT, target_of
 from enginecast.exporters.registry import REGISTRY as TARGETS
@@ -29,9 +30,6 @@ from enginecast.runtime.bundle.manifest import Precision
 from enginecast.runtime.sessions.session import PROVIDERS
 
 _ARCH = re.compile(r"sm\d{2,3}a?|gfx\d{3,4}[a-z]?")
-FALLBACKS = ("none", "rewrite", "specialise", "torchscript")
-"""How far down the control-flow ladder a capture may go."""
-
 
 SKIP_FIELDS: Mapping[type[Pass], tuple[str, str]] = {
     UnifyDtype: ("keep", "keep_classes"),
@@ -60,16 +58,16 @@ class ModelOptions:
     """Indices of hidden states that come as outputs, too."""
     thorough: bool = False
     """Verify on the longest texts however large the model is."""
-    fallback: str = "torchscript"
-    """How far down the control-flow ladder a capture may go; one of `FALLBACKS`."""
+    fallback: Fallback = "torchscript"
+    """How far down the control-flow ladder a capture may go."""
     widens: bool = True
     """Whether code may be rewritten only so that more sizes are possible."""
     allow_unverified_branches: bool = False
     """Publish although no input was found that takes some path of a branch."""
 
     def __post_init__(self) -> None:
-        if self.fallback not in FALLBACKS:
-            expected = ", ".join(FALLBACKS)
+        if self.fallback not in get_args(Fallback):
+            expected = ", ".join(get_args(Fallback))
             raise UsageError(f"--fallback {self.fallback}: expected one of {expected}")
 
 

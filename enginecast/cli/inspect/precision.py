@@ -287,24 +287,14 @@ def _bytes(unified: ExportedProgram) -> int:
 def _with_error(
     option: Option, unified: ExportedProgram, plain: _Measured, mask: str | None
 ) -> Option:
+    """With the relative error of the program in true arithmetic of the precision."""
+    cases = plain.cases[:FEW]
     try:
-        error = _error(unified, plain, mask)
+        found = interpret_cases(unified, [case.inputs for case in cases])
     except (NotImplementedError, RuntimeError) as missing:
         if "not implemented for" not in str(missing):  # torch's words for a missing kernel
             raise
         return replace(option, trouble=f"eager cannot run in it here: {missing}")
-    if not math.isfinite(error):
-        return replace(option, trouble="its outputs are not finite in true arithmetic")
-    if error > LARGEST_FLOOR:
-        trouble = f"its outputs are finite, and off by {error:.0%}"
-        return replace(option, error=error, trouble=trouble)
-    return replace(option, error=error)
-
-
-def _error(unified: ExportedProgram, plain: _Measured, mask: str | None) -> float:
-    """The relative error in true arithmetic; infinite where the outputs are not finite."""
-    cases = plain.cases[:FEW]
-    found = interpret_cases(unified, [case.inputs for case in cases])
     masks = [None if mask is None else as_array(case.inputs[mask]) for case in cases]
     wanted = [
         as_arrays({name: tensor.double() for name, tensor in outputs.items()})
@@ -317,9 +307,13 @@ def _error(unified: ExportedProgram, plain: _Measured, mask: str | None) -> floa
         for index, (outputs, right, valid) in enumerate(zip(found, wanted, masks, strict=True))
     }
     pooled = [pool_output(measured, name) for name in output_names(measured)]
-    if any(p.nonfinite for p in pooled):
-        return math.inf
-    return max((p.relative for p in pooled), default=0.0)
+    error = max((p.relative for p in pooled), default=0.0)
+    if any(p.nonfinite for p in pooled) or not math.isfinite(error):
+        return replace(option, trouble="its outputs are not finite in true arithmetic")
+    if error > LARGEST_FLOOR:
+        trouble = f"its outputs are finite, and off by {error:.0%}"
+        return replace(option, error=error, trouble=trouble)
+    return replace(option, error=error)
 
 
 def emulated(
