@@ -234,16 +234,14 @@ def cover_paths(
     cases = (*cases, *(case for case, _ in added))
     taken += [found for _, found in added]
     seen = _of_libraries(program).union(*taken)
-    missing = [text.partition(": ") for path, text in every.items() if path not in seen]
-    places = dict.fromkeys(text.partition(": ")[0] for text in every.values())
-    both = [place for place in places if place not in known] if not missing else []
+    missing = [lost for path, lost in every.items() if path not in seen]
+    places = dict.fromkeys(path.place for path in every.values() if path.place not in known)
+    both = f"every way of the program verified: {', '.join(places)}"
     return Covered(
         inputs=tuple(widened(spec, [case for case, _ in added]) for spec in specs),
         cases=cases,
-        verified=(f"every way of the program verified: {', '.join(both)}",) if both else (),
-        unverified=tuple(
-            Unverified(place, always) for place, _, always in missing if place not in known
-        ),
+        verified=(both,) if places and not missing else (),
+        unverified=tuple(lost for lost in missing if lost.place not in known),
         watched=tuple(_watched(cases, taken)),
     )
 
@@ -263,7 +261,7 @@ def _search(
     program: ExportedProgram,
     specs: Sequence[InputSpec],
     cases: Sequence[Case],
-    every: Mapping[Path, str],
+    every: Mapping[Path, Unverified],
     seen: frozenset[Path],
     trials: int,
 ) -> Iterator[tuple[Case, frozenset[Path]]]:
@@ -275,7 +273,7 @@ def _search(
             [found] = _paths_taken(program, [inputs])
         except Exception:  # at values that nobody promised it takes
             continue
-        new = [every[path].partition(": ")[0] for path in found - seen if path in every]
+        new = [every[path].place for path in found - seen if path in every]
         if new:
             yield Case(f"other way at {', '.join(dict.fromkeys(new))}", dict(inputs)), found
         seen |= found
@@ -292,29 +290,22 @@ def _watched(cases: Sequence[Case], taken: Sequence[frozenset[Path]]) -> Iterato
 def _paths_taken(
     program: ExportedProgram, cases: Sequence[Mapping[str, Tensor]]
 ) -> list[frozenset[Path]]:
-    """The blocks that each case runs.
-
-    Args:
-        cases: inputs by placeholder name.
-
-    Raises:
-        AssertionFailedError, VerificationError: the program does not take a case.
-    """
+    """The blocks that each case runs; raises where the program does not take a case."""
     run = _Recorded(program, cases)
     with torch.no_grad():
         run.results()
     return [frozenset(taken) for taken in run.taken]
 
 
-def _paths(program: ExportedProgram) -> dict[Path, str]:
-    """Every path that there is, in words: "model.py:26: cond never took the false way"."""
+def _paths(program: ExportedProgram) -> dict[Path, Unverified]:
+    """Every path that there is, with what is said of it when no case takes it."""
     found = {}
     for node, block in all_blocks(program):
         place = source_line(node) or module_path(node) or node.name
         if block.path in ("true", "false"):
-            found[block.module] = f"{place}: cond never took the {block.path} way"
+            found[block.module] = Unverified(place, f"cond never took the {block.path} way")
         elif block.path == "body":
-            found[block.module] = f"{place}: the body of while_loop never ran"
+            found[block.module] = Unverified(place, "the body of while_loop never ran")
     return found
 
 

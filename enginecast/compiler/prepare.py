@@ -312,13 +312,7 @@ def _given_inputs(source: Source, file: Path) -> tuple[tuple[InputSpec, ...], di
 
 def lifted(captured: Captured) -> Captured:
     """Constants within blocks become constants of the program, which passes and exporters know."""
-    unknown = _unknown_structure(captured.program)
-    if unknown is not None:
-        place = source_line(unknown) or unknown.name
-        raise CaptureError(
-            f"{unknown.target} at {place} runs a graph in a way that engines do not have",
-            hint="Of torch's structured operators take cond, while_loop and scan.",
-        )
+    _check_structure(captured.program)
     if not has_structure(captured.program):
         return captured
     program = structural_copy(captured.program)
@@ -332,7 +326,6 @@ def _keep_outputs(program: ExportedProgram, positions: Mapping[str, int]) -> Non
     """Let `program` return some of its outputs as a dict, in place.
 
     Args:
-        program: a structural copy; graph, signature and output structure change.
         positions: name of each output that stays, in the new order, to its place among the user's
             outputs; one place may have several names.
     """
@@ -374,8 +367,8 @@ def _name_places(program: ExportedProgram) -> None:
                     inner.meta[key] = inner.meta.get(key) or node.meta[key]
 
 
-def _unknown_structure(program: ExportedProgram) -> Node | None:
-    """The first op that runs a graph in a way that is not known here, such as map."""
+def _check_structure(program: ExportedProgram) -> None:
+    """Refuse an op that runs a graph in a way that is not known here, such as map."""
     for node in all_nodes(program):
         if not isinstance(node.target, HigherOrderOperator) or is_structured(node):
             continue
@@ -384,8 +377,11 @@ def _unknown_structure(program: ExportedProgram) -> Node | None:
         runs = any(isinstance(getattr(owner, str(n.target), None), GraphModule) for n in held)
         # A wrapper runs its graph once, as it is: interpreting the op is right.
         if runs and not node.target.name().startswith("wrap"):
-            return node
-    return None
+            place = source_line(node) or node.name
+            raise CaptureError(
+                f"{node.target} at {place} runs a graph in a way that engines do not have",
+                hint="Of torch's structured operators take cond, while_loop and scan.",
+            )
 
 
 def _lift_constants(program: ProgramView) -> None:
@@ -394,16 +390,14 @@ def _lift_constants(program: ProgramView) -> None:
         for block in blocks(node):
             with opened(program, node, block) as inner:
                 _lift_constants(inner)
-                for found in list(block.module.graph.nodes):
-                    if found.op == "get_attr":
-                        _lift(inner, block.module, found)
+                for found in block.module.graph.find_nodes(op="get_attr"):
+                    tensor = getattr(block.module, str(found.target), None)
+                    if isinstance(tensor, Tensor):
+                        _lift(inner, found, tensor)
 
 
-def _lift(inner: ProgramView, owner: GraphModule, node: Node) -> None:
+def _lift(inner: ProgramView, node: Node, tensor: Tensor) -> None:
     """A weight that is added to an opened block becomes one of the program around it."""
-    tensor = getattr(owner, str(node.target), None)
-    if not isinstance(tensor, Tensor):
-        return
     name = free_name(inner, f"lifted.{node.name}")
     placeholder = add_weight(inner, name, tensor.detach(), InputKind.CONSTANT_TENSOR)
     placeholder.meta["val"] = node.meta["val"]
