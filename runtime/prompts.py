@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from enginecast.errors import BundleError, InputError
-from enginecast.runtime.bundle.manifest import Input, Manifest, Text
+from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.values.arrays import Array
 
 TOKENIZER_NAME = "tokenizer.json"
@@ -82,7 +82,10 @@ def encode_prompts(folder: Path, manifest: Manifest, prompts: Sequence[str]) -> 
     batch, sequence = _limits(manifest)
     longest = min(text.max_length, sequence[1])
     encodings = open_tokenizer(folder / TOKENIZER_NAME, longest).encode_batch(list(prompts))
-    batches = [_feeds(manifest.inputs, text, chunk, sequence) for chunk in _split(encodings, batch)]
+    batches = []
+    for chunk in _split(encodings, batch):
+        arrays = pad(chunk, text.padding_id, least=sequence[0], side=text.padding_side)
+        batches.append({spec.name: arrays[spec.kind] for spec in manifest.inputs})
     return PromptBatches(
         batches=tuple(batches),
         lengths=tuple(len(encoding.ids) for encoding in encodings),
@@ -133,13 +136,6 @@ def _split(encodings: list[Encoding], sizes: tuple[int, int]) -> list[list[Encod
             hint="Add prompts, or export with a smaller least batch.",
         )
     return [encodings[start:end] for start, end in pairwise(bounds)]
-
-
-def _feeds(
-    inputs: Sequence[Input], text: Text, chunk: list[Encoding], sizes: tuple[int, int]
-) -> dict[str, Array]:
-    arrays = pad(chunk, text.padding_id, least=sizes[0], side=text.padding_side)
-    return {spec.name: arrays[spec.kind] for spec in inputs}
 
 
 def pad(

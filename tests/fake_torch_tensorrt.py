@@ -180,7 +180,7 @@ def install(
         module = fake if name == "torch_tensorrt" else ModuleType(name)
         vars(module).update(members)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(tensorrt_versions, "installed_version", lambda: version)
+    monkeypatch.setattr(tensorrt_versions, "installed", lambda name: {name: version})
     monkeypatch.setattr(torch, "__version__", f"{short_version(version)}.0+fake")
     return fake
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from enginecast.cli.doctor import show
 from enginecast.doctor import checks as doctor
 from enginecast.doctor.checks import Gpu, Package, cpu_features, examine, find_problems
+from enginecast.runtime.device.versions import installed
 
 TORCH = Package("torch", ">=2.11", "2.13.0+cu128")
 ORT = Package("onnxruntime", ">=1.28", "1.31.1")
@@ -94,9 +95,8 @@ def test_cpu_features(tmp_path: Path) -> None:
 
 
 def test_this_machine_is_examined_and_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = {"ray": None, "torch": "2.1.0"}
-    original = doctor._installed
-    monkeypatch.setattr(doctor, "_installed", lambda name: installed.get(name, original(name)))
+    given: dict[str, dict[str, str]] = {"ray": {}, "torch": {"torch": "2.1.0"}}
+    monkeypatch.setattr(doctor, "installed", lambda name: given.get(name, installed(name)))
     report = examine()
     assert "CPUExecutionProvider" in report.providers
     data = json.loads(json.dumps(report.to_json()))

@@ -13,7 +13,7 @@ from rich.console import Console
 from test_emulate import Wrapped
 from test_report import report
 
-from enginecast.verify.emulate.data import Emulation, Overflow, Place, WeightLoss, tightest
+from enginecast.verify.emulate.data import Emulation, Overflow, StoredValues, WeightLoss, tightest
 from enginecast.verify.report.data import Report
 from enginecast.verify.report.report import print_report, write_report
 
@@ -81,9 +81,9 @@ def test_inspect_foretells_it(
     assert plain["emulation"] is None
 
 
-def place(module: str, bits: float, **others: int) -> Place:
+def place(module: str, bits: float, **others: int) -> StoredValues:
     fields = {"overflow": 0, "clamped": 0, **others}
-    return Place(
+    return StoredValues(
         module=module,
         source="model.py:7",
         op="aten.linear",

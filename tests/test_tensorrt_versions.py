@@ -72,14 +72,14 @@ def test_every_row_has_a_source_and_names() -> None:
 
 
 def test_without_torch_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorrt_versions, "installed_version", lambda: None)
+    monkeypatch.setattr(tensorrt_versions, "installed", lambda name: {})
     monkeypatch.setitem(sys.modules, "torch_tensorrt", None)  # as if it were not installed
     with pytest.raises(MissingError, match="--trt-route torch needs torch_tensorrt, which is not"):
         import_torch_tensorrt("--trt-route torch", torch="2.13.0", tensorrt="11.0.0.114")
 
 
 def test_a_wrong_pair_is_found_before_the_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorrt_versions, "installed_version", lambda: "2.13.0")
+    monkeypatch.setattr(tensorrt_versions, "installed", lambda name: {name: "2.13.0"})
     monkeypatch.setattr(tensorrt_versions, "import_module", _never)
     with pytest.raises(
         MissingError, match=r"torch 2\.11\.0 goes with torch_tensorrt 2\.11"

@@ -72,7 +72,11 @@ def leaving(program: ExportedProgram) -> dict[Node, tuple[str, ...]]:
     for node in program.graph.nodes:
         if node.op != "call_function" or node in weights or not is_float(node):
             continue
-        readers = [_path(user) for user in node.users if user.op == "output" or _is_tensor(user)]
+        readers = [
+            "" if user.op == "output" else module_path(user)
+            for user in node.users
+            if user.op == "output" or isinstance(value(user), Tensor | tuple | list)
+        ]
         left = tuple(
             p for p in enclosing(module_path(node)) if any(_outside(r, p) for r in readers)
         )
@@ -241,22 +245,31 @@ def _boundary(tensor: Tensor, source: str, mask: Tensor | None, scale: Exponents
     """Describe a value; one that a pass scaled by powers of two is described as it was before."""
     dtype = tensor.dtype
     tensor = without_scale(tensor, scale)
-    valid = tensor
-    if mask is not None and tensor.shape[: mask.ndim] == mask.shape:
-        valid = tensor[mask != 0]
-    flat = valid.reshape(-1)
+    flat = valid_rows(tensor, mask).reshape(-1)
     max_abs, nonfinite = _extent(flat)
-    # An odd step visits every channel in turn, whatever power of two the hidden size is.
-    step = -(-flat.numel() // SAMPLE) | 1
     return Boundary(
         shape=tuple(tensor.shape),
         dtype=dtype,
         digest=_digest(tensor),
-        sample=flat[::step].clone(),
+        sample=sample(flat, SAMPLE).clone(),
         max_abs=max_abs,
         nonfinite=nonfinite,
         source=source,
     )
+
+
+def valid_rows(tensor: Tensor, mask: Tensor | None) -> Tensor:
+    """A tensor [B, S, ...] without the rows that a mask [B, S] leaves out; others as they are."""
+    follows = mask is not None and tensor.shape[: mask.ndim] == mask.shape
+    return tensor[mask != 0] if follows else tensor
+
+
+def sample(flat: Tensor, count: int) -> Tensor:
+    """About `count` elements, evenly spaced.
+
+    An odd step visits every channel in turn, whatever power of two the hidden size is.
+    """
+    return flat[:: -(-flat.numel() // count) | 1]
 
 
 def _extent(flat: Tensor) -> tuple[float, int]:
@@ -280,15 +293,6 @@ def enclosing(path: str) -> list[str]:
     """The module and the modules around it, innermost first, without the root."""
     parts = path.split(".") if path else []
     return [".".join(parts[: n + 1]) for n in reversed(range(len(parts)))]
-
-
-def _path(user: Node) -> str:
-    return "" if user.op == "output" else module_path(user)
-
-
-def _is_tensor(user: Node) -> bool:
-    found = value(user)
-    return isinstance(found, Tensor | tuple | list)
 
 
 def _outside(reader: str, path: str) -> bool:

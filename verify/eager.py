@@ -339,12 +339,10 @@ class _Widening(TorchDispatchMode):
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map(_wider, (args, kwargs or {}))
+        args, kwargs = tree_map(
+            lambda value: torch.float64 if value is torch.float32 else value, (args, kwargs or {})
+        )
         return func(*args, **kwargs)
-
-
-def _wider(value: Any) -> Any:
-    return torch.float64 if value is torch.float32 else value
 
 
 @contextmanager

@@ -3,13 +3,13 @@
 import platform
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 
 import ml_dtypes
 import numpy as np
 
 from enginecast.errors import VerificationError
 from enginecast.runtime.bundle.manifest import Verdict, Where
+from enginecast.runtime.device.versions import installed
 from enginecast.runtime.engine import Engine
 from enginecast.verify.floor import unit_roundoff
 from enginecast.verify.metrics import Array, Comparison, Metrics, pool_output
@@ -26,8 +26,6 @@ LEAK = 0.1
 """Part of the noise floor by which other padding may move an output: kernels that sum in another
 order from run to run."""
 LEAST_LEAK = 4 * unit_roundoff("fp32")
-
-_PACKAGES = ("enginecast", "onnxruntime", "onnxruntime-gpu", "numpy")
 
 
 def verify_engine(
@@ -122,12 +120,7 @@ def where_it_ran(engine: Engine | None = None) -> Where:
     Args:
         engine: what ran; None: nothing did.
     """
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    versions = installed("enginecast", "onnxruntime", "onnxruntime-gpu", "numpy")
     if engine is not None:
         versions |= engine.versions()
     provider = "" if engine is None else engine.provider

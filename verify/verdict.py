@@ -92,7 +92,12 @@ def judge(
     worst = [max(outputs, key=lambda o: o.ratio) for outputs in zip(*rounds, strict=True)]
     passed: Outcome = "verified" if engine_ran else "verified-by-emulation"
     notes = [] if engine_ran else _where_notes(floor.dtype, where, measured, emulated)
-    notes += [*_degenerate_notes(worst), *_floor_notes(floor)]
+    notes += [
+        f"output {output.name!r}: the reference is {output.pooled.degenerate}, which proves little"
+        for output in worst
+        if output.pooled.degenerate
+    ]
+    notes += _floor_notes(floor)
     return Verdict(
         outcome="rejected" if failures else passed,
         engine="ran" if engine_ran else "not run on target",
@@ -173,16 +178,14 @@ def _row_failures(
             continue
         worst = outputs[name].worst_row
         if worst > allowed:
+            place = outputs[name].worst_at
+            at = f" (at {list(place)})" if place else ""
             yield (
-                f"output {name!r}, case {case!r}: its worst row{_at(outputs[name])} has "
+                f"output {name!r}, case {case!r}: its worst row{at} has "
                 f"{times(ratio(worst, used))} "
                 f"the error {floor.owner} has in its worst row "
                 f"(relative {worst:.2g}, floor {used:.2g}, limit {allowed:.2g})"
             )
-
-
-def _at(found: Metrics) -> str:
-    return "" if not found.worst_at else f" (at {list(found.worst_at)})"
 
 
 def _coverage_failures(measured: Comparison, floor: Floor) -> Iterator[str]:
@@ -218,13 +221,6 @@ def _floor_notes(floor: Floor) -> Iterator[str]:
     if floor.estimated:
         cause = floor.culprit or "values leave fp16's range"
         yield f"eager fp16 is no measure ({cause}): an eighth of eager bf16's error is taken"
-
-
-def _degenerate_notes(judged: Sequence[_Judged]) -> Iterator[str]:
-    for output in judged:
-        if output.pooled.degenerate:
-            flag = output.pooled.degenerate
-            yield f"output {output.name!r}: the reference is {flag}, which proves little"
 
 
 def _output_verdict(output: _Judged) -> OutputVerdict:

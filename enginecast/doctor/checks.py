@@ -15,7 +15,7 @@ from typing import Any
 
 from enginecast.errors import MissingError
 from enginecast.runtime.device.gpu import driver_version
-from enginecast.runtime.device.versions import numbers, short_version
+from enginecast.runtime.device.versions import installed, numbers, short_version
 from enginecast.runtime.sessions.tensorrt.versions import Pair, check_pair, known_pairs
 from enginecast.version import __version__
 
@@ -160,7 +160,7 @@ def examine(*, tensorrt: bool = False) -> Report:
     problems += find_problems(packages, providers, cuda, gpus, driver=_has_nvidia_driver())
     found = None
     if tensorrt:
-        version = _installed("torch")
+        version = installed("torch").get("torch")
         found = examine_tensorrt(version, cuda)
         problems += tensorrt_problems(found, version, cuda)
     script = [getattr(torch.jit, name, None) for name in _SCRIPT] if torch else []
@@ -232,15 +232,8 @@ def _packages() -> tuple[Package, ...]:
             continue
         name, extra = requirement["name"], requirement["extra"] or ""
         parts, wanted = requirement["parts"] or "", requirement["wanted"]
-        found.append(Package(name, wanted, _installed(name), extra, parts))
+        found.append(Package(name, wanted, installed(name).get(name), extra, parts))
     return tuple(found)
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _import(name: str) -> tuple[Any, list[Problem]]:

@@ -60,8 +60,11 @@ def compile_package(
     from torch._inductor.utils import fresh_cache
 
     compiler = find_compiler()
-    if device == "cuda":
-        _require_triton()
+    if device == "cuda" and find_spec("triton") is None:
+        raise MissingError(
+            "--device cuda: Inductor writes GPU kernels in Triton, which is not installed",
+            hint="pip install triton (it comes with torch for CUDA).",
+        )
     with tempfile.TemporaryDirectory(prefix="enginecast-") as scratch:
         settings = {
             **_known({**_SETTINGS, **_SETTINGS_OF[device]}),
@@ -106,14 +109,6 @@ def vector_isa() -> str:
 
     with config.patch(_known({"cpp.vec_isa_ok": True})):
         return str(cpu_vec_isa.pick_vec_isa()).lower()
-
-
-def _require_triton() -> None:
-    if find_spec("triton") is None:
-        raise MissingError(
-            "--device cuda: Inductor writes GPU kernels in Triton, which is not installed",
-            hint="pip install triton (it comes with torch for CUDA).",
-        )
 
 
 def _known(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,12 +12,9 @@ import onnx_ir as ir
 def keep_pads_of_max_pools(model: ir.Model) -> None:
     """Name the axes of every Pad that a MaxPool reads, in place; the same computation."""
     for node in model.graph.all_nodes():
-        if node.op_type == "Pad" and any(u.op_type == "MaxPool" for u in _users(node)):
+        readers = [use.node.op_type for output in node.outputs for use in output.uses()]
+        if node.op_type == "Pad" and "MaxPool" in readers:
             _name_axes(model, node)
-
-
-def _users(node: ir.Node) -> list[ir.Node]:
-    return [use.node for output in node.outputs for use in output.uses()]
 
 
 def _name_axes(model: ir.Model, node: ir.Node) -> None:

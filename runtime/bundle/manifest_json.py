@@ -139,14 +139,9 @@ def _tensor_problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
             if tensor.name in seen:
                 yield f"{path}.name", f"{tensor.name!r} is listed twice"
             seen.add(tensor.name)
-            yield from _shape_problems(path, tensor, manifest.symbols)
-
-
-def _shape_problems(
-    path: str, tensor: Input | Output, symbols: dict[str, tuple[int, int]]
-) -> Iterator[tuple[str, str]]:
-    for axis, size in enumerate(tensor.shape):
-        if isinstance(size, int) and size < 0:
-            yield f"{path}.shape[{axis}]", f"expected a size, got {size}"
-        if isinstance(tensor, Input) and isinstance(size, str) and size not in symbols:
-            yield f"{path}.shape[{axis}]", f"symbol {size!r} is not listed in $.symbols"
+            for axis, size in enumerate(tensor.shape):
+                where = f"{path}.shape[{axis}]"
+                if isinstance(size, int) and size < 0:
+                    yield where, f"expected a size, got {size}"
+                elif field == "inputs" and isinstance(size, str) and size not in manifest.symbols:
+                    yield where, f"symbol {size!r} is not listed in $.symbols"

@@ -7,7 +7,7 @@ error), so digests are checked before any other library opens a file.
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -97,17 +97,13 @@ def _listing_problems(root: Path, files: tuple[FileRecord, ...]) -> Iterator[str
     for name in sorted(present.keys() - expected):
         yield f"{name!r} is not listed"
     for file in files:
-        yield from _file_problems(file, present)
-
-
-def _file_problems(file: FileRecord, present: Mapping[str, os.stat_result]) -> Iterator[str]:
-    status = present.get(file.name)
-    if status is None:
-        yield f"{file.name} is missing"
-    elif not stat.S_ISREG(status.st_mode):
-        yield f"{file.name} is a {_kind(status.st_mode)}, expected a plain file"
-    elif status.st_size != file.size:
-        yield f"{file.name} has {status.st_size} bytes, expected {file.size}"
+        status = present.get(file.name)
+        if status is None:
+            yield f"{file.name} is missing"
+        elif not stat.S_ISREG(status.st_mode):
+            yield f"{file.name} is a {_kind(status.st_mode)}, expected a plain file"
+        elif status.st_size != file.size:
+            yield f"{file.name} has {status.st_size} bytes, expected {file.size}"
 
 
 def _digest_problems(root: Path, files: tuple[FileRecord, ...]) -> Iterator[str]:

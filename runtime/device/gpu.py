@@ -134,7 +134,9 @@ def driver_version() -> str:
     Raises:
         MissingError: neither says it.
     """
-    version = _by_nvml() or _by_kernel_module()
+    version = _by_nvml()
+    if not version and _KERNEL_MODULE.is_file():
+        version = module_version(_KERNEL_MODULE.read_text(encoding="utf-8"))
     if not version:
         raise MissingError(
             f"the version of NVIDIA's driver: neither {_NVML} nor {_KERNEL_MODULE} says it",
@@ -147,13 +149,6 @@ def module_version(text: str) -> str:
     """The driver's version in the text of /proc/driver/nvidia/version; empty: there is none."""
     found = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", text)
     return found[1] if found else ""
-
-
-def _by_kernel_module() -> str:
-    try:
-        return module_version(_KERNEL_MODULE.read_text(encoding="utf-8"))
-    except OSError:
-        return ""
 
 
 def _by_nvml() -> str:

@@ -1,6 +1,8 @@
 """Versions as libraries write them: "2.13.0+cu130", "11.0.0.114", "1.32.0.dev3"."""
 
 import re
+from contextlib import suppress
+from importlib import metadata
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -12,3 +14,12 @@ def numbers(version: str) -> tuple[int, ...]:
 def short_version(version: str) -> str:
     """MAJOR.MINOR: "11.0" of "11.0.0.114"."""
     return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def installed(*packages: str) -> dict[str, str]:
+    """The versions of those distributions that are installed."""
+    found = {}
+    for package in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found

@@ -74,15 +74,13 @@ class AOTInductorSession(TorchSession):
         return self._call if isinstance(self._call, GraphCache) else None
 
     def compute(self, tensors: Sequence[Any]) -> list[Any]:
-        return [self._own(value) for value in self._call(tensors)]
+        # A weight that is an output is copied: its reader may write into it.
+        found = self._call(tensors)
+        return [value.clone() if value.data_ptr() in self._stored else value for value in found]
 
     def _plain(self, tensors: Sequence[Any]) -> list[Any]:
         found: list[Any] = self._model.loader.boxed_run(list(tensors))
         return found
-
-    def _own(self, value: Any) -> Any:
-        """A weight that is an output is copied: its reader may write into it."""
-        return value.clone() if value.data_ptr() in self._stored else value
 
 
 def _load(torch: Any, bundle: Bundle, record: EngineRecord, device: str) -> Any:

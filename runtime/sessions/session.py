@@ -2,12 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar, Self
 
 from enginecast.runtime.bundle.manifest import EngineRecord
 from enginecast.runtime.bundle.reader import Bundle
+from enginecast.runtime.device.versions import installed
 from enginecast.runtime.values.arrays import Array
 from enginecast.runtime.values.device_tensor import Feed
 
@@ -82,11 +81,7 @@ class Session(ABC):
 
     def versions(self) -> dict[str, str]:
         """The versions of those of `packages` that are installed."""
-        found = {}
-        for package in self.packages:
-            with suppress(PackageNotFoundError):
-                found[package] = version(package)
-        return found
+        return installed(*self.packages)
 
     @classmethod
     def executed_ops(

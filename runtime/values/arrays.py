@@ -40,16 +40,12 @@ def to_array(value: Any) -> Array:
     if isinstance(value, OrtValue):
         return from_ort(value)
     if str(getattr(value, "dtype", "")).endswith("bfloat16"):
-        return _bfloat16(value)
+        capsule = value.__dlpack__()
+        try:
+            return from_ort(OrtValue.from_dlpack(capsule))
+        except RuntimeError as error:
+            raise BufferError("a bfloat16 tensor that is not contiguous") from error
     return np.from_dlpack(value)
-
-
-def _bfloat16(value: Any) -> Array:
-    capsule = value.__dlpack__()
-    try:
-        return from_ort(OrtValue.from_dlpack(capsule))
-    except RuntimeError as error:
-        raise BufferError("a bfloat16 tensor that is not contiguous") from error
 
 
 def to_ort(array: Array) -> OrtValue:

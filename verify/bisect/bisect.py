@@ -130,14 +130,15 @@ class Suspect:
             last[:] = last if done is None else [done]
             return done is not None
 
-        suspects = [site for site in sites if self._is_suspect(site)]
+        errors = {site.key: self._around(site.module) for site in sites}
+        suspects = [site for site in sites if (error := errors[site.key]) and error.arises]
         others = [site for site in sites if site not in suspects]
         if suspects and others and good(others):
             # Most often the modules show it already, and few runs are left to do.
             found = search(suspects, lambda some: good([*others, *some]))
         else:
             found = search(sites, good)
-        guilty = tuple(GuiltySite(site, self._around(site.module)) for site in found.guilty)
+        guilty = tuple(GuiltySite(site, errors[site.key]) for site in found.guilty)
         culprit = replace(culprit, sites=guilty, undecided=found.undecided)
         done = self.run([*found.guilty, *found.undecided]) if not last else last[0]
         return culprit, done
@@ -156,10 +157,6 @@ class Suspect:
         if none.wrong:
             return "it does harm with all of its sites left alone, too"
         return None
-
-    def _is_suspect(self, site: Site) -> bool:
-        error = self._around(site.module)
-        return error is not None and error.arises
 
     def _around(self, module: str) -> ModuleError | None:
         """The error at the innermost boundary around a module."""

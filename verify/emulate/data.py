@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Place:
-    """A module, or one op of it, over all cases."""
+class StoredValues:
+    """What a module, or one op of it, stores over all cases."""
 
     module: str
     """Dotted path; "" for the model itself."""
@@ -73,9 +73,9 @@ class Emulation:
     """Name of the arithmetic: "ort-cuda", ... (`emulate.profiles`)."""
     about: str
     cases: tuple[str, ...]
-    modules: tuple[Place, ...]
+    modules: tuple[StoredValues, ...]
     """In order of execution."""
-    ops: tuple[Place, ...]
+    ops: tuple[StoredValues, ...]
     """Ops that overflow, clamp, or come within two bits of the limit; at most `OPS`."""
     weights: tuple[WeightLoss, ...]
     """Weights with overflow or with a loss worth naming."""
@@ -118,9 +118,9 @@ def overflow_sentence(found: Overflow) -> str:
     )
 
 
-def tightest(emulation: Emulation, count: int) -> list[Place]:
+def tightest(emulation: Emulation, count: int) -> list[StoredValues]:
     """The modules with the least headroom; of those that hand on the same value, the innermost."""
-    innermost: dict[tuple[str, str, float], Place] = {}
+    innermost: dict[tuple[str, str, float], StoredValues] = {}
     for place in sorted(emulation.modules, key=lambda p: p.module.count(".")):
         innermost[place.op, place.source, place.max_abs] = place
     found = [place for place in innermost.values() if place.headroom_bits is not None]

@@ -31,9 +31,11 @@ from enginecast.verify.emulate.data import Emulation, overflow_sentence
 from enginecast.verify.emulate.kernels import (
     FP8,
     LOW,
-    halves,
-    is_quantized,
+    QUANTIZED,
+    Twin,
+    is_low,
     kernel_of,
+    quantized,
     round_to,
 )
 from enginecast.verify.emulate.profiles import Profile
@@ -46,33 +48,6 @@ from enginecast.verify.verdict import LIMIT
 RANGE_CLAMP = 0.98
 """A clamp to both ends of the dtype's range, or to almost all of it (transformers clamps to 1,000
 less), has no meaning in fp32."""
-
-
-class Twin:
-    """A value of a low dtype (or computed from one), and the same in fp32."""
-
-    __slots__ = ("_plain", "_wide", "low")
-
-    def __init__(self, low: Any, plain: Any = None) -> None:
-        self.low = low
-        self._plain = plain
-        self._wide: Any = None
-
-    @property
-    def exact(self) -> bool:
-        """Whether nothing was rounded yet: fp32 has the same values."""
-        return self._plain is None
-
-    @property
-    def wide(self) -> Any:
-        """What is stored, as fp32 for computing; kept as long as the value."""
-        if self._wide is None:
-            self._wide = map_aggregate(self.low, _widened)
-        return self._wide
-
-    @property
-    def plain(self) -> Any:
-        return self.wide if self._plain is None else self._plain
 
 
 def emulate(
@@ -127,12 +102,12 @@ class _Emulated(Run):
         if is_structured(node):
             return run_structured(node, args, self._runner(case), _apply)
         if has(node, Trait.CHECKS):
-            low = _each((args, kwargs), _low)
+            low = map_aggregate((args, kwargs), _low)
             return run_check(node, case, lambda: node.target(*low[0], **low[1]))  # type: ignore[operator]
         if node.target is operator.getitem and is_structured(node.args[0]):
             found = args[0][args[1]]
-        elif is_quantized(node):
-            found = Twin(*halves(node, _each(args, _low), _each(args, _plain)))
+        elif node.target in QUANTIZED:
+            found = quantized(node, map_aggregate(args, _low), map_aggregate(args, _plain))
         else:
             found = self._call(node, args, kwargs)
         if isinstance(found, Twin) and not is_scaled(node):
@@ -144,8 +119,8 @@ class _Emulated(Run):
 
     def _fed(self, node: Node, found: Any) -> Any:
         if node in self._families and isinstance(found, Tensor):  # each is written into
-            return Twin(found, found.float() if _is_low(found) else found.clone())
-        return Twin(found) if _is_low(found) else found
+            return Twin(found, found.float() if is_low(found) else found.clone())
+        return Twin(found) if is_low(found) else found
 
     def user_outputs(self, node: Node, own: dict[Node, Any]) -> list[Any]:
         return [_low(found) for found in super().user_outputs(node, own)]
@@ -153,12 +128,12 @@ class _Emulated(Run):
     def _call(self, node: Node, args: Any, kwargs: Any) -> Any:
         assert callable(node.target)
         twins = [found for found in _leaves((args, kwargs)) if isinstance(found, Twin)]
-        low_args, low_kwargs = _each((args, kwargs), _low)
+        low_args, low_kwargs = map_aggregate((args, kwargs), _low)
         if not _is_emulated(node):
             found = node.target(*low_args, **low_kwargs)
             return Twin(found) if _has_low(found) else found
         in_family = node in self._families
-        if not twins and not _gives_low(node) and not in_family:
+        if not twins and not _has_low(value(node)) and not in_family:
             return node.target(*args, **kwargs)
         low = self._stored(node, args, kwargs, native=in_family)
         if in_family:
@@ -166,29 +141,29 @@ class _Emulated(Run):
         if all(twin.exact for twin in twins):
             if has(node, Trait.EXACT) and twins:
                 return Twin(low)
-            if twins and not _gives_low(node):
+            if twins and not _has_low(value(node)):
                 return low
         return Twin(low, self._plain(node, args, kwargs, low_args))
 
     def _stored(self, node: Node, args: Any, kwargs: Any, *, native: bool) -> Any:
         """What the target stores."""
         assert callable(node.target)
-        low_args, low_kwargs = _each((args, kwargs), _low)
+        low_args, low_kwargs = map_aggregate((args, kwargs), _low)
         floats = [t for t in _leaves((low_args, low_kwargs)) if _is_float(t)]
         moves = has(node, Trait.EXACT) and not any(t.dtype in FP8 for t in floats)
         if native or moves:
             return node.target(*low_args, **low_kwargs)
         kernel = kernel_of(node, self._profile)
-        is_low = _gives_low(node) and floats and all(t.dtype in LOW for t in floats)
+        is_low = _has_low(value(node)) and floats and all(t.dtype in LOW for t in floats)
         if kernel is not None and is_low:
             return _rounded(kernel(*low_args, **low_kwargs), node)
-        wide_args, wide_kwargs = _each((args, kwargs), _wide)
+        wide_args, wide_kwargs = map_aggregate((args, kwargs), _wide)
         return _rounded(node.target(*wide_args, **wide_kwargs), node)
 
     def _plain(self, node: Node, args: Any, kwargs: Any, low_args: Any) -> Any:
         """The same in fp32."""
         assert callable(node.target)
-        plain_args, plain_kwargs = _each((args, kwargs), _plain)
+        plain_args, plain_kwargs = map_aggregate((args, kwargs), _plain)
         if has(node, Trait.CLAMPS) and _is_range_clamp(low_args):
             return plain_args[0]
         return node.target(*plain_args, **plain_kwargs)
@@ -197,15 +172,17 @@ class _Emulated(Run):
 def _apply(op: Callable[..., Any], *values: Any) -> Any:
     """Call an op that moves values, or reads one, on both halves of twins."""
     twins = [found for found in _leaves(values) if isinstance(found, Twin)]
-    low = op(*_each(values, _low))
+    low = op(*map_aggregate(values, _low))
     if not twins or not isinstance(low, Tensor):
         return low
-    return Twin(low) if all(t.exact for t in twins) else Twin(low, op(*_each(values, _plain)))
+    return (
+        Twin(low) if all(t.exact for t in twins) else Twin(low, op(*map_aggregate(values, _plain)))
+    )
 
 
 def _is_range_clamp(args: Sequence[Any]) -> bool:
     tensor, bounds = args[0], args[1:3]
-    if not _is_low(tensor) or len(bounds) < 2 or any(bound is None for bound in bounds):
+    if not is_low(tensor) or len(bounds) < 2 or any(bound is None for bound in bounds):
         return False
     limit = RANGE_CLAMP * torch.finfo(tensor.dtype).max
     sizes = [torch.as_tensor(bound, dtype=torch.float64).abs().min().item() for bound in bounds]
@@ -238,22 +215,12 @@ def _is_emulated(node: Node) -> bool:
     return is_op and gives_tensors
 
 
-def _gives_low(node: Node) -> bool:
-    found = value(node)
-    results = found if isinstance(found, tuple | list) else (found,)
-    return any(_is_low(f) for f in results)
-
-
 def _is_float(found: Any) -> bool:
     return isinstance(found, Tensor) and found.is_floating_point()
 
 
-def _is_low(found: Any) -> bool:
-    return isinstance(found, Tensor) and found.dtype in LOW
-
-
 def _has_low(found: Any) -> bool:
-    return any(_is_low(f) for f in _leaves(found))
+    return any(is_low(f) for f in _leaves(found))
 
 
 def _leaves(nested: Any) -> list[Any]:
@@ -262,16 +229,8 @@ def _leaves(nested: Any) -> list[Any]:
     return found
 
 
-def _each(nested: Any, change: Callable[[Any], Any]) -> Any:
-    return map_aggregate(nested, change)
-
-
 def _low(found: Any) -> Any:
     return found.low if isinstance(found, Twin) else found
-
-
-def _widened(found: Any) -> Any:
-    return found.float() if _is_low(found) else found
 
 
 def _wide(found: Any) -> Any:

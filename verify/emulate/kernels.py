@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.node import map_aggregate
 
 from enginecast.ops.rules import Rules
 from enginecast.verify.emulate.profiles import How, Profile
@@ -26,6 +27,16 @@ LOW = frozenset({torch.float16, torch.bfloat16, *FP8})
 """Storage dtypes that are emulated."""
 BLOCK = 16
 """Products that a tensor core adds up before it rounds to an fp16 accumulator (mma.m16n8k16)."""
+
+
+def is_low(found: Any) -> bool:
+    """Whether it is a tensor of a storage dtype."""
+    return isinstance(found, Tensor) and found.dtype in LOW
+
+
+def widened(found: Any) -> Any:
+    """In fp32 where it is of a storage dtype."""
+    return found.float() if is_low(found) else found
 
 
 def round_to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -296,86 +307,100 @@ def _masked_weights(
     return softmax(scores).masked_fill(nothing, 0.0)
 
 
-Halves = tuple[Any, Any]
-"""What a target stores, and the same in fp32."""
+class Twin:
+    """A value of a low dtype (or computed from one), and the same in fp32."""
+
+    __slots__ = ("_plain", "_wide", "low")
+
+    def __init__(self, low: Any, plain: Any = None) -> None:
+        self.low = low
+        self._plain = plain
+        self._wide: Any = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing was rounded yet: fp32 has the same values."""
+        return self._plain is None
+
+    @property
+    def wide(self) -> Any:
+        """What is stored, as fp32 for computing; kept as long as the value."""
+        if self._wide is None:
+            self._wide = map_aggregate(self.low, widened)
+        return self._wide
+
+    @property
+    def plain(self) -> Any:
+        return self.wide if self._plain is None else self._plain
 
 
-QUANTIZED: Rules[Callable[[Any, Sequence[Any], Sequence[Any]], Halves]] = Rules()
+QUANTIZED: Rules[Callable[[Any, Sequence[Any], Sequence[Any]], Twin]] = Rules()
 """Op -> its value from both halves of its arguments."""
 
 
 @QUANTIZED.rule(own.quantize.default, own.dequantize.default, own.quantized_linear.default)
 @QUANTIZED.rule(own.dequantize_axis.default, own.integer_linear.default, own.fp8_gemm.default)
-def _of_floats(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Halves:
+def _of_floats(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Twin:
     """Of values that were not rounded, an op gives what is not rounded."""
     given = [
         stored if argument.name.endswith("scale") else wide
         for argument, stored, wide in zip(op._schema.arguments, low, plain, strict=True)
     ]
-    return op(*low), op(*(torch.float32 if isinstance(x, torch.dtype) else x for x in given))
+    return Twin(op(*low), op(*(torch.float32 if isinstance(x, torch.dtype) else x for x in given)))
 
 
 @QUANTIZED.rule(own.dynamic_scale.default)
-def _dynamic_scale(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Halves:
+def _dynamic_scale(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Twin:
     scale = op(*low)
-    return scale, scale
+    return Twin(scale, scale)
 
 
 @QUANTIZED.rule(own.quantize_unsigned.default)
-def _quantize_unsigned(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Halves:
-    return op(*low), plain[0].float() / low[1]
+def _quantize_unsigned(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Twin:
+    return Twin(op(*low), plain[0].float() / low[1])
 
 
 @QUANTIZED.rule(own.quantize_blocks.default)
-def _quantize_in_blocks(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Halves:
+def _quantize_in_blocks(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Twin:
     weight, scale = plain[0].float(), low[1]
     blocks = weight.unflatten(1, (scale.shape[1], -1)) / scale.unsqueeze(-1)
-    return op(*low), blocks.flatten(1)
+    return Twin(op(*low), blocks.flatten(1))
 
 
 @QUANTIZED.rule(own.pack_blocks.default, own.values_of_bytes.default, aten.view.dtype)
-def _unpacked(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Halves:
-    return op(*low), plain[0]
+def _unpacked(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Twin:
+    return Twin(op(*low), plain[0])
 
 
 @QUANTIZED.rule(aten._int_mm.default)
-def _int_mm(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Halves:
-    return op(*low), plain[0].float() @ plain[1].float()
+def _int_mm(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Twin:
+    return Twin(op(*low), plain[0].float() @ plain[1].float())
 
 
 @QUANTIZED.rule(aten._scaled_mm.default)
-def _scaled_mm(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Halves:
+def _scaled_mm(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Twin:
     product, bias = plain[0] @ plain[1] * low[2] * low[3], plain[4]
-    return op(*low), product if bias is None else product + bias
+    return Twin(op(*low), product if bias is None else product + bias)
 
 
 @QUANTIZED.rule(own.blockwise_linear.default, own.packed_linear.default)
-def _blockwise(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Halves:
+def _blockwise(op: Any, low: Sequence[Any], plain: Sequence[Any]) -> Twin:
     x, weight, _, bias = plain[:4]
     scale = low[2].float()
     wide = (weight.float().unflatten(1, (scale.shape[1], -1)) * scale.unsqueeze(-1)).flatten(1)
-    return op(*low), torch.nn.functional.linear(x, wide, bias)
+    return Twin(op(*low), torch.nn.functional.linear(x, wide, bias))
 
 
-def is_quantized(node: Node) -> bool:
-    """Whether a node is one of our operators for quantized values."""
-    return node.target in QUANTIZED
-
-
-def halves(node: Node, low: Sequence[Any], plain: Sequence[Any]) -> Halves:
-    """The value of a node from both halves of its arguments.
+def quantized(node: Node, low: Sequence[Any], plain: Sequence[Any]) -> Twin:
+    """The value of a node that has a rule in `QUANTIZED`, from both halves of its arguments.
 
     Both take one scale, that of what is stored, so that a quantized value and its counterpart
     differ by the rounding alone.
 
     Args:
-        node: for which `is_quantized` holds.
         low: arguments as a target stores them.
         plain: the same in fp32; quantized ones are values over their scale, not rounded.
     """
-    wide = [t.float() if _is_half(t) else t for t in plain]
+    halves = (torch.float16, torch.bfloat16)
+    wide = [t.float() if isinstance(t, Tensor) and t.dtype in halves else t for t in plain]
     return QUANTIZED[node.target](node.target, low, wide)
-
-
-def _is_half(found: Any) -> bool:
-    return isinstance(found, Tensor) and found.dtype in (torch.float16, torch.bfloat16)

@@ -4,7 +4,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +14,9 @@ from torch.fx import Node
 from enginecast.passes.ir.edit import is_float, value, weight_specs, weight_tensor
 from enginecast.passes.ir.source import module_path, module_paths, source_line
 from enginecast.passes.ir.traits import Trait, has
-from enginecast.verify.boundaries import FILL, leaving
-from enginecast.verify.emulate.data import OPS, Emulation, Overflow, Place, WeightLoss
-from enginecast.verify.emulate.kernels import LOW
+from enginecast.verify.boundaries import FILL, leaving, sample, valid_rows
+from enginecast.verify.emulate.data import OPS, Emulation, Overflow, StoredValues, WeightLoss
+from enginecast.verify.emulate.kernels import LOW, Twin, widened
 from enginecast.verify.emulate.profiles import Profile
 from enginecast.verify.metrics import sqnr_db
 
@@ -32,15 +32,6 @@ NEAR_LIMIT = 0.98
 WEIGHT_LOSS = 1e-6
 """Share of a weight's energy that is worth naming: a relative error of 1e-3, twice fp16's unit
 roundoff."""
-
-
-class Stored(Protocol):
-    """What a target stores, and the same in fp32."""
-
-    low: Any
-
-    @property
-    def plain(self) -> Any: ...
 
 
 @dataclass
@@ -87,7 +78,7 @@ class Recorder:
                 self._leaving[node] = (*self._leaving.get(node, ()), "")
         self._fills = fill_values(self.program)
 
-    def see(self, case: int, node: Node, found: Stored) -> None:
+    def see(self, case: int, node: Node, found: Twin) -> None:
         """Measure the value of a node in one case."""
         low = found.low
         leaves = node in self._leaving
@@ -108,9 +99,9 @@ class Recorder:
         if _hands_on(node) or not names or not isinstance(plain, Tensor):
             return
         overflow = 0
-        if not _is_finite(low):
-            overflow = int((~torch.isfinite(_wide(low)) & torch.isfinite(plain)).sum())
-        kept, wanted = _wide(_sample(low)), _sample(plain)
+        if math.isinf(_largest(low)):
+            overflow = int((~torch.isfinite(widened(low)) & torch.isfinite(plain)).sum())
+        kept, wanted = widened(sample(low.reshape(-1), SAMPLE)), sample(plain.reshape(-1), SAMPLE)
         tiny, lost, energy = _tiny(kept, wanted, low.dtype)
         loss = lost / energy if energy else 0.0
         if overflow or loss > WEIGHT_LOSS:
@@ -132,24 +123,24 @@ class Recorder:
             for path in dict.fromkeys((module_path(node), *self._leaving.get(node, ()))):
                 if path in modules:
                     by_module.setdefault(path, []).append(tally)
-        ops = [_place(module_path(node), [tally]) for node, tally in self._tallies.items()]
+        ops = (_summed(module_path(node), [tally]) for node, tally in self._tallies.items())
         return Emulation(
             profile=profile.name,
             about=profile.about,
             cases=tuple(self.cases),
-            modules=tuple(_place(path, found) for path, found in by_module.items()),
+            modules=tuple(_summed(path, found) for path, found in by_module.items()),
             ops=tuple(op for op in ops if _matters(op))[:OPS],
             weights=tuple(self._weights.values()),
             overflow=self._overflow,
         )
 
-    def _see_range(self, tally: _Tally, case: int, low: Tensor, found: Stored) -> None:
+    def _see_range(self, tally: _Tally, case: int, low: Tensor, found: Twin) -> None:
         limit = torch.finfo(low.dtype).max
         largest = _largest(low)
         if largest < limit / 2:  # neither infinite nor NaN, and no fill value of a mask
             tally.max_abs = max(tally.max_abs, largest)
             return
-        stored, plain = _wide(low), found.plain
+        stored, plain = widened(low), found.plain
         if tally.node in self._fills:
             counted = plain > -limit / 2
             stored, plain = torch.where(counted, stored, 0.0), torch.where(counted, plain, 0.0)
@@ -177,9 +168,8 @@ class Recorder:
             )
 
     def _see_loss(self, tally: _Tally, low: Tensor, plain: Tensor, mask: Tensor | None) -> None:
-        if mask is not None and low.shape[: mask.ndim] == mask.shape:
-            low, plain = low[mask != 0], plain[mask != 0]
-        kept, wanted = _wide(_sample(low)), _sample(plain)
+        low, plain = valid_rows(low, mask), valid_rows(plain, mask)
+        kept, wanted = widened(sample(low.reshape(-1), SAMPLE)), sample(plain.reshape(-1), SAMPLE)
         usable = torch.isfinite(wanted) & (wanted.abs() < FILL)
         if tally.node in self._fills:
             usable &= wanted > -torch.finfo(tally.dtype).max / 2
@@ -196,12 +186,12 @@ class Recorder:
         tally.signal += energy
 
 
-def _place(path: str, tallies: Sequence[_Tally]) -> Place:
+def _summed(path: str, tallies: Sequence[_Tally]) -> StoredValues:
     worst = max(tallies, key=lambda t: (t.overflow > 0, t.max_abs / torch.finfo(t.dtype).max))
     limit = torch.finfo(worst.dtype).max
     ratios = [t.relative for t in tallies if t.relative is not None]
     energy = sum(t.energy for t in tallies)
-    return Place(
+    return StoredValues(
         module=path,
         source=source_line(worst.node),
         op=_op(worst.node),
@@ -216,7 +206,7 @@ def _place(path: str, tallies: Sequence[_Tally]) -> Place:
     )
 
 
-def _matters(op: Place) -> bool:
+def _matters(op: StoredValues) -> bool:
     tight = op.headroom_bits is not None and op.headroom_bits < TIGHT_BITS
     return tight or op.overflow > 0 or op.clamped > 0
 
@@ -245,26 +235,12 @@ def _origins(node: Node, program: ExportedProgram) -> list[str]:
     return list(found)
 
 
-def _sample(tensor: Tensor) -> Tensor:
-    flat = tensor.reshape(-1)
-    # An odd step visits every channel in turn, whatever power of two the hidden size is.
-    return flat[:: -(-flat.numel() // SAMPLE) | 1] if flat.numel() > SAMPLE else flat
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in LOW else tensor
-
-
 def _largest(tensor: Tensor) -> float:
     """Largest magnitude; infinite when some element is infinite or NaN."""
     if tensor.element_size() == 1:
         tensor = tensor.float()
     low, high = (float(bound) for bound in torch.aminmax(tensor))
     return max(-low, high, 0.0) if math.isfinite(low) and math.isfinite(high) else math.inf
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    return math.isfinite(_largest(tensor))
 
 
 def _hands_on(node: Node) -> bool:

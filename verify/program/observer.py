@@ -248,8 +248,11 @@ class Rules:
             change = pool(measure(as_array(b), as_array(a)) for a, b in pairs)
             return _exact(place, "", change.relative, same)
         if promise == "precision":
-            floor = self._eager_floor(name)
-            return self._judged(place, "", after.relative, floor or BEYOND)
+            floor = BEYOND
+            if self.floor is not None:
+                eager = pool_output(self.floor.cases, name).relative
+                floor = max(eager, least_floor(self.floor.dtype))
+            return self._judged(place, "", after.relative, floor)
         before = pool(self._measure(name, run, run.before) for run in runs)
         least = ROUNDING * _roundoff(runs[0].after.outputs[name].dtype)
         return self._judged(place, "", after.relative, max(before.relative, least))
@@ -259,38 +262,33 @@ class Rules:
         mask = None if run.mask is None or name not in self.masked else as_array(run.mask)
         return measure(as_array(found.outputs[name]), wanted, row_mask(wanted.shape, mask))
 
-    def _eager_floor(self, name: str) -> float | None:
-        if self.floor is None:
-            return None
-        return max(pool_output(self.floor.cases, name).relative, least_floor(self.floor.dtype))
-
     def inner(self, promise: Promise, runs: Sequence[CaseRuns]) -> Iterator[Check]:
         """Every module boundary that all runs have, in order of execution."""
         for module in dict.fromkeys(name for run in runs for name in run.after.boundaries):
             here = [run for run in runs if module in run.before.boundaries]  # the path it took
-            found = [place for run in here if (place := _at(module, run)) is not None]
+            found = [each for run in here if (each := _at(module, run)) is not None]
             if found and len(found) == len(here):
                 yield self._boundary(promise, module, found)
 
-    def _boundary(self, promise: Promise, module: str, places: Sequence["_Place"]) -> Check:
-        last = places[0].after
-        lost = sum(place.lost for place in places)
+    def _boundary(self, promise: Promise, module: str, found: Sequence["_Compared"]) -> Check:
+        last = found[0].after
+        lost = sum(each.lost for each in found)
         if lost:
             culprit = self.floor.culprit if self.floor is not None else ""
             detail = culprit or f"the largest finite one is {last.max_abs:.3g}"
             return _lost(module, last.source, lost, detail)
         if promise == "exact":
-            change = _mean([place.change for place in places])
-            return _exact(module, last.source, change, all(place.same for place in places))
-        error = _mean([place.error for place in places])
-        before = _mean([place.error_before for place in places])
+            change = _mean([each.change for each in found])
+            return _exact(module, last.source, change, all(each.same for each in found))
+        error = _mean([each.error for each in found])
+        before = _mean([each.error_before for each in found])
         if promise == "precision":
             return Check(module, last.source, error, max(before, self._least()))
         floor = max(before, ROUNDING * _roundoff(last.dtype))
-        few = sum(place.after.sample.numel() for place in places) < FEW
+        few = sum(each.after.sample.numel() for each in found) < FEW
         laxity = ROW_LAXITY if few or before > SCATTER else 1.0
         check = self._judged(module, last.source, error, floor, laxity)
-        return replace(check, elsewhere=any(place.elsewhere for place in places))
+        return replace(check, elsewhere=any(each.elsewhere for each in found))
 
     def _least(self) -> float:
         """What a precision costs at least inside, where that is shown and nothing is judged."""
@@ -312,7 +310,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Compared:
     """One module boundary in one case, before and after."""
 
     after: Boundary
@@ -324,7 +322,7 @@ class _Place:
     lost: int
 
 
-def _at(module: str, run: CaseRuns) -> _Place | None:
+def _at(module: str, run: CaseRuns) -> _Compared | None:
     """Compare a boundary that all three runs have in one shape.
 
     A pass may add values that leave a module: the equal one is taken, else the last of the same
@@ -342,7 +340,7 @@ def _at(module: str, run: CaseRuns) -> _Place | None:
     placed = [b for b in fitting if b.source == old.source]
     nearest = equal or placed or sorted(fitting, key=lambda b: -_distance(b, wanted))
     after = nearest[-1]
-    return _Place(
+    return _Compared(
         after=after,
         error=_distance(after, wanted),
         error_before=_distance(old, wanted),

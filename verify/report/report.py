@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -178,7 +178,9 @@ def render_page(report: Report, verdict: str) -> str:
         shade=shade,
     )
     page = environment.from_string(_PAGE)
-    return page.render(report=report, verdict=verdict, strips=_strips(report)) + "\n"
+    # Passes that changed a value somewhere, with the error of every module after them.
+    strips = [(one.name, one.modules) for one in report.passes if any(one.modules.values())]
+    return page.render(report=report, verdict=verdict, strips=strips) + "\n"
 
 
 def shade(error: float) -> str:
@@ -186,11 +188,6 @@ def shade(error: float) -> str:
     power = math.log10(error) if error > 0 else _SMALLEST
     share = min(1.0, max(0.0, (power - _SMALLEST) / (_LARGEST - _SMALLEST)))
     return f"hsl({170 - 170 * share:.0f} 60% {92 - 50 * share:.0f}%)"
-
-
-def _strips(report: Report) -> list[tuple[str, Mapping[str, float]]]:
-    """Passes that changed a value somewhere, with the error of every module after them."""
-    return [(p.name, p.modules) for p in report.passes if any(p.modules.values())]
 
 
 _PAGE = """<!doctype html>

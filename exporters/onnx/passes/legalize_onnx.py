@@ -107,18 +107,10 @@ def _group_norm(program: ProgramView, node: Node) -> Node:
     return result
 
 
-def _is_promoted(node: Node) -> bool:
-    return dtype_of(first_input(node)) != dtype_of(node)
-
-
 def _promoted(program: ProgramView, node: Node) -> None:
     """1.0 - mask of integers: torch.onnx looks for a subtraction of both dtypes and finds none."""
     args = (first_input(node), value(node).dtype)
     node.update_arg(0, insert(program.graph, aten.to.dtype, args, like=node))
-
-
-def _is_complex(node: Node) -> bool:
-    return bool(value(node).dtype.is_complex)
 
 
 def _complex_unsqueeze(program: ProgramView, node: Node) -> Node:
@@ -137,10 +129,6 @@ def _is_of_all_dims(node: Node) -> bool:
 def _all_dims(program: ProgramView, node: Node) -> None:
     """The largest of all elements: torch.onnx wants the dimensions named."""
     node.args = (first_input(node), list(range(len(shape_of(first_input(node))))))
-
-
-def _is_bfloat16(node: Node) -> bool:
-    return dtype_of(node) == torch.bfloat16
 
 
 def _wide_einsum(program: ProgramView, node: Node) -> Node:
@@ -289,10 +277,10 @@ _RULES: dict[Any, Rewrite] = {
     aten.masked_select.default: _select_by_index,
 }
 _UNFIT: dict[Any, Callable[[Node], bool]] = {
-    aten.einsum.default: _is_bfloat16,
+    aten.einsum.default: lambda node: dtype_of(node) == torch.bfloat16,
     aten.rms_norm.default: _has_other_dtypes,
-    aten.rsub.Scalar: _is_promoted,
-    aten.unsqueeze.default: _is_complex,
+    aten.rsub.Scalar: lambda node: dtype_of(first_input(node)) != dtype_of(node),
+    aten.unsqueeze.default: lambda node: bool(value(node).dtype.is_complex),
     aten.amax.default: _is_of_all_dims,
     aten.amin.default: _is_of_all_dims,
     aten.masked_select.default: _selects_whole,

@@ -183,9 +183,9 @@ def _refuse_unfit(node: Node, weights: set[Node]) -> None:
         LoweringError: integers, another fp8, scales computed from values, or one for each row of
             what is read.
     """
-    dtypes = {_quantized_dtype(found) for found in (node, *node.all_input_nodes)} - {None}
-    if dtypes - {torch.float8_e4m3fn}:
-        (other, *_) = sorted(map(str, dtypes - {torch.float8_e4m3fn}))
+    dtypes = {dtype_of(found) for found in (node, *node.all_input_nodes)}
+    others = dtypes - {torch.float8_e4m3fn, torch.bool}
+    for other in sorted(str(dtype) for dtype in others if dtype and dtype.itemsize == 1):
         raise _refusal(node, f"it is quantized to {other.removeprefix('torch.')}, expected fp8")
     if node.target is ours.dynamic_scale.default:
         raise _refusal(node, "its scale is computed from each value, expected a static one")
@@ -201,12 +201,6 @@ def _refusal(node: Node, what: str) -> LoweringError:
         hint="Plan for it: --precision fp8 --target tensorrt, or"
         " plan-fp8{target=tensorrt arch=sm90}.",
     )
-
-
-def _quantized_dtype(node: Node) -> torch.dtype | None:
-    """The dtype of values of 8 bits; None of others."""
-    dtype = dtype_of(node)
-    return None if dtype is None or dtype.itemsize > 1 or dtype == torch.bool else dtype
 
 
 def _refuse_dtypes(node: Node) -> None:

@@ -17,7 +17,7 @@ from enginecast.errors import InputError, MissingError
 from enginecast.runtime.device.cuda_graphs import GraphCache, Run, Tensors
 from enginecast.runtime.device.gpu import Gpu
 from enginecast.runtime.sessions.tensorrt.errors import Messages, error_recorder
-from enginecast.runtime.sessions.tensorrt.plan import Plan
+from enginecast.runtime.sessions.tensorrt.loaded_engine import LoadedEngine
 
 LANES = 4
 """Contexts for runs side by side; each takes the memory of a run."""
@@ -32,23 +32,23 @@ class ExecutionError(RuntimeError):
 class Context:
     """An execution context: sets shapes and addresses, and enqueues a run."""
 
-    def __init__(self, plan: Plan, gpu: Gpu) -> None:
+    def __init__(self, loaded: LoadedEngine, gpu: Gpu) -> None:
         """
         Raises:
             MissingError: TensorRT makes no context; most often, memory is short.
         """
-        self._plan = plan
+        self._loaded = loaded
         self._gpu = gpu
         self._messages = Messages()
-        with plan.lock:
-            plan.messages.clear()
-            self._context = plan.engine.create_execution_context()
+        with loaded.lock:
+            loaded.messages.clear()
+            self._context = loaded.engine.create_execution_context()
         if self._context is None:
             raise MissingError(
-                f"{plan.file}: TensorRT makes no execution context: {plan.messages.take()}",
+                f"{loaded.file}: TensorRT makes no execution context: {loaded.messages.take()}",
                 hint="Most often GPU memory is short: close other engines, or use a smaller batch.",
             )
-        self._recorder = error_recorder(plan.trt, self._messages)
+        self._recorder = error_recorder(loaded.trt, self._messages)
         self._context.error_recorder = self._recorder
         self._given: list[tuple[int, ...]] = []
         self._found: list[tuple[int, ...]] = []
@@ -57,18 +57,18 @@ class Context:
         """Enqueue one run on the current stream; the outputs are new tensors.
 
         Args:
-            inputs: contiguous tensors on the GPU, in the plan's order and dtypes.
+            inputs: contiguous tensors on the GPU, in the engine's order and dtypes.
 
         Raises:
-            InputError: the plan was not built for these shapes.
+            InputError: the engine was not built for these shapes.
             ExecutionError: TensorRT cannot enqueue it.
         """
         shapes = self._shapes([tuple(one.shape) for one in inputs])
         outputs = [
             self._gpu.empty(shape, tensor.dtype)
-            for tensor, shape in zip(self._plan.outputs, shapes, strict=True)
+            for tensor, shape in zip(self._loaded.outputs, shapes, strict=True)
         ]
-        tensors = [*self._plan.inputs, *self._plan.outputs]
+        tensors = [*self._loaded.inputs, *self._loaded.outputs]
         for tensor, value in zip(tensors, [*inputs, *outputs], strict=True):
             if not self._context.set_tensor_address(tensor.binding, value.data_ptr()):
                 raise ExecutionError(f"the address of {tensor.name!r}: {self._messages.take()}")
@@ -88,9 +88,9 @@ class Context:
         return self._found
 
     def _set_shapes(self, given: Sequence[tuple[int, ...]]) -> None:
-        for tensor, shape in zip(self._plan.inputs, given, strict=True):
+        for tensor, shape in zip(self._loaded.inputs, given, strict=True):
             if not self._context.set_input_shape(tensor.binding, shape):
-                wanted = self._plan.range_of(tensor.name)
+                wanted = self._loaded.range_of(tensor.name)
                 raise InputError(
                     f"input {tensor.name!r}: expected a shape in {wanted}, got {list(shape)}:"
                     f" {self._messages.take()}",
@@ -105,7 +105,7 @@ class Context:
         if lacking:
             raise ExecutionError(f"it wants to know more of {', '.join(lacking)}")
         found = []
-        for tensor in self._plan.outputs:
+        for tensor in self._loaded.outputs:
             shape = tuple(self._context.get_tensor_shape(tensor.binding))
             if any(size < 0 for size in shape):
                 raise ExecutionError(
@@ -119,10 +119,10 @@ class Context:
 class Lane:
     """A context with its stream, and the CUDA graphs that were recorded on it."""
 
-    def __init__(self, plan: Plan, gpu: Gpu, *, graphs: bool) -> None:
-        self._plan = plan
+    def __init__(self, loaded: LoadedEngine, gpu: Gpu, *, graphs: bool) -> None:
+        self._loaded = loaded
         self._gpu = gpu
-        self._context = Context(plan, gpu)
+        self._context = Context(loaded, gpu)
         self._call: Run = self._context.run
         self.stream = gpu.new_stream()
         self.owner: threading.Thread | None = None
@@ -153,7 +153,7 @@ class Lane:
             RuntimeError: it cannot be recorded, or there is no memory for it; runs go on without.
         """
         try:
-            context = Context(self._plan, self._gpu)
+            context = Context(self._loaded, self._gpu)
         except MissingError as error:
             raise ExecutionError(error.message) from error
         replay = self._record(context.run, inputs)
@@ -208,7 +208,13 @@ class Lanes:
                     break
                 self._changed.wait()
         if lane is None:
-            lane = self._make_one()
+            try:
+                lane = self._make()
+            except BaseException:
+                with self._changed:
+                    self._made -= 1
+                    self._changed.notify()
+                raise
         lane.owner = threading.current_thread()  # numbers of threads come again
         return lane
 
@@ -220,12 +226,3 @@ class Lanes:
         idle = [lane for lane in self._free if not mine and self._is_idle(lane.stream)]
         rest = self._free if self._made == LANES else []
         return next(iter([*mine, *idle, *rest]), None)
-
-    def _make_one(self) -> Lane:
-        try:
-            return self._make()
-        except BaseException:
-            with self._changed:
-                self._made -= 1
-                self._changed.notify()
-            raise

@@ -106,7 +106,10 @@ class Layers:
         where: dict[str, list[Layer]] = {}
         for layer in self.layers:
             for node in layer.origins:
-                if _op_of(node) in KINDS[kind] and layer.kind.lower() not in _COPIES:
+                op = re.sub(
+                    r"^node_|(_+\d+)+$", "", node
+                ).lower()  # "rms_norm" of "node_rms_norm_3"
+                if op in KINDS[kind] and layer.kind.lower() not in _COPIES:
                     where.setdefault(node, []).append(layer)
         return Kept(
             kind,
@@ -179,11 +182,6 @@ def _origins(metadata: str) -> tuple[str, ...]:
     named = _ORIGIN.findall(metadata)
     parts = named or [part for part in _SEPARATORS.split(metadata) if part]
     return tuple(dict.fromkeys(parts))
-
-
-def _op_of(node: str) -> str:
-    """ "rms_norm" of "node_rms_norm_3"."""
-    return re.sub(r"^node_|(_+\d+)+$", "", node).lower()
 
 
 def _counted(items: Iterator[str]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Running a TensorRT plan.
+"""Running a TensorRT engine.
 
 tensorrt and torch are imported when such an engine is opened: torch holds the tensors, and speaks
 DLPack to others.
@@ -18,7 +18,7 @@ from enginecast.runtime.sessions.tensorrt.fitness import machine, require_fit
 from enginecast.runtime.sessions.tensorrt.lanes import ExecutionError, Lane, Lanes
 from enginecast.runtime.sessions.tensorrt.layers import Layers, parse_layers
 from enginecast.runtime.sessions.tensorrt.library import import_tensorrt
-from enginecast.runtime.sessions.tensorrt.plan import Plan, read_plan
+from enginecast.runtime.sessions.tensorrt.loaded_engine import LoadedEngine, load_engine
 from enginecast.runtime.sessions.torch_session import require_torch
 from enginecast.runtime.values.arrays import Array
 from enginecast.runtime.values.device_tensor import DeviceTensor, Feed
@@ -29,20 +29,20 @@ ALIGNED = 256
 
 
 class TensorRTSession(Session):
-    """One plan.  Runs from several threads at once have a context each, up to `lanes.LANES`."""
+    """One engine.  Runs from several threads at once have a context each, up to `lanes.LANES`."""
 
     name = PROVIDER
     providers: ClassVar = {"CUDAExecutionProvider": PROVIDER}
     packages = ("torch", PROVIDER)
 
-    def __init__(self, plan: Plan, gpu: Gpu, *, cuda_graphs: bool) -> None:
+    def __init__(self, loaded: LoadedEngine, gpu: Gpu, *, cuda_graphs: bool) -> None:
         """
         Raises:
             MissingError: TensorRT makes no context.
         """
-        self._plan = plan
+        self._loaded = loaded
         self._gpu = gpu
-        self._lanes = Lanes(lambda: Lane(plan, gpu, graphs=cuda_graphs), gpu.is_idle)
+        self._lanes = Lanes(lambda: Lane(loaded, gpu, graphs=cuda_graphs), gpu.is_idle)
 
     @classmethod
     def open(
@@ -64,8 +64,8 @@ class TensorRTSession(Session):
         require_fit(record.requires, here, record.file, instead)
         network = None if record.network is None else bundle.path(record.network)
         with _saying(record.file, instead):
-            plan = read_plan(trt, bundle.path(record.file), record, bundle.manifest, network)
-        return cls(plan, gpu, cuda_graphs=cuda_graphs)
+            loaded = load_engine(trt, bundle.path(record.file), record, bundle.manifest, network)
+        return cls(loaded, gpu, cuda_graphs=cuda_graphs)
 
     @property
     def provider(self) -> str:
@@ -85,18 +85,18 @@ class TensorRTSession(Session):
             outputs: the outputs wanted.
 
         Raises:
-            InputError: a tensor lies on another device, a shape is not one that the plan was built
-                for, or TensorRT fails on these inputs.
+            InputError: a tensor lies on another device, the engine was not built for a shape, or
+                TensorRT fails on these inputs.
         """
-        inputs = [self._input(one.name, feeds[one.name]) for one in self._plan.inputs]
+        inputs = [self._input(one.name, feeds[one.name]) for one in self._loaded.inputs]
         try:
             with self._lanes.take() as lane:
                 found = lane.run(inputs)
         except ExecutionError as error:
-            named = zip(self._plan.inputs, inputs, strict=True)
+            named = zip(self._loaded.inputs, inputs, strict=True)
             shapes = ", ".join(f"{one.name} {list(value.shape)}" for one, value in named)
-            raise InputError(f"{self._plan.file}: failed on {shapes}: {error}") from error
-        names = [one.name for one in self._plan.outputs]
+            raise InputError(f"{self._loaded.file}: failed on {shapes}: {error}") from error
+        names = [one.name for one in self._loaded.outputs]
         values = dict(zip(names, found, strict=True))
         return {name: values[name] for name in outputs}
 
@@ -105,7 +105,7 @@ class TensorRTSession(Session):
 
     def versions(self) -> dict[str, str]:
         # Its package has a name for each version of CUDA.
-        return {**super().versions(), PROVIDER: str(self._plan.trt.__version__)}
+        return {**super().versions(), PROVIDER: str(self._loaded.trt.__version__)}
 
     def layers(self) -> tuple[str, ...]:
         """What the builder made of the network, in a few lines."""
@@ -113,11 +113,11 @@ class TensorRTSession(Session):
 
     def inspect(self) -> Layers:
         """What the builder made of the network, layer by layer, as the engine tells it."""
-        trt, engine = self._plan.trt, self._plan.engine
-        with self._plan.lock:
+        trt, engine = self._loaded.trt, self._loaded.engine
+        with self._loaded.lock:
             inspector = engine.create_engine_inspector()
             text = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
-        return parse_layers(text, self._plan.file)
+        return parse_layers(text, self._loaded.file)
 
     def _input(self, name: str, feed: Feed) -> Any:
         if not isinstance(feed, DeviceTensor):

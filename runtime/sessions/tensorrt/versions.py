@@ -7,11 +7,11 @@ of torch_tensorrt that are called, both written by hand.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
 from enginecast.errors import MissingError, first_line
-from enginecast.runtime.device.versions import short_version
+from enginecast.runtime.device.versions import installed, short_version
 from enginecast.runtime.sessions.tensorrt.library import INSTALL, Names, read_table
 
 
@@ -82,8 +82,6 @@ def import_torch_tensorrt(
 ) -> Any:
     """The module torch_tensorrt, where it goes with the torch and the TensorRT that are here.
 
-    The versions are compared before it is imported: a wrong one ends in an undefined symbol.
-
     Args:
         why: what needs it, for the message: "--trt-route torch".
         torch: version of the torch that runs.
@@ -94,9 +92,9 @@ def import_torch_tensorrt(
         MissingError: it is not installed, does not load, was made for other versions, or lacks
             names that are called.
     """
-    installed = installed_version()
-    if installed is not None:
-        _require_pair(why, check_pair(torch, installed, tensorrt, cuda=cuda))
+    # Before it is imported: a wrong version ends in an undefined symbol.
+    for version in installed("torch_tensorrt").values():
+        _require_pair(why, check_pair(torch, version, tensorrt, cuda=cuda))
     try:
         found = import_module("torch_tensorrt")
     except Exception as error:  # it asks CUDA for the GPU while it is imported
@@ -117,14 +115,6 @@ def import_torch_tensorrt(
             hint="Use --trt-route onnx.",
         )
     return found
-
-
-def installed_version() -> str | None:
-    """torch_tensorrt's, without importing it; None: not installed."""
-    try:
-        return metadata.version("torch_tensorrt")
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def lacking_names(version: str) -> list[str]:

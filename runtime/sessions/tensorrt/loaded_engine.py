@@ -1,4 +1,4 @@
-"""A TensorRT plan, read: the engine, and the tensors that it takes and gives."""
+"""An engine file of TensorRT, loaded: the engine, and the tensors that it takes and gives."""
 
 import mmap
 import threading
@@ -26,12 +26,12 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output of a plan."""
+    """An input or output of an engine."""
 
     name: str
     """As the manifest calls it."""
     binding: str
-    """As the plan calls it."""
+    """As the engine calls it."""
     dtype: str
     """As the manifest calls it."""
     shape: tuple[int, ...]
@@ -39,8 +39,8 @@ class Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """A plan that agrees with the manifest."""
+class LoadedEngine:
+    """An engine that agrees with the manifest."""
 
     trt: Any
     """The module."""
@@ -65,18 +65,18 @@ class Plan:
         return str(next([*one.shape] for one in self.inputs if one.name == name))
 
 
-def read_plan(
+def load_engine(
     trt: Any, path: Path, record: EngineRecord, manifest: Manifest, network: Path | None
-) -> Plan:
-    """Deserialise a plan, fill in weights that it lacks, and hold it against the manifest.
+) -> LoadedEngine:
+    """Deserialise an engine, fill in weights that it lacks, and compare it with the manifest.
 
     Args:
         trt: the module tensorrt, which fits what the record requires.
-        path: the plan; its digest was checked, for it is code.
-        network: the ONNX file that a plan without weights is filled from; None: it holds them.
+        path: of the engine; its digest was checked, for it is code.
+        network: the ONNX file that an engine without weights is filled from; None: it holds them.
 
     Raises:
-        BundleError: TensorRT refuses the plan, it takes or gives something else than the manifest
+        BundleError: TensorRT refuses the engine, it takes or gives something else than the manifest
             says, or weights are missing.
         MissingError: TensorRT does not start here.
     """
@@ -84,7 +84,7 @@ def read_plan(
     logger, recorder = error_logger(trt, messages), error_recorder(trt, messages)
     runtime = _runtime(trt, logger, messages)
     runtime.error_recorder = recorder
-    # A version-compatible plan brings the runtime of its version along, which is a library.
+    # A version-compatible engine brings the runtime of its version along, which is a library.
     runtime.engine_host_code_allowed = record.requires.get("version_compatible") == "yes"
     engine = _deserialised(runtime, path)
     if engine is None:
@@ -108,7 +108,7 @@ def read_plan(
     profile = {one.name: one for one in record.profile}
     _require_profile(engine, record.file, inputs, profile)
     keep = (runtime, recorder, logger)
-    return Plan(trt, engine, record.file, inputs, outputs, profile, messages, keep)
+    return LoadedEngine(trt, engine, record.file, inputs, outputs, profile, messages, keep)
 
 
 def _runtime(trt: Any, logger: Any, messages: Messages) -> Any:
@@ -123,7 +123,7 @@ def _runtime(trt: Any, logger: Any, messages: Messages) -> Any:
 
 
 def _deserialised(runtime: Any, path: Path) -> Any:
-    """The engine, or None.  A plan can take gigabytes: it is mapped, not read."""
+    """The engine, or None.  It can take gigabytes: it is mapped, not read."""
     if path.stat().st_size == 0:
         return None
     with (
@@ -182,7 +182,7 @@ def _tensors(trt: Any, engine: Any, file: str) -> dict[str, list[Tensor]]:
 
 
 def _renamed(declared: Sequence[Output], actual: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The outputs by the manifest's names: a plan of torch_tensorrt calls its outputs output0,
+    """The outputs by the manifest's names: an engine of torch_tensorrt calls its outputs output0,
     output1 and so on, in order (torch_tensorrt 2.13, dynamo/conversion/_TRTInterpreter.py).
     """
     by_number = {f"output{index}": one.name for index, one in enumerate(declared)}
@@ -201,7 +201,7 @@ def _agreed(
         BundleError: names, dtypes, ranks or sizes differ.
     """
     by_name = {one.name: one for one in actual}
-    expected = {one.name: f"{one.dtype} {_loose(one.shape)}" for one in declared}
+    expected = {one.name: f"{one.dtype} {_shown(one.shape)}" for one in declared}
     got = {name: f"{one.dtype} {_shown(one.shape)}" for name, one in by_name.items()}
     if expected.keys() != got.keys():
         raise BundleError(
@@ -219,7 +219,7 @@ def _agreed(
 
 
 def _fits(declared: Sequence[int | str], actual: Sequence[int]) -> bool:
-    """A size that varies in the manifest may be fixed in the plan: one range of one size."""
+    """A size that varies in the manifest may be fixed in the engine: one range of one size."""
     return len(declared) == len(actual) and all(
         isinstance(size, str) or found in (size, -1)
         for size, found in zip(declared, actual, strict=True)
@@ -229,7 +229,7 @@ def _fits(declared: Sequence[int | str], actual: Sequence[int]) -> bool:
 def _require_profile(
     engine: Any, file: str, inputs: Sequence[Tensor], profile: Mapping[str, ShapeRange]
 ) -> None:
-    """The one profile of the plan must be what the manifest says.
+    """The one profile of the engine must be what the manifest says.
 
     Raises:
         BundleError: it is another, or there are several.
@@ -258,12 +258,8 @@ def _require_profile(
 
 
 def _three(shapes: Sequence[Sequence[int]]) -> str:
-    return " / ".join(str(list(shape)) for shape in shapes)
+    return " / ".join(map(_shown, shapes))
 
 
-def _loose(shape: Sequence[int | str]) -> str:
-    return f"[{', '.join(str(size) for size in shape)}]"
-
-
-def _shown(shape: Sequence[int]) -> str:
-    return _loose(["?" if size < 0 else size for size in shape])
+def _shown(shape: Sequence[int | str]) -> str:
+    return f"[{', '.join('?' if size == -1 else str(size) for size in shape)}]"
