@@ -30,10 +30,6 @@ class Backend:
     device: str
 
     @property
-    def target(self) -> str:
-        return self.session.name
-
-    @property
     def providers(self) -> tuple[str, ...]:
         """What `Session.open` gets, the wanted one first."""
         return PROVIDERS[self.device]
@@ -174,20 +170,21 @@ def _record_for(bundle: Bundle, backend: Backend) -> EngineRecord:
     Raises:
         BundleError: there is none, it was rejected, or it was made for another device.
     """
-    found = [one for one in bundle.manifest.engines if one.target == backend.target]
+    target = backend.session.name
+    found = [one for one in bundle.manifest.engines if one.target == target]
     if not found:
         kinds = ", ".join(dict.fromkeys(one.target for one in bundle.manifest.engines)) or "none"
-        raise BundleError(f"the bundle holds no {backend.target} engine; it holds {kinds}")
+        raise BundleError(f"the bundle holds no {target} engine; it holds {kinds}")
     found = [one for one in found if one.verdict.outcome != "rejected"]
     if not found:
-        raise BundleError(f"the {backend.target} engine was rejected when it was verified")
+        raise BundleError(f"the {target} engine was rejected when it was verified")
     provider = backend.session.provider_for(backend.providers[0])
     if backend.session.providers:  # compiled or traced for one device
         made_for = [name for one in found for name in one.providers]
         found = [one for one in found if provider in one.providers or not one.providers]
         if not found:
             names = ", ".join(dict.fromkeys(made_for))
-            raise BundleError(f"the {backend.target} engine was made for {names}, not {provider}")
+            raise BundleError(f"the {target} engine was made for {names}, not {provider}")
     return max(found, key=lambda one: (not _doubt(one, provider), provider in one.providers))
 
 

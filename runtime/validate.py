@@ -88,7 +88,7 @@ def _check_dtype(spec: Input, dtype: str) -> None:
 
 def _check_layout(spec: Input, feed: Feed) -> None:
     if isinstance(feed, DeviceTensor):
-        if not feed.is_contiguous:
+        if not feed.tensor.is_contiguous():
             raise InputError(
                 f"input {spec.name!r}: expected a contiguous tensor, got strides {feed.strides}",
                 hint="Use .contiguous().",

@@ -148,8 +148,6 @@ def test_single_ops_are_those_of_onnx_reference(tmp_path: Path, name: str) -> No
     assert (found == wanted).float().mean() > 0.97
     if name == "layer_norm":  # one rounding, where the reference has several
         assert (run(program, "ort-cuda", x, y)[0] == wanted).float().mean() < 0.85
-    if name != "mul":
-        assert (run(program, "strict", x, y)[0] == wanted).float().mean() < 0.85
 
 
 def test_what_overflows_in_onnx_reference_overflows_here(tmp_path: Path) -> None:
@@ -180,7 +178,7 @@ def test_what_passes_on_the_cpu_provider_and_overflows_in_real_halves_is_found(
     passed = run_engine(tmp_path / "engine", ids, mask)[0]
     assert relative(passed, module(ids, mask), mask) < 5e-3
     assert not reference(tmp_path / "engine", ids, mask)[mask != 0].isfinite().all()
-    for profile in ("ort-cuda", "tensorrt", "strict"):
+    for profile in ("ort-cuda", "tensorrt", "torch-cpu"):
         found, told = run(program, profile, ids, mask)
         assert not found[mask != 0].isfinite().all()
         assert told.overflow is not None
@@ -213,27 +211,6 @@ def largest(program: ExportedProgram, ids: Tensor, mask: Tensor, module: str) ->
 
     interpret(program, {"input_ids": ids, "attention_mask": mask}, watch=watch)
     return max(found)
-
-
-def test_squares_that_are_summed_in_fp16_give_zeros_where_others_give_norms() -> None:
-    class Norm(nn.Module):
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            weight = torch.ones(64, dtype=x.dtype)
-            found: Tensor = torch.ops.enginecast.skip_rms_norm(x, y, weight, 1e-6)[0]
-            return found
-
-    x, y = torch.randn(2, 4, 64).half() * 5e3, torch.randn(2, 4, 64).half()
-    program = captured(Norm(), x, y)
-    new, _ = run(program, "ort-cuda", x, y)
-    old, told = run(program, "strict", x, y)
-    assert relative(new, x.float() / x.float().square().mean(-1, keepdim=True).sqrt(), new) < 2e-3
-    assert (old == 0).all()
-    assert told.overflow is None  # nothing is infinite: the kernel says nothing
-    assert told.modules[-1].sqnr_db is not None
-    assert told.modules[-1].sqnr_db < 1
-    assert told.modules[-1].energy_lost > 0.9
-    small, _ = run(program, "strict", x / 1e3, y)
-    assert relative(small, run(program, "ort-cuda", x / 1e3, y)[0], small) < 0.01
 
 
 def test_values_that_a_clamp_cuts_off_are_counted_and_measured() -> None:

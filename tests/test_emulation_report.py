@@ -132,5 +132,10 @@ def test_the_page_holds_every_module(tmp_path: Path) -> None:
     _, page = write_report(tmp_path, reported(emulation(clamped=2)))
     text = page.read_text(encoding="utf-8")
     HTMLParser().feed(text)
-    for shown in ("<code>a.&lt;b&gt;</code>", "12.50 %", "25.00 %", "as ort-cuda computes"):
+    for shown in (
+        "<code>a.&lt;b&gt; model.py:7</code>",
+        "12.50%",
+        "25.00%",
+        "as ort-cuda computes",
+    ):
         assert shown in text

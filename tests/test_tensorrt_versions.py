@@ -6,6 +6,7 @@ from types import ModuleType
 import pytest
 
 from enginecast.errors import MissingError
+from enginecast.runtime.sessions.tensorrt import library as tensorrt_library
 from enginecast.runtime.sessions.tensorrt import versions as tensorrt_versions
 from enginecast.runtime.sessions.tensorrt.versions import (
     called_names,
@@ -93,7 +94,7 @@ def test_one_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> ModuleType:
         raise RuntimeError("Found no NVIDIA driver on your system.\nMore of it.")
 
-    monkeypatch.setattr(tensorrt_versions, "import_module", broken)
+    monkeypatch.setattr(tensorrt_library, "import_module", broken)
     with pytest.raises(MissingError, match=r"does not load: Found no NVIDIA driver .* system\.\n"):
         import_torch_tensorrt("--trt-route torch", torch="2.13.0", tensorrt="11.0.0.114")
 

@@ -106,8 +106,6 @@ def snapshots(
     """Run a program once over all cases; keep the outputs and what leaves each module.
 
     Args:
-        cases: inputs by placeholder name.
-        names: of the outputs.
         masks: attention mask [B, S] of each case; rows with 0 are left out of samples and ranges.
         feed: replaces values for what reads them; kept is what was computed.
     """
@@ -150,9 +148,6 @@ def isolated(
     Args:
         before: a program before one pass.
         after: a copy of it after that pass: what the pass left alone has kept its FX name.
-        cases: inputs by placeholder name.
-        names: of the outputs.
-        masks: as in `snapshots`.
     """
     counterparts = _counterparts(before, after)
     wanted = set(counterparts.values())
@@ -207,7 +202,6 @@ def largest_values(
 
     Args:
         program: in fp32, whose values do not leave their range.
-        cases: inputs by placeholder name.
 
     Returns:
         The magnitudes by node, in order of execution, for nodes that depend on the inputs; and the

@@ -82,11 +82,7 @@ def reference_program(program: ExportedProgram) -> ExportedProgram:
 def reference_outputs(
     program: ExportedProgram, cases: Sequence[Case], names: Sequence[str]
 ) -> Outputs:
-    """The fp64 outputs of every case.
-
-    Args:
-        program: as captured, before any pass.
-        names: of the tensor outputs, in order.
+    """The fp64 outputs of every case, by the program as captured.
 
     Raises:
         VerificationError: an assertion of the program does not hold in a case.
@@ -111,7 +107,6 @@ def eager_outputs(eager: Eager, cases: Sequence[Case], *, dtype: str, forward: F
     """Run the eager module in one dtype over all cases.
 
     Args:
-        eager: makes the module in a dtype.
         dtype: "fp32", "fp16" or "bf16"; float inputs are cast to it.
 
     Raises:
@@ -156,11 +151,7 @@ def make_reference(
     Args:
         program: as captured, before any pass; None when there is none: then `exact` makes the
             reference.
-        eager: makes the eager module in a dtype.
-        cases: the verification inputs.
         dtype: that the engine computes in: "fp32", "fp16" or "bf16".
-        names: of the tensor outputs, in order.
-        forward: runs a module and names its outputs.
         mask_input: input that marks valid rows; None: every row counts.
         exact: gives the fp64 outputs of cases.
     """
@@ -169,15 +160,19 @@ def make_reference(
         exact = partial(reference_outputs, program, names=names)
     inputs = {case.name: as_arrays(case.inputs) for case in cases}
     masks = {n: None if mask_input is None else found[mask_input] for n, found in inputs.items()}
-    repadded = _repadded(inputs, masks, mask_input)
-    exact_outputs = exact(cases if repadded is None else [*cases, repadded])
+    padded, again = padded_case(masks), list[Case]()
+    if padded is not None and mask_input is not None:
+        arrays = other_padding(inputs[padded], mask_input)
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        again = [_Repadded(f"{padded}, padded otherwise", tensors)]
+    exact_outputs = exact([*cases, *again])
     plain = eager_outputs(eager, cases, dtype="fp32", forward=forward)
     masked = masked_outputs(
         ({n: a.shape for n, a in exact_outputs[case].items()} for case in masks), masks.values()
     )
     guarded = frozenset[str]()
-    if repadded is not None and (mask := masks[repadded.of]) is not None:
-        before, after = exact_outputs[repadded.of], exact_outputs[repadded.name]
+    if padded is not None and (mask := masks[padded]) is not None:
+        before, after = exact_outputs[padded], exact_outputs[again[0].name]
         changes = moved(before, after, mask, sorted(masked))
         guarded = frozenset(name for name, change in changes.items() if change <= UNCHANGED)
     reference = Reference(
@@ -233,22 +228,8 @@ def _compared(
 class _Repadded:
     """A case once more, with other values in its padding."""
 
-    of: str
+    name: str
     inputs: Mapping[str, Tensor]
-
-    @property
-    def name(self) -> str:
-        return f"{self.of}, padded otherwise"
-
-
-def _repadded(
-    inputs: Outputs, masks: Mapping[str, Array | None], mask_input: str | None
-) -> _Repadded | None:
-    name = padded_case(masks)
-    if name is None or mask_input is None:
-        return None
-    arrays = other_padding(inputs[name], mask_input)
-    return _Repadded(name, {key: torch.from_numpy(array) for key, array in arrays.items()})
 
 
 def _fp16_floor(floor: Floor, program: ExportedProgram | None, cases: Sequence[Case]) -> Floor:
@@ -284,11 +265,7 @@ def _less(found: Metrics, factor: float) -> Metrics:
 
 
 def range_culprit(program: ExportedProgram, cases: Sequence[Case]) -> str | None:
-    """Where values that a module hands on first leave fp16's range, in words; None: nowhere.
-
-    Args:
-        program: the fp32 program.
-    """
+    """Where values that a module hands on first leave fp16's range, in words; None: nowhere."""
     limit = torch.finfo(torch.float16).max
     largest, _ = largest_values(program, [case.inputs for case in cases])
     for node, size in largest.items():
@@ -302,10 +279,6 @@ def shape_only_outputs(program: ExportedProgram, names: Sequence[str]) -> frozen
     """The outputs that depend on sizes and on nothing else, such as `torch.zeros(x.shape[0])`.
 
     A reference that is all zero otherwise proves nothing, for a broken engine may give zeros too.
-
-    Args:
-        program: as captured.
-        names: of its tensor outputs, in order.
     """
     nodes = {node.name: node for node in program.graph.nodes}
     outputs = (s for s in program.graph_signature.output_specs if s.kind == OutputKind.USER_OUTPUT)
@@ -365,11 +338,6 @@ def fp64_outputs(
     Those are a stricter measure: eager fp32 has no error by them, and an engine may have three unit
     roundoffs.
 
-    Args:
-        eager: makes the eager module in a dtype.
-        cases: the verification inputs.
-        forward: runs a module and names its outputs.
-
     Returns:
         The outputs, and a note on why they are fp32; None when they are fp64.
     """
@@ -406,9 +374,6 @@ def capture_failures(
     another order may differ by what the program itself loses against its own fp64 reference.
 
     Args:
-        program: as captured, before any pass.
-        cases: the verification inputs.
-        names: of the outputs.
         guards: outputs that the program has besides the model's, and that have to be true.
         reference: holds eager fp32 and the program's fp64 outputs for the same cases.
     """

@@ -11,7 +11,7 @@ from enginecast.errors import VerificationError
 from enginecast.runtime.bundle.manifest import Verdict, Where
 from enginecast.runtime.device.versions import installed
 from enginecast.runtime.engine import Engine
-from enginecast.verify.floor import unit_roundoff
+from enginecast.verify.floor import UNIT_ROUNDOFF
 from enginecast.verify.metrics import Array, Comparison, Metrics, pool_output
 from enginecast.verify.reference import (
     Reference,
@@ -25,7 +25,7 @@ from enginecast.verify.verdict import judge
 LEAK = 0.1
 """Part of the noise floor by which other padding may move an output: kernels that sum in another
 order from run to run."""
-LEAST_LEAK = 4 * unit_roundoff("fp32")
+LEAST_LEAK = 4 * UNIT_ROUNDOFF["fp32"]
 
 
 def verify_engine(

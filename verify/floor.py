@@ -32,22 +32,10 @@ LARGEST_FLOOR = 0.25
 """Past this relative error (12 dB) of eager, three times it would accept almost anything."""
 
 
-def unit_roundoff(dtype: str) -> float:
-    """The unit roundoff of "fp64", "fp32", "fp16" or "bf16".
-
-    Raises:
-        UsageError: any other name.
-    """
-    if dtype not in UNIT_ROUNDOFF:
-        known = ", ".join(UNIT_ROUNDOFF)
-        raise UsageError(f"no unit roundoff is known for dtype {dtype!r}; known: {known}")
-    return UNIT_ROUNDOFF[dtype]
-
-
 def least_floor(dtype: str) -> float:
     """The relative error below which a floor is not taken at its word: an eager run without any
     error must not make every error infinite."""
-    return ROUNDING * unit_roundoff(dtype)
+    return ROUNDING * UNIT_ROUNDOFF[dtype]
 
 
 @dataclass(frozen=True)
@@ -71,7 +59,9 @@ class Floor:
     """The largest relative L2 error of an output that the plan allows; None: no such limit."""
 
     def __post_init__(self) -> None:
-        unit_roundoff(self.dtype)
+        if self.dtype not in UNIT_ROUNDOFF:
+            known = ", ".join(UNIT_ROUNDOFF)
+            raise UsageError(f"no unit roundoff is known for dtype {self.dtype!r}; known: {known}")
 
     def only(self, cases: frozenset[str]) -> "Floor":
         """The floor of some of the cases."""

@@ -49,9 +49,6 @@ def compile_package(
 
     Args:
         program: flat inputs and outputs; on `device`.  Values of large weights are not looked at.
-        path: "*.pt2", the file to make.
-        device: "cpu" or "cuda".
-        metadata: goes into the package.
 
     Raises:
         MissingError: there is no C++ compiler, or no Triton for a GPU.

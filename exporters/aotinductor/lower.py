@@ -53,7 +53,13 @@ def lower_to_aotinductor(request: LoweringRequest) -> Artifact:
     """
     program, device = request.program, request.device
     if device == "cuda":
-        _require_gpu(request.arch)
+        here = arch_of(torch)
+        if request.arch not in (None, here):
+            raise MissingError(
+                f"--arch {request.arch}: the GPU here is {here}, and Inductor compiles and measures"
+                " kernels on the GPU that they are for",
+                hint=f"Export on a machine with {request.arch}.",
+            )
     weights = deferred_weights(program)
     check_dtypes(weights.values())
     ops = op_counts(program)
@@ -88,16 +94,6 @@ def _quantized(program: ExportedProgram) -> Literal["", "fp8", "int8"]:
     if dtypes & {torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2}:
         return "fp8"
     return "int8" if torch.int8 in dtypes else ""
-
-
-def _require_gpu(arch: str | None) -> None:
-    here = arch_of(torch)
-    if arch is not None and arch != here:
-        raise MissingError(
-            f"--arch {arch}: the GPU here is {here}, and Inductor compiles and measures kernels on"
-            " the GPU that they are for",
-            hint=f"Export on a machine with {arch}.",
-        )
 
 
 def _on_device(

@@ -99,8 +99,6 @@ def save_model(
     Args:
         model: afterwards it needs the file of weights.  Its lines of source are not written: they
             are for messages.
-        folder: it exists.
-        graph: name of the file.
         weights: name of the file that is left out where no weight is large.
 
     Returns:

@@ -45,7 +45,6 @@ def store_weights(model: ir.Model, path: Path) -> bool:
 
     Args:
         model: afterwards it needs the file.
-        path: where the weights go; not made when there are none.
 
     Returns:
         Whether there are any.
@@ -62,11 +61,9 @@ def store_weights(model: ir.Model, path: Path) -> bool:
     for value in large:
         assert value.name is not None
         assert value.const_value is not None
-        place = placed[value.name]
         value.const_value = ir.ExternalTensor(
             path.name,
-            place.offset,
-            place.length,
+            *placed[value.name],
             value.const_value.dtype,
             shape=ir.Shape(value.const_value.shape),
             name=value.name,

@@ -18,10 +18,6 @@ ENGINE_FILE = "model.ts.pt"
 def write_torchscript(module: torch.jit.ScriptModule, folder: Path) -> Artifact:
     """Write `model.ts.pt`; equal modules give equal bytes, and no path of this machine is in it.
 
-    Args:
-        module: as `capture.torchscript.script.hybrid` made it.
-        folder: where the file goes; it exists.
-
     Raises:
         LoweringError: TorchScript cannot store the module.
     """

@@ -6,7 +6,6 @@ needs names, dtypes and shapes only.  Source: https://github.com/huggingface/saf
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,14 +32,6 @@ _CHUNK = 64 << 20
 WEIGHTS_FILE = "weights.safetensors"
 
 
-@dataclass(frozen=True)
-class Placed:
-    """Where a tensor lies in the file: bytes from the start of the file, and their number."""
-
-    offset: int
-    length: int
-
-
 def check_dtypes(weights: Iterable[LazyWeight]) -> None:
     """Refuse what the file cannot hold.
 
@@ -56,16 +47,15 @@ def check_dtypes(weights: Iterable[LazyWeight]) -> None:
             )
 
 
-def write_weights(path: Path, weights: Iterable[LazyWeight]) -> dict[str, Placed]:
+def write_weights(path: Path, weights: Iterable[LazyWeight]) -> dict[str, tuple[int, int]]:
     """Write the weights, largest element size first (so that every tensor is aligned), then by
     name.
 
     Args:
-        path: the file to make.
         weights: computed one at a time, and freed before the next.
 
     Returns:
-        Where each weight lies, by name.
+        By name where each weight lies: bytes from the start of the file, and their number.
 
     Raises:
         LoweringError: a dtype that the format lacks, or a weight that came out in another shape or
@@ -85,12 +75,12 @@ def write_weights(path: Path, weights: Iterable[LazyWeight]) -> dict[str, Placed
         position += weight.size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    placed: dict[str, Placed] = {}
+    placed: dict[str, tuple[int, int]] = {}
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
         for weight in ordered:
-            placed[weight.name] = Placed(file.tell(), weight.size)
+            placed[weight.name] = (file.tell(), weight.size)
             _write_one(file, weight)
     return placed
 

@@ -35,8 +35,6 @@ def requirements(torch: Any, device: str, isa: str) -> dict[str, str]:
     """What code that is compiled on this machine will ask for.
 
     Args:
-        torch: the module; this folder does not import it.
-        device: "cpu" or "cuda".
         isa: the vector instructions that the compiler may use, as Inductor calls them:
             "avx512 avx512_vnni".
     """
@@ -50,9 +48,7 @@ def require_fit(torch: Any, needs: Needs, name: str) -> None:
     """Refuse code that was made for another machine.
 
     Args:
-        torch: the module.
         needs: as the manifest says; a key that is not known here is refused, too.
-        name: of the file, for the message.
 
     Raises:
         MissingError: says what is needed and what is here, each in one sentence.

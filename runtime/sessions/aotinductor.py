@@ -14,7 +14,6 @@ from enginecast.runtime.device.cuda_graphs import GraphCache, Run, recorder
 from enginecast.runtime.device.fitness import require_fit
 from enginecast.runtime.sessions.torch_session import (
     TorchSession,
-    device_of,
     provider_of,
     require_device,
     require_torch,
@@ -57,7 +56,7 @@ class AOTInductorSession(TorchSession):
                 f"{record.file}: torch {torch.__version__} loads no packages of AOTInductor",
                 hint="Use torch 2.11 to 2.13 for this engine.",
             )
-        device = device_of(provider)
+        device = provider.removeprefix("torch-")
         model = _load(torch, bundle, record, device)
         names = _names(model, bundle, record)
         weights = _weights(bundle, record, names["weights"], model.get_constant_fqns(), device)

@@ -19,6 +19,7 @@ from enginecast.runtime.values.device_tensor import Feed
 
 PROVIDERS = {"CPUExecutionProvider": "torch-cpu", "CUDAExecutionProvider": "torch-cuda"}
 """What runs an engine of torch where ONNX Runtime's provider was asked for."""
+_ONE_BY_ONE = threading.Lock()
 
 
 class TorchSession(Session):
@@ -40,7 +41,7 @@ class TorchSession(Session):
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
         self._provider = provider
-        self._own_threads = Threads(threads)
+        self._threads = threads
 
     @abstractmethod
     def compute(self, tensors: Sequence[Any]) -> Sequence[Any]:
@@ -58,10 +59,10 @@ class TorchSession(Session):
         """Run once; the values are tensors, where they were computed."""
         import torch
 
-        device = device_of(self._provider)
+        device = self._provider.removeprefix("torch-")
         tensors = [to_tensor(name, feeds[name], device) for name in self._inputs]
         try:
-            with self._own_threads(), torch.no_grad():
+            with _own_threads(self._threads), torch.no_grad():
                 found = self.compute(tensors)
         except RuntimeError as error:
             shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
@@ -74,29 +75,23 @@ class TorchSession(Session):
         return to_host(value)
 
 
-class Threads:
+@contextmanager
+def _own_threads(count: int | None) -> Iterator[None]:
     """torch has one number of threads for the whole process, so runs with an own one go one by
     one.
     """
+    import torch
 
-    def __init__(self, count: int | None) -> None:
-        self._count = count
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        import torch
-
-        if self._count is None:
+    if count is None:
+        yield
+        return
+    with _ONE_BY_ONE:
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        try:
             yield
-            return
-        with self._lock:
-            before = torch.get_num_threads()
-            torch.set_num_threads(self._count)
-            try:
-                yield
-            finally:
-                torch.set_num_threads(before)
+        finally:
+            torch.set_num_threads(before)
 
 
 def provider_of(name: str, kind: str) -> str:
@@ -115,16 +110,8 @@ def provider_of(name: str, kind: str) -> str:
     return PROVIDERS[name]
 
 
-def device_of(provider: str) -> str:
-    """ "cpu" or "cuda"."""
-    return provider.removeprefix("torch-")
-
-
 def require_torch(record: EngineRecord, kind: str) -> Any:
     """The module torch.
-
-    Args:
-        kind: of engine, for people: "TorchScript".
 
     Raises:
         MissingError: it is not installed.

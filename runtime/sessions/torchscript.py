@@ -13,7 +13,6 @@ from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.versions import numbers
 from enginecast.runtime.sessions.torch_session import (
     TorchSession,
-    device_of,
     provider_of,
     require_device,
     require_torch,
@@ -50,7 +49,7 @@ class TorchScriptSession(TorchSession):
             warnings.simplefilter("ignore", DeprecationWarning)
             try:
                 module = torch.jit.load(
-                    str(bundle.path(record.file)), map_location=device_of(provider)
+                    str(bundle.path(record.file)), map_location=provider.removeprefix("torch-")
                 )
             except Exception as error:  # RuntimeError, and others for what is no archive
                 raise BundleError(

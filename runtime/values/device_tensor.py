@@ -62,10 +62,6 @@ class DeviceTensor:
     def __dlpack_device__(self) -> Any:
         return self.tensor.__dlpack_device__()
 
-    @property
-    def is_contiguous(self) -> bool:
-        return bool(self.tensor.is_contiguous())
-
     def is_within(self, least: float | None, greatest: float | None) -> bool:
         """Whether all values are finite and between the ends.
 
@@ -125,9 +121,6 @@ def lies_on_gpu(value: Any) -> bool:
 
 def view(value: Any) -> DeviceTensor:
     """A tensor of any library, uncopied; torch's current stream waits for its owner.
-
-    Args:
-        value: speaks DLPack.
 
     Raises:
         MissingError: torch is not installed, or sees no GPU.

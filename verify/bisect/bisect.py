@@ -52,8 +52,6 @@ class Suspect:
     """A pass that was found to do harm, and what is needed to run it again.
 
     Args:
-        pass_: the pass.
-        position: in the pipeline, from 0.
         before: the program that it gets; not altered.
         context: with the sites that it leaves alone already.
         observer: what found it, with the program before the pass as the last one it accepted.
@@ -100,11 +98,7 @@ class Suspect:
         return None if done.wrong else done
 
     def explain(self, whole: Attempt) -> tuple[Culprit, Attempt]:
-        """Say what does harm, and do without it where that was found to help.
-
-        Args:
-            whole: the pass with all of its sites, which is wrong.
-        """
+        """Say what does harm, and do without it where that was found to help."""
         self.modules = self._module_errors(whole)
         culprit = Culprit(
             name=self.pass_.name,

@@ -63,7 +63,6 @@ def emulate(
     Args:
         program: after all passes, with its casts.
         cases: inputs by placeholder name, by name of the case.
-        profile: the target's arithmetic.
         names: of the tensor outputs, in order; None: `interpret.output_names`.
         masks: attention mask [B, S] of each case: signal to noise ratios leave its rows with 0 out.
 
@@ -265,13 +264,6 @@ def true_dtype_check(
     names: Sequence[str] | None = None,
 ) -> TrueDtypeRun:
     """Run the final program in the arithmetic of a target, over all cases.
-
-    Args:
-        program: after all passes.
-        cases: the verification inputs.
-        reference: of the same cases, with the floor of eager in the same dtype.
-        profile: the target's arithmetic.
-        names: of the outputs.
 
     Raises:
         VerificationError: a shape differs.

@@ -25,8 +25,6 @@ own = torch.ops.enginecast
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 LOW = frozenset({torch.float16, torch.bfloat16, *FP8})
 """Storage dtypes that are emulated."""
-BLOCK = 16
-"""Products that a tensor core adds up before it rounds to an fp16 accumulator (mma.m16n8k16)."""
 
 
 def is_low(found: Any) -> bool:
@@ -51,50 +49,18 @@ def round_to(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype)
 
 
-def total(x: Tensor, dims: Sequence[int], profile: Profile) -> Tensor:
-    """Sum with the dims kept."""
-    if profile.reduction.how == "fp32":
-        return x.float().sum(tuple(dims), keepdim=True).to(x.dtype)
-    for dim in dims:
-        x = tree_sum(x, dim)
-    return x
-
-
-def tree_sum(x: Tensor, dim: int) -> Tensor:
-    """Sum along a dim, kept: pairwise, as the threads of a block do it, each sum rounded."""
-    x = x.movedim(dim, -1)
-    while (size := x.shape[-1]) > 1:
-        half = size // 2
-        paired = x[..., :half] + x[..., half : 2 * half]
-        x = torch.cat([paired, x[..., 2 * half :]], -1)
-    if not x.shape[-1]:
-        x = x.new_zeros((*x.shape[:-1], 1))
-    return x.movedim(-1, dim)
-
-
-def product(left: Tensor, right: Tensor, how: How) -> Tensor:
-    """A matrix product, its sum kept in fp32 or in the storage dtype."""
-    if how == "fp32":
-        return (left.float() @ right.float()).to(left.dtype)
-    found: Tensor | None = None
-    for start in range(0, left.shape[-1], BLOCK):
-        stop = start + BLOCK
-        rows = right[start:stop] if right.dim() == 1 else right[..., start:stop, :]
-        part = left[..., start:stop].float() @ rows.float()
-        found = (part if found is None else found.float() + part).to(left.dtype)
-    return left @ right if found is None else found
-
-
-def softmax_steps(x: Tensor, dim: int, profile: Profile) -> Tensor:
-    """Softmax, each step rounded."""
-    powers = (x - x.amax(dim, keepdim=True)).exp()
-    return powers / total(powers, (dim,), profile)
+def total(x: Tensor, *dims: int) -> Tensor:
+    """Sum in fp32, with the dims kept."""
+    return x.float().sum(dims, keepdim=True).to(x.dtype)
 
 
 Kernel = Callable[..., Any]
 KERNELS: Rules[tuple[str, Kernel]] = Rules()
 """Op -> which rule of a profile it goes by, and its kernel."""
-KERNELS.refuse(own.whole_rms_norm.default, reason="it computes in fp32, and rounds once")
+KERNELS.refuse(
+    *(own.whole_rms_norm.default, own.skip_rms_norm.default),
+    reason="it computes in fp32, and rounds once",
+)
 
 
 def _kernel(kind: str, *ops: Any) -> Callable[[Kernel], Kernel]:
@@ -110,48 +76,27 @@ def _kernel(kind: str, *ops: Any) -> Callable[[Kernel], Kernel]:
 def kernel_of(node: Node, profile: Profile) -> Kernel | None:
     """The kernel that rounds on the way where the profile has one; None: fp32 inside."""
     kind, kernel = KERNELS.get(node.target, ("", None))
-    if kernel is None or getattr(profile, kind).how == "fp32":
+    how: How = "fp32" if kernel is None else getattr(profile, kind).how
+    if kernel is None or how == "fp32":
         return None
-    return partial(kernel, profile)
-
-
-@_kernel("reduction", aten.sum.default, aten.sum.dim_IntList)
-def _sum(profile: Profile, x: Tensor, dims: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
-    dims = _dims(x, dims)
-    found = total(x, dims, profile)
-    return found if keepdim else found.squeeze(dims)
-
-
-@_kernel("reduction", aten.mean.default, aten.mean.dim)
-def _mean(profile: Profile, x: Tensor, dims: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
-    dims = _dims(x, dims)
-    found = total(x, dims, profile)
-    found = found / (x.numel() / max(found.numel(), 1))
-    return found if keepdim else found.squeeze(dims)
-
-
-def _dims(x: Tensor, dims: Any) -> tuple[int, ...]:
-    return tuple(dims) if dims else tuple(range(x.dim()))
+    return partial(kernel, how=how) if kind == "attention" else kernel
 
 
 @_kernel("norm", aten.rms_norm.default)
 def _rms_norm(
-    profile: Profile,
     x: Tensor,
     shape: Sequence[int],
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
     dims = tuple(range(-len(shape), 0))
-    mean = total(x * x, dims, profile) / math.prod(shape)
-    mean, x = _after_statistics(mean, x, profile)
-    found = x * _reciprocal_root(mean, eps)
+    mean = total(x * x, *dims) / math.prod(shape)
+    found = x.float() * _reciprocal_root(mean, eps)
     return found if weight is None else found * weight
 
 
 @_kernel("norm", aten.layer_norm.default)
 def _layer_norm(
-    profile: Profile,
     x: Tensor,
     shape: Sequence[int],
     weight: Tensor | None = None,
@@ -160,76 +105,36 @@ def _layer_norm(
     *_: Any,
 ) -> Tensor:
     dims, size = tuple(range(-len(shape), 0)), math.prod(shape)
-    centered = x - total(x, dims, profile) / size
-    variance = total(centered * centered, dims, profile) / size
-    variance, centered = _after_statistics(variance, centered, profile)
-    found = centered * _reciprocal_root(variance, eps)
+    centered = x - total(x, *dims) / size
+    variance = total(centered * centered, *dims) / size
+    found = centered.float() * _reciprocal_root(variance, eps)
     found = found if weight is None else found * weight
     return found if bias is None else found + bias
 
 
-@_kernel("norm", own.skip_rms_norm.default)
-def _skip_rms_norm(
-    profile: Profile, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
-) -> tuple[Tensor, Tensor]:
-    """As ONNX Runtime's kernel did: every square is divided by the size before it is added."""
-    added = x + residual
-    share = torch.tensor(1 / added.shape[-1], dtype=x.dtype)
-    mean = tree_sum(added * share * added, -1)
-    return added * _reciprocal_root(mean, epsilon) * weight, added
-
-
-def _after_statistics(statistic: Tensor, x: Tensor, profile: Profile) -> tuple[Tensor, Tensor]:
+def _reciprocal_root(statistic: Tensor, eps: float | None) -> Tensor:
     """Statistics that are stored are read back into fp32; the result is rounded at the end."""
-    return (statistic.float(), x.float()) if profile.norm.how == "stored" else (statistic, x)
-
-
-def _reciprocal_root(mean: Tensor, eps: float | None) -> Tensor:
-    eps = torch.finfo(mean.dtype).eps if eps is None else eps
-    root: Tensor = (mean + eps).sqrt().reciprocal()
+    eps = torch.finfo(torch.float32).eps if eps is None else eps
+    root: Tensor = (statistic.float() + eps).sqrt().reciprocal()
     return root
 
 
 @_kernel("softmax", aten.softmax.int, aten._softmax.default)
-def _softmax(profile: Profile, x: Tensor, dim: int, *_: Any, **__: Any) -> Tensor:
-    return softmax_steps(x, dim, profile)
+def _softmax(x: Tensor, dim: int, *_: Any, **__: Any) -> Tensor:
+    powers = (x - x.amax(dim, keepdim=True)).exp()
+    return powers / total(powers, dim)
 
 
 @_kernel("activation", aten.gelu.default)
-def _gelu(profile: Profile, x: Tensor, approximate: str = "none") -> Tensor:
+def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
     if approximate == "tanh":
         inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
         return x * 0.5 * (inner.tanh() + 1)
     return x * 0.5 * ((x * math.sqrt(0.5)).erf() + 1)
 
 
-@_kernel("matmul", aten.matmul.default, aten.mm.default, aten.bmm.default)
-def _matmul(profile: Profile, left: Tensor, right: Tensor) -> Tensor:
-    return product(left, right, profile.matmul.how)
-
-
-@_kernel("matmul", aten.linear.default)
-def _linear(profile: Profile, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    found = product(x, weight.t(), profile.matmul.how)
-    return found if bias is None else found + bias
-
-
-@_kernel("matmul", aten.addmm.default, aten.baddbmm.default)
-def _addmm(
-    profile: Profile,
-    added: Tensor,
-    left: Tensor,
-    right: Tensor,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-) -> Tensor:
-    return added * beta + product(left, right, profile.matmul.how) * alpha
-
-
 @_kernel("attention", aten.scaled_dot_product_attention.default)
 def _sdpa(
-    profile: Profile,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -237,17 +142,17 @@ def _sdpa(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
+    how: How,
     scale: float | None = None,
     **_: Any,
 ) -> Tensor:
     """aten.scaled_dot_product_attention."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return _attend(query, key, value, attn_mask, scale, is_causal, profile)
+    return _attend(query, key, value, attn_mask, scale, is_causal, how)
 
 
 @_kernel("attention", own.attention.default)
 def _attention(
-    profile: Profile,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -256,13 +161,15 @@ def _attention(
     kv_heads: int,
     scale: float,
     causal: bool,
+    *,
+    how: How,
 ) -> Tensor:
     """enginecast.attention."""
     first, second, third = (
         x if x.dim() == 4 else x.unflatten(-1, (count, -1)).transpose(1, 2)
         for x, count in ((query, heads), (key, kv_heads), (value, kv_heads))
     )
-    found = _attend(first, second, third, bias, scale, causal, profile)
+    found = _attend(first, second, third, bias, scale, causal, how)
     return (found if query.dim() == 4 else found.transpose(1, 2).flatten(2)).contiguous()
 
 
@@ -273,7 +180,7 @@ def _attend(
     bias: Tensor | None,
     scale: float,
     causal: bool,
-    profile: Profile,
+    how: How,
 ) -> Tensor:
     """Attention whose scores and weights are stored.
 
@@ -286,11 +193,11 @@ def _attend(
         key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
     dtype = query.dtype
     scores = (query.float() @ key.float().mT * scale).to(dtype)  # scale is the product's alpha
-    if profile.attention.how == "stored":
+    if how == "stored":
         weights = _masked_weights(scores.float(), bias, causal, lambda s: s.softmax(-1)).to(dtype)
-        return (weights.float() @ value.float()).to(dtype)
-    steps = _masked_weights(scores, bias, causal, lambda s: softmax_steps(s, -1, profile))
-    return product(steps, value, profile.matmul.how)
+    else:
+        weights = _masked_weights(scores, bias, causal, lambda s: _softmax(s, -1))
+    return (weights.float() @ value.float()).to(dtype)
 
 
 def _masked_weights(

@@ -2,8 +2,12 @@
 on the way.  Data, with a source for every entry.
 
 A kernel reads values of the storage dtype and writes its result rounded to it.  What differs is
-what lies between: whether a sum is kept in fp32, and whether the steps of a norm, a softmax or an
-attention are rounded one by one.
+what lies between: whether the steps of a norm, a softmax or an attention are rounded one by one.
+
+All of them keep sums in fp32: ONNX Runtime on CUDA (CudaGemmOptions default 32F in
+test/providers/cuda/test_cases; AccumulationType<half> is float in core/providers/cuda/reduction),
+TensorRT (strongly typed networks), torch (opmath_type) and numpy (HALF_matmul_inner_noblas of
+matmul.c.src, HALF_pairwise_sum of loops_utils.h.src).
 """
 
 from collections.abc import Mapping
@@ -15,7 +19,7 @@ from enginecast.errors import UsageError
 How = Literal["fp32", "stored", "storage"]
 """What a kernel does inside: "fp32": all of it in fp32, and the result is rounded once; "stored":
 intermediate tensors lie in memory in the storage dtype, each computed in fp32; "storage": every
-step is rounded, and sums are kept in the storage dtype."""
+step is rounded."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,6 @@ class Profile:
 
     name: str
     about: str
-    matmul: Rule
-    """Linears and matrix products; convolutions always sum in fp32."""
-    reduction: Rule
-    """Sums and means that stand alone, and those inside a norm or softmax of "storage"."""
     norm: Rule
     """Layer norm and RMS norm, also fused with the residual sum before it."""
     softmax: Rule
@@ -51,12 +51,11 @@ _INDUCTOR = (
     "pytorch, torch/_inductor/codegen: low precision is loaded as float, computed and stored"
 )
 _NUMPY = "onnx.reference, onnx/reference/ops: numpy of dtype float16, op by op"
-_WORST = "by definition: nothing is kept in more than the storage dtype"
 
 
 def _same(name: str, about: str, how: How, source: str, **others: Rule) -> Profile:
     rule = Rule(how, source)
-    kinds = ("matmul", "reduction", "norm", "softmax", "attention", "activation")
+    kinds = ("norm", "softmax", "attention", "activation")
     return Profile(name, about, **{kind: others.get(kind, rule) for kind in kinds})
 
 
@@ -65,10 +64,6 @@ _ALL = (
         name="ort-cuda",
         about="ONNX Runtime 1.28 and later on CUDA: fp32 sums; attention stores scores and weights,"
         " GELU rounds its steps",
-        matmul=Rule("fp32", _ORT + "test/providers/cuda/test_cases: CudaGemmOptions default 32F"),
-        reduction=Rule(
-            "fp32", _ORT + "core/providers/cuda/reduction: AccumulationType<half> is float"
-        ),
         norm=Rule(
             "fp32",
             _ORT + "core/providers/cuda/nn/layer_norm.cc: float between MLFloat16 types; skip norm:"
@@ -113,14 +108,6 @@ _ALL = (
             "stored",
             f"{_NUMPY}; epsilon is a numpy float32, so what follows the statistics is fp32",
         ),
-        matmul=Rule("fp32", "numpy, matmul.c.src: HALF_matmul_inner_noblas sums in float"),
-        reduction=Rule("fp32", "numpy, loops_utils.h.src: HALF_pairwise_sum sums in float"),
-    ),
-    _same(
-        "strict",
-        "the worst case: every step of every op is rounded, and sums are kept in the storage dtype",
-        "storage",
-        _WORST,
     ),
 )
 PROFILES: Mapping[str, Profile] = {profile.name: profile for profile in _ALL}

@@ -265,12 +265,17 @@ def fill_values(program: ExportedProgram) -> set[Node]:
     that is neither an overflow of the model nor lack of headroom. Views, casts and elementwise
     arithmetic carry them on.
     """
-    constants = _constants(program)
+    specs = weight_specs(program)
     found: set[Node] = set()
     for node in program.graph.nodes:
-        if node in constants:
-            found.add(node)
-        elif _carries_fill(node) and is_float(node):
+        if not is_float(node):
+            continue
+        if node.op == "placeholder" and node.name in specs:
+            # Small constants are looked into.
+            small = 0 < value(node).numel() <= _SMALL_CONSTANT
+            if small and bool((weight_tensor(program, specs[node.name]).float() <= -LARGE).any()):
+                found.add(node)
+        elif _carries_fill(node):
             given = (*node.args, *node.kwargs.values())
             inherited = any(source in found for source in node.all_input_nodes)
             if inherited or any(_is_fill(argument) for argument in given):
@@ -287,18 +292,3 @@ def _carries_fill(node: Node) -> bool:
 def _is_fill(argument: Any) -> bool:
     is_number = isinstance(argument, int | float) and not isinstance(argument, bool)
     return is_number and not math.isnan(argument) and argument <= -LARGE
-
-
-def _constants(program: ExportedProgram) -> set[Node]:
-    """Small constants that are or hold a fill value."""
-    specs = weight_specs(program)
-    found: set[Node] = set()
-    for node in program.graph.nodes:
-        if node.op != "placeholder" or node.name not in specs:
-            continue
-        if not is_float(node) or not 0 < value(node).numel() <= _SMALL_CONSTANT:
-            continue
-        tensor: Tensor = weight_tensor(program, specs[node.name])
-        if bool((tensor.to(torch.float32) <= -LARGE).any()):
-            found.add(node)
-    return found

@@ -207,12 +207,7 @@ class Rules:
     def check(
         self, pass_: Pass, run: PassRun, runs: Sequence[CaseRuns], seconds: float
     ) -> PassCheck:
-        """Compare the program after a pass with the one before it.
-
-        Args:
-            runs: one per case.
-            seconds: that the runs took.
-        """
+        """Compare the program after a pass with the one before it."""
         outputs = [self._output(pass_.promise, name, runs) for name in runs[0].after.outputs]
         inner = list(self.inner(pass_.promise, runs))
         moved: tuple[str, ...] = ()

@@ -27,12 +27,8 @@ class PlannedFloor:
     """Widens the floor when a pass carries out a plan; hand it to `run_pipeline` before `observer`.
 
     Args:
-        passes: of the pipeline, in order.
-        program: as captured.
-        cases: the verification inputs.
         reference: of those cases, with eager's floor.
         observer: judges that pass, and those after it, by the wider floor.
-        names: of the outputs.
     """
 
     def __init__(
@@ -75,10 +71,6 @@ def planned_floor(
 
     Args:
         program: right before it is rewritten.
-        plan: that will be carried out.
-        cases: the verification inputs, tensors.
-        reference: of the same cases, with eager's floor.
-        names: of the outputs.
     """
     outputs = simulate(program, plan, [case.inputs for case in cases], names, reference.mask_input)
     floor = dict(reference.floor.cases)

@@ -2,8 +2,10 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from jinja2 import Environment, StrictUndefined
@@ -11,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from enginecast.runtime.bundle.manifest import Fusion, OutputVerdict, Verdict
-from enginecast.verify.emulate.data import Emulation, tightest
+from enginecast.verify.emulate.data import Emulation, StoredValues, WeightLoss, tightest
 from enginecast.verify.metrics import BEYOND, times
 from enginecast.verify.report.data import PassCheck, Report
 from enginecast.verify.verdict import verdict_line
@@ -26,9 +28,7 @@ def write_report(folder: Path, report: Report) -> tuple[Path, Path]:
     """Write `report.json` and `report.html` into a folder; return their paths."""
     as_json, as_html = folder / JSON_NAME, folder / HTML_NAME
     as_json.write_text(to_json(report), encoding="utf-8")
-    as_html.write_text(
-        render_page(report, verdict_line(report.verdict, report.floor_dtype)), encoding="utf-8"
-    )
+    as_html.write_text(_page(report), encoding="utf-8")
     return as_json, as_html
 
 
@@ -38,91 +38,113 @@ def to_json(report: Report) -> str:
     return json.dumps(content, sort_keys=True, indent=1, allow_nan=False) + "\n"
 
 
+@dataclass(frozen=True)
+class _Column:
+    """What a table shows of each of its rows; the first column names them."""
+
+    title: str
+    cell: Callable[[Any], str]
+    page_only: bool = False
+    """Where there is room."""
+    is_bad: Callable[[Any], bool] = lambda row: False
+    """Whether the page marks the cell."""
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table for the terminal and for the page."""
+
+    rows: Sequence[Any]
+    columns: Sequence[_Column]
+
+
 def print_report(report: Report, console: Console) -> None:
     """Print the verdict and, where there are any, the tables of passes and fusions."""
     print_verdict(report.verdict, report.floor_dtype, console)
     for target, verdict in report.others.items():
-        console.print(
-            f"{target}: {verdict_line(verdict, report.floor_dtype)}", markup=False, highlight=False
-        )
+        _print_line(f"{target}: {verdict_line(verdict, report.floor_dtype)}", console)
     if report.passes:
-        console.print(_passes_table(report.passes))
+        _print_table(_passes(report.passes), console)
     if report.fusions:
-        console.print(_fusions_table(report.fusions))
+        _print_table(_fusions(report.fusions), console)
     if report.emulation is not None:
         print_emulation(report.emulation, console)
     for line in (*report.layers, *report.notes):
-        console.print(line, markup=False, highlight=False)
+        _print_line(line, console)
 
 
 def print_verdict(verdict: Verdict, dtype: str, console: Console) -> None:
-    """Print how every output was judged, then the verdict and its reasons.
-
-    Args:
-        dtype: of the noise floor.
-    """
-    console.print(_outputs_table(verdict.outputs, dtype))
-    style = "bold red" if verdict.outcome == "rejected" else "bold green"
-    console.print(verdict_line(verdict, dtype), style=style, markup=False, highlight=False)
-    shown = verdict.reasons[1:] if verdict.outcome == "rejected" else verdict.reasons
-    for reason in shown:
-        console.print(f"  {reason}", markup=False, highlight=False)
+    """Print how every output was judged, then the verdict and its reasons."""
+    _print_table(_outputs(verdict.outputs, dtype), console)
+    is_rejected = verdict.outcome == "rejected"
+    _print_line(verdict_line(verdict, dtype), console, "bold red" if is_rejected else "bold green")
+    for reason in verdict.reasons[1:] if is_rejected else verdict.reasons:
+        _print_line(f"  {reason}", console)
 
 
 def print_emulation(emulation: Emulation, console: Console) -> None:
     """Print the modules with the least headroom, and where values overflow first."""
     heading = f"as {emulation.profile} computes: {emulation.summary}"
     console.print(heading, markup=False, highlight=False, soft_wrap=True)
-    shown = _table("least headroom", "largest", "bits", "overflow", "clamped", "SQNR dB")
-    for place in tightest(emulation, SHOWN):
-        shown.add_row(
-            f"{place.module or 'the model itself'} {place.source}".strip(),
-            f"{place.max_abs:.4g}",
-            _or_dash(place.headroom_bits, "{:.1f}".format),
-            str(place.overflow),
-            str(place.clamped),
-            _or_dash(place.sqnr_db, "{:.1f}".format),
-        )
-    console.print(shown)
+    _print_table(_modules(tightest(emulation, SHOWN), "least headroom"), console)
 
 
-def _outputs_table(outputs: Iterable[OutputVerdict], dtype: str) -> Table:
-    table = _table(
-        "output",
-        f"error / eager {dtype}'s",
-        "limit",
-        "relative L2",
-        "cosine",
-        "prompt cosine",
-        "SQNR dB",
-        "pad rows",
+def _print_line(line: str, console: Console, style: str | None = None) -> None:
+    console.print(line, style=style, markup=False, highlight=False)
+
+
+def _print_table(table: _Table, console: Console) -> None:
+    shown = [column for column in table.columns if not column.page_only]
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(shown):
+        made.add_column(column.title, justify="left", no_wrap=index == 0, overflow="fold")
+    for row in table.rows:
+        made.add_row(*(column.cell(row) for column in shown))
+    console.print(made)
+
+
+def _of(name: str, form: str = "{}") -> Callable[[Any], str]:
+    """A cell with an attribute of its row; a dash for None."""
+
+    def cell(row: Any) -> str:
+        value = getattr(row, name)
+        return "-" if value is None else form.format(value)
+
+    return cell
+
+
+def _outputs(outputs: Sequence[OutputVerdict], dtype: str) -> _Table:
+    columns = (
+        _Column("output", _of("name")),
+        _Column(
+            f"error / eager {dtype}'s",
+            lambda row: "no finite values" if row.ratio is None else times(row.ratio),
+            is_bad=lambda row: row.ratio is None or row.ratio > row.limit,
+        ),
+        _Column("limit", lambda row: "-" if row.limit is None else times(row.limit)),
+        _Column("relative L2", _of("error", "{:.2e}")),
+        _Column("floor", _of("floor", "{:.2e}"), page_only=True),
+        _Column("cosine", _of("cosine", "{:.7f}")),
+        _Column("prompt cosine", _of("prompt_cosine", "{:.7f}")),
+        _Column("SQNR dB", _of("sqnr_db", "{:.1f}")),
+        _Column("largest difference", _of("max_abs", "{:.2e}"), page_only=True),
+        _Column("pad rows", _of("pad_error", "{:.2e}")),
     )
-    for output in outputs:
-        table.add_row(
-            output.name,
-            times(output.ratio) if output.ratio is not None else "no finite values",
-            _or_dash(output.limit, times),
-            _or_dash(output.error, "{:.2e}".format),
-            _or_dash(output.cosine, "{:.7f}".format),
-            _or_dash(output.prompt_cosine, "{:.7f}".format),
-            _or_dash(output.sqnr_db, "{:.1f}".format),
-            _or_dash(output.pad_error, "{:.2e}".format),
-        )
-    return table
+    return _Table(outputs, columns)
 
 
-def _passes_table(passes: Iterable[PassCheck]) -> Table:
-    table = _table("pass", "done", "left", "error", "worst place")
-    for check in passes:
-        place = f"{check.worst_place} {check.worst_source}".strip()
-        table.add_row(
-            check.name,
-            str(check.rewritten),
-            str(check.left_alone),
-            _error(check),
-            place,
-        )
-    return table
+def _passes(passes: Sequence[PassCheck]) -> _Table:
+    columns = (
+        _Column("pass", _of("name")),
+        _Column("promise", _of("promise"), page_only=True),
+        _Column("done", _of("rewritten")),
+        _Column("left", _of("left_alone")),
+        _Column("seconds", _of("seconds", "{:.2f}"), page_only=True),
+        _Column("error", _error, is_bad=lambda row: bool(row.failure)),
+        _Column("worst place", lambda row: f"{row.worst_place} {row.worst_source}".strip()),
+        _Column("found", _found, page_only=True),
+    )
+    return _Table(passes, columns)
 
 
 def _error(check: PassCheck) -> str:
@@ -134,53 +156,77 @@ def _error(check: PassCheck) -> str:
     return f"{text} BROKEN" if check.failure else text
 
 
-def _fusions_table(fusions: Iterable[Fusion]) -> Table:
-    table = _table("fusion", "expected", "program", "engine", "runtime", "missing")
-    for fusion in fusions:
-        table.add_row(
-            fusion.kind,
-            str(fusion.expected),
-            str(fusion.program),
-            str(fusion.engine),
-            "-" if fusion.runtime is None else str(fusion.runtime),
-            "\n".join(fusion.missing),
-        )
-    return table
+def _found(check: PassCheck) -> str:
+    moved = f"other values now leave {', '.join(check.moved)}" if check.moved else ""
+    return "\n".join(filter(None, (check.failure, moved)))
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left", no_wrap=index == 0, overflow="fold")
-    return table
+def _fusions(fusions: Sequence[Fusion]) -> _Table:
+    names = ("kind", "expected", "program", "engine", "runtime")
+    columns = [_Column("fusion" if name == "kind" else name, _of(name)) for name in names]
+    missing = _Column("missing", lambda row: "\n".join(row.missing))
+    return _Table(fusions, (*columns, missing))
 
 
-def _or_dash(value: float | None, show: Callable[[float], str]) -> str:
-    return "-" if value is None else show(value)
+def _modules(modules: Sequence[StoredValues], title: str) -> _Table:
+    columns = (
+        _Column(title, lambda row: f"{row.module or 'the model itself'} {row.source}".strip()),
+        _Column("largest", _of("max_abs", "{:.4g}")),
+        _Column("bits", _of("headroom_bits", "{:.1f}"), is_bad=lambda row: row.overflow > 0),
+        _Column("overflow", _of("overflow"), is_bad=lambda row: row.overflow > 0),
+        _Column("clamped", _of("clamped"), is_bad=lambda row: row.clamped > 0),
+        _Column("subnormal", _of("subnormal", "{:.2%}"), page_only=True),
+        _Column("energy lost", _of("energy_lost", "{:.2e}"), page_only=True),
+        _Column("SQNR dB", _of("sqnr_db", "{:.1f}")),
+        _Column("op", _of("op"), page_only=True),
+    )
+    return _Table(modules, columns)
+
+
+def _weights(weights: Sequence[WeightLoss]) -> _Table:
+    columns = (
+        _Column("weight", _of("name")),
+        _Column("largest", _of("max_abs", "{:.4g}")),
+        _Column("overflow", _of("overflow"), is_bad=lambda row: row.overflow > 0),
+        _Column("subnormal", _of("subnormal", "{:.2%}")),
+        _Column("energy lost", _of("energy_lost", "{:.2e}")),
+    )
+    return _Table(weights, columns)
+
+
+Section = tuple[str, str, Sequence[str], _Table | None]
+"""Heading, a note below it, items of a list, a table; without items and rows it is not shown."""
+
+
+def _sections(report: Report) -> Iterator[Section]:
+    yield "Outputs", "", (), _outputs(report.verdict.outputs, report.floor_dtype)
+    others = report.others.items()
+    engines = ["\n".join((f"{name}: {it.outcome}", *it.reasons)) for name, it in others]
+    yield "Further engines", "", engines, None
+    yield "Layers of the engine", "", report.layers, None
+    yield "Passes", "", (), _passes(report.passes)
+    yield "Fusions", "", (), _fusions(report.fusions)
+    if (found := report.emulation) is not None:
+        heading = f"In {report.precision} as {found.profile} computes"
+        yield heading, f"{found.about}.\n{found.summary}", (), _modules(found.modules, "module")
+        yield "Weights that lose values", "", (), _weights(found.weights)
 
 
 _SMALLEST, _LARGEST = -8.0, 0.0
 """Powers of ten between which the strip goes from pale to dark."""
 
 
-def render_page(report: Report, verdict: str) -> str:
-    """Render a report as one HTML page.
-
-    Args:
-        verdict: the verdict in one sentence.
-    """
+def _page(report: Report) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters.update(
-        times=lambda v: "-" if v is None else times(v),
-        tiny=lambda v: "-" if v is None else f"{v:.2e}",
-        fixed=lambda v, digits: "-" if v is None else f"{v:.{digits}f}",
-        brief="{:.4g}".format,
-        shade=shade,
-    )
-    page = environment.from_string(_PAGE)
+    environment.filters["shade"] = shade
     # Passes that changed a value somewhere, with the error of every module after them.
     strips = [(one.name, one.modules) for one in report.passes if any(one.modules.values())]
-    return page.render(report=report, verdict=verdict, strips=strips) + "\n"
+    verdict = verdict_line(report.verdict, report.floor_dtype)
+    page = environment.from_string(_PAGE)
+    return (
+        page.render(report=report, verdict=verdict, sections=_sections(report), strips=strips)
+        + "\n"
+    )
 
 
 def shade(error: float) -> str:
@@ -203,7 +249,7 @@ h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0;
   border-bottom: 1px solid #ddd; }
-td.n { font-variant-numeric: tabular-nums; white-space: nowrap; }
+td, li { font-variant-numeric: tabular-nums; white-space: pre-line; }
 code { font: 13px ui-monospace, monospace; overflow-wrap: anywhere; }
 .verdict { padding: .5rem .75rem; border-left: 4px solid #2a8; background: #f3faf7; }
 .rejected { border-color: #c33; background: #fdf4f4; }
@@ -229,99 +275,23 @@ code { font: 13px ui-monospace, monospace; overflow-wrap: anywhere; }
 {%- endfor %}).
 Cases: {{ report.verdict.cases | join(", ") }}.
 {% if report.left_out %}Verified but not stored: {{ report.left_out | join(", ") }}.{% endif %}</p>
-<h2>Outputs</h2>
+{% for heading, note, lines, table in sections if lines or (table and table.rows) %}
+<h2>{{ heading }}</h2>
+{% if note %}<p class="quiet">{{ note }}</p>{% endif %}
+{% if lines %}<ul>{% for line in lines %}<li>{{ line }}</li>{% endfor %}</ul>{% endif %}
+{% if table %}
 <table>
-<tr><th>output</th><th>error / eager {{ report.floor_dtype }}'s</th><th>limit</th>
-<th>relative L2</th>
-<th>floor</th><th>least cosine</th><th>SQNR dB</th><th>largest difference</th><th>pad rows</th></tr>
-{% for o in report.verdict.outputs %}
-<tr><td><code>{{ o.name }}</code></td>
-<td class="n{{ ' bad' if o.ratio is none or o.ratio > o.limit }}">{{ o.ratio | times }}</td>
-<td class="n">{{ o.limit | times }}</td><td class="n">{{ o.error | tiny }}</td>
-<td class="n">{{ o.floor | tiny }}</td><td class="n">{{ o.cosine | fixed(7) }}</td>
-<td class="n">{{ o.sqnr_db | fixed(1) }}</td><td class="n">{{ o.max_abs | tiny }}</td>
-<td class="n">{{ o.pad_error | tiny }}</td></tr>
+<tr>{% for column in table.columns %}<th>{{ column.title }}</th>{% endfor %}</tr>
+{% for row in table.rows %}
+<tr><td><code>{{ table.columns[0].cell(row) }}</code></td>
+{% for column in table.columns[1:] %}
+<td{% if column.is_bad(row) %} class="bad"{% endif %}>{{ column.cell(row) }}</td>
 {% endfor %}
-</table>
-{% if report.others %}
-<h2>Further engines</h2>
-<ul>
-{% for target, found in report.others.items() %}
-<li>{{ target }}: {{ found.outcome }}
-{% for reason in found.reasons %}
-<br>{{ reason }}
-{% endfor %}
-</li>
-{% endfor %}
-</ul>
-{% endif %}
-{% if report.layers %}
-<h2>Layers of the engine</h2>
-<ul>
-{% for line in report.layers %}
-<li>{{ line }}</li>
-{% endfor %}
-</ul>
-{% endif %}
-{% if report.passes %}
-<h2>Passes</h2>
-<table>
-<tr><th>pass</th><th>promise</th><th>rewritten</th><th>left alone</th><th>time</th>
-<th>worst place</th><th>its error</th></tr>
-{% for p in report.passes %}
-<tr><td><code>{{ p.name }}</code></td><td>{{ p.promise }}</td><td class="n">{{ p.rewritten }}</td>
-<td class="n">{{ p.left_alone }}</td><td class="n">{{ p.seconds | fixed(2) }} s</td>
-<td><code>{{ p.worst_place }}</code> {{ p.worst_source }}
-{% if p.failure %}<br><span class="bad">{{ p.failure }}</span>{% endif %}
-{% if p.moved %}<br><span class="quiet">other values now leave {{ p.moved | join(", ") }}</span>
-{% endif %}</td>
-<td class="n">{{ "equal" if p.worst_error == 0 else p.worst_error | tiny }}</td></tr>
+</tr>
 {% endfor %}
 </table>
 {% endif %}
-{% if report.fusions %}
-<h2>Fusions</h2>
-<table>
-<tr><th>fusion</th><th>expected</th><th>program</th><th>engine</th><th>runtime</th>
-<th>missing</th></tr>
-{% for f in report.fusions %}
-<tr><td>{{ f.kind }}</td><td class="n">{{ f.expected }}</td><td class="n">{{ f.program }}</td>
-<td class="n">{{ f.engine }}</td><td class="n">{{ "-" if f.runtime is none else f.runtime }}</td>
-<td>{% for m in f.missing %}<code>{{ m }}</code><br>{% endfor %}</td></tr>
 {% endfor %}
-</table>
-{% endif %}
-{% if report.emulation %}
-<h2>In {{ report.precision }} as {{ report.emulation.profile }} computes</h2>
-<p class="quiet">{{ report.emulation.about }}.
-{{ report.emulation.summary }}</p>
-<table>
-<tr><th>module</th><th>largest</th><th>headroom, bits</th><th>overflow</th><th>clamped</th>
-<th>subnormal</th><th>energy lost</th><th>SQNR dB</th><th>where it is largest</th></tr>
-{% for p in report.emulation.modules %}
-<tr><td><code>{{ p.module or "the model itself" }}</code></td>
-<td class="n">{{ p.max_abs | brief }}</td>
-<td class="n{{ ' bad' if p.overflow }}">{{ p.headroom_bits | fixed(1) }}</td>
-<td class="n{{ ' bad' if p.overflow }}">{{ p.overflow }}</td>
-<td class="n{{ ' bad' if p.clamped }}">{{ p.clamped }}</td>
-<td class="n">{{ (100 * p.subnormal) | fixed(2) }} %</td>
-<td class="n">{{ p.energy_lost | tiny }}</td>
-<td class="n">{{ p.sqnr_db | fixed(1) }}</td>
-<td><code>{{ p.op }}</code> {{ p.source }}</td></tr>
-{% endfor %}
-</table>
-{% if report.emulation.weights %}
-<table>
-<tr><th>weight</th><th>largest</th><th>overflow</th><th>subnormal</th><th>energy lost</th></tr>
-{% for w in report.emulation.weights %}
-<tr><td><code>{{ w.name }}</code></td><td class="n">{{ w.max_abs | brief }}</td>
-<td class="n{{ ' bad' if w.overflow }}">{{ w.overflow }}</td>
-<td class="n">{{ (100 * w.subnormal) | fixed(2) }} %</td>
-<td class="n">{{ w.energy_lost | tiny }}</td></tr>
-{% endfor %}
-</table>
-{% endif %}
-{% endif %}
 {% if strips %}
 <h2>Error by module</h2>
 <p class="quiet">Relative L2 error after the pass, in order of execution: pale at 1e-8, dark at 1.
@@ -330,7 +300,7 @@ Point at a cell for its module.</p>
 <div><code>{{ name }}</code></div>
 <div class="strip">
 {% for module, error in modules.items() %}
-<span style="background: {{ error | shade }}" title="{{ module }}: {{ error | tiny }}"></span>
+<span style="background: {{ error | shade }}" title="{{ module }}: {{ '%.2e' % error }}"></span>
 {% endfor %}
 </div>
 {% endfor %}
@@ -338,8 +308,8 @@ Point at a cell for its module.</p>
 {% if report.seconds %}
 <h2>Time</h2>
 <p>{% for step, seconds in report.seconds.items() -%}
-{{ step }} {{ seconds | fixed(1) }} s
-{%- if report.memory.get(step) %} ({{ (report.memory[step] / 1e6) | fixed(0) }} MB){% endif -%}
+{{ step }} {{ '%.1f' % seconds }} s
+{%- if report.memory.get(step) %} ({{ '%.0f' % (report.memory[step] / 1e6) }} MB){% endif -%}
 {{ ", " if not loop.last }}
 {%- endfor %}</p>
 {% endif %}

@@ -67,22 +67,17 @@ def _linear_to_matmul(program: ProgramView, node: Node) -> Node:
     return insert(graph, aten.add.Tensor, (result, bias), like=node)
 
 
-def _has_other_dtypes(node: Node) -> bool:
-    wanted = value(node).dtype
-    sources = (node.args[index] for index in (0, 2) if index < len(node.args))
-    return any(isinstance(s, Node) and dtype_of(s) != wanted for s in sources)
+def _of_other_dtypes(node: Node) -> list[int]:
+    """Which of an RMS norm's operands have another dtype than the program says of the result."""
+    given = enumerate(node.args)
+    return [i for i, s in given if i in (0, 2) and s and dtype_of(s) != dtype_of(node)]
 
 
 def _one_dtype(program: ProgramView, node: Node) -> None:
-    """torch multiplies an fp16 value by an fp32 weight; ONNX wants both in the dtype that the
-    program says of the result.
-    """
-    wanted = value(node).dtype
-    for index in (0, 2):
-        source = node.args[index] if index < len(node.args) else None
-        if isinstance(source, Node) and dtype_of(source) != wanted:
-            cast = insert(program.graph, aten.to.dtype, (source, wanted), like=node)
-            node.update_arg(index, cast)
+    """torch multiplies an fp16 value by an fp32 weight; ONNX wants both in one dtype."""
+    for index in _of_other_dtypes(node):
+        args = (node.args[index], dtype_of(node))
+        node.update_arg(index, insert(program.graph, aten.to.dtype, args, like=node))
 
 
 def _group_norm(program: ProgramView, node: Node) -> Node:
@@ -137,11 +132,6 @@ def _wide_einsum(program: ProgramView, node: Node) -> Node:
     wide = [insert(graph, aten.to.dtype, (x, torch.float32), like=node) for x in operands]
     result = insert(graph, aten.einsum.default, (node.args[0], wide), like=node)
     return insert(graph, aten.to.dtype, (result, torch.bfloat16), like=node)
-
-
-def _selects_whole(node: Node) -> bool:
-    source, mask = arguments(node)[:2]
-    return same_shape(shape_of(source), shape_of(mask))
 
 
 def _select_by_index(program: ProgramView, node: Node) -> None:
@@ -278,10 +268,10 @@ _RULES: dict[Any, Rewrite] = {
 }
 _UNFIT: dict[Any, Callable[[Node], bool]] = {
     aten.einsum.default: lambda node: dtype_of(node) == torch.bfloat16,
-    aten.rms_norm.default: _has_other_dtypes,
+    aten.rms_norm.default: lambda node: bool(_of_other_dtypes(node)),
     aten.rsub.Scalar: lambda node: dtype_of(first_input(node)) != dtype_of(node),
     aten.unsqueeze.default: lambda node: bool(value(node).dtype.is_complex),
     aten.amax.default: _is_of_all_dims,
     aten.amin.default: _is_of_all_dims,
-    aten.masked_select.default: _selects_whole,
+    aten.masked_select.default: lambda node: same_shape(*map(shape_of, arguments(node))),
 }

@@ -210,17 +210,13 @@ def _refuse_dtypes(node: Node) -> None:
             f"ONNX Runtime has no kernels that quantise bfloat16, for {call_place(node)}",
             hint="Export in fp16 (or fp32): quantised, both have the range.",
         )
-    other = [str(found) for found in dtypes if found is not None and _is_other_fp8(found)]
-    if other:
-        raise LoweringError(
-            f"ONNX Runtime has no kernels for {other[0].removeprefix('torch.')},"
-            f" for {call_place(node)}",
-            hint="Plan for an architecture whose fp8 is e4m3fn.",
-        )
-
-
-def _is_other_fp8(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point and dtype.itemsize == 1 and dtype not in _FP8
+    for dtype in dtypes - {*_FP8}:
+        if dtype is not None and dtype.is_floating_point and dtype.itemsize == 1:
+            raise LoweringError(
+                f"ONNX Runtime has no kernels for {str(dtype).removeprefix('torch.')},"
+                f" for {call_place(node)}",
+                hint="Plan for an architecture whose fp8 is e4m3fn.",
+            )
 
 
 def _flat(rewriting: _Rewriting, scale: Node, like: Node) -> Node:
@@ -329,36 +325,25 @@ def _quantized_linear(rewriting: _Rewriting, node: Node, *args: Any) -> None:
     scale = _scale_of_values(rewriting, scale, node)
     flat = _flat(rewriting, weight_scale, node)
     wide_bias = rewriting.cast(bias, torch.float32, node) if isinstance(bias, Node) else None
-    values = (source, scale)
     if dtype_of(weight) == torch.int8:
         turned = rewriting.add(aten.t.default, weight, like=node)
         form = ours.integer_linear.default
-        result = rewriting.add(form, *values, turned, flat, wide_bias, dtype, like=node)
+        result = rewriting.add(form, source, scale, turned, flat, wide_bias, dtype, like=node)
     elif rewriting.gemm_float8:
         form = ours.fp8_gemm.default
-        result = rewriting.add(form, *values, weight, flat, wide_bias, dtype, like=node)
+        result = rewriting.add(form, source, scale, weight, flat, wide_bias, dtype, like=node)
     else:
-        result = _of_dequantized(rewriting, node, values, (weight, flat), dtype)
+        turned = rewriting.add(aten.t.default, weight, like=node)
+        scales = rewriting.scale(flat, dtype, node)
+        form = ours.dequantize_axis.default
+        wide_weight = rewriting.add(form, turned, scales, 1, dtype, like=node)
+        scale = rewriting.scale(scale, dtype, node)
+        wide = rewriting.once(ours.dequantize.default, source, scale, dtype, like=node)
+        result = rewriting.add(aten.matmul.default, wide, wide_weight, like=node)
         if isinstance(bias, Node):
             bias = rewriting.cast(bias, dtype, node)
             result = rewriting.add(aten.add.Tensor, result, bias, like=node)
     rewriting.replace(node, result)
-
-
-def _of_dequantized(
-    rewriting: _Rewriting,
-    node: Node,
-    values: tuple[Node, Node],
-    weight: tuple[Node, Node],
-    dtype: torch.dtype,
-) -> Node:
-    turned = rewriting.add(aten.t.default, weight[0], like=node)
-    scales = rewriting.scale(weight[1], dtype, node)
-    form = ours.dequantize_axis.default
-    wide_weight = rewriting.add(form, turned, scales, 1, dtype, like=node)
-    scale = rewriting.scale(values[1], dtype, node)
-    wide = rewriting.once(ours.dequantize.default, values[0], scale, dtype, like=node)
-    return rewriting.add(aten.matmul.default, wide, wide_weight, like=node)
 
 
 def _blockwise_linear(rewriting: _Rewriting, node: Node, *args: Any) -> None:

@@ -50,12 +50,7 @@ class Messages:
 
 
 def error_recorder(trt: Any, messages: Messages) -> Any:
-    """A recorder for a Builder, Runtime, Refitter or IExecutionContext; keep a reference to it.
-
-    Args:
-        trt: the module tensorrt.
-        messages: gets what is reported.
-    """
+    """A recorder for a Builder, Runtime, Refitter or IExecutionContext; keep a reference to it."""
 
     class Recorder(trt.IErrorRecorder):  # type: ignore[misc]  # known when it runs
         def __init__(self) -> None:
@@ -89,12 +84,7 @@ def error_recorder(trt: Any, messages: Messages) -> Any:
 
 
 def error_logger(trt: Any, messages: Messages) -> Any:
-    """A logger that prints nothing; keep a reference to it.
-
-    Args:
-        trt: the module tensorrt.
-        messages: gets what is logged as an error.
-    """
+    """A logger that prints nothing; keep a reference to it."""
 
     class Logger(trt.ILogger):  # type: ignore[misc]  # known when it runs
         def __init__(self) -> None:

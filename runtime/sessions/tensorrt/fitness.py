@@ -34,14 +34,7 @@ _KEYS: Mapping[str, Callable[[str], object]] = {
 
 
 def requirements(trt: Any, gpu: Gpu, *, hardware: str, version_compatible: bool) -> dict[str, str]:
-    """What an engine built here will ask for.
-
-    Args:
-        trt: the module tensorrt.
-        gpu: on which it is built.
-        hardware: as `exporters.tensorrt.options.TensorRTOptions` has it.
-        version_compatible: likewise.
-    """
+    """What an engine built here will ask for."""
     compatible = "yes" if version_compatible else "no"
     return {**machine(trt, gpu), "hardware": hardware, "version_compatible": compatible}
 
@@ -65,7 +58,6 @@ def require_fit(needs: Needs, here: Needs, name: str, instead: str) -> None:
         needs: as the manifest says; a key that is not known here is refused, and a key that is
             missing, too.
         here: what `machine` gives.
-        name: of the file, for the message.
         instead: what would load here, as a sentence.
 
     Raises:

@@ -131,11 +131,6 @@ class Lane:
             self._record = gpu.graph_recorder()
             self._call = GraphCache(self._context.run, self._record_apart, limit=GRAPHS)
 
-    @property
-    def graphs(self) -> GraphCache | None:
-        """None: they are off."""
-        return self._call if isinstance(self._call, GraphCache) else None
-
     def run(self, inputs: Tensors) -> list[Any]:
         """Enqueue one run on the lane's stream: see `Context.run`.
 

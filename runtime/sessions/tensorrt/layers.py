@@ -134,9 +134,6 @@ class Layers:
 def parse_layers(text: str, name: str = "the engine inspector") -> Layers:
     """Read what `EngineInspector.get_engine_information` gives as JSON.
 
-    Args:
-        name: of what gave it, for the message.
-
     Raises:
         BundleError: it is no JSON, or has no list of layers.
     """

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import import_module, resources
 from typing import Any
 
-from enginecast.errors import MissingError
+from enginecast.errors import MissingError, first_line
 from enginecast.runtime.device.versions import numbers, short_version
 
 Names = Mapping[str, tuple[str, ...]]
@@ -43,15 +43,9 @@ def import_tensorrt(why: str) -> Any:
     Raises:
         MissingError: it is not installed, does not load, or lacks names.
     """
-    try:
-        trt = import_module("tensorrt")
-    except ModuleNotFoundError as error:
-        raise MissingError(f"{why} needs tensorrt, which is not installed", hint=INSTALL) from error
-    except (ImportError, OSError) as error:
-        raise MissingError(
-            f"{why} needs tensorrt, which is installed and does not load: {error}",
-            hint="Its libraries come in tensorrt-cu13-libs; see `enginecast doctor`.",
-        ) from error
+    trt = import_library(
+        "tensorrt", why, "Its libraries come in tensorrt-cu13-libs; see `enginecast doctor`."
+    )
     version = short_version(trt.__version__)
     lacking = missing_names(trt, names_for(version))
     if lacking:
@@ -60,6 +54,29 @@ def import_tensorrt(why: str) -> Any:
             hint=f"Supported: {' and '.join(known_apis())}, and newer ones that keep these names.",
         )
     return trt
+
+
+def import_library(name: str, why: str, hint: str) -> Any:
+    """A module.
+
+    Args:
+        why: what needs it.
+        hint: where it is installed and does not load.
+
+    Raises:
+        MissingError: it is not installed, or does not load.
+    """
+    try:
+        return import_module(name)
+    except Exception as error:  # torch_tensorrt asks CUDA for the GPU while it is imported
+        if isinstance(error, ModuleNotFoundError) and error.name == name:
+            raise MissingError(
+                f"{why} needs {name}, which is not installed", hint=INSTALL
+            ) from error
+        raise MissingError(
+            f"{why} needs {name}, which is installed and does not load: {first_line(error)}",
+            hint=hint,
+        ) from error
 
 
 def names_for(version: str) -> Names:

@@ -54,8 +54,12 @@ class TensorRTSession(Session):
         *,
         cuda_graphs: bool = True,
     ) -> Self:
-        require_gpu(record, providers[0])
-        instead = what_else(bundle, record)
+        if providers[0] != PROVIDER and providers[0] not in cls.providers:
+            raise UsageError(
+                f"{record.file}: {providers[0]}: TensorRT engines run on a GPU",
+                hint="Use device='cuda' (--device cuda), or prefer=['onnxruntime-cpu'] (--prefer).",
+            )
+        instead = _what_else(bundle, record)
         torch = require_torch(record, "TensorRT")
         with _saying(record.file, instead):
             gpu = gpus.Gpu(torch)
@@ -126,20 +130,7 @@ class TensorRTSession(Session):
         return feed.aligned(ALIGNED).tensor
 
 
-def require_gpu(record: EngineRecord, provider: str) -> None:
-    """Refuse a provider that is not a GPU.
-
-    Raises:
-        UsageError: with what to ask for instead.
-    """
-    if provider != PROVIDER and provider not in TensorRTSession.providers:
-        raise UsageError(
-            f"{record.file}: {provider}: TensorRT engines run on a GPU",
-            hint="Use device='cuda' (--device cuda), or prefer=['onnxruntime-cpu'] (--prefer).",
-        )
-
-
-def what_else(bundle: Bundle, record: EngineRecord) -> str:
+def _what_else(bundle: Bundle, record: EngineRecord) -> str:
     """What of a bundle loads where its TensorRT engine does not, as a sentence."""
     for other in bundle.manifest.engines:
         if other.target != record.target and other.verdict.outcome != "rejected":

@@ -10,9 +10,9 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from enginecast.errors import MissingError, first_line
+from enginecast.errors import MissingError
 from enginecast.runtime.device.versions import installed, short_version
-from enginecast.runtime.sessions.tensorrt.library import INSTALL, Names, read_table
+from enginecast.runtime.sessions.tensorrt.library import Names, import_library, read_table
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,6 @@ def import_torch_tensorrt(
 
     Args:
         why: what needs it, for the message: "--trt-route torch".
-        torch: version of the torch that runs.
-        tensorrt: version of TensorRT; None: unknown.
-        cuda: what torch was built for; None: not looked at.
 
     Raises:
         MissingError: it is not installed, does not load, was made for other versions, or lacks
@@ -95,18 +92,9 @@ def import_torch_tensorrt(
     # Before it is imported: a wrong version ends in an undefined symbol.
     for version in installed("torch_tensorrt").values():
         _require_pair(why, check_pair(torch, version, tensorrt, cuda=cuda))
-    try:
-        found = import_module("torch_tensorrt")
-    except Exception as error:  # it asks CUDA for the GPU while it is imported
-        if isinstance(error, ModuleNotFoundError) and error.name == "torch_tensorrt":
-            raise MissingError(
-                f"{why} needs torch_tensorrt, which is not installed", hint=INSTALL
-            ) from error
-        raise MissingError(
-            f"{why} needs torch_tensorrt, which is installed and does not load:"
-            f" {first_line(error)}",
-            hint="It wants a GPU and TensorRT's libraries; see `enginecast doctor`.",
-        ) from error
+    found = import_library(
+        "torch_tensorrt", why, "It wants a GPU and TensorRT's libraries; see `enginecast doctor`."
+    )
     _require_pair(why, check_pair(torch, found.__version__, tensorrt, cuda=cuda))
     lacking = lacking_names(found.__version__)
     if lacking:
