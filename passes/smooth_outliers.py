@@ -177,9 +177,11 @@ class _Smoothing:
         """The exponents of the alpha with the least error on rows that they do not come from; None,
         and why, where a group is left alone.
         """
-        reason = _unusable(sample)
-        if sample is None or reason:
-            self._log.refused(group.root, reason)
+        if sample is None:
+            self._log.refused(group.root, "no calibration input has a row there")
+            return None
+        if not sample.largest.isfinite().all():
+            self._log.refused(group.root, "its values are not finite")
             return None
         alphas = ALPHAS if self._options.alpha is None else (self._options.alpha,)
         dtype = FORMATS[self._options.format]
@@ -260,13 +262,6 @@ def _check_shared(weight: Node) -> None:
         raise NoMatch(weight, f"{weight.name} is read elsewhere as well")
     for source in weight.all_input_nodes:
         _check_shared(source)
-
-
-def _unusable(sample: Sample | None) -> str:
-    """Why nothing can be said of a value; empty when it can."""
-    if sample is None:
-        return "no calibration input has a row there"
-    return "" if bool(torch.isfinite(sample.largest).all()) else "its values are not finite"
 
 
 def sample_channels(

@@ -17,7 +17,8 @@ from torch.export import Dim, ExportedProgram
 
 from enginecast.exporters.target import LoweringRequest
 from enginecast.exporters.tensorrt import lower as exporter
-from enginecast.exporters.tensorrt.lower import Job, Network, lowering, write_network
+from enginecast.exporters.tensorrt.build import Job
+from enginecast.exporters.tensorrt.lower import Network, lowering, write_network
 from enginecast.exporters.tensorrt.options import TensorRTOptions
 from enginecast.exporters.tensorrt.profiles import profile_of
 from enginecast.runtime.bundle.manifest import Input

@@ -14,6 +14,7 @@ from fake_tensorrt import FakeTensorRT, install
 
 import enginecast
 from enginecast.exporters.tensorrt import lower as exporter
+from enginecast.exporters.tensorrt.build import Job
 from enginecast.exporters.tensorrt.options import TensorRTOptions
 from enginecast.exporters.tensorrt.target import TensorRT
 from enginecast.runtime.bundle.tensor_files import read_tensors
@@ -94,7 +95,7 @@ def test_a_plan_that_computes_something_else_is_rejected(
     """Engine and eager are compared, whatever was built of the network."""
     write = exporter.write_network
 
-    def spoiled(job: exporter.Job, folder: Path) -> exporter.Network:
+    def spoiled(job: Job, folder: Path) -> exporter.Network:
         made = write(job, folder)
         # Where they are: the graph knows the weights by their places in the file.
         content = bytearray((folder / made.files[1]).read_bytes())

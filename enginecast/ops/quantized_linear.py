@@ -4,6 +4,7 @@ Two forms hold the weight as ONNX Runtime reads it, `integer_linear` and `fp8_ge
 the same.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +15,8 @@ from enginecast.ops.quantize import ZERO
 from enginecast.ops.traits import Trait, operator
 
 
-def _fake(x: Tensor, x_scale: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=rest[-1])
-
-
-def _transposed_fake(x: Tensor, x_scale: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[1]), dtype=rest[-1])
+def _fake(x: Tensor, x_scale: Tensor, weight: Tensor, *rest: Any, dim: int = 0) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[dim]), dtype=rest[-1])
 
 
 @operator(Trait.HEAVY | Trait.UNFOLDABLE, fake=_fake)
@@ -50,7 +47,7 @@ def quantized_linear(
     return (found if bias is None else found + bias.float()).to(dtype)
 
 
-@operator(Trait.HEAVY, fake=_transposed_fake, form_of="onnx")
+@operator(Trait.HEAVY, fake=partial(_fake, dim=1), form_of="onnx")
 def integer_linear(
     x: Tensor,
     x_scale: Tensor,

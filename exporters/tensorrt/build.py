@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from enginecast.errors import LoweringError, MissingError
+from enginecast.exporters.target import LoweringRequest
 from enginecast.exporters.tensorrt.options import Hardware, TensorRTOptions
-from enginecast.exporters.tensorrt.progress import Tell, watched
+from enginecast.exporters.tensorrt.progress import watched
 from enginecast.exporters.tensorrt.timing import (
     Build,
     Memory,
-    Say,
     attach_cache,
     estimate,
     keep_build,
     keep_cache,
+    memory_of,
     read_history,
 )
 from enginecast.runtime.bundle.manifest import ShapeRange
@@ -38,32 +39,36 @@ network is built.  It raises LoweringError."""
 
 
 @dataclass(frozen=True)
-class Request:
-    """What a build needs to know besides the network."""
+class Job:
+    """An order on this machine."""
 
-    profile: Sequence[ShapeRange]
+    trt: Any
+    """The module tensorrt."""
+    order: LoweringRequest
+    profile: tuple[ShapeRange, ...]
     """Of each dynamic input; empty: every shape is fixed."""
-    options: TensorRTOptions
-    memory: Memory
-    """Where the timing cache lies, and how long earlier builds took."""
-    weights: int = 0
-    """Bytes of weights that the network holds."""
-    tell: Tell = lambda phase, done, total: None
-    say: Say = lambda line: None
+    needs: Mapping[str, str]
+    """What the plan will ask of a machine."""
+
+    @property
+    def memory(self) -> Memory:
+        """Where the timing cache lies, and how long earlier builds took."""
+        return memory_of(self.order.options.timing_cache, self.needs)
 
 
-def build_plan(trt: Any, fill: Fill, request: Request) -> Any:
+def build_plan(job: Job, fill: Fill, weights: int) -> Any:
     """The serialised engine, a buffer.
 
     Args:
-        trt: the module tensorrt.
         fill: makes the network.
+        weights: bytes of weights that the network holds.
 
     Raises:
         LoweringError: the network cannot be made, or not built: with all that TensorRT said.
         MissingError: there is no builder, for want of a GPU or a driver.
         KeyboardInterrupt: the user stopped the build.
     """
+    trt, options, say = job.trt, job.order.options, job.order.say
     messages = Messages()
     logger, recorder = error_logger(trt, messages), error_recorder(trt, messages)
     builder = _builder(trt, logger, messages)
@@ -73,14 +78,14 @@ def build_plan(trt: Any, fill: Fill, request: Request) -> Any:
     network = builder.create_network(typed)
     network.error_recorder = recorder
     kept = fill(network, logger)
-    config = _config(trt, builder, request, messages)
-    earlier = read_history(request.memory.history, request.say)
-    level = DEFAULT_LEVEL if request.options.level is None else request.options.level
+    config = _config(job, builder, messages)
+    earlier = read_history(job.memory.history, say)
+    level = DEFAULT_LEVEL if options.level is None else options.level
     layers = max(1, int(network.num_layers))
-    request.say(estimate(layers, level, earlier))
+    say(estimate(layers, level, earlier))
     messages.clear()  # what came before was dealt with
     start = time.perf_counter()
-    with watched(trt, request.tell) as watch:
+    with watched(trt, job.order.tell) as watch:
         config.progress_monitor = watch.monitor
         plan = builder.build_serialized_network(network, config)
     del kept
@@ -91,9 +96,8 @@ def build_plan(trt: Any, fill: Fill, request: Request) -> Any:
             f"TensorRT {trt.__version__} cannot build this engine: {messages.take()}",
             hint="--target onnxruntime builds without TensorRT.",
         )
-    keep_cache(config, request.memory.cache, request.say)
-    done = Build(layers, request.weights, level, seconds)
-    keep_build(request.memory.history, done, earlier, request.say)
+    keep_cache(config, job.memory.cache, say)
+    keep_build(job.memory.history, Build(layers, weights, level, seconds), earlier, say)
     return plan
 
 
@@ -108,8 +112,8 @@ def _builder(trt: Any, logger: Any, messages: Messages) -> Any:
         ) from error
 
 
-def _config(trt: Any, builder: Any, request: Request, messages: Messages) -> Any:
-    config, options = builder.create_builder_config(), request.options
+def _config(job: Job, builder: Any, messages: Messages) -> Any:
+    config, trt, options = builder.create_builder_config(), job.trt, job.order.options
     for flag in _flags(trt, options):
         config.set_flag(flag)
     config.clear_flag(trt.BuilderFlag.TF32)  # is set unless somebody clears it
@@ -121,9 +125,9 @@ def _config(trt: Any, builder: Any, request: Request, messages: Messages) -> Any
         config.builder_optimization_level = options.level
     if options.workspace is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace)
-    if request.profile:
-        _add_profile(builder, config, request.profile, messages)
-    attach_cache(config, request.memory.cache, request.say)
+    if job.profile:
+        _add_profile(builder, config, job.profile, messages)
+    attach_cache(config, job.memory.cache, job.order.say)
     return config
 
 

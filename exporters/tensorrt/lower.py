@@ -8,24 +8,23 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import onnx_ir as ir
 import torch
 
 from enginecast.errors import LoweringError, MissingError
+from enginecast.exporters.files import all_or_none
 from enginecast.exporters.onnx.lower import lowering as onnx_lowering
 from enginecast.exporters.onnx.lower import onnx_model, op_counts, save_model
 from enginecast.exporters.onnx.metadata import LINE, MODULE
 from enginecast.exporters.program import op_counts as program_ops
 from enginecast.exporters.target import Artifact, LoweringRequest
-from enginecast.exporters.tensorrt.build import Fill, Request, build_plan
+from enginecast.exporters.tensorrt.build import Fill, Job, build_plan
 from enginecast.exporters.tensorrt.gate.gate import check_ready, refusal_of
 from enginecast.exporters.tensorrt.options import Route, TensorRTOptions
 from enginecast.exporters.tensorrt.profiles import profile_of
-from enginecast.exporters.tensorrt.timing import Memory, memory_of
 from enginecast.exporters.tensorrt.torch_build import plan_by_torch
-from enginecast.runtime.bundle.manifest import ShapeRange
 from enginecast.runtime.device import gpu as gpus
 from enginecast.runtime.device.versions import short_version
 from enginecast.runtime.sessions.tensorrt.fitness import requirements
@@ -58,22 +57,6 @@ class Built:
     ops: Mapping[str, int]
     network: tuple[str, ...] = ()
     """Files of the network that was read, the graph first; empty: there is none."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """An order on this machine."""
-
-    trt: Any
-    """The module tensorrt."""
-    order: LoweringRequest
-    profile: tuple[ShapeRange, ...]
-    needs: Mapping[str, str]
-    """What the plan will ask of a machine."""
-
-    @property
-    def memory(self) -> Memory:
-        return memory_of(self.order.options.timing_cache, self.needs)
 
 
 def lowering(route: Route) -> str:
@@ -136,18 +119,10 @@ def require_tensorrt(options: TensorRTOptions) -> None:
 
 def _by_onnx(job: Job, scratch: Path) -> Built:
     """Our ONNX, checked, and then read by TensorRT's parser."""
-    order, trt = job.order, job.trt
     network = write_network(job, scratch)
-    request = Request(
-        job.profile,
-        order.options,
-        job.memory,
-        weights=sum((scratch / name).stat().st_size for name in network.files[1:]),
-        tell=order.tell,
-        say=order.say,
-    )
-    plan = build_plan(trt, parsed(trt, scratch / network.files[0], network.model), request)
-    return Built(plan, op_counts(network.model), network.files)
+    weights = sum((scratch / name).stat().st_size for name in network.files[1:])
+    fill = parsed(job.trt, scratch / network.files[0], network.model)
+    return Built(build_plan(job, fill, weights), op_counts(network.model), network.files)
 
 
 def _by_torch(job: Job, scratch: Path) -> Built:
@@ -265,13 +240,9 @@ def _place(built: Built, order: LoweringRequest, scratch: Path) -> tuple[str, ..
     kept = built.network if order.options.refit or order.options.strip_weights else ()
     (scratch / PLAN_FILE).write_bytes(memoryview(built.plan))
     names = (PLAN_FILE, *kept)
-    try:
+    with all_or_none(order.folder, names):
         for name in names:
             (scratch / name).rename(order.folder / name)
-    except BaseException:
-        for name in names:
-            (order.folder / name).unlink(missing_ok=True)
-        raise
     return names
 
 
@@ -281,7 +252,8 @@ def _describe(job: Job, built: Built, files: tuple[str, ...]) -> Artifact:
         files,
         dict(sorted(built.ops.items())),
         minimum_runtime=f"tensorrt{'>=' if options.version_compatible else '=='}{version}",
-        quantized=_quantized(built.ops),
+        # TensorRT gets no other quantised values than fp8.
+        quantized="fp8" if any("quantize" in op.lower() for op in built.ops) else "",
         requires=job.needs,
         record={
             "profile": job.profile,
@@ -289,11 +261,6 @@ def _describe(job: Job, built: Built, files: tuple[str, ...]) -> Artifact:
             "network": files[1] if options.strip_weights else None,
         },
     )
-
-
-def _quantized(ops: Mapping[str, int]) -> Literal["", "fp8"]:
-    """TensorRT gets no other quantised values than fp8."""
-    return "fp8" if any("quantize" in op.lower() for op in ops) else ""
 
 
 _ROUTES: Mapping[Route, Callable[[Job, Path], Built]] = {"onnx": _by_onnx, "torch": _by_torch}

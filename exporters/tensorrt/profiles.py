@@ -32,13 +32,16 @@ def profile_of(
         UsageError: a chosen shape is of no input, has another rank, lies outside of the ranges, or
             gives one symbol two sizes; or a symbol's range has no end.
     """
-    sizes = _chosen_sizes(inputs, ranges, options.optimal)
+    _require_ends(inputs, ranges)
+    least = {name: low for name, (low, _) in ranges.items()}
+    greatest = {name: high for name, (_, high) in ranges.items()}
+    optimal = greatest | _chosen_sizes(inputs, ranges, options.optimal)
     return tuple(
         ShapeRange(
             name=one.name,
-            least=_shape(one, {name: low for name, (low, _) in ranges.items()}),
-            optimal=_shape(one, sizes),
-            greatest=_shape(one, {name: high for name, (_, high) in ranges.items()}),
+            least=_shape(one, least),
+            optimal=_shape(one, optimal),
+            greatest=_shape(one, greatest),
         )
         for one in inputs
         if any(isinstance(size, str) for size in one.shape)
@@ -48,10 +51,8 @@ def profile_of(
 def _chosen_sizes(
     inputs: Sequence[Input], ranges: Ranges, optimal: Mapping[str, Sequence[int]]
 ) -> dict[str, int]:
-    """The size to tune for, of each symbol."""
-    sizes = {name: high for name, (_, high) in ranges.items()}
+    """The size to tune for, of each symbol that the user chose a shape for."""
     by_name = {one.name: one for one in inputs}
-    _require_ends(inputs, ranges)
     chosen: dict[str, tuple[int, str]] = {}
     for name, shape in optimal.items():
         option = f"--opt-shape {name}={'x'.join(map(str, shape))}"
@@ -64,28 +65,17 @@ def _chosen_sizes(
                 f"{option}: expected {len(declared)} sizes, as of {shown}, got {len(shape)}"
             )
         for dim, size in zip(declared, shape, strict=True):
-            _take(option, dim, size, ranges, chosen)
-    return sizes | {name: size for name, (size, _) in chosen.items()}
-
-
-def _take(
-    option: str,
-    dim: int | str,
-    size: int,
-    ranges: Ranges,
-    chosen: dict[str, tuple[int, str]],
-) -> None:
-    """Note the size of one dimension, which must be possible and agree with those before."""
-    if isinstance(dim, int):
-        if size != dim:
-            raise UsageError(f"{option}: expected {dim}, which is fixed, got {size}")
-        return
-    low, high = ranges[dim]
-    if not low <= size <= high:
-        raise UsageError(f"{option}: expected {dim} from {low} to {high}, got {size}")
-    before, where = chosen.setdefault(dim, (size, option))
-    if before != size:
-        raise UsageError(f"{option}: {dim} is {size} here and {before} in {where}")
+            if isinstance(dim, int):
+                if size != dim:
+                    raise UsageError(f"{option}: expected {dim}, which is fixed, got {size}")
+                continue
+            low, high = ranges[dim]
+            if not low <= size <= high:
+                raise UsageError(f"{option}: expected {dim} from {low} to {high}, got {size}")
+            before, where = chosen.setdefault(dim, (size, option))
+            if before != size:
+                raise UsageError(f"{option}: {dim} is {size} here and {before} in {where}")
+    return {name: size for name, (size, _) in chosen.items()}
 
 
 def _require_ends(inputs: Sequence[Input], ranges: Ranges) -> None:

@@ -16,21 +16,16 @@ Tell = Callable[[str, int, int], None]
 
 
 class Watch:
-    """Whether a build shall go on."""
+    """Whether a build shall go on; the first reason to stop is kept."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
-        self._raised: BaseException | None = None
+        self.reason: BaseException | None = None
         self.monitor: Any = None
         """A tensorrt.IProgressMonitor for the builder's config."""
 
-    @property
-    def goes_on(self) -> bool:
-        return self._raised is None
-
     def stop(self, reason: BaseException) -> None:
-        """Ask the build to end; the first reason is the one that is raised."""
-        self._raised = self._raised or reason
+        self.reason = self.reason or reason
 
     def told(self, phase: str, done: int, total: int) -> None:
         try:
@@ -39,14 +34,9 @@ class Watch:
             self.stop(error)
 
     def require_not_stopped(self) -> None:
-        """Raise what stopped the build.
-
-        Raises:
-            KeyboardInterrupt: the user did.
-            BaseException: `tell` did, by raising this.
-        """
-        if self._raised is not None:
-            raise self._raised
+        """Raise what stopped the build: KeyboardInterrupt, or what `tell` raised."""
+        if self.reason is not None:
+            raise self.reason
 
 
 @contextmanager
@@ -58,12 +48,6 @@ def watched(trt: Any, tell: Tell) -> Iterator[Watch]:
         tell: gets the name of a phase, the steps that are done, and their number.
     """
     watch = Watch(tell)
-    watch.monitor = _monitor(trt, watch)
-    with _interrupts(watch):
-        yield watch
-
-
-def _monitor(trt: Any, watch: Watch) -> Any:
     totals: dict[str, int] = {}
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # known when it runs
@@ -76,12 +60,14 @@ def _monitor(trt: Any, watch: Watch) -> Any:
 
         def step_complete(self, phase_name: str, step: int) -> bool:
             watch.told(phase_name, step + 1, totals.get(phase_name, step + 1))
-            return watch.goes_on
+            return watch.reason is None
 
         def phase_finish(self, phase_name: str) -> None:
             totals.pop(phase_name, None)
 
-    return Monitor()
+    watch.monitor = Monitor()
+    with _interrupts(watch):
+        yield watch
 
 
 @contextmanager

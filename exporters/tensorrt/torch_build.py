@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from enginecast.errors import EnginecastError, LoweringError, MissingError, UsageError
 from enginecast.exporters.files import quiet
@@ -84,33 +84,8 @@ def plan_by_torch(
     return plan
 
 
-def lowered(program: ExportedProgram, settings: Any) -> GraphModule:
-    """What torch_tensorrt makes of a program before it converts its ops one by one."""
-    lowering = import_module("torch_tensorrt.dynamo.lowering")
-    program = lowering.pre_export_lowering(program, settings)
-    plain = program.run_decompositions(lowering.get_decompositions())
-    found: GraphModule = lowering.post_lowering(plain.module(), settings)
-    return found
-
-
-def unconvertible(module: GraphModule, conversion: Any) -> list[Node]:
-    """The calls that no converter is registered for, with the shapes and arguments that they have.
-
-    Args:
-        module: lowered.
-        conversion: torch_tensorrt.dynamo.conversion.
-    """
-    known = conversion.DYNAMO_CONVERTERS
-    calls = (node for node in module.graph.nodes if node.op == "call_function")
-    return [node for node in calls if known.get(node) is None]
-
-
-def folded(module: GraphModule, program: ExportedProgram) -> list[str]:
-    """What has become of quantised values that were computed beforehand, as sentences.
-
-    Args:
-        module: the program as it was lowered.
-    """
+def _folded(module: GraphModule, program: ExportedProgram) -> list[str]:
+    """What became of quantised values in the module that a program was lowered to, in sentences."""
     said = []
     for op in QUANTIZED:
         before = sum(node.target is op for node in all_nodes(program))
@@ -126,16 +101,21 @@ def folded(module: GraphModule, program: ExportedProgram) -> list[str]:
 def _require_convertible(
     version: str, conversion: Any, program: ExportedProgram, settings: Any
 ) -> None:
-    conversion.DYNAMO_CONVERTERS.set_compilation_settings(settings)
-    module = lowered(program, settings)
-    places = list(dict.fromkeys(call_place(node) for node in unconvertible(module, conversion)))
+    known = conversion.DYNAMO_CONVERTERS
+    known.set_compilation_settings(settings)
+    lowering = import_module("torch_tensorrt.dynamo.lowering")
+    prepared = lowering.pre_export_lowering(program, settings)
+    plain = prepared.run_decompositions(lowering.get_decompositions())
+    module = lowering.post_lowering(plain.module(), settings)
+    calls = (node for node in module.graph.nodes if node.op == "call_function")
+    places = list(dict.fromkeys(call_place(node) for node in calls if known.get(node) is None))
     if places:
         more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
         raise LoweringError(
             f"torch_tensorrt {version} has no converter for {', '.join(places[:_SHOWN])}{more}",
             hint=ONNX_ROUTE,
         )
-    lost = folded(module, program)
+    lost = _folded(module, program)
     if lost:
         raise LoweringError(
             f"torch_tensorrt {version} computes quantised values beforehand: {'; '.join(lost)}",
@@ -152,22 +132,16 @@ def _inputs(tt: Any, program: ExportedProgram, profile: Sequence[ShapeRange]) ->
         node = by_name[name]
         settings: dict[str, Any] = {"dtype": dtype_of(node), "name": name}
         shapes = ranges.get(name)
-        if shapes is None or shapes.least == shapes.greatest:
-            settings["shape"] = _fixed(node, shapes)
-        else:
+        if shapes is not None and shapes.least != shapes.greatest:
             settings["min_shape"], settings["max_shape"] = shapes.least, shapes.greatest
             settings["opt_shape"] = shapes.optimal
+        else:
+            sizes = shape_of(node) if shapes is None else shapes.least
+            if not all(isinstance(size, int) for size in sizes):
+                raise LoweringError(f"input '{name}': expected a range for its shape, got none")
+            settings["shape"] = sizes
         found.append(tt.Input(**settings))
     return tuple(found)
-
-
-def _fixed(node: Node, shapes: ShapeRange | None) -> tuple[int, ...]:
-    if shapes is not None:
-        return shapes.least
-    sizes = tuple(shape_of(node))
-    if not all(isinstance(size, int) for size in sizes):
-        raise LoweringError(f"input '{node.name}': expected a range for its shape, got none")
-    return sizes
 
 
 def _convert(
@@ -182,8 +156,7 @@ def _convert(
         with quiet(*_LOGGERS), torch.no_grad():
             plan = convert(program, arg_inputs=inputs, **settings)
     except Exception as error:  # it raises what its many parts raise
-        own_error = _own(error)
-        if own_error is not None:
+        if (own_error := _own(error)) is not None:
             raise own_error from error
         raise LoweringError(
             f"torch_tensorrt {version} cannot build this program: {_first_line(error)}",

@@ -31,22 +31,17 @@ def check_program(program: ExportedProgram) -> None:
         LoweringError: values are quantized in a way that TensorRT has no form for, or one value is
             several outputs.
     """
-    _refuse_equal_outputs(program)
-    constants = frozenset(weight_specs(program))
-    for node in all_nodes(program):
-        _check_quantized(node, constants)
-
-
-def _refuse_equal_outputs(program: ExportedProgram) -> None:
-    """torch_tensorrt marks a tensor as an output once, and counts on."""
     names = program.graph_signature.user_outputs
     twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
+    if twice is not None:  # torch_tensorrt marks a tensor as an output once, and counts on
         raise LoweringError(
             f"the value '{twice}' is {names.count(twice)} outputs, and torch_tensorrt gives it as"
             " one",
             hint=ONNX_ROUTE,
         )
+    constants = frozenset(weight_specs(program))
+    for node in all_nodes(program):
+        _check_quantized(node, constants)
 
 
 def _check_quantized(node: Node, constants: frozenset[str]) -> None:
@@ -55,25 +50,23 @@ def _check_quantized(node: Node, constants: frozenset[str]) -> None:
         raise _no_form(node, "scales that are computed while it runs, or scales of blocks")
     if node.target not in QUANTIZED:
         return
-    values = {own.quantize.default: (node,), own.dequantize.default: (node.args[0],)}
-    for value in values.get(node.target, (node.args[0], node.args[2])):
+    if node.target is own.quantized_linear.default:
+        x, x_scale, weight, weight_scale, *_ = arguments(node)
+        values, scales = [x, weight], [(x_scale, x), (weight_scale, weight)]
+    else:
+        scaled, scale, *_ = arguments(node)
+        values = [node if node.target is own.quantize.default else scaled]
+        scales = [(scale, scaled)]
+    for value in values:
         if dtype_of(value) != FP8:
             raise _no_form(node, str(dtype_of(value)).removeprefix("torch."), expected="fp8 e4m3fn")
-    for scale, scaled in _scales(node):
+    for scale, scaled in scales:
         if getattr(scale, "name", None) not in constants:
             raise _no_form(node, "a scale that is no constant")
         if scale_axis(shape_of(scale), shape_of(scaled)) is None:
             raise _no_form(node, f"scales of shape {[*shape_of(scale)]}", expected="one dimension")
     if node.target is own.quantize.default and scale_axis(shape_of(arguments(node)[1]), ()) != -1:
         raise _no_form(node, "a scale for each row of activations", expected="one for all")
-
-
-def _scales(node: Node) -> list[tuple[Any, Any]]:
-    """Each scale and what it scales."""
-    if node.target is own.quantized_linear.default:
-        x, x_scale, weight, weight_scale, *_ = node.args
-        return [(x_scale, x), (weight_scale, weight)]
-    return [(node.args[1], node.args[0])]
 
 
 def scale_axis(scale: Any, scaled: Any) -> int | None:

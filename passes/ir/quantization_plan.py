@@ -61,6 +61,11 @@ class LayerPlan(Record, frozen=True, kw_only=True):
     gain_from: Literal["", "model", "measured"] = ""
     """Whether the gain was measured on this machine or comes from a cost model."""
 
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Module, source and ordinal, which name the layer."""
+        return (self.module, self.source, self.ordinal)
+
 
 class QuantizationPlan(Record, frozen=True, kw_only=True):
     """The decisions for a model."""
@@ -80,8 +85,8 @@ class QuantizationPlan(Record, frozen=True, kw_only=True):
     layers: tuple[LayerPlan, ...]
 
     def by_site(self) -> Mapping[tuple[str, str, int], LayerPlan]:
-        """Layers by module, source and ordinal."""
-        return {(layer.module, layer.source, layer.ordinal): layer for layer in self.layers}
+        """Layers by key."""
+        return {layer.key: layer for layer in self.layers}
 
 
 def plan_of(program: ExportedProgram) -> QuantizationPlan | None:

@@ -1,6 +1,7 @@
 """Calibration inputs that a plan can be measured on, and which rows of them count."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from enginecast.passes.ir.edit import same_shape
 from enginecast.passes.ir.match import behind_casts
 from enginecast.passes.quantize.measure.quantizable import Layer, find_layers
 
+Outputs = Sequence[Mapping[str, Tensor]]
+"""By name, for each case."""
 GIVE = "Give inputs as the model gets them: --prompts FILE or --inputs FILE."
 
 
@@ -124,50 +127,47 @@ BEYOND = 1e30
 """A relative error that stands for no agreement at all; JSON has no infinity."""
 
 
-def largest_output_error(
-    found: Sequence[Mapping[str, Tensor]],
-    wanted: Sequence[Mapping[str, Tensor]],
-    masks: Sequence[Tensor | None],
-) -> float:
+def largest_output_error(found: Outputs, wanted: Outputs, masks: Sequence[Tensor | None]) -> float:
     """The largest relative L2 error of an output, over the rows that count of all cases.
 
     Outputs that hold no floats have no such error.
     """
     largest = 0.0
-    for name in wanted[0]:
+    for pairs in _rows_of_outputs(found, wanted, masks):
         total = ErrorSum()
-        follows = _follow_mask([case[name] for case in wanted], masks)
-        for one, other, mask in zip(found, wanted, masks, strict=True):
-            rows = mask if follows else None
-            if other[name].is_floating_point():
-                total.add(valid_rows(one[name], rows), valid_rows(other[name], rows))
+        for rows, exact in pairs:
+            total.add(rows, exact)
         largest = max(largest, total.relative)
     return largest
 
 
-def largest_row_error(
-    found: Sequence[Mapping[str, Tensor]],
-    wanted: Sequence[Mapping[str, Tensor]],
-    masks: Sequence[Tensor | None],
-) -> float:
+def largest_row_error(found: Outputs, wanted: Outputs, masks: Sequence[Tensor | None]) -> float:
     """The same of the row of an output that is worst; a row of next to nothing is measured against
     a tenth of a mean one.
     """
     largest = 0.0
-    for name in wanted[0]:
-        if not wanted[0][name].is_floating_point():
-            continue
-        follows = _follow_mask([case[name] for case in wanted], masks)
-        for one, other, mask in zip(found, wanted, masks, strict=True):
-            rows = mask if follows else None
-            exact = valid_rows(other[name], rows).double()
-            error = (valid_rows(one[name], rows).double() - exact).norm(dim=-1)
-            sizes = exact.norm(dim=-1)
-            least = SMALL_ROW * sizes.square().mean().sqrt()
-            ratios = error / sizes.maximum(least).clamp(min=torch.finfo(torch.float64).tiny)
-            if len(ratios):
-                largest = max(largest, float(ratios.nan_to_num(BEYOND).amax()))
+    for rows, exact in itertools.chain.from_iterable(_rows_of_outputs(found, wanted, masks)):
+        error = (rows.double() - exact.double()).norm(dim=-1)
+        sizes = exact.double().norm(dim=-1)
+        least = SMALL_ROW * sizes.square().mean().sqrt()
+        ratios = error / sizes.maximum(least).clamp(min=torch.finfo(torch.float64).tiny)
+        if len(ratios):
+            largest = max(largest, float(ratios.nan_to_num(BEYOND).amax()))
     return largest
+
+
+def _rows_of_outputs(
+    found: Outputs, wanted: Outputs, masks: Sequence[Tensor | None]
+) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """For each output of floats the rows that count, found and wanted, of every case."""
+    for name, first in wanted[0].items():
+        if first.is_floating_point():
+            follows = _follow_mask([case[name] for case in wanted], masks)
+            counted = masks if follows else [None] * len(wanted)
+            yield [
+                (valid_rows(one[name], mask), valid_rows(other[name], mask))
+                for one, other, mask in zip(found, wanted, counted, strict=True)
+            ]
 
 
 def _follow_mask(outputs: Sequence[Tensor], masks: Sequence[Tensor | None]) -> bool:

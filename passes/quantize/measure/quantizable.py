@@ -8,6 +8,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.passes.ir.edit import (
+    arguments,
     aten,
     insert,
     shape_of,
@@ -15,6 +16,7 @@ from enginecast.passes.ir.edit import (
     weight_expressions,
     weight_specs,
 )
+from enginecast.passes.ir.match import is_call
 from enginecast.passes.ir.quantization_plan import Kind
 from enginecast.passes.ir.source import module_path, source_line
 
@@ -94,37 +96,29 @@ def products_as_linears(program: ExportedProgram) -> int:
     weights = weight_expressions(program)
     count = 0
     for node in list(program.graph.nodes):
-        found = None if node in weights else _factors(node)
-        if found is None or not _fit(*found, weights):
+        found = None if node in weights else _factors(node, weights)
+        if found is None:
             continue
-        x, weight, bias = found
+        x, weight, *bias = found
         with program.graph.inserting_before(node):
             transposed = insert(program.graph, aten.t.default, (weight,), like=node)
-        node.target = aten.linear.default
-        node.args = (x, transposed) if bias is None else (x, transposed, bias)
+        node.target, node.args = aten.linear.default, (x, transposed, *bias)
         count += 1
     return count
 
 
-def _factors(node: Node) -> tuple[Node, Node, Node | None] | None:
-    """x, W and b of a product; None for any other node."""
-    if node.op != "call_function" or node.kwargs:  # factors alpha and beta
+def _factors(node: Node, weights: set[Node]) -> tuple[Node, ...] | None:
+    """x, W and b, if there is one, of a product that is a linear; None for any other node."""
+    if node.kwargs:  # factors alpha and beta
         return None
-    if node.target is aten.addmm.default:
-        bias, x, weight = node.args
-    elif node.target in _PRODUCTS:
-        (x, weight), bias = node.args, None
+    if is_call(node, aten.addmm.default):
+        bias, x, weight = arguments(node)
+        fits = bias in weights and shape_of(bias) == shape_of(weight)[1:]
+        found = (x, weight, bias)
+    elif is_call(node, *_PRODUCTS):
+        x, weight = found = arguments(node)
+        fits = len(shape_of(x)) > 1
     else:
         return None
-    assert isinstance(x, Node)
-    assert isinstance(weight, Node)
-    assert bias is None or isinstance(bias, Node)
-    return x, weight, bias
-
-
-def _fit(x: Node, weight: Node, bias: Node | None, weights: set[Node]) -> bool:
-    if weight not in weights or x in weights or len(shape_of(weight)) != 2:
-        return False
-    if bias is None:
-        return len(shape_of(x)) > 1
-    return bias in weights and shape_of(bias) == shape_of(weight)[1:]
+    fits = fits and weight in weights and x not in weights and len(shape_of(weight)) == 2
+    return found if fits else None

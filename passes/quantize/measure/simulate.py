@@ -148,13 +148,6 @@ def simulate(
     return [named(found, names) for found in results]
 
 
-def planned_layers(program: ExportedProgram, plan: QuantizationPlan) -> dict[Node, LayerPlan]:
-    """The layers of a program that a plan quantises."""
-    decisions = plan.by_site()
-    found = {layer.node: decisions.get(layer.key) for layer in find_layers(program)}
-    return {node: d for node, d in found.items() if d is not None and d.choice != "keep"}
-
-
 class Rounding:
     """Computes layers with rounded values; keeps the rounded weights of the last layer."""
 
@@ -202,7 +195,9 @@ class Simulation(Run):
         self, program: ExportedProgram, plan: QuantizationPlan, context: PassContext
     ) -> None:
         super().__init__(program, context.calibration)
-        self._layers = planned_layers(program, plan)
+        decisions = plan.by_site()
+        found = ((layer.node, decisions.get(layer.key)) for layer in find_layers(program))
+        self._layers = {node: d for node, d in found if d is not None and d.choice != "keep"}
         ranges = static_ranges(program, context, self._layers.items())
         self._rounding = Rounding(plan, ranges)
 

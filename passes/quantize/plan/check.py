@@ -26,15 +26,22 @@ def check_plan(
         PassError: it is for another format or architecture, names a layer that the program does not
             have, or demands what cannot be done; names the layer and the field.
     """
-    _check_head(plan, options)
+    for field, got, wanted in (
+        ("format", plan.format, options.format),
+        ("arch", plan.arch, options.arch),
+    ):
+        if got != wanted:
+            raise PassError(
+                f"plan: {field}: it is for {got}, and {wanted} is asked for",
+                hint="Make a plan of its own for each format and architecture.",
+            )
     layers = {layer.key: layer for layer in find_layers(program)}
     for place, decision in enumerate(plan.layers):
         where = f"plan: layers[{place}] ({decision.module})"
         found = _layer_of(where, decision, layers)
-        _check_same(where, decision, found)
-        for field, fault in _faults(decision, plan):
+        for field, fault in _faults(decision, found, plan):
             raise PassError(f"{where}: {field}: {fault}")
-    counts = Counter(_key(decision) for decision in plan.layers)
+    counts = Counter(decision.key for decision in plan.layers)
     for key, count in counts.items():
         if count > 1:
             raise PassError(f"plan: {key[0]} {key[1]} #{key[2]} is there {count} times")
@@ -46,27 +53,11 @@ def check_plan(
     return plan if note in plan.notes else replace(plan, notes=(*plan.notes, note))
 
 
-def _check_head(plan: QuantizationPlan, options: PlanOptions) -> None:
-    for field, got, wanted in (
-        ("format", plan.format, options.format),
-        ("arch", plan.arch, options.arch),
-    ):
-        if got != wanted:
-            raise PassError(
-                f"plan: {field}: it is for {got}, and {wanted} is asked for",
-                hint="Make a plan of its own for each format and architecture.",
-            )
-
-
-def _key(decision: LayerPlan) -> tuple[str, str, int]:
-    return decision.module, decision.source, decision.ordinal
-
-
 def _layer_of(
     where: str, decision: LayerPlan, layers: Mapping[tuple[str, str, int], Layer]
 ) -> Layer:
-    if _key(decision) in layers:
-        return layers[_key(decision)]
+    if decision.key in layers:
+        return layers[decision.key]
     lines = [f"{s} #{o}" for module, s, o in layers if module == decision.module]
     if lines:
         raise PassError(
@@ -82,18 +73,15 @@ def _layer_of(
     )
 
 
-def _check_same(where: str, decision: LayerPlan, layer: Layer) -> None:
+def _faults(layer: LayerPlan, found: Layer, plan: QuantizationPlan) -> Iterator[tuple[str, str]]:
+    """(field, what is another layer's or cannot be done)."""
     for field, got, wanted in (
-        ("kind", decision.kind, layer.kind),
-        ("shape", list(decision.shape), list(layer.shape)),
-        ("weight", decision.weight, layer.name),
+        ("kind", layer.kind, found.kind),
+        ("shape", list(layer.shape), list(found.shape)),
+        ("weight", layer.weight, found.name),
     ):
         if got != wanted:
-            raise PassError(f"{where}: {field}: the program has {wanted}, the plan {got}")
-
-
-def _faults(layer: LayerPlan, plan: QuantizationPlan) -> Iterator[tuple[str, str]]:
-    """(field, what cannot be done)."""
+            yield field, f"the program has {wanted}, the plan {got}"
     if layer.choice == "keep":
         return
     if layer.choice == "storage":

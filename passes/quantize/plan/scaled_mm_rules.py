@@ -6,12 +6,12 @@ meta kernel (torch/_meta_registrations.py) checks a part of them.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
-from enginecast.passes.ir.edit import same_size
+from enginecast.passes.ir.edit import same_shape, same_size
 from enginecast.passes.ir.text import dtype_text
 
 MULTIPLE = 16
@@ -20,6 +20,7 @@ MULTIPLE = 16
 _OCP = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 _FNUZ = frozenset({torch.float8_e4m3fnuz, torch.float8_e5m2fnuz})
 _WIDE_E5M2 = frozenset({torch.float8_e5m2, torch.float8_e5m2fnuz})
+_LOW = {torch.bfloat16, torch.float16}
 _AMD: dict[str, frozenset[torch.dtype]] = {
     "gfx942": _FNUZ,
     "gfx950": _OCP,
@@ -59,58 +60,57 @@ def check_scaled_mm(
         arch: "sm90", "gfx942"; "cpu": what all GPUs demand, without the rules of one of them.
     """
     out = a.dtype if out_dtype is None else out_dtype
-    rules: list[Callable[[], str]] = [
-        lambda: _device(arch),
-        lambda: _matrices(a, b),
-        lambda: _dtypes(a.dtype, b.dtype, arch),
-        lambda: _layout(a, b),
-        lambda: off_multiple(b.shape[1], a.shape[1]),
-        lambda: _scales(a, b, scale_a, scale_b),
-        lambda: _bias(bias, b, out),
-        lambda: _result(scale_a, scale_b, out, arch),
-    ]
-    return next((reason for rule in rules if (reason := rule())), "")
+    return next(_faults(a, b, scale_a, scale_b, bias, out, arch), "")
 
 
-def _device(arch: str) -> str:
+def _faults(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None,
+    out: torch.dtype,
+    arch: str,
+) -> Iterator[str]:
+    yield from _device(arch)
+    if a.dim() != 2 or b.dim() != 2:
+        yield f"fp8 products are of matrices, got {a.dim()} and {b.dim()} dims"
+    elif not same_size(a.shape[1], b.shape[0]):
+        yield f"a has {a.shape[1]} columns and b {b.shape[0]} rows"
+    yield from _dtypes(a.dtype, b.dtype, arch)
+    if not (a.stride(1) == 1 and a.stride(0) > 1):
+        yield f"a has to be row-major, got strides {list(a.stride())}"
+    if not (b.stride(0) == 1 and b.stride(1) > 1):
+        yield f"b has to be column-major, got strides {list(b.stride())}"
+    if wrong := off_multiple(b.shape[1], a.shape[1]):
+        yield wrong
+    yield from _scales(a, b, scale_a, scale_b)
+    if bias is not None:
+        yield from _bias(bias, b, out)
+    yield from _result(scale_a, scale_b, out, arch)
+
+
+def _device(arch: str) -> Iterator[str]:
     if arch == "cpu" or arch in _AMD:
-        return ""
+        return
     found = _SM.fullmatch(arch)
     if found is None:
-        return f"fp8 products: {arch} is no architecture that has them"
-    if (int(found[1]), int(found[2])) < (8, 9):
-        return f"fp8 products need sm89 or sm90 and later, and {arch} is older"
-    return ""
+        yield f"fp8 products: {arch} is no architecture that has them"
+    elif (int(found[1]), int(found[2])) < (8, 9):
+        yield f"fp8 products need sm89 or sm90 and later, and {arch} is older"
 
 
-def _matrices(a: Tensor, b: Tensor) -> str:
-    if a.dim() != 2 or b.dim() != 2:
-        return f"fp8 products are of matrices, got {a.dim()} and {b.dim()} dims"
-    if not same_size(a.shape[1], b.shape[0]):
-        return f"a has {a.shape[1]} columns and b {b.shape[0]} rows"
-    return ""
-
-
-def _dtypes(a: torch.dtype, b: torch.dtype, arch: str) -> str:
+def _dtypes(a: torch.dtype, b: torch.dtype, arch: str) -> Iterator[str]:
     given = f"{dtype_text(a)} and {dtype_text(b)}"
     if not {a, b} <= _OCP | _FNUZ:
-        return f"both matrices have to be fp8, got {given}"
+        yield f"both matrices have to be fp8, got {given}"
     if {a, b} <= _WIDE_E5M2:
-        return f"two matrices of e5m2 cannot be multiplied, got {given}"
+        yield f"two matrices of e5m2 cannot be multiplied, got {given}"
     allowed = _AMD.get(arch, _OCP)
     if arch == "cpu":
         allowed = _FNUZ if a in _FNUZ else _OCP
     if not {a, b} <= allowed:
-        return f"{arch} multiplies {', '.join(sorted(map(dtype_text, allowed)))}, got {given}"
-    return ""
-
-
-def _layout(a: Tensor, b: Tensor) -> str:
-    if not (a.stride(1) == 1 and a.stride(0) > 1):
-        return f"a has to be row-major, got strides {list(a.stride())}"
-    if not (b.stride(0) == 1 and b.stride(1) > 1):
-        return f"b has to be column-major, got strides {list(b.stride())}"
-    return ""
+        yield f"{arch} multiplies {_words(allowed, ', ')}, got {given}"
 
 
 def off_multiple(n: int, k: int) -> str:
@@ -121,53 +121,46 @@ def off_multiple(n: int, k: int) -> str:
     return f"{' and '.join(wrong)}: native fp8 wants multiples of {MULTIPLE}"
 
 
-def _scales(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> str:
-    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
+def _scales(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Iterator[str]:
+    by_row = (("scale_a", scale_a, (a.shape[0], 1)), ("scale_b", scale_b, (1, b.shape[1])))
+    for name, scale, _ in by_row:
         if scale.dtype != torch.float32:
-            return f"{name} has to be f32, got {dtype_text(scale.dtype)}"
+            yield f"{name} has to be f32, got {dtype_text(scale.dtype)}"
     if _is_single(scale_a) and _is_single(scale_b):
-        return ""
-    by_row = ((scale_a, "scale_a", (a.shape[0], 1)), (scale_b, "scale_b", (1, b.shape[1])))
-    for scale, name, wanted in by_row:
-        if scale.dim() != 2 or not all(map(same_size, scale.shape, wanted)):
-            return (
-                f"with a scale for each row, {name} has to be {list(wanted)}, "
-                f"got {list(scale.shape)}"
-            )
-        if not scale.is_contiguous():
-            return f"{name} has to be contiguous, got strides {list(scale.stride())}"
-    return ""
+        return
+    for name, scale, wanted in by_row:
+        if not same_shape(scale.shape, wanted):
+            given = list(scale.shape)
+            yield f"with a scale for each row, {name} has to be {list(wanted)}, got {given}"
+        elif not scale.is_contiguous():
+            yield f"{name} has to be contiguous, got strides {list(scale.stride())}"
 
 
-def _bias(bias: Tensor | None, b: Tensor, out: torch.dtype) -> str:
-    if bias is None:
-        return ""
+def _bias(bias: Tensor, b: Tensor, out: torch.dtype) -> Iterator[str]:
     if bias.numel() != b.shape[1]:
-        return f"the bias has {bias.numel()} values for {b.shape[1]} columns"
+        yield f"the bias has {bias.numel()} values for {b.shape[1]} columns"
     if out == torch.float32:
-        return "a product in f32 takes no bias: add it afterwards"
-    low = (torch.bfloat16, torch.float16)
-    fitting = (out,) if out in low else low
+        yield "a product in f32 takes no bias: add it afterwards"
+    fitting = {out} if out in _LOW else _LOW
     if bias.dtype not in fitting:
-        wanted = " or ".join(map(dtype_text, fitting))
-        return f"the bias has to be {wanted}, got {dtype_text(bias.dtype)}"
-    return ""
+        yield f"the bias has to be {_words(fitting, ' or ')}, got {dtype_text(bias.dtype)}"
 
 
-def _result(scale_a: Tensor, scale_b: Tensor, out: torch.dtype, arch: str) -> str:
-    floats = {torch.float32, torch.bfloat16, torch.float16}
+def _result(scale_a: Tensor, scale_b: Tensor, out: torch.dtype, arch: str) -> Iterator[str]:
+    floats = _LOW | {torch.float32}
     if out not in floats | _OCP | _FNUZ:
-        return f"no fp8 product gives {dtype_text(out)}"
-    if _is_single(scale_a) and _is_single(scale_b):
-        return ""
+        yield f"no fp8 product gives {dtype_text(out)}"
     # torch 2.11 is the oldest one supported; f32 is newer, and hipBLASLt has bf16 alone.
-    by_row = floats if arch == "cpu" else {torch.bfloat16, torch.float16}
+    by_row = floats if arch == "cpu" else _LOW
     if arch in _AMD:
         by_row = {torch.bfloat16}
-    if out not in by_row:
-        wanted = " or ".join(sorted(map(dtype_text, by_row)))
-        return f"with a scale for each row, {arch} gives {wanted}, not {dtype_text(out)}"
-    return ""
+    if out not in by_row and not (_is_single(scale_a) and _is_single(scale_b)):
+        wanted = _words(by_row, " or ")
+        yield f"with a scale for each row, {arch} gives {wanted}, not {dtype_text(out)}"
+
+
+def _words(dtypes: Iterable[torch.dtype], between: str) -> str:
+    return between.join(sorted(map(dtype_text, dtypes)))
 
 
 def _is_single(scale: Tensor) -> bool:

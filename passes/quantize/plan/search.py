@@ -72,18 +72,12 @@ def search(
     guess = _guess(options, moves, first, limit)
     while fits - failing > 1 and runs < most_runs:
         at = guess if failing < guess < fits else (failing + fits) // 2
-        found, guess, runs = simulate(_after(start, moves, at)), -1, runs + 1
+        found, guess, runs = simulate(start | dict(moves[:at])), -1, runs + 1
         if found <= limit:
             fits, error = at, found
         else:
             failing = at
-    return Found(_after(start, moves, fits), error, first, runs, fits)
-
-
-def _after(
-    start: Mapping[Key, int], moves: Sequence[tuple[Key, int]], count: int
-) -> dict[Key, int]:
-    return dict(start) | dict(moves[:count])
+    return Found(start | dict(moves[:fits]), error, first, runs, fits)
 
 
 def _moves(options: Mapping[Key, Sequence[Option]]) -> Iterator[tuple[Key, int]]:
