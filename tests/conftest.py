@@ -32,7 +32,7 @@ def pytest_collection_finish() -> None:
     """Keep the garbage collector from looking often.
 
     Not `gc.freeze`: it hides what was imported from `gc.get_referrers`, by which
-    `enginecast.capture.control_flow.cover.coverage` finds the functions of a model.
+    `enginecast.capture.control_flow.cover.branches` finds the functions of a model.
     """
     gc.set_threshold(*COLLECTED)
 

@@ -8,10 +8,8 @@ from control_flow import BRANCHES, ROWS, Row
 from torch import Tensor, nn
 
 from enginecast.api import compile as export
-from enginecast.capture.control_flow.cover.branches import Branches, cover
-from enginecast.capture.control_flow.cover.coverage import find_predicates
-from enginecast.capture.inputs.examples import Case
-from enginecast.capture.inputs.perturb import perturbed
+from enginecast.capture.control_flow.cover.branches import Branches, cover, find_predicates
+from enginecast.capture.inputs.examples import Case, perturbed
 from enginecast.capture.inputs.specs import from_example
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.errors import VerificationError

@@ -10,7 +10,7 @@ from control_flow import BRANCHES, Row
 from torch import Tensor, nn
 
 from enginecast.api import compile as export
-from enginecast.capture.outputs.flatten import named_tensors
+from enginecast.capture.outputs.flatten import name_result
 from enginecast.compiler.steps import Steps
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.load import load
@@ -60,7 +60,7 @@ def test_harder_modules_are_right(make: type[nn.Module], tmp_path: Path) -> None
                 expected = module(x)
             except ValueError:  # it says so of some inputs; an engine drops the assertion
                 continue
-            for name, value in named_tensors(expected, inputs=("x",)).items():
+            for name, value in name_result(expected, inputs=("x",)).tensors.items():
                 found = engine.run({"x": x.numpy()})[name]
                 np.testing.assert_allclose(found, value.detach().numpy(), rtol=1e-4, atol=1e-5)
 

@@ -5,7 +5,7 @@ import torch
 from models import t5_config, vit_config
 
 from enginecast.capture.inputs.derive.derive import from_config
-from enginecast.capture.inputs.dynamic import apply_dynamic, parse_dynamic
+from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
 from enginecast.errors import UsageError
 

@@ -106,11 +106,10 @@ def test_errors_that_python_drops() -> None:
     assert sys.unraisablehook is began
 
 
-def test_the_recorder() -> None:
+def test_the_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     module, inputs = Spin(), {"x": torch.ones(3)}
-    recorder = Recorder(module, inputs)
-    recorder._bound = Bounded(0.4)
-    with pytest.raises(CaptureError, match="has no end"), recorder:
+    monkeypatch.setattr("enginecast.capture.control_flow.detect.recorder.LONGEST_RUN", 0.4)
+    with pytest.raises(CaptureError, match="has no end"), Recorder(module, inputs):
         module(**inputs)
 
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from enginecast.capture.inputs.derive.derive import derive
-from enginecast.capture.inputs.dynamic import apply_dynamic, parse_dynamic
 from enginecast.capture.inputs.examples import example_sizes, sample, verification_inputs
+from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
-from enginecast.capture.outputs.flatten import named_tensors
+from enginecast.capture.outputs.flatten import name_result
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.sources.source import Source, open_source
 from enginecast.capture.tracing.export import Captured, capture, describe
@@ -67,7 +67,7 @@ def test_program_equals_fp32_eager_of_the_same_file(programs: Programs, name: st
     assert len(cases) == 5
     for case in cases:
         with torch.no_grad():
-            expected = named_tensors(eager(**case.inputs))
+            expected = name_result(eager(**case.inputs)).tensors
             actual = module(**case.inputs)
         assert list(actual) == list(expected) == [spec.name for spec in result.outputs]
         for output, tensor in expected.items():
@@ -226,7 +226,7 @@ def test_state_and_outputs_of_every_form(dtype: torch.dtype) -> None:
     assert [spec.name for spec in result.outputs] == names
     assert all(type(tensor) in (Tensor, nn.Parameter) for tensor in state(result))
     for case in verification_inputs(result.inputs, seed=0):
-        expected = named_tensors(source.eager()(**case.inputs))
+        expected = name_result(source.eager()(**case.inputs)).tensors
         actual = result.program.module()(**case.inputs)
         assert all(torch.equal(actual[name], expected[name]) for name in names)
 

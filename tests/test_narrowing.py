@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from enginecast.capture.inputs.dynamic import apply_dynamic, parse_dynamic
 from enginecast.capture.inputs.examples import example_sizes, sample
+from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
 from enginecast.capture.inputs.narrowing import fix, narrow
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
 from enginecast.capture.sources.factory import FactorySource

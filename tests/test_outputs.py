@@ -11,8 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import enginecast
-from enginecast.capture.outputs.flatten import free_names, name_result, named_tensors, run_named
-from enginecast.capture.outputs.selection import Wanted, parse_wanted
+from enginecast.capture.outputs.flatten import (
+    Wanted,
+    free_names,
+    name_result,
+    parse_wanted,
+    run_named,
+)
 from enginecast.capture.sources.source import open_source
 from enginecast.compiler.prepare import Prepared, prepare
 from enginecast.compiler.request import ModelOptions
@@ -119,7 +124,7 @@ def test_forms_export_and_verify(tmp_path: Path, name: str) -> None:
     inputs = {"x": torch.randn(5, 6), "mask": torch.tensor([1, 1, 0, 1, 1])}
     with enginecast.load(bundle.root, threads=1) as engine:
         outputs = engine.run({key: tensor.numpy() for key, tensor in inputs.items()})
-    eager = list(named_tensors(module(**inputs)).values())
+    eager = list(name_result(module(**inputs)).tensors.values())
     for (output, (dtype, shape)), wanted in zip(expected.items(), eager, strict=True):
         assert (outputs[output].dtype.name, list(outputs[output].shape)) == (dtype, shape)
         np.testing.assert_allclose(outputs[output], wanted.detach(), rtol=1e-5, atol=1e-6)

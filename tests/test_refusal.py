@@ -13,9 +13,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from transformers import LlamaModel
 
 from enginecast.capture.inputs.derive.derive import derive, from_config
-from enginecast.capture.inputs.dynamic import apply_dynamic, parse_dynamic
 from enginecast.capture.inputs.examples import example_sizes, sample
-from enginecast.capture.outputs.selection import Wanted
+from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
+from enginecast.capture.outputs.flatten import Wanted
 from enginecast.capture.refusals.refusal import Kind, Refusal, explain
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.sources.source import open_source

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from enginecast.cache.encoders.request import EncoderRequest
 from enginecast.cache.encoders.text_model import ModelFacts, stored_output
 from enginecast.cache.store.spec import About, OutputSpec
-from enginecast.capture.outputs.flatten import run_named
-from enginecast.capture.outputs.selection import Wanted
+from enginecast.capture.outputs.flatten import Wanted, run_named
 from enginecast.capture.sources.checkpoint import read_json
 from enginecast.capture.sources.huggingface import CONFIG_FILE, HuggingFaceSource
 from enginecast.capture.sources.source import open_source

@@ -21,8 +21,13 @@ from enginecast.cache.encoders.tokenizing import parse_tokenizer, prepare_text
 from enginecast.cache.read.cached_encoder import CachedEncoder
 from enginecast.cache.read.reader import EmbeddingCache
 from enginecast.capture.python.quiet import quiet_transformers
-from enginecast.capture.sources.checkpoint import find_weight_files, read_weights, sha256_of_weights
-from enginecast.capture.sources.stored_weights import Checkpoint, name_weights
+from enginecast.capture.sources.checkpoint import (
+    Checkpoint,
+    find_weight_files,
+    name_weights,
+    read_weights,
+    sha256_of_weights,
+)
 from enginecast.errors import CacheError, SourceError, UsageError
 
 _SAMPLES = 64

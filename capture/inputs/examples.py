@@ -1,13 +1,16 @@
-"""Seeded inputs: the example that is traced, and the cases that an engine is verified on."""
+"""Seeded inputs: the example that is traced, the cases that an engine is verified on, and inputs
+near given ones, in search of those with which a model takes another way.
+"""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from enginecast.capture.inputs.specs import BATCH, SEQUENCE, InputSpec
+from enginecast.capture.inputs.specs import BATCH, SEQUENCE, InputSpec, named_dims
 
 ImageStyle = Literal["normal", "constant", "scaled"]
 SCALE = 8.0
@@ -19,6 +22,12 @@ CORNERS = (512, 256)
 without any.  Pipelines of text-to-image models pad to these."""
 WORK = 2e10
 """Products that a run of one corner may take: seconds.  Larger models do without."""
+SCALES = (0.0, 1e-3, 0.1, 10.0, 1e3)
+SHIFTS = (-100.0, -1.0, 1.0, 100.0)
+CHANCES = 48
+"""Inputs drawn at random after all others."""
+WIDEST = 6.0
+"""Random values reach from 10 to the minus this to 10 to the plus half of this."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,7 @@ class _Plan:
 
 def example_sizes(specs: Sequence[InputSpec]) -> dict[str, int]:
     """Sizes of the traced example, by dimension name."""
-    return {dim.name: dim.size for spec in specs for dim in spec.dims if dim.name is not None}
+    return {name: dim.size for name, dim in named_dims(specs).items()}
 
 
 def sample(
@@ -133,10 +142,8 @@ def _is_repeat(plan: _Plan, inputs: dict[str, Tensor], case: Case) -> bool:
 def _sizes(specs: Sequence[InputSpec], plan: _Plan) -> dict[str, int]:
     wanted = {BATCH: plan.batch, SEQUENCE: plan.sequence}
     return {
-        dim.name: min(max(wanted.get(dim.name, dim.size + plan.other), dim.minimum), dim.maximum)
-        for spec in specs
-        for dim in spec.dims
-        if dim.name is not None
+        name: min(max(wanted.get(name, dim.size + plan.other), dim.minimum), dim.maximum)
+        for name, dim in named_dims(specs).items()
     }
 
 
@@ -194,3 +201,77 @@ def _as_text(ids: Tensor, spec: InputSpec, mask: Tensor | None) -> Tensor:
         last = mask.sum(1, keepdim=True) - 1
         ids = ids.scatter(1, last, spec.ending)
     return ids if spec.padding is None else ids.masked_fill(~mask, spec.padding)
+
+
+def perturbed(
+    specs: Sequence[InputSpec], bases: Sequence[Mapping[str, Tensor]], seed: int
+) -> Iterator[dict[str, Tensor]]:
+    """Inputs of the same names and dtypes as `bases`, finite, sizes within the ranges of `specs`.
+
+    The order goes from what is likely to turn a predicate over to what is merely different: sizes,
+    boundary values, signs and scales of one input after another, then seeded chance.
+    """
+    yield from _other_sizes(specs, seed)
+    for base in bases[:2]:
+        for spec in specs:
+            for value in _variants(base[spec.name], spec):
+                yield {**base, spec.name: value}
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(CHANCES):
+        base = bases[int(torch.randint(len(bases), (), generator=generator))]
+        yield {spec.name: _chance(base[spec.name], spec, generator) for spec in specs}
+
+
+def _other_sizes(specs: Sequence[InputSpec], seed: int) -> Iterator[dict[str, Tensor]]:
+    """The smallest, the largest within reason, and some between, of every named dimension."""
+    for name, dim in named_dims(specs).items():
+        wanted = {dim.minimum, dim.minimum + 1, dim.size * 2, min(dim.maximum, dim.size * 8)}
+        for size in sorted(wanted - {dim.size}):
+            if dim.minimum <= size <= dim.maximum:
+                yield sample(specs, {**example_sizes(specs), name: size}, seed)
+
+
+def _variants(tensor: Tensor, spec: InputSpec) -> Iterator[Tensor]:
+    if tensor.is_floating_point():
+        yield -tensor
+        yield tensor.abs()
+        yield -tensor.abs()
+        yield from (tensor * scale for scale in SCALES)
+        yield from (tensor + shift for shift in SHIFTS)
+    elif tensor.dtype == torch.bool:
+        yield ~tensor
+        yield torch.zeros_like(tensor)
+        yield torch.ones_like(tensor)
+    else:
+        yield from (torch.full_like(tensor, value) for value in _boundaries(tensor, spec))
+        if tensor.ndim:
+            yield tensor.flip(-1)
+
+
+def _boundaries(tensor: Tensor, spec: InputSpec) -> list[int]:
+    """Integers at and around the edges of an input's range.
+
+    The range of ids is known.  That of other integers is only what the example held, so a model
+    may be asked about more; `coverage` drops what eager refuses.
+    """
+    low, high = spec.low, spec.high
+    if low is None or high is None:
+        low, high = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 1)
+    middle = (low + high) // 2
+    if spec.kind != "tensor":
+        return sorted({low, min(low + 1, high), middle, high})
+    return sorted({0, 1, low, high, middle, low - 1, high + 1, 2 * high + 1})
+
+
+def _chance(tensor: Tensor, spec: InputSpec, generator: torch.Generator) -> Tensor:
+    if tensor.is_floating_point():
+        exponent = torch.rand((), generator=generator) * WIDEST * 1.5 - WIDEST
+        shift = torch.randn((), generator=generator)
+        noise = torch.randn(tensor.shape, generator=generator)
+        scale = math.pow(10.0, float(exponent))
+        return ((noise + shift) * scale).to(tensor.dtype)
+    low, high = (0, 1) if tensor.dtype == torch.bool else (spec.low, spec.high)
+    if low is None or high is None or spec.kind == "attention_mask":
+        return tensor
+    drawn = torch.randint(low, high + 1, tensor.shape, generator=generator)
+    return drawn.to(tensor.dtype)

@@ -1,6 +1,10 @@
-"""Inputs that the user gives: `--inputs FILE.safetensors` and `--prompts FILE.txt`."""
+"""What the user says of inputs: `--inputs FILE.safetensors`, `--prompts FILE.txt`, and
+`--dynamic NAME:DIM=MIN..MAX` (a range) or `--dynamic NAME:DIM=K` (a fixed size).
+"""
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -8,10 +12,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.inputs.specs import DimSpec, InputSpec, with_example_sizes
 from enginecast.capture.sources.source import Source
 from enginecast.errors import BundleError, InputError, SourceError, UsageError
 from enginecast.runtime.prompts import open_tokenizer, pad, read_prompts
+
+FORM = re.compile(r"(?P<input>[^:=]+):(?P<dim>\d+)=(?P<minimum>\d+)(?:\.\.(?P<maximum>\d+))?")
+IMAGE_AXES = {2: "height", 3: "width"}
 
 
 def read_inputs(path: Path) -> dict[str, Tensor]:
@@ -84,3 +91,108 @@ def tokenize(
         for spec in specs
         if spec.kind in arrays
     }
+
+
+@dataclass(frozen=True)
+class DynamicOption:
+    """One option, parsed: sizes `minimum..maximum` for dimension `dim` of `input`."""
+
+    input: str
+    dim: int
+    minimum: int
+    maximum: int
+    text: str
+    """As the user wrote it, for messages."""
+
+    @property
+    def is_static(self) -> bool:
+        return self.minimum == self.maximum
+
+
+def parse_dynamic(text: str) -> DynamicOption:
+    """Parse `NAME:DIM=MIN..MAX` or `NAME:DIM=K`.
+
+    Raises:
+        UsageError: another form, a size below 1, or an empty range.
+    """
+    match = FORM.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            f"--dynamic {text}: expected NAME:DIM=MIN..MAX or NAME:DIM=K",
+            hint="For example --dynamic input_ids:1=1..512; dimensions count from 0.",
+        )
+    minimum = int(match["minimum"])
+    maximum = int(match["maximum"] or minimum)
+    if not 1 <= minimum <= maximum:
+        raise UsageError(f"--dynamic {text}: expected 1 <= MIN <= MAX")
+    return DynamicOption(match["input"], int(match["dim"]), minimum, maximum, text.strip())
+
+
+def apply_dynamic(
+    specs: tuple[InputSpec, ...], options: Sequence[DynamicOption]
+) -> tuple[InputSpec, ...]:
+    """Set the ranges of dimensions; a name that several inputs share changes in all of them.
+
+    Raises:
+        UsageError: no such input or dimension, or two options that contradict each other.
+    """
+    seen: dict[tuple[str, int], DynamicOption] = {}
+    changed = specs
+    for option in options:
+        places = _places(specs, option)
+        for place in places:
+            earlier = seen.setdefault(place, option)
+            if (earlier.minimum, earlier.maximum) != (option.minimum, option.maximum):
+                raise UsageError(
+                    f"--dynamic {option.text} contradicts --dynamic {earlier.text}: "
+                    "both set the same dimension"
+                )
+        changed = tuple(_changed(spec, places, option) for spec in changed)
+    return with_example_sizes(changed)
+
+
+def _places(specs: tuple[InputSpec, ...], option: DynamicOption) -> list[tuple[str, int]]:
+    """Input and index of the dimension that is meant, and of those that share its name."""
+    target = _find(specs, option)
+    if target.name is None:
+        return [(option.input, option.dim)]
+    return [
+        (spec.name, index)
+        for spec in specs
+        for index, dim in enumerate(spec.dims)
+        if dim.name == target.name
+    ]
+
+
+def _find(specs: tuple[InputSpec, ...], option: DynamicOption) -> DimSpec:
+    spec = next((spec for spec in specs if spec.name == option.input), None)
+    if spec is None:
+        names = ", ".join(spec.name for spec in specs)
+        raise UsageError(f"--dynamic {option.text}: no input {option.input!r}; there is {names}")
+    if option.dim >= len(spec.dims):
+        raise UsageError(
+            f"--dynamic {option.text}: {spec.name} has dimensions 0 to {len(spec.dims) - 1}"
+        )
+    return spec.dims[option.dim]
+
+
+def _changed(
+    spec: InputSpec, places: Collection[tuple[str, int]], option: DynamicOption
+) -> InputSpec:
+    axes = IMAGE_AXES if spec.kind == "image" else {}
+    dims = list(spec.dims)
+    for index, dim in enumerate(spec.dims):
+        if (spec.name, index) not in places:
+            continue
+        if option.is_static:
+            dims[index] = DimSpec.static(option.minimum)
+            continue
+        dims[index] = replace(
+            dim,
+            name=dim.name or axes.get(index, f"{spec.name}_{index}"),
+            size=min(max(dim.size, option.minimum), option.maximum),
+            minimum=option.minimum,
+            maximum=option.maximum,
+            asked=True,
+        )
+    return replace(spec, dims=tuple(dims))

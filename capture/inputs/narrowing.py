@@ -14,7 +14,15 @@ from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
-from enginecast.capture.inputs.specs import BATCH, SEQUENCE, DimSpec, InputSpec, with_example_sizes
+from enginecast.capture.inputs.specs import (
+    BATCH,
+    SEQUENCE,
+    DimSpec,
+    InputSpec,
+    named_dims,
+    with_example_sizes,
+)
+from enginecast.capture.refusals.refusal import CONSTANT, GUARD, SIZE
 
 FIXED = {BATCH: 1, SEQUENCE: 16}
 """Sizes of dimensions that must be fixed where no inputs were given; with given ones they keep the
@@ -23,13 +31,6 @@ size they have there, and others the size they were traced with."""
 MOST_TRIALS = 100_000
 """Sizes that a guard is tried on before it counts as unproved."""
 
-_CONSTANT = re.compile(r"You marked (?P<name>\w+) as dynamic but your code specialized it")
-_GUARD = re.compile(
-    r"Not all values of (?P<name>\w+) = .*? in the specified range .*? "
-    r"satisfy the generated guard (?P<guard>.+?)\.?$",
-    re.MULTILINE,
-)
-_SIZE = re.compile(r"L\['(?P<input>\w+)'\]\.size\(\)\[(?P<dim>\d+)\]")
 _SUGGESTED = re.compile(r"^\s+(?P<name>\w+) = (?P<fix>.+)$", re.MULTILINE)
 _DIM = re.compile(r"Dim\('\w+'(?:, min=(?P<low>\d+))?(?:, max=(?P<high>\d+))?\)")
 _FUNCTIONS: dict[str, Any] = {
@@ -75,14 +76,8 @@ def narrow(specs: tuple[InputSpec, ...], message: str, place: str = "") -> Narro
     ranges = _ranges(dims, guards, message)
     if not ranges or any(dims[name].asked for name in ranges):
         return None
-    changed = [(name, *bounds) for name, bounds in ranges.items() if bounds != _bounds(dims[name])]
-    if not changed:
-        return None
-    notes = []
-    for name, low, high in changed:
-        notes.append(_note(specs, dims[name], name, low, high, place))
-        specs = _with_range(specs, name, low, high)
-    return Narrowed(with_example_sizes(specs), tuple(notes))
+    changed = {name: new for name, new in ranges.items() if new != _bounds(dims[name])}
+    return _narrowed(specs, changed, place) if changed else None
 
 
 def fix(specs: tuple[InputSpec, ...], names: tuple[str, ...]) -> Narrowed | None:
@@ -90,17 +85,8 @@ def fix(specs: tuple[InputSpec, ...], names: tuple[str, ...]) -> Narrowed | None
     dims = named_dims(specs)
     if any(dims[name].asked for name in names):
         return None
-    notes = []
-    for name in names:
-        size = _fixed_size(dims[name])
-        notes.append(_note(specs, dims[name], name, size, size))
-        specs = _with_range(specs, name, size, size)
-    return Narrowed(with_example_sizes(specs), tuple(notes))
-
-
-def named_dims(specs: tuple[InputSpec, ...]) -> dict[str, DimSpec]:
-    """The dimensions that vary, by name."""
-    return {dim.name: dim for spec in specs for dim in spec.dims if dim.name is not None}
+    sizes = {name: _fixed_size(dims[name]) for name in names}
+    return _narrowed(specs, {name: (size, size) for name, size in sizes.items()})
 
 
 def _guards(specs: tuple[InputSpec, ...], message: str) -> list[tuple[str, str]]:
@@ -113,9 +99,9 @@ def _guards(specs: tuple[InputSpec, ...], message: str) -> list[tuple[str, str]]
     return [
         (
             match["name"],
-            _SIZE.sub(lambda m: by_place.get((m["input"], int(m["dim"])), "?"), match["guard"]),
+            SIZE.sub(lambda m: by_place.get((m["input"], int(m["dim"])), "?"), match["guard"]),
         )
-        for match in _GUARD.finditer(message)
+        for match in GUARD.finditer(message)
     ]
 
 
@@ -139,7 +125,7 @@ def _ranges(
     dims: Mapping[str, DimSpec], guards: Sequence[tuple[str, str]], message: str
 ) -> dict[str, tuple[int, int]]:
     """New bounds of the dimensions that a message names."""
-    constant = {match["name"] for match in _CONSTANT.finditer(message)}
+    constant = {match["name"] for match in CONSTANT.finditer(message)}
     ranges: dict[str, tuple[int, int]] = {}
     _, _, suggested = message.partition("Suggested fixes:")
     for match in _SUGGESTED.finditer(suggested):
@@ -191,24 +177,28 @@ def _fixed_size(dim: DimSpec) -> int:
     return min(max(wanted, dim.minimum), dim.maximum)
 
 
-def _with_range(
-    specs: tuple[InputSpec, ...], name: str, low: int, high: int
-) -> tuple[InputSpec, ...]:
+def _narrowed(
+    specs: tuple[InputSpec, ...], ranges: Mapping[str, tuple[int, int]], line: str = ""
+) -> Narrowed:
     def changed(dim: DimSpec) -> DimSpec:
-        if dim.name != name:
+        if dim.name is None or dim.name not in ranges:
             return dim
+        low, high = ranges[dim.name]
         return DimSpec.static(low) if low == high else replace(dim, minimum=low, maximum=high)
 
-    return tuple(replace(spec, dims=tuple(changed(dim) for dim in spec.dims)) for spec in specs)
+    notes = tuple(_note(specs, name, low, high, line) for name, (low, high) in ranges.items())
+    found = (replace(spec, dims=tuple(map(changed, spec.dims))) for spec in specs)
+    return Narrowed(with_example_sizes(tuple(found)), notes)
 
 
-def _note(
-    specs: tuple[InputSpec, ...], dim: DimSpec, name: str, low: int, high: int, line: str = ""
-) -> str:
+def _note(specs: tuple[InputSpec, ...], name: str, low: int, high: int, line: str) -> str:
     code = f"this model's code ({line})" if line else "this model's code"
-    spec = next(spec for spec in specs if any(found.name == name for found in spec.dims))
-    index = next(index for index, found in enumerate(spec.dims) if found.name == name)
-    place = f"{spec.name}:{index}"
+    place, dim = next(
+        (f"{spec.name}:{index}", dim)
+        for spec in specs
+        for index, dim in enumerate(spec.dims)
+        if dim.name == name
+    )
     if low == high:
         return (
             f"{name} is fixed at {low}: {code} cannot be captured with a size that varies; "

@@ -1,6 +1,6 @@
 """Inputs of a model: names, kinds, dtypes, and which dimensions may vary."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -70,6 +70,11 @@ class InputSpec:
     is_box: bool = False
     """Whether rows are boxes (left, top, right, bottom): models look up their widths and heights,
     which must not be negative."""
+
+
+def named_dims(specs: Sequence[InputSpec]) -> dict[str, DimSpec]:
+    """The dimensions that vary, by name."""
+    return {dim.name: dim for spec in specs for dim in spec.dims if dim.name is not None}
 
 
 def from_example(

@@ -1,4 +1,6 @@
-"""Names for what a model returns: fields of ModelOutput, dict and dataclass; numbers in tuples.
+"""What a model returns, by name, and which of it an engine gives.
+
+Names are fields of ModelOutput, dict and dataclass, and numbers in tuples.
 
 ONNX has one namespace for inputs and outputs, so an output with the name of an input is called
 `NAME_out`, and a name that two outputs share is numbered.
@@ -7,6 +9,7 @@ ONNX has one namespace for inputs and outputs, so an output with the name of an 
 import ast
 import dataclasses
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,16 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from enginecast.capture.outputs.selection import (
-    HIDDEN_STATES,
-    UnknownOutputError,
-    Wanted,
-    hidden_index,
-)
 from enginecast.errors import CaptureError, UsageError
 
 ASK = "output_hidden_states"
 """The argument that makes a transformers model return its hidden states."""
+HIDDEN_STATES = "hidden_states"
+_INDEX = re.compile(r"0|-?[1-9]\d*")
+_HIDDEN_STATE = re.compile(rf"{HIDDEN_STATES}\.(?P<index>{_INDEX.pattern})")
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,80 @@ class Named:
         )
 
 
-def named_tensors(
-    value: Any, wanted: Wanted | None = None, inputs: Collection[str] = ()
-) -> dict[str, Tensor]:
-    """The tensors of `name_result`."""
-    return name_result(value, wanted or Wanted(), inputs).tensors
+class UnknownOutputError(UsageError):
+    """An output was asked for that is none of those that the model gives."""
+
+    def __init__(self, name: str, given: Sequence[str]) -> None:
+        super().__init__(
+            f"--outputs {name}: the model gives no output {name!r}",
+            hint=f"It gives {', '.join(given)}.",
+        )
+        self.given = tuple(given)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The outputs that an engine is to give.
+
+    Args:
+        names: of the outputs that stay, in order; empty: all that the model gives.
+        hidden_states: names `hidden_states.INDEX` of hidden states that come behind them.
+    """
+
+    names: tuple[str, ...] = ()
+    hidden_states: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.names or self.hidden_states)
+
+    @property
+    def asks_for_hidden_states(self) -> bool:
+        """Whether the model has to be asked for its hidden states."""
+        return any(hidden_index(name) is not None for name in (*self.names, *self.hidden_states))
+
+    def chosen(self, given: Sequence[str]) -> tuple[str, ...]:
+        """Names of the outputs, in order, of a model that gives `given` by itself."""
+        return tuple(dict.fromkeys((*(self.names or given), *self.hidden_states)))
+
+
+def parse_wanted(
+    outputs: str | Sequence[str] = (), hidden_states: Sequence[str | int] = ()
+) -> Wanted:
+    """Read `--outputs A,B` (each may be a list with commas) and `--hidden-state INDEX`.
+
+    Raises:
+        UsageError: an empty name, a name given twice, or an index that is no integer.
+    """
+    lists = [outputs] if isinstance(outputs, str) else list(outputs)
+    names = [name.strip() for text in lists for name in text.split(",")]
+    for position, name in enumerate(names):
+        if not name or name in names[:position]:
+            what = f"{name!r} is given twice" if name else "expected names with commas between them"
+            raise UsageError(f"--outputs {','.join(lists)}: {what}")
+    indices = [str(index).strip() for index in hidden_states]
+    for index in indices:
+        if not _INDEX.fullmatch(index):
+            raise UsageError(
+                f"--hidden-state {index}: expected an integer",
+                hint="0 is the first hidden state, -1 the last, -2 the one before it.",
+            )
+    return Wanted(tuple(names), tuple(f"{HIDDEN_STATES}.{index}" for index in indices))
+
+
+def hidden_index(name: str) -> int | None:
+    """The index of a hidden state by the name of its output; None for any other output."""
+    match = _HIDDEN_STATE.fullmatch(name)
+    return None if match is None else int(match["index"])
+
+
+ALL = Wanted()
 
 
 def name_result(
-    value: Any, wanted: Wanted, inputs: Collection[str], own_hidden: bool = True
+    value: Any,
+    wanted: Wanted = ALL,
+    inputs: Collection[str] = (),
+    own_hidden: bool = True,
 ) -> Named:
     """Flatten what a model returned to tensors by name, in order; None is left out.
 
@@ -80,15 +145,15 @@ def name_result(
     """
     found = list(_walk(value, ()))
     names = free_names([name for name, _ in found], inputs)
-    leaves = dict(zip(names, (leaf for _, leaf in found), strict=True))
+    leaves = {new: leaf for new, (_, leaf) in zip(names, found, strict=True)}
     own = [name for name in leaves if own_hidden or not _is_hidden_state(name)]
     given = tuple(name for name in own if isinstance(leaves[name], Tensor))
     chosen = wanted.chosen(own)
     tensors = {name: _chosen(name, value, leaves, given) for name in chosen}
     if not tensors:
         raise CaptureError("the model returns no tensor")
-    before = {new: old for new, (old, _) in zip(names, found, strict=True) if new != old}
-    return Named(tensors, {new: old for new, old in before.items() if new in tensors})
+    before = {new: old for new, (old, _) in zip(names, found, strict=True)}
+    return Named(tensors, {n: old for n, old in before.items() if n != old and n in tensors})
 
 
 def free_names(names: Sequence[str], inputs: Collection[str]) -> list[str]:
@@ -105,10 +170,10 @@ def free_names(names: Sequence[str], inputs: Collection[str]) -> list[str]:
     for position, name in enumerate(names):
         chosen = name
         if kept.get(name) != position:
-            base = f"{name}_out" if name in inputs else name
-            others = (f"{base}_{count}" for count in range(2, len(names) + len(used) + 3))
-            candidates = (base, *others)
-            chosen = next(candidate for candidate in candidates if candidate not in used)
+            chosen = base = f"{name}_out" if name in inputs else name
+            number = 2
+            while chosen in used:
+                chosen, number = f"{base}_{number}", number + 1
             used.add(chosen)
         free.append(chosen)
     return free
@@ -120,14 +185,11 @@ def run_named(module: nn.Module, inputs: Mapping[str, Tensor], wanted: Wanted) -
     Raises:
         CaptureError, UsageError: see `name_result`.
     """
-    asking = _asking(module, wanted)
-    own_hidden = not asking or gives_hidden_states(module)
+    asking, own_hidden = _asking(module, wanted)
     return name_result(module(**inputs, **asking), wanted, inputs, own_hidden).tensors
 
 
-def name_outputs(
-    module: nn.Module, arguments: Sequence[str], wanted: Wanted | None = None
-) -> list[str]:
+def name_outputs(module: nn.Module, arguments: Sequence[str], wanted: Wanted = ALL) -> list[str]:
     """Make `module.forward` take `arguments` by keyword and return tensors by name, in place.
 
     Wrapping the module instead would put a prefix before every module path in the program.
@@ -135,10 +197,8 @@ def name_outputs(
     Returns:
         A list that gets notes on the names when `forward` is called.
     """
-    wanted = wanted or Wanted()
     forward: Callable[..., Any] = module.forward
-    asking = _asking(module, wanted)
-    own_hidden = not asking or gives_hidden_states(module)
+    asking, own_hidden = _asking(module, wanted)
     notes: list[str] = []
     expected = set(arguments)
 
@@ -177,11 +237,15 @@ def _is_hidden_state(name: str) -> bool:
     return any(part.endswith(HIDDEN_STATES) for part in name.split("."))
 
 
-def _asking(module: nn.Module, wanted: Wanted) -> dict[str, bool]:
-    """What `forward` is called with besides its inputs: a request for hidden states, or nothing."""
+def _asking(module: nn.Module, wanted: Wanted) -> tuple[dict[str, bool], bool]:
+    """What `forward` is called with besides its inputs: a request for hidden states, or nothing;
+    and whether hidden states that nobody named are outputs.
+    """
     parameters = inspect.signature(module.forward).parameters
     takes = ASK in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return {ASK: True} if takes and wanted.asks_for_hidden_states else {}
+    if not takes or not wanted.asks_for_hidden_states:
+        return {}, True
+    return {ASK: True}, gives_hidden_states(module)
 
 
 def _chosen(name: str, value: Any, leaves: Mapping[str, Any], given: Sequence[str]) -> Tensor:

@@ -13,7 +13,8 @@ import re
 import site
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from traceback import FrameSummary
@@ -34,6 +35,7 @@ OF_TORCH = frozenset({"torch", "sympy", "mpmath", "numpy"})
 EXAMPLES = "torch._export.db.examples"
 """Models that torch ships as examples: they count as installed models, not as torch."""
 LIBRARIES = frozenset({"transformers"})
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _OF_EXEC = re.compile(r"<(?!frozen|eval_with_key|__)")
 
 
@@ -45,6 +47,11 @@ class SourceLocation(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
+
+    @property
+    def short(self) -> str:
+        """Without the folder."""
+        return f"{os.path.basename(self.file)}:{self.line}"
 
     @property
     def resolved(self) -> "SourceLocation":
@@ -60,6 +67,11 @@ class SourceLocation(NamedTuple):
     def of_summary(cls, frame: FrameSummary) -> "SourceLocation":
         """Where a frame of a traceback stood, as Python names the file."""
         return cls(frame.filename, frame.lineno or 0)
+
+    @classmethod
+    def in_text(cls, text: str) -> list["SourceLocation"]:
+        """The lines that a traceback names, as Python prints it."""
+        return [cls(match["file"], int(match["line"])) for match in FRAME.finditer(text)]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -192,3 +204,19 @@ def line_numbers(code: CodeType) -> Iterator[int]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from line_numbers(constant)
+
+
+def holds(code: CodeType, line: int) -> bool:
+    """Whether a line stands in a code object, or in a function within it."""
+    return code.co_firstlineno <= line <= max(line_numbers(code), default=0)
+
+
+@contextmanager
+def noting_calls(note: Callable[[FrameType], object]) -> Iterator[None]:
+    """Within the block, call `note` with the frame of each Python function that is entered."""
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, _: note(frame) if event == "call" else None)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)

@@ -1,4 +1,4 @@
-"""Swap the code of Python functions for a `with` block: source -> syntax tree -> new code.
+"""Swap attributes, or the code of functions, for a `with` block: source -> syntax tree -> code.
 
 Only `function.__code__` is exchanged. So a function keeps its identity, its defaults and its
 closure, and whoever holds it (a module's class, a decorator, a name imported elsewhere) runs the
@@ -106,6 +106,17 @@ def swapped(replacements: Mapping[FunctionType, ast.FunctionDef]) -> Iterator[No
     finally:
         for function, code in reversed(before):
             function.__code__ = code
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
+    """Give `owner` another attribute for the time of the block."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def recompiled(function: FunctionType, definition: ast.FunctionDef) -> CodeType:

@@ -1,22 +1,27 @@
 """Why torch.export refused a model: the line of the user's code, the reason, and what to do.
 
 The facts are those of torch 2.13: a non-strict export names the culprit in the traceback, dynamo
-and constraint violations in the text of the message.
+in the text of the message. Of a dimension that cannot vary, the message lists the guards that not
+all sizes satisfy; the place of each is in the ShapeEnv that stands in the frames of the error.
 """
 
 import linecache
 import re
+import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from types import FrameType
+from typing import Any, Literal
 
-from enginecast.capture.python.locations import (
-    SourceLocation,
-    is_model_code,
-    origin_of,
-)
-from enginecast.capture.refusals.constraints import culprit, violations
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from enginecast.capture.python.locations import SourceLocation, is_model_code, origin_of
+from enginecast.capture.python.recompile import replaced
+from enginecast.errors import EnginecastError, MissingError
 
 Kind = Literal[
     "data-dependent-branch",
@@ -93,7 +98,27 @@ BY_TEXT: tuple[tuple[str, Kind], ...] = (
 
 SAYS_NOTHING: frozenset[Kind] = frozenset({"operator", "model-error"})
 """Kinds of which the reason is too general to stand alone."""
-FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+GUARD = re.compile(
+    r"Not all values of (?P<name>\w+) = L\['(?P<input>\w+)'\]\.size\(\)\[(?P<dim>\d+)\]"
+    r".*?satisfy the generated guard (?P<guard>.+?)\.?$",
+    re.MULTILINE,
+)
+CONSTANT = re.compile(
+    r"You marked (?P<name>\w+) as dynamic but your code specialized it to be a constant "
+    r"\((?P<size>\d+)\)"
+)
+SIZE = re.compile(r"L\['(?P<input>\w+)'\]\.size\(\)\[(?P<dim>\d+)\]")
+_USER_FRAME = "_get_user_frame"
+_MOST_SIZES = 512
+"""Sizes that a guard is tried on to learn whether it is one of those that fail."""
+_NO_CUDA = (
+    "torch not compiled with cuda enabled",
+    "pytorch is not linked with support for cuda",
+    "found no nvidia driver",
+    "no cuda gpus are available",
+    "no cuda-capable device",
+    "cuda driver initialization failed",
+)
 
 
 @dataclass(frozen=True)
@@ -139,7 +164,7 @@ def explain(error: BaseException) -> Refusal:
     kind: Kind = kinds[0] if kinds else "model-error"
     places = [_place(link) for link in chain]
     if kind == "specialized-dimension":
-        places = [culprit(link) for link in chain] + places
+        places = [_culprit(link) for link in chain] + places
     file, line = next((place for place in places if place is not None), ("", 0))
     reason, hint = REASONS[kind]
     told = violations(str(error))
@@ -177,9 +202,7 @@ def _place(error: BaseException) -> SourceLocation | None:
     """The innermost line of code that is neither torch's, Python's, nor ours."""
     frames = traceback.extract_tb(error.__traceback__)
     _, _, quoted = str(error).partition("from user code")
-    quoted_frames = [
-        SourceLocation(match["file"], int(match["line"])) for match in FRAME.finditer(quoted)
-    ]
+    quoted_frames = SourceLocation.in_text(quoted)
     places = [*reversed(quoted_frames), *reversed(_within_torch(frames))]
     known = (place for place in places if is_model_code(place.file))
     return next(known, None) or next((p for p in places if origin_of(p.file) == "exec"), None)
@@ -196,3 +219,101 @@ def _detail(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = lines[0] if lines else ""
     return f"{type(error).__name__}: {first[:200]}"
+
+
+def missing_requirement(error: BaseException, who: str) -> EnginecastError | None:
+    """The error to tell a user when the model's code wants what is not here; None: another cause.
+
+    Args:
+        error: what the user's code raised.
+        who: whose code it is, to begin the sentence with.
+    """
+    for link in _chain(error):
+        text = str(link).lower()
+        if any(phrase in text for phrase in _NO_CUDA) and not torch.cuda.is_available():
+            return MissingError(
+                f"{who} needs a CUDA GPU, and this machine has none: {link}",
+                hint="Build the model on the CPU; what the engine runs on is said with --device.",
+            )
+        if isinstance(link, ModuleNotFoundError) and link.name:
+            return MissingError(
+                f"{who} needs the package {link.name.partition('.')[0]!r}, which is not installed",
+                hint="Install it in this environment.",
+            )
+    return None
+
+
+@contextmanager
+def guards_at_model_code() -> Iterator[None]:
+    """Let guards that operators of torch make remember the line of the model that called them."""
+    original: Callable[[ShapeEnv], FrameType | None] | None = getattr(ShapeEnv, _USER_FRAME, None)
+    if original is None:  # a torch that names it otherwise: guards keep the places they have
+        yield
+        return
+    outside = sys._getframe(2)  # whoever asks for the export, behind the context manager
+
+    def user_frame(self: ShapeEnv) -> FrameType | None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame is not outside:
+            if is_model_code(frame.f_code.co_filename):
+                return frame
+            frame = frame.f_back
+        return original(self)  # the model is not running at all
+
+    with replaced(ShapeEnv, _USER_FRAME, user_frame):
+        yield
+
+
+def violations(message: str) -> str:
+    """What torch.export's message says of each dimension, in few words; empty when it says none."""
+    names = {(m["input"], m["dim"]): m["name"] for m in GUARD.finditer(message)}
+
+    def named(match: re.Match[str]) -> str:
+        return names.get((match["input"], match["dim"]), f"{match['input']}.shape[{match['dim']}]")
+
+    told = [f"{m['name']} is always {m['size']}" for m in CONSTANT.finditer(message)]
+    told += [
+        f"not every {m['name']} satisfies {SIZE.sub(named, m['guard'])}"
+        for m in GUARD.finditer(message)
+    ]
+    return "; ".join(dict.fromkeys(told))
+
+
+def place_of(guard: Any) -> SourceLocation | None:
+    """The line of a model that a guard of a trace comes from; None where it is torch's own."""
+    frame = guard.sloc.framework_loc
+    if not isinstance(frame, traceback.FrameSummary) or not is_model_code(frame.filename):
+        return None
+    return SourceLocation.of_summary(frame)
+
+
+def _culprit(error: BaseException) -> SourceLocation | None:
+    """The line of the first guard that some size does not satisfy; None when unknown."""
+    for environment in _environments(error):
+        for guard in environment.guards:
+            place = place_of(guard)
+            if place is not None and _can_fail(guard.expr, environment):
+                return place
+    return None
+
+
+def _environments(error: BaseException) -> Iterator[ShapeEnv]:
+    trace = error.__traceback__
+    while trace is not None:
+        for value in list(trace.tb_frame.f_locals.values()):
+            if isinstance(value, FakeTensorMode) and value.shape_env is not None:
+                yield value.shape_env
+        trace = trace.tb_next
+
+
+def _can_fail(guard: Any, environment: ShapeEnv) -> bool:
+    """Whether some size in range breaks a guard; one that cannot be tried may."""
+    symbols = list(guard.free_symbols)
+    if len(symbols) != 1:
+        return True
+    allowed = environment.var_to_range.get(symbols[0])
+    low = 1 if allowed is None else max(int(allowed.lower), 1)
+    try:
+        return any(not guard.subs(symbols[0], low + step) for step in range(_MOST_SIZES))
+    except (TypeError, ValueError, ArithmeticError):
+        return True

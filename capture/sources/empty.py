@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from enginecast.capture.python.recompile import replaced
+
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
@@ -25,11 +27,8 @@ def parameters_on_meta() -> Iterator[None]:
             param = nn.Parameter(param.detach().to("meta"), requires_grad=False)
         register(self, name, param)
 
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
-    try:
+    with replaced(nn.Module, "register_parameter", register_on_meta):
         yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def empty_copy(module: nn.Module) -> nn.Module:
@@ -72,16 +71,13 @@ def fake_weights(module: nn.Module, mode: FakeTensorMode) -> None:
     """
     fakes: dict[int, Any] = {}
     for owner in module.modules():
-        for name, parameter in owner._parameters.items():
-            if parameter is not None and parameter.is_meta:
-                fake = fakes.setdefault(id(parameter), _fake(parameter, mode))
-                owner._parameters[name] = fake
-        for name, buffer in owner._buffers.items():
-            if buffer is not None and buffer.is_meta:
-                owner._buffers[name] = fakes.setdefault(id(buffer), _fake(buffer, mode))
-
-
-def _fake(tensor: Tensor, mode: FakeTensorMode) -> Tensor:
-    with mode:
-        fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-        return nn.Parameter(fake, False) if isinstance(tensor, nn.Parameter) else fake
+        for tensors in (owner._parameters, owner._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None or not tensor.is_meta:
+                    continue
+                if id(tensor) not in fakes:
+                    with mode:
+                        fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+                        is_parameter = isinstance(tensor, nn.Parameter)
+                        fakes[id(tensor)] = nn.Parameter(fake, False) if is_parameter else fake
+                tensors[name] = fakes[id(tensor)]

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from enginecast.capture.refusals.refusal import missing_requirement
 from enginecast.capture.sources.empty import empty_copy
 from enginecast.capture.sources.finite import require_finite_module
-from enginecast.capture.sources.requirements import missing_requirement
 from enginecast.capture.sources.source import Source
 from enginecast.errors import SourceError
 
@@ -129,7 +129,9 @@ def open_factory(text: str) -> FactorySource:
         SourceError: the import, the attribute or the call failed, or it returned something else.
         MissingError: it wants a GPU or a package that is not here.
     """
-    made = _call(_find(text), text)
+    factory = _find(text)
+    with _users_code(text, f"{text} raised", hint=RETURNS):
+        made = factory()
     module, example = made if isinstance(made, tuple) and len(made) == 2 else (made, {})
     if not isinstance(module, nn.Module):
         raise SourceError(f"{text} returned {_kind(made)}, expected a module", hint=RETURNS)
@@ -149,17 +151,9 @@ def open_factory(text: str) -> FactorySource:
 
 def _find(text: str) -> Callable[[], Any]:
     module_name, _, attribute = text.partition(":")
-    with _current_folder_importable():
-        try:
-            module = importlib.import_module(module_name)
-        except (Exception, SystemExit) as error:  # the user's module may raise anything
-            is_own = isinstance(error, ModuleNotFoundError) and _is_part(error.name, module_name)
-            missing = None if is_own else missing_requirement(error, f"importing {module_name!r}")
-            if missing is not None:
-                raise missing from error
-            raise SourceError(
-                f"{text}: importing {module_name!r} failed: {type(error).__name__}: {error}"
-            ) from error
+    who = f"importing {module_name!r}"
+    with _users_code(who, f"{text}: {who} failed:", module_name):
+        module = importlib.import_module(module_name)
     factory = getattr(module, attribute, None)
     if factory is None:
         raise SourceError(f"{text}: {module_name} has no attribute {attribute!r}")
@@ -169,30 +163,19 @@ def _find(text: str) -> Callable[[], Any]:
     return function
 
 
-def _is_part(missing: str | None, module_name: str) -> bool:
-    """Whether what was not found is the factory's own module, or a package that it is in."""
-    return missing is not None and f"{module_name}.".startswith(f"{missing}.")
-
-
-def _call(factory: Callable[[], Any], text: str) -> Any:
-    with _current_folder_importable():
-        try:
-            return factory()
-        except (Exception, SystemExit) as error:  # the user's function may raise anything
-            missing = missing_requirement(error, text)
-            if missing is not None:
-                raise missing from error
-            raise SourceError(
-                f"{text} raised {type(error).__name__}: {error}", hint=RETURNS
-            ) from error
-
-
 @contextmanager
-def _current_folder_importable() -> Iterator[None]:
+def _users_code(who: str, failed: str, module: str = "", hint: str = "") -> Iterator[None]:
+    """With the current folder on the import path; it may raise anything, which is explained."""
     folder = os.getcwd()
     sys.path.insert(0, folder)
     try:
         yield
+    except (Exception, SystemExit) as error:
+        name = error.name if isinstance(error, ModuleNotFoundError) else None
+        is_own = name is not None and f"{module}.".startswith(f"{name}.")
+        missing = None if is_own else missing_requirement(error, who)
+        failure = SourceError(f"{failed} {type(error).__name__}: {error}", hint=hint)
+        raise missing or failure from error
     finally:
         sys.path.remove(folder)
 

@@ -55,10 +55,7 @@ def lost_in(data: bytes, dtype: str) -> Lost:
 def require_finite(lost: Lost, what: str, *, is_buffer: bool = False) -> None:
     """Refuse a weight that has elements that are no numbers.
 
-    Args:
-        lost: what was counted in it.
-        what: the file and the tensor, for the message.
-        is_buffer: a buffer may be a mask, and that of -inf.
+    A buffer may be a mask, and that of -inf.
 
     Raises:
         SourceError: names the tensor, and says how many elements of which kind.

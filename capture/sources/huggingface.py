@@ -20,7 +20,9 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedMode
 
 from enginecast.capture.python.quiet import quiet_transformers
 from enginecast.capture.sources.checkpoint import (
+    Checkpoint,
     find_weight_files,
+    name_weights,
     read_json,
     read_weights,
     sha256_of_weights,
@@ -28,8 +30,7 @@ from enginecast.capture.sources.checkpoint import (
 )
 from enginecast.capture.sources.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.sources.finite import Lost, require_finite
-from enginecast.capture.sources.source import Source
-from enginecast.capture.sources.stored_weights import Checkpoint, name_weights
+from enginecast.capture.sources.source import Source, elements_of
 from enginecast.capture.sources.text_config import parts_of
 from enginecast.capture.sources.text_encoders import TEXT_ENCODERS
 from enginecast.capture.sources.widened import NARROW, fill_widened
@@ -53,6 +54,7 @@ class HuggingFaceSource(Source):
         self.model_class: type[PreTrainedModel] = find_model_class(config, folder)
         files = (folder / name for name in TOKENIZER_FILES)
         self.tokenizer_files = tuple(file for file in files if file.is_file())
+        self._dropped = DROPPED if config.model_type in TEXT_ENCODERS else ()
 
     def write_beside(self, folder: Path) -> None:
         super().write_beside(folder)
@@ -79,11 +81,10 @@ class HuggingFaceSource(Source):
         """Refuse weights that are no numbers, but not in what the class leaves out."""
         if not lost:
             return
-        dropped = DROPPED if self.config.model_type in TEXT_ENCODERS else ()
         names = {tensor.data_ptr(): name for name, tensor in self._named.items()}
         buffers = {name for name, _ in self.empty().named_buffers()}
         for name, each in lost.items():
-            if not name.startswith(dropped):
+            if not name.startswith(self._dropped):
                 own = names.get(self._tensors[name].data_ptr(), "")
                 what = f"{weights_file(self.folder, name)}: {name}"
                 require_finite(each, what, is_buffer=own in buffers)
@@ -126,7 +127,7 @@ class HuggingFaceSource(Source):
             config=self._fresh_config(),
             tensors=self._tensors,
             options=self._options,
-            dropped=DROPPED if self.config.model_type in TEXT_ENCODERS else (),
+            dropped=self._dropped,
         )
         with quiet_transformers():
             return name_weights(checkpoint, self.empty().state_dict())
@@ -147,12 +148,7 @@ class HuggingFaceSource(Source):
     def _elements(self) -> Mapping[torch.dtype, int]:
         """From the headers of the files, or of a model without memory."""
         tensors = self.empty().state_dict() if self.in_memory else self._tensors
-        dropped = DROPPED if self.config.model_type in TEXT_ENCODERS else ()
-        found: dict[torch.dtype, int] = {}
-        for name, tensor in tensors.items():
-            if tensor.is_floating_point() and not name.startswith(dropped):
-                found[tensor.dtype] = found.get(tensor.dtype, 0) + tensor.numel()
-        return found
+        return elements_of(t for name, t in tensors.items() if not name.startswith(self._dropped))
 
     @cached_property
     def _options(self) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 import inspect
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -66,12 +67,7 @@ class Source(ABC):
 
     def weight_elements(self) -> dict[torch.dtype, int]:
         """How many elements of the float weights are stored in each dtype; tied ones count once."""
-        stored = {tensor.data_ptr(): tensor for tensor in self.weights().values()}
-        found: dict[torch.dtype, int] = {}
-        for tensor in stored.values():
-            if tensor.is_floating_point():
-                found[tensor.dtype] = found.get(tensor.dtype, 0) + tensor.numel()
-        return found
+        return elements_of({t.data_ptr(): t for t in self.weights().values()}.values())
 
     @property
     def in_memory(self) -> bool:
@@ -100,6 +96,15 @@ class Source(ABC):
     def given_program(self) -> ExportedProgram | None:
         """The program, when the model is one already and needs no capture."""
         return None
+
+
+def elements_of(tensors: Iterable[Tensor]) -> dict[torch.dtype, int]:
+    """How many elements float tensors have in each dtype."""
+    found = Counter[torch.dtype]()
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            found[tensor.dtype] += tensor.numel()
+    return dict(found)
 
 
 def _named(signature: inspect.Signature) -> list[inspect.Parameter]:

@@ -8,11 +8,7 @@ TEXT_ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5
 
 
 def class_named_by(config: Mapping[str, Any]) -> str:
-    """The class that `huggingface.open_folder` loads; empty where none is named.
-
-    Args:
-        config: what config.json says.
-    """
+    """The class that `huggingface.open_folder` loads by config.json; empty where none is named."""
     encoder = TEXT_ENCODERS.get(str(config.get("model_type")))
     names = [encoder] if encoder else [*(config.get("architectures") or ())]
     return str(names[0]) if names else ""

@@ -6,9 +6,7 @@ it was compared with eager.  All that captures with TorchScript is in this file,
 deprecated it.
 """
 
-import inspect
 import re
-import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,16 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.jit import frontend
 
-from enginecast.capture.outputs.flatten import run_named
-from enginecast.capture.outputs.selection import Wanted
+from enginecast.capture.outputs.flatten import ALL, Wanted, run_named
 from enginecast.capture.python.locations import (
+    FRAME,
     SourceLocation,
+    holds,
     is_model_code,
-    line_numbers,
+    noting_calls,
     real_path,
 )
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.refusals.refusal import FRAME
+from enginecast.capture.python.recompile import replaced
 from enginecast.capture.sources.factory import copy_sharing_weights
 from enginecast.capture.sources.widened import WidenedWeight
 from enginecast.errors import CaptureError, EnginecastError, MissingError
@@ -81,7 +80,8 @@ def require_torchscript() -> None:
     Raises:
         MissingError: names what is missing.
     """
-    missing = [name for name in ("script", "trace", "save", "load") if not _has(name)]
+    names = ("script", "trace", "save", "load")
+    missing = [name for name in names if not callable(getattr(torch.jit, name, None))]
     if missing:
         raise MissingError(
             f"torch {torch.__version__} has no torch.jit.{missing[0]}: PyTorch has dropped"
@@ -95,7 +95,7 @@ def hybrid(
     example: Mapping[str, Tensor],
     places: Collection[SourceLocation] = (),
     *,
-    wanted: Wanted | None = None,
+    wanted: Wanted = ALL,
     dtype: torch.dtype = torch.float32,
     optional: Collection[SourceLocation] = (),
 ) -> Hybrid:
@@ -106,7 +106,7 @@ def hybrid(
         example: inputs by name, in the order that the result takes them; sizes of two or more.
         places: file and line of the branches that depend on data; each must end up in a script.
             Without any, everything is traced.
-        wanted: the outputs that are kept; None: all.
+        wanted: the outputs that are kept.
         dtype: that float inputs are cast to.
         optional: places that are scripted where they can be, and else traced and named in
             `unscripted`.
@@ -118,12 +118,14 @@ def hybrid(
         MissingError: this torch has no TorchScript any more.
     """
     require_torchscript()
-    outer = Positional(own_copy(module), tuple(example), wanted or Wanted(), dtype)
+    outer = Positional(own_copy(module), tuple(example), wanted, dtype)
     arguments = tuple(example.values())
-    with _collected() as caught, torch.no_grad(), quiet_torch():
+    scripting = _Scripting(outer, arguments)
+    # What TorchScript warns of is held back: its deprecation is one note of ours.
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad(), quiet_torch():
+        warnings.simplefilter("always")
         refuse_state(outer, arguments)
-        scripting = _Scripting(outer, arguments)
-        missed = _script_all(scripting, places, optional)
+        missed = scripting.script_all(places, optional)
         caught.clear()  # what is scripted warns of nothing; only the trace is of interest
         traced = _trace(outer, arguments)
     suspects = tuple(dict.fromkeys(_suspects(caught)))
@@ -166,20 +168,48 @@ class Positional(nn.Module):
         return tuple(named.values())
 
 
-@dataclass
 class _Scripting:
     """A model some of whose submodules are scripted already."""
 
-    outer: Positional
-    arguments: tuple[Tensor, ...]
-
-    def __post_init__(self) -> None:
+    def __init__(self, outer: Positional, arguments: tuple[Tensor, ...]) -> None:
+        self.outer = outer
+        self.arguments = arguments
         self.done: list[str] = []
 
-    def covers(self, path: str) -> bool:
-        return any(found in ("", path) or path.startswith(f"{found}.") for found in self.done)
+    def script_all(
+        self, places: Collection[SourceLocation], optional: Collection[SourceLocation]
+    ) -> dict[SourceLocation, str]:
+        """Script an owner of every place; return the optional places without one, and why."""
+        every = dict.fromkeys((*places, *optional))
+        if not every:
+            return {}
+        model = self.outer.model
+        missed: dict[SourceLocation, str] = {}
+        for place, paths in owners(model, every, lambda: self.outer(*self.arguments)).items():
+            for path in paths or ("",):
+                reason = self._script(path)
+                if reason and place in places:
+                    raise _refusal(model, place, path, reason)
+                if reason:
+                    missed[place] = reason
+        return missed
 
-    def try_path(self, path: str) -> str:
+    def _script(self, path: str) -> str:
+        """Script `path`, or the next module around it that TorchScript takes.
+
+        Returns:
+            Why the innermost one cannot be scripted, when none can; empty otherwise.
+        """
+        if any(found in ("", path) or path.startswith(f"{found}.") for found in self.done):
+            return ""
+        innermost = self._try(path)
+        reason = innermost
+        while reason and path:
+            path = path.rpartition(".")[0]
+            reason = self._try(path)
+        return innermost if reason else ""
+
+    def _try(self, path: str) -> str:
         """Script the submodule at `path` and run the model with it; return why that fails."""
         before = self.outer.model.get_submodule(path)
         if isinstance(before, _CONTAINERS):
@@ -209,52 +239,6 @@ class _Scripting:
                     owner._modules[name] = new
 
 
-def _script_all(
-    scripting: _Scripting, places: Collection[SourceLocation], optional: Collection[SourceLocation]
-) -> dict[SourceLocation, str]:
-    """Script an owner of every place; return the optional places without one, and why."""
-    if not places and not optional:
-        return {}
-    outer = scripting.outer
-    every = dict.fromkeys((*places, *optional))
-    found = owners(outer.model, every, lambda: outer(*scripting.arguments))
-    missed: dict[SourceLocation, str] = {}
-    for place, paths in found.items():
-        for path in paths or ("",):
-            reason = _script_owner(scripting, path)
-            if not reason:
-                continue
-            if place in places:
-                raise _refusal(outer.model, place, path, reason)
-            missed[place] = reason
-    return missed
-
-
-def _script_owner(scripting: _Scripting, path: str) -> str:
-    """Script `path`, or the next module around it that TorchScript takes.
-
-    Returns:
-        Why the innermost one cannot be scripted, when none can; empty otherwise.
-    """
-    if scripting.covers(path):
-        return ""
-    reasons = []
-    for candidate in _outwards(path):
-        reason = scripting.try_path(candidate)
-        if not reason:
-            return ""
-        reasons.append(reason)
-    return reasons[0]
-
-
-def _outwards(path: str) -> Iterator[str]:
-    """ "a.b", "a", "" for "a.b"."""
-    while path:
-        yield path
-        path = path.rpartition(".")[0]
-    yield ""
-
-
 def _refusal(model: nn.Module, place: SourceLocation, path: str, reason: str) -> UnscriptableError:
     owner = model.get_submodule(path)
     name = f"{path or 'the model itself'} ({type(owner).__name__})"
@@ -268,7 +252,9 @@ def _refusal(model: nn.Module, place: SourceLocation, path: str, reason: str) ->
 
 def _trace(outer: Positional, arguments: tuple[Tensor, ...]) -> torch.jit.ScriptModule:
     try:
-        traced: Any = torch.jit.trace(outer, arguments, check_trace=False, strict=False)
+        traced: torch.jit.ScriptModule = torch.jit.trace(
+            outer, arguments, check_trace=False, strict=False
+        )
     except EnginecastError:
         raise
     except Exception as error:  # the tracer raises many kinds, and the model's own code any
@@ -277,22 +263,17 @@ def _trace(outer: Positional, arguments: tuple[Tensor, ...]) -> torch.jit.Script
             hint="Return tensors in tuples, dicts or dataclasses, and read no values of tensors in"
             " forward.",
         ) from error
-    found: torch.jit.ScriptModule = traced
-    return found
+    return traced
 
 
 def _notes(scripted: Sequence[str], missed: Mapping[SourceLocation, str]) -> tuple[str, ...]:
     what = ", ".join(path or "the whole model" for path in scripted)
-    first = (
-        f"TorchScript: scripted {what}; the rest is traced"
-        if scripted
-        else ("TorchScript: all of the model is traced")
-    )
+    traced = f"scripted {what}; the rest is traced" if scripted else "all of the model is traced"
     left = (
         f"TorchScript: what {place} decides is traced, not scripted: {reason}"
         for place, reason in missed.items()
     )
-    return (first, *left)
+    return (f"TorchScript: {traced}", *left)
 
 
 def _reason(error: BaseException) -> str:
@@ -301,8 +282,8 @@ def _reason(error: BaseException) -> str:
     lines = [line.strip().rstrip(":") for line in text.splitlines() if line.strip()]
     # "Arguments for call are not valid", "Unknown type name": the first line says it.
     said = next((line for line in lines if not FRAME.match(line)), type(error).__name__)
-    places = [(m["file"], m["line"]) for m in FRAME.finditer(text) if is_model_code(m["file"])]
-    where = f" ({places[0][0]}:{places[0][1]})" if places else ""
+    places = [place for place in SourceLocation.in_text(text) if is_model_code(place.file)]
+    where = f" ({places[0]})" if places else ""
     # Addresses differ from run to run, and manifests must not.
     return f"{_ADDRESS.sub('', said[:200])}{where}"
 
@@ -312,18 +293,6 @@ def _suspects(caught: Sequence[warnings.WarningMessage]) -> Iterator[Suspect]:
         if warning.category.__name__ == "TracerWarning":
             message = str(warning.message).strip().split(". ")[0].split("\n")[0]
             yield Suspect(SourceLocation(warning.filename, warning.lineno), message)
-
-
-@contextmanager
-def _collected() -> Iterator[list[warnings.WarningMessage]]:
-    """Hold back what TorchScript warns of: its deprecation is one note of ours."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield caught
-
-
-def _has(name: str) -> bool:
-    return callable(getattr(torch.jit, name, None))
 
 
 PARSE = "parse_def"
@@ -342,25 +311,19 @@ def refusing_decorators() -> Iterator[None]:
     plain: Callable[[Any], Any] = vars(frontend)[PARSE]
 
     def checked(function: Any) -> Any:
-        _refuse(function)
+        wrapper = function
+        while hasattr(wrapper, "__wrapped__"):
+            code = getattr(wrapper, "__code__", None)
+            if code is not None and is_model_code(code.co_filename):
+                raise RuntimeError(
+                    f"TorchScript would leave out the decorator of {wrapper.__qualname__}, which "
+                    f"is at {code.co_filename}:{code.co_firstlineno}"
+                )
+            wrapper = wrapper.__wrapped__
         return plain(function)
 
-    setattr(frontend, PARSE, checked)
-    try:
+    with replaced(frontend, PARSE, checked):
         yield
-    finally:
-        setattr(frontend, PARSE, plain)
-
-
-def _refuse(function: Any) -> None:
-    while hasattr(function, "__wrapped__"):
-        code = getattr(function, "__code__", None)
-        if code is not None and is_model_code(code.co_filename):
-            raise RuntimeError(
-                f"TorchScript would leave out the decorator of {function.__qualname__}, which is "
-                f"at {code.co_filename}:{code.co_firstlineno}"
-            )
-        function = function.__wrapped__
 
 
 def refuse_state(outer: Positional, arguments: tuple[Tensor, ...]) -> None:
@@ -396,57 +359,34 @@ def owners(
 ) -> dict[SourceLocation, tuple[str, ...]]:
     """Run the model once and note whose forward was running when a function with a place began.
 
-    Args:
-        module: the model.
-        places: files as tracebacks name them, and lines.
-        run: runs the model.
-
     Returns:
         For each place the paths of the innermost modules, sorted; where the run came by none, the
         modules whose forward stands around the line; empty where there is none either.
     """
     paths = {id(found): path for path, found in module.named_modules()}
-    wanted = {place.resolved: place for place in places}
-    files = {place.file for place in wanted}
+    wanted = {place: place.resolved for place in places}
+    files = {resolved.file for resolved in wanted.values()}
     found: dict[SourceLocation, set[str]] = {place: set() for place in places}
 
-    def on_event(frame: FrameType, event: str, argument: Any) -> None:
-        if event != "call":
-            return
+    def note(frame: FrameType) -> None:
         file = real_path(frame.f_code.co_filename)
-        if file not in files:
-            return
-        for (wanted_file, line), place in wanted.items():
-            if wanted_file == file and _holds(frame.f_code, line):
-                path = _innermost(frame, paths)
-                if path is not None:
-                    found[place].add(path)
+        for place, resolved in wanted.items() if file in files else ():
+            if resolved.file == file and holds(frame.f_code, resolved.line):
+                found[place] |= _innermost(frame, paths)
 
-    before = sys.getprofile()
-    sys.setprofile(on_event)
-    try:
+    with noting_calls(note):
         run()
-    finally:
-        sys.setprofile(before)
     return {place: tuple(sorted(met or _around(module, place))) for place, met in found.items()}
 
 
-def _holds(code: CodeType, line: int) -> bool:
-    return min(line_numbers(code)) <= line <= max(line_numbers(code))
-
-
-def _innermost(frame: FrameType | None, paths: dict[int, str]) -> str | None:
+def _innermost(frame: FrameType | None, paths: Mapping[int, str]) -> set[str]:
     """The path of the module whose forward this frame is, or was called from."""
     while frame is not None:
-        module = frame.f_locals.get("self")
-        if (
-            isinstance(module, nn.Module)
-            and id(module) in paths
-            and frame.f_code in _codes(type(module))
-        ):
-            return paths[id(module)]
+        path = paths.get(id(frame.f_locals.get("self")))
+        if path is not None and frame.f_code in _codes(type(frame.f_locals["self"])):
+            return {path}
         frame = frame.f_back
-    return None
+    return set()
 
 
 def _codes(module_class: type[nn.Module]) -> Iterator[CodeType]:
@@ -466,13 +406,5 @@ def _around(module: nn.Module, place: SourceLocation) -> set[str]:
         path
         for path, found in module.named_modules()
         for code in _codes(type(found))
-        if real_path(code.co_filename) == file and _spans(code, line)
+        if real_path(code.co_filename) == file and holds(code, line)
     }
-
-
-def _spans(code: CodeType, line: int) -> bool:
-    try:
-        lines, first = inspect.getsourcelines(code)
-    except OSError:
-        return _holds(code, line)
-    return first <= line < first + len(lines)

@@ -12,30 +12,38 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from enginecast.capture.inputs.examples import verification_inputs
-from enginecast.capture.inputs.specs import BATCH, SEQUENCE, DimSpec, InputSpec, kind_of
-from enginecast.capture.outputs.flatten import Named, OutputSpec, name_result
-from enginecast.capture.outputs.selection import Wanted
+from enginecast.capture.inputs.specs import (
+    BATCH,
+    SEQUENCE,
+    DimSpec,
+    InputSpec,
+    kind_of,
+    named_dims,
+)
+from enginecast.capture.outputs.flatten import ALL, Named, OutputSpec, Wanted, name_result
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.ladder import Ladder
-from enginecast.capture.tracing.mutation import (
+from enginecast.capture.tracing.oracle import Guard
+from enginecast.capture.tracing.shapes import (
+    OtherSizes,
+    Range,
+    input_values,
+    other_sizes,
+    output_specs,
+    symbol_names,
+    symbol_range,
+)
+from enginecast.capture.tracing.state import (
     compute_overwritten,
     drop_idle_writes,
     input_writes,
     refuse_mutation,
 )
-from enginecast.capture.tracing.oracle import Guard
-from enginecast.capture.tracing.shapes import (
-    Range,
-    input_values,
-    output_specs,
-    symbol_names,
-    symbol_range,
-)
-from enginecast.capture.tracing.size_guards import OtherSizes, other_sizes
 from enginecast.capture.tracing.strategy import Fallback, Rung
 from enginecast.capture.tracing.trace import trace
 from enginecast.errors import SourceError, UsageError
+from enginecast.passes.ir.edit import insert
 
 SEED = 0
 """Of the inputs that the model is run on when its trace is refused."""
@@ -77,7 +85,7 @@ def capture(
     source: Source,
     specs: tuple[InputSpec, ...],
     example: Mapping[str, Tensor],
-    wanted: Wanted | None = None,
+    wanted: Wanted = ALL,
     fallback: Fallback = "torchscript",
     given: Mapping[str, Tensor] | None = None,
     widens: bool = True,
@@ -110,7 +118,7 @@ def capture(
     weights = source.weights()  # before the trace, which takes long, and they are only mapped
     ladder = Ladder(
         source=source,
-        attempt=partial(trace, source, specs, inputs, wanted or Wanted()),
+        attempt=partial(trace, source, specs, inputs, wanted),
         cases=partial(_trials, specs, inputs, given or source.example()),
         fallback=fallback,
         widens=widens,
@@ -160,13 +168,8 @@ def describe(program: ExportedProgram) -> Captured:
     """
     refuse_mutation(program)
     inputs = program_inputs(program)
-    symbols = {
-        dim.name: (dim.minimum, dim.maximum)
-        for spec in inputs
-        for dim in spec.dims
-        if dim.name is not None
-    }
-    named, leaves = named_leaves(program, Wanted())
+    symbols = {name: (dim.minimum, dim.maximum) for name, dim in named_dims(inputs).items()}
+    named, leaves = named_leaves(program, ALL)
     names = _in_order(named, leaves)
     outputs = output_specs(program, names, symbol_names(program, inputs))
     return Captured(program, inputs, outputs, symbols, named.notes)
@@ -178,7 +181,7 @@ def output_names(program: ExportedProgram) -> tuple[str, ...]:
     Raises:
         CaptureError: a value is no tensor.
     """
-    return _in_order(*named_leaves(program, Wanted()))
+    return _in_order(*named_leaves(program, ALL))
 
 
 def _in_order(named: Named, leaves: Sequence[object]) -> tuple[str, ...]:
@@ -322,9 +325,16 @@ def bind_weights(program: ExportedProgram, weights: Mapping[str, Tensor]) -> Non
         stored = state[spec.target].dtype
         if node.meta["val"].dtype == stored:
             continue
-        wide = _retype(node, stored)
-        if node.users:  # the second name of a tied weight has none
-            last = _insert_cast(node, wide, last)
+        computed = node.meta["val"].dtype
+        _retype(node, stored)
+        users = list(node.users)
+        if users:  # the second name of a tied weight has none
+            with program.graph.inserting_after(last):
+                to = torch.ops.aten.to.dtype
+                name = f"{node.name}_f32"
+                last = insert(program.graph, to, (node, computed), like=node, name=name)
+            for user in users:
+                user.replace_input_with(node, last)
             _rename_output(program, node.name, last.name)
     program._state_dict = state
     program.graph_module.recompile()
@@ -343,33 +353,13 @@ def _checked(name: str, fake: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
     return tensor.detach()
 
 
-def _retype(placeholder: Node, stored: torch.dtype) -> Tensor:
-    """Make `placeholder` one of dtype `stored`; return the fake tensor that it was."""
-    wide: Tensor = placeholder.meta["val"]
-    mode = placeholder.meta["val"].fake_mode
-    with mode:
+def _retype(placeholder: Node, stored: torch.dtype) -> None:
+    wide = placeholder.meta["val"]
+    with wide.fake_mode:
         placeholder.meta["val"] = torch.empty_strided(
             wide.shape, wide.stride(), dtype=stored, device=wide.device
         )
     placeholder.meta.pop("tensor_meta", None)
-    return wide
-
-
-def _insert_cast(placeholder: Node, wide: Tensor, after: Node) -> Node:
-    """Send the users of `placeholder` to a cast of it, which is put behind `after`."""
-    users = list(placeholder.users)
-    graph = placeholder.graph
-    with graph.inserting_after(after):
-        cast = graph.create_node(
-            "call_function",
-            torch.ops.aten.to.dtype,
-            (placeholder, wide.dtype),
-            name=f"{placeholder.name}_f32",
-        )
-    cast.meta["val"] = wide.detach()
-    for user in users:
-        user.replace_input_with(placeholder, cast)
-    return cast
 
 
 def _rename_output(program: ExportedProgram, old: str, new: str) -> None:

@@ -58,19 +58,12 @@ class LadderResult:
 
 @dataclass(frozen=True)
 class Ladder:
-    """Climbs down from torch.export as far as it may.
-
-    Args:
-        source: the model.
-        attempt: makes a trace by a strategy.
-        cases: makes inputs of different sizes to run the model on; a specialised program goes the
-            path of the first.
-        fallback: how far it may go.
-    """
+    """Climbs down from torch.export as far as it may."""
 
     source: Source
     attempt: Callable[[TracingStrategy], Traced]
     cases: Callable[[], Sequence[Mapping[str, Tensor]]]
+    """Makes inputs of different sizes; a specialised program goes the path of the first."""
     fallback: Fallback
     widens: bool = True
     """Whether the user's own code is rewritten for the sizes that a plain export does not take."""

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from enginecast.capture.control_flow.detect.recorder import READERS, Read, place_of_reader
 from enginecast.capture.python.locations import SourceLocation
+from enginecast.capture.python.recompile import replaced
 
 GUARD = "enginecast.guard"
 """Begins the names of outputs that tell whether an answer was right."""
@@ -35,11 +36,7 @@ class Guard:
 
 
 def baked_places(runs: Sequence[Sequence[Read]]) -> dict[SourceLocation, str]:
-    """The lines at which only weights are read, and their code.
-
-    Args:
-        runs: of the module, at different sizes (see `record`).
-    """
+    """The lines at which only weights are read, in runs at different sizes, and their code."""
     decided: dict[SourceLocation, set[str]] = {}
     codes: dict[SourceLocation, str] = {}
     for run in runs:
@@ -53,13 +50,7 @@ def baked_places(runs: Sequence[Sequence[Read]]) -> dict[SourceLocation, str]:
 def answering(
     module: nn.Module, reads: Sequence[Read], places: Collection[SourceLocation]
 ) -> Iterator[None]:
-    """Let `module.forward` read recorded values at `places`, in the order in which they were read.
-
-    Args:
-        module: without weights; its forward is called once or more.
-        reads: of one run at the sizes of the trace.
-        places: where reads are answered; all others are left to the trace.
-    """
+    """Let `module.forward` read at `places` what a run at the sizes of the trace read, in order."""
     forward = module.forward
 
     @functools.wraps(forward)  # torch.export asks for its signature
@@ -67,11 +58,8 @@ def answering(
         with _Answers([read for read in reads if read.place in places]):
             return forward(*args, **kwargs)
 
-    module.forward = answered
-    try:
+    with replaced(module, "forward", answered):
         yield
-    finally:
-        module.forward = forward
 
 
 def guards_of(reads: Sequence[Read]) -> tuple[Guard, ...]:
@@ -82,11 +70,8 @@ def guards_of(reads: Sequence[Read]) -> tuple[Guard, ...]:
 
 @contextmanager
 def guarding(module: nn.Module, reads: Sequence[Read]) -> Iterator[None]:
-    """As `answering`, at every place; `module.forward` also returns whether each answer was right.
-
-    Args:
-        module: its forward returns tensors by name (see `name_outputs`).
-        reads: of one run at the sizes of the trace, all of them.
+    """As `answering`, at every place; `module.forward`, which returns tensors by name, also returns
+    whether each answer was right.
     """
     forward = module.forward
 
@@ -97,11 +82,8 @@ def guarding(module: nn.Module, reads: Sequence[Read]) -> Iterator[None]:
         checks = [check for read, check in answers.checks if read.decides != "weights"]
         return {**outputs, **{f"{GUARD}.{n}": check for n, check in enumerate(checks)}}
 
-    module.forward = guarded
-    try:
+    with replaced(module, "forward", guarded):
         yield
-    finally:
-        module.forward = forward
 
 
 class _Answers(TorchFunctionMode):

@@ -1,7 +1,14 @@
-"""Hold the dimensions that were asked for against those that a program kept."""
+"""Compare the dimensions that were asked for with those that a program kept.
 
-from collections.abc import Mapping, Sequence
+torch.export also keeps what the code decided by sizes as guards.  Those that are no range of one
+dimension, such as `h * w % 7 != 0` or `h != w`, are neither in the ranges nor in the program.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice, product
+from typing import Any
 
 import sympy  # type: ignore[import-untyped] # it has no stubs
 import torch
@@ -11,21 +18,20 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.outputs.flatten import OutputSpec
+from enginecast.capture.refusals.refusal import place_of
 from enginecast.errors import CaptureError
 
 Range = tuple[int, int]
+MOST_TRIED = 4000
+"""Combinations of sizes that are tried for one guard."""
+NEAREST = 20
+"""Sizes of one dimension that are tried from the smallest on, besides the largest."""
 
 
 class FrozenDimensionError(CaptureError):
-    """Dimensions that were to vary do not in the program.
-
-    Args:
-        message: as for `CaptureError`.
-        names: of the dimensions that would have to be fixed.
-        hint: as for `CaptureError`.
-    """
+    """Dimensions that were to vary do not in the program; `names` would have to be fixed."""
 
     def __init__(self, message: str, names: tuple[str, ...], *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -70,10 +76,11 @@ def check_shapes(program: ExportedProgram, specs: tuple[InputSpec, ...]) -> Shap
         CaptureError: a dimension became constant, two names became one symbol, or one name two.
     """
     names = symbol_names(program, specs)
+    dims = named_dims(specs)
     symbols: dict[str, Range] = {}
     notes: list[str] = []
     for symbol, name in names.items():
-        asked = next(d for spec in specs for d in spec.dims if d.name == name)
+        asked = dims[name]
         kept = symbol_range(program, symbol)
         symbols[name] = (max(kept[0], asked.minimum), min(kept[1], asked.maximum))
         if symbols[name] != (asked.minimum, asked.maximum):
@@ -151,9 +158,8 @@ def data_sizes(
     names: dict[sympy.Symbol, str] = {}
     for output, shape in zip(output_names, shapes, strict=True):
         for index, size in enumerate(shape):
-            expression = size.node.expr if isinstance(size, torch.SymInt) else None
-            symbols = () if expression is None else sorted(expression.free_symbols, key=str)
-            for symbol in symbols:
+            found = size.node.expr.free_symbols if isinstance(size, torch.SymInt) else ()
+            for symbol in sorted(found, key=str):
                 if symbol_is_type(symbol, SymT.UNBACKED_INT):
                     names.setdefault(symbol, f"{output}_{index}")
     return names
@@ -198,3 +204,65 @@ def _narrowed(spec: InputSpec, symbols: Mapping[str, Range]) -> InputSpec:
         for dim in spec.dims
     )
     return replace(spec, dims=dims)
+
+
+@dataclass(frozen=True)
+class OtherSizes:
+    """Sizes in range that break a guard."""
+
+    place: str
+    """FILE:LINE of the code that decided; empty when it is torch's own."""
+    sizes: Mapping[str, int]
+    """By dimension name."""
+
+
+def other_sizes(program: ExportedProgram, specs: tuple[InputSpec, ...]) -> tuple[OtherSizes, ...]:
+    """For each guard of the trace the smallest sizes that the specs allow and the guard does not.
+
+    Args:
+        program: as torch.export gave it, in this process: a stored one has no guards.
+        specs: its inputs, with the ranges that were kept.
+    """
+    symbols = symbol_names(program, specs)
+    ranges = {name: (dim.minimum, dim.maximum) for name, dim in named_dims(specs).items()}
+    shapes = [value.shape for value in input_values(program).values()]
+    sizes: list[Any] = [
+        size for shape in shapes for size in shape if isinstance(size, torch.SymInt)
+    ]
+    found: dict[tuple[tuple[str, int], ...], OtherSizes] = {}
+    for guard in sizes[0].node.shape_env.guards if sizes else ():
+        broken = _breaking(guard.expr, symbols, ranges)
+        if broken is not None:
+            place = place_of(guard)
+            other = OtherSizes(str(place) if place else "", broken)
+            found.setdefault(tuple(broken.items()), other)
+    return tuple(found.values())
+
+
+def _breaking(
+    guard: Any, symbols: Mapping[Any, str], ranges: Mapping[str, tuple[int, int]]
+) -> dict[str, int] | None:
+    """The first sizes that break `guard`; None when none was found, or it is not about sizes."""
+    free = sorted(guard.free_symbols, key=str)
+    if not free or any(symbol not in symbols for symbol in free):
+        return None
+    names = [symbols[symbol] for symbol in free]
+    for sizes in islice(_combinations([ranges[name] for name in names]), MOST_TRIED):
+        try:
+            holds = guard.subs(dict(zip(free, sizes, strict=True)))
+        except (TypeError, ValueError, ArithmeticError):
+            continue
+        if not holds:
+            return dict(zip(names, sizes, strict=True))
+    return None
+
+
+def _combinations(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
+    sizes = [
+        [*range(low, min(high, low + NEAREST) + 1), *([high] if high > low + NEAREST else [])]
+        for low, high in ranges
+    ]
+    if math.prod(map(len, sizes)) <= MOST_TRIED:
+        yield from sorted(product(*sizes), key=sum)
+    else:
+        yield from product(*sizes)

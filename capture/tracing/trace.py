@@ -13,16 +13,20 @@ from torch.export import ExportedProgram
 from enginecast.capture.control_flow.detect import endless
 from enginecast.capture.control_flow.detect.endless import Bounded
 from enginecast.capture.inputs.examples import example_sizes, sample
-from enginecast.capture.inputs.narrowing import fix, narrow
+from enginecast.capture.inputs.narrowing import Narrowed, fix, narrow
 from enginecast.capture.inputs.specs import InputSpec
-from enginecast.capture.outputs.flatten import name_outputs
-from enginecast.capture.outputs.selection import Wanted
+from enginecast.capture.outputs.flatten import Wanted, name_outputs
 from enginecast.capture.python.locations import SourceLocation, is_model_code
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.refusals.constraints import guards_at_model_code
-from enginecast.capture.refusals.refusal import REASONS, Refusal, explain
+from enginecast.capture.python.recompile import replaced
+from enginecast.capture.refusals.refusal import (
+    REASONS,
+    Refusal,
+    explain,
+    guards_at_model_code,
+    missing_requirement,
+)
 from enginecast.capture.sources.empty import capture_mode, fake_weights
-from enginecast.capture.sources.requirements import missing_requirement
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.shapes import (
     FrozenDimensionError,
@@ -63,35 +67,34 @@ def trace(
 ) -> Traced:
     """Trace by one strategy, narrowing what nobody asked for as long as that helps.
 
-    Args:
-        source: the model.
-        specs: its inputs.
-        inputs: one tensor for each, of the example sizes.
-        wanted: the outputs that the program returns.
-        strategy: how.
-
     Raises:
         RefusedError: torch.export refused it.
         FrozenDimensionError: a dimension that the user asked for cannot vary.
     """
     notes: tuple[str, ...] = ()
     is_proved = False
-    for _ in range(MOST_NARROWINGS):
+    tried = 0
+    while True:
         try:
             return _once(source, specs, inputs, wanted, strategy, notes, is_proved)
-        except FrozenDimensionError as error:
-            fitted = fix(specs, error.names)
-            if fitted is None or (fitted.notes and not strategy.narrows):
-                raise
         except CaptureError as error:
-            place = error.refusal.place if isinstance(error, RefusedError) else ""
-            fitted = narrow(specs, str(error.__cause__), place)
-            if fitted is None or (fitted.notes and not strategy.narrows):
+            fitted = _fitted(specs, error)
+            if fitted is None or tried == MOST_NARROWINGS:
                 raise
+            if fitted.notes and not strategy.narrows:
+                raise
+        tried += 1
         specs, notes = fitted.specs, (*notes, *fitted.notes)
         is_proved = is_proved or fitted.is_proved
         inputs = sample(specs, example_sizes(specs), SEED)
-    return _once(source, specs, inputs, wanted, strategy, notes, is_proved)
+
+
+def _fitted(specs: tuple[InputSpec, ...], error: CaptureError) -> Narrowed | None:
+    """The inputs with dimensions that the refusal allows."""
+    if isinstance(error, FrozenDimensionError):
+        return fix(specs, error.names)
+    place = error.refusal.place if isinstance(error, RefusedError) else ""
+    return narrow(specs, str(error.__cause__), place)
 
 
 def _once(
@@ -103,22 +106,7 @@ def _once(
     notes: tuple[str, ...],
     is_proved: bool,
 ) -> Traced:
-    with noting_decisions() as decided:
-        program, named = _export(source, specs, inputs, wanted, strategy, is_proved)
-    shapes = check_shapes(program, specs)
-    narrowed = (*notes, *shapes.notes)
-    return Traced(program, shapes, specs, (*notes, *named), narrowed, frozenset(decided))
-
-
-def _export(
-    source: Source,
-    specs: tuple[InputSpec, ...],
-    inputs: Mapping[str, Tensor],
-    wanted: Wanted,
-    strategy: TracingStrategy,
-    is_proved: bool,
-) -> tuple[ExportedProgram, tuple[str, ...]]:
-    """The program, and notes on the names of its outputs.
+    """Trace with these specs.
 
     Where the guards are proved, torch puts those it cannot prove itself into the program, where
     every case that is verified checks them again.
@@ -126,7 +114,7 @@ def _export(
     module = source.empty()
     mode = capture_mode()
     fake_weights(module, mode)
-    notes = name_outputs(module, tuple(inputs), wanted)
+    renamed = name_outputs(module, tuple(inputs), wanted)
     # With fake inputs a strict export keeps no guard: a branch on a size is baked without a word.
     given = inputs if strategy.is_strict else {n: mode.from_tensor(t) for n, t in inputs.items()}
     try:
@@ -137,6 +125,7 @@ def _export(
             torch.no_grad(),
             quiet_torch(),
             guards_at_model_code(),
+            noting_decisions() as decided,
         ):
             program = torch.export.export(
                 module,
@@ -153,7 +142,9 @@ def _export(
         raise missing or RefusedError(_with_sizes(explain(error), specs)) from error
     program = without_vmap(program)
     program.example_inputs = ((), dict(inputs))
-    return program, tuple(notes)
+    shapes = check_shapes(program, specs)
+    narrowed = (*notes, *shapes.notes)
+    return Traced(program, shapes, specs, (*notes, *renamed), narrowed, frozenset(decided))
 
 
 def _with_sizes(refusal: Refusal, specs: Sequence[InputSpec]) -> Refusal:
@@ -193,11 +184,8 @@ def noting_decisions() -> Iterator[set[SourceLocation]]:
             decided.add(SourceLocation.of_frame(frame))
         return answer
 
-    torch.SymBool.__bool__ = noted  # type: ignore[method-assign]
-    try:
+    with replaced(torch.SymBool, "__bool__", noted):
         yield decided
-    finally:
-        torch.SymBool.__bool__ = plain  # type: ignore[method-assign]
 
 
 LEVELS = frozenset(

@@ -14,15 +14,23 @@ from torch.fx import GraphModule
 
 from enginecast.capture.control_flow.cover.branches import Unverified, cover
 from enginecast.capture.control_flow.detect.recorder import record
-from enginecast.capture.inputs.examples import Case, example_sizes, sample, verification_inputs
+from enginecast.capture.inputs.examples import (
+    Case,
+    example_sizes,
+    perturbed,
+    sample,
+    verification_inputs,
+)
 from enginecast.capture.inputs.given import tokenize
-from enginecast.capture.inputs.perturb import perturbed
 from enginecast.capture.inputs.specs import InputSpec
-from enginecast.capture.python.locations import SourceLocation, is_library_code, is_model_code
-from enginecast.capture.refusals.refusal import FRAME
+from enginecast.capture.python.locations import (
+    SourceLocation,
+    is_library_code,
+    is_model_code,
+)
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.oracle import Guard
-from enginecast.capture.tracing.size_guards import OtherSizes
+from enginecast.capture.tracing.shapes import OtherSizes
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, UsageError
 from enginecast.passes.ir.blocks import Block, all_blocks
@@ -250,7 +258,7 @@ def _of_libraries(program: ExportedProgram) -> set[Path]:
     """The paths through blocks that a library wrote, whose branches reject no model."""
     found = set()
     for node, block in all_blocks(program):
-        files = [frame["file"] for frame in FRAME.finditer(node.meta.get("stack_trace") or "")]
+        files = [place.file for place in SourceLocation.in_text(node.meta.get("stack_trace") or "")]
         models = [file for file in files if is_model_code(file)]
         if models and is_library_code(models[-1]):
             found.add(block.module)

@@ -17,13 +17,16 @@ from torch.utils import _pytree as pytree
 from enginecast.capture.control_flow.detect.detect import overlooked
 from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.inputs.derive.derive import check_required, derive
-from enginecast.capture.inputs.dynamic import apply_dynamic, parse_dynamic
 from enginecast.capture.inputs.examples import Case, example_sizes, sample
-from enginecast.capture.inputs.given import check_arguments, given_prompts, read_inputs
-from enginecast.capture.inputs.narrowing import named_dims
-from enginecast.capture.inputs.specs import InputSpec, captured_dtype, from_example
-from enginecast.capture.outputs.flatten import run_named
-from enginecast.capture.outputs.selection import Wanted, parse_wanted
+from enginecast.capture.inputs.given import (
+    apply_dynamic,
+    check_arguments,
+    given_prompts,
+    parse_dynamic,
+    read_inputs,
+)
+from enginecast.capture.inputs.specs import InputSpec, captured_dtype, from_example, named_dims
+from enginecast.capture.outputs.flatten import Wanted, parse_wanted, run_named
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from enginecast.capture.outputs.selection import UnknownOutputError
+from enginecast.capture.outputs.flatten import UnknownOutputError
 from enginecast.capture.sources.source import Source, open_source
 from enginecast.compiler.prepare import Prepared, prepare, reference_of
 from enginecast.compiler.request import ModelOptions

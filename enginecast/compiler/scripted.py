@@ -14,16 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from enginecast.capture.control_flow.cover.branches import Unverified
-from enginecast.capture.control_flow.cover.coverage import find_predicates
+from enginecast.capture.control_flow.cover.branches import Unverified, find_predicates
 from enginecast.capture.control_flow.detect.recorder import Read, Recorder, record
 from enginecast.capture.control_flow.detect.statements import sizes_decide
 from enginecast.capture.inputs.examples import WORK, Case, example_sizes, sample
 from enginecast.capture.inputs.given import given_prompts
-from enginecast.capture.inputs.narrowing import fix, named_dims
-from enginecast.capture.inputs.specs import InputSpec
-from enginecast.capture.outputs.flatten import OutputSpec, run_named
-from enginecast.capture.outputs.selection import parse_wanted
+from enginecast.capture.inputs.narrowing import fix
+from enginecast.capture.inputs.specs import InputSpec, named_dims
+from enginecast.capture.outputs.flatten import OutputSpec, parse_wanted, run_named
 from enginecast.capture.python.locations import SourceLocation, is_library_code
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source

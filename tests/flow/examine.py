@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from zoo.judge import difference, judge
 
 from enginecast.capture.inputs.derive.derive import derive
-from enginecast.capture.outputs.flatten import named_tensors
+from enginecast.capture.outputs.flatten import name_result
 from enginecast.capture.sources.source import open_source
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export
@@ -132,7 +132,7 @@ def _differences(
         try:
             with torch.no_grad():
                 fresh = copy.deepcopy(module)
-                wanted = named_tensors(fresh(**_copied(feeds)), None, feeds)
+                wanted = name_result(fresh(**_copied(feeds)), inputs=feeds).tensors
         except Exception:  # an input that eager does not take proves nothing
             continue
         try:

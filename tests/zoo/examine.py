@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from enginecast.capture.inputs.derive.derive import derive
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import InputSpec
-from enginecast.capture.outputs.flatten import named_tensors
+from enginecast.capture.outputs.flatten import name_result
 from enginecast.capture.sources.source import Source, open_source
 from enginecast.cli.app import main
 from enginecast.errors import CaptureError, EnginecastError
@@ -163,7 +163,7 @@ def _run_eager(module: nn.Module, specs: tuple[InputSpec, ...]) -> None:
 
 def _named(value: object) -> dict[str, Tensor]:
     try:
-        return named_tensors(value)
+        return name_result(value).tensors
     except CaptureError:
         return {}  # what the product cannot name is for it to refuse
 

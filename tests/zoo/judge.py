@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from enginecast.capture.inputs.examples import sample
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
-from enginecast.capture.outputs.flatten import named_tensors
+from enginecast.capture.outputs.flatten import name_result
 from enginecast.runtime.engine import Engine
 
 RELATIVE = 1e-3
@@ -48,7 +48,7 @@ def judge(engine: Engine, eager: nn.Module, specs: Sequence[InputSpec]) -> Judge
         feeds = sample(fitted, sizes, SEED + index)
         try:
             with torch.no_grad():
-                wanted = named_tensors(eager(**feeds), None, feeds)
+                wanted = name_result(eager(**feeds), inputs=feeds).tensors
         except Exception:  # not every size in a range need be one that the model's code takes
             continue
         compared += 1

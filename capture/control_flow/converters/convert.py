@@ -8,20 +8,22 @@ with the reason.
 """
 
 import ast
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FunctionType
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
 
 from torch import nn
 
-from enginecast.capture.control_flow.converters.functions import functions_at, user_functions
-from enginecast.capture.control_flow.converters.jumps import PREFIX, TooLarge
+from enginecast.capture.control_flow.converters.jumps import TooLarge
 from enginecast.capture.control_flow.converters.liveness import bound
 from enginecast.capture.control_flow.converters.statements import Statements
 from enginecast.capture.control_flow.operators.sites import Site, running
-from enginecast.capture.python.locations import SourceLocation, real_path
+from enginecast.capture.python.locations import SourceLocation, holds, is_user_code, real_path
 from enginecast.capture.python.recompile import (
+    OWN,
     FunctionSource,
     SourceUnavailable,
     source_of,
@@ -29,6 +31,7 @@ from enginecast.capture.python.recompile import (
 )
 
 IDLE = ("write", "boolean")
+MOST_FUNCTIONS = 20_000
 
 
 @dataclass
@@ -56,24 +59,22 @@ class Restructured:
     def add(self, source: FunctionSource) -> None:
         """Rewrite one more function."""
         definition = source.definition
-        taken = [name for name in bound([definition]) if name.startswith(PREFIX)]
+        taken = [name for name in bound([definition]) if name.startswith(OWN)]
         if taken:
             self.notes.append(f"{source.file}:{definition.lineno} uses the name {taken[0]}")
             return
         places = _Places(self._sites, source)
         before = len(self._sites)
+        file = real_path(source.file)
+        answered = frozenset(line for known, line in self.answered if known == file)
         try:
-            body = Statements(definition, places.place, places.note, self._answered(source)).body()
+            body = Statements(definition, places.place, places.note, answered).body()
         except TooLarge as error:
             self.notes.append(f"{source.file}:{definition.lineno} {error.message}")
             del self._sites[before:]
             return
         definition.body = body
         self.functions[source.function] = definition
-
-    def _answered(self, source: FunctionSource) -> frozenset[int]:
-        file = real_path(source.file)
-        return frozenset(line for known, line in self.answered if known == file)
 
 
 def restructure(
@@ -126,3 +127,101 @@ class _Places:
                 site.effects += (reason,)
         else:
             self._sites[self.place(node, was)].reason = reason
+
+
+def functions_at(module: nn.Module, places: Collection[SourceLocation]) -> tuple[FunctionType, ...]:
+    """The functions that hold `places`; where they are inside each other, the innermost."""
+    files = {real_path(file) for file, _ in places}
+    found = [f for f in reachable(module, files) if _file(f) in files]
+    chosen: dict[int, FunctionType] = {}
+    for file, line in (place.resolved for place in places):
+        holders = [f for f in found if _file(f) == file and holds(f.__code__, line)]
+        if holders:
+            first = max(holder.__code__.co_firstlineno for holder in holders)
+            innermost = [h for h in holders if h.__code__.co_firstlineno == first]
+            chosen |= {id(holder): holder for holder in innermost}
+    return tuple(chosen.values())
+
+
+def user_functions(module: nn.Module) -> tuple[FunctionType, ...]:
+    """The functions that the forward methods reach and that no installed package defines."""
+    return tuple(f for f in reachable(module, set()) if _is_users(f))
+
+
+def _is_users(function: FunctionType) -> bool:
+    """Whether the user wrote it; what a library generates, as dataclasses do, is the library's."""
+    file = _file(function)
+    if file.startswith("<"):
+        module = sys.modules.get(function.__module__)
+        file = getattr(module, "__file__", None) or file
+    return is_user_code(file)
+
+
+def _file(function: FunctionType) -> str:
+    return real_path(function.__code__.co_filename)
+
+
+def reachable(module: nn.Module, files: Collection[str]) -> tuple[FunctionType, ...]:
+    """Functions that the forward methods may call, by the names in their code.
+
+    Inside installed packages only functions of `files`, without links, are followed.
+    """
+    waiting: list[Any] = []
+    for owner in module.modules():
+        waiting += [owner.forward, type(owner).forward, *vars(owner).values()]
+    classes = tuple({type(owner) for owner in module.modules()})
+    seen: set[FunctionType] = set()
+    found: list[FunctionType] = []
+    while waiting and len(seen) < MOST_FUNCTIONS:
+        function = _function(waiting.pop(0))
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        if _is_users(function) or _file(function) in files or function.__name__ == "forward":
+            found.append(function)
+            waiting += _called(function, classes)
+        waiting += _held(function)
+    return tuple(found)
+
+
+def _function(value: Any) -> FunctionType | None:
+    if isinstance(value, property):
+        value = value.fget
+    elif isinstance(value, MethodType | staticmethod | classmethod):
+        value = value.__func__
+    return value if isinstance(value, FunctionType) else None
+
+
+def _held(function: FunctionType) -> list[Any]:
+    """What a function has in its closure or wraps: decorators keep functions there."""
+    held = [getattr(function, "__wrapped__", None)]
+    for cell in function.__closure__ or ():
+        try:
+            held.append(cell.cell_contents)
+        except ValueError:  # not bound yet
+            continue
+    return held
+
+
+def _called(function: FunctionType, classes: tuple[type, ...]) -> list[Any]:
+    """What the names in its code may mean: globals, attributes of modules, methods."""
+    names = _names(function.__code__)
+    called: list[Any] = []
+    for name in names:
+        value = function.__globals__.get(name)
+        if isinstance(value, ModuleType):
+            called += [vars(value).get(other) for other in names]
+        elif isinstance(value, type):
+            called += [vars(value).get(other) for other in (*names, "__init__", "__call__")]
+        else:
+            called.append(value)
+        called += [vars(base).get(name) for owner in classes for base in owner.__mro__]
+    return [value for value in called if value is not None]
+
+
+def _names(code: CodeType) -> set[str]:
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names

@@ -1,14 +1,69 @@
-"""Expressions that decide by the truth of a value: `and`, `or`, `not`, ternaries, `int()`."""
+"""Expressions that decide by the truth of a value: `and`, `or`, `not`, ternaries, `int()`.
+
+Beginning with the pieces that new code is made of.
+"""
 
 import ast
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
-from enginecast.capture.control_flow.converters.build import glue, later, place_at
 from enginecast.capture.control_flow.converters.liveness import COMPREHENSIONS, SCOPES, walk
+from enginecast.capture.python.recompile import OWN
 
+GLUE = f"{OWN}glue"
+Placed = TypeVar("Placed", bound=ast.AST)
 CASTS = ("int", "float", "bool")
 STATIC_CALLS = ("isinstance", "hasattr", "callable", "issubclass")
 FORBIDDEN = (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await)
+
+
+def names_tuple(names: Sequence[str]) -> ast.Tuple:
+    return ast.Tuple(elts=[ast.Name(name, ast.Load()) for name in names], ctx=ast.Load())
+
+
+def constants(values: Sequence[int | str]) -> ast.Tuple:
+    return ast.Tuple(elts=[ast.Constant(value=value) for value in values], ctx=ast.Load())
+
+
+def bind(names: Sequence[str], call: ast.expr) -> ast.stmt:
+    if not names:
+        return ast.Expr(value=call)
+    target = ast.Tuple(elts=[ast.Name(name, ast.Store()) for name in names], ctx=ast.Store())
+    return ast.Assign(targets=[target], value=call)
+
+
+def assign(name: str, value: ast.expr) -> ast.stmt:
+    return ast.Assign(targets=[ast.Name(name, ast.Store())], value=copy.deepcopy(value))
+
+
+def undefined(names: Iterable[str]) -> list[ast.stmt]:
+    value = ast.Attribute(ast.Name(GLUE, ast.Load()), "UNDEFINED", ast.Load())
+    return [assign(name, value) for name in sorted(names)]
+
+
+def glue(name: str, *arguments: ast.expr) -> ast.Call:
+    """A call of the glue."""
+    function = ast.Attribute(ast.Name(GLUE, ast.Load()), name, ast.Load())
+    return ast.Call(func=function, args=list(arguments), keywords=[])
+
+
+def later(value: ast.expr) -> ast.Lambda:
+    """A function without arguments that gives `value`."""
+    nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+    return ast.Lambda(args=nothing, body=value)
+
+
+def place_at(node: Placed, place: ast.AST) -> Placed:
+    """Give `node`, and what is new below it, the first line of `place`.
+
+    Python takes the last line of what is called for the line of a call.
+    """
+    ast.copy_location(node, place)
+    made: Any = node
+    made.end_lineno, made.end_col_offset = made.lineno, made.col_offset
+    ast.fix_missing_locations(node)
+    return node
 
 
 def is_static(test: ast.expr) -> bool:
@@ -43,8 +98,7 @@ class Expressions(ast.NodeTransformer):
     ):
         """`place` gives the index of a place; `names` are bound in the function.
 
-        `owner` is the name of the first argument, which `super()` means.
-        Expressions on the lines `answered` stay as they are: what they read has an answer.
+        `owner` is the first argument, which `super()` means; what `answered` lines read is known.
         """
         self._place = place
         self._names = names
@@ -58,9 +112,10 @@ class Expressions(ast.NodeTransformer):
         if self._is_answered(test):
             # Read here, or the glue would get the tensor.
             return ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), test))
-        return Items().visit(self.visit(test))  # type: ignore[no-any-return]
+        rewritten: ast.expr = Items().visit(self.visit(test))
+        return rewritten
 
-    def visit(self, node: ast.AST) -> ast.AST:
+    def visit(self, node: ast.AST) -> Any:
         if isinstance(node, (*SCOPES, *COMPREHENSIONS)) or self._is_answered(node):
             return node
         rewritten: ast.AST = super().visit(node)
@@ -78,7 +133,7 @@ class Expressions(ast.NodeTransformer):
             return node
         place = ast.Constant(value=self._place(node, "ternary"))
         ways = (self.visit(node.body), self.visit(node.orelse))
-        return glue("ternary", place, self.predicate(node.test), *map(later, ways))  # type: ignore[arg-type]
+        return glue("ternary", place, self.predicate(node.test), *map(later, ways))
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         self.generic_visit(node)

@@ -13,10 +13,11 @@ import ast
 import copy
 from collections.abc import Callable, Sequence
 
-from enginecast.capture.control_flow.converters.liveness import LOOPS, SCOPES, walk
+from enginecast.capture.control_flow.converters.expressions import assign, place_at, undefined
+from enginecast.capture.control_flow.converters.liveness import LOOPS, blocks, walk
+from enginecast.capture.python.recompile import OWN
 from enginecast.errors import CaptureError
 
-PREFIX = "_ec_"
 MOST_STATEMENTS = 5_000
 """Of a function without jumps: statements after nested ifs are copied into their ways."""
 JUMPS = (ast.Return, ast.Break, ast.Continue)
@@ -29,7 +30,7 @@ class TooLarge(CaptureError):  # noqa: N818, a fact about a function and no faul
 class Jumps:
     """Takes the jumps out of one function; a loop that may end early names its flag (`over_of`)."""
 
-    def __init__(self, is_candidate: Callable[[ast.stmt], bool]) -> None:
+    def __init__(self, is_candidate: Callable[[ast.For | ast.While], bool]) -> None:
         self._is_candidate = is_candidate
         self._count = 0
         self._statements = 0
@@ -38,7 +39,7 @@ class Jumps:
         """The body such that every way ends with `return`, where there is a `return` in an `if`."""
         settled = self._block(body)
         if falls(settled):
-            settled.append(_at(ast.Return(value=ast.Constant(value=None)), body[-1]))
+            settled.append(place_at(ast.Return(value=ast.Constant(value=None)), body[-1]))
         return self._settle(settled)
 
     def _block(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -48,10 +49,8 @@ class Jumps:
             if isinstance(statement, ast.Try):
                 result.append(statement)
                 continue
-            for field in ("body", "orelse", "finalbody"):
-                block = getattr(statement, field, None)
-                if isinstance(block, list) and block and not isinstance(statement, SCOPES):
-                    setattr(statement, field, self._block(block))
+            for block in blocks(statement):
+                block[:] = self._block(block)
             if isinstance(statement, LOOPS) and self._is_candidate(statement):
                 result += self._loop(statement)
             else:
@@ -59,27 +58,26 @@ class Jumps:
         return result
 
     def _loop(self, loop: ast.For | ast.While) -> list[ast.stmt]:
-        jumps = _jumps(loop.body)
-        if not jumps:
+        found = jumps(loop.body)
+        if not found:
             return [loop]
         self._count += 1
-        over, returned, value = (
-            f"{PREFIX}{word}_{self._count}" for word in ("over", "returned", "value")
-        )
-        leaves = any(isinstance(jump, ast.Break | ast.Return) for jump in jumps)
-        returns = any(isinstance(jump, ast.Return) for jump in jumps)
-        loop.body = self._flags(self._settle(loop.body), over, returned, value)
-        if leaves:
+        flags = [f"{OWN}{word}_{self._count}" for word in ("over", "returned", "value")]
+        over, returned, value = flags
+        loop.body = self._flags(self._settle(loop.body), *flags)
+        no = ast.Constant(value=False)
+        before: list[ast.stmt] = []
+        if any(isinstance(jump, ast.Break | ast.Return) for jump in found):
             loop.ec_over = over  # type: ignore[union-attr]  # an attribute survives a copy
-        undefined = ast.Attribute(ast.Name(f"{PREFIX}glue", ast.Load()), "UNDEFINED", ast.Load())
-        before = [_assign(over, ast.Constant(value=False), loop)] if leaves else []
-        if not returns:
-            return [*before, loop]
-        before += [_assign(returned, ast.Constant(value=False), loop)]
-        before += [_assign(value, undefined, loop)]
-        back = _at(ast.Return(value=ast.Name(value, ast.Load())), loop)
-        after = ast.If(test=ast.Name(returned, ast.Load()), body=[back], orelse=[])
-        return [*before, loop, _at(after, loop)]
+            before = [assign(over, no)]
+        after: list[ast.stmt] = []
+        if any(isinstance(jump, ast.Return) for jump in found):
+            before += [assign(returned, no), *undefined([value])]
+            back = ast.Return(value=ast.Name(value, ast.Load()))
+            after = [ast.If(test=ast.Name(returned, ast.Load()), body=[back], orelse=[])]
+        for new in (*before, *after):
+            place_at(new, loop)
+        return [*before, loop, *after]
 
     def _settle(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """What comes after an `if` with a jump goes into its ways."""
@@ -89,7 +87,7 @@ class Jumps:
         for place, statement in enumerate(body):
             if isinstance(statement, ast.With) and not falls(statement.body):
                 statement.body = self._settle(statement.body)
-            if isinstance(statement, ast.If) and _jumps([statement]):
+            if isinstance(statement, ast.If) and jumps([statement]):
                 rest = list(body[place + 1 :])
                 statement.body = self._settle(_followed(statement.body, rest))
                 statement.orelse = self._settle(_followed(statement.orelse, copy.deepcopy(rest)))
@@ -102,16 +100,17 @@ class Jumps:
         self, body: Sequence[ast.stmt], over: str, returned: str, value: str
     ) -> list[ast.stmt]:
         result: list[ast.stmt] = []
-        true = ast.Constant(value=True)
+        yes = ast.Constant(value=True)
         for node in body:
             if isinstance(node, ast.If):
-                node.body = self._flags(node.body, over, returned, value) or [_at(ast.Pass(), node)]
+                then = self._flags(node.body, over, returned, value)
+                node.body = then or [place_at(ast.Pass(), node)]
                 node.orelse = self._flags(node.orelse, over, returned, value)
             if isinstance(node, ast.Return):
-                given = node.value or ast.Constant(value=None)
-                result += [_assign(value, given, node), _assign(returned, true, node)]
+                given = assign(value, node.value or ast.Constant(value=None))
+                result += [place_at(given, node), place_at(assign(returned, yes), node)]
             if isinstance(node, ast.Break | ast.Return):
-                result.append(_assign(over, true, node))
+                result.append(place_at(assign(over, yes), node))
             elif not isinstance(node, ast.Continue):
                 result.append(node)
         return result
@@ -135,12 +134,12 @@ def jumps_out_of_blocks(body: Sequence[ast.stmt]) -> bool:
         if isinstance(node, ast.If):
             if jumps_out_of_blocks(node.body) or jumps_out_of_blocks(node.orelse):
                 return True
-        elif not isinstance(node, JUMPS) and _jumps([node]):
+        elif not isinstance(node, JUMPS) and jumps([node]):
             return True
     return False
 
 
-def _jumps(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+def jumps(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     """Jumps that leave `body`: returns, and breaks of the loop that it belongs to."""
     found: list[ast.stmt] = []
     for node in body:
@@ -148,24 +147,10 @@ def _jumps(body: Sequence[ast.stmt]) -> list[ast.stmt]:
             found.append(node)
         elif isinstance(node, LOOPS):
             found += [inner for inner in walk([node]) if isinstance(inner, ast.Return)]
-        elif not isinstance(node, SCOPES):
-            parts = [node, *getattr(node, "handlers", ()), *getattr(node, "cases", ())]
-            for part in parts:
-                for field in ("body", "orelse", "finalbody"):
-                    found += _jumps(getattr(part, field, []))
+        else:
+            found += [jump for block in blocks(node) for jump in jumps(block)]
     return found
 
 
 def _followed(way: list[ast.stmt], rest: list[ast.stmt]) -> list[ast.stmt]:
     return [*way, *rest] if falls(way) else way
-
-
-def _assign(name: str, value: ast.expr, place: ast.AST) -> ast.stmt:
-    target = ast.Name(name, ast.Store())
-    return _at(ast.Assign(targets=[target], value=copy.deepcopy(value)), place)
-
-
-def _at(node: ast.stmt, place: ast.AST) -> ast.stmt:
-    copied = ast.copy_location(node, place)
-    ast.fix_missing_locations(copied)
-    return copied

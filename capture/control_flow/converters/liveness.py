@@ -19,6 +19,14 @@ def walk(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
             waiting += ast.iter_child_nodes(node)
 
 
+def blocks(node: ast.stmt) -> Iterator[list[ast.stmt]]:
+    """The lists of statements within a statement, but not those of functions and classes."""
+    if not isinstance(node, SCOPES):
+        for part in (node, *getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+            for field in ("body", "orelse", "finalbody"):
+                yield from filter(None, [getattr(part, field, None)])
+
+
 def bound(nodes: Iterable[ast.AST]) -> Names:
     """Names that statements may bind in the function they stand in."""
     found: set[str] = set()
@@ -104,23 +112,16 @@ class Liveness:
         if isinstance(node, ast.Break | ast.Continue):
             return loop[isinstance(node, ast.Break)]
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            return (live - _plain_targets(node)) | read([node]) | appended([node])
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            return (live - bound(targets)) | read([node]) | appended([node])
         if isinstance(node, ast.AugAssign):
             return live | read([node]) | bound([node])
         if isinstance(node, ast.Expr):
             return live | read([node])
-        self._inside(node, live, loop)
+        # Of `try` and the like: whatever they read may be read after any part of them.
+        for block in blocks(node):
+            self._block(block, live | read([node]), loop)
         return live | read([node]) | bound([node])
-
-    def _inside(self, node: ast.stmt, live: Names, loop: tuple[Names, Names]) -> None:
-        """Statements such as `try`: whatever they read may be read after any part of them."""
-        live = live | read([node])
-        for field in ("body", "orelse", "finalbody"):
-            block = getattr(node, field, [])
-            if isinstance(block, list) and not isinstance(node, SCOPES):
-                self._block(block, live, loop)
-        for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-            self._block(part.body, live, loop)
 
     def _loop(self, node: ast.For | ast.While, live: Names, loop: tuple[Names, Names]) -> Names:
         after = self._block(node.orelse, live, loop) | live
@@ -130,18 +131,5 @@ class Liveness:
         for _ in range(3):  # what is live at the end of the body is live at its head
             head = head | self._block(node.body, head, (head, live))
         if isinstance(node, ast.For):
-            return (head - _names(node.target)) | read([node.iter]) | after
+            return (head - bound([node.target])) | read([node.iter]) | after
         return head
-
-
-def _plain_targets(node: ast.Assign | ast.AnnAssign) -> Names:
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return frozenset().union(*(_names(target) for target in targets))
-
-
-def _names(target: ast.expr) -> Names:
-    return frozenset(
-        name.id
-        for name in ast.walk(target)
-        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
-    )

@@ -11,29 +11,27 @@ return x           ->           return (x,)
 
 import ast
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeGuard
 
-from enginecast.capture.control_flow.converters.build import (
+from enginecast.capture.control_flow.converters.expressions import (
     GLUE,
+    Expressions,
+    assign,
     bind,
     constants,
     glue,
-    later,
-    loaded,
-    names_tuple,
-    place_at,
-    strings,
-    undefined,
-)
-from enginecast.capture.control_flow.converters.expressions import (
-    Expressions,
     is_forbidden,
     is_static,
+    later,
+    names_tuple,
+    place_at,
+    undefined,
 )
 from enginecast.capture.control_flow.converters.jumps import (
-    PREFIX,
     Jumps,
     falls,
+    jumps,
     jumps_out_of_blocks,
 )
 from enginecast.capture.control_flow.converters.liveness import (
@@ -42,11 +40,13 @@ from enginecast.capture.control_flow.converters.liveness import (
     Liveness,
     appended,
     appended_name,
+    blocks,
     bound,
     over_of,
     read,
     walk,
 )
+from enginecast.capture.python.recompile import OWN
 
 MUTATORS = ("append", "extend", "insert", "update", "add", "pop", "setdefault", "remove", "clear")
 Place = Callable[[ast.AST, str], int]
@@ -77,7 +77,7 @@ class Statements:
         glued = ast.parse(
             f"import enginecast.capture.control_flow.operators.dispatch as {GLUE}"
         ).body
-        first = [*glued, *undefined(sorted(self._needs - self._arguments))]
+        first = [*glued, *undefined(self._needs - self._arguments)]
         for node in first:
             place_at(node, self._function.body[0])
         return [*body[:start], *first, *body[start:]]
@@ -88,9 +88,7 @@ class Statements:
     def _statement(self, node: ast.stmt, own: frozenset[str]) -> list[ast.stmt]:
         """`own`: names that the branch around it has bound; nobody outside sees them."""
         if isinstance(node, (*SCOPES, ast.Try)):
-            for decides in caught(node):
-                self._note(*decides, "it stands in a try statement")
-            return [node]  # what is caught depends on every operation inside
+            return self._left(node)
         if isinstance(node, ast.If) and not is_static(node.test):
             return self._if(node, own)
         if isinstance(node, LOOPS):
@@ -101,36 +99,34 @@ class Statements:
         if isinstance(node, ast.Assert):
             return [self._assert(node)]
         if deletes_names(node):  # a way has to return what lives on, and what is gone lives no more
-            return [place_at(new, node) for new in undefined(sorted(bound([node])))]
+            return [place_at(new, node) for new in undefined(bound([node]))]
         name = appended_name(node)
         if name is not None and name in self._names and isinstance(node, ast.Expr):
             return [self._append(node, name)]
         return self._other(node, own)
 
+    def _left(self, node: ast.stmt) -> list[ast.stmt]:
+        """The statement itself; what a `try` catches depends on every operation inside."""
+        for inner in walk([node]) if isinstance(node, ast.Try) else ():
+            if isinstance(inner, ast.If | ast.While):
+                self._note(inner, type(inner).__name__.lower(), "it stands in a try statement")
+        return [node]
+
     def _other(self, node: ast.stmt, own: frozenset[str]) -> list[ast.stmt]:
         """A statement that remains, with what it holds rewritten."""
-        for field in ("body", "orelse", "finalbody"):
-            block = getattr(node, field, None)
-            if isinstance(block, list):
-                setattr(node, field, self._block(block, own))
-        for part in getattr(node, "cases", ()):
-            part.body = self._block(part.body, own)
-        return [*self._writes(node, own), self._plain(node)]
-
-    def _plain(self, node: ast.stmt) -> ast.stmt:
-        """With its own expressions rewritten; its blocks are done."""
+        for block in blocks(node):
+            block[:] = self._block(block, own)
+        checks = self._writes(node, own)
         for field, value in list(ast.iter_fields(node)):
             if isinstance(value, ast.expr):
-                rewritten = self._expressions.visit(value)
-                setattr(node, field, rewritten)
-        return node
+                setattr(node, field, self._expressions.visit(value))
+        return [*checks, node]
 
     def _append(self, node: ast.Expr, name: str) -> ast.stmt:
         assert isinstance(node.value, ast.Call)
         value = self._expressions.visit(node.value.args[0])
-        assert isinstance(value, ast.expr)
         call = glue("append", ast.Name(name, ast.Load()), value)
-        return place_at(ast.Assign(targets=[ast.Name(name, ast.Store())], value=call), node)
+        return place_at(assign(name, call), node)
 
     def _writes(self, node: ast.stmt, own: frozenset[str]) -> list[ast.stmt]:
         """Checks before something is written into a container that others may see."""
@@ -140,13 +136,15 @@ class Statements:
         method = call.func if isinstance(call, ast.Call) else None
         if isinstance(method, ast.Attribute) and method.attr in MUTATORS:
             bases.append(method.value)
-        bases = [b for b in bases if not (isinstance(b, ast.Name) and b.id in own)]
-        place = ast.Constant(value=self._place(node, "write")) if bases else None
-        return [
-            place_at(ast.Expr(glue("into", place, loaded(base))), node)
-            for base in bases
-            if place is not None and isinstance(base, ast.Name | ast.Attribute)
-        ]
+        checks: list[ast.stmt] = []
+        for base in bases:
+            if isinstance(base, ast.Attribute) or (
+                isinstance(base, ast.Name) and base.id not in own
+            ):
+                place = ast.Constant(value=self._place(node, "write"))
+                loaded = ast.parse(ast.unparse(base), mode="eval").body
+                checks.append(place_at(ast.Expr(glue("into", place, loaded)), node))
+        return checks
 
     def _assert(self, node: ast.Assert) -> ast.stmt:
         place = ast.Constant(value=self._place(node, "assert"))
@@ -157,16 +155,25 @@ class Statements:
     def _if(self, node: ast.If, own: frozenset[str]) -> list[ast.stmt]:
         for way, other in ((node.body, node.orelse), (node.orelse, node.body)):
             if len(way) == 1 and isinstance(way[0], ast.Raise) and way[0].exc is not None:
-                return self._raise(node, way[0], other, is_then=way is node.body, own=own)
-        reason = unmovable(node) or self._leaves(node)
+                place = ast.Constant(value=self._place(node, "if"))
+                test = self._expressions.predicate(node.test)
+                test = test if way is node.body else glue("not_", test)
+                call = glue("raise_if", place, test, later(way[0].exc))
+                return [place_at(ast.Expr(call), node), *self._block(other, own)]
+        found = jumps([node])
+        returns = any(isinstance(jump, ast.Return) for jump in found)
+        reason = unmovable(node)
+        if reason is None and any(not isinstance(jump, ast.Return) for jump in found):
+            reason = "it jumps out of a loop that cannot be rewritten"
+        if reason is None and returns and (falls(node.body) or falls(node.orelse)):
+            reason = "it returns from inside a block that cannot be rewritten"
         if reason is not None:
             self._note(node, "if", reason)
             node.body, node.orelse = self._block(node.body, own), self._block(node.orelse, own)
             return [node]
-        place = self._place(node, "if")
+        index = self._place(node, "if")
         self._effects(node, [*node.body, *node.orelse])
         names = sorted(self._bound([*node.body, *node.orelse]))
-        returns = has(node, ast.Return)
         live = sorted(set(names) & self._live.after(node))
         self._needs |= set(names)
         ways = []
@@ -177,97 +184,47 @@ class Statements:
             ways.append(self._define(word, names, inner, node))
         test = self._expressions.predicate(node.test)
         calls = [ast.Name(way.name, ast.Load()) for way in ways]
-        head: list[ast.expr] = [ast.Constant(place), test, *calls, names_tuple(names)]
+        head: list[ast.expr] = [ast.Constant(index), test, *calls, names_tuple(names)]
         if returns:
             return [*ways, place_at(ast.Return(glue("if_return", *head)), node)]
-        call = glue("if_", *head, strings(live))
+        call = glue("if_", *head, constants(live))
         return [*ways, place_at(bind(live, call), node)]
-
-    def _leaves(self, node: ast.If) -> str | None:
-        """Why its ways cannot be functions: they jump somewhere else."""
-        if jumps_out(node, ast.Break, ast.Continue):
-            return "it jumps out of a loop that cannot be rewritten"
-        if has(node, ast.Return) and (falls(node.body) or falls(node.orelse)):
-            return "it returns from inside a block that cannot be rewritten"
-        return None
-
-    def _raise(
-        self,
-        node: ast.If,
-        thrown: ast.Raise,
-        rest: list[ast.stmt],
-        is_then: bool,
-        own: frozenset[str],
-    ) -> list[ast.stmt]:
-        assert thrown.exc is not None
-        place = ast.Constant(value=self._place(node, "if"))
-        test = self._expressions.predicate(node.test)
-        if not is_then:
-            test = glue("not_", test)
-        call = glue("raise_if", place, test, later(thrown.exc))
-        return [place_at(ast.Expr(call), node), *self._block(rest, own)]
 
     def _loop(self, node: ast.For | ast.While, own: frozenset[str]) -> list[ast.stmt]:
         word = "while" if isinstance(node, ast.While) else "for"
-        place = self._place(node, word)
+        place = ast.Constant(self._place(node, word))
         self._effects(node, node.body)
         over = over_of(node)
-        written = self._bound([node]) | ({over} if over else set())
-        head = self._head(node) | ({over} if over else set())
+        flags = {over} if over else set[str]()
+        written = self._bound([node]) | flags
+        head = self._head(node) | flags
         names = sorted(name for name in written if name in head or name in self._live.after(node))
         self._needs |= written
         lists = [index for index, name in enumerate(names) if name in appended(node.body)]
         inner = self._block(node.body, frozenset(own | bound(node.body)) - set(names))
-        temporary = undefined(sorted(set(written) - set(names)))
+        inner.append(ast.Return(names_tuple(names)))
+        temporary = undefined(written - set(names))
+        last = [names_tuple(names), constants(names)]
         if isinstance(node, ast.For):
-            item = f"{PREFIX}item"
+            item = f"{OWN}item"
             given = ast.Assign(targets=[node.target], value=ast.Name(item, ast.Load()))
-            inner = [*temporary, given, *inner, ast.Return(names_tuple(names))]
-            body = self._define("body", [item, *names], inner, node)
-            return [body, self._for(node, place, body.name, names, lists, over)]
-        inner = [*temporary, *inner, ast.Return(names_tuple(names))]
-        body = self._define("body", names, inner, node)
+            body = self._define("body", [item, *names], [*temporary, given, *inner], node)
+            values = self._expressions.visit(node.iter)
+            if is_range(values):
+                values = glue("range_", *values.args)
+            ends = ast.Constant(value=None if over is None else names.index(over))
+            called = ast.Name(body.name, ast.Load())
+            call = glue("for_", place, values, called, *last, ends, constants(lists))
+            return [body, place_at(bind(names, call), node)]
+        body = self._define("body", names, [*temporary, *inner], node)
         decides = self._expressions.predicate(node.test)
         if over is not None:
             ended = glue("not_", ast.Name(over, ast.Load()))
             decides = glue("and_", later(ended), later(decides))
         test = self._define("test", names, [ast.Return(decides)], node)
-        call = glue(
-            "while_",
-            ast.Constant(place),
-            ast.Name(test.name, ast.Load()),
-            ast.Name(body.name, ast.Load()),
-            names_tuple(names),
-            strings(names),
-            constants(lists),
-        )
+        functions = [ast.Name(each.name, ast.Load()) for each in (test, body)]
+        call = glue("while_", place, *functions, *last, constants(lists))
         return [test, body, place_at(bind(names, call), node)]
-
-    def _for(
-        self,
-        node: ast.For,
-        place: int,
-        body: str,
-        names: list[str],
-        lists: list[int],
-        over: str | None,
-    ) -> ast.stmt:
-        values = self._expressions.visit(node.iter)
-        if is_range(values):
-            assert isinstance(values, ast.Call)
-            values = glue("range_", *values.args)
-        assert isinstance(values, ast.expr)
-        call = glue(
-            "for_",
-            ast.Constant(place),
-            values,
-            ast.Name(body, ast.Load()),
-            names_tuple(names),
-            strings(names),
-            ast.Constant(value=None if over is None else names.index(over)),
-            constants(lists),
-        )
-        return place_at(bind(names, call), node)
 
     def _head(self, node: ast.For | ast.While) -> frozenset[str]:
         """Names that a round reads before it binds them."""
@@ -283,8 +240,12 @@ class Statements:
         return bound(nodes) | (appended(nodes) & self._names)
 
     def _effects(self, node: ast.stmt, body: Sequence[ast.AST]) -> None:
-        for effect in effects(body):
-            self._note(node, "effect", effect)
+        """Note what statements do besides binding names, and cannot be done on one way only."""
+        for part in walk(body):
+            if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store | ast.Del):
+                self._note(node, "effect", f"line {part.lineno} sets {ast.unparse(part)}")
+            elif isinstance(part, ast.Try):
+                self._note(node, "effect", f"line {part.lineno} catches exceptions")
 
     def _define(
         self, word: str, names: Sequence[str], body: list[ast.stmt], place: ast.stmt
@@ -295,7 +256,7 @@ class Statements:
             posonlyargs=[], args=given, kwonlyargs=[], kw_defaults=[], defaults=[]
         )
         function = ast.FunctionDef(
-            name=f"{PREFIX}{word}_{self._count}", args=arguments, body=body, decorator_list=[]
+            name=f"{OWN}{word}_{self._count}", args=arguments, body=body, decorator_list=[]
         )
         place_at(function, place)
         return function
@@ -304,19 +265,13 @@ class Statements:
 UNMOVABLE = (ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom, ast.ClassDef)
 
 
-def is_candidate(node: ast.stmt) -> bool:
-    """Whether a statement may depend on data and can be moved into functions."""
-    if over_of(node) is not None:  # its jumps are taken out
+def is_candidate(loop: ast.For | ast.While) -> bool:
+    """Whether a loop may depend on data and can be moved into functions."""
+    if over_of(loop) is not None:  # its jumps are taken out
         return True
-    if isinstance(node, ast.If):
-        return not is_static(node.test) and unmovable(node) is None
-    if isinstance(node, ast.While):
-        return not node.orelse and unmovable(node) is None and not jumps_out_of_blocks(node.body)
-    if isinstance(node, ast.For):
-        if node.orelse or unmovable(node) is not None or jumps_out_of_blocks(node.body):
-            return False
-        return _may_be_dynamic(node.iter) or _ends_by_data(node)
-    return False
+    if unmovable(loop) is not None:
+        return False
+    return isinstance(loop, ast.While) or _may_be_dynamic(loop.iter) or _ends_by_data(loop)
 
 
 def unmovable(node: ast.stmt) -> str | None:
@@ -337,25 +292,13 @@ def deletes_names(node: ast.stmt) -> bool:
     return isinstance(node, ast.Delete) and all(isinstance(t, ast.Name) for t in node.targets)
 
 
-def effects(nodes: Sequence[ast.AST]) -> list[str]:
-    """What statements do besides binding names, and cannot be done on one way only."""
-    found = []
-    for node in walk(nodes):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
-            found.append(f"line {node.lineno} sets {ast.unparse(node)}")
-        elif isinstance(node, ast.Try):
-            found.append(f"line {node.lineno} catches exceptions")
-    return list(dict.fromkeys(found))
-
-
 def _may_be_dynamic(values: ast.expr) -> bool:
     if is_range(values):
-        assert isinstance(values, ast.Call)
         return not all(isinstance(bound, ast.Constant) for bound in values.args)
     return isinstance(values, ast.Name)
 
 
-def is_range(values: ast.AST) -> bool:
+def is_range(values: ast.AST) -> TypeGuard[ast.Call]:
     return (
         isinstance(values, ast.Call)
         and isinstance(values.func, ast.Name)
@@ -366,26 +309,5 @@ def is_range(values: ast.AST) -> bool:
 
 def _ends_by_data(node: ast.For) -> bool:
     """Whether the loop is left by an `if` that may depend on data."""
-    jumps = (ast.Break, ast.Continue, ast.Return)
     ifs = [part for part in walk(node.body) if isinstance(part, ast.If)]
-    return any(not is_static(one.test) and has(one, *jumps) for one in ifs)
-
-
-def has(node: ast.AST, *kinds: type[ast.AST]) -> bool:
-    return any(isinstance(part, kinds) for part in walk([node]))
-
-
-def jumps_out(node: ast.AST, *kinds: type[ast.AST]) -> bool:
-    """Whether there is a jump that belongs to a loop around `node`."""
-    return any(
-        isinstance(part, kinds)
-        or (not isinstance(part, (*LOOPS, *SCOPES)) and jumps_out(part, *kinds))
-        for part in ast.iter_child_nodes(node)
-    )
-
-
-def caught(node: ast.stmt) -> Iterator[tuple[ast.AST, str]]:
-    """What decides within a try statement, with its kind; nothing of any other statement."""
-    for inner in walk([node]) if isinstance(node, ast.Try) else ():
-        if isinstance(inner, (ast.If, ast.While)):
-            yield inner, type(inner).__name__.lower()
+    return any(not is_static(one.test) and jumps([one]) for one in ifs)

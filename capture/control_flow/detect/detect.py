@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from enginecast.capture.control_flow.detect.dynamo_witness import DynamoVerdict
 from enginecast.capture.control_flow.detect.findings import Finding, Kind, merge
 from enginecast.capture.control_flow.detect.recorder import Read
 from enginecast.capture.control_flow.detect.statements import numbers_decide, statement_at
@@ -43,7 +42,7 @@ def detect(
     runs: Sequence[Sequence[Read]] = (),
     decided: Collection[SourceLocation] = (),
     branches: Collection[SourceLocation] = (),
-    verdict: DynamoVerdict | None = None,
+    breaks: Iterable[Finding] = (),
     rung: str = "",
 ) -> list[Finding]:
     """One finding for each line that any witness names, blocking ones first.
@@ -53,7 +52,7 @@ def detect(
         runs: what the recorder saw, run by run.
         decided: where the trace of torch.export decided by a symbolic number.
         branches: where control flow became an operator.
-        verdict: of Dynamo.
+        breaks: of Dynamo.
         rung: of the ladder that captured the model all the same; empty where none did.
     """
     refused = [of_refusal(refusal) for refusal in refusals]
@@ -63,7 +62,7 @@ def detect(
             *refused,
             *(_of_trace(place, is_blocking=False) for place in decided),
             *(_of_trace(place, is_blocking=True) for place in branches),
-            *(verdict.findings if verdict else ()),
+            *breaks,
         ]
     )
     is_refused = bool(refused) and not rung
@@ -77,10 +76,6 @@ def overlooked(
 
     Code can lead around a capture: it swallows torch's refusal (`try`, `suppress`), asks whether it
     is being compiled, or for the type of a number. torch.export says nothing of the other path.
-
-    Args:
-        runs: of the model as it is, what each read.
-        decided: where the trace decided by a number as it must for every input.
     """
     places: dict[SourceLocation, None] = {}
     for read in itertools.chain(*runs):
@@ -94,8 +89,7 @@ def overlooked(
 def _of_runs(runs: Sequence[Sequence[Read]]) -> Iterator[Finding]:
     counts = [Counter(read.place for read in run) for run in runs]
     for found in merge(of_read(read) for run in runs for read in run):
-        place = SourceLocation(found.file, found.line)
-        yield replace(found, count=max(count[place] for count in counts))
+        yield replace(found, count=max(count[found.place] for count in counts))
 
 
 def of_read(read: Read) -> Finding:
@@ -120,7 +114,8 @@ def of_read(read: Read) -> Finding:
 
 def of_refusal(refusal: Refusal) -> Finding:
     """A refusal of torch.export as a finding; without a line where torch names none."""
-    kind, tensor = _statement(SourceLocation(refusal.file, refusal.line), "refused")
+    place = SourceLocation(refusal.file, refusal.line)
+    kind, tensor = statement_at(place) or ("refused", "")
     is_shape = refusal.kind == "specialized-dimension"
     return Finding(
         kind,
@@ -136,7 +131,7 @@ def of_refusal(refusal: Refusal) -> Finding:
 
 
 def _of_trace(place: SourceLocation, *, is_blocking: bool) -> Finding:
-    kind, tensor = _statement(place, "boolean")
+    kind, tensor = statement_at(place) or ("boolean", "")
     return Finding(
         kind,
         *place,
@@ -146,10 +141,6 @@ def _of_trace(place: SourceLocation, *, is_blocking: bool) -> Finding:
         witnesses=("export",),
         is_blocking=is_blocking,
     )
-
-
-def _statement(place: SourceLocation, otherwise: Kind) -> tuple[Kind, str]:
-    return statement_at(place) or (otherwise, "")
 
 
 def _action(finding: Finding, rung: str, *, is_refused: bool) -> str:

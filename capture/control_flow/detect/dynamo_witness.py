@@ -9,7 +9,6 @@ import linecache
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,40 +21,29 @@ from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.refusals.refusal import explain
 
 
-@dataclass(frozen=True)
-class DynamoVerdict:
-    """What Dynamo makes of a model."""
-
-    graphs: int
-    """As `explain` counts them; 0 where it gave up, -1 where it failed itself."""
-    is_one_graph: bool
-    findings: tuple[Finding, ...]
-    """The lines at which it breaks; one without a line when it names none."""
-
-
-def ask_dynamo(module: nn.Module, inputs: Mapping[str, Tensor]) -> DynamoVerdict:
+def ask_dynamo(module: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Finding, ...]:
     """Run a copy of `module` under Dynamo; never raises, and leaves no compiled code behind.
 
     Args:
         module: with real weights; the copy shares its parameters, and has its own buffers.
         inputs: example inputs by argument name; they are copied.
+
+    Returns:
+        The lines at which it breaks, one without a line where it names none; nothing for one graph.
     """
     try:
         with _alone():
             found = torch._dynamo.explain(private_copy(module))(**_clones(inputs))
     except Exception as error:  # Dynamo raises many kinds, and the model any
-        return DynamoVerdict(-1, False, (_of_error(error, "explain failed"),))
-    graphs = found.graph_count
+        return (_of_error(error, "explain failed"),)
     breaks = [_of_break(reason) for reason in found.break_reasons]
-    if graphs == 1 and not breaks:
-        return DynamoVerdict(graphs, True, ())
-    if graphs > 1 and any(each.file for each in breaks):
-        return DynamoVerdict(graphs, False, tuple(merge(breaks)))
+    if found.graph_count == 1 and not breaks:
+        return ()
+    if found.graph_count > 1 and any(each.file for each in breaks):
+        return tuple(merge(breaks))
     refused = _refusal_of_one_graph(module, inputs)
-    if refused is None:
-        return DynamoVerdict(graphs, True, ())
     # Of a function that it gave up on, the reasons are those of the functions within.
-    return DynamoVerdict(graphs, False, tuple(merge([refused, *breaks])))
+    return () if refused is None else tuple(merge([refused, *breaks]))
 
 
 @contextmanager

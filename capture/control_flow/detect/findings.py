@@ -4,9 +4,9 @@ Several witnesses look at the same model (the recorder of a run, torch.export, D
 them may meet a line many times.  `merge` makes one finding of all that they say of a line.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from pathlib import PurePath
 from typing import Any, Literal, get_args
 
 from enginecast.capture.python.locations import SourceLocation
@@ -24,11 +24,8 @@ Kind = Literal[
     # A value leaves the tensor.
     "numpy",
     "tolist",
-    "print",
     "item",
     # A size depends on values.
-    "nonzero",
-    "mask-index",
     "index",
     # What a run or an export met without saying which of the above it is.
     "graph-break",
@@ -36,7 +33,7 @@ Kind = Literal[
 ]
 """Ordered: of several that are met on one line, the first names it."""
 
-Decides = Literal["inputs", "state", "shapes", "weights", "dtypes", "unknown"]
+Decides = Literal["inputs", "shapes", "weights", "unknown"]
 """What a predicate depends on; of several the first one, since only "weights" alone can be baked.
 
 "shapes" includes values that are made from shapes alone, such as position ids.
@@ -79,13 +76,8 @@ class Finding:
     """What torch says of it, in torch's words."""
 
     @property
-    def place(self) -> str:
-        return f"{self.file}:{self.line}" if self.file else ""
-
-    @property
-    def short_place(self) -> str:
-        """The file without its folder, and the line."""
-        return f"{PurePath(self.file).name}:{self.line}" if self.file else "(no line)"
+    def place(self) -> SourceLocation:
+        return SourceLocation(self.file, self.line)
 
     def to_json(self) -> dict[str, Any]:
         found = asdict(self)
@@ -100,7 +92,7 @@ def merge(findings: Iterable[Finding]) -> list[Finding]:
     """
     groups: dict[SourceLocation, list[Finding]] = {}
     for finding in findings:
-        groups.setdefault(SourceLocation(finding.file, finding.line), []).append(finding)
+        groups.setdefault(finding.place, []).append(finding)
     merged = [_union(group) for group in groups.values()]
     return sorted(merged, key=lambda finding: not finding.is_blocking)
 
@@ -121,7 +113,6 @@ def _union(group: list[Finding]) -> Finding:
         count=_count(group),
         witnesses=tuple(sorted({w for f in group for w in f.witnesses}, key=WITNESSES.index)),
         values=tuple(dict.fromkeys(value for each in group for value in each.values)),
-        action=first.action or _first(each.action for each in group),
         is_blocking=any(each.is_blocking for each in group),
         reason=_first(each.reason for each in group),
     )
@@ -144,12 +135,10 @@ def _first(texts: Iterable[str]) -> str:
 
 def _count(group: list[Finding]) -> int:
     """Met by one witness at different expressions of the line: the most that one was met."""
-    counts: dict[tuple[str, ...], dict[tuple[str, str], int]] = {}
+    counts = Counter[tuple[object, ...]]()
     for each in group:
-        by_kind = counts.setdefault(each.witnesses, {})
-        key = (each.kind, each.tensor)
-        by_kind[key] = by_kind.get(key, 0) + each.count
-    return max(max(by_kind.values()) for by_kind in counts.values())
+        counts[each.witnesses, each.kind, each.tensor] += each.count
+    return max(counts.values())
 
 
 def summarise(findings: Iterable[Finding]) -> str:
@@ -158,7 +147,7 @@ def summarise(findings: Iterable[Finding]) -> str:
     if not blocking:
         return ""
     shown = [
-        f"{finding.short_place} {finding.kind}"
+        f"{finding.place.short} {finding.kind}"
         + (f" ({finding.count} times)" if finding.count > 1 else "")
         for finding in blocking[:SHOWN_PLACES]
     ]

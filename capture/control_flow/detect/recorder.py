@@ -80,28 +80,21 @@ class Recorder:
     Args:
         module: whose submodules give the reads their paths.
         inputs: tensors that the module will be called with.
-        most: reads at one line after which the run is stopped; None: MOST_READS.
 
     Raises:
-        CaptureError: when a line was read `most` times, or the run took too long: a loop without
-            end.
+        CaptureError: a line was read MOST_READS times, or the run took too long: it does not end.
     """
 
-    def __init__(
-        self, module: nn.Module, inputs: Mapping[str, Tensor], most: int | None = None
-    ) -> None:
+    def __init__(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> None:
         self.reads: list[Read] = []
         self._paths = {id(owner): name for name, owner in module.named_modules()}
         self._histories = _Histories(inputs.values())
-        self._most = MOST_READS if most is None else most
         self._counts: dict[SourceLocation, int] = {}
         self._modes = ExitStack()
-        self._bound = Bounded(LONGEST_RUN)
 
     def __enter__(self) -> "Recorder":
-        self._modes.enter_context(self._bound)
-        self._modes.enter_context(self._histories)
-        self._modes.enter_context(_Readers(self))
+        for mode in (Bounded(LONGEST_RUN), self._histories, _Readers(self)):
+            self._modes.enter_context(mode)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -134,7 +127,7 @@ class Recorder:
             )
         )
         count = self._counts[place] = self._counts.get(place, 0) + 1
-        if count >= self._most:
+        if count >= MOST_READS:
             raise CaptureError(
                 f"{place}\n    {self.reads[-1].code}\nread a tensor {count:,} times in one "
                 "run: the loop has no end, or far too many rounds",
@@ -182,16 +175,12 @@ def decide(runs: Sequence[Sequence[Read]]) -> list[list[Read]]:
             found.setdefault(read.place, []).append(read.history)
         for place, history in found.items():
             histories.setdefault(place, set()).add(tuple(history))
-    varying = {place for place, found in histories.items() if len(found) > 1}
-    return [
-        [
-            replace(read, decides="shapes")
-            if read.decides == "weights" and read.place in varying
-            else read
-            for read in run
-        ]
-        for run in runs
-    ]
+
+    def told(read: Read) -> Read:
+        varies = read.decides == "weights" and len(histories[read.place]) > 1
+        return replace(read, decides="shapes") if varies else read
+
+    return [list(map(told, run)) for run in runs]
 
 
 def place_of_reader() -> SourceLocation:

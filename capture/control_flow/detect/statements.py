@@ -6,17 +6,21 @@ Only what a witness has named is looked up here; nothing is interpreted.
 import ast
 import functools
 import linecache
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from enginecast.capture.control_flow.detect.findings import Kind
-from enginecast.capture.python.locations import SourceLocation, is_model_code, real_path
+from enginecast.capture.python.locations import (
+    SourceLocation,
+    is_model_code,
+    noting_calls,
+    real_path,
+)
 from enginecast.capture.python.recompile import first_line
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -113,18 +117,9 @@ def _in_order(function: Function) -> list[Any]:
 def entered(module: nn.Module, inputs: Mapping[str, Tensor]) -> set[CodeType]:
     """The code of every Python function that a run enters."""
     codes: set[CodeType] = set()
-
-    def note(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call":
-            codes.add(frame.f_code)
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        with torch.no_grad(), suppress(Exception):  # what was entered before counts all the same
-            module(**inputs)
-    finally:
-        sys.setprofile(before)
+    # An error ends the run; what was entered before counts all the same.
+    with noting_calls(lambda frame: codes.add(frame.f_code)), torch.no_grad(), suppress(Exception):
+        module(**inputs)
     return codes
 
 

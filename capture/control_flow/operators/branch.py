@@ -9,14 +9,20 @@ from torch import Tensor
 from torch._higher_order_ops.cond import cond_op
 from torch.utils import _pytree as pytree
 
-from enginecast.capture.control_flow.operators.modes import with_modes
-from enginecast.capture.control_flow.operators.probe import Operands, Probe, probe, unaliased
+from enginecast.capture.control_flow.operators.probe import (
+    Operands,
+    Probe,
+    probe,
+    unaliased,
+    with_modes,
+)
 from enginecast.capture.control_flow.operators.sites import Site
 from enginecast.capture.control_flow.operators.values import (
     UNDEFINED,
     Leaf,
     as_predicate,
     reconcile,
+    sizes,
 )
 
 Way = Callable[[], Any]
@@ -46,8 +52,8 @@ def _branch(site: Site, predicate: Any, ways: tuple[Way, Way], names: Sequence[s
     probes = (probe(site, ways[0]), probe(site, ways[1]))
     results = _aligned(site, names, probes[0].result, probes[1].result)
     leaves = results.leaves
-    operands = Operands.of(site, probes, sizes=[leaf.like.shape for leaf in leaves if leaf.like])
-    if not any(leaf.like is not None for leaf in leaves) and not operands.roots:
+    operands = Operands.of(site, probes, sizes=[leaf.shape for leaf in leaves])
+    if all(leaf.dtype is None for leaf in leaves) and not operands.roots:
         if probes[0].impure or probes[1].impure:
             raise site.refuse("a way of it asserts something and computes nothing")
         site.done("nothing: neither way has an effect")
@@ -61,7 +67,7 @@ def _branch(site: Site, predicate: Any, ways: tuple[Way, Way], names: Sequence[s
     site.done("torch.cond")
     for root in reversed(operands.roots):
         root.copy_(outputs.pop())
-    chosen = [leaf.constant if leaf.like is None else outputs.pop(0) for leaf in leaves]
+    chosen = [leaf.constant if leaf.dtype is None else outputs.pop(0) for leaf in leaves]
     return results.whole(chosen)
 
 
@@ -80,7 +86,7 @@ class _Aligned:
     def tensors(self, values: Sequence[Any]) -> list[Tensor]:
         """What a way returns of its values: those that are tensors."""
         pairs = zip(self.leaves, self.flat(values), strict=True)
-        return [leaf.tensor(value) for leaf, value in pairs if leaf.like is not None]
+        return [leaf.tensor(value) for leaf, value in pairs if leaf.dtype is not None]
 
     def whole(self, chosen: Sequence[Any]) -> tuple[Any, ...]:
         """The values from their leaves."""
@@ -133,14 +139,8 @@ def _is_cheap(
     most = CHEAP if site.was == "ternary" else 0
     if operands.roots or any(one.impure or one.count > most or not one.simple for one in probes):
         return False
-    flat = [results.flat(one.result) for one in probes]
-    pairs = zip(*flat, results.leaves, strict=True)
-    return all(leaf.like is None or _one_shape(first, second) for first, second, leaf in pairs)
-
-
-def _one_shape(one: Any, other: Any) -> bool:
-    shapes = [list(value.shape) if isinstance(value, Tensor) else [] for value in (one, other)]
-    return [str(size) for size in shapes[0]] == [str(size) for size in shapes[1]]
+    pairs = zip(*(results.flat(one.result) for one in probes), results.leaves, strict=True)
+    return all(leaf.dtype is None or sizes(one) == sizes(other) for one, other, leaf in pairs)
 
 
 def _select(predicate: Tensor, one: Tensor, other: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ def _where(site: Site, predicate: Any, ways: tuple[Way, Way], results: _Aligned)
     one, other = (results.flat(way()) for way in ways)
     chosen = [
         leaf.constant
-        if leaf.like is None
+        if leaf.dtype is None
         else _select(predicate, leaf.tensor(first), leaf.tensor(second))
         for leaf, first, second in zip(results.leaves, one, other, strict=True)
     ]

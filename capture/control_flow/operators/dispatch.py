@@ -13,36 +13,16 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from enginecast.capture.control_flow.operators.branch import branch
-from enginecast.capture.control_flow.operators.lists import Appended
-from enginecast.capture.control_flow.operators.loops import Count, State, loop_for, loop_while
-from enginecast.capture.control_flow.operators.sites import PYTHON, RewriteRefused, Site, site_of
-from enginecast.capture.control_flow.operators.values import (
-    UNDEFINED,
-    as_predicate,
-    is_open,
-    truth,
+from enginecast.capture.control_flow.operators.loops import (
+    Appended,
+    Count,
+    State,
+    loop_for,
+    loop_while,
 )
-
-__all__ = [
-    "UNDEFINED",
-    "and_",
-    "append",
-    "assert_",
-    "bool_",
-    "float_",
-    "for_",
-    "if_",
-    "if_return",
-    "int_",
-    "into",
-    "item",
-    "not_",
-    "or_",
-    "raise_if",
-    "range_",
-    "ternary",
-    "while_",
-]
+from enginecast.capture.control_flow.operators.sites import PYTHON, RewriteRefused, Site, site_of
+from enginecast.capture.control_flow.operators.values import UNDEFINED as UNDEFINED
+from enginecast.capture.control_flow.operators.values import as_predicate, is_open, scalar, truth
 
 MOST_ROUNDS = 100_000
 """Of a while loop that runs in Python; one that needs more is taken for one that never ends."""
@@ -59,26 +39,17 @@ def if_(
     names: Sequence[str],
 ) -> State:
     """Run one way, or both where `test` is open; either takes `state` and returns `names`."""
-    return _if(site_of(place), test, then, otherwise, state, names)
-
-
-def _if(
-    site: Site,
-    test: Any,
-    then: Callable[..., State],
-    otherwise: Callable[..., State],
-    state: State,
-    names: Sequence[str],
-) -> State:
+    site = site_of(place)
     if not is_open(test):
         site.done(PYTHON)
         return then(*state) if test else otherwise(*state)
-    ways = (lambda: then(*_copied(state)), lambda: otherwise(*_copied(state)))
+    ways = (
+        _inside(site, lambda: then(*_copied(state))),
+        _inside(site, lambda: otherwise(*_copied(state))),
+    )
     try:
         _refuse_effects(site)
-        result: State = branch(
-            site, truth(test), (_inside(site, ways[0]), _inside(site, ways[1])), names
-        )
+        result: State = branch(site, truth(test), ways, names)
     except RewriteRefused as refused:
         if isinstance(test, Tensor) or free_unbacked_symbols(test):
             raise
@@ -88,25 +59,22 @@ def _if(
 
 
 def if_return(
-    place: int, test: Any, then: Callable[..., Any], otherwise: Callable[..., Any], state: State
+    place: int,
+    test: Any,
+    then: Callable[..., Any],
+    otherwise: Callable[..., Any],
+    state: State,
+    name: str = "the returned value",
 ) -> Any:
     """What the function returns whichever way it goes."""
-    [result] = if_(
-        place,
-        test,
-        lambda *values: (then(*values),),
-        lambda *values: (otherwise(*values),),
-        state,
-        ("the returned value",),
-    )
+    ways = (lambda *values: (then(*values),), lambda *values: (otherwise(*values),))
+    [result] = if_(place, test, *ways, state, (name,))
     return result
 
 
 def ternary(place: int, test: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
     """`then() if test else otherwise()`."""
-    ways = (lambda: (then(),), lambda: (otherwise(),))
-    [result] = if_(place, test, ways[0], ways[1], (), ("the value",))
-    return result
+    return if_return(place, test, then, otherwise, (), "the value")
 
 
 def while_(
@@ -125,8 +93,7 @@ def while_(
             _refuse_effects(site)
             if lists:
                 raise site.refuse(f"the list {names[lists[0]]} grows in it")
-            with_effects = _inside(site, body)
-            return loop_while(site, test, with_effects, state, names)
+            return loop_while(site, test, _inside(site, body), state, names)
         if not value:
             site.done(PYTHON)
             return state
@@ -148,27 +115,16 @@ def for_(
     rows = values if isinstance(values, Tensor) else None
     if rows is not None and rows.dim() and isinstance(rows.shape[0], SymInt):
         values = range_(rows.shape[0])
-    if not isinstance(values, Count):
-        return _for(site, values, body, state, names, over)
-    _refuse_effects(site)
-    state = tuple(Appended(list(v)) if i in lists else v for i, v in enumerate(state))
-    is_over = None if over is None else (lambda *inner: inner[over])
-    step = body if rows is None else (lambda index, *inner: body(rows[index], *inner))
-    return loop_for(site, values, _inside(site, step), state, names, is_over)
-
-
-def _for(
-    site: Site,
-    values: Iterable[Any],
-    body: Callable[..., State],
-    state: State,
-    names: Sequence[str],
-    over: int | None,
-) -> State:
+    if isinstance(values, Count):
+        _refuse_effects(site)
+        state = tuple(Appended(list(v)) if i in lists else v for i, v in enumerate(state))
+        is_over = None if over is None else (lambda *inner: inner[over])
+        step = body if rows is None else (lambda index, *inner: body(rows[index], *inner))
+        return loop_for(site, values, _inside(site, step), state, names, is_over)
     for value in values:
         if over is not None and is_open(state[over]):
             go_on = (lambda *inner: inner, lambda *inner, v=value: body(v, *inner))
-            state = _if(site, state[over], go_on[0], go_on[1], state, names)
+            state = if_(place, state[over], *go_on, state, names)
             continue
         state = body(value, *state)
         if over is not None and not is_open(state[over]) and state[over]:
@@ -256,7 +212,7 @@ def range_(*bounds: Any) -> Any:
 def int_(value: Any = 0, *rest: Any) -> Any:
     """`int(value)`; a number that is read from a tensor remains symbolic."""
     if isinstance(value, Tensor) and is_open(value):
-        value = value.reshape(()) if value.dim() else value
+        value = scalar(value)
         return (value.trunc() if value.is_floating_point() else value).to(torch.int64).item()
     return value if isinstance(value, SymInt) else int(value, *rest)
 
@@ -264,7 +220,7 @@ def int_(value: Any = 0, *rest: Any) -> Any:
 def float_(value: Any = 0.0) -> Any:
     """`float(value)`; of an open tensor, the tensor itself in a floating dtype."""
     if isinstance(value, Tensor) and is_open(value):
-        value = value.reshape(()) if value.dim() else value
+        value = scalar(value)
         return value if value.is_floating_point() else value.to(torch.get_default_dtype())
     return value if isinstance(value, SymFloat) else float(value)
 
@@ -277,7 +233,7 @@ def bool_(value: Any = False) -> Any:
 def item(value: Any) -> Any:
     """`value.item()` in a predicate; of an open tensor, the tensor itself."""
     if isinstance(value, Tensor) and is_open(value):
-        return value.reshape(()) if value.dim() else value
+        return scalar(value)
     return value.item()
 
 
@@ -289,34 +245,30 @@ def not_(value: Any) -> Any:
     return torch.logical_not(value) if isinstance(value, Tensor) else torch.sym_not(value)
 
 
-def and_(first: Callable[[], Any], *rest: Callable[[], Any]) -> Any:
+def and_(*parts: Callable[[], Any]) -> Any:
     """`first() and ...`; what comes after an open value is computed in any case."""
-    value = first()
-    for further in rest:
-        if is_open(value):
-            value = _both(value, further(), torch.logical_and)
-        elif not value:
-            return value
-        else:
-            value = further()
-    return value
+    return _joined(parts, is_and=True)
 
 
-def or_(first: Callable[[], Any], *rest: Callable[[], Any]) -> Any:
+def or_(*parts: Callable[[], Any]) -> Any:
     """`first() or ...`; what comes after an open value is computed in any case."""
-    value = first()
-    for further in rest:
+    return _joined(parts, is_and=False)
+
+
+def _joined(parts: Sequence[Callable[[], Any]], is_and: bool) -> Any:
+    value = parts[0]()
+    for part in parts[1:]:
         if is_open(value):
-            value = _both(value, further(), torch.logical_or)
-        elif value:
+            value = _both(truth(value), truth(part()), is_and)
+        elif bool(value) is not is_and:
             return value
         else:
-            value = further()
+            value = part()
     return value
 
 
-def _both(one: Any, other: Any, combine: Callable[[Tensor, Tensor], Tensor]) -> Any:
-    one, other = truth(one), truth(other)
+def _both(one: Any, other: Any, is_and: bool) -> Any:
     if isinstance(one, SymBool) and isinstance(other, SymBool):
-        return one & other if combine is torch.logical_and else one | other
+        return one & other if is_and else one | other
+    combine = torch.logical_and if is_and else torch.logical_or
     return combine(as_predicate(one), as_predicate(other))

@@ -1,25 +1,27 @@
-"""Loops of which the number of rounds is data or a dynamic size: `while_loop` and `scan`."""
+"""Loops of which the number of rounds is data or a dynamic size: `while_loop` and `scan`.
 
-from collections.abc import Callable, Sequence
+A list that grows in such a loop becomes one tensor with a row for each round.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import SymInt, Tensor
+from torch import Tensor
 from torch._higher_order_ops.scan import scan_op
 from torch._higher_order_ops.while_loop import while_loop_op
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
+from torch.types import py_sym_types
 from torch.utils import _pytree as pytree
 
-from enginecast.capture.control_flow.operators.lists import Appended, Rows
-from enginecast.capture.control_flow.operators.modes import with_modes
 from enginecast.capture.control_flow.operators.probe import (
     Operands,
     Probe,
-    is_symbolic,
     probe,
     unaliased,
+    with_modes,
 )
 from enginecast.capture.control_flow.operators.sites import RewriteRefused, Site
 from enginecast.capture.control_flow.operators.values import (
@@ -27,12 +29,15 @@ from enginecast.capture.control_flow.operators.values import (
     as_predicate,
     as_tensor,
     scalar_dtype,
-    wider,
+    sizes,
 )
+from enginecast.errors import CaptureError
 
 State = tuple[Any, ...]
 Test = Callable[..., Any]
 Body = Callable[..., State]
+_MOVES = object()
+"""Stands among the values of a loop for one that is carried as a tensor."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,13 @@ class Count:
     count: Any
     step: int
 
-    def at(self, index: SymInt) -> Any:
-        return self.start + self.step * index
+    def at(self, index: Tensor) -> Any:
+        """The number of a round."""
+        number = index.item()
+        torch._check(number >= 0)
+        if not free_unbacked_symbols(self.count):  # else torch would conclude that it is positive
+            torch._check(number < self.count)
+        return self.start + self.step * number
 
     def rest(self) -> "Count":
         """Without the first round."""
@@ -52,28 +62,113 @@ class Count:
 
 
 @dataclass(frozen=True)
+class Appended:
+    """A list while a loop that appends to it is traced."""
+
+    before: list[Any]
+    new: tuple[Any, ...] = ()
+    """What the round that is traced has appended."""
+
+    def append(self, value: Any) -> "Appended":
+        return Appended(self.before, (*self.new, value))
+
+    def settled(self) -> "Appended":
+        """After a round that ran in Python."""
+        return Appended([*self.before, *self.new])
+
+
+class Row:
+    """All rows; torch's functions meet it where they expect a list of tensors."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = {"dim": 0, **(kwargs or {})}
+        [row] = args[0]
+        dim = args[1] if len(args) > 1 else named["dim"]
+        rows: Tensor = row.rows
+        if function is torch.stack:
+            return rows.movedim(0, dim)
+        if function in (torch.cat, torch.concat, torch.concatenate):
+            dim = dim % (rows.dim() - 1)
+            return rows.movedim(0, dim).flatten(dim, dim + 1)
+        raise CaptureError(
+            f"a list that grew in a loop over a dynamic size is given to {function.__name__}; "
+            "only torch.stack and torch.cat are understood"
+        )
+
+
+class Rows(list[Any]):
+    """The list after the loop: it can be stacked, concatenated, indexed and measured."""
+
+    @classmethod
+    def of(cls, before: Sequence[Any], rows: Tensor) -> "Rows":
+        if before:
+            rows = torch.cat([torch.stack(list(before)), rows])
+        return cls([Row(rows)])
+
+    @property
+    def _rows(self) -> Tensor:
+        row: Row = super().__getitem__(0)
+        return row.rows
+
+    def __len__(self) -> int:
+        return self._rows.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._rows[index]
+
+    def append(self, value: Any) -> None:
+        raise CaptureError("a list that grew in a loop over a dynamic size grows again afterwards")
+
+    extend = insert = append  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
 class _Carried:
     """The values of a loop: what goes from round to round, as tensors, and what never changes."""
 
+    site: Site
+    names: Sequence[str]
     first: list[Tensor]
-    fixed: list[Any]
-    """By position: the value, or None where a tensor is carried."""
-    moving: list[bool]
+    leaves: list[Any]
+    """By position: the value that never changes, or `_MOVES`."""
     spec: Any
 
     def state(self, tensors: Sequence[Any]) -> State:
-        waiting = list(tensors)
-        pairs = zip(self.fixed, self.moving, strict=True)
-        leaves = [waiting.pop(0) if moves else value for value, moves in pairs]
-        state = pytree.tree_unflatten(leaves, self.spec)
-        assert isinstance(state, tuple)
+        waiting = iter(tensors)
+        leaves = [next(waiting) if leaf is _MOVES else leaf for leaf in self.leaves]
+        state: State = pytree.tree_unflatten(leaves, self.spec)
         return state
 
-    def tensors(self, site: Site, names: Sequence[str], state: State) -> list[Tensor]:
-        leaves = _leaves(site, names, state, self.spec)
-        moving = [leaf for leaf, moves in zip(leaves, self.moving, strict=True) if moves]
-        pairs = zip(moving, self.first, strict=True)
-        return [as_tensor(leaf, first.dtype) for leaf, first in pairs]
+    def tensors(self, state: State) -> list[Tensor]:
+        leaves = _leaves(self.site, self.names, state, self.spec)
+        pairs = zip(leaves, self.leaves, strict=True)
+        moving = zip((leaf for leaf, known in pairs if known is _MOVES), self.first, strict=True)
+        return [as_tensor(leaf, first.dtype) for leaf, first in moving]
+
+    def probes(self, functions: Sequence[Test], *others: Tensor) -> list[Probe]:
+        """Runs of functions of the state on stand-ins for it, and on `others`."""
+        stand_ins = [_like(tensor) for tensor in self.first]
+        arguments = [*stand_ins, *others]
+        return [
+            probe(self.site, lambda: function(*self.state(stand_ins)), arguments)  # noqa: B023
+            for function in functions  # called at once
+        ]
+
+    def operands(self, probes: Sequence[Probe]) -> Operands:
+        operands = Operands.of(self.site, probes, [tensor.shape for tensor in self.first])
+        if operands.roots:
+            raise self.site.refuse("it writes into a tensor from outside the loop")
+        return operands
 
 
 def loop_while(site: Site, test: Test, body: Body, state: State, names: Sequence[str]) -> State:
@@ -83,10 +178,7 @@ def loop_while(site: Site, test: Test, body: Body, state: State, names: Sequence
         RewriteRefused: a value changes its shape, dtype or kind from round to round.
     """
     carried = _carry(site, body, state, names)
-    probes = _probes(site, carried, [test, body])
-    operands = _operands(site, probes, carried)
-    if operands.roots:
-        raise site.refuse("it writes into a tensor from outside the loop")
+    operands = carried.operands(carried.probes([test, body]))
     size = len(carried.first)
 
     def run_test(*arguments: Any) -> Tensor:
@@ -96,7 +188,7 @@ def loop_while(site: Site, test: Test, body: Body, state: State, names: Sequence
     def run_body(*arguments: Any) -> tuple[Tensor, ...]:
         operands.bind(arguments[size:])
         inner = [argument.clone() for argument in arguments[:size]]
-        outputs = carried.tensors(site, names, body(*carried.state(inner)))
+        outputs = carried.tensors(body(*carried.state(inner)))
         return tuple(unaliased(outputs, [*operands.tensors, *arguments, *inner]))
 
     first = tuple(unaliased(carried.first, operands.tensors))
@@ -117,22 +209,15 @@ def loop_for(
 
     Lists that only grow become one tensor with a row for each round (`scan`).
     """
+    trace = _scan if any(isinstance(value, Appended) for value in state) else _counted
     try:
-        if any(isinstance(value, Appended) for value in state):
-            return _scan(site, count, body, state, names, is_over)
-        return _counted(site, count, body, state, names, is_over)
+        return trace(site, count, body, state, names, is_over)
     except RewriteRefused:
         if not statically_known_true(count.count > 1):
             raise
     state = body(count.start, *state)  # now everything has the shape that it keeps
     state = tuple(value.settled() if isinstance(value, Appended) else value for value in state)
-    return _again(site, count.rest(), body, state, names, is_over)
-
-
-def _again(site: Site, count: Count, body: Body, state: State, *rest: Any) -> State:
-    if any(isinstance(value, Appended) for value in state):
-        return _scan(site, count, body, state, *rest)
-    return _counted(site, count, body, state, *rest)
+    return trace(site, count.rest(), body, state, names, is_over)
 
 
 def _counted(
@@ -145,7 +230,7 @@ def _counted(
         return torch.logical_and(goes_on, torch.logical_not(as_predicate(is_over(*inner))))
 
     def step(index: Tensor, *inner: Any) -> State:
-        return (index + 1, *body(count.at(_number(index, count.count)), *inner))
+        return (index + 1, *body(count.at(index), *inner))
 
     first = torch.zeros((), dtype=torch.int64)
     return loop_while(site, test, step, (first, *state), ("the counter", *names))[1:]
@@ -156,26 +241,27 @@ def _scan(
 ) -> State:
     if is_over is not None:
         raise site.refuse("a list grows in it, and it may end early")
-
-    def step(index: Tensor, *inner: Any) -> State:
-        return body(count.at(_number(index, count.count)), *inner)
-
     lists = [place for place, value in enumerate(state) if isinstance(value, Appended)]
     index = _like(torch.zeros((), dtype=torch.int64))
-    carried = _carry(site, lambda *inner: step(index, *inner), state, names)
-    [seen] = _probes(site, carried, [lambda *inner: step(index, *inner)])
-    operands = _operands(site, [seen], carried, index)
-    if operands.roots:
-        raise site.refuse("it writes into a tensor from outside the loop")
+
+    def step(*inner: Any) -> State:
+        return body(count.at(index), *inner)
+
+    carried = _carry(site, step, state, names)
+    [seen] = carried.probes([step], index)
+    operands = carried.operands([seen])
     size = len(carried.first)
-    grown = [_grown(site, names[place], seen.result[place]) for place in lists]
+    for place in lists:
+        new = seen.result[place].new
+        if len(new) != 1 or not isinstance(new[0], Tensor):
+            grown = f"{len(new)} values a round, not one tensor"
+            raise site.refuse(f"the list {names[place]} grows by {grown}")
 
     def run(*arguments: Any) -> tuple[Tensor, ...]:
         operands.bind(arguments[size + 1 :])
         inner = [argument.clone() for argument in arguments[:size]]
-        after = step(arguments[size], *carried.state(inner))
-        rows = [row for place in lists for row in after[place].new]
-        outputs = [*carried.tensors(site, names, after), *rows]
+        after = body(count.at(arguments[size]), *carried.state(inner))
+        outputs = [*carried.tensors(after), *(after[place].new[0] for place in lists)]
         return tuple(unaliased(outputs, [*operands.tensors, *arguments, *inner]))
 
     first = unaliased(carried.first, operands.tensors)
@@ -183,41 +269,35 @@ def _scan(
     outputs = list(scan_op(with_modes(run), first, [rounds], operands.flat()))
     site.done("scan")
     after = list(carried.state(outputs[:size]))
-    stacked = outputs[size:]
-    for place, each in zip(lists, grown, strict=True):
-        after[place] = Rows.of(state[place].before, [stacked.pop(0) for _ in range(each)])
+    for place, rows in zip(lists, outputs[size:], strict=True):
+        after[place] = Rows.of(state[place].before, rows)
     return tuple(after)
-
-
-def _grown(site: Site, name: str, value: Appended) -> int:
-    if len(value.new) != 1 or not isinstance(value.new[0], Tensor):
-        raise site.refuse(
-            f"the list {name} grows by {len(value.new)} values a round, not one tensor"
-        )
-    return 1
-
-
-def _number(index: Tensor, count: Any) -> Any:
-    number = index.item()
-    torch._check(number >= 0)
-    if not free_unbacked_symbols(count):  # torch would conclude that a count from data is positive
-        torch._check(number < count)
-    return number
 
 
 def _carry(site: Site, body: Body, state: State, names: Sequence[str]) -> _Carried:
     """The first values, as tensors of the dtype that the body gives them."""
     leaves, spec = pytree.tree_flatten(state)
     results = _leaves(site, names, probe(site, lambda: body(*state)).result, spec)
-    first, fixed, moving = [], [], []
-    labels = _labels(names, state)
-    for name, value, result in zip(labels, leaves, results, strict=True):
-        tensor = _first(site, name, value, result)
-        moving.append(tensor is not None)
-        fixed.append(None if tensor is not None else value)
-        first += [] if tensor is None else [tensor]
-    carried = _Carried(first, fixed, moving, spec)
-    _check_stable(site, body, carried, [n for n, m in zip(labels, moving, strict=True) if m], names)
+    labels = [
+        name for name, value in zip(names, state, strict=True) for _ in pytree.tree_leaves(value)
+    ]
+    tensors = [_first(site, *each) for each in zip(labels, leaves, results, strict=True)]
+    pairs = zip(leaves, tensors, strict=True)
+    carried = _Carried(
+        site,
+        names,
+        [tensor for tensor in tensors if tensor is not None],
+        [leaf if tensor is None else _MOVES for leaf, tensor in pairs],
+        spec,
+    )
+    [seen] = carried.probes([lambda *inner: carried.tensors(body(*inner))])
+    moving = [label for label, tensor in zip(labels, tensors, strict=True) if tensor is not None]
+    for name, one, other in zip(moving, carried.first, seen.result, strict=True):
+        if one.dtype != other.dtype:
+            raise site.refuse(f"{name} is {one.dtype} before a round and {other.dtype} after it")
+        if sizes(one) != sizes(other):
+            shapes = f"{list(one.shape)} before a round and {list(other.shape)} after it"
+            raise site.refuse(f"{name} has the shape {shapes}")
     return carried
 
 
@@ -234,58 +314,20 @@ def _first(site: Site, name: str, value: Any, result: Any) -> Tensor | None:
     if dtype is None:
         raise site.refuse(f"{name} is {value!r:.40} before the loop and something else in it")
     if isinstance(result, Tensor):
-        dtype = wider(dtype, result.dtype)
-        if result.dim() and not is_symbolic(value):  # a number acts like one for each element
+        dtype = torch.promote_types(dtype, result.dtype)
+        if result.dim() and not isinstance(
+            value, py_sym_types
+        ):  # a number acts like one for each element
             return torch.full(result.shape, value, dtype=dtype)
     elif (after := scalar_dtype(result)) is not None:
-        dtype = wider(dtype, after)
+        dtype = torch.promote_types(dtype, after)
     return as_tensor(0 if value is UNDEFINED else value, dtype)
-
-
-def _check_stable(
-    site: Site, body: Body, carried: _Carried, labels: Sequence[str], names: Sequence[str]
-) -> None:
-    [seen] = _probes(site, carried, [lambda *inner: carried.tensors(site, names, body(*inner))])
-    for name, one, other in zip(labels, carried.first, seen.result, strict=True):
-        if one.dtype != other.dtype:
-            raise site.refuse(f"{name} is {one.dtype} before a round and {other.dtype} after it")
-        if [str(size) for size in one.shape] != [str(size) for size in other.shape]:
-            shapes = f"{list(one.shape)} before a round and {list(other.shape)} after it"
-            raise site.refuse(f"{name} has the shape {shapes}")
-
-
-def _probes(site: Site, carried: _Carried, functions: Sequence[Test]) -> list[Probe]:
-    stand_ins = [_like(tensor) for tensor in carried.first]
-    seen = []
-    for function in functions:
-        one = probe(site, lambda: function(*carried.state(stand_ins)))  # noqa: B023, called at once
-        arguments = {id(tensor) for tensor in stand_ins}
-        one.tensors = [tensor for tensor in one.tensors if id(tensor) not in arguments]
-        one.kept.append(stand_ins)
-        seen.append(one)
-    return seen
-
-
-def _operands(
-    site: Site, probes: Sequence[Probe], carried: _Carried, *arguments: Tensor
-) -> Operands:
-    return Operands.of(
-        site, probes, without=arguments, sizes=[tensor.shape for tensor in carried.first]
-    )
 
 
 def _like(tensor: Tensor) -> Tensor:
     """A fake tensor like it that nothing else holds."""
     with disable_proxy_modes_tracing():
         return torch.empty_like(tensor)
-
-
-def _labels(names: Sequence[str], state: State) -> list[str]:
-    return [
-        name
-        for name, value in zip(names, state, strict=True)
-        for _ in pytree.tree_leaves(value, is_leaf=lambda leaf: leaf is None)
-    ]
 
 
 def _leaves(site: Site, names: Sequence[str], state: State, spec: Any) -> list[Any]:

@@ -1,16 +1,16 @@
-"""Run a piece of Python on fake tensors to see what it reads, writes and returns.
+"""Subgraphs: what a piece of Python reads, writes and returns, and what is active in its trace.
 
 A branch that becomes a subgraph takes every tensor from outside as an operand. Which ones these
-are is found by running it once where nothing is traced.
+are is found by running it once on fake tensors where nothing is traced.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import SymBool, SymFloat, SymInt, Tensor
+from torch import SymInt, Tensor
 from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
@@ -19,6 +19,8 @@ from torch.fx.experimental.proxy_tensor import (
     set_proxy_slot,
 )
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.types import py_sym_types
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,23 +32,39 @@ REDUCED = ("sum", "mean", "any", "all", "full", "zeros", "ones", "scalar_tensor"
 FRESH = ("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift")
 
 
-class _Recorder(TorchDispatchMode):
-    """Which tensors and symbolic numbers the operators take that they did not make themselves."""
+class Probe(TorchDispatchMode):
+    """What a run took from outside and did; it keeps the tensors that it knows by their id alive.
+
+    Args:
+        arguments: tensors that the run is given, which do not come from outside.
+    """
 
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, arguments: Sequence[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.made: dict[int, Tensor] = {}
-        self.tensors: dict[int, Tensor] = {}
+        self.result: Any = None
         self.numbers: dict[str, SymInt] = {}
         self.written: dict[int, Tensor] = {}
-        self.symbols: set[str] = set()
-        """Numbers that were read from tensors in here."""
-        self.outside: set[str] = set()
+        """By storage: what is written to."""
         self.impure = False
-        self.simple = True
+        """Whether it asserts something."""
         self.count = 0
+        """Operators that ran."""
+        self.simple = True
+        """Whether they work on any values, element by element or on all of them."""
+        self._arguments = arguments
+        self._made: dict[int, Tensor] = {}
+        self._taken: dict[int, Tensor] = {}
+        self._symbols: set[str] = set()
+        """Numbers that were read from tensors in here."""
+        self._outside: set[str] = set()
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """From outside, in the order of their first use."""
+        arguments = {id(tensor) for tensor in self._arguments}
+        return [tensor for key, tensor in self._taken.items() if key not in arguments]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -65,58 +83,40 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _note_made(self, leaf: Any) -> None:
-        if isinstance(leaf, Tensor) and id(leaf) not in self.tensors:
-            self.made[id(leaf)] = leaf
-        sizes = leaf.shape if isinstance(leaf, Tensor) else (leaf,)
-        for size in sizes if id(leaf) not in self.tensors else ():
-            if is_symbolic(size):
-                found = {str(symbol) for symbol in free_unbacked_symbols(size)}
-                self.symbols |= found - self.outside
+        if id(leaf) in self._taken:
+            return
+        if isinstance(leaf, Tensor):
+            self._made[id(leaf)] = leaf
+        for size in leaf.shape if isinstance(leaf, Tensor) else (leaf,):
+            self._symbols |= _unbacked(size) - self._outside
 
     def note(self, tree: Any) -> None:
         """What of `tree` comes from outside."""
         for leaf in pytree.tree_leaves(tree):
-            if isinstance(leaf, Tensor) and id(leaf) not in self.made:
-                self.tensors[id(leaf)] = leaf
-                for size in leaf.shape:
-                    self.outside |= {str(symbol) for symbol in free_unbacked_symbols(size)}
-            elif isinstance(leaf, SymInt):
-                symbols = {str(symbol) for symbol in free_unbacked_symbols(leaf)}
-                if not symbols & self.symbols:
-                    self.outside |= symbols
-                    self.numbers.setdefault(str(leaf), leaf)
+            if isinstance(leaf, Tensor) and id(leaf) not in self._made:
+                self._taken[id(leaf)] = leaf
+                self._outside.update(*map(_unbacked, leaf.shape))
+            elif isinstance(leaf, SymInt) and not _unbacked(leaf) & self._symbols:
+                self._outside |= _unbacked(leaf)
+                self.numbers.setdefault(str(leaf), leaf)
 
     def _note_writes(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         schema = getattr(func, "_schema", None)
         if schema is None or not schema.is_mutable:
             return
-        for argument, value in zip(schema.arguments, args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                for leaf in pytree.tree_leaves(value):
-                    self.written[storage(leaf)] = leaf
+        given = dict(zip((argument.name for argument in schema.arguments), args, strict=False))
+        given.update(kwargs)
         for argument in schema.arguments:
-            if argument.name in kwargs and argument.alias_info and argument.alias_info.is_write:
-                self.written[storage(kwargs[argument.name])] = kwargs[argument.name]
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for leaf in pytree.tree_leaves(given.get(argument.name)):
+                    if isinstance(leaf, Tensor):
+                        self.written[storage(leaf)] = leaf
 
 
-@dataclass
-class Probe:
-    """What a run saw."""
-
-    result: Any
-    tensors: list[Tensor]
-    """From outside, in the order of their first use."""
-    numbers: dict[str, SymInt]
-    written: set[int]
-    """The storages that are written to."""
-    impure: bool
-    """Whether it asserts something."""
-    count: int
-    """Operators that ran."""
-    simple: bool
-    """Whether they work on any values, element by element or on all of them."""
-    kept: list[Any] = field(default_factory=list)
-    """Keeps what is known by its id alive."""
+def _unbacked(size: Any) -> set[str]:
+    if not isinstance(size, py_sym_types):
+        return set()
+    return {str(symbol) for symbol in free_unbacked_symbols(size)}
 
 
 def _is_simple(func: Any, name: str) -> bool:
@@ -133,38 +133,27 @@ def storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def probe(site: Site, function: Callable[[], Any]) -> Probe:
+def probe(site: Site, function: Callable[[], Any], arguments: Sequence[Tensor] = ()) -> Probe:
     """Run `function` on the fake tensors it reads, without a trace of it.
 
     Raises:
         RewriteRefused: it changed something in Python besides what it returns.
     """
-    recorder = _Recorder()
-    before = state_now()
+    seen = Probe(arguments)
+    before = _state_now()
     shapes = _shape_env()
     ignored = nullcontext() if shapes is None else shapes.ignore_fresh_unbacked_symbols()
     try:
-        with disable_proxy_modes_tracing(), recorder, ignored:
-            result = function()
+        with disable_proxy_modes_tracing(), seen, ignored:
+            seen.result = function()
     except EnginecastError:
         raise
     except Exception as error:  # the user's code, and whatever torch raises about it
         first = str(error).strip().split("\n")[0]
         raise site.refuse(f"one way of it fails: {type(error).__name__}: {first}") from error
-    refuse_changes(site, before)
-    recorder.note(pytree.tree_leaves(result))
-    tensors = [tensor for key, tensor in recorder.tensors.items() if key not in recorder.made]
-    outside = {storage(tensor) for tensor in tensors}
-    return Probe(
-        result=result,
-        tensors=tensors,
-        numbers=recorder.numbers,
-        written={key for key in recorder.written if key in outside},
-        impure=recorder.impure,
-        count=recorder.count,
-        simple=recorder.simple,
-        kept=[*recorder.made.values()],
-    )
+    _refuse_changes(site, before)
+    seen.note(seen.result)
+    return seen
 
 
 @dataclass
@@ -177,49 +166,37 @@ class Operands:
     """Those of the tensors that a subgraph writes to; the new values are returned."""
 
     @classmethod
-    def of(
-        cls,
-        site: Site,
-        probes: Sequence[Probe],
-        without: Sequence[Tensor] = (),
-        sizes: Sequence[Sequence[Any]] = (),
-    ) -> "Operands":
-        """The operands of subgraphs that do what the probes saw, `without` their own arguments.
-
-        They may make tensors of the shapes `sizes`.
+    def of(cls, site: Site, probes: Sequence[Probe], sizes: Sequence[Sequence[Any]]) -> "Operands":
+        """The operands of subgraphs that do what the probes saw, and make tensors of the `sizes`.
 
         Raises:
             RewriteRefused: a tensor that is written to is known by two names.
         """
-        arguments = {id(tensor) for tensor in without}
-        tensors = {id(t): t for one in probes for t in one.tensors if id(t) not in arguments}
+        tensors = list({id(t): t for one in probes for t in one.tensors}.values())
         numbers = {name: number for one in probes for name, number in one.numbers.items()}
         for size in (size for shape in sizes for size in shape):
             if isinstance(size, SymInt) and not free_unbacked_symbols(size):
                 numbers.setdefault(str(size), size)
         written = {key for one in probes for key in one.written}
-        roots = [tensor for tensor in tensors.values() if storage(tensor) in written]
+        roots = [tensor for tensor in tensors if storage(tensor) in written]
         if len({storage(tensor) for tensor in roots}) != len(roots):
             raise site.refuse("it writes into a tensor of which it reads a view from outside")
-        return cls(list(tensors.values()), _lifted(numbers, tensors.values()), roots)
+        known = {str(size) for tensor in tensors for size in tensor.shape}
+        lifted = [number for name, number in numbers.items() if name not in known]
+        return cls(tensors, lifted, roots)
 
     def flat(self) -> tuple[Any, ...]:
         return (*self.tensors, *self.numbers)
 
     def bind(self, arguments: Sequence[Any]) -> None:
         """Let the tensors from outside stand for the arguments of the subgraph being traced."""
+        mode = get_proxy_mode()
         written = {id(root) for root in self.roots}
         for outside, argument in zip(self.tensors, arguments, strict=False):
-            same(outside, argument.clone() if id(outside) in written else argument)
-
-
-def same(outside: Tensor, inside: Tensor) -> None:
-    """Let `outside` mean `inside` in the graph that is being traced."""
-    mode = get_proxy_mode()
-    if mode is None or outside is inside:
-        return
-    tracer: Any = mode.tracer
-    set_proxy_slot(outside, tracer, get_proxy_slot(inside, tracer))
+            inside = argument.clone() if id(outside) in written else argument
+            if mode is not None and outside is not inside:
+                tracer: Any = mode.tracer
+                set_proxy_slot(outside, tracer, get_proxy_slot(inside, tracer))
 
 
 def unaliased(leaves: Sequence[Any], others: Sequence[Any]) -> list[Any]:
@@ -234,56 +211,90 @@ def unaliased(leaves: Sequence[Any], others: Sequence[Any]) -> list[Any]:
     return results
 
 
-def is_symbolic(value: object) -> bool:
-    return isinstance(value, SymInt | SymFloat | SymBool)
-
-
-def _lifted(numbers: Mapping[str, SymInt], tensors: Any) -> list[SymInt]:
-    """Those that are no size of an operand anyhow."""
-    sizes = {str(size) for tensor in tensors for size in tensor.shape}
-    return [number for name, number in numbers.items() if name not in sizes]
-
-
 def _shape_env() -> Any:
     mode = detect_fake_mode()
     mode = mode or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     return None if mode is None else mode.shape_env
 
 
-def state_now() -> dict[tuple[str, str], Any]:
-    """Every attribute of every module, and the length of every container among them."""
-    module = running_module()
-    state: dict[tuple[str, str], Any] = {}
-    for path, owner in module.named_modules() if module is not None else ():
-        for store in (vars(owner), owner._buffers, owner._parameters):
-            for name, value in store.items():
-                size = len(value) if isinstance(value, list | dict | set) else 0
-                state[path, str(name)] = (value, size)
-    return state
+def _state_now() -> list[tuple[str, dict[str, Any], dict[str, tuple[Any, int]]]]:
+    """Path, attributes, and a copy of these with the length of every container among them."""
+    return [
+        (path, store, {name: (value, _length(value)) for name, value in store.items()})
+        for path, owner in running_module().named_modules()
+        for store in (vars(owner), owner._buffers, owner._parameters)
+    ]
 
 
-def refuse_changes(site: Site, before: Mapping[tuple[str, str], Any]) -> None:
-    after = state_now()
-    for key in {**before, **after}:
-        old, new = before.get(key), after.get(key)
-        if old is None or new is None or old[0] is not new[0] or old[1] != new[1]:
-            path, name = key
-            _put_back(path, name, old)
-            raise site.refuse(f"a branch changes the state of the module: {_dotted(path, name)}")
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, list | dict | set) else 0
 
 
-def _put_back(path: str, name: str, old: Any) -> None:
-    module = running_module()
-    assert module is not None
-    owner = module.get_submodule(path)
-    for store in (owner._buffers, owner._parameters, vars(owner)):
-        if name in store:
-            if old is None:
-                store.pop(name)
+def _refuse_changes(
+    site: Site, before: Sequence[tuple[str, dict[str, Any], dict[str, tuple[Any, int]]]]
+) -> None:
+    for path, store, old in before:
+        for name in {**old, **store}:
+            if name in old and name in store:
+                value, length = old[name]
+                if value is store[name] and length == _length(value):
+                    continue
+            if name in old:
+                store[name] = old[name][0]
             else:
-                store[name] = old[0]
-            return
+                del store[name]
+            place = f"{path}.{name}" if path else name
+            raise site.refuse(f"a branch changes the state of the module: {place}")
 
 
-def _dotted(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+class _Constants(TorchFunctionMode):
+    """Makes tensors from Python values by operators: a subgraph with constants of its own does not
+    survive `run_decompositions`."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is Tensor.__setitem__ and isinstance(args[2], bool | int | float):
+            value = torch.full((), args[2], dtype=args[0].dtype, device=args[0].device)
+            args = (*args[:2], value)
+        elif func in (torch.tensor, torch.as_tensor) and _is_small(args[0]):
+            return _filled(args[0], kwargs.get("dtype"), kwargs.get("device"))
+        return func(*args, **kwargs)
+
+
+def _is_small(data: Any) -> bool:
+    leaves = pytree.tree_leaves(data)
+    return 0 < len(leaves) <= 64 and all(isinstance(leaf, bool | int | float) for leaf in leaves)
+
+
+def _filled(data: Any, dtype: torch.dtype | None, device: Any) -> Tensor:
+    if isinstance(data, list | tuple):
+        dtype = dtype or _dtype_of(data)
+        return torch.stack([_filled(part, dtype, device) for part in data])
+    return torch.full((), data, dtype=dtype or _dtype_of(data), device=device)
+
+
+def _dtype_of(data: Any) -> torch.dtype:
+    kinds = {type(leaf) for leaf in pytree.tree_leaves(data)}
+    if float in kinds:
+        return torch.get_default_dtype()
+    return torch.int64 if int in kinds else torch.bool
+
+
+def with_modes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, run with the function modes of now: inside an operator they are not active.
+
+    torch.export understands `x[i]` with a symbolic `i` through such a mode.
+    """
+    modes = _get_current_function_mode_stack()
+
+    def run(*arguments: Any) -> Any:
+        active = {type(mode) for mode in _get_current_function_mode_stack()}
+        with ExitStack() as stack:
+            for mode in (*modes, _Constants()):
+                if type(mode) not in active:
+                    stack.enter_context(mode)
+            return function(*arguments)
+
+    return run

@@ -52,19 +52,13 @@ PYTHON = "Python"
 """What a place stays whose predicate is a plain value."""
 
 
-@dataclass(frozen=True)
-class _Running:
-    sites: Sequence[Site]
-    module: nn.Module | None
-
-
-_running: list[_Running] = []
+_running: list[tuple[Sequence[Site], nn.Module]] = []
 
 
 @contextmanager
-def running(sites: Sequence[Site], module: nn.Module | None) -> Iterator[None]:
+def running(sites: Sequence[Site], module: nn.Module) -> Iterator[None]:
     """Rewritten code names its places by their index in `sites` while this is entered."""
-    _running.append(_Running(sites, module))
+    _running.append((sites, module))
     try:
         yield
     finally:
@@ -73,9 +67,9 @@ def running(sites: Sequence[Site], module: nn.Module | None) -> Iterator[None]:
 
 def site_of(index: int) -> Site:
     """The place that rewritten code calls `index`."""
-    return _running[-1].sites[index]
+    return _running[-1][0][index]
 
 
-def running_module() -> nn.Module | None:
+def running_module() -> nn.Module:
     """The module that runs rewritten code, of which no branch may change the state."""
-    return _running[-1].module
+    return _running[-1][1]

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
-from torch._prims_common import get_higher_dtype
+from torch._prims_common import number_type, type_to_dtype
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.types import py_sym_types
 
 from enginecast.capture.control_flow.operators.sites import Site
 
@@ -42,8 +43,8 @@ def truth(value: Any) -> Any:
     if not is_open(value):
         return bool(value)
     if isinstance(value, Tensor):
-        flat = value.reshape(()) if value.dim() else value
-        return flat if flat.dtype == torch.bool else flat != 0
+        value = scalar(value)
+        return value if value.dtype == torch.bool else value != 0
     return value if isinstance(value, SymBool) else value != 0
 
 
@@ -57,22 +58,21 @@ def as_predicate(value: Any) -> Tensor:
     return torch.full((), value, dtype=torch.bool)
 
 
+def scalar(value: Tensor) -> Tensor:
+    """A tensor of one element without its dimensions."""
+    return value.reshape(()) if value.dim() else value
+
+
 def scalar_dtype(value: object) -> torch.dtype | None:
     """The dtype of the tensor that stands for a Python number; None for anything else."""
-    if isinstance(value, bool | SymBool):
-        return torch.bool
-    if isinstance(value, int | SymInt):
-        return torch.int64
-    if isinstance(value, float | SymFloat):
-        return torch.get_default_dtype()
+    if isinstance(value, bool | int | float | SymBool | SymInt | SymFloat):
+        return type_to_dtype(number_type(value))
     return None
 
 
-def wider(one: torch.dtype, other: torch.dtype) -> torch.dtype:
-    """The dtype that two numbers have in common."""
-    found = get_higher_dtype(one, other)
-    assert found is not None
-    return found
+def sizes(value: object) -> list[str]:
+    """The shape of a tensor as text, which compares without a guard; a number has none."""
+    return [str(size) for size in value.shape] if isinstance(value, Tensor) else []
 
 
 def as_tensor(value: Any, dtype: torch.dtype) -> Tensor:
@@ -88,28 +88,21 @@ def as_tensor(value: Any, dtype: torch.dtype) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Like:
-    """What a tensor looks like."""
-
-    shape: tuple[Any, ...]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
 class Leaf:
     """What one value of two ways becomes."""
 
     constant: Any = None
     """The value itself, where both ways agree."""
-    like: Like | None = None
-    """What the tensor that stands for it looks like; None: it is constant."""
+    shape: tuple[Any, ...] = ()
+    dtype: torch.dtype | None = None
+    """Of the tensor that stands for it; None: it is constant."""
 
     def tensor(self, value: Any) -> Tensor:
         """What a way returns for this value."""
-        assert self.like is not None
+        assert self.dtype is not None
         if value is UNDEFINED:  # read later only where Python would raise NameError
-            return torch.zeros(self.like.shape, dtype=self.like.dtype)
-        return as_tensor(value, self.like.dtype)
+            return torch.zeros(self.shape, dtype=self.dtype)
+        return as_tensor(value, self.dtype)
 
 
 def reconcile(site: Site, name: str, one: Any, other: Any) -> Leaf:
@@ -118,50 +111,26 @@ def reconcile(site: Site, name: str, one: Any, other: Any) -> Leaf:
     Raises:
         RewriteRefused: no tensor can stand for both.
     """
-    if one is other or (one is UNDEFINED and scalar_dtype(other) is None and _fixed(other)):
-        return Leaf(constant=other)
-    if other is UNDEFINED and scalar_dtype(one) is None and _fixed(one):
-        return Leaf(constant=one)
-    if type(one) is type(other) and _fixed(one) and one == other:
-        return Leaf(constant=one)
-    first, second = _dtype(one, other), _dtype(other, one)
-    if first is None or second is None:
+    if one is other:
+        return Leaf(one)
+    bound = [value for value in (one, other) if value is not UNDEFINED]
+    tensors = [value for value in bound if isinstance(value, Tensor)]
+    dtypes = [value.dtype if isinstance(value, Tensor) else scalar_dtype(value) for value in bound]
+    if not any(isinstance(value, (Tensor, *py_sym_types)) for value in bound):
+        is_same = len(bound) == 2 and type(one) is type(other) and one == other
+        if is_same or dtypes == [None]:
+            return Leaf(bound[0])
+    known = [dtype for dtype in dtypes if dtype is not None]
+    if len(known) < len(bound):
         raise site.refuse(f"{name} is {_kind(one)} one way and {_kind(other)} the other")
-    return _tensor(site, name, (one, first), (other, second))
-
-
-def _tensor(
-    site: Site, name: str, one: tuple[Any, torch.dtype], other: tuple[Any, torch.dtype]
-) -> Leaf:
-    dtype = one[1]
-    if one[1] != other[1]:
-        if isinstance(one[0], Tensor) and isinstance(other[0], Tensor):
-            raise site.refuse(f"{name} is {one[1]} one way and {other[1]} the other")
-        dtype = wider(one[1], other[1])
-    ranks = {value.dim() if isinstance(value, Tensor) else 0 for value in _bound(one, other)}
-    if len(ranks) > 1:
-        raise site.refuse(f"{name} has {_kind(one[0])} one way and {_kind(other[0])} the other")
-    for value in _bound(one, other):
-        if isinstance(value, Tensor):
-            if value.dtype != dtype:
-                raise site.refuse(f"{name} is {_kind(one[0])} one way, {_kind(other[0])} the other")
-            return Leaf(like=Like(tuple(value.shape), dtype))
-    return Leaf(like=Like((), dtype))
-
-
-def _bound(*pairs: tuple[Any, torch.dtype]) -> list[Any]:
-    return [value for value, _ in pairs if value is not UNDEFINED]
-
-
-def _dtype(value: Any, other: Any) -> torch.dtype | None:
-    if value is UNDEFINED:
-        value = other
-    return value.dtype if isinstance(value, Tensor) else scalar_dtype(value)
-
-
-def _fixed(value: Any) -> bool:
-    """Whether it can be compared by `==` and passed on as it is."""
-    return not isinstance(value, Tensor | SymInt | SymFloat | SymBool)
+    if len(tensors) == 2 and one.dtype != other.dtype:
+        raise site.refuse(f"{name} is {one.dtype} one way and {other.dtype} the other")
+    if len({value.dim() if isinstance(value, Tensor) else 0 for value in bound}) > 1:
+        raise site.refuse(f"{name} has {_kind(one)} one way and {_kind(other)} the other")
+    dtype = torch.promote_types(known[0], known[-1])
+    if any(value.dtype != dtype for value in tensors):
+        raise site.refuse(f"{name} is {_kind(one)} one way, {_kind(other)} the other")
+    return Leaf(shape=tuple(tensors[0].shape) if tensors else (), dtype=dtype)
 
 
 def _kind(value: Any) -> str:

@@ -1,19 +1,20 @@
 """Inputs of a model that comes without examples: from its config and from its `forward`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedConfig
 
-from enginecast.capture.inputs.derive.audio import AUDIO_INPUTS
 from enginecast.capture.inputs.derive.model_facts import ModelFacts, facts_of
-from enginecast.capture.inputs.derive.series import SERIES_INPUTS
+from enginecast.capture.inputs.derive.signals import (
+    AUDIO_INPUTS,
+    SERIES_INPUTS,
+    VISION_INPUTS,
+    Derive,
+)
 from enginecast.capture.inputs.derive.text import TEXT_INPUTS
-from enginecast.capture.inputs.derive.vision import VISION_INPUTS
 from enginecast.capture.inputs.specs import InputSpec, from_example, with_example_sizes
 from enginecast.capture.sources.source import Source
 from enginecast.errors import UsageError
-
-Derive = Callable[[ModelFacts], InputSpec | None]
 
 INPUTS: Mapping[str, Derive] = {**TEXT_INPUTS, **VISION_INPUTS, **AUDIO_INPUTS, **SERIES_INPUTS}
 """For each argument that can be derived, how; None where the config lacks what describes it."""
@@ -148,12 +149,8 @@ def _is_fitting(facts: ModelFacts, name: str) -> bool:
 def _derived(facts: ModelFacts, name: str, names: Sequence[str]) -> InputSpec:
     placeholders = _placeholders(facts)
     if placeholders and name in COUNTED and "input_ids" in names:
-        raise _underivable(
-            facts,
-            name,
-            names,
-            f"input_ids must hold the id {placeholders[0]} once for each of its features",
-        )
+        known = f"input_ids must hold the id {placeholders[0]} once for each of its features"
+        raise _underivable(facts, name, names, known)
     spec = INPUTS[name](facts) if name in INPUTS else None
     if spec is None:
         raise _underivable(facts, name, names, facts.shapes.get(name, ""))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from enginecast.capture.control_flow.detect.detect import detect
 from enginecast.capture.control_flow.detect.dynamo_witness import ask_dynamo, private_copy
+from enginecast.capture.control_flow.detect.findings import Finding
 from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.inputs.examples import verification_inputs
 from enginecast.capture.inputs.specs import InputSpec
@@ -53,13 +54,14 @@ def flow_of_refused(
     """
     cause = error.__cause__
     refusals = [] if cause is None else [explain(cause)]
-    verdict, runs = None, list[list[Read]]()
+    breaks: tuple[Finding, ...] = ()
+    runs: list[list[Read]] = []
     module = _runnable(source)
     if module is not None:
         cases = [case.inputs for case in verification_inputs(specs, SEED)[:MOST_RUNS]]
         runs = _runs(module, cases)
-        verdict = ask_dynamo(module, cases[0])
-    found = [each.to_json() for each in detect(refusals=refusals, runs=runs, verdict=verdict)]
+        breaks = ask_dynamo(module, cases[0])
+    found = [each.to_json() for each in detect(refusals=refusals, runs=runs, breaks=breaks)]
     for each in found:
         if goes_on and each["action"] == "refused":
             each["action"] = TO_TORCHSCRIPT

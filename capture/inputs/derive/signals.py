@@ -1,0 +1,297 @@
+"""Images and videos, sound, and series and other rows of numbers whose sizes a config gives."""
+
+import math
+from collections.abc import Callable, Mapping
+from itertools import chain
+
+import torch
+from transformers import PreTrainedConfig
+
+from enginecast.capture.inputs.derive.model_facts import ModelFacts, number_of, numbers_of
+from enginecast.capture.inputs.derive.text import TARGET, batch
+from enginecast.capture.inputs.specs import DimSpec, InputSpec, Kind
+from enginecast.capture.sources.text_config import longest_target
+
+Derive = Callable[[ModelFacts], InputSpec | None]
+
+SIDES = ("image_size", "img_size", "crop_size", "input_size", "max_img_size")
+CHANNELS = ("num_channels", "in_channels", "in_chans", "input_channels", "image_channels")
+FRAME_COUNTS = ("num_frames", "frames_per_clip")
+PARTS = ("vision_config", "image_config", "video_config", "backbone_config", "encoder")
+"""Where the image side of a config of several parts is; searched before the others."""
+
+SIDE_WITHOUT_LIMIT = 224
+SMALLEST_SIDE = 64
+LARGEST_SIDE = 2048
+"""Sides of images where the config gives none: convolutions take any.  Five of them with a stride
+of two leave two pixels of the smallest; of one, torch.export makes a constant."""
+
+PACKED = ("grid_thw", "image_grid_thw", "spatial_shapes", "pixel_position_ids", "target_sizes")
+"""Arguments of models that take images cut into patches, whose number each image decides."""
+
+MEL_BINS = ("num_mel_bins", "n_mels", "input_feat_size")
+FEATURES = ("input_feat_per_channel", "feature_projection_input_dim")
+"""Width of a frame in configs of models that take [batch, frames, features]."""
+
+FRAMES_WITHOUT_LIMIT = 1024
+FEWEST_FRAMES = 32
+"""Convolutions over frames halve them up to four times."""
+
+FEWEST_STEPS = 8
+"""Frames that the shortest waveform gives: a few, so that the position convolution sees some."""
+LONGEST_STEPS = 512
+SECOND = 16000
+"""Samples, where the config gives neither a rate nor convolutions."""
+
+
+def pixel_values(facts: ModelFacts) -> InputSpec | None:
+    """`pixel_values` [batch, channels, height, width]; [batch, frames, ...] of a video model."""
+    if any(name in facts.arguments for name in PACKED):
+        return None
+    frames = number_of(_vision(facts), *FRAME_COUNTS)
+    return _pixels(facts, "pixel_values", () if frames is None else (frames,))
+
+
+def pixel_values_videos(facts: ModelFacts) -> InputSpec | None:
+    """`pixel_values_videos` [batch, frames, channels, height, width]."""
+    frames = facts.number(*FRAME_COUNTS)
+    if frames is None or any(name in facts.arguments for name in PACKED):
+        return None
+    return _pixels(facts, "pixel_values_videos", (frames,))
+
+
+def pixel_mask(facts: ModelFacts) -> InputSpec | None:
+    """`pixel_mask` [batch, height, width] of ones: all of an image is valid."""
+    pixels = pixel_values(facts)
+    if pixels is None or len(pixels.dims) != 4:
+        return None
+    first, _, height, width = pixels.dims
+    return InputSpec("pixel_mask", "tensor", torch.int64, (first, height, width), 1, 1)
+
+
+def _pixels(facts: ModelFacts, name: str, frames: tuple[int, ...]) -> InputSpec:
+    vision = _vision(facts)
+    channels = number_of(vision, *CHANNELS) or facts.number(*CHANNELS) or 3
+    static = tuple(DimSpec.static(size) for size in (*frames, channels))
+    kind: Kind = "tensor" if frames else "image"
+    sides = _sides(vision)
+    if sides is not None:
+        image = tuple(map(DimSpec.static, sides))
+    elif frames:
+        image = (DimSpec.static(SIDE_WITHOUT_LIMIT),) * 2
+    else:
+        image = tuple(
+            DimSpec(axis, SIDE_WITHOUT_LIMIT, SMALLEST_SIDE, LARGEST_SIDE)
+            for axis in ("height", "width")
+        )
+    return InputSpec(name, kind, torch.float32, (batch(), *static, *image))
+
+
+def _vision(facts: ModelFacts) -> PreTrainedConfig:
+    """The part of the config that knows the size of images, else the one named for them."""
+    own = [getattr(facts.config, name, None) for name in PARTS]
+    named = [part for part in own if isinstance(part, PreTrainedConfig)]
+    candidates = [*chain([facts.config], named, facts.parts)]
+    sized = (part for part in candidates if _sides(part) is not None)
+    return next(sized, named[0] if named else facts.config)
+
+
+def _sides(config: PreTrainedConfig) -> tuple[int, int] | None:
+    """Height and width of an image, from a number, a pair, or `{"height": .., "width": ..}`."""
+    for name in SIDES:
+        size = getattr(config, name, None)
+        if isinstance(size, Mapping):
+            size = (size.get("height"), size.get("width"))
+        pair = tuple(size) if isinstance(size, (list, tuple)) else (size, size)
+        if len(pair) == 2 and all(isinstance(side, int) and side > 0 for side in pair):
+            height, width = pair
+            return height, width
+    return None
+
+
+VISION_INPUTS = {
+    "pixel_values": pixel_values,
+    "pixel_values_videos": pixel_values_videos,
+    "pixel_mask": pixel_mask,
+}
+
+
+def input_features(facts: ModelFacts) -> InputSpec | None:
+    """`input_features`: spectrograms [batch, mel bins, frames] or [batch, frames, features].
+
+    Configs with `num_mel_bins` and `max_source_positions` follow Whisper, whose two convolutions
+    halve the frames once: it takes exactly twice as many as it has positions, mel bins first.
+    """
+    width = facts.number(*FEATURES)
+    if width is not None:
+        return _floats("input_features", _frames(facts), DimSpec.static(width))
+    bins = facts.number(*MEL_BINS)
+    if bins is None:
+        return None
+    side = facts.number("spec_size")
+    if side is not None:  # a spectrogram that is folded into a square image (CLAP)
+        frames = side * (side // bins)
+        return _floats("input_features", *map(DimSpec.static, (1, frames, bins)))
+    positions = facts.number("max_source_positions")
+    if positions is not None:
+        return _floats("input_features", DimSpec.static(bins), DimSpec.static(2 * positions))
+    return _floats("input_features", _frames(facts), DimSpec.static(bins))
+
+
+def input_features_mask(facts: ModelFacts) -> InputSpec | None:
+    """`input_features_mask` [batch, frames] of ones: all frames are sound."""
+    features = input_features(facts)
+    if features is None:
+        return None
+    bins = facts.number(*MEL_BINS)
+    frames = next(dim for dim in features.dims[1:] if dim.name or dim.size != bins)
+    dims = (features.dims[0], frames)
+    return InputSpec("input_features_mask", "tensor", torch.int64, dims, 1, 1)
+
+
+def input_values(facts: ModelFacts) -> InputSpec | None:
+    """`input_values`: a waveform [batch, samples], with its channels [batch, channels, samples]
+    for codecs, or a spectrogram [batch, frames, mel bins] where the config gives both sizes."""
+    bins, frames = (number_of(facts.config, name) for name in ("num_mel_bins", "max_length"))
+    strides = _strides(facts)
+    if bins is not None and frames is not None and strides is None:
+        return _floats("input_values", DimSpec.static(frames), DimSpec.static(bins))
+    if strides is not None:
+        return _floats("input_values", _samples(strides))
+    hop = _hop(facts)
+    if hop is not None:
+        channels = DimSpec.static(facts.number("audio_channels") or 1)
+        return _floats("input_values", channels, DimSpec.static(hop * FEWEST_FRAMES))
+    second = facts.number("sampling_rate", "sample_rate") or SECOND
+    return _floats("input_values", DimSpec.static(second))
+
+
+def decoder_input_values(facts: ModelFacts) -> InputSpec | None:
+    """`decoder_input_values` [batch, target_sequence, mel bins]: the spectrogram so far."""
+    bins = facts.number(*MEL_BINS)
+    if bins is None:
+        return None
+    target = DimSpec(TARGET, 5, 1, longest_target(facts.config))
+    return _floats("decoder_input_values", target, DimSpec.static(bins))
+
+
+def _floats(name: str, *dims: DimSpec) -> InputSpec:
+    return InputSpec(name, "tensor", torch.float32, (batch(), *dims))
+
+
+def _frames(facts: ModelFacts) -> DimSpec:
+    """As many frames as a text may have tokens, or as there are positions for them."""
+    longest = facts.number("max_source_positions", "max_position_embeddings")
+    longest = max(longest or FRAMES_WITHOUT_LIMIT, FEWEST_FRAMES)
+    return DimSpec("frames", min(2 * FEWEST_FRAMES, longest), FEWEST_FRAMES, longest)
+
+
+def _strides(facts: ModelFacts) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Kernels and strides of the convolutions that turn a waveform into frames (wav2vec 2.0)."""
+    kernels, strides = (numbers_of(facts.config, f"conv_{what}") for what in ("kernel", "stride"))
+    if kernels is None or strides is None or len(kernels) != len(strides):
+        return None
+    return kernels, strides
+
+
+def _samples(convolutions: tuple[tuple[int, ...], tuple[int, ...]]) -> DimSpec:
+    fewest, longest = (samples_for(steps, convolutions) for steps in (FEWEST_STEPS, LONGEST_STEPS))
+    return DimSpec("samples", samples_for(2 * FEWEST_STEPS, convolutions), fewest, longest)
+
+
+def samples_for(steps: int, convolutions: tuple[tuple[int, ...], tuple[int, ...]]) -> int:
+    """The fewest samples that unpadded convolutions turn into `steps` frames."""
+    needed = steps
+    for kernel, stride in zip(*map(reversed, convolutions), strict=True):
+        needed = (needed - 1) * stride + kernel
+    return needed
+
+
+def _hop(facts: ModelFacts) -> int | None:
+    """Samples that a codec turns into one frame."""
+    for name in ("upsampling_ratios", "downsampling_ratios", "upsample_rates"):
+        ratios = next((r for part in facts.parts if (r := numbers_of(part, name))), None)
+        if ratios is not None:
+            return math.prod(ratios)
+    return facts.number("hop_length")
+
+
+AUDIO_INPUTS = {
+    "input_features": input_features,
+    "input_features_mask": input_features_mask,
+    "input_values": input_values,
+    "decoder_input_values": decoder_input_values,
+}
+
+
+def past_values(facts: ModelFacts) -> InputSpec | None:
+    """`past_values` [batch, steps], or [batch, steps, channels] for series of several values."""
+    dims = _past(facts)
+    return None if dims is None else InputSpec("past_values", "tensor", torch.float32, dims)
+
+
+def past_observed_mask(facts: ModelFacts) -> InputSpec | None:
+    """`past_observed_mask`, shaped as `past_values`: which of them were measured."""
+    dims = _past(facts)
+    return None if dims is None else InputSpec("past_observed_mask", "tensor", torch.bool, dims)
+
+
+def past_values_padding(facts: ModelFacts) -> InputSpec | None:
+    """`past_values_padding` [batch, steps] of zeros: nothing is filled up."""
+    dims = _past(facts)
+    if dims is None:
+        return None
+    return InputSpec("past_values_padding", "tensor", torch.int64, dims[:2], 0, 0)
+
+
+def past_time_features(facts: ModelFacts) -> InputSpec | None:
+    """`past_time_features` [batch, steps, features]."""
+    dims, features = _past(facts), number_of(facts.config, "num_time_features")
+    if dims is None or features is None:
+        return None
+    return _floats("past_time_features", dims[1], DimSpec.static(features))
+
+
+def freq(facts: ModelFacts) -> InputSpec | None:
+    """`freq` [batch, 1]: which of the known frequencies a series has."""
+    kinds = number_of(facts.config, "freq_size")
+    if kinds is None:
+        return None
+    return InputSpec("freq", "tensor", torch.int64, (batch(), DimSpec.static(1)), 0, kinds - 1)
+
+
+def rows(name: str, *fields: str) -> Derive:
+    """An input [batch, rows, width] of floats, whose width is in one of `fields`."""
+
+    def derive(facts: ModelFacts) -> InputSpec | None:
+        width = number_of(facts.config, *fields)
+        if width is None:
+            return None
+        longest = facts.number("max_position_embeddings", "n_positions") or 512
+        return _floats(name, DimSpec("rows", 6, 1, longest), DimSpec.static(width))
+
+    return derive
+
+
+def _past(facts: ModelFacts) -> tuple[DimSpec, ...] | None:
+    """Models with lags look further back than their context."""
+    context = number_of(facts.config, "context_length")
+    if context is None:
+        return None
+    lags = getattr(facts.config, "lags_sequence", None) or [0]
+    steps = DimSpec.static(context + max(lags))
+    channels = number_of(facts.config, "num_input_channels")
+    width = channels or number_of(facts.config, "input_size") or 1
+    is_wide = channels is not None or width > 1
+    return (batch(), steps, DimSpec.static(width)) if is_wide else (batch(), steps)
+
+
+SERIES_INPUTS: dict[str, Derive] = {
+    "past_values": past_values,
+    "past_observed_mask": past_observed_mask,
+    "past_values_padding": past_values_padding,
+    "past_time_features": past_time_features,
+    "freq": freq,
+    "inputs": rows("inputs", "d_model"),
+    "query_embeds": rows("query_embeds", "hidden_size"),
+}
