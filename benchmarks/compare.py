@@ -36,7 +36,8 @@ from transformers import (
 
 from enginecast import compile as compile_model
 from enginecast import load
-from enginecast.capture.inputs.derive.derive import from_config
+from enginecast.capture.inputs.derive.derive import from_facts
+from enginecast.capture.inputs.derive.model_facts import ModelFacts
 from enginecast.capture.inputs.examples import sample
 from enginecast.runtime.bundle.manifest import Manifest
 
@@ -90,8 +91,8 @@ def compare(
 ) -> dict[str, Any]:
     """Export one model both ways, then time the three in turns."""
     model = model.eval().requires_grad_(False)
-    specs = from_config(
-        model.config, ("input_ids", "attention_mask", "pixel_values")[_takes(model)]
+    specs = from_facts(
+        ModelFacts(model.config, ("input_ids", "attention_mask", "pixel_values")[_takes(model)])
     )
     inputs = sample(specs, sizes, seed=1)
     with tempfile.TemporaryDirectory() as folder:

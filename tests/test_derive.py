@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from enginecast.capture.inputs.derive.derive import from_config, from_facts
+from enginecast.capture.inputs.derive.derive import from_facts
 from enginecast.capture.inputs.derive.model_facts import ModelFacts, documented
 from enginecast.capture.inputs.derive.signals import samples_for
 from enginecast.capture.inputs.examples import example_sizes, sample
@@ -34,9 +34,9 @@ def facts(class_name: str, config: PreTrainedConfig) -> ModelFacts:
     names = tuple(parameter.name for parameter in parameters)
     main = model_class.main_input_name
     return ModelFacts(
-        class_name,
         config,
         names,
+        class_name,
         tuple(p.name for p in parameters if p.default is p.empty),
         (main,) if main in names else (),
         documented(model_class),
@@ -143,7 +143,10 @@ def test_boxes_are_on_the_page_and_not_turned_inside_out(tmp_path: Path) -> None
 def test_decoder_input_ids_are_wanted_of_pairs_alone() -> None:
     config = transformers.T5Config(is_encoder_decoder=False)
     arguments = ("input_ids", "attention_mask", "decoder_input_ids")
-    assert [spec.name for spec in from_config(config, arguments)] == ["input_ids", "attention_mask"]
+    assert [spec.name for spec in from_facts(ModelFacts(config, arguments))] == [
+        "input_ids",
+        "attention_mask",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -176,19 +179,19 @@ def test_a_video_has_an_argument_of_its_own() -> None:
 
 def test_a_side_is_read_from_a_mapping_and_from_the_part_that_has_it() -> None:
     config = PreTrainedConfig(image_size={"height": 24, "width": 40})
-    (pixels,) = from_config(config, ("pixel_values",))
+    (pixels,) = from_facts(ModelFacts(config, ("pixel_values",)))
     assert sizes(pixels) == (BATCH, 3, 24, 40)
     outer = PreTrainedConfig()
     outer.backbone_config = PreTrainedConfig(image_size=32, num_channels=2)
-    (pixels,) = from_config(outer, ("pixel_values",))
+    (pixels,) = from_facts(ModelFacts(outer, ("pixel_values",)))
     assert sizes(pixels) == (BATCH, 2, 32, 32)
 
 
 def test_a_mask_of_pixels_is_all_ones_and_only_where_it_is_required() -> None:
     config = PreTrainedConfig(image_size=32)
     arguments = ("pixel_values", "pixel_mask")
-    assert [spec.name for spec in from_config(config, arguments)] == ["pixel_values"]
-    pixels, mask = from_facts(ModelFacts("x", config, arguments, arguments))
+    assert [spec.name for spec in from_facts(ModelFacts(config, arguments))] == ["pixel_values"]
+    pixels, mask = from_facts(ModelFacts(config, arguments, "x", arguments))
     assert sizes(mask) == (BATCH, 32, 32)
     drawn = sample((pixels, mask), {}, 0)["pixel_mask"]
     assert drawn.dtype == torch.int64
@@ -297,17 +300,17 @@ def test_an_example_of_the_file_has_the_shapes_that_are_known() -> None:
     config = PreTrainedConfig(image_size=32)
     arguments = ("pixel_values", "boxes")
     with pytest.raises(UsageError, match="the input 'boxes' of x cannot be derived") as refused:
-        from_facts(ModelFacts("x", config, arguments, arguments))
+        from_facts(ModelFacts(config, arguments, "x", arguments))
     assert '"pixel_values": torch.zeros([3, 3, 32, 32], dtype=torch.float32)' in refused.value.hint
     with pytest.raises(UsageError, match="forward takes left, right, of which none is known"):
-        from_config(config, ("left", "right"), "x")
+        from_facts(ModelFacts(config, ("left", "right"), "x"))
 
 
 def test_features_that_need_placeholders_are_refused_with_the_reason() -> None:
     config = PreTrainedConfig(image_size=32, vocab_size=9, image_token_id=8)
     arguments = ("pixel_values", "input_ids")
     with pytest.raises(UsageError, match="input_ids must hold the id image_token_id once for each"):
-        from_facts(ModelFacts("x", config, arguments, arguments))
+        from_facts(ModelFacts(config, arguments, "x", arguments))
 
 
 def test_a_config_of_several_texts_is_read(tmp_path: Path) -> None:

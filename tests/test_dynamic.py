@@ -4,13 +4,14 @@ import pytest
 import torch
 from models import t5_config, vit_config
 
-from enginecast.capture.inputs.derive.derive import from_config
+from enginecast.capture.inputs.derive.derive import from_facts
+from enginecast.capture.inputs.derive.model_facts import ModelFacts
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
 from enginecast.errors import UsageError
 
-TEXT = from_config(t5_config(), ("input_ids", "attention_mask"))
-IMAGE = from_config(vit_config(), ("pixel_values",))
+TEXT = from_facts(ModelFacts(t5_config(), ("input_ids", "attention_mask")))
+IMAGE = from_facts(ModelFacts(vit_config(), ("pixel_values",)))
 
 
 def applied(specs: tuple[InputSpec, ...], *texts: str) -> tuple[InputSpec, ...]:

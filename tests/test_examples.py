@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import RobertaConfig, WhisperConfig
 
-from enginecast.capture.inputs.derive.derive import derive, from_config
+from enginecast.capture.inputs.derive.derive import derive, from_facts
+from enginecast.capture.inputs.derive.model_facts import ModelFacts
 from enginecast.capture.inputs.examples import Case, sample, verification_inputs
 from enginecast.capture.inputs.given import check_arguments, given_prompts, read_inputs, tokenize
 from enginecast.capture.inputs.specs import (
@@ -31,8 +32,8 @@ from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.sources.source import open_source
 from enginecast.errors import SourceError, UsageError
 
-TEXT = from_config(t5_config(), ("input_ids", "attention_mask"))
-IMAGE = from_config(vit_config(), ("pixel_values",))
+TEXT = from_facts(ModelFacts(t5_config(), ("input_ids", "attention_mask")))
+IMAGE = from_facts(ModelFacts(vit_config(), ("pixel_values",)))
 
 
 def test_text_model_takes_ids_and_a_mask() -> None:
@@ -43,14 +44,16 @@ def test_text_model_takes_ids_and_a_mask() -> None:
 
 
 def test_mask_is_left_out_when_forward_has_none() -> None:
-    assert [spec.name for spec in from_config(t5_config(), ("input_ids",))] == ["input_ids"]
+    assert [spec.name for spec in from_facts(ModelFacts(t5_config(), ("input_ids",)))] == [
+        "input_ids"
+    ]
 
 
 def test_longest_sequence_comes_from_the_position_table() -> None:
-    assert from_config(bert_config(), ("input_ids",))[0].dims[1].maximum == 64
-    assert from_config(llama_config(), ("input_ids",))[0].dims[1].maximum == 64
+    assert from_facts(ModelFacts(bert_config(), ("input_ids",)))[0].dims[1].maximum == 64
+    assert from_facts(ModelFacts(llama_config(), ("input_ids",)))[0].dims[1].maximum == 64
     roberta = RobertaConfig(max_position_embeddings=514, pad_token_id=1)
-    assert from_config(roberta, ("input_ids",))[0].dims[1].maximum == 512
+    assert from_facts(ModelFacts(roberta, ("input_ids",)))[0].dims[1].maximum == 512
 
 
 def test_image_model_takes_a_dynamic_batch_of_static_images() -> None:
@@ -70,7 +73,7 @@ def test_derived_from_a_folder(tmp_path: Path) -> None:
 
 def test_other_inputs_must_be_given() -> None:
     with pytest.raises(UsageError, match=r"forward takes waves, of which none is known") as refused:
-        from_config(WhisperConfig(), ("waves",), "whisper")
+        from_facts(ModelFacts(WhisperConfig(), ("waves",), "whisper"))
     assert "--inputs FILE.safetensors" in refused.value.hint
 
 
@@ -245,7 +248,7 @@ def test_prompts_are_padded_on_the_right_and_cut(tmp_path: Path) -> None:
 
 def test_every_text_ends_with_the_models_end_of_text() -> None:
     config = t5_config()
-    specs = from_config(config, ("input_ids", "attention_mask"))
+    specs = from_facts(ModelFacts(config, ("input_ids", "attention_mask")))
     for case in verification_inputs(specs, seed=0):
         ids, mask = case.inputs["input_ids"], case.inputs["attention_mask"]
         last = ids.gather(1, mask.sum(1, keepdim=True) - 1)

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from enginecast.capture.inputs.derive.derive import derive
 from enginecast.capture.inputs.examples import example_sizes, sample, verification_inputs
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
-from enginecast.capture.inputs.specs import DimSpec, InputSpec
+from enginecast.capture.inputs.specs import DimSpec, InputSpec, ranges_of
 from enginecast.capture.outputs.flatten import name_result
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.sources.source import Source, open_source
@@ -134,7 +134,7 @@ def test_module_paths_have_no_prefix_of_ours(
 
 def test_signature_of_a_text_model(programs: Programs) -> None:
     result = programs["bert-fp32"][1]
-    assert result.symbols == {"batch": (1, 64), "sequence": (1, 64)}
+    assert ranges_of(result.inputs) == {"batch": (1, 64), "sequence": (1, 64)}
     assert [spec.name for spec in result.inputs] == ["input_ids", "attention_mask"]
     assert [(spec.name, spec.dims) for spec in result.outputs] == [
         ("last_hidden_state", ("batch", "sequence", 32)),
@@ -162,7 +162,7 @@ def test_a_program_file_is_taken_as_it_is(programs: Programs, tmp_path: Path) ->
     assert [spec.name for spec in result.inputs] == ["input_ids", "attention_mask"]
     assert [(spec.low, spec.high) for spec in result.inputs] == [(0, VOCABULARY - 1), (0, 1)]
     assert [spec.kind for spec in result.inputs] == ["token_ids", "attention_mask"]
-    assert result.symbols == {"batch": (1, 64), "sequence": (1, 512)}
+    assert ranges_of(result.inputs) == {"batch": (1, 64), "sequence": (1, 512)}
     assert result.outputs == first.outputs
     case = verification_inputs(first.inputs, seed=0)[0]
     expected = first.program.module()(**case.inputs)
@@ -273,10 +273,9 @@ def test_a_dimension_that_became_constant_is_named() -> None:
 
 
 def test_a_narrowed_range_is_recorded() -> None:
-    shapes = check_shapes(automatic(Bounded(), (4, 6), 0, 1), two_dims((4, 6)))
-    assert shapes.symbols["batch"][1] == 9
-    assert shapes.inputs[0].dims[0].maximum == 9
-    assert "batch was asked for as 1..64" in shapes.notes[0]
+    inputs, notes = check_shapes(automatic(Bounded(), (4, 6), 0, 1), two_dims((4, 6)))
+    assert inputs[0].dims[0].maximum == 9
+    assert "batch was asked for as 1..64" in notes[0]
 
 
 class Writes(nn.Module):

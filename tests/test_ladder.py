@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from enginecast.capture.control_flow.detect import recorder
 from enginecast.capture.inputs.examples import example_sizes, sample
-from enginecast.capture.inputs.specs import from_example
+from enginecast.capture.inputs.specs import from_example, ranges_of
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.tracing.export import Captured, capture
 from enginecast.capture.tracing.strategy import Fallback, RefusedError
@@ -162,10 +162,10 @@ def test_branches_are_rewritten_and_both_ways_are_exact(row: Row) -> None:
 
 def test_a_branch_on_sizes_is_rewritten_for_all_of_them() -> None:
     [row] = [row for row in ROWS if row.name == "IfShape"]
-    assert captured(row.module(), row.a()).symbols == {"batch": (1, 5)}
+    assert ranges_of(captured(row.module(), row.a()).inputs) == {"batch": (1, 5)}
     found = captured(row.module(), row.a(), "rewrite")
     assert taken(found) == [("export", "refused"), ("rewrite", "taken")]
-    assert found.symbols == {"batch": (1, 64)}
+    assert ranges_of(found.inputs) == {"batch": (1, 64)}
     assert found.notes == ()
 
 

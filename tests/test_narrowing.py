@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
 from enginecast.capture.inputs.narrowing import fix, narrow
-from enginecast.capture.inputs.specs import DimSpec, InputSpec
+from enginecast.capture.inputs.specs import DimSpec, InputSpec, ranges_of
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.tracing.export import Captured, capture
 from enginecast.compiler.prepare import prepare
@@ -54,13 +54,13 @@ def captured(module: nn.Module, *options: str) -> Captured:
 
 def test_a_range_is_cut_where_the_code_takes_another_path() -> None:
     found = captured(Switch())
-    assert found.symbols["rows"] == (1, 7)
+    assert ranges_of(found.inputs)["rows"] == (1, 7)
     assert "rows takes 1..7, not 1..40" in found.notes[0]
 
 
 def test_a_dimension_that_a_loop_runs_over_is_fixed() -> None:
     found = captured(Loop())
-    assert set(found.symbols) == {"batch"}
+    assert set(ranges_of(found.inputs)) == {"batch"}
     assert found.inputs[0].dims[1] == DimSpec.static(5)
     assert "rows is fixed at 5" in found.notes[0]
     assert "--dynamic x:1=K" in found.notes[0]
@@ -109,7 +109,7 @@ class Window(nn.Module):
 
 def test_a_program_with_such_a_guard_is_captured_in_full() -> None:
     found = captured(Window())
-    assert found.symbols["rows"] == (1, 40)
+    assert ranges_of(found.inputs)["rows"] == (1, 40)
     assert found.notes == ()
 
 

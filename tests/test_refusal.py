@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from transformers import LlamaModel
 
-from enginecast.capture.inputs.derive.derive import derive, from_config
+from enginecast.capture.inputs.derive.derive import derive, from_facts
+from enginecast.capture.inputs.derive.model_facts import ModelFacts
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
 from enginecast.capture.outputs.flatten import Wanted
@@ -165,7 +166,7 @@ def test_a_helper_inside_transformers_is_named(tmp_path: Path) -> None:
     config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     LlamaModel(config).save_pretrained(tmp_path)
     source = open_source(str(tmp_path))
-    specs = from_config(config, source.forward_arguments)
+    specs = from_facts(ModelFacts(config, source.forward_arguments))
     with pytest.raises(CaptureError) as caught:
         capture(source, specs, sample(specs, example_sizes(specs), 0))
     assert caught.value.__cause__ is not None

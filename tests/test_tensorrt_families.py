@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from enginecast.capture.inputs.examples import Case
+from enginecast.capture.inputs.specs import ranges_of
 from enginecast.capture.sources.source import open_source
 from enginecast.capture.tracing.shapes import symbol_names
 from enginecast.compiler.manifest import describe_inputs
@@ -95,7 +96,7 @@ def make(prepared: Prepared, precision: str, folder: Path) -> Made:
         device="cuda",
     )
     model = tensorrt_onnx(order)
-    inputs, ranges = describe_inputs(captured.inputs), dict(captured.symbols)
+    inputs, ranges = describe_inputs(captured.inputs), ranges_of(captured.inputs)
     for version in VERSIONS:
         found = check_ready(model, version=version, inputs=inputs, ranges=ranges)
         assert [str(one) for one in found] == []

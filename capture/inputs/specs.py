@@ -77,6 +77,11 @@ def named_dims(specs: Sequence[InputSpec]) -> dict[str, DimSpec]:
     return {dim.name: dim for spec in specs for dim in spec.dims if dim.name is not None}
 
 
+def ranges_of(specs: Sequence[InputSpec]) -> dict[str, tuple[int, int]]:
+    """Least and greatest size of each dimension that varies."""
+    return {name: (dim.minimum, dim.maximum) for name, dim in named_dims(specs).items()}
+
+
 def from_example(
     example: Mapping[str, Tensor], config: PreTrainedConfig | None = None
 ) -> tuple[InputSpec, ...]:
@@ -137,9 +142,11 @@ def with_example_sizes(specs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
         for dim in spec.dims:
             if dim.name is None or dim.name in chosen or dim.minimum == dim.maximum:
                 continue
-            candidates = [*_candidates(dim, spec.kind), *range(max(dim.minimum, 2), dim.maximum)]
-            free = [size for size in candidates if size not in taken and _allows(dim, size)]
-            chosen[dim.name] = free[0] if free else min(max(dim.minimum, 2), dim.maximum)
+            candidates = (*_candidates(dim, spec.kind), *range(max(dim.minimum, 2), dim.maximum))
+            least = max(dim.minimum, 2)
+            allowed = (size for size in candidates if least <= size <= dim.maximum)
+            free = (size for size in allowed if size not in taken)
+            chosen[dim.name] = next(free, min(least, dim.maximum))
             taken.add(chosen[dim.name])
     return tuple(
         replace(spec, dims=tuple(_sized(dim, chosen) for dim in spec.dims)) for spec in specs
@@ -150,10 +157,6 @@ def _candidates(dim: DimSpec, kind: Kind) -> list[int]:
     if kind == "image" and dim.name != BATCH:  # sizes that patches of the same size still divide
         return [dim.size, dim.size * 3 // 2, dim.size * 2, dim.size * 3]
     return [dim.size, *range(dim.size + 1, dim.size + 9)]
-
-
-def _allows(dim: DimSpec, size: int) -> bool:
-    return size >= 2 and dim.minimum <= size <= dim.maximum
 
 
 def _sized(dim: DimSpec, chosen: Mapping[str, int]) -> DimSpec:

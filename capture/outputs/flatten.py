@@ -13,6 +13,7 @@ import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -267,7 +268,8 @@ def _chosen(name: str, value: Any, leaves: Mapping[str, Any], given: Sequence[st
 
 
 def _hidden_state(value: Any, name: str, index: int) -> Tensor:
-    states = _field(value, HIDDEN_STATES)
+    get = value.get if isinstance(value, Mapping) else partial(getattr, value)
+    states = get(HIDDEN_STATES, None)
     if not isinstance(states, (tuple, list)) or not states:
         raise UsageError(
             f"--hidden-state {index}: the model gives no hidden states",
@@ -282,10 +284,6 @@ def _hidden_state(value: Any, name: str, index: int) -> Tensor:
     if not isinstance(found, Tensor):
         raise CaptureError(f"the model returns {_what(found)} as {name}, expected a tensor")
     return found
-
-
-def _field(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
 
 
 def _what(leaf: Any) -> str:

@@ -77,7 +77,7 @@ def longest_sequence(config: PreTrainedConfig | None, example: int) -> int:
 def limit_of(config: PreTrainedConfig) -> int | None:
     """Most tokens that the model takes; None where the config gives no limit."""
     text = text_of(config)
-    positions = _first_positive(text, POSITIONS)
+    positions = number_of(text, *POSITIONS)
     if positions is None:
         return None
     if OFFSET_POSITIONS & {config.model_type, text.model_type}:
@@ -87,7 +87,7 @@ def limit_of(config: PreTrainedConfig) -> int | None:
 
 def longest_target(config: PreTrainedConfig) -> int:
     """Most tokens that the decoder takes."""
-    return _first_positive(decoder_of(config), TARGET_POSITIONS) or SEQUENCE_WITHOUT_LIMIT
+    return number_of(decoder_of(config), *TARGET_POSITIONS) or SEQUENCE_WITHOUT_LIMIT
 
 
 def sequence_step(config: PreTrainedConfig) -> int:
@@ -100,8 +100,8 @@ def sequence_step(config: PreTrainedConfig) -> int:
     windows = window if isinstance(window, (list, tuple)) else [window]
     steps = [size for size in windows if isinstance(size, int) and size > 0]
     if getattr(text, "attention_type", None) == "block_sparse":
-        steps.append(_first_positive(text, ("block_size",)) or 1)
-    radius = _first_positive(text, ("local_radius",))
+        steps.append(number_of(text, "block_size") or 1)
+    radius = number_of(text, "local_radius")
     if radius is not None:
         steps.append(radius + 1)
     chunks = ("local_attn_chunk_length", "lsh_attn_chunk_length")
@@ -133,6 +133,7 @@ def _text_part(config: PreTrainedConfig) -> PreTrainedConfig:
         return next((part for part in named if isinstance(part, PreTrainedConfig)), config)
 
 
-def _first_positive(config: PreTrainedConfig, names: tuple[str, ...]) -> int | None:
+def number_of(config: object, *names: str) -> int | None:
+    """The first of `names` under which `config` has a positive whole number."""
     values = (getattr(config, name, None) for name in names)
-    return next((v for v in values if isinstance(v, int) and v > 0), None)
+    return next((v for v in values if type(v) is int and v > 0), None)

@@ -18,7 +18,6 @@ from enginecast.capture.inputs.specs import (
     DimSpec,
     InputSpec,
     kind_of,
-    named_dims,
 )
 from enginecast.capture.outputs.flatten import ALL, Named, OutputSpec, Wanted, name_result
 from enginecast.capture.python.locations import SourceLocation
@@ -27,7 +26,6 @@ from enginecast.capture.tracing.ladder import Ladder
 from enginecast.capture.tracing.oracle import Guard
 from enginecast.capture.tracing.shapes import (
     OtherSizes,
-    Range,
     input_values,
     other_sizes,
     output_specs,
@@ -63,8 +61,6 @@ class Captured:
     """In the order of the program's inputs; dimensions with the ranges that the program kept."""
     outputs: tuple[OutputSpec, ...]
     """In the order of the program's outputs."""
-    symbols: dict[str, Range]
-    """Smallest and largest size by dimension name."""
     notes: tuple[str, ...] = ()
     """What a user should know, such as a range that the model narrowed."""
     rungs: tuple[Rung, ...] = ()
@@ -125,25 +121,24 @@ def capture(
     )
     found = ladder.climb()
     traced = found.traced
-    program, shapes = traced.program, traced.shapes
+    program = traced.program
     drop_idle_writes(program)
     overwritten = compute_overwritten(program)
     refuse_mutation(program)
     outputs = output_specs(program, output_names(program), symbol_names(program, traced.specs))
     bind_weights(program, weights)
     program.validate()
-    notes = (*traced.notes, *shapes.notes, *overwritten, *input_writes(program))
+    notes = (*traced.notes, *overwritten, *input_writes(program))
     return Captured(
         program,
-        shapes.inputs,
+        traced.inputs,
         outputs,
-        shapes.symbols,
         notes,
         found.rungs,
         branches=found.strategy.branches(),
         decided=traced.decided,
         guards=found.strategy.guards,
-        other_sizes=other_sizes(traced.program, shapes.inputs),
+        other_sizes=other_sizes(program, traced.inputs),
         is_widened=found.is_widened,
     )
 
@@ -168,11 +163,10 @@ def describe(program: ExportedProgram) -> Captured:
     """
     refuse_mutation(program)
     inputs = program_inputs(program)
-    symbols = {name: (dim.minimum, dim.maximum) for name, dim in named_dims(inputs).items()}
     named, leaves = named_leaves(program, ALL)
     names = _in_order(named, leaves)
     outputs = output_specs(program, names, symbol_names(program, inputs))
-    return Captured(program, inputs, outputs, symbols, named.notes)
+    return Captured(program, inputs, outputs, named.notes)
 
 
 def output_names(program: ExportedProgram) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from enginecast.capture.inputs.specs import InputSpec, named_dims
+from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims, ranges_of
 from enginecast.capture.outputs.flatten import OutputSpec
 from enginecast.capture.refusals.refusal import place_of
 from enginecast.errors import CaptureError
@@ -38,21 +38,6 @@ class FrozenDimensionError(CaptureError):
         self.names = names
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """What the program kept.
-
-    Args:
-        inputs: the input specs, with the ranges that the program has.
-        symbols: smallest and largest size by dimension name.
-        notes: ranges that are narrower than what was asked for, as sentences.
-    """
-
-    inputs: tuple[InputSpec, ...]
-    symbols: dict[str, Range]
-    notes: tuple[str, ...]
-
-
 def dynamic_shapes(specs: tuple[InputSpec, ...]) -> dict[str, dict[int, object]]:
     """The `dynamic_shapes` argument of torch.export: one `Dim` for each name."""
     dims: dict[str, object] = {}
@@ -66,29 +51,36 @@ def dynamic_shapes(specs: tuple[InputSpec, ...]) -> dict[str, dict[int, object]]
     return shapes
 
 
-def check_shapes(program: ExportedProgram, specs: tuple[InputSpec, ...]) -> Shapes:
+def check_shapes(
+    program: ExportedProgram, specs: tuple[InputSpec, ...]
+) -> tuple[tuple[InputSpec, ...], tuple[str, ...]]:
     """Compare the named dimensions of `specs` with the placeholders of `program`.
 
     torch.export does not always complain: two dimensions may silently become one, as height and
     width do in DINOv2.
 
+    Returns:
+        The inputs with the ranges that the program has, and a sentence on each that is narrower.
+
     Raises:
         CaptureError: a dimension became constant, two names became one symbol, or one name two.
     """
-    names = symbol_names(program, specs)
     dims = named_dims(specs)
-    symbols: dict[str, Range] = {}
+    kept: dict[str | None, DimSpec] = {}
     notes: list[str] = []
-    for symbol, name in names.items():
-        asked = dims[name]
-        kept = symbol_range(program, symbol)
-        symbols[name] = (max(kept[0], asked.minimum), min(kept[1], asked.maximum))
-        if symbols[name] != (asked.minimum, asked.maximum):
+    for symbol, name in symbol_names(program, specs).items():
+        asked, (low, high) = dims[name], symbol_range(program, symbol)
+        low, high = max(low, asked.minimum), min(high, asked.maximum)
+        kept[name] = replace(asked, minimum=low, maximum=high)
+        if (low, high) != (asked.minimum, asked.maximum):
             notes.append(
                 f"{name} was asked for as {asked.minimum}..{asked.maximum}, "
-                f"the model takes {symbols[name][0]}..{symbols[name][1]}"
+                f"the model takes {low}..{high}"
             )
-    return Shapes(tuple(_narrowed(spec, symbols) for spec in specs), symbols, tuple(notes))
+    inputs = (
+        replace(spec, dims=tuple(kept.get(dim.name, dim) for dim in spec.dims)) for spec in specs
+    )
+    return tuple(inputs), tuple(notes)
 
 
 def symbol_names(program: ExportedProgram, specs: tuple[InputSpec, ...]) -> dict[sympy.Symbol, str]:
@@ -196,16 +188,6 @@ def symbol_range(program: ExportedProgram, symbol: sympy.Symbol) -> Range:
     return int(kept.lower), upper
 
 
-def _narrowed(spec: InputSpec, symbols: Mapping[str, Range]) -> InputSpec:
-    dims = tuple(
-        replace(dim, minimum=symbols[dim.name][0], maximum=symbols[dim.name][1])
-        if dim.name is not None
-        else dim
-        for dim in spec.dims
-    )
-    return replace(spec, dims=dims)
-
-
 @dataclass(frozen=True)
 class OtherSizes:
     """Sizes in range that break a guard."""
@@ -224,7 +206,7 @@ def other_sizes(program: ExportedProgram, specs: tuple[InputSpec, ...]) -> tuple
         specs: its inputs, with the ranges that were kept.
     """
     symbols = symbol_names(program, specs)
-    ranges = {name: (dim.minimum, dim.maximum) for name, dim in named_dims(specs).items()}
+    ranges = ranges_of(specs)
     shapes = [value.shape for value in input_values(program).values()]
     sizes: list[Any] = [
         size for shape in shapes for size in shape if isinstance(size, torch.SymInt)

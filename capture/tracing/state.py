@@ -238,7 +238,7 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def drop_idle_written(program: ExportedProgram) -> None:
+def drop_idle_writes(program: ExportedProgram) -> None:
     """Drop writes of a value into itself.
 
     `self.table = self.table.to(x.device, x.dtype)` in a forward is traced as one, and changes
@@ -334,7 +334,7 @@ def refuse_mutation(program: ExportedProgram) -> None:
             )
 
 
-def input_written(program: ExportedProgram) -> tuple[str, ...]:
+def input_writes(program: ExportedProgram) -> tuple[str, ...]:
     """Notes on inputs that `program` writes into, as sentences: an engine has copies of its own."""
     inputs = {str(name): str(name) for name in program.graph_signature.user_inputs}
     writes = list(_written(program.graph, _owners(program, inputs)))

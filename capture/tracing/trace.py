@@ -30,7 +30,6 @@ from enginecast.capture.sources.empty import capture_mode, fake_weights
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.shapes import (
     FrozenDimensionError,
-    Shapes,
     check_shapes,
     dynamic_shapes,
 )
@@ -48,7 +47,8 @@ class Traced:
     """A program without weights."""
 
     program: ExportedProgram
-    shapes: Shapes
+    inputs: tuple[InputSpec, ...]
+    """With the ranges that the program has."""
     specs: tuple[InputSpec, ...]
     """As traced: with the dimensions that were narrowed."""
     notes: tuple[str, ...]
@@ -142,9 +142,9 @@ def _once(
         raise missing or RefusedError(_with_sizes(explain(error), specs)) from error
     program = without_vmap(program)
     program.example_inputs = ((), dict(inputs))
-    shapes = check_shapes(program, specs)
-    narrowed = (*notes, *shapes.notes)
-    return Traced(program, shapes, specs, (*notes, *renamed), narrowed, frozenset(decided))
+    kept, cut = check_shapes(program, specs)
+    narrowed = (*notes, *cut)
+    return Traced(program, kept, specs, (*notes, *renamed, *cut), narrowed, frozenset(decided))
 
 
 def _with_sizes(refusal: Refusal, specs: Sequence[InputSpec]) -> Refusal:

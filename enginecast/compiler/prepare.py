@@ -25,7 +25,7 @@ from enginecast.capture.inputs.given import (
     parse_dynamic,
     read_inputs,
 )
-from enginecast.capture.inputs.specs import InputSpec, captured_dtype, from_example, named_dims
+from enginecast.capture.inputs.specs import InputSpec, captured_dtype, from_example, ranges_of
 from enginecast.capture.outputs.flatten import Wanted, parse_wanted, run_named
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.python.quiet import quiet_torch
@@ -79,8 +79,7 @@ class OpenedModel:
     @property
     def symbols(self) -> Mapping[str, Range]:
         """Least and greatest size of each symbolic dimension."""
-        dims = named_dims(self.inputs)
-        return {name: (dim.minimum, dim.maximum) for name, dim in dims.items()}
+        return ranges_of(self.inputs)
 
     @property
     def mask_input(self) -> str | None:
@@ -108,10 +107,6 @@ class Prepared(OpenedModel):
         """Where both paths must be verified: operators, and what torch.export overlooked."""
         eager = overlooked(self.runs, self.captured.decided)
         return tuple(dict.fromkeys((*self.captured.branches, *eager)))
-
-    @property
-    def symbols(self) -> Mapping[str, Range]:
-        return self.captured.symbols
 
     @property
     def context(self) -> PassContext:

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-from transformers import PreTrainedConfig
-
 from enginecast.capture.inputs.derive.model_facts import ModelFacts, facts_of
 from enginecast.capture.inputs.derive.signals import (
     AUDIO_INPUTS,
@@ -83,17 +81,6 @@ def check_required(source: Source, specs: tuple[InputSpec, ...]) -> tuple[InputS
             hint="Give it with the others: --inputs FILE.safetensors.",
         )
     return specs
-
-
-def from_config(
-    config: PreTrainedConfig, arguments: tuple[str, ...], name: str = "the model"
-) -> tuple[InputSpec, ...]:
-    """`from_facts` for a model of which only the config and the arguments are known.
-
-    Raises:
-        UsageError: as `from_facts`.
-    """
-    return from_facts(ModelFacts(name, config, arguments))
 
 
 def from_facts(facts: ModelFacts) -> tuple[InputSpec, ...]:

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from enginecast.capture.sources.source import Source
-from enginecast.capture.sources.text_config import parts_of
+from enginecast.capture.sources.text_config import number_of, parts_of
 
 DOCUMENTED = re.compile(
     r"^\s*(?P<name>\w+) \(`(?:torch\.)?(?P<type>\w+)`(?: of shape `(?P<shape>\([^`]*\))`)?", re.M
@@ -21,10 +21,10 @@ DOCUMENTED = re.compile(
 class ModelFacts:
     """A transformers model as its config and its class describe it."""
 
-    name: str
     config: PreTrainedConfig
     arguments: tuple[str, ...]
     """Arguments of `forward`, in order."""
+    name: str = "the model"
     required: tuple[str, ...] = ()
     """Those without default."""
     main: tuple[str, ...] = ()
@@ -49,9 +49,9 @@ def facts_of(source: Source, config: PreTrainedConfig) -> ModelFacts:
     main = getattr(source.model_class, "main_input_name", ())
     names = (main,) if isinstance(main, str) else tuple(main)
     return ModelFacts(
-        source.name,
         config,
         arguments,
+        source.name,
         source.required_arguments,
         tuple(name for name in names if name in arguments),
         documented(source.model_class),
@@ -67,15 +67,6 @@ def documented(model_class: type[nn.Module] | None) -> dict[str, str]:
         if "Tensor" in match["type"]:
             found.setdefault(match["name"], f"{match['type']}{shape}")
     return found
-
-
-def number_of(config: object, *names: str) -> int | None:
-    """The first of `names` under which `config` has a positive whole number."""
-    for name in names:
-        value = getattr(config, name, None)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return None
 
 
 def numbers_of(config: object, name: str) -> tuple[int, ...] | None:

@@ -7,10 +7,10 @@ from itertools import chain
 import torch
 from transformers import PreTrainedConfig
 
-from enginecast.capture.inputs.derive.model_facts import ModelFacts, number_of, numbers_of
+from enginecast.capture.inputs.derive.model_facts import ModelFacts, numbers_of
 from enginecast.capture.inputs.derive.text import TARGET, batch
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, Kind
-from enginecast.capture.sources.text_config import longest_target
+from enginecast.capture.sources.text_config import longest_target, number_of
 
 Derive = Callable[[ModelFacts], InputSpec | None]
 
@@ -224,24 +224,17 @@ AUDIO_INPUTS = {
 }
 
 
-def past_values(facts: ModelFacts) -> InputSpec | None:
-    """`past_values` [batch, steps], or [batch, steps, channels] for series of several values."""
-    dims = _past(facts)
-    return None if dims is None else InputSpec("past_values", "tensor", torch.float32, dims)
+def past(name: str, dtype: torch.dtype, rank: int = 3, only: int | None = None) -> Derive:
+    """`name` [batch, steps], or [batch, steps, channels] for series of several values.
 
+    Of its dimensions the first `rank`; all of its values are `only`, where that is given.
+    """
 
-def past_observed_mask(facts: ModelFacts) -> InputSpec | None:
-    """`past_observed_mask`, shaped as `past_values`: which of them were measured."""
-    dims = _past(facts)
-    return None if dims is None else InputSpec("past_observed_mask", "tensor", torch.bool, dims)
+    def derive(facts: ModelFacts) -> InputSpec | None:
+        dims = _past(facts)
+        return None if dims is None else InputSpec(name, "tensor", dtype, dims[:rank], only, only)
 
-
-def past_values_padding(facts: ModelFacts) -> InputSpec | None:
-    """`past_values_padding` [batch, steps] of zeros: nothing is filled up."""
-    dims = _past(facts)
-    if dims is None:
-        return None
-    return InputSpec("past_values_padding", "tensor", torch.int64, dims[:2], 0, 0)
+    return derive
 
 
 def past_time_features(facts: ModelFacts) -> InputSpec | None:
@@ -287,9 +280,9 @@ def _past(facts: ModelFacts) -> tuple[DimSpec, ...] | None:
 
 
 SERIES_INPUTS: dict[str, Derive] = {
-    "past_values": past_values,
-    "past_observed_mask": past_observed_mask,
-    "past_values_padding": past_values_padding,
+    "past_values": past("past_values", torch.float32),
+    "past_observed_mask": past("past_observed_mask", torch.bool),
+    "past_values_padding": past("past_values_padding", torch.int64, rank=2, only=0),
     "past_time_features": past_time_features,
     "freq": freq,
     "inputs": rows("inputs", "d_model"),

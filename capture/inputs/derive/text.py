@@ -3,7 +3,7 @@
 import torch
 from transformers import PreTrainedConfig
 
-from enginecast.capture.inputs.derive.model_facts import ModelFacts, number_of
+from enginecast.capture.inputs.derive.model_facts import ModelFacts
 from enginecast.capture.inputs.specs import (
     BATCH,
     BOXES,
@@ -17,6 +17,7 @@ from enginecast.capture.sources.text_config import (
     ending_of,
     longest_sequence,
     longest_target,
+    number_of,
     padding_of,
     sequence_step,
     text_of,
