@@ -10,8 +10,8 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from enginecast.capture.inputs.derive.derive import from_facts
+from enginecast.capture.inputs.derive.known_inputs import samples_for
 from enginecast.capture.inputs.derive.model_facts import ModelFacts, documented
-from enginecast.capture.inputs.derive.signals import samples_for
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import InputSpec, from_example
 from enginecast.capture.sources.huggingface import find_model_class, read_config

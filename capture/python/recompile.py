@@ -11,7 +11,7 @@ import copy
 import functools
 import inspect
 import linecache
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
@@ -134,14 +134,19 @@ def recompiled(function: FunctionType, definition: ast.FunctionDef) -> CodeType:
         body = [ast.ClassDef(name=owner[0], bases=[], keywords=[], body=body, decorator_list=[])]
         if owner[0] not in old.co_freevars:  # or its name would mean this class, not the real one
             body.insert(0, ast.Global(names=owner))
-    free = [ast.arg(arg=name) for name in old.co_freevars]
-    arguments = ast.arguments(posonlyargs=[], args=free, kwonlyargs=[], kw_defaults=[], defaults=[])
-    factory = ast.FunctionDef(name=FACTORY, args=arguments, body=body, decorator_list=[])
+    given = arguments(old.co_freevars)
+    factory = ast.FunctionDef(name=FACTORY, args=given, body=body, decorator_list=[])
     module = ast.Module(body=[ast.copy_location(factory, definition)], type_ignores=[])
     ast.fix_missing_locations(module)
     whole = compile(module, old.co_filename, "exec", dont_inherit=True)
     code = _within(whole, [FACTORY, *(owner if body[-1] is not bare else []), definition.name])
     return _renamed(code, old).replace(co_firstlineno=old.co_firstlineno)
+
+
+def arguments(names: Iterable[str]) -> ast.arguments:
+    """Arguments without default values."""
+    given = [ast.arg(arg=name) for name in names]
+    return ast.arguments(posonlyargs=[], args=given, kwonlyargs=[], kw_defaults=[], defaults=[])
 
 
 def _renamed(code: CodeType, outer: CodeType) -> CodeType:

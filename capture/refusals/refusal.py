@@ -222,12 +222,7 @@ def _detail(error: BaseException) -> str:
 
 
 def missing_requirement(error: BaseException, who: str) -> EnginecastError | None:
-    """The error to tell a user when the model's code wants what is not here; None: another cause.
-
-    Args:
-        error: what the user's code raised.
-        who: whose code it is, to begin the sentence with.
-    """
+    """The error to raise when the code of `who` wants what is not here; None: another cause."""
     for link in _chain(error):
         text = str(link).lower()
         if any(phrase in text for phrase in _NO_CUDA) and not torch.cuda.is_available():

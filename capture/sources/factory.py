@@ -191,9 +191,6 @@ def kept_in_fp32(module: nn.Module) -> dict[nn.Parameter, Tensor]:
     `from_pretrained(dtype=float16)` heeds the list and `.half()` does not, so a module made by a
     factory is worse in fp16 than the same weights loaded from a folder
     (huggingface/diffusers#8604).
-
-    Args:
-        module: a model of transformers, or one that holds some.
     """
     found: dict[nn.Parameter, Tensor] = {}
     for part in module.modules():

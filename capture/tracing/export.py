@@ -41,7 +41,10 @@ from enginecast.capture.tracing.state import (
 from enginecast.capture.tracing.strategy import Fallback, Rung
 from enginecast.capture.tracing.trace import trace
 from enginecast.errors import SourceError, UsageError
-from enginecast.passes.ir.edit import insert
+from enginecast.passes.ir.edit import arguments, insert
+from enginecast.passes.ir.match import is_call
+
+aten = torch.ops.aten
 
 SEED = 0
 """Of the inputs that the model is run on when its trace is refused."""
@@ -268,23 +271,13 @@ def _value_range(
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
         return None, None
     node = next(node for node in program.graph.nodes if node.name == name)
-    rows = [_rows(user, node) for user in node.users]
-    tables = [count for count in rows if count is not None]
-    if tables:
-        return 0, min(tables) - 1
+    looked_up = (arguments(user) for user in node.users if is_call(user, aten.embedding.default))
+    rows = [table.meta["val"].shape[0] for table, indices, *_ in looked_up if indices is node]
+    if rows:
+        return 0, min(rows) - 1
     if isinstance(example, Tensor) and example.numel() and kind_of(name, value) == "tensor":
         return int(example.min()), int(example.max())
     return 0, 1
-
-
-def _rows(user: Node, indices: Node) -> int | None:
-    """Rows of the table that `user` looks `indices` up in; None when it does something else."""
-    if user.target is not torch.ops.aten.embedding.default or user.args[1] is not indices:
-        return None
-    table = user.args[0]
-    assert isinstance(table, Node)
-    rows: int = table.meta["val"].shape[0]
-    return rows
 
 
 STORED = (InputKind.PARAMETER, InputKind.BUFFER)
@@ -324,9 +317,8 @@ def bind_weights(program: ExportedProgram, weights: Mapping[str, Tensor]) -> Non
         users = list(node.users)
         if users:  # the second name of a tied weight has none
             with program.graph.inserting_after(last):
-                to = torch.ops.aten.to.dtype
-                name = f"{node.name}_f32"
-                last = insert(program.graph, to, (node, computed), like=node, name=name)
+                cast, name = (node, computed), f"{node.name}_f32"
+                last = insert(program.graph, aten.to.dtype, cast, like=node, name=name)
             for user in users:
                 user.replace_input_with(node, last)
             _rename_output(program, node.name, last.name)

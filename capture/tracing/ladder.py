@@ -11,7 +11,7 @@ failed.
 Nothing below `export` is tried for a model that `export` takes in all its sizes.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -164,48 +164,35 @@ def _baked(runs: Sequence[Sequence[Read]]) -> TracingStrategy:
         return TracingStrategy("bake")
     effect = f"depends on weights alone: {'; '.join(map(str, places))}"
     around = (partial(answering, reads=runs[0], places=places),)
-    return TracingStrategy("bake", effect, around, answered=tuple(places))
+    return TracingStrategy("bake", effect, around, answered=places)
 
 
-def _rewritten(
-    places: Sequence[SourceLocation] | set[SourceLocation], baked: TracingStrategy
-) -> TracingStrategy:
+def _rewritten(places: Collection[SourceLocation], baked: TracingStrategy) -> TracingStrategy:
     """Rewrites the functions that hold `places`, or all of the user's own."""
-    rewriting = _Rewriting(tuple(sorted(places)), baked.answered)
-    around = (*baked.around, rewriting.active)
-    return TracingStrategy(
-        "rewrite", baked.effect, around, branches=rewriting.branches, why=rewriting.why
-    )
-
-
-class _Rewriting:
-    def __init__(
-        self, places: tuple[SourceLocation, ...], answered: tuple[SourceLocation, ...]
-    ) -> None:
-        self._places = places
-        self._answered = answered
-        self._sites: tuple[Site, ...] = ()
+    sites: list[Site] = []
 
     @contextmanager
-    def active(self, module: nn.Module) -> Iterator[None]:
-        restructured = restructure(module, self._places, self._answered)
-        self._sites = restructured.sites
+    def active(module: nn.Module) -> Iterator[None]:
+        restructured = restructure(module, sorted(places), baked.answered)
+        sites[:] = restructured.sites
         with restructured.active():
             yield
 
-    def branches(self) -> tuple[SourceLocation, ...]:
-        """Where control flow became an operator."""
-        became = [site for site in self._sites if site.became not in ("", PYTHON)]
+    def branches() -> tuple[SourceLocation, ...]:
+        became = [site for site in sites if site.became not in ("", PYTHON)]
         return tuple(SourceLocation(site.file, site.line).resolved for site in became)
 
-    def why(self, refusal: Refusal) -> str:
+    def why(refusal: Refusal) -> str:
         """The reason why the line that was refused was left as it is; else what torch says."""
         left = (
             f"{refusal.in_short}; this {site.was} was not rewritten: {site.reason}"
-            for site in self._sites
+            for site in sites
             if site.reason and (site.file, site.line) == (refusal.file, refusal.line)
         )
         return next(left, refusal.in_full)
+
+    around = (*baked.around, active)
+    return TracingStrategy("rewrite", baked.effect, around, branches=branches, why=why)
 
 
 def _specialised(reads: Sequence[Read]) -> TracingStrategy:

@@ -35,15 +35,13 @@ class Guard:
     """What was answered, and where."""
 
 
-def baked_places(runs: Sequence[Sequence[Read]]) -> dict[SourceLocation, str]:
-    """The lines at which only weights are read, in runs at different sizes, and their code."""
+def baked_places(runs: Sequence[Sequence[Read]]) -> tuple[SourceLocation, ...]:
+    """The lines at which only weights are read, in runs at different sizes."""
     decided: dict[SourceLocation, set[str]] = {}
-    codes: dict[SourceLocation, str] = {}
     for run in runs:
         for read in run:
             decided.setdefault(read.place, set()).add(read.decides)
-            codes[read.place] = read.code
-    return {place: codes[place] for place, by in decided.items() if by == {"weights"}}
+    return tuple(place for place, by in decided.items() if by == {"weights"})
 
 
 @contextmanager

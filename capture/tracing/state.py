@@ -79,7 +79,10 @@ class CalledTwice:
         return self._call(module, inputs)
 
     def _look(self, module: nn.Module) -> None:
-        before = _state(module)
+        before = {
+            name: (part, {key: _mark(value) for key, value in _attributes(part)})
+            for name, part in module.named_modules()
+        }
         try:
             first = self._call(module, _copies(self._inputs))
             changes = list(_changes(module, before))
@@ -112,13 +115,6 @@ def _refuse(changes: list[Change], output: str) -> None:
         "numbers, or keeps state outside of its modules",
         hint="Make the noise an input, or switch it off.",
     )
-
-
-def _state(module: nn.Module) -> dict[str, tuple[nn.Module, dict[str, Any]]]:
-    return {
-        name: (part, {key: _mark(value) for key, value in _attributes(part)})
-        for name, part in module.named_modules()
-    }
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:

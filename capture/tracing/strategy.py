@@ -71,10 +71,7 @@ class TracingStrategy:
 class RefusedError(CaptureError):
     """torch.export refused a model; also says why, in parts.
 
-    Args:
-        refusal: the parts.
-        rungs: what was tried, in order.
-        runs: what runs of the model read, which names all places where torch stops at the first.
+    What `runs` of the model read names all places, where torch stops at the first.
     """
 
     def __init__(

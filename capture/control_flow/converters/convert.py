@@ -30,7 +30,6 @@ from enginecast.capture.python.recompile import (
     swapped,
 )
 
-IDLE = ("write", "boolean")
 MOST_FUNCTIONS = 20_000
 
 
@@ -48,7 +47,7 @@ class Restructured:
     @property
     def sites(self) -> tuple[Site, ...]:
         """Each place; what it became is known after it ran."""
-        return tuple(site for site in self._sites if site.was not in IDLE)
+        return tuple(site for site in self._sites if site.was != "write")
 
     @contextmanager
     def active(self) -> Iterator[None]:

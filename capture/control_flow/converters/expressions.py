@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from enginecast.capture.control_flow.converters.liveness import COMPREHENSIONS, SCOPES, walk
-from enginecast.capture.python.recompile import OWN
+from enginecast.capture.python.recompile import OWN, arguments
 
 GLUE = f"{OWN}glue"
 Placed = TypeVar("Placed", bound=ast.AST)
@@ -50,8 +50,7 @@ def glue(name: str, *arguments: ast.expr) -> ast.Call:
 
 def later(value: ast.expr) -> ast.Lambda:
     """A function without arguments that gives `value`."""
-    nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-    return ast.Lambda(args=nothing, body=value)
+    return ast.Lambda(args=arguments([]), body=value)
 
 
 def place_at(node: Placed, place: ast.AST) -> Placed:

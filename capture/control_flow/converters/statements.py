@@ -46,7 +46,7 @@ from enginecast.capture.control_flow.converters.liveness import (
     read,
     walk,
 )
-from enginecast.capture.python.recompile import OWN
+from enginecast.capture.python.recompile import OWN, arguments
 
 MUTATORS = ("append", "extend", "insert", "update", "add", "pop", "setdefault", "remove", "clear")
 Place = Callable[[ast.AST, str], int]
@@ -59,11 +59,11 @@ class Statements:
     def __init__(
         self, function: ast.FunctionDef, place: Place, note: Note, answered: frozenset[int]
     ) -> None:
-        arguments = [*function.args.posonlyargs, *function.args.args]
+        positional = [*function.args.posonlyargs, *function.args.args]
         self._function, self._place, self._note = function, place, note
         self._arguments = {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}
         self._names = bound(function.body) | self._arguments
-        owner = arguments[0].arg if arguments else ""
+        owner = positional[0].arg if positional else ""
         self._expressions = Expressions(place, self._names, owner, answered)
         self._count, self._needs = 0, set[str]()
         self._body = Jumps(is_candidate).function(copy.deepcopy(function.body))
@@ -251,15 +251,9 @@ class Statements:
         self, word: str, names: Sequence[str], body: list[ast.stmt], place: ast.stmt
     ) -> ast.FunctionDef:
         self._count += 1
-        given = [ast.arg(arg=name) for name in names]
-        arguments = ast.arguments(
-            posonlyargs=[], args=given, kwonlyargs=[], kw_defaults=[], defaults=[]
-        )
-        function = ast.FunctionDef(
-            name=f"{OWN}{word}_{self._count}", args=arguments, body=body, decorator_list=[]
-        )
-        place_at(function, place)
-        return function
+        name = f"{OWN}{word}_{self._count}"
+        function = ast.FunctionDef(name=name, args=arguments(names), body=body, decorator_list=[])
+        return place_at(function, place)
 
 
 UNMOVABLE = (ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom, ast.ClassDef)

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
-from enginecast.capture.inputs.derive.model_facts import ModelFacts, facts_of
-from enginecast.capture.inputs.derive.signals import (
+from enginecast.capture.inputs.derive.known_inputs import (
     AUDIO_INPUTS,
     SERIES_INPUTS,
+    TEXT_INPUTS,
     VISION_INPUTS,
     Derive,
 )
-from enginecast.capture.inputs.derive.text import TEXT_INPUTS
+from enginecast.capture.inputs.derive.model_facts import ModelFacts, facts_of
 from enginecast.capture.inputs.specs import InputSpec, from_example, with_example_sizes
 from enginecast.capture.sources.source import Source
 from enginecast.errors import UsageError
