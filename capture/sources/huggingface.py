@@ -220,7 +220,8 @@ def read_config(folder: Path) -> PreTrainedConfig:
                 folder, trust_remote_code=False, local_files_only=True
             )
     except Exception as error:  # transformers raises what its config classes raise: any kind
-        raise SourceError(f"{file}: {_first_line(error)}") from error
+        first = str(error).strip().partition("\n")[0]
+        raise SourceError(f"{file}: {first or type(error).__name__}") from error
     for part in parts_of(config):
         if hasattr(part, "use_cache"):
             part.use_cache = False  # a cache in the output is no tensor and cannot be exported
@@ -256,11 +257,6 @@ def _beside_config(config: PreTrainedConfig, name: str) -> object:
     if importlib.util.find_spec(place) is None:
         return None
     return getattr(importlib.import_module(place), name, None)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 @contextmanager

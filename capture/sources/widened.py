@@ -88,15 +88,11 @@ def fill_widened(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
                 full = f"{path}.{name}" if path else name
                 if full not in weights:
                     raise SourceError(f"the weights hold no tensor for {full}")
-                found = _as_fp32(weights[full])
-                tensors[name] = (
-                    nn.Parameter(found, False) if isinstance(tensor, nn.Parameter) else found
-                )
+                stored = weights[full].detach()
+                found = WidenedWeight(stored) if stored.dtype in NARROW else stored
+                is_parameter = isinstance(tensor, nn.Parameter)
+                tensors[name] = nn.Parameter(found, False) if is_parameter else found
     return module
-
-
-def _as_fp32(stored: Tensor) -> Tensor:
-    return WidenedWeight(stored.detach()) if stored.dtype in NARROW else stored.detach()
 
 
 def _widen(weight: WidenedWeight) -> Tensor:

@@ -100,7 +100,9 @@ class Ladder:
     ) -> Iterator[TracingStrategy]:
         """The rungs, each made when the one before has failed; the model is run after the first."""
         yield TracingStrategy("export")
-        runs += self._recorded()
+        module = self.source.eager()
+        with quiet_torch():
+            runs += record(module, self.cases())
         baked = _baked(runs)
         if baked.around:
             yield baked
@@ -131,12 +133,6 @@ class Ladder:
             return captured
         refused = Rung("export", "refused", "; ".join(narrowed))
         return LadderResult(traced, strategy, (refused, Rung("rewrite", "taken")), is_widened=True)
-
-    def _recorded(self) -> list[list[Read]]:
-        """What runs of the real model read."""
-        module = self.source.eager()
-        with quiet_torch():
-            return record(module, self.cases())
 
 
 def _leads_on(error: CaptureError) -> bool:

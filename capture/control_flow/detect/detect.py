@@ -18,7 +18,7 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 
-from enginecast.capture.control_flow.detect.findings import Finding, Kind, merge
+from enginecast.capture.control_flow.detect.findings import Finding, Kind, Witness, merge
 from enginecast.capture.control_flow.detect.recorder import Read
 from enginecast.capture.control_flow.detect.statements import numbers_decide, statement_at
 from enginecast.capture.python.locations import SourceLocation, is_library_code, is_model_code
@@ -186,9 +186,13 @@ def ask_dynamo(module: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Finding
         return ()
     if found.graph_count > 1 and any(each.file for each in breaks):
         return tuple(merge(breaks))
-    refused = _refusal_of_one_graph(module, inputs)
-    # Of a function that it gave up on, the reasons are those of the functions within.
-    return () if refused is None else tuple(merge([refused, *breaks]))
+    try:  # asked for one graph, it has no other answer than yes or an error
+        with _alone():
+            torch.compile(private_copy(module), backend="eager", fullgraph=True)(**_clones(inputs))
+    except Exception as error:
+        # Of a function that it gave up on, the reasons are those of the functions within.
+        return tuple(merge([_of_error(error, "not one graph"), *breaks]))
+    return ()
 
 
 @contextmanager
@@ -219,19 +223,9 @@ def _clones(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in inputs.items()}
 
 
-def _refusal_of_one_graph(module: nn.Module, inputs: Mapping[str, Tensor]) -> Finding | None:
-    """Ask for one graph, which has no other answer than yes or an error."""
-    try:
-        with _alone():
-            torch.compile(private_copy(module), backend="eager", fullgraph=True)(**_clones(inputs))
-    except Exception as error:
-        return _of_error(error, "not one graph")
-    return None
-
-
 def _of_error(error: Exception, what: str) -> Finding:
     refusal = explain(error)
-    return _finding(refusal.file, refusal.line, "", f"{what}: {refusal.detail}")
+    return _broken(SourceLocation(refusal.file, refusal.line), f"{what}: {refusal.detail}")
 
 
 def _of_break(reason: Any) -> Finding:
@@ -239,17 +233,13 @@ def _of_break(reason: Any) -> Finding:
     frames = [frame for frame in stack if is_model_code(frame.filename)]
     said = next((line.strip() for line in str(reason.reason).splitlines() if line.strip()), "")
     if not frames:
-        return _finding("", 0, "", said)
-    return _finding(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name, said)
+        return _broken(SourceLocation("", 0), said)
+    return _broken(SourceLocation.of_summary(frames[-1]), said, frames[-1].name)
 
 
-def _finding(file: str, line: int, function: str, reason: str) -> Finding:
+def _broken(place: SourceLocation, reason: str, function: str = "") -> Finding:
+    code = linecache.getline(*place).strip() if place.file else ""
+    witnesses: tuple[Witness] = ("dynamo",)
     return Finding(
-        "graph-break",
-        file,
-        line,
-        linecache.getline(file, line).strip() if file else "",
-        function=function,
-        witnesses=("dynamo",),
-        reason=reason,
+        "graph-break", *place, code, function=function, witnesses=witnesses, reason=reason
     )

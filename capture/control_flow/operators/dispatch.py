@@ -50,7 +50,6 @@ CHEAP = 4
 """Operators that may run on both ways rather than in a subgraph."""
 MOST_NESTED = 8
 """Predicates inside each other: every level is traced three times."""
-_depth = [0]
 
 
 def if_(
@@ -227,20 +226,20 @@ def range_(*bounds: Any) -> Any:
     if not any(isinstance(bound, SymInt) for bound in bounds):
         return range(*bounds)
     start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
-    if not isinstance(step, int) or isinstance(step, SymInt) or step < 1:
+    if not isinstance(step, int) or step < 1:
         return range(*bounds)
     return Count(start, (stop - start + step - 1) // step if step > 1 else stop - start, step)
 
 
-def int_(value: Any = 0, *rest: Any) -> Any:
+def int_(value: Any) -> Any:
     """`int(value)`; a number that is read from a tensor remains symbolic."""
     if isinstance(value, Tensor) and is_open(value):
         value = scalar(value)
         return (value.trunc() if value.is_floating_point() else value).to(torch.int64).item()
-    return value if isinstance(value, SymInt) else int(value, *rest)
+    return value if isinstance(value, SymInt) else int(value)
 
 
-def float_(value: Any = 0.0) -> Any:
+def float_(value: Any) -> Any:
     """`float(value)`; of an open tensor, the tensor itself in a floating dtype."""
     if isinstance(value, Tensor) and is_open(value):
         value = scalar(value)
@@ -248,16 +247,14 @@ def float_(value: Any = 0.0) -> Any:
     return value if isinstance(value, SymFloat) else float(value)
 
 
-def bool_(value: Any = False) -> Any:
+def bool_(value: Any) -> Any:
     """`bool(value)`; of an open value, a boolean tensor."""
     return as_predicate(value) if is_open(value) else bool(value)
 
 
 def item(value: Any) -> Any:
     """`value.item()` in a predicate; of an open tensor, the tensor itself."""
-    if isinstance(value, Tensor) and is_open(value):
-        return scalar(value)
-    return value.item()
+    return scalar(value) if isinstance(value, Tensor) and is_open(value) else value.item()
 
 
 def not_(value: Any) -> Any:
@@ -303,16 +300,8 @@ def _branched(site: Site, predicate: Any, ways: tuple[Way, Way], names: Sequence
     Raises:
         RewriteRefused: what they return does not fit together, or they do more than return it.
     """
-    if _depth[0] >= MOST_NESTED:
+    if sum(each.was not in ("for", "while") for each in _open_sites) >= MOST_NESTED:
         raise site.refuse(f"more than {MOST_NESTED} such places are inside each other")
-    _depth[0] += 1
-    try:
-        return _branch(site, predicate, ways, names)
-    finally:
-        _depth[0] -= 1
-
-
-def _branch(site: Site, predicate: Any, ways: tuple[Way, Way], names: Sequence[str]) -> Any:
     probes = (probe(site, ways[0]), probe(site, ways[1]))
     results = _aligned(site, names, probes[0].result, probes[1].result)
     leaves = results.leaves
