@@ -1,5 +1,5 @@
 """Seeded inputs: the example that is traced, the cases that an engine is verified on, and inputs
-near given ones, in search of those with which a model takes another way.
+near given ones, in search of those with which a model takes another path.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 A default range is a guess.  Where the code of a model takes another path at some size, or unrolls
 a loop over a dimension, torch.export refuses the guess and says which sizes it cannot vouch for;
-the guess is then narrowed, or the dimension fixed, and the user is told.  A range that was given
+the guess is then narrowed, or the dimension fixed, which is reported.  A range that was given
 with --dynamic is never touched: there the refusal is the answer.
 """
 
@@ -67,7 +67,7 @@ def narrow(specs: tuple[InputSpec, ...], message: str, place: str = "") -> Narro
 
     Returns:
         None when the message names no dimension, or one that the user asked for.  What holds for
-        all sizes is no reason to narrow anything: torch is told so (`is_proved`).
+        all sizes is no reason to narrow anything: torch then defers its check (`is_proved`).
     """
     dims = named_dims(specs)
     guards = _guards(specs, message)

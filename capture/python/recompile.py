@@ -176,7 +176,8 @@ def _functions(text: str, file: str) -> Mapping[tuple[str, int], ast.FunctionDef
 
 def _definition(text: str, file: str, code: CodeType) -> ast.FunctionDef:
     definition = _functions(text, file).get((code.co_name, code.co_firstlineno))
-    if definition is None or _arguments(definition) != code.co_varnames[: _count(code)]:
+    now, *stars = inspect.getargs(code)
+    if definition is None or _arguments(definition) != [*now, *filter(None, stars)]:
         raise SourceUnavailable(
             f"{file}:{code.co_firstlineno} no longer holds {code.co_qualname}: "
             "the file has changed since it was imported"
@@ -184,17 +185,11 @@ def _definition(text: str, file: str, code: CodeType) -> ast.FunctionDef:
     return definition
 
 
-def _count(code: CodeType) -> int:
-    stars = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    return code.co_argcount + code.co_kwonlyargcount + stars
-
-
-def _arguments(definition: ast.FunctionDef) -> tuple[str, ...]:
+def _arguments(definition: ast.FunctionDef) -> list[str]:
     """Names of the arguments in the order of `co_varnames`."""
     spec = definition.args
-    listed = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]
-    stars = [star for star in (spec.vararg, spec.kwarg) if star is not None]
-    return tuple(argument.arg for argument in [*listed, *stars])
+    listed = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg]
+    return [argument.arg for argument in listed if argument is not None]
 
 
 def _bare(definition: ast.FunctionDef, free: tuple[str, ...]) -> ast.FunctionDef:

@@ -77,7 +77,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def weights_file(folder: Path, name: str = "") -> Path:
-    """The file that tells of the folder's weights, or the shard that holds the tensor `name`."""
+    """The file that lists the folder's weights, or the shard that holds the tensor `name`."""
     if (folder / SINGLE).is_file():
         return folder / SINGLE
     shard = _weight_map(folder / INDEX).get(name) if name else None
@@ -219,7 +219,7 @@ class Checkpoint:
     """Beginnings of names that the class leaves out on purpose."""
 
     def file(self, name: str = "") -> Path:
-        """The file that holds a tensor, or tells of all of them."""
+        """The file that holds a tensor, or lists all of them."""
         return weights_file(self.folder, name)
 
 

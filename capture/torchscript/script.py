@@ -1,7 +1,7 @@
 """TorchScript: script the smallest submodules that hold a data-dependent branch, trace the rest.
 
 A trace bakes every branch that it takes, and says nothing of most of them; a script holds both
-ways, and refuses much of Python.  So the two are mixed, and what comes out is never trusted before
+paths, and refuses much of Python.  So the two are mixed, and what comes out is never trusted before
 it was compared with eager.  All that captures with TorchScript is in this file, since PyTorch has
 deprecated it.
 """

@@ -73,9 +73,9 @@ class Captured:
     decided: frozenset[SourceLocation] = frozenset()
     """Where the trace decided by sizes, or by numbers as it must for every input."""
     guards: tuple[Guard, ...] = ()
-    """Outputs that tell whether inputs go the way of the program; none when it goes all ways."""
+    """Outputs that say whether inputs take the program's path; none when it takes all paths."""
     other_sizes: tuple[OtherSizes, ...] = ()
-    """Sizes in range at which the model's code goes another way than the trace did."""
+    """Sizes in range at which the model's code takes another path than the trace did."""
     is_widened: bool = False
     """Whether code was rewritten only so that more sizes are possible."""
 
@@ -100,11 +100,11 @@ def capture(
         example: one tensor for each, of the example sizes.
         wanted: the outputs that the program returns; a program that was given keeps all.
         fallback: how far down the ladder it may go (see `ladder`).
-        given: inputs that the user gave, whose way a specialised program goes.
+        given: inputs that the user gave, whose path a specialised program takes.
         widens: whether to rewrite the user's own code where a plain export takes fewer sizes.
 
     Raises:
-        RefusedError: torch.export refused the model, whichever way it was asked.
+        RefusedError: torch.export refused the model, by whichever strategy.
         CaptureError: a dimension cannot vary as asked, or the model writes to its own state.
         SourceError: the weights do not fit.
         UsageError: `example` does not fit `specs`.

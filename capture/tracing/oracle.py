@@ -1,10 +1,10 @@
 """Answer reads of tensors during a trace with what a run on the real weights found.
 
-A predicate that depends on weights alone has one answer for every input, so it can be told to the
+A predicate that depends on weights alone has one answer for every input, so it can be given to the
 trace, which has no weights.  `EomtForUniversalSegmentation` asks `self.attn_mask_probs[i] > 0`.
 
 A predicate that depends on inputs can be answered, too, when a user asks for a program that takes
-one way only: then the program returns, as more outputs, whether the answers were right.
+one path only: then the program returns, as more outputs, whether the answers were right.
 """
 
 import functools
@@ -28,7 +28,7 @@ GUARD = "enginecast.guard"
 
 @dataclass(frozen=True)
 class Guard:
-    """An output that is true where the inputs lead the way that the program takes."""
+    """An output that is true where the inputs take the program's path."""
 
     output: str
     read: Read

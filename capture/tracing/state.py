@@ -89,7 +89,7 @@ class CalledTwice:
             second = self._call(module, _copies(self._inputs))
         except EnginecastError:
             raise
-        except Exception:  # it will be told when the case is run for its own sake
+        except Exception:  # it is reported when the case is run for its own sake
             return
         for name in first:
             if _differ(first[name], second[name]):

@@ -19,7 +19,6 @@ from enginecast.errors import CaptureError
 Name = Literal["export", "bake", "strict", "rewrite", "specialise", "torchscript"]
 Fallback = Literal["none", "rewrite", "specialise", "torchscript"]
 Around = Callable[[nn.Module], AbstractContextManager[object]]
-IN_SHORT: Callable[[Refusal], str] = attrgetter("in_short")
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class TracingStrategy:
     """Outputs that the program has besides the model's own."""
     branches: Callable[[], tuple[SourceLocation, ...]] = tuple
     """Once it was taken: file and line of what became an operator."""
-    why: Callable[[Refusal], str] = IN_SHORT
+    why: Callable[[Refusal], str] = attrgetter("in_short")
     """Why it does not help, once it was refused too."""
 
     def entered(self, module: nn.Module) -> ExitStack:

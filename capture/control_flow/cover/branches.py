@@ -337,7 +337,7 @@ def cover(
             except Exception:  # the model's own; the comparison with eager will tell of it
                 continue
             has_run = True
-        if has_run and _is_open(found, ways):  # else eager runs on nothing, and that is told
+        if has_run and _is_open(found, ways):  # else eager runs on nothing, which is reported
             added = _search(module, found, specs, cases, ways, seed)
     left = [
         *((place, "its source cannot be read") for place in found.unseen),

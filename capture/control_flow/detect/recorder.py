@@ -1,7 +1,7 @@
 """Record every place where Python reads the value of a tensor while a model runs.
 
 A read is what a capture stumbles over: `if x.sum() > 0`, `int(n)`, `x.tolist()`.  The recorder runs
-the real module on real inputs and tells of each read its line, its value, and on what the tensor
+the real module on real inputs and notes of each read its line, its value, and on what the tensor
 depends: on the inputs, or on weights alone.  A slice of a buffer by a size depends on sizes, which
 one run cannot tell; so each read carries the history of its tensor, and two runs at different sizes
 are compared (see `decide`).
@@ -136,7 +136,7 @@ class Recorder:
 
 
 def record(module: nn.Module, cases: Iterable[Mapping[str, Tensor]]) -> list[list[Read]]:
-    """The reads of a run on each case, each told whether inputs, weights or sizes decide.
+    """The reads of a run on each case, each with whether inputs, weights or sizes decide.
 
     A case that the model does not take, because inputs drawn at random break a rule of its own,
     gives no run.
