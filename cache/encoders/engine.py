@@ -22,8 +22,8 @@ _KINDS = ("token_ids", "attention_mask", "token_type_ids")
 
 def open_engine(request: EncoderRequest) -> "EngineModel":
     """Load the engine of the bundle that a request names; see `open_encoder`."""
-    options = {"--precision": request.precision, "--random-weights": request.random_weights}
-    for option, value in options.items():
+    own = {"--precision": request.precision, "--random-weights": request.random_weights}
+    for option, value in own.items():
         if value is not None:
             raise UsageError(
                 f"{option} {value}: {request.model} is a bundle, and {option} is for eager models",

@@ -31,14 +31,11 @@ class EncoderRequest:
         model: a bundle, or a Hugging Face folder, which is run eagerly.
         tokenizer: a folder or `tokenizer.json`; None: the model's own.
         pipeline: "flux:text_encoder_2": a row of `pipelines.json` gives what is None below.
-        template: a text goes in place of the braces; None: the text alone.
-        clean: None: nothing is done to a text.
         max_length: in tokens; None: what the model takes, or its tokenizer says.
         mask: whether the encoder is told what is padding; None: where it takes a mask.
         keep_all: keep the rows of padding; None: only where the encoder gets no mask.
-        extra_rows: rows of padding kept behind the tokens.
-        skip_rows: rows dropped in front.
         padding_side: None: as the tokenizer's files say.
+        template, clean, extra_rows, skip_rows: as in `EncoderSpec`.
         outputs: names of the outputs to keep; empty: all that an engine gives, and
             `last_hidden_state` of an eager model.
         precision: "fp32", "bf16" or "fp16" of an eager model; None: as its weights are stored.  An
@@ -46,9 +43,7 @@ class EncoderRequest:
         store_dtype: None: as the encoder gives them.
         random_weights: seed, for a folder with a config alone.
         device: "cpu" or "cuda"; None: "cpu".
-        providers: execution providers of ONNX Runtime.
-        threads: within one operator.
-        allow_code: open engine kinds that run code when they are loaded.
+        providers, threads, allow_code: see `runtime.load`.
     """
 
     model: str

@@ -155,7 +155,6 @@ class _Pending:
     encodings: Encodings
     entries: list[Entry] = field(default_factory=list)
     done: Done = field(default_factory=Done)
-    recorded: int = 0
     since: float = field(default_factory=time.monotonic)
 
     def commit(self) -> None:
@@ -169,8 +168,7 @@ class _Pending:
             # Not asked of the disk: somebody may have joined it with others by now.
             done.bytes += shard_size(self.encodings.spec, sizes, text_bytes)
             self.entries = []
-        record(self.encodings, done.failures[self.recorded :])
-        self.recorded = len(done.failures)
+        record(self.encodings, done.failures)  # of which it leaves out those that it has
         self.since = time.monotonic()
 
 

@@ -240,11 +240,8 @@ def _unique(read: _Tokenized) -> Array:
     out are the same row, of which the longer keeps more.
     """
     keys = np.frombuffer(read.keys, f"S{KEY_BYTES}")
-    order = np.lexsort((np.arange(len(keys)), -read.sizes, keys))
-    ordered = keys[order]
-    first = np.ones(len(order), bool)
-    first[1:] = ordered[1:] != ordered[:-1]
-    unique = order[first]
+    order = np.argsort(-read.sizes, kind="stable")
+    unique = order[np.unique(keys[order], return_index=True)[1]]
     return unique[np.argsort(-read.sizes[unique], kind="stable")]
 
 

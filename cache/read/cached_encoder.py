@@ -129,12 +129,10 @@ class CachedEncoder(nn.Module):
         masks = _mask_of(attention_mask, ids)
         pairs = zip(ids, masks, strict=True)
         entries = self.cache.look_up([query_of(self.spec, row, mask) for row, mask in pairs])
-        tensors = {
-            one.name: as_batch(self.spec, one, entries, ids.shape[1]).to(
-                input_ids.device, place.dtype
-            )
-            for one, place in zip(self.spec.outputs, self._places, strict=True)
-        }
+        tensors = {}
+        for one, place in zip(self.spec.outputs, self._places, strict=True):
+            batch = as_batch(self.spec, one, entries, ids.shape[1])
+            tensors[one.name] = batch.to(input_ids.device, place.dtype)
         layers = getattr(self.config.get_text_config(), "num_hidden_layers", None)
         hidden = self._asked(output_hidden_states, "output_hidden_states", False)
         count = layers + 1 if isinstance(layers, int) else None

@@ -54,10 +54,8 @@ class CachedDataset(Dataset[Item]):
         """A batch, as DataLoader asks for it: read in the order in which it lies in the shards."""
         entries = self.cache.get_many([self.keys[index].tobytes() for index in indices])
         if self.texts is not None:
-            asked = [self.texts[index] for index in indices]
-            entries = [
-                replace(entry, text=text) for entry, text in zip(entries, asked, strict=True)
-            ]
+            pairs = zip(entries, indices, strict=True)
+            entries = [replace(entry, text=self.texts[index]) for entry, index in pairs]
         return Items(entries)
 
     def shards(self) -> Array:

@@ -53,16 +53,8 @@ DTYPES = {
 }
 """In the order in which safetensors writes tensors, which `shard_size` counts on."""
 _STORED = {dtype: stored for stored, dtype in DTYPES.items()}
-_INDEX = {
-    "keys": "U8",
-    "offsets": "I64",
-    "ids": "I32",
-    "id_offsets": "I64",
-    "texts": "U8",
-    "text_offsets": "I64",
-    "sums": "U64",
-}
-"""The tensors besides the outputs, and their dtypes."""
+_INDEX = ("keys", "offsets", "ids", "id_offsets", "texts", "text_offsets", "sums")
+"""The tensors besides the outputs, in the order in which they are hashed."""
 TAKE_OUT = "`enginecast cache verify CACHE` takes it out; then `cache fill` fills it again."
 
 
@@ -109,17 +101,13 @@ class Shard:
     since it was listed.  It may be handed to another process: the mapping stays behind.
 
     Args:
-        path: of the file.
-        spec: of its entries.
         texts: how many there are.
         keys_sum: of its keys; see `sum_of_keys`.
     """
 
     def __init__(self, path: Path, spec: EncoderSpec, texts: int, keys_sum: int) -> None:
-        self.path = path
-        self.spec = spec
-        self.keys_sum = keys_sum
-        self._texts = texts
+        self.path, self.spec = path, spec
+        self.keys_sum, self._texts = keys_sum, texts
 
     def __len__(self) -> int:
         return self._texts
@@ -378,24 +366,18 @@ def _offsets(sizes: Sequence[int]) -> Array:
 
 
 def shard_size(spec: EncoderSpec, tokens: Sequence[int], text_bytes: int) -> int:
-    """Bytes of the file that `write_shard` writes, before anything is encoded.
-
-    Args:
-        tokens: of each text.
-        text_bytes: of all texts, as UTF-8.
-    """
+    """Bytes of the file that `write_shard` makes of texts with so many tokens each."""
     count = len(tokens)
     rows = sum(len(range(*spec.span(length))) * many for length, many in Counter(tokens).items())
-    sizes = {
-        "keys": [count, KEY_BYTES],
-        "offsets": [count + 1],
-        "ids": [sum(tokens)],
-        "id_offsets": [count + 1],
-        "texts": [text_bytes],
-        "text_offsets": [count + 1],
-        "sums": [count],
+    shapes = {
+        "keys": ("U8", [count, KEY_BYTES]),
+        "offsets": ("I64", [count + 1]),
+        "ids": ("I32", [sum(tokens)]),
+        "id_offsets": ("I64", [count + 1]),
+        "texts": ("U8", [text_bytes]),
+        "text_offsets": ("I64", [count + 1]),
+        "sums": ("U64", [count]),
     }
-    shapes = {name: (_INDEX[name], size) for name, size in sizes.items()}
     for one in spec.outputs:
         shape = [rows if one.per == "token" else count, one.width]
         shapes[_tensor_name(one)] = (_STORED[np.dtype(one.dtype)], shape)

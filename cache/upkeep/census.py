@@ -26,17 +26,13 @@ class Census:
     """What is there of one encoder.
 
     Args:
-        texts: entries; each has other token ids.
         tokens: least, median and largest of a text; None: no texts.
-        rows: stored of all texts.
-        bytes: of the shards.
+        rows, bytes: stored of all texts.
         padded_bytes: that one file a text would take, its outputs padded to the longest text and in
             fp32, as trainers write them.
         doubles: entries whose key is there twice.
         failed: texts that were not stored, by reason.
-        truncated: texts that were cut.
         leftovers: files and folders of writers that were killed.
-        quarantined: shards that were damaged.
         damaged: what is wrong with shards that cannot be opened.
     """
 

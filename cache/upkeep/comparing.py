@@ -8,6 +8,7 @@ import hashlib
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -29,10 +30,8 @@ class OutputError:
     """Of one output, over all texts.
 
     Args:
-        rows: that were compared: tokens, or texts.
-        cosine_least: of a row; likewise the first percentile and the median.
-        relative_median: of a text: L2 of the difference, divided by that of the reference;
-            likewise the largest.
+        rows: that were compared: tokens, or texts; the cosines are theirs.
+        relative_median: of a text: L2 of the difference, divided by that of the reference.
         largest: difference of two values.
     """
 
@@ -70,14 +69,12 @@ class Comparison:
     """What was found.
 
     Args:
-        joined_by: "ids" or "text".
         texts: that are in both.
-        only_first: texts that are in the first alone.
         differs: fields of the specs that differ: "precision: 'fp32', 'bf16'".
         worst: largest relative error first.
     """
 
-    joined_by: str
+    joined_by: Literal["ids", "text"]
     texts: int
     only_first: int
     only_second: int
@@ -138,13 +135,11 @@ def _require_alike(first: Encodings, second: Encodings) -> list[OutputSpec]:
     where = f"{first.folder} and {second.folder}"
     padding = ("max_length", "padding_side") if any(spec.padded for spec in specs) else ()
     names = (*_LAYOUT, *padding)
-    layout = [name for name in names if getattr(specs[0], name) != getattr(specs[1], name)]
+    layout = [one for one in differences(*specs) if one.partition(":")[0] in names]
     if layout:
-        fields = "; ".join(
-            f"{name}: {getattr(specs[0], name)!r}, {getattr(specs[1], name)!r}" for name in layout
-        )
         raise CacheError(
-            f"{where}: keep other rows of a text, so that rows cannot be compared: {fields}",
+            f"{where}: keep other rows of a text, so that rows cannot be compared:"
+            f" {'; '.join(layout)}",
             hint="Fill one of them again with the options of the other.",
         )
     theirs = {one.name: one for one in specs[1].outputs}

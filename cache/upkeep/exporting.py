@@ -43,10 +43,8 @@ Watch = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: a file, or a folder with several."""
+    """What was written: texts, and bytes of all files."""
 
-    path: Path
-    form: str
     texts: int
     bytes: int
 
@@ -82,7 +80,7 @@ def export(
             _write_files(staged, form, entries, report)
         size = bytes_in([staged])
         _publish(staged, output)
-    return Exported(output, form, len(index), size)
+    return Exported(len(index), size)
 
 
 def _bytes(index: Index, form: str) -> int:

@@ -31,11 +31,8 @@ class Merged:
     """What came to one encoder.
 
     Args:
-        shards: linked or copied whole.
-        rewritten: shards of which only a part was new.
-        added: entries that are new.
-        there: entries of the caches read that were there already.
-        texts: entries in the end.
+        shards: linked or copied whole; `rewritten`: those of which only a part was new.
+        added, there, texts: entries that are new, that were there already, and in the end.
     """
 
     name: str

@@ -37,11 +37,8 @@ class Pruned:
     Args:
         leftovers: files and folders of writers that were killed.
         quarantined: damaged shards that `verify` had moved away.
-        doubles: entries whose key was there twice.
-        unwanted: entries of texts that were not to be kept.
-        rewritten: shards whose entries went into others, or nowhere.
-        made: shards that they went into.
-        kept: entries that the cache holds now.
+        doubles, unwanted, kept: entries.
+        rewritten: shards whose entries went into others, or nowhere; `made`: the others.
         freed: bytes on disk.
     """
 

@@ -281,10 +281,10 @@ def export(
     with watched("texts", len(open_index(encodings, keep=False))) as step:
         done = export_entries(encodings, output, form, step)
     if as_json:
-        made = {"output": str(done.path), "name": encodings.name, "format": done.form}
-        print_json({**made, "texts": done.texts, "bytes": done.bytes})
+        made = {"output": str(output), "name": encodings.name, "format": form}
+        print_json({**made, **to_builtins(done)})
         return
-    say(results(), f"{done.path}: {done.texts:,} texts, {done.bytes:,} bytes ({done.form})")
+    say(results(), f"{output}: {done.texts:,} texts, {done.bytes:,} bytes ({form})")
 
 
 @app.command()

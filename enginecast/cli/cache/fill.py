@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.progress import BarColumn, FileSizeColumn, Progress, TextColumn, TimeR
 from enginecast.cache.encoders.encoder import Encoder, open_encoder
 from enginecast.cache.encoders.request import EncoderRequest, part_of, resolve
 from enginecast.cache.encoders.tokenizing import Tokenizing
-from enginecast.cache.fill.local import Filled, encode_batch, fill_local
+from enginecast.cache.fill.local import Filled, batches, encode_batch, fill_local
 from enginecast.cache.fill.local import Progress as Report
 from enginecast.cache.fill.schedule import FillSchedule, schedule_fill
 from enginecast.cache.fill.texts import read_texts
@@ -172,11 +173,9 @@ def _index(where: Encodings) -> Index:
 def _require_room(
     where: Encodings, schedule: FillSchedule, most: int | None, tokenizer: int
 ) -> None:
-    """Refuse before work what the disk or `--max-disk` does not hold.
+    """Refuse before work what the disk or `--max-disk` (`most`) does not hold.
 
-    Args:
-        most: bytes that the cache may have in the end; None: any number.
-        tokenizer: bytes of the tokenizer, which a new encoder brings along.
+    A new encoder brings its tokenizer along, which has `tokenizer` bytes.
     """
     if not schedule.to_do:
         return
@@ -204,21 +203,15 @@ def _estimate(encoder: Encoder, schedule: FillSchedule, batch_tokens: int) -> fl
     if not schedule.to_do:
         return 0.0
     encode_batch(encoder, schedule.chunks.sample(0, 1))  # the first run sets things up
-    return sum(_third(encoder, schedule, number, batch_tokens) for number in range(3))
-
-
-def _third(encoder: Encoder, schedule: FillSchedule, number: int, batch_tokens: int) -> float:
-    begin, end = schedule.to_do * number // 3, schedule.to_do * (number + 1) // 3
-    if begin == end:
-        return 0.0
-    first = (begin + end) // 2
-    longest = schedule.chunks.sample(first, 1)[0]
-    length = encoder.spec.max_length if encoder.spec.padded else max(1, len(longest.ids))
-    count = min(batch_tokens, _PROBE_TOKENS) // length
-    batch = schedule.chunks.sample(first, max(1, min(count, end - first)))
-    begun = time.perf_counter()
-    encode_batch(encoder, batch)
-    return (time.perf_counter() - begun) / len(batch) * (end - begin)
+    seconds, most = 0.0, min(batch_tokens, _PROBE_TOKENS)
+    thirds = [schedule.to_do * number // 3 for number in range(4)]
+    for begin, end in pairwise(thirds):
+        left = schedule.chunks.sample((begin + end) // 2, max(1, min(most, end - begin)))
+        batch = next(batches(left, encoder.spec, most))
+        begun = time.perf_counter()
+        encode_batch(encoder, batch)
+        seconds += (time.perf_counter() - begun) / len(batch) * (end - begin)
+    return seconds
 
 
 _FAILURES = 5
