@@ -37,10 +37,7 @@ if TYPE_CHECKING:
 
 SITE = ("node", "module", "source", "reason", "note")
 """What `--json` says of a site."""
-CHECK = (
-    *("name", "rewritten", "seconds", "failure"),
-    *("worst_place", "worst_error", "worst_ratio"),
-)
+CHECK = ["name", "rewritten", "seconds", "failure", "worst_place", "worst_error", "worst_ratio"]
 """What it says of a pass."""
 
 

@@ -113,7 +113,10 @@ class ExportSession:
         state_notes: list[str] = []
         with self.steps("reference"):
             reference = reference_of(model, self.config.precision, state_notes)
-            problems = (*model.unverified, *self._capture_failures(model, reference))
+            guards = [guard.output for guard in model.captured.guards]
+            program, names = model.captured.program, model.output_names
+            failures = capture_failures(program, model.cases, names, reference, guards)
+            problems = (*model.unverified, *failures)
         for note in state_notes:
             self.steps.say(note)
         rewritten = self._rewrite(model, reference, () if problems else self.config.engines)
@@ -154,12 +157,6 @@ class ExportSession:
             manifest=manifest,
             fusions=fusions,
         )
-
-    def _capture_failures(self, model: Prepared, reference: Reference) -> list[str]:
-        """Where the captured program does not agree with eager."""
-        guards = [guard.output for guard in model.captured.guards]
-        program, names = model.captured.program, model.output_names
-        return list(capture_failures(program, model.cases, names, reference, guards))
 
     def _rewrite(
         self, model: Prepared, reference: Reference, engines: tuple[EngineConfig, ...]

@@ -94,12 +94,12 @@ def _stored(census: Census, kept: Sequence[Kept]) -> Iterator[str]:
     for held in weights:
         elements[held.dtype] += held.elements
     named = {module for each in kept for module in each.modules}
-    most, *others = (dtype for dtype, _ in elements.most_common()) if elements else ("",)
-    for dtype in others:
+    ranked = [dtype for dtype, _ in elements.most_common()]
+    for dtype in ranked[1:]:
         unnamed = [h.module for h in weights if h.dtype == dtype and h.module not in named]
         if unnamed:
             yield (
-                f"{len(unnamed)} modules store {dtype} where most weights are {most}, and no"
+                f"{len(unnamed)} modules store {dtype} where most weights are {ranked[0]}, and no"
                 f" attribute of the class says why: {_some(unnamed)}"
             )
 
