@@ -16,7 +16,7 @@ from enginecast.runtime.bundle.staging import write_file
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
 from enginecast.verify.engine import runs_natively, verify_engine
-from enginecast.verify.reference import REFERENCE_NAME, Reference, read_reference
+from enginecast.verify.reference import REFERENCE_NAME, read_reference
 
 NOT_NATIVE = "true {0} arithmetic was judged when the bundle was made; {1} computes it in fp32"
 
@@ -73,7 +73,11 @@ def verify_bundle(
     ) as engine:
         notes: tuple[str, ...] = ()
         if model is None:
-            reference, against = _stored(engine), "the stored reference"
+            stored = engine.folder / REFERENCE_NAME
+            if not stored.is_file():
+                hint = "Give the model: --model MODEL."
+                raise BundleError(f"{engine.folder} has no {REFERENCE_NAME}", hint=hint)
+            reference, against = read_reference(stored), "the stored reference"
         else:
             from enginecast.compiler.recompare import reference_of_model
 
@@ -91,15 +95,6 @@ def verify_bundle(
         completed = _complete(engine, verdict)
         layers, backend = engine.layers(), engine.backend
     return Check(verdict, reference.floor.label, against, completed, notes, backend, layers)
-
-
-def _stored(engine: Engine) -> Reference:
-    path = engine.folder / REFERENCE_NAME
-    if not path.is_file():
-        raise BundleError(
-            f"{engine.folder} has no {REFERENCE_NAME}", hint="Give the model: --model MODEL."
-        )
-    return read_reference(path)
 
 
 def _complete(engine: Engine, verdict: Verdict) -> bool:
