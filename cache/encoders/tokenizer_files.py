@@ -64,7 +64,10 @@ def find_tokenizer(folder: Path, asked: str | None = None) -> TokenizerFacts:
     """
     file = _place(folder, asked)
     content, said = (_read(file), _said(file.parent)) if file.is_file() else _convert(file.parent)
-    tokenizer = _parse(file, json.dumps(content).encode())
+    try:
+        tokenizer = parse_tokenizer(json.dumps(content).encode())
+    except CacheError as error:
+        raise SourceError(f"{file}: {error.message.removeprefix('tokenizer.json: ')}") from error
     left = said.get("truncation_side", _direction(content, "truncation")) == "left"
     kept = {**content, "padding": None, "truncation": _FROM_THE_LEFT if left else None}
     return TokenizerFacts(
@@ -109,13 +112,6 @@ def _read(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise SourceError(f"{file}: not a tokenizer: expected a JSON object")
     return content
-
-
-def _parse(file: Path, text: bytes) -> Tokenizer:
-    try:
-        return parse_tokenizer(text)
-    except CacheError as error:
-        raise SourceError(f"{file}: {error.message.removeprefix('tokenizer.json: ')}") from error
 
 
 def _convert(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -212,7 +212,12 @@ def open_store(path: str | os.PathLike[str]) -> Store:
             f"{root}: expected an embedding cache, but {what}",
             hint="`enginecast cache fill ENCODER --texts FILE -o CACHE` makes one.",
         )
-    return Store(root, _read_mark(mark).id)
+    found = _decoded(mark, Mark)
+    if (found.format, found.version) != (FORMAT, VERSION):
+        what = f"expected version {VERSION} of {FORMAT}, got {found.version} of {found.format}"
+        hint = "Read it with the enginecast that wrote it, or fill a new cache."
+        raise CacheVersionError(f"{mark}: {what}", hint=hint)
+    return Store(root, found.id)
 
 
 def find_store(path: str | os.PathLike[str]) -> Store | None:
@@ -278,16 +283,6 @@ def _decoded(file: Path, kind: type[_Content]) -> _Content:
         raise disk_error(file, error) from error
     except msgspec.MsgspecError as error:
         raise CacheError(f"{file}: {error}") from error
-
-
-def _read_mark(file: Path) -> Mark:
-    mark = _decoded(file, Mark)
-    if (mark.format, mark.version) != (FORMAT, VERSION):
-        raise CacheVersionError(
-            f"{file}: expected version {VERSION} of {FORMAT}, got {mark.version} of {mark.format}",
-            hint="Read it with the enginecast that wrote it, or fill a new cache.",
-        )
-    return mark
 
 
 def _read_spec(file: Path) -> SpecFile:

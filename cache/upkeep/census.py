@@ -57,14 +57,7 @@ class Census:
 
 
 def census_of(store: Store, name: str | None = None) -> list[Census]:
-    """Count what a cache holds.
-
-    Args:
-        name: of the encoder; None: all.
-
-    Raises:
-        CacheError: no such encoder, or a damaged spec.
-    """
+    """Count what a cache holds of the encoder of a name; None: of all."""
     return [_census(store.encodings(one)) for one in ([name] if name else store.names())]
 
 

@@ -262,12 +262,7 @@ def _has(found: dict[str, Package], name: str) -> bool:
 
 
 def examine_tensorrt(torch_version: str | None, torch_cuda: str | None) -> TensorRT:
-    """Import each module in a process of its own, so that no crash of theirs is one of ours.
-
-    Args:
-        torch_version: None: there is no torch, and nothing is compared with it.
-        torch_cuda: the CUDA version that it was built for; None: a CPU build.
-    """
+    """Import each module in a process of its own, so that no crash of theirs is one of ours."""
     libraries = tuple(_library(name) for name in MODULES)
     tensorrt, torch_tensorrt = (one.version for one in libraries)
     wrong: list[str] = []
