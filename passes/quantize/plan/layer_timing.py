@@ -19,7 +19,6 @@ from torch.nn import functional
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import first_input, value
 from enginecast.passes.ir.quantization_plan import LayerPlan
-from enginecast.passes.quantize.measure.quantizable import Layer
 from enginecast.passes.quantize.measure.simulate import FLOOR
 from enginecast.passes.quantize.plan.scaled_mm_rules import fp8_dtype
 
@@ -62,7 +61,6 @@ def with_measured_gains(
     program: ExportedProgram,
     context: PassContext,
     forms: Mapping[Node, Sequence[LayerPlan]],
-    layers: Sequence[Layer],
     timing: Timing,
     arch: str,
 ) -> dict[Node, list[LayerPlan]]:
@@ -75,29 +73,25 @@ def with_measured_gains(
     symbols = _sizes(program, context)
     known: dict[Product, float] = {}
     found = {node: list(some) for node, some in forms.items()}
-    for layer in layers:
-        for place, form in enumerate(found.get(layer.node, ())):
-            rows = rows_of(layer, symbols)
-            if form.activations is None or rows is None:
+    for node, some in found.items():
+        for place, form in enumerate(some):
+            rows = None if form.activations is None else _rows_of(node, symbols)
+            if rows is None:
                 continue
-            n, k = layer.shape
+            n, k = form.shape
             static = form.choice == "w8a8-static"
             product = Product(rows, n, k, form.activations == "row", static, arch)
             if product not in known:
                 plain, quantized = timing(product)
                 known[product] = round(plain / quantized, 2)
-            found[layer.node][place] = replace(form, gain=known[product], gain_from="measured")
+            some[place] = replace(form, gain=known[product], gain_from="measured")
     return found
 
 
-def rows_of(layer: Layer, symbols: Mapping[Any, int]) -> int | None:
-    """How many vectors a linear reads; None where a size is not known.
-
-    Args:
-        symbols: symbol of a dynamic size -> the size.
-    """
+def _rows_of(linear: Node, symbols: Mapping[Any, int]) -> int | None:
+    """How many vectors a linear reads, by the sizes of symbols; None where one is not known."""
     rows = 1
-    for size in value(first_input(layer.node)).shape[:-1]:
+    for size in value(first_input(linear)).shape[:-1]:
         found = size if isinstance(size, int) else size.node.expr.subs(symbols)
         if not isinstance(found, int) and not found.is_Integer:
             return None

@@ -141,7 +141,7 @@ def make_plan(
                 kept[layer.node] = reason
     timing = timing or timing_on(options.arch)
     if timing is not None and options.format == "fp8":
-        choices = with_measured_gains(program, context, choices, layers, timing, options.arch)
+        choices = with_measured_gains(program, context, choices, timing, options.arch)
     for node, known in list(choices.items()):
         choices[node] = _paying(known, options)
         if not choices[node]:
