@@ -27,6 +27,8 @@ left, and named.
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,6 +41,7 @@ from enginecast.passes.analyses.residual_stream import (
     Branch,
     Norm,
     Stream,
+    factors_of,
     find_branch,
     find_streams,
     foldable,
@@ -83,10 +86,10 @@ class RescaleResidual(Pass):
     """What the stream is known to reach: calibration inputs that stay below are refused."""
 
     def __post_init__(self) -> None:
-        for name, least in (("headroom", 0), ("k", 0), ("j", 0), ("reach", 0)):
+        for name in ("headroom", "k", "j"):
             given = getattr(self, name)
-            if given is not None and not least <= given < 64 and name != "reach":
-                raise SpecError(f"{name}: expected {least} to 63, got {given}")
+            if given is not None and not 0 <= given < 64:
+                raise SpecError(f"{name}: expected 0 to 63, got {given}")
         if self.reach < 0:
             raise SpecError(f"reach: expected a magnitude, got {self.reach:g}")
 
@@ -113,6 +116,8 @@ class _Rescaling:
         self._log = SiteLog(context)
         self._weights = weight_expressions(program)
         self._scaled: set[Node] = set()
+        self._sizes: dict[Node, float] = {}
+        """The largest magnitude of everything that may have to be scaled."""
         self._exponents: Counter[tuple[Node, Node]] = Counter()
         """(reader, source) -> the power of two by which what is read there is scaled"""
 
@@ -120,14 +125,19 @@ class _Rescaling:
         streams = [pair for pair in find_streams(self._program, self._weights) if self._fits(*pair)]
         if not streams:
             return self._log.sites
-        branches = {node: self._branch(node) for _, s in streams for node in self._projections(s)}
-        sizes = self._sizes([stream for _, stream in streams], branches)
+        members = [node for _, stream in streams for node in stream.members]
+        branches = dict(self._branches(members))
+        self._measure([stream for _, stream in streams], branches.values())
         for site, stream in streams:
-            self._rescale(site, stream, sizes)
+            self._rescale(site, stream)
         for projection, branch in branches.items():
-            self._rescale_branch(projection, branch, sizes)
-        self._insert_factors()
-        self._report_rest(sizes)
+            self._rescale_branch(projection, branch)
+        for (reader, source), exponent in self._exponents.items():
+            if exponent:
+                factor = self._times(source, exponent, before=reader, like=reader)
+                factor.meta.pop(SCALE, None)  # of the reader
+                reader.replace_input_with(source, factor)
+        self._report_rest()
         return self._log.sites
 
     def _fits(self, site: Node, stream: Stream) -> bool:
@@ -136,63 +146,52 @@ class _Rescaling:
             return False  # the input of a norm, not a stream
         if stream.is_residual and self._log.skipped(site):
             return False
-        dtypes = {dtype_of(node) for node in self._program.graph.nodes if self._computes(node)}
         if stream.blockers:
             self._log.refused(site, stream.blockers[0][1])
             return False
+        nodes = set(self._program.graph.nodes) - self._weights
+        dtypes = {dtype_of(node) for node in filter(is_float, nodes)}
         if dtypes & {torch.float16, torch.bfloat16}:
-            names = " and ".join(sorted(dtype_text(d) for d in dtypes if d is not None))
+            names = " and ".join(sorted(map(dtype_text, dtypes)))
             self._log.refused(
                 site, f"the program computes in {names}: scaling is exact in f32 only"
             )
             return False
         return bool(stream.norms)
 
-    def _computes(self, node: Node) -> bool:
-        """Whether a node is a float that depends on the inputs, or is one."""
-        return node not in self._weights and is_float(node)
+    def _branches(self, members: Iterable[Node]) -> Iterator[tuple[Node, Branch]]:
+        """The branches that feed the projections among the members of streams."""
+        for node in members:
+            if is_call(node, *PROJECTIONS) and foldable(node, self._weights):
+                with suppress(NoMatch):
+                    yield node, find_branch(node, self._weights)
 
-    def _projections(self, stream: Stream) -> list[Node]:
-        return [
-            node
-            for node in stream.members
-            if is_call(node, *PROJECTIONS) and foldable(node, self._weights)
-        ]
-
-    def _branch(self, projection: Node) -> Branch | None:
-        try:
-            return find_branch(projection, self._weights)
-        except NoMatch:
-            return None
-
-    def _sizes(
-        self, streams: list[Stream], branches: dict[Node, Branch | None]
-    ) -> dict[Node, float]:
-        """The largest magnitude of everything that may have to be scaled."""
-        chosen = self._options.k is not None and self._options.j is not None
+    def _measure(self, streams: Sequence[Stream], branches: Iterable[Branch]) -> None:
         if not self._cases:
-            if chosen:
-                return {}
+            if self._options.k is not None and self._options.j is not None:
+                return
             raise PassError(
                 "rescale-residual has no calibration inputs to choose its powers of two by",
                 hint="Give both powers: rescale-residual{k=3 j=0}.",
             )
         inside = {node for stream in streams for node in stream.members}
-        inside |= {source for stream in streams for _, source in stream.entries}
-        inside |= {node for b in branches.values() if b is not None for node in b.members}
-        heavy = {n for n in self._program.graph.nodes if has(n, Trait.HEAVY)}
-        sizes = largest_values(self._program, self._cases, inside | heavy)
-        reached = max((sizes[n] for s in streams for n in s.members if n in sizes), default=0.0)
+        watched = inside | {source for stream in streams for _, source in stream.entries}
+        watched |= {node for branch in branches for node in branch.members}
+        watched |= {node for node in self._program.graph.nodes if has(node, Trait.HEAVY)}
+        self._sizes = largest_values(self._program, self._cases, watched)
+        reached = self._largest(inside)
         if reached < self._options.reach:
             raise PassError(
                 f"the calibration inputs reach {reached:.3g} in the residual stream, and it is"
                 f" known to reach {self._options.reach:.3g}",
                 hint="Give inputs as the model gets them: --prompts FILE or --inputs FILE.",
             )
-        return sizes
 
-    def _rescale(self, site: Node, stream: Stream, sizes: dict[Node, float]) -> None:
-        largest = max((sizes.get(node, 0.0) for node in stream.members), default=0.0)
+    def _largest(self, nodes: Iterable[Node]) -> float:
+        return max((self._sizes.get(node, 0.0) for node in nodes), default=0.0)
+
+    def _rescale(self, site: Node, stream: Stream) -> None:
+        largest = self._largest(stream.members)
         power = self._options.power(largest)
         if stream.is_residual and self._options.k is not None:
             power = self._options.k
@@ -200,8 +199,7 @@ class _Rescaling:
             if stream.is_residual:
                 self._log.refused(site, f"its values are within fp16's range (max {largest:.3g})")
             return
-        lost = [node for node in stream.outputs if sizes.get(node, 0.0) > LARGEST]
-        if lost:
+        if self._largest(stream.outputs) > LARGEST:
             self._log.refused(
                 site,
                 f"the stream itself is an output, and fp16 does not hold it (max {largest:.3g})",
@@ -210,11 +208,14 @@ class _Rescaling:
         if not stream.is_residual and self._log.skipped(site):
             return
         bound = self._bound(stream) if stream.is_residual else ""
-        self._scale(stream.members, stream.entries, -power)
+        self._scale(stream, -power)
         for norm in stream.norms:
             _scale_norm(norm, power)
-        for node in stream.outputs:
-            self._give_back(node, power)
+        output = self._program.graph.output_node()
+        for node in stream.outputs:  # are returned as they were
+            whole = self._times(node, power, before=output, like=node)
+            mark_scaled(whole, power)
+            output.replace_input_with(node, whole)
         writers = len({node for node, _ in stream.entries})
         self._log.done(
             site,
@@ -230,57 +231,35 @@ class _Rescaling:
         power = max(0, math.ceil(math.log2(most / LARGEST))) if most else 0
         return f"; no input exceeds {most:.3g}, which k={power} holds"
 
-    def _rescale_branch(
-        self, projection: Node, branch: Branch | None, sizes: dict[Node, float]
-    ) -> None:
-        if branch is None:
-            return
-        largest = max((sizes.get(node, 0.0) for node in branch.members), default=0.0)
+    def _rescale_branch(self, projection: Node, branch: Branch) -> None:
+        largest = self._largest(branch.members)
         power = self._options.power(largest) if self._options.j is None else self._options.j
         if not power or self._log.skipped(projection):
             return
-        self._scale(branch.members, branch.entries, -power)
-        is_addmm = is_call(projection, aten.addmm.default)
-        weight = projection.args[2 if is_addmm else 1]
-        assert isinstance(weight, Node)
-        self._exponents[projection, weight] += power  # the bias is not in the product
+        self._scale(branch, -power)
+        self._exponents[projection, factors_of(projection)[1]] += power
         self._log.done(
             projection,
             f"reads a product scaled by 2^-{power}:"
             f" max {largest:.3g}, now {largest * 2.0**-power:.3g}",
         )
 
-    def _scale(
-        self, members: tuple[Node, ...], entries: tuple[tuple[Node, Node], ...], exponent: int
-    ) -> None:
+    def _scale(self, scaled: Stream | Branch, exponent: int) -> None:
         """Scale what comes in; say of every member that it is scaled."""
-        for entry in entries:
+        for entry in scaled.entries:
             self._exponents[entry] += exponent
-        for node in members:
+        for node in scaled.members:
             mark_scaled(node, exponent)
-        self._scaled.update(members)
+        self._scaled.update(scaled.members)
 
-    def _insert_factors(self) -> None:
+    def _times(self, source: Node, power: int, *, before: Node, like: Node) -> Node:
         graph = self._program.graph
-        for (reader, source), exponent in self._exponents.items():
-            if exponent:
-                with graph.inserting_before(reader):
-                    args = (source, 2.0**exponent)
-                    factor = insert(graph, aten.mul.Tensor, args, like=reader)
-                factor.meta.pop(SCALE, None)  # of the reader
-                reader.replace_input_with(source, factor)
+        with graph.inserting_before(before):
+            return insert(graph, aten.mul.Tensor, (source, 2.0**power), like=like)
 
-    def _give_back(self, node: Node, power: int) -> None:
-        """Return the stream as it was."""
-        output = self._program.graph.output_node()
-        with self._program.graph.inserting_before(output):
-            whole = insert(self._program.graph, aten.mul.Tensor, (node, 2.0**power), like=node)
-        mark_scaled(whole, power)
-        output.replace_input_with(node, whole)
-
-    def _report_rest(self, sizes: dict[Node, float]) -> None:
+    def _report_rest(self) -> None:
         """Name what is beyond fp16 and no power of two reaches."""
-        for node, size in sizes.items():
+        for node, size in self._sizes.items():
             if size > LARGEST and node not in self._scaled and node not in self._weights:
                 self._log.refused(
                     node,

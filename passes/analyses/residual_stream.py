@@ -331,9 +331,14 @@ def find_branch(projection: Node, weights: set[Node]) -> Branch:
     Raises:
         NoMatch: at the op that no factor passes through.
     """
-    source = projection.args[1 if is_call(projection, aten.addmm.default) else 0]
-    assert isinstance(source, Node)
-    return _branch(source, projection, weights)
+    return _branch(factors_of(projection)[0], projection, weights)
+
+
+def factors_of(product: Node) -> tuple[Node, Node]:
+    """What a linear or matrix product multiplies, besides a bias."""
+    start = 1 if is_call(product, aten.addmm.default) else 0
+    first, second = arguments(product)[start : start + 2]
+    return first, second
 
 
 def _branch(node: Node, reader: Node, weights: set[Node]) -> Branch:
@@ -343,11 +348,13 @@ def _branch(node: Node, reader: Node, weights: set[Node]) -> Branch:
     if own:
         return Branch((node,), tuple((node, source) for source in own))
     if is_call(node, aten.mul.Tensor) and not carried(node):
-        return _onto(node, _either(node, weights))
-    sources = carried(node)
-    if len(sources) != 1 or is_call(node, *SUMS):
-        raise NoMatch(node, f"no power of two passes through {op_name(node)}")
-    return _onto(node, _branch(sources[0], node, weights))
+        inner = _either(node, weights)
+    else:
+        sources = carried(node)
+        if len(sources) != 1 or is_call(node, *SUMS):
+            raise NoMatch(node, f"no power of two passes through {op_name(node)}")
+        inner = _branch(sources[0], node, weights)
+    return Branch((*inner.members, node), inner.entries)
 
 
 def _either(product: Node, weights: set[Node]) -> Branch:
@@ -363,7 +370,3 @@ def _either(product: Node, weights: set[Node]) -> Branch:
     if not found:
         raise misses[0] if misses else NoMatch(product, "a value times a number that varies")
     return min(found, key=lambda branch: len(branch.members))
-
-
-def _onto(node: Node, branch: Branch) -> Branch:
-    return Branch((*branch.members, node), branch.entries)
