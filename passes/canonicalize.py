@@ -135,7 +135,8 @@ def drop_alias(program: ProgramView, node: Node) -> Node | None:
 def drop_noop_cast(program: ProgramView, node: Node) -> Node | None:
     """A cast to the dtype that the value has already."""
     source = first_input(node)
-    return source if dtype_of(source) == dtype_of(node) and _same_device(source, node) else None
+    same = dtype_of(source) == dtype_of(node) and value(source).device == value(node).device
+    return source if same else None
 
 
 def collapse_exact_casts(program: ProgramView, node: Node) -> Node | None:
@@ -213,7 +214,7 @@ def _user_broadcasts(user: Node, node: Node, smaller: Node) -> bool:
         return user.args[3:4] == (node,) and node not in user.args[:3]
     if not has(user, Trait.ELEMENTWISE | Trait.CORRECTLY_ROUNDED) or has(user, Trait.WRITES):
         return False
-    others = [s for s in user.all_input_nodes if s is not node and _is_tensor(s)]
+    others = [s for s in user.all_input_nodes if s is not node and isinstance(value(s), Tensor)]
     if not shape_of(smaller) and any(
         dtype_of(other) not in (dtype_of(smaller), torch.bool) for other in others
     ):
@@ -234,13 +235,9 @@ def index_of_full_ranges(program: ProgramView, node: Node) -> Node | None:
     if len(indices) != rank or not all(isinstance(i, Node) for i in indices):
         return None
     result_rank = len(shape_of(node))
-    places: list[int] = []
-    for dim, index in enumerate(indices):
-        place = _full_range_place(index, shape_of(source)[dim], result_rank)
-        if place is None:
-            return None
-        places.append(place)
-    if places != sorted(set(places)):
+    pairs = zip(indices, shape_of(source), strict=True)
+    places = [_full_range_place(index, size, result_rank) for index, size in pairs]
+    if places != sorted({place for place in places if place is not None}):
         return None
     with program.graph.inserting_before(node):
         result = source
@@ -286,14 +283,6 @@ def broadcast(*shapes: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(result)
 
 
-def _is_tensor(node: Node) -> bool:
-    return isinstance(value(node), torch.Tensor)
-
-
-def _same_device(left: Node, right: Node) -> bool:
-    return bool(value(left).device == value(right).device)
-
-
 _CAST_RULES: tuple[Rule, ...] = (drop_noop_cast, collapse_exact_casts)
 RULES: dict[Any, tuple[Rule, ...]] = {
     aten.dropout.default: (drop_inert_dropout,),
@@ -328,14 +317,7 @@ def fold_constants(program: ProgramView, log: SiteLog) -> None:
     """
     constants = _constant_expressions(program)
     for node in list(program.graph.nodes):
-        inside = node in constants and isinstance(value(node), Tensor)
-        if (
-            not inside
-            or node.op != "call_function"
-            or all(user in constants for user in node.users)
-        ):
-            continue
-        if log.skipped(node):
+        if not _is_end(node, constants) or log.skipped(node):
             continue
         # In order, and no view: a lifted constant is stored whole.
         tensor = weight_value(program, node).clone(memory_format=torch.contiguous_format)
@@ -348,11 +330,8 @@ def fold_constants(program: ProgramView, log: SiteLog) -> None:
 
 
 def _constant_expressions(program: ProgramView) -> set[Node]:
-    lifted = {
-        name
-        for name, spec in weight_specs(program).items()
-        if spec.kind is InputKind.CONSTANT_TENSOR
-    }
+    specs = weight_specs(program).items()
+    lifted = {name for name, spec in specs if spec.kind is InputKind.CONSTANT_TENSOR}
     written = mutated_values(program.graph)
     found: set[Node] = set()
     for node in program.graph.nodes:
@@ -361,25 +340,21 @@ def _constant_expressions(program: ProgramView) -> set[Node]:
         known = node.name in lifted if node.op == "placeholder" else _foldable(node)
         if known and found.issuperset(node.all_input_nodes):
             found.add(node)
-    _discard_strided(program, found)
+    for node in reversed(program.graph.nodes):
+        # A lifted constant lies in order: what its strides matter to stays.
+        if _is_end(node, found) and may_change_bits(node, value(node).contiguous()):
+            found.discard(node)
     return found
 
 
-def _discard_strided(program: ProgramView, constants: set[Node]) -> None:
-    """Leave out ends of expressions whose strides matter: a lifted constant lies in order."""
-    for node in reversed(program.graph.nodes):
-        inside = node in constants and isinstance(value(node), Tensor)
-        if not inside or node.op != "call_function":
-            continue
-        is_end = not constants.issuperset(node.users)
-        if is_end and may_change_bits(node, value(node).contiguous()):
-            constants.discard(node)
+def _is_end(node: Node, constants: set[Node]) -> bool:
+    """Whether a call is a constant that something else reads."""
+    inside = node in constants and node.op == "call_function" and isinstance(value(node), Tensor)
+    return inside and not constants.issuperset(node.users)
 
 
 def _foldable(node: Node) -> bool:
-    if node.op != "call_function" or not is_pure(node):
-        return False
-    if has(node, Trait.RANDOM, Trait.UNFOLDABLE):
+    if not is_pure(node) or has(node, Trait.RANDOM, Trait.UNFOLDABLE):
         return False
     found = value(node)
     several = found if isinstance(found, tuple | list) and found else [found]

@@ -83,8 +83,8 @@ class FuseAttention(GraphPass):
             if not is_attention_core(node) or log.skipped(node):
                 continue
             try:
-                match = _match(program, node)
-                _check_dtypes(match)
+                match = _softmax(node) if is_call(node, aten.softmax.int) else _sdpa(program, node)
+                _check(match)
             except NoMatch as miss:
                 log.refused(node, miss.reason)
                 continue
@@ -94,9 +94,7 @@ class FuseAttention(GraphPass):
         return log.sites
 
 
-def _match(program: ProgramView, node: Node) -> Attention:
-    if not is_call(node, aten.softmax.int):
-        return _match_sdpa(program, node)
+def _softmax(node: Node) -> Attention:
     found = softmax_attention.match(node)
     return Attention(
         found.node("query"),
@@ -110,27 +108,18 @@ def _match(program: ProgramView, node: Node) -> Attention:
     )
 
 
-def _match_sdpa(program: ProgramView, node: Node) -> Attention:
+def _sdpa(program: ProgramView, node: Node) -> Attention:
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    arguments: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    if arguments.get("dropout_p", 0.0) != 0.0:
-        raise NoMatch(node, f"dropout of {arguments['dropout_p']:g} is active")
-    query = arguments["query"]
+    given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    if given.get("dropout_p", 0.0) != 0.0:
+        raise NoMatch(node, f"dropout of {given['dropout_p']:g} is active")
+    query, key, value = (given[name] for name in names[:3])
     if len(shape_of(query)) != 4:
         raise NoMatch(node, f"the query has rank {len(shape_of(query))}, expected 4")
-    mask = arguments.get("attn_mask")
-    if mask is not None and _masks_nothing(program, mask):
-        mask = None
-    scale = arguments.get("scale")
-    return Attention(
-        query,
-        arguments["key"],
-        arguments["value"],
-        (mask,) if mask is not None else (),
-        1 / math.sqrt(shape_of(query)[-1]) if scale is None else float(scale),
-        bool(arguments.get("is_causal", False)),
-        node,
-    )
+    mask, scale = given.get("attn_mask"), given.get("scale")
+    bias = () if mask is None or _masks_nothing(program, mask) else (mask,)
+    scale = 1 / math.sqrt(shape_of(query)[-1]) if scale is None else float(scale)
+    return Attention(query, key, value, bias, scale, bool(given.get("is_causal")), node)
 
 
 def _masks_nothing(program: ProgramView, mask: Node) -> bool:
@@ -143,7 +132,7 @@ def _masks_nothing(program: ProgramView, mask: Node) -> bool:
     return always(mask) is True
 
 
-def _check_dtypes(match: Attention) -> None:
+def _check(match: Attention) -> None:
     wanted = dtype_of(match.query)
     for node in (match.key, match.value, *match.bias):
         if dtype_of(node) not in (wanted, torch.bool):

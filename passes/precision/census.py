@@ -6,6 +6,7 @@ every weight and every value is counted, and every op at which two float dtypes 
 its module and its line.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -88,16 +89,18 @@ class Census:
 
 def take_census(program: ExportedProgram) -> Census:
     """Count every weight and every value of a program, and find where float dtypes meet."""
-    held: dict[tuple[Kind, str, str], tuple[int, int]] = {}
-    for kind, dtype, module, elements in (*_weights(program), *_edges(program)):
-        count, total = held.get((kind, dtype, module), (0, 0))
-        held[kind, dtype, module] = count + 1, total + elements
+    counts: Counter[tuple[Kind, str, str]] = Counter()
+    elements: Counter[tuple[Kind, str, str]] = Counter()
+    for kind, dtype, module, size in (*_weights(program), *_edges(program)):
+        key = kind, dtype, module
+        counts[key] += 1
+        elements[key] += size
     met: dict[tuple[str, str, str], list[str]] = {}
     for node in all_nodes(program):
         for what, by in _meetings(node):
             met.setdefault((what, by, source_line(node)), []).append(_place(node))
     return Census(
-        held=tuple(Held(*key, *sums) for key, sums in held.items()),
+        held=tuple(Held(*key, count, elements[key]) for key, count in counts.items()),
         meetings=tuple(
             Meeting(*key, len(places), tuple(dict.fromkeys(places))) for key, places in met.items()
         ),
