@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from enginecast.passes.analyses.attention import swaps_heads_and_tokens, unrepeated
 from enginecast.passes.ir.edit import (
+    arguments,
     aten,
     dtype_of,
     first_input,
@@ -166,51 +167,47 @@ class _Walk:
         return min(found, key=lambda source: len(source.members))
 
     def _fold(self, node: Node) -> Fold | None:
-        if is_call(node, aten.rms_norm.default):
-            return self._norm(node, (2,), node)
-        if is_call(node, aten.layer_norm.default):
-            return self._norm(node, (2, 3), node)
+        if is_call(node, aten.rms_norm.default, aten.layer_norm.default):
+            return self._norm(node, node)
         if is_call(node, aten.linear.default):
             return self._linear(node)
         if is_call(node, aten.mul.Tensor):
             return self._product(node)
         if "getitem" not in op_name(node):
             return None
-        source, index = node.args[:2]
-        assert isinstance(source, Node)
+        source, index = arguments(node)
         if index == 0 and is_call(source, torch.ops.enginecast.skip_rms_norm.default):
-            return self._norm(source, (2,), node)
-        return self._part(source, int(str(index))) if is_call(source, *_SPLITS) else None
+            return self._norm(source, node)
+        return self._part(source, index) if is_call(source, *_SPLITS) else None
 
-    def _norm(self, norm: Node, positions: tuple[int, ...], result: Node) -> Fold:
+    def _norm(self, norm: Node, result: Node) -> Fold:
         sizes = norm.args[1]
         if isinstance(sizes, list | tuple) and len(sizes) != 1:
             raise NoMatch(norm, f"the norm is over {len(sizes)} dims, expected the last one")
+        positions = (2, 3) if is_call(norm, aten.layer_norm.default) else (2,)
         given = [p for p in positions if len(norm.args) > p and norm.args[p] is not None]
-        if positions[0] not in given:
+        if 2 not in given:
             raise NoMatch(norm, "the norm has no weight to scale")
         if any(norm.args[p] not in self._weights for p in given):
             raise NoMatch(norm, "the norm's weight is computed from inputs")
         return Fold(norm, tuple((p, False) for p in given), 0, shape_of(result)[-1])
 
     def _linear(self, node: Node) -> Fold:
-        bias = node.args[2] if len(node.args) > 2 else None
-        given = [node.args[1], *([bias] if bias is not None else [])]
-        if any(source not in self._weights for source in given):
+        given = [source for source in arguments(node)[1:] if source is not None]
+        if not self._weights.issuperset(given):
             raise NoMatch(node, "the linear's weight is computed from inputs")
         places = ((1, True), (2, False))[: len(given)]
         return Fold(node, places, 0, shape_of(node)[-1])
 
     def _part(self, split: Node, index: int) -> Fold | None:
         """One of the linears that were merged into one."""
-        linear, width = first_input(split), value(split)[index].shape[-1]
+        linear = first_input(split)
         whole = sum(part.shape[-1] for part in value(split))
         if not is_call(linear, aten.linear.default) or whole != shape_of(linear)[-1]:
             return None
         if real_users(linear) != [split]:
             raise NoMatch(linear, f"{op_name(linear)} is read elsewhere as well")
         start = sum(part.shape[-1] for part in value(split)[:index])
-        assert start + width <= whole
         return replace(self._linear(linear), start=start)
 
     def _product(self, node: Node) -> Fold | None:
@@ -218,9 +215,7 @@ class _Walk:
         places = [p for p in (0, 1) if node.args[p] in self._weights]
         if len(places) != 1:
             return None
-        weight = node.args[places[0]]
-        assert isinstance(weight, Node)
-        channels = shape_of(node)[-1]
+        weight, channels = arguments(node)[places[0]], shape_of(node)[-1]
         if value(weight).numel() != channels or shape_of(weight)[-1] != channels:
             return None
         return Fold(node, ((places[0], False),), 0, channels)
@@ -243,9 +238,8 @@ def _before_flat(node: Node, layout: Layout) -> tuple[Node, Layout] | None:
     if layout.heads != 1:
         return None
     if is_call(node, torch.ops.enginecast.attention.default):
-        heads, shared = int(str(node.args[4])), int(str(node.args[5]))
-        size = layout.size // heads
-        return _argument(node, 2), Layout("flat", shared, size, heads // shared)
+        _, _, values, _, heads, shared, *_ = arguments(node)
+        return values, Layout("flat", shared, layout.size // heads, heads // shared)
     if not has(node, Trait.RESHAPES):
         return None
     source = first_input(node)
@@ -271,9 +265,11 @@ def _before_heads(node: Node, layout: Layout) -> tuple[Node, Layout] | None:
     if swaps_heads_and_tokens(node):
         return first_input(node), replace(layout, kind="split")
     if is_call(node, *_VALUE_OF):
-        return _shared(_argument(node, _VALUE_OF[node.target]), layout)
+        return _shared(arguments(node)[_VALUE_OF[node.target]], layout)
     if is_call(node, aten.cat.default):
-        return _only_full(node, layout)
+        # The one value of a join whose others have no elements: a cache that is empty.
+        full = [found for found in arguments(node)[0] if value(found).shape != (0,)]
+        return (full[0], layout) if len(full) == 1 else None
     source = unrepeated(node)
     return None if source is node else _shared(source, layout)
 
@@ -294,14 +290,6 @@ def _shared(values: Node, layout: Layout) -> tuple[Node, Layout] | None:
     return values, Layout("heads", heads, layout.size, layout.repeats * (layout.heads // heads))
 
 
-def _only_full(node: Node, layout: Layout) -> tuple[Node, Layout] | None:
-    """The one value of a join whose others have no elements: a cache that is empty."""
-    joined = node.args[0]
-    assert isinstance(joined, list | tuple)
-    full = [n for n in joined if isinstance(n, Node) and value(n).shape != (0,)]
-    return (full[0], layout) if len(full) == 1 else None
-
-
 def _reading(source: Node, node: Node) -> Node:
     """The node that reads `source`, on the way to `node`: heads are repeated in several steps."""
     while source not in node.all_input_nodes:
@@ -310,16 +298,6 @@ def _reading(source: Node, node: Node) -> Node:
             raise NoMatch(inner, f"{op_name(inner)} is read elsewhere as well")
         node = inner
     return node
-
-
-def _argument(node: Node, position: int) -> Node:
-    found = node.args[position]
-    assert isinstance(found, Node)
-    return found
-
-
-_ONE_DIM = frozenset({aten.select.int, aten.slice.Tensor})
-_SWAPS = frozenset({aten.transpose.int, aten.permute.default})
 
 
 @dataclass(frozen=True)
@@ -336,12 +314,9 @@ def find_roots(program: ExportedProgram, weights: set[Node]) -> list[Node]:
     found: dict[Node, None] = {}
     for node in program.graph.nodes:
         if is_call(node, aten.linear.default) and node.args[1] in weights and node not in weights:
-            root = node.args[0]
-            assert isinstance(root, Node)
+            root = first_input(node)
             while _keeps_channels(root):
-                source = root.args[0]
-                assert isinstance(source, Node)
-                root = source
+                root = first_input(root)
             found[root] = None
     return sorted(found)
 
@@ -395,15 +370,9 @@ def _keeps_channels(node: Node) -> bool:
         return True
     if is_call(node, aten.expand.default):
         return True
-    rank = len(shape_of(source))
-    if is_call(node, *_SWAPS):
-        return _leaves_last(node, rank)
-    return is_call(node, *_ONE_DIM) and int(str(node.args[1])) % rank != rank - 1
-
-
-def _leaves_last(node: Node, rank: int) -> bool:
+    args, rank = arguments(node), len(shape_of(source))
     if is_call(node, aten.permute.default):
-        order = node.args[1]
-        assert isinstance(order, list | tuple)
-        return int(str(order[-1])) % rank == rank - 1
-    return all(int(str(dim)) % rank != rank - 1 for dim in node.args[1:3])
+        return bool(args[1][-1] % rank == rank - 1)
+    if is_call(node, aten.transpose.int):
+        return all(dim % rank != rank - 1 for dim in args[1:3])
+    return is_call(node, aten.select.int, aten.slice.Tensor) and args[1] % rank != rank - 1

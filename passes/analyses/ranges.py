@@ -26,15 +26,14 @@ def interval(node: Any) -> Interval | None:
         return 0.0, max(0.0, _largest(node.args[0]) - 1)
     if has(node, Trait.MOVES):
         return interval(node.args[0])
-    if is_call(node, aten.add.Tensor) and "alpha" not in node.kwargs:
-        left, right = interval(node.args[0]), interval(node.args[1])
-        if left is not None and right is not None:
-            return left[0] + right[0], left[1] + right[1]
-    if is_call(node, aten.sub.Tensor) and "alpha" not in node.kwargs:
-        left, right = interval(node.args[0]), interval(node.args[1])
-        if left is not None and right is not None:
-            return left[0] - right[1], left[1] - right[0]
-    return None
+    if not is_call(node, aten.add.Tensor, aten.sub.Tensor) or "alpha" in node.kwargs:
+        return None
+    left, right = interval(node.args[0]), interval(node.args[1])
+    if left is None or right is None:
+        return None
+    if is_call(node, aten.add.Tensor):
+        return left[0] + right[0], left[1] + right[1]
+    return left[0] - right[1], left[1] - right[0]
 
 
 def _largest(size: Any) -> float:

@@ -105,11 +105,9 @@ def mutated_placeholders(graph: Graph) -> set[Node]:
 
 def reached_by(nodes: set[Node]) -> set[Node]:
     """The nodes and everything computed from them."""
-    found: set[Node] = set()
-    waiting = list(nodes)
+    found, waiting = set(nodes), list(nodes)
     while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += node.users
+        fresh = waiting.pop().users.keys() - found
+        found |= fresh
+        waiting += fresh
     return found

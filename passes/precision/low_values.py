@@ -33,18 +33,17 @@ def low_values(program: ExportedProgram, kept: Set[Node]) -> list[Node]:
         node
         for node in all_nodes(program)
         if node.op == "call_function"
-        and node in classes
-        and not is_float_cast(node)
         and node not in masked
-        and classes[node] in (*LOW, Class.PRECISE)
+        and not is_float_cast(node)
         and _is_low(node, classes)
         and (node in sums or _matters(node))
     ]
 
 
 def _is_low(node: Node, classes: Mapping[Node, Class]) -> bool:
-    if classes[node] in LOW:
-        return True
+    kind = classes.get(node)
+    if kind is not Class.PRECISE:
+        return kind in LOW
     return any(user.op == "output" or classes.get(user) in LOW for user in _readers(node))
 
 
