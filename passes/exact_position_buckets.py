@@ -18,7 +18,7 @@ distance without known bounds, a table longer than `LONGEST`.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from torch.fx import Node
 
 from enginecast.passes.analyses.ranges import interval
 from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
+from enginecast.passes.ir.deferred_weights import Expression
 from enginecast.passes.ir.edit import (
     add_weight,
     aten,
@@ -164,13 +165,7 @@ def tabulate(bucket: Bucket) -> tuple[int, Tensor]:
         NoMatch: there would be too many.
     """
     distances = torch.arange(bucket.lowest, bucket.highest + 1, dtype=value(bucket.distance).dtype)
-    known: dict[Node, Any] = {bucket.distance: distances}
-    with torch.no_grad():
-        for node in bucket.nodes:
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
-            assert callable(node.target)
-            known[node] = node.target(*args, **kwargs)
-    values = known[bucket.out]
+    values: Tensor = Expression((*bucket.nodes,), {bucket.distance: distances})()
     changes = (values.diff() != 0).nonzero().flatten()
     if not len(changes):
         return bucket.lowest, values[:1].clone()

@@ -78,7 +78,8 @@ def _changes(node: Node, other: Any) -> Iterator[tuple[Node, Any]]:
             yield user, None
             continue
         try:
-            result = _evaluate(user, changed)
+            with _without_guards(user):
+                result = evaluate_fake(user, changed)
         except RuntimeError:  # sizes that are known at run time only: undecided is not the same
             yield user, None
             continue
@@ -118,12 +119,6 @@ def _is_complex(node: Node) -> bool:
     """Whether an op computes with complex numbers, whose products are sums."""
     dtypes = [dtype_of(source) for source in (node, *node.all_input_nodes)]
     return any(dtype is not None and dtype.is_complex for dtype in dtypes)
-
-
-def _evaluate(node: Node, changed: Mapping[Node, Any]) -> Any:
-    """A node's value from the changed values of its arguments."""
-    with _without_guards(node):
-        return evaluate_fake(node, changed)
 
 
 def _without_guards(node: Node) -> AbstractContextManager[None]:

@@ -169,9 +169,7 @@ def _call_class(node: Node, classes: Mapping[Node, Class]) -> Class:
 
 
 def _cast_class(node: Node, classes: Mapping[Node, Class]) -> Class:
-    source = node.args[0]
-    assert isinstance(source, Node)
-    before = classes[source]
+    before = classes[first_input(node)]
     if is_binding_cast(node):
         return before
     raises = dtype_of(node) in (torch.float32, torch.float64)
@@ -225,24 +223,25 @@ def _statistics(graph: Graph) -> set[Node]:
     """
     found: set[Node] = {n for n in graph.nodes if has(n, Trait.ACCUMULATES) and is_float(n.args[0])}
     for node in graph.nodes:
-        if not (is_call(node, *ROOTS) and is_float(node)):
-            continue
-        chain = [node]
-        while not has(chain[-1], Trait.REDUCES | Trait.SENSITIVE):
-            source = arguments(chain[-1])[0]
-            scalar_only = isinstance(source, Node) and [
-                s for s in chain[-1].all_input_nodes if is_float(s)
-            ] == [source]
-            if not scalar_only or source.op != "call_function" or len(chain) > 6:
-                chain = []
-                break
-            chain.append(source)
-        if chain:
-            found.update(chain)
-            square = chain[-1].args[0]
-            if is_call(square, *SQUARES) and all(u in found for u in square.users):
-                found.add(square)
+        chain = _to_mean(node) if is_call(node, *ROOTS) and is_float(node) else []
+        found.update(chain)
+        square = chain[-1].args[0] if chain else None
+        if is_call(square, *SQUARES) and found.issuperset(square.users):
+            found.add(square)
     return found
+
+
+def _to_mean(root: Node) -> list[Node]:
+    """From a root back to the mean that it is of, by steps with one operand; or nothing."""
+    chain = [root]
+    while not has(chain[-1], Trait.REDUCES | Trait.SENSITIVE):
+        floats = [source for source in chain[-1].all_input_nodes if is_float(source)]
+        if len(floats) != 1 or floats[0] is not chain[-1].args[0] or len(chain) > 6:
+            return []
+        if floats[0].op != "call_function":
+            return []
+        chain += floats
+    return chain
 
 
 def _mark_islands(graph: Graph, classes: dict[Node, Class]) -> None:
