@@ -234,16 +234,17 @@ def add_weight(program: ProgramView, name: str, tensor: Tensor, kind: InputKind)
         kind: PARAMETER, BUFFER or CONSTANT_TENSOR.
     """
     graph = program.graph
-    first_input = _first_user_input(program)
-    with graph.inserting_before(first_input):
+    specs = weight_specs(program)
+    first = next(n for n in graph.nodes if n.op != "placeholder" or n.name not in specs)
+    with graph.inserting_before(first):
         node: Node = graph.placeholder("w_" + name.replace(".", "_").lower())
     node.target = node.name  # the name may be taken, and two arguments of one name do not compile
     node.meta["val"] = fake_mode(program).from_tensor(tensor.detach(), static_shapes=True)
     persistent = True if kind is InputKind.BUFFER else None
     spec = InputSpec(kind, TensorArgument(name=node.name), name, persistent)
-    specs = program.graph_signature.input_specs
     position = [n.name for n in graph.nodes if n.op == "placeholder"].index(node.name)
-    program.graph_signature.input_specs = [*specs[:position], spec, *specs[position:]]
+    before = program.graph_signature.input_specs
+    program.graph_signature.input_specs = [*before[:position], spec, *before[position:]]
     if kind is InputKind.CONSTANT_TENSOR:
         program.constants[name] = tensor
     else:
@@ -277,15 +278,6 @@ def insert_item(graph: torch.fx.Graph, source: Node, index: int, *, like: Node) 
     take_place(node, like)
     node.meta["val"] = value(source)[index]
     return node
-
-
-def _first_user_input(program: ProgramView) -> Node:
-    specs = weight_specs(program)
-    for node in program.graph.nodes:
-        if node.op != "placeholder" or node.name not in specs:
-            assert isinstance(node, Node)
-            return node
-    raise AssertionError("a graph without an output")
 
 
 @contextmanager

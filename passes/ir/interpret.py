@@ -154,7 +154,8 @@ class Run(Interpreter):
             for source in (node, *node.all_input_nodes):
                 pending[source] -= source is not node
                 if pending[source] == 0:
-                    self._forget(source)
+                    for values in (self._shared, *self._own):
+                        values.pop(source, None)
         raise AssertionError("a graph without an output node")
 
     def _compute(self, node: Node) -> None:
@@ -175,7 +176,7 @@ class Run(Interpreter):
             return found.clone() if node in self._written else found
         if is_structured(node):
             args, _ = self.fetch_args_kwargs_from_env(node)
-            return run_structured(node, args, self._runner(case), _call)
+            return run_structured(node, args, partial(self.run_block, case=case), _call)
         if has(node, Trait.CHECKS):
             return run_check(node, case, partial(self.run_node, node))
         found = run_number(node, case, partial(self.run_node, node))
@@ -210,20 +211,10 @@ class Run(Interpreter):
         found = env[nodes[-1]]
         return found.contiguous() if isinstance(found, Tensor) else found
 
-    def _runner(self, case: int) -> Callable[[Block, list[Any]], list[Any]]:
-        """Runs blocks in a case: their nodes are evaluated, and watched, like those outside."""
-
-        def run(block: Block, values: list[Any]) -> list[Any]:
-            outer = self.env
-            try:
-                return self.run_block(block, values, case)
-            finally:
-                self.env = outer
-
-        return run
-
     def run_block(self, block: Block, values: list[Any], case: int) -> list[Any]:
-        """What one block returns in a case."""
+        """What one block returns in a case: its nodes are evaluated, and watched, like those
+        outside.  Afterwards `self.env` is that of the block.
+        """
         env: dict[Node, Any] = dict(zip(block.placeholders, values, strict=True))
         self.env = env
         pending = Counter(source for n in block.module.graph.nodes for source in n.all_input_nodes)
@@ -240,10 +231,6 @@ class Run(Interpreter):
                 if not pending[source]:
                     env.pop(source, None)
         raise AssertionError("a graph without an output node")
-
-    def _forget(self, node: Node) -> None:
-        for values in (self._shared, *self._own):
-            values.pop(node, None)
 
     def user_outputs(self, node: Node, own: dict[Node, Any]) -> list[Any]:
         """What one case gives back."""

@@ -47,7 +47,7 @@ from enginecast.passes.ir.edit import (
     weight_specs,
     weight_tensor,
 )
-from enginecast.passes.ir.effects import is_metadata_check, is_mutating
+from enginecast.passes.ir.effects import is_metadata_check, is_mutating, may_alias
 from enginecast.passes.ir.sites import SiteLog
 
 GROWTH = 4096
@@ -76,7 +76,7 @@ class HoistWeights(Pass):
             if not is_mutating(node):
                 continue
             written = first_input(node)
-            while _is_view(written):
+            while may_alias(written) and dtype_of(written) == dtype_of(first_input(written)):
                 written = first_input(written)
             if written.name in specs:
                 raise LoweringError(
@@ -119,13 +119,6 @@ class HoistWeights(Pass):
         named = {target: replace(w, name=_unique(w.name, taken)) for target, w in left}
         defer_weights(program, named)
         return log.sites
-
-
-def _is_view(node: Node) -> bool:
-    """Whether a node's value may lie in the memory of its first input."""
-    schema = getattr(node.target, "_schema", None)
-    aliases = schema is not None and any(found.alias_info for found in schema.returns)
-    return aliases and dtype_of(node) == dtype_of(first_input(node))
 
 
 def _stored(program: ExportedProgram, log: SiteLog) -> set[Node]:

@@ -11,6 +11,7 @@ once; where the profile says that a kernel rounds on the way, `kernels` has it.
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ class _Emulated(Run):
             return self.run_node(node)
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         if is_structured(node):
-            return run_structured(node, args, self._runner(case), _apply)
+            return run_structured(node, args, partial(self.run_block, case=case), _apply)
         if has(node, Trait.CHECKS):
             low = map_aggregate((args, kwargs), _low)
             return run_check(node, case, lambda: node.target(*low[0], **low[1]))  # type: ignore[operator]
