@@ -14,6 +14,7 @@ from torch.fx import Node
 from enginecast.errors import LoweringError, first_line
 from enginecast.exporters import files
 from enginecast.exporters.onnx.readers import Reader
+from enginecast.exporters.onnx.stable import STABLE
 from enginecast.exporters.onnx.translations import translation_table
 from enginecast.passes.ir.blocks import all_nodes, is_structured
 from enginecast.passes.ir.source import call_place
@@ -44,7 +45,7 @@ def convert(program: ExportedProgram, *, opset: int, reader: Reader) -> ir.Model
                 program,
                 dynamo=True,
                 opset_version=opset,
-                custom_translation_table=translation_table(reader=reader),
+                custom_translation_table={**translation_table(reader=reader), **STABLE},
                 optimize=False,
                 verbose=False,
             )

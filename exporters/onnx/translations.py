@@ -121,7 +121,8 @@ _gemm_float8 = _op(
 )
 
 
-def _scalar(value: float, dtype: ir.DataType = _FLOAT) -> Any:
+def scalar(value: float, dtype: ir.DataType = _FLOAT) -> Any:
+    """A number as a constant of ONNX."""
     return op.Constant(value=onnx.helper.make_tensor("value", int(dtype), [], [value]))
 
 
@@ -259,8 +260,8 @@ def _dynamic_scale(x: Any, dtype: int, per_row: bool) -> Any:
     else:
         lowest = op.Neg(op.ReduceMin(x, keepdims=0))
         largest = op.Max(op.ReduceMax(x, keepdims=0), lowest)
-    scale = op.Div(_as(largest, _FLOAT), _scalar(_LIMITS[ir.DataType(dtype)]))
-    return op.Max(scale, _scalar(SMALLEST_SCALE))
+    scale = op.Div(_as(largest, _FLOAT), scalar(_LIMITS[ir.DataType(dtype)]))
+    return op.Max(scale, scalar(SMALLEST_SCALE))
 
 
 @_translation(own.quantize.default)
@@ -273,11 +274,11 @@ def _quantize(x: Any, scale: Any, dtype: int) -> Any:
     if len(scale.shape) == 0:
         found = op.QuantizeLinear(_as(x, scale.dtype), scale, output_dtype=int(wanted))
         # Symmetric: -128 is not used.
-        return op.Clip(found, _scalar(-127, wanted)) if wanted == ir.DataType.INT8 else found
+        return op.Clip(found, scalar(-127, wanted)) if wanted == ir.DataType.INT8 else found
     scaled = op.Div(_as(x, _FLOAT), scale)
     if wanted == ir.DataType.INT8:
         scaled = op.Round(scaled)
-    return op.Cast(op.Clip(scaled, _scalar(-limit), _scalar(limit)), to=int(wanted))
+    return op.Cast(op.Clip(scaled, scalar(-limit), scalar(limit)), to=int(wanted))
 
 
 @_translation(own.quantize_unsigned.default, readers=_ONNXRUNTIME)
@@ -285,14 +286,14 @@ def _quantize_unsigned(x: Any, scale: Any) -> Any:
     """Measured on ONNX Runtime 1.31's CPU provider: a block as long as the row is the fastest way
     to a scale for each row.
     """
-    zero = _scalar(ZERO, ir.DataType.UINT8)
+    zero = scalar(ZERO, ir.DataType.UINT8)
     wide = _as(x, _FLOAT)
     if len(scale.shape) == 0:
         found = op.QuantizeLinear(wide, scale, zero)
     else:
         zeros = op.Expand(zero, op.Shape(scale))
         found = op.QuantizeLinear(wide, scale, zeros, axis=-1, block_size=x.shape[-1])
-    return op.Clip(found, _scalar(1, ir.DataType.UINT8))  # symmetric: 0 stands for -128
+    return op.Clip(found, scalar(1, ir.DataType.UINT8))  # symmetric: 0 stands for -128
 
 
 @_translation(own.dequantize.default)
@@ -321,11 +322,11 @@ def _dequantize_axis(q: Any, scale: Any, axis: int, dtype: int) -> Any:
 def _integer_linear_on_cpu(
     x: Any, x_scale: Any, weight: Any, weight_scale: Any, bias: Any, dtype: int
 ) -> Any:
-    zero = _scalar(ZERO, ir.DataType.UINT8)
+    zero = scalar(ZERO, ir.DataType.UINT8)
     if len(x_scale.shape) == 0:
         found = _integer_to_float(x, weight, x_scale, weight_scale, zero, None, bias)
         return _as(found, ir.DataType(dtype))
-    one = _scalar(1.0)
+    one = scalar(1.0)
     found = _integer_to_float(x, weight, one, weight_scale, zero, None, None)
     found = op.Mul(found, x_scale)
     return _as(found if bias is None else op.Add(found, bias), ir.DataType(dtype))
@@ -365,7 +366,7 @@ def _fp8_gemm(x: Any, x_scale: Any, weight: Any, weight_scale: Any, bias: Any, d
     rows, size = weight.shape
     flat = op.Reshape(x, op.Constant(value_ints=[-1, size]))
     in_gemm = [found if len(found.shape) == 0 else None for found in (x_scale, weight_scale)]
-    scales = [_scalar(1.0) if found is None else found for found in in_gemm]
+    scales = [scalar(1.0) if found is None else found for found in in_gemm]
     whole = None not in in_gemm and bias is None
     kind = dtype if whole else int(_FLOAT)
     found = _gemm_float8(flat, weight, None, *scales, transB=1, dtype=kind)

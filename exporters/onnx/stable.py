@@ -1,0 +1,326 @@
+"""Translations that keep the digits and the range which the plain ONNX form of an op loses.
+
+torch.onnx says log1p(x) as Log(x + 1), which loses all digits of a small x; logsigmoid as
+Log(Sigmoid(x)), which is -inf where torch gives x; x // y as Floor(x / y), which is off by one
+where x / y rounds up to a whole number.  The formulas here are those of the C library and of
+torch's own kernels; what computes in 16 bits computes them in fp32, as torch does.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnxscript import opset23 as op
+
+from enginecast.exporters.onnx.translations import scalar
+from enginecast.ops.rules import Rules
+from enginecast.passes.ir.effects import aten
+
+STABLE: Rules[Callable[..., Any]] = Rules()
+"""Op -> its translation, for every reader."""
+
+FLOAT = ir.DataType.FLOAT
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_REALS = (FLOAT, ir.DataType.DOUBLE, *_HALVES)
+
+
+def _in_fp32(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """Compute a formula of 16-bit values, which come first, in fp32."""
+
+    @functools.wraps(formula)
+    def widened(*values: Any, **options: Any) -> Any:
+        dtype = values[0].dtype
+        if dtype not in _HALVES:
+            return formula(*values, **options)
+        wide = [_widened(v) if isinstance(v, ir.Value) else v for v in values]
+        return op.Cast(formula(*wide, **options), to=int(dtype))
+
+    return widened
+
+
+def _widened(x: ir.Value) -> Any:
+    wide = op.Cast(x, to=int(FLOAT))
+    wide.dtype, wide.shape = FLOAT, x.shape
+    return wide
+
+
+def _like(x: Any, value: float) -> Any:
+    """A number in the dtype of `x`, which only inputs of the translated op know by now."""
+    return op.CastLike(scalar(value), x) if x.dtype is None else scalar(value, x.dtype)
+
+
+def _value(x: Any, like: Any) -> Any:
+    """A number or a tensor, as a tensor of the dtype of `like`."""
+    if not isinstance(x, ir.Value):
+        return _like(like, x)
+    return op.CastLike(x, like)
+
+
+def _log1p(x: Any) -> Any:
+    """Goldberg, "What every computer scientist should know about floating-point arithmetic", 1991,
+    theorem 4: what `1 + x` rounds off is divided out.
+    """
+    one = _like(x, 1.0)
+    total = op.Add(x, one)
+    kept = op.Sub(total, one)
+    ratio = op.Div(x, op.Where(op.Equal(kept, _like(x, 0.0)), one, kept))
+    corrected = op.Where(op.Equal(kept, _like(x, 0.0)), x, op.Mul(op.Log(total), ratio))
+    return op.Where(op.Greater(op.Abs(x), _like(x, 0.5)), op.Log(total), corrected)
+
+
+def _expm1(x: Any) -> Any:
+    """Kahan's: the rounding of exp(x) is divided out by its own logarithm."""
+    zero, one = _like(x, 0.0), _like(x, 1.0)
+    grown = op.Exp(x)
+    plain = op.Sub(grown, one)
+    is_small = op.Less(op.Abs(x), _like(x, 0.5))
+    log = op.Log(op.Where(is_small, grown, one))
+    is_zero = op.Equal(log, zero)
+    corrected = op.Where(is_zero, x, op.Div(op.Mul(plain, x), op.Where(is_zero, one, log)))
+    return op.Where(is_small, corrected, plain)
+
+
+def _softplus(x: Any) -> Any:
+    """log(1 + exp(x)), for any x."""
+    return op.Add(op.Relu(x), _log1p(op.Exp(op.Neg(op.Abs(x)))))
+
+
+STABLE.rule(aten.log1p.default)(_in_fp32(_log1p))
+STABLE.rule(aten.expm1.default)(_in_fp32(_expm1))
+
+
+@STABLE.rule(aten.elu.default)
+@_in_fp32
+def _elu(x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
+    low = op.Mul(_expm1(op.Mul(x, _like(x, input_scale))), _like(x, alpha * scale))
+    return op.Where(op.Greater(x, _like(x, 0.0)), op.Mul(x, _like(x, scale)), low)
+
+
+@STABLE.rule(aten.celu.default)
+@_in_fp32
+def _celu(x: Any, alpha: float = 1.0) -> Any:
+    low = op.Mul(_expm1(op.Div(x, _like(x, alpha))), _like(x, alpha))
+    return op.Where(op.Greater(x, _like(x, 0.0)), x, low)
+
+
+@STABLE.rule(aten.selu.default)
+@_in_fp32
+def _selu(x: Any) -> Any:
+    """Klambauer et al., "Self-normalizing neural networks", 2017."""
+    return _elu(x, 1.6732632423543772, 1.0507009873554805)
+
+
+@STABLE.rule(aten.log_sigmoid.default)
+@_in_fp32
+def _log_sigmoid(x: Any) -> Any:
+    return op.Neg(_softplus(op.Neg(x)))
+
+
+@STABLE.rule(aten.log_sigmoid_forward.default)
+def _log_sigmoid_forward(x: Any) -> Any:
+    return _log_sigmoid(x), op.Neg(op.Abs(x))
+
+
+@STABLE.rule(aten.binary_cross_entropy_with_logits.default)
+@_in_fp32
+def _bce_with_logits(
+    x: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1
+) -> Any:
+    """(1 - y) x + (1 + (p - 1) y) softplus(-x)."""
+    one = _like(x, 1.0)
+    log_weight = one if pos_weight is None else op.Add(op.Mul(op.Sub(pos_weight, one), target), one)
+    loss = op.Add(op.Mul(op.Sub(one, target), x), op.Mul(log_weight, _softplus(op.Neg(x))))
+    loss = loss if weight is None else op.Mul(loss, _value(weight, x))
+    if reduction == 0:
+        return loss
+    return (op.ReduceMean if reduction == 1 else op.ReduceSum)(loss, keepdims=0)
+
+
+def _log_add(x: Any, y: Any, base: float) -> Any:
+    """log(base**x + base**y) to that base; equal infinities stay."""
+    y = _value(y, x)
+    apart = op.Where(op.Equal(x, y), _like(x, 0.0), op.Neg(op.Abs(op.Sub(x, y))))
+    rest = _log1p(op.Exp(op.Mul(apart, _like(x, math.log(base)))))
+    return op.Add(op.Max(x, y), op.Div(rest, _like(x, math.log(base))))
+
+
+@STABLE.rule(aten.logaddexp.default)
+@_in_fp32
+def _logaddexp(x: Any, y: Any) -> Any:
+    return _log_add(x, y, math.e)
+
+
+@STABLE.rule(aten.logaddexp2.default)
+@_in_fp32
+def _logaddexp2(x: Any, y: Any) -> Any:
+    return _log_add(x, y, 2.0)
+
+
+def _is_negative(x: Any) -> Any:
+    """The sign bit: that of -0.0, which ONNX Runtime's Where does not keep, too."""
+    zero = _like(x, 0.0)
+    return op.Or(op.Less(x, zero), op.Less(op.Reciprocal(x), zero))
+
+
+@STABLE.rule(aten.signbit.default)
+def _signbit(x: Any) -> Any:
+    return _is_negative(x) if x.dtype in _REALS else op.Less(x, _like(x, 0))
+
+
+@STABLE.rule(aten.copysign.Tensor)
+@_in_fp32
+def _copysign(x: Any, y: Any) -> Any:
+    size = op.Abs(x)
+    return op.Where(_is_negative(_value(y, x)), op.Neg(size), size)
+
+
+@STABLE.rule(aten.atan2.default)
+@_in_fp32
+def _atan2(y: Any, x: Any) -> Any:
+    """C99, F.9.1.4, without the cases of two infinities."""
+    x = _value(x, y)
+    zero, half = _like(y, 0.0), _like(y, math.pi / 2)
+    pi = op.Where(_is_negative(y), _like(y, -math.pi), _like(y, math.pi))
+    angle = op.Atan(op.Div(y, op.Where(op.Equal(x, zero), _like(y, 1.0), x)))
+    on_axis = op.Where(
+        op.Equal(y, zero),
+        op.Where(_is_negative(x), pi, y),
+        op.Mul(op.Sign(y), half),
+    )
+    aside = op.Where(op.Less(x, zero), op.Add(angle, pi), angle)
+    found = op.Where(op.Equal(x, zero), on_axis, aside)
+    return op.Where(op.IsNaN(op.Add(x, y)), op.Add(x, y), found)
+
+
+@STABLE.rule(aten.hypot.default)
+@_in_fp32
+def _hypot(x: Any, y: Any) -> Any:
+    """With the larger side divided out: the squares would leave the range."""
+    x, y = op.Abs(x), op.Abs(_value(y, x))
+    large, zero = op.Max(x, y), _like(x, 0.0)
+    by = op.Where(op.Equal(large, zero), _like(x, 1.0), large)
+    small = op.Div(op.Min(x, y), by)
+    return op.Mul(large, op.Sqrt(op.Add(op.Mul(small, small), _like(x, 1.0))))
+
+
+def _remainder_of(x: Any, y: Any) -> Any:
+    """`x % y` of floats: fmod, which is exact, moved to the sign of y."""
+    rest, zero = op.Mod(x, y, fmod=1), _like(x, 0.0)
+    differs = op.Xor(op.Less(rest, zero), op.Less(y, zero))
+    moves = op.And(op.Not(op.Equal(rest, zero)), differs)
+    return op.Where(moves, op.Add(rest, y), rest)
+
+
+def _floor_div_of(x: Any, y: Any) -> Any:
+    """`x // y` of floats, as in Python: (x - x % y) / y, rounded to a whole number."""
+    whole = op.Div(op.Sub(x, _remainder_of(x, y)), y)
+    down, one = op.Floor(whole), _like(x, 1.0)
+    near = op.Where(op.Greater(op.Sub(whole, down), _like(x, 0.5)), op.Add(down, one), down)
+    return op.Where(op.Equal(y, _like(x, 0.0)), op.Div(x, y), near)
+
+
+_of_floats = {"rest": _in_fp32(_remainder_of), "floor": _in_fp32(_floor_div_of)}
+
+
+@STABLE.rule(aten.remainder.Tensor, aten.remainder.Scalar)
+def _remainder(x: Any, y: Any) -> Any:
+    x, y = _pair(x, y)
+    return _of_floats["rest"](x, y) if x.dtype in _REALS else op.Mod(x, y)
+
+
+@STABLE.rule(aten.floor_divide.default, aten.floor_divide.Scalar)
+def _floor_divide(x: Any, y: Any) -> Any:
+    x, y = _pair(x, y)
+    if x.dtype in _REALS:
+        return _of_floats["floor"](x, y)
+    return op.Div(op.Sub(x, op.Mod(x, y)), y)
+
+
+@STABLE.rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def _div(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
+    if rounding_mode == "floor":
+        return _floor_divide(x, y)
+    x, y = _pair(x, y)
+    if x.dtype in _REALS:
+        quotient = op.Div(x, y)
+        if rounding_mode == "trunc":  # ONNX has no Trunc
+            return op.Mul(op.Sign(quotient), op.Floor(op.Abs(quotient)))
+        return quotient
+    if rounding_mode == "trunc":
+        return op.Div(x, y)
+    return op.Div(op.Cast(x, to=int(FLOAT)), op.Cast(y, to=int(FLOAT)))
+
+
+def _pair(x: Any, y: Any) -> tuple[Any, Any]:
+    """Two operands in one dtype: that of a number follows the tensor, or is fp32."""
+    if isinstance(y, float) and x.dtype not in _REALS:
+        x = op.Cast(x, to=int(FLOAT))
+    if isinstance(y, ir.Value) and y.dtype in _REALS and x.dtype not in _REALS:
+        x = op.Cast(x, to=int(y.dtype))
+    return x, _value(y, x)
+
+
+def _prefixes(x: Any, dim: int, fill: float) -> tuple[Any, list[int]]:
+    """[..., n] with `dim` last becomes [..., n, n]: row i holds the first i + 1 elements and then
+    `fill`; with it the permutation that puts `dim` last, and back.
+    """
+    rank = len(x.shape)
+    last = [d for d in range(rank) if d != dim % rank] + [dim % rank]
+    x = op.Transpose(x, perm=last)
+    size = op.Squeeze(op.Shape(x, start=rank - 1))
+    places = op.Range(op.Constant(value_int=0), size, op.Constant(value_int=1))
+    ends = op.Unsqueeze(places, op.Constant(value_ints=[1]))
+    rows = op.Unsqueeze(x, op.Constant(value_ints=[rank - 1]))
+    held = op.GreaterOrEqual(ends, places)
+    return op.Where(held, rows, _like(x, fill)), [last.index(d) for d in range(rank)]
+
+
+_LAST = [-1]
+
+
+@STABLE.rule(aten.logcumsumexp.default)
+@_in_fp32
+def _logcumsumexp(x: Any, dim: int) -> Any:
+    rows, back = _prefixes(x, dim, -math.inf)
+    most = op.ReduceMax(rows, op.Constant(value_ints=_LAST), keepdims=1)
+    finite = op.Where(op.IsInf(most), _like(x, 0.0), most)
+    total = op.ReduceSum(op.Exp(op.Sub(rows, finite)), op.Constant(value_ints=_LAST), keepdims=0)
+    result = op.Add(op.Log(total), op.Squeeze(finite, op.Constant(value_ints=_LAST)))
+    return op.Transpose(result, perm=back)
+
+
+@STABLE.rule(aten.cumprod.default)
+def _cumprod(x: Any, dim: int, dtype: int = -1) -> Any:
+    if dtype != -1:
+        x = op.Cast(x, to=dtype)
+    rows, back = _prefixes(x, dim, 1)
+    result = op.ReduceProd(rows, op.Constant(value_ints=_LAST), keepdims=0)
+    return op.Transpose(result, perm=back)
+
+
+def _cumulative_extreme(x: Any, dim: int, fill: float, reduce: Any, place: Any) -> tuple[Any, Any]:
+    rows, back = _prefixes(x, dim, fill)
+    values = reduce(rows, op.Constant(value_ints=_LAST), keepdims=0)
+    places = place(rows, axis=-1, keepdims=0, select_last_index=1)
+    return op.Transpose(values, perm=back), op.Transpose(places, perm=back)
+
+
+@STABLE.rule(aten.cummax.default)
+def _cummax(x: Any, dim: int) -> tuple[Any, Any]:
+    return _cumulative_extreme(x, dim, _bound(x, -1), op.ReduceMax, op.ArgMax)
+
+
+@STABLE.rule(aten.cummin.default)
+def _cummin(x: Any, dim: int) -> tuple[Any, Any]:
+    return _cumulative_extreme(x, dim, _bound(x, 1), op.ReduceMin, op.ArgMin)
+
+
+def _bound(x: Any, sign: int) -> float:
+    """The value of a dtype that no other is above (1) or below (-1)."""
+    if x.dtype in _REALS:
+        return sign * math.inf
+    info = torch.iinfo(getattr(torch, x.dtype.name.lower()))
+    return info.max if sign > 0 else info.min

@@ -1,0 +1,87 @@
+"""Ops that the plain ONNX form of is wrong at the edges: tiny, large and integral values, ties."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lowering import lower, run
+from programs import captured
+from torch import Tensor, nn
+from torch.nn import functional
+
+OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "log1p": lambda x, y: torch.log1p(x),
+    "expm1": lambda x, y: torch.expm1(x),
+    "elu": lambda x, y: functional.elu(x, 1.5),
+    "celu": lambda x, y: functional.celu(x, 0.5),
+    "selu": lambda x, y: functional.selu(x),
+    "logsigmoid": lambda x, y: functional.logsigmoid(x),
+    "bce": lambda x, y: functional.binary_cross_entropy_with_logits(
+        x, (y > 0).float(), pos_weight=torch.tensor(3.0), reduction="none"
+    ),
+    "logaddexp": torch.logaddexp,
+    "logaddexp2": torch.logaddexp2,
+    "logcumsumexp": lambda x, y: torch.logcumsumexp(x, -1),
+    "logcumsumexp-rows": lambda x, y: torch.logcumsumexp(x, 0),
+    "atan2": torch.atan2,
+    "hypot": torch.hypot,
+    "copysign": torch.copysign,
+    "signbit": lambda x, y: torch.signbit(x).float(),
+    "floor-divide": lambda x, y: x // 0.1,
+    "floor-divide-tensor": lambda x, y: x // y,
+    "div-floor": lambda x, y: torch.div(x, 0.3, rounding_mode="floor"),
+    "div-trunc": lambda x, y: torch.div(x, 0.3, rounding_mode="trunc"),
+    "div-integers": lambda x, y: torch.div(x.long(), 3, rounding_mode="floor").float(),
+    "trunc-integers": lambda x, y: torch.div(x.long(), 3, rounding_mode="trunc").float(),
+    "remainder-integers": lambda x, y: (x.long() % -3).float(),
+    "remainder": lambda x, y: x % 0.1,
+    "remainder-negative": lambda x, y: x % -0.7,
+    "remainder-tensor": torch.remainder,
+    "cumprod": lambda x, y: torch.cumprod(x, -1),
+    "cummax": lambda x, y: torch.cummax(x, 1).values,
+    "cummax-place": lambda x, y: torch.cummax(x, 1).indices.float(),
+    "cummin": lambda x, y: torch.cummin(x, 0).values,
+}
+
+NAMES = tuple(f"out_{name}" for name in OPS)
+
+
+class All(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return tuple(op(x, y) for op in OPS.values())
+
+
+INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": lambda v: v,
+    "tiny": lambda v: v * 1e-4,
+    "large": lambda v: v * 1e3,
+    "halves": lambda v: (v * 3).round() / 2,
+    "axes": lambda v: torch.tensor([-1.0, -0.0, 0.0, 1.0]).repeat(v.numel() // 4).view_as(v),
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stable")
+    lower(captured(All(), torch.randn(16, 16), torch.randn(16, 16)), folder, NAMES)
+    return folder
+
+
+@pytest.mark.parametrize("values", INPUTS)
+def test_engines_agree_with_torch_element_by_element(values: str, engine: Path) -> None:
+    torch.manual_seed(2)
+    x = INPUTS[values](torch.randn(16, 16))
+    y = x.flip(-1).roll(1, 0) if values == "axes" else INPUTS[values](torch.randn(16, 16))
+    least = 1e-30 if values == "tiny" else 2e-8  # what a sum of numbers near 1 leaves
+    for name, found, expected in zip(OPS, run(engine, x, y), All()(x, y), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=3e-6, atol=least, err_msg=name)
+
+
+def test_fp16_is_computed_in_fp32_as_torch_does(tmp_path: Path) -> None:
+    x = (torch.randn(16, 16) * 1e-2).half()
+    lower(captured(All(), x, x), tmp_path, NAMES)
+    for name, found, expected in zip(OPS, run(tmp_path, x, x), All()(x, x), strict=True):
+        if name not in ("cumprod", "logcumsumexp", "logcumsumexp-rows"):  # sums of rounded sums
+            np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-7, err_msg=name)
