@@ -255,3 +255,25 @@ def test_hook_is_gone_after_a_failure(program: ExportedProgram) -> None:
     with pytest.raises(PassError):
         run_pipeline([Crash()], program, PassContext())
     assert program.graph_module._replace_hooks == []
+
+
+@dataclass(frozen=True)
+class Scale(Pass):
+    """Scale every weight where it lies."""
+
+    name: ClassVar[str] = "scale-in-place"
+    hides: bool = False
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        for tensor in program.state_dict.values():
+            with torch.no_grad():
+                (tensor.data if self.hides else tensor).mul_(1.5)
+        return []
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_a_pass_that_writes_to_a_weight_is_refused(hides: bool) -> None:
+    """The program that it is compared with has the same tensor, and would agree."""
+    program = torch.export.export(nn.Linear(64, 64).eval(), (torch.randn(2, 64),))
+    with pytest.raises(PassError, match=r"'scale-in-place': it writes to the weight 'weight'"):
+        run_pipeline([Scale(hides)], program, PassContext())

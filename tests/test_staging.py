@@ -162,11 +162,40 @@ def test_a_failing_overwrite_keeps_the_old(
     assert (open_bundle(tmp_path / "out").root / "build.log").read_text() == "old"
 
 
+def test_overwriting_leaves_no_moment_without_a_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a rename nor a removal of what has the final name: the two are exchanged."""
+    publish_log(tmp_path / "out", "old")
+
+    def never(self: Path, target: Path) -> Path:
+        raise AssertionError(f"{self} was renamed to {target}")
+
+    monkeypatch.setattr(Path, "rename", never)
+    publish_log(tmp_path / "out", "new", overwrite=True)
+    assert names(tmp_path) == ["out"]
+    assert (open_bundle(tmp_path / "out").root / "build.log").read_text() == "new"
+
+
+def test_a_bundle_that_a_kill_left_aside_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_log(tmp_path / "out", "old")
+    (tmp_path / "out").rename(tmp_path / ".out.old-0123")
+    monkeypatch.setattr(staging_module, "_ABANDONED_SECONDS", -1)
+    with pytest.raises(BundleError, match="a bundle is there"):
+        publish_log(tmp_path / "out", "new")
+    assert names(tmp_path) == ["out"]
+    assert (open_bundle(tmp_path / "out").root / "build.log").read_text() == "old"
+
+
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()])
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_failing_rename_keeps_the_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int, error: BaseException
 ) -> None:
+    """Where the system cannot exchange two names."""
+    monkeypatch.setattr(staging_module, "_exchange", lambda one, other: False)
     publish_log(tmp_path / "out", "old")
     rename, calls = Path.rename, []
 

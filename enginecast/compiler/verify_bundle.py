@@ -20,6 +20,11 @@ from enginecast.verify.reference import REFERENCE_NAME, read_reference
 
 NOT_NATIVE = "true {0} arithmetic was judged when the bundle was made; {1} computes it in fp32"
 
+NOT_STORED = (
+    "the stored reference has no room for: {0}.  With --model they are compared, too, and a verdict"
+    " by emulation becomes one of the engine"
+)
+
 
 @dataclass(frozen=True)
 class Check:
@@ -92,7 +97,9 @@ def verify_bundle(
         verdict = verify_engine(engine, reference)
         if not runs_natively(engine.record.precision, engine.provider):
             notes = (*notes, NOT_NATIVE.format(engine.record.precision, engine.provider))
-        completed = _complete(engine, verdict)
+        completed = not reference.left_out and _complete(engine, verdict)
+        if reference.left_out:
+            notes = (*notes, NOT_STORED.format(", ".join(reference.left_out)))
         layers, backend = engine.layers(), engine.backend
     return Check(verdict, reference.floor.label, against, completed, notes, backend, layers)
 

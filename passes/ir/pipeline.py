@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 
 from enginecast.errors import EnginecastError, PassError
@@ -72,7 +75,7 @@ def run_pipeline(
 def _run_one(pass_: Pass, program: ExportedProgram, context: PassContext) -> PassRun:
     start = time.perf_counter()
     pass_.requires(program)
-    with _tracked_edit(program):
+    with _tracked_edit(program), _unwritten_weights(program):
         sites = run_pass(pass_, program, context)
     return PassRun(pass_, tuple(number(sites)), time.perf_counter() - start)
 
@@ -88,6 +91,42 @@ def _tracked_edit(program: ExportedProgram) -> Iterator[None]:
     program.graph_module.recompile()
     program.graph.lint()
     program.validate()
+
+
+SAMPLES = 256
+"""Elements of a weight that are looked at before and after a pass."""
+
+
+@contextmanager
+def _unwritten_weights(program: ExportedProgram) -> Iterator[None]:
+    """Refuse a pass that writes to a weight: whatever it is compared with shares the tensor, and
+    would agree.
+
+    Raises:
+        PassError: names the weight.
+    """
+    weights = {**program.state_dict, **program.constants}
+    tensors = {name: found for name, found in weights.items() if isinstance(found, Tensor)}
+    before = {name: _state_of(tensor) for name, tensor in tensors.items()}
+    yield
+    for name, tensor in tensors.items():
+        version, samples = _state_of(tensor)
+        if version != before[name][0] or not torch.equal(samples, before[name][1]):
+            raise PassError(
+                f"it writes to the weight '{name}', which other programs share",
+                hint="Leave a new tensor in its place: enginecast.passes.ir.edit.add_weight.",
+            )
+
+
+def _state_of(tensor: Tensor) -> tuple[int, Tensor]:
+    """The version of a tensor, which `.data` does not count up, and bytes from all over it."""
+    version = 0 if tensor.is_inference() else tensor._version
+    if isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided or not tensor.numel():
+        return version, torch.empty(0)
+    # By index: a flat view of a tensor without memory of its own (an expand) would be a copy.
+    places = torch.arange(0, tensor.numel(), -(-tensor.numel() // SAMPLES))
+    samples = tensor.detach()[torch.unravel_index(places, tensor.shape)] if tensor.ndim else tensor
+    return version, samples.detach().clone().reshape(-1).view(torch.uint8)
 
 
 @contextmanager
