@@ -66,6 +66,15 @@ def test_the_largest_cases_are_left_out_and_their_floors_too(tmp_path: Path) -> 
     assert found.left_out == ("large",)
 
 
+def test_of_the_cases_that_fit_the_largest_is_kept(tmp_path: Path) -> None:
+    """It may be the only one in which a program reaches its last positions."""
+    sizes = {case.name: case.size for case in reference().cases}
+    path = tmp_path / "r.safetensors"
+    assert write_reference(path, reference(), budget=sizes["large"]) == ("small", "middle/odd")
+    budget = sizes["large"] + sizes["small"]
+    assert write_reference(path, reference(), budget=budget) == ("middle/odd",)
+
+
 def test_one_case_stays_whatever_its_size(tmp_path: Path) -> None:
     path = tmp_path / "r.safetensors"
     assert write_reference(path, reference(), budget=1) == ("large", "middle/odd")

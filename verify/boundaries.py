@@ -278,8 +278,10 @@ def _extent(flat: Tensor) -> tuple[float, int]:
 
 
 def _digest(tensor: Tensor) -> bytes:
-    plain = (tensor + 0.0).contiguous().reshape(-1)  # -0.0 + 0.0 is 0.0
-    data: Any = plain.view(torch.uint8).numpy()
+    if tensor.is_floating_point():
+        tensor = tensor + 0.0  # -0.0 + 0.0 is 0.0
+        tensor = tensor.masked_fill(tensor.isnan(), torch.nan)  # of all the bits that mean NaN
+    data: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     return hashlib.sha256(data).digest()
 
 

@@ -199,6 +199,35 @@ def make_reference(
     return replace(reference, floor=floor)
 
 
+def edge_reference(
+    program: ExportedProgram,
+    eager: Eager,
+    cases: Sequence[Case],
+    names: Sequence[str],
+    forward: Forward,
+) -> tuple[ReferenceCase, ...]:
+    """What eager makes of unusual values in fp32 and fp64, where it takes them.
+
+    Args:
+        program: as captured, before any pass.
+        eager: makes the eager module in a dtype.
+        cases: unusual inputs, in sizes that the program takes.
+        names: of the tensor outputs, in order.
+        forward: runs a module and names its outputs.
+    """
+    found = []
+    module = eager(torch.float32)
+    for case in cases:
+        try:
+            made = eager_outputs(lambda dtype: module, [case], dtype="fp32", forward=forward)
+            plain = made[case.name]
+            exact = reference_outputs(program, [case], names)[case.name]
+        except VerificationError:
+            continue
+        found.append(ReferenceCase(case.name, as_arrays(case.inputs), plain, exact))
+    return tuple(found)
+
+
 def _compared(
     reference: Reference, case: ReferenceCase, outputs: Outputs, fixed: frozenset[str]
 ) -> dict[str, Metrics]:

@@ -1,7 +1,7 @@
 """Runs a loaded engine over the stored cases and judges it.  Needs neither torch nor the model."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import ml_dtypes
@@ -11,6 +11,7 @@ from enginecast.errors import VerificationError
 from enginecast.runtime.bundle.manifest import Verdict, Where
 from enginecast.runtime.device.versions import installed
 from enginecast.runtime.engine import Engine
+from enginecast.verify.edges import edge_failures
 from enginecast.verify.floor import UNIT_ROUNDOFF
 from enginecast.verify.metrics import Array, Comparison, Metrics, pool_output
 from enginecast.verify.reference import (
@@ -49,6 +50,13 @@ def verify_engine(
     measured, found = measure_engine(engine, reference)
     if not found:
         found = padding_leaks(engine, reference)
+    edges = [
+        (case, engine.run(_feeds(engine, case), check_finite=False)) for case in _edges(reference)
+    ]
+    found = (
+        *found,
+        *(failure for case, outputs in edges for failure in edge_failures(case, outputs)),
+    )
     return judge(
         measured,
         reference.floor,
@@ -56,7 +64,14 @@ def verify_engine(
         engine_ran=runs_natively(reference.floor.dtype, engine.provider),
         emulated=emulated,
         problems=(*problems, *found),
+        edges={case.name: any(a.any() for a in case.reference.values()) for case, _ in edges},
     )
+
+
+def _edges(reference: Reference) -> Sequence[ReferenceCase]:
+    """The edges, where fp32 can be asked to agree on them: fp16 overflows, and a plan saturates."""
+    floor = reference.floor
+    return reference.edges if floor.dtype == "fp32" and not floor.rounding else ()
 
 
 def measure_engine(engine: Engine, reference: Reference) -> tuple[Comparison, tuple[str, ...]]:

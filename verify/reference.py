@@ -70,6 +70,8 @@ class Reference:
     """Outputs whose rows follow the mask."""
     guarded: frozenset[str] = frozenset()
     """Those of them whose rows that count do not depend on what stands in padded positions."""
+    edges: tuple[ReferenceCase, ...] = ()
+    """Unusual values, judged case by case (`verify.edges`)."""
     left_out: tuple[str, ...] = ()
     """Cases that were verified at export but did not fit into the file."""
 
@@ -88,21 +90,29 @@ class Reference:
 
 
 def fit(reference: Reference, budget: int = BUDGET) -> Reference:
-    """Leave out whole cases, largest first, until the rest fits; at least one stays.
+    """Leave out whole cases where not all fit; at least one stays.
+
+    The largest that fits is kept, then the small ones: positions that only a long case reaches are
+    compared, and as many cases as there is room for.
 
     Args:
         budget: bytes of tensor data.
     """
-    kept = list(reference.cases)
-    left_out: list[str] = []
-    while len(kept) > 1 and sum(case.size for case in kept) > budget:
-        largest = max(kept, key=lambda case: case.size)
-        kept.remove(largest)
-        left_out.append(largest.name)
+    ascending = sorted(reference.cases, key=lambda case: case.size)
+    largest = next((c for c in reversed(ascending) if c.size <= budget), ascending[0])
+    kept, used = {largest.name}, largest.size
+    for case in ascending:
+        if case is not largest and used + case.size <= budget:
+            kept.add(case.name)
+            used += case.size
+    edges = reference.edges if used + sum(e.size for e in reference.edges) <= budget else ()
+    left_out = [case.name for case in reference.cases if case.name not in kept]
+    left_out += [] if edges else [case.name for case in reference.edges]
     return replace(
         reference,
-        cases=tuple(kept),
-        floor=reference.floor.only(frozenset(case.name for case in kept)),
+        cases=tuple(case for case in reference.cases if case.name in kept),
+        floor=reference.floor.only(frozenset(kept)),
+        edges=edges,
         left_out=(*reference.left_out, *left_out),
     )
 
@@ -119,7 +129,7 @@ def write_reference(path: Path, reference: Reference, *, budget: int = BUDGET) -
     """
     stored = fit(reference, budget)
     tensors: dict[str, Array] = {}
-    for case in stored.cases:
+    for case in (*stored.cases, *stored.edges):
         for kind, arrays in (("in", case.inputs), ("out", case.outputs), ("ref", case.reference)):
             for name, array in arrays.items():
                 tensors[f"{case.name}/{kind}/{name}"] = np.array(array, order="C", copy=None)
@@ -130,20 +140,22 @@ def write_reference(path: Path, reference: Reference, *, budget: int = BUDGET) -
 
 def _metadata(reference: Reference) -> dict[str, Any]:
     return {
-        "cases": [
-            {
-                "name": case.name,
-                "in": list(case.inputs),
-                "out": list(case.outputs),
-                "ref": list(case.reference),
-            }
-            for case in reference.cases
-        ],
+        "cases": [_names(case) for case in reference.cases],
+        "edges": [_names(case) for case in reference.edges],
         "floor": asdict(reference.floor),
         "mask_input": reference.mask_input,
         "masked": sorted(reference.masked),
         "guarded": sorted(reference.guarded),
         "left_out": list(reference.left_out),
+    }
+
+
+def _names(case: ReferenceCase) -> dict[str, Any]:
+    return {
+        "name": case.name,
+        "in": list(case.inputs),
+        "out": list(case.outputs),
+        "ref": list(case.reference),
     }
 
 
@@ -168,11 +180,15 @@ def _assemble(metadata: Mapping[str, Any], tensors: Mapping[str, Array]) -> Refe
     def part(case: Mapping[str, Any], kind: str) -> dict[str, Array]:
         return {name: tensors[f"{case['name']}/{kind}/{name}"] for name in case[kind]}
 
-    return Reference(
-        cases=tuple(
+    def assembled(cases: Sequence[Mapping[str, Any]]) -> tuple[ReferenceCase, ...]:
+        return tuple(
             ReferenceCase(case["name"], part(case, "in"), part(case, "out"), part(case, "ref"))
-            for case in metadata["cases"]
-        ),
+            for case in cases
+        )
+
+    return Reference(
+        cases=assembled(metadata["cases"]),
+        edges=assembled(metadata.get("edges", ())),
         floor=msgspec.convert(metadata["floor"], Floor),
         mask_input=metadata["mask_input"],
         masked=frozenset(metadata["masked"]),

@@ -6,7 +6,7 @@ has" and there is no constant to argue about.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from enginecast.runtime.bundle.manifest import Outcome, OutputVerdict, Verdict, Where
@@ -61,6 +61,7 @@ def judge(
     engine_ran: bool,
     emulated: Comparison | None = None,
     problems: Sequence[str] = (),
+    edges: Mapping[str, bool] | None = None,
 ) -> Verdict:
     """Judge an engine by the noise floor.
 
@@ -73,6 +74,8 @@ def judge(
             not).
         emulated: the program in true dtype arithmetic against the same reference; must pass too.
         problems: reasons to reject that were found elsewhere.
+        edges: cases of unusual values that were compared elsewhere, and whether eager gives other
+            values than zeros there.
 
     Returns:
         A verdict whose reasons say in words why it was rejected, or else what a reader should know.
@@ -84,7 +87,8 @@ def judge(
             continue
         names = output_names(floor.cases)
         judged = [_judge_output(comparison, floor, name) for name in names]
-        failures += [prefix + reason for reason in _coverage_failures(comparison, floor)]
+        shown = edges is not None and any(edges.values())
+        failures += [prefix + reason for reason in _coverage_failures(comparison, floor, shown)]
         failures += [prefix + reason for output in judged for reason in output.failures]
         rounds.append(judged)
     if not rounds and not failures:
@@ -103,7 +107,7 @@ def judge(
         engine="ran" if engine_ran else "not run on target",
         where=where,
         outputs=tuple(_output_verdict(output) for output in worst),
-        cases=tuple(floor.cases),
+        cases=(*floor.cases, *(edges or ())),
         reasons=tuple(failures or notes),
     )
 
@@ -188,13 +192,19 @@ def _row_failures(
             )
 
 
-def _coverage_failures(measured: Comparison, floor: Floor) -> Iterator[str]:
-    """What was never compared cannot agree."""
+def _coverage_failures(measured: Comparison, floor: Floor, shown: bool) -> Iterator[str]:
+    """What was never compared cannot agree.
+
+    Args:
+        shown: whether other values than zeros were compared elsewhere.
+    """
     for case, outputs in floor.cases.items():
         missing = [name for name in outputs if name not in measured.get(case, {})]
         if missing:
             yield f"case {case!r}: nothing to compare for {', '.join(missing)}"
     pooled = [pool_output(floor.cases, name) for name in output_names(floor.cases)]
+    if shown:
+        return
     if not any(m.rows for m in pooled):
         yield "no row was compared"
     elif all(m.degenerate == "all zero" for m in pooled if m.rows):

@@ -3,7 +3,7 @@ near given ones, in search of those with which a model takes another path.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from enginecast.capture.inputs.specs import BATCH, SEQUENCE, InputSpec, named_dims
 
-ImageStyle = Literal["normal", "constant", "scaled"]
+Style = Literal["normal", "constant", "scaled", "zeros", "tiny", "large", "shifted", "halves"]
 SCALE = 8.0
 """Factor of the images that look for range problems."""
 LONGEST = 64
@@ -20,6 +20,27 @@ LONGEST = 64
 CORNERS = (512, 256)
 """Tokens of texts at the corners of the range: 511 and 255 pads behind an empty prompt, and a text
 without any.  Pipelines of text-to-image models pad to these."""
+EDGES: Mapping[Style, str] = {
+    "zeros": "zeros",
+    "tiny": "tiny values",
+    "large": "large values",
+    "shifted": "shifted values",
+    "halves": "whole and half numbers",
+}
+"""What floats are like at the edges of what a model may meet, and the names of the cases."""
+_STYLES: Mapping[Style, Callable[[Tensor], Tensor]] = {
+    "normal": lambda values: values,
+    "constant": lambda values: torch.full_like(values, 0.5),
+    "scaled": lambda values: values * SCALE,
+    "zeros": torch.zeros_like,
+    "tiny": lambda values: values * 1e-4,
+    "large": lambda values: values * 1e3,
+    "shifted": lambda values: values + 100,
+    "halves": lambda values: (values * 3).round() / 2,
+}
+"""What becomes of values of a standard normal distribution."""
+EDGE_WORK = 1e12
+"""Elements of the float inputs times parameters, above which a model does without: minutes."""
 WORK = 2e10
 """Products that a run of one corner may take: seconds.  Larger models do without."""
 SCALES = (0.0, 1e-3, 0.1, 10.0, 1e3)
@@ -40,7 +61,7 @@ class Case:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How a case is made: sizes wanted (clipped to the ranges), real tokens by row, image style."""
+    """How a case is made: sizes wanted (clipped to the ranges), real tokens by row, style."""
 
     name: str
     batch: int
@@ -48,7 +69,7 @@ class _Plan:
     other: int
     """Added to the example size of dimensions that are neither batch nor sequence."""
     lengths: tuple[int, ...] | None = None
-    style: ImageStyle = "normal"
+    style: Style = "normal"
 
 
 def example_sizes(specs: Sequence[InputSpec]) -> dict[str, int]:
@@ -62,7 +83,7 @@ def sample(
     seed: int,
     *,
     lengths: Sequence[int] | None = None,
-    style: ImageStyle = "normal",
+    style: Style = "normal",
 ) -> dict[str, Tensor]:
     """Draw inputs of the given sizes, equal from run to run.
 
@@ -72,7 +93,7 @@ def sample(
         seed: seeds a generator of this call alone.
         lengths: real tokens of each row, the rest is padding on the right.  By default the first
             row is full and the others are ragged.  Without an attention mask all rows are full.
-        style: what images look like.
+        style: what images, or floats at all, look like.
     """
     generator = torch.Generator().manual_seed(seed)
     mask = _mask(specs, sizes, lengths, generator)
@@ -120,6 +141,32 @@ def verification_inputs(
         if not any(_is_repeat(plan, inputs, case) for case in cases):
             cases.append(Case(plan.name, inputs))
     return cases
+
+
+def edge_inputs(specs: Sequence[InputSpec], seed: int, parameters: int = 0) -> list[Case]:
+    """Cases whose floats are not those of a standard normal distribution: where kernels lose
+    digits, overflow or decide otherwise than eager.
+
+    Args:
+        specs: the inputs; none of them may be a float.
+        seed: of the first case.
+        parameters: of the model; see `EDGE_WORK`.
+    """
+    plan = _Plan("", 2, 9, 0)
+    sizes = _sizes(specs, plan)
+    drawn = [spec for spec in specs if _is_drawn(spec)]
+    elements = sum(math.prod(_shape(spec, sizes)) for spec in drawn)
+    if not drawn or elements * parameters > EDGE_WORK:
+        return []
+    return [
+        Case(name, sample(specs, sizes, seed + index, style=style))
+        for index, (style, name) in enumerate(EDGES.items())
+    ]
+
+
+def _is_drawn(spec: InputSpec) -> bool:
+    """Whether the values of an input are floats of no known range."""
+    return spec.dtype.is_floating_point and spec.low is None and spec.kind != "attention_mask"
 
 
 def _corners(specs: Sequence[InputSpec], parameters: int) -> list[_Plan]:
@@ -173,7 +220,7 @@ def _draw(
     spec: InputSpec,
     shape: tuple[int, ...],
     mask: Tensor | None,
-    style: ImageStyle,
+    style: Style,
     generator: torch.Generator,
 ) -> Tensor:
     if spec.kind == "attention_mask" and mask is not None:
@@ -186,10 +233,8 @@ def _draw(
     if spec.dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
     values = torch.randn(shape, generator=generator)
-    if spec.kind == "image" and style == "constant":
-        values = torch.full(shape, 0.5)
-    if spec.kind == "image" and style == "scaled":
-        values = values * SCALE
+    if style in EDGES or spec.kind == "image":
+        values = _STYLES[style](values)
     return values.to(spec.dtype)
 
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from enginecast.capture.control_flow.detect.detect import overlooked
 from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.inputs.derive.derive import check_required, derive
-from enginecast.capture.inputs.examples import Case, example_sizes, sample
+from enginecast.capture.inputs.examples import Case, edge_inputs, example_sizes, sample
 from enginecast.capture.inputs.given import (
     apply_dynamic,
     check_arguments,
@@ -60,7 +60,7 @@ from enginecast.passes.ir.edit import (
 from enginecast.passes.ir.quantization_plan import QuantizationPlan
 from enginecast.passes.ir.source import source_line
 from enginecast.passes.quantize.plan.file import check_model, read_plan
-from enginecast.verify.eager import make_reference
+from enginecast.verify.eager import edge_reference, make_reference
 from enginecast.verify.reference import Reference
 
 WITNESSED = 2
@@ -229,7 +229,17 @@ def reference_of(prepared: Prepared, dtype: str, notes: list[str] | None = None)
     )
     if notes is not None:
         notes += run.notes
-    return reference
+    if dtype != "fp32" or prepared.captured.guards:
+        return reference
+    parameters = sum(t.numel() for t in prepared.captured.program.state_dict.values())
+    edges = edge_reference(
+        prepared.captured.program,
+        prepared.source.eager,
+        edge_inputs(prepared.inputs, SEED, parameters),
+        prepared.output_names,
+        partial(run_named, wanted=prepared.wanted),
+    )
+    return replace(reference, edges=edges)
 
 
 def _capture(

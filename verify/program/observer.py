@@ -239,7 +239,7 @@ class Rules:
             return _lost(place, "", after.nonfinite, _first_lost(runs))
         if promise == "exact":
             pairs = [(run.before.outputs[name], run.after.outputs[name]) for run in runs]
-            same = all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
+            same = all(_bit_equal(a, b) for a, b in pairs)
             change = pool(measure(as_array(b), as_array(a)) for a, b in pairs)
             return _exact(place, "", change.relative, same)
         if promise == "precision":
@@ -356,6 +356,15 @@ def _distance(found: Boundary, wanted: Boundary) -> float:
 def _mean(errors: Sequence[float]) -> float:
     """Root mean square over the cases."""
     return min(math.hypot(*errors) / math.sqrt(len(errors)), BEYOND)
+
+
+def _bit_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same; NaN is NaN, whatever its bits."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one, other) or (
+        one.is_floating_point() and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+    )
 
 
 def _exact(place: str, source: str, change: float, same: bool) -> Check:

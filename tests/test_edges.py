@@ -1,0 +1,125 @@
+"""Unusual values: what an engine may do with them, and engines that are wrong there alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from enginecast.api import compile as export
+from enginecast.capture.inputs.examples import EDGES, edge_inputs
+from enginecast.capture.inputs.specs import DimSpec, InputSpec
+from enginecast.errors import VerificationError
+from enginecast.exporters.onnx import stable
+from enginecast.verify.edges import LEAST, edge_failures
+from enginecast.verify.metrics import Array
+from enginecast.verify.reference import ReferenceCase
+
+X = InputSpec("x", "tensor", torch.float32, (DimSpec.static(4), DimSpec.static(8)))
+PLAIN = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+
+
+def failures(
+    found: Array, plain: Array = PLAIN, exact: Array | None = None, name: str = "x"
+) -> str:
+    exact = plain.astype(np.float64) if exact is None else exact
+    case = ReferenceCase(name, {}, {"y": plain}, {"y": exact})
+    return "; ".join(edge_failures(case, {"y": found}))
+
+
+def changed(index: tuple[int, int], value: float) -> Array:
+    found = PLAIN.copy()
+    found[index] = value
+    return found
+
+
+def test_cases_hold_what_they_are_called_after() -> None:
+    cases = {case.name: case.inputs["x"] for case in edge_inputs([X], 0)}
+    assert list(cases) == list(EDGES.values())
+    assert not cases["zeros"].any()
+    assert 0 < cases["tiny values"].abs().max() < 1e-3
+    assert cases["large values"].abs().max() > 100
+    assert cases["shifted values"].min() > 90
+    assert {0.0, 0.5} == set((cases["whole and half numbers"] % 1).unique().tolist())
+
+
+def test_models_without_floats_and_large_ones_have_none() -> None:
+    ids = InputSpec("ids", "tensor", torch.int64, (DimSpec.static(4),), low=0, high=9)
+    assert edge_inputs([ids], 0) == []
+    assert edge_inputs([X], 0, parameters=10**13) == []
+
+
+def test_what_agrees_with_eager_or_the_reference_passes() -> None:
+    assert failures(PLAIN.copy()) == ""
+    step = PLAIN.copy()
+    step[1] += 1  # eager took the other side of a rounding
+    assert failures(PLAIN.copy(), plain=step, exact=PLAIN.astype(np.float64)) == ""
+    assert failures(step, plain=step, exact=PLAIN.astype(np.float64)) == ""
+
+
+@pytest.mark.parametrize("factor", [0.5, 2])
+def test_a_row_may_be_off_by_the_limit(factor: float) -> None:
+    found = PLAIN.copy()
+    found[0] *= 1 + factor * LEAST
+    assert ("worst row" in failures(found)) == (factor > 1)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_those_of_eager(value: float) -> None:
+    assert "1 values are" in failures(changed((1, 2), value))
+    assert failures(changed((1, 2), value), plain=changed((1, 2), value)) == ""
+    assert "1 values are" in failures(changed((1, 2), 0.0), plain=changed((1, 2), value))
+    # An intermediate that overflows in fp32 alone: an engine may do without.
+    exact = PLAIN.astype(np.float64)
+    assert failures(PLAIN.copy(), plain=changed((1, 2), value), exact=exact) == ""
+
+
+def test_integers_and_booleans_are_counted() -> None:
+    plain = np.arange(100).reshape(10, 10)
+    found = plain.copy()
+    found[0, 0] = -1
+    assert failures(found, plain) == ""
+    found[0] = -1
+    assert "10 of 100 values" in failures(found, plain)
+    assert failures(found, plain, name="zeros") == ""
+    assert "1 of 2 values" in failures(
+        np.array([True, False]), np.array([True, True]), name="zeros"
+    )
+
+
+def test_another_shape_is_a_failure() -> None:
+    assert "its shape is [2, 4]" in failures(PLAIN[:2])
+
+
+class Log(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.log1p(x)
+
+
+class Above(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x > 50
+
+
+def test_an_engine_that_is_wrong_for_small_values_alone_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(stable.STABLE, torch.ops.aten.log1p.default)
+    example = {"x": torch.rand(4, 8) + 0.5}
+    with pytest.raises(VerificationError, match="case 'tiny values': its worst row"):
+        export(Log(), tmp_path / "bundle", example=example)
+
+
+def test_eager_may_be_nan_where_the_engine_is(tmp_path: Path) -> None:
+    bundle = export(Log(), tmp_path / "bundle", example={"x": torch.randn(4, 8)})
+    [engine] = bundle.manifest.engines
+    assert engine.verdict.outcome == "verified"
+    assert set(EDGES.values()) <= set(engine.verdict.cases)
+
+
+def test_outputs_that_are_zero_for_ordinary_values_are_compared_at_the_edges(
+    tmp_path: Path,
+) -> None:
+    bundle = export(Above(), tmp_path / "bundle", example={"x": torch.randn(4, 8)})
+    assert bundle.manifest.engines[0].verdict.outcome == "verified"

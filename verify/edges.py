@@ -1,0 +1,91 @@
+"""Compares an engine with eager at the edges: zeros, tiny, large and shifted values, whole and half
+numbers.
+
+There eager fp32 and the fp64 reference may differ for good reasons: a step is taken on either side
+of a rounding, an intermediate overflows in fp32 alone.  So an element agrees when it is near either
+of the two, and what both make infinite or NaN has to be so in the engine.  Each row is judged by
+the error that eager has in its own case, for in another the numbers are of another size.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginecast.verify.floor import LARGEST_FLOOR, least_floor
+from enginecast.verify.metrics import SMALL_ROW, Array, times
+from enginecast.verify.reference import ReferenceCase
+
+LIMIT = 8.0
+"""Error of a row over the largest error of a row that eager has in the same case."""
+LEAST = 64 * least_floor("fp32")
+"""Below this relative error a row agrees: kernels of different libraries are no nearer to one
+another in single rows of a few elements."""
+MISMATCHES = 0.02
+"""Part of the integers of an output that may differ: what decides them may be a tie."""
+TIED = frozenset({"zeros", "whole and half numbers"})
+"""Cases with equal values: which of them a sort or a maximum names first, torch does not say."""
+UNDERFLOW = 1e-30
+"""Rows whose norm is less count as zero: hardware may flush the squares of such values."""
+
+Floats = NDArray[np.float64]
+
+
+def edge_failures(case: ReferenceCase, outputs: Mapping[str, Array]) -> Iterator[str]:
+    """Say which outputs of an engine are neither eager's nor the reference's, and by how much."""
+    for name, plain in case.outputs.items():
+        found, exact = outputs[name], case.reference[name]
+        where = f"output {name!r}, case {case.name!r}"
+        if found.shape != plain.shape or plain.shape != exact.shape:
+            if plain.shape == exact.shape:
+                yield f"{where}: its shape is {list(found.shape)}, eager gives {list(plain.shape)}"
+        elif plain.dtype.kind in "iu" and case.name in TIED:
+            continue
+        elif plain.dtype.kind in "biu":
+            wrong = (found != plain) & (found != exact)
+            if wrong.mean() > MISMATCHES:
+                yield f"{where}: {int(wrong.sum())} of {wrong.size} values are not those of eager"
+        else:
+            yield from (f"{where}: {problem}" for problem in _float_failures(found, plain, exact))
+
+
+def _float_failures(found: Array, plain: Array, exact: Array) -> Iterator[str]:
+    sides = tuple(_rows(side) for side in (found, plain, exact))
+    engine, eager, wanted = sides
+    agrees = _equal(engine, eager) | _equal(engine, wanted)
+    matters = ~np.isfinite(engine) | (~np.isfinite(eager) & ~np.isfinite(wanted))
+    if (matters & ~agrees).any():
+        row, column = np.argwhere(matters & ~agrees)[0]
+        yield (
+            f"{int((matters & ~agrees).sum())} values are {engine[row, column]:.3g} and the like"
+            f" where eager has {eager[row, column]:.3g}"
+        )
+        return
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.fmin(np.abs(engine - eager), np.abs(engine - wanted))
+        lost = np.abs(eager - wanted)
+    size = np.where(np.isfinite(wanted), wanted, np.where(np.isfinite(eager), eager, 0.0))
+    error, lost = (np.where(agrees | ~np.isfinite(d), 0.0, d) for d in (error, lost))
+    lengths = np.linalg.norm(size, axis=1)
+    least = SMALL_ROW * float(np.sqrt(np.mean(lengths**2)))
+    lengths = np.maximum(np.maximum(lengths, least), UNDERFLOW)
+    floor = float((np.linalg.norm(lost, axis=1) / lengths).max(initial=0.0))
+    if floor > LARGEST_FLOOR:
+        return
+    allowed = max(LIMIT * floor, LEAST)
+    worst = float((np.linalg.norm(error, axis=1) / lengths).max(initial=0.0))
+    if worst > allowed:
+        yield (
+            f"its worst row has a relative error of {worst:.2g}, {times(worst / allowed * LIMIT)}"
+            f" what eager fp32 may lose there (limit {allowed:.2g})"
+        )
+
+
+def _rows(array: Array) -> Floats:
+    """As float64, [rows, length]."""
+    widened = array.astype(np.float64)
+    return widened.reshape(-1, array.shape[-1]) if array.ndim else widened.reshape(1, 1)
+
+
+def _equal(one: Floats, other: Floats) -> NDArray[np.bool_]:
+    return np.asarray((one == other) | (np.isnan(one) & np.isnan(other)))
