@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from enginecast.cache.encoders.tokenizing import parse_tokenizer
 from enginecast.cache.store.spec import Side
-from enginecast.errors import CacheError, MissingError, SourceError, UsageError
+from enginecast.errors import CacheError, MissingError, SourceError, UsageError, first_line
 
 FILE = "tokenizer.json"
 _CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
@@ -129,12 +129,12 @@ def _convert(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except ImportError as error:
         raise MissingError(
             f"{folder}: the tokenizer has no {FILE}, and what reads its own format is lacking: "
-            f"{_first_line(error)}",
+            f"{first_line(error)}",
             hint="pip install sentencepiece, or save the tokenizer with save_pretrained.",
         ) from error
     except Exception as error:  # any kind: it depends on the tokenizer
         raise SourceError(
-            f"{folder}: the tokenizer has no {FILE}, and cannot be converted: {_first_line(error)}",
+            f"{folder}: the tokenizer has no {FILE}, and cannot be converted: {first_line(error)}",
             hint="Save it with save_pretrained of a fast tokenizer.",
         ) from error
     assert isinstance(content, dict)
@@ -180,8 +180,3 @@ def _direction(content: Mapping[str, Any], part: str) -> str | None:
 def _longest(said: Mapping[str, Any]) -> int | None:
     found = said.get("model_max_length")
     return int(found) if isinstance(found, int | float) and 0 < found < _NO_LIMIT else None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from enginecast.errors import LoweringError, MissingError
+from enginecast.errors import LoweringError, MissingError, first_line
 from enginecast.exporters.files import copy_archive, quiet
 
 _THREADS = 16
@@ -155,8 +155,5 @@ def _quiet() -> Iterator[None]:
 
 def _first_line(error: BaseException) -> str:
     """The compiler's own words where it spoke, else the first line that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    own = next((found for line in lines if (found := _OWN_LINE.search(line))), None)
-    if own is not None:
-        return f"the C++ compiler says: {own['text']}"
-    return (lines or [type(error).__name__])[0][:300]
+    own = _OWN_LINE.search(str(error))
+    return f"the C++ compiler says: {own['text'].strip()}" if own else first_line(error)[:300]

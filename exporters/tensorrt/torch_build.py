@@ -15,7 +15,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from enginecast.errors import EnginecastError, LoweringError, MissingError, UsageError
+from enginecast.errors import EnginecastError, LoweringError, MissingError, UsageError, first_line
 from enginecast.exporters.files import quiet
 from enginecast.exporters.target import LoweringRequest
 from enginecast.exporters.tensorrt.options import TensorRTOptions
@@ -179,8 +179,7 @@ def _first_line(error: BaseException) -> str:
     """What was said first: torch_tensorrt wraps with a print of the whole graph."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines or [type(error).__name__])[0][:300]
+    return first_line(error)[:300]
 
 
 _EXPLICIT: Mapping[str, Any] = {"use_explicit_typing": True}
