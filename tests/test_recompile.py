@@ -101,7 +101,7 @@ def test_method_keeps_super_and_private_names() -> None:
 def test_closure_keeps_its_values_although_the_new_code_ignores_them() -> None:
     stepped = closure(10, 1)
     source = source_of(stepped)
-    assert source.free == ("other", "step")
+    assert source.function.__code__.co_freevars == ("other", "step")
     with swapped(doubled(stepped)):
         assert stepped(1) == 60
     source.definition.body = ast.parse("return value + step").body

@@ -38,8 +38,6 @@ class FunctionSource:
     definition: ast.FunctionDef
     """A copy, with the line numbers of the file and the decorators."""
     file: str
-    free: tuple[str, ...]
-    """Names that the function reads from the functions around it."""
 
 
 def innermost(function: Callable[..., Any]) -> FunctionType:
@@ -84,7 +82,7 @@ def source_of(function: Callable[..., Any]) -> FunctionSource:
     if not lines:
         raise SourceUnavailable(f"the source of {name} is not available: it comes from {file}")
     definition = _definition("".join(lines), file, code)
-    return FunctionSource(inner, copy.deepcopy(definition), file, code.co_freevars)
+    return FunctionSource(inner, copy.deepcopy(definition), file)
 
 
 @contextmanager

@@ -38,11 +38,8 @@ class FactorySource(Source):
         config = getattr(module, "config", None)
         self.config = config if isinstance(config, PreTrainedConfig) else None
 
-    def fingerprint(self) -> dict[str, str]:
-        return dict(self._fingerprint)
-
     @cached_property
-    def _fingerprint(self) -> dict[str, str]:
+    def _fingerprint(self) -> Mapping[str, str]:
         require_finite_module(self._module, self.name)
         digest = hashlib.sha256()
         for name, tensor in sorted(self.weights().items()):

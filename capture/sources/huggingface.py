@@ -62,9 +62,6 @@ class HuggingFaceSource(Source):
         text = json.dumps(config, sort_keys=True, indent=2, ensure_ascii=False)
         (folder / CONFIG_FILE).write_text(f"{text}\n", encoding="utf-8")
 
-    def fingerprint(self) -> dict[str, str]:
-        return dict(self._fingerprint)
-
     @cached_property
     def _fingerprint(self) -> Mapping[str, str]:
         config = read_json(self.folder / CONFIG_FILE)

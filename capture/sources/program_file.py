@@ -2,6 +2,7 @@
 
 import inspect
 import zipfile
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -56,11 +57,8 @@ class ProgramSource(Source):
         self._path = path
         self._program = program
 
-    def fingerprint(self) -> dict[str, str]:
-        return dict(self._fingerprint)
-
     @cached_property
-    def _fingerprint(self) -> dict[str, str]:
+    def _fingerprint(self) -> Mapping[str, str]:
         buffers = set(self._program.graph_signature.buffers)
         for name, tensor in self._program.state_dict.items():
             require_finite(lost_of(tensor), f"{self._path}: {name}", is_buffer=name in buffers)

@@ -34,13 +34,18 @@ class Source(ABC):
         for file in self.tokenizer_files:
             shutil.copyfile(file, folder / file.name)
 
-    @abstractmethod
     def fingerprint(self) -> dict[str, str]:
         """What the model is: sha256 by part ("config", "weights"), equal from run to run.
 
         Raises:
             SourceError: a weight is infinite or NaN; all of them are read here anyway.
         """
+        return dict(self._fingerprint)
+
+    @property
+    @abstractmethod
+    def _fingerprint(self) -> Mapping[str, str]:
+        """Computed once."""
 
     @abstractmethod
     def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:

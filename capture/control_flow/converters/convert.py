@@ -132,14 +132,13 @@ def functions_at(module: nn.Module, places: Collection[SourceLocation]) -> tuple
     """The functions that hold `places`; where they are inside each other, the innermost."""
     files = {real_path(file) for file, _ in places}
     found = [f for f in reachable(module, files) if _file(f) in files]
-    chosen: dict[int, FunctionType] = {}
+    chosen: dict[FunctionType, None] = {}
     for file, line in (place.resolved for place in places):
         holders = [f for f in found if _file(f) == file and holds(f.__code__, line)]
         if holders:
             first = max(holder.__code__.co_firstlineno for holder in holders)
-            innermost = [h for h in holders if h.__code__.co_firstlineno == first]
-            chosen |= {id(holder): holder for holder in innermost}
-    return tuple(chosen.values())
+            chosen |= dict.fromkeys(h for h in holders if h.__code__.co_firstlineno == first)
+    return tuple(chosen)
 
 
 def user_functions(module: nn.Module) -> tuple[FunctionType, ...]:

@@ -89,8 +89,8 @@ class Jumps:
                 statement.body = self._settle(statement.body)
             if isinstance(statement, ast.If) and jumps([statement]):
                 rest = list(body[place + 1 :])
-                statement.body = self._settle(_followed(statement.body, rest))
-                statement.orelse = self._settle(_followed(statement.orelse, copy.deepcopy(rest)))
+                for way in (statement.body, statement.orelse):
+                    way[:] = self._settle([*way, *copy.deepcopy(rest)] if falls(way) else way)
                 return [*body[:place], statement]
             if isinstance(statement, JUMPS):
                 return [*body[: place + 1]]
@@ -150,7 +150,3 @@ def jumps(body: Sequence[ast.stmt]) -> list[ast.stmt]:
         else:
             found += [jump for block in blocks(node) for jump in jumps(block)]
     return found
-
-
-def _followed(way: list[ast.stmt], rest: list[ast.stmt]) -> list[ast.stmt]:
-    return [*way, *rest] if falls(way) else way

@@ -125,8 +125,8 @@ def _rank(finding: Finding) -> tuple[bool, bool, int]:
 
 def _module(group: list[Finding]) -> str:
     """The first module path; what torch says names none."""
-    named = [each.module for each in group if "recorder" in each.witnesses]
-    return named[0] if named else group[0].module
+    named = (each.module for each in group if "recorder" in each.witnesses)
+    return next(named, group[0].module)
 
 
 def _first(texts: Iterable[str]) -> str:
