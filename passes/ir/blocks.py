@@ -234,12 +234,6 @@ def run_structured(
                     f" {MOST_ROUNDS} rounds"
                 )
         return tuple(state)
-    return _scan(node, args, run, apply)
-
-
-def _scan(
-    node: Node, args: Sequence[Any], run: Callable[[Block, list[Any]], list[Any]], apply: Apply
-) -> tuple[Any, ...]:
     [step] = blocks(node)
     state, xs, additional = list(args[1]), list(args[2]), list(args[3])
     count = apply(aten.sym_size.int, xs[0], 0)

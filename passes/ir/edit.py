@@ -131,11 +131,9 @@ def weight_expressions(program: ProgramView) -> set[Node]:
 
 def fake_mode(program: ProgramView) -> Any:
     """The FakeTensorMode that the program's values live in."""
-    for node in program.graph.nodes:
-        found = value(node)
-        if isinstance(found, torch._subclasses.fake_tensor.FakeTensor):
-            return found.fake_mode
-    raise AssertionError("a program without tensors")
+    found = map(value, program.graph.nodes)
+    fake = torch._subclasses.fake_tensor.FakeTensor
+    return next(tensor.fake_mode for tensor in found if isinstance(tensor, fake))
 
 
 def insert(
