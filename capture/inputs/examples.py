@@ -70,6 +70,8 @@ class _Plan:
     """Added to the example size of dimensions that are neither batch nor sequence."""
     lengths: tuple[int, ...] | None = None
     style: Style = "normal"
+    least: str = ""
+    """A dimension that has its smallest size, whatever the others have."""
 
 
 def example_sizes(specs: Sequence[InputSpec]) -> dict[str, int]:
@@ -134,6 +136,7 @@ def verification_inputs(
         plans.append(_Plan("scaled image", 2, 9, 0, style="scaled"))
     if "token_ids" in kinds and parameters is not None:
         plans += _corners(specs, parameters)
+    plans += _alone(specs)
     cases: list[Case] = []
     for index, plan in enumerate(plans):
         sizes = _sizes(specs, plan)
@@ -169,6 +172,16 @@ def _is_drawn(spec: InputSpec) -> bool:
     return spec.dtype.is_floating_point and spec.low is None and spec.kind != "attention_mask"
 
 
+def _alone(specs: Sequence[InputSpec]) -> list[_Plan]:
+    """Each of several dimensions at its smallest size, alone: a trace takes 1 for any size, and
+    code that asks for it has a path of its own.
+    """
+    names = [name for name, dim in named_dims(specs).items() if dim.minimum < dim.maximum]
+    if len(names) < 2:
+        return []
+    return [_Plan(f"smallest {name}", 3, 7, 0, least=name) for name in names]
+
+
 def _corners(specs: Sequence[InputSpec], parameters: int) -> list[_Plan]:
     """Long texts, as far as the work and the range of the sequence allow."""
     [most] = {dim.maximum for spec in specs for dim in spec.dims if dim.name == SEQUENCE} or {0}
@@ -187,7 +200,7 @@ def _is_repeat(plan: _Plan, inputs: dict[str, Tensor], case: Case) -> bool:
 
 
 def _sizes(specs: Sequence[InputSpec], plan: _Plan) -> dict[str, int]:
-    wanted = {BATCH: plan.batch, SEQUENCE: plan.sequence}
+    wanted = {BATCH: plan.batch, SEQUENCE: plan.sequence, plan.least: 0}
     return {
         name: min(max(wanted.get(name, dim.size + plan.other), dim.minimum), dim.maximum)
         for name, dim in named_dims(specs).items()
