@@ -150,9 +150,15 @@ def by_name(cases: list[Case]) -> dict[str, dict[str, torch.Tensor]]:
 
 def test_text_cases_cover_corners_and_leave_out_the_traced_shape() -> None:
     cases = by_name(verification_inputs(TEXT, 0))
-    assert list(cases) == ["smallest", "ragged masks", "odd sizes", "empty prompt", "long"]
-    shapes = [tuple(inputs["input_ids"].shape) for inputs in cases.values()]
-    assert shapes == [(1, 1), (4, 17), (2, 13), (2, 9), (2, 64)]
+    assert {name: tuple(inputs["input_ids"].shape) for name, inputs in cases.items()} == {
+        "smallest": (1, 1),
+        "ragged masks": (4, 17),
+        "odd sizes": (2, 13),
+        "empty prompt": (2, 9),
+        "long": (2, 64),
+        "smallest batch": (1, 7),
+        "smallest sequence": (3, 1),
+    }
     assert cases["odd sizes"]["attention_mask"].all()
     assert cases["empty prompt"]["attention_mask"].sum(1).tolist() == [9, 1]
     longer = by_name(verification_inputs(TEXT, 0, longest=100))
@@ -203,7 +209,7 @@ def test_cases_stay_inside_the_ranges() -> None:
         InputSpec("attention_mask", "attention_mask", torch.int64, dims, 0, 1),
     )
     shapes = [tuple(case.inputs["input_ids"].shape) for case in verification_inputs(specs, 0)]
-    assert shapes == [(2, 5), (3, 8), (2, 8), (2, 8), (2, 8)]
+    assert shapes == [(2, 5), (3, 8), (2, 8), (2, 8), (2, 8), (2, 7), (3, 5)]
 
 
 def test_static_inputs_are_verified_once() -> None:
