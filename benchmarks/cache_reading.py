@@ -44,7 +44,7 @@ from large import RESULTS, machine
 from enginecast.runtime.values.arrays import Array
 
 NOISE = 0.05
-"""Of the copying: less than that beyond it is not told apart from nothing."""
+"""Of the copying: less than that beyond it cannot be distinguished from nothing."""
 
 
 def main() -> None:

@@ -5,7 +5,7 @@
 T5 v1.1-base shapes with seeded random weights.  Each export is a process of its own, imports
 included; CPU seconds are user and system time of all its threads.  enginecast's include the
 verification against eager; torch.onnx verifies nothing, and fails on weights that require
-gradients, so its model is told that they do not.
+gradients, so its model is set up without them.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The models and inputs of the GPU benchmarks: real shapes, random weights made on the device.
 
-The weights are no trained ones: a seed draws them with the scales that transformers starts from,
+The weights are not trained ones: a seed draws them with the scales that transformers starts from,
 norms are perturbed, and a few channels of the norms are outliers, as in trained text encoders.
 Times, memory and kernels are those of trained models; errors only say how the engines compare.
 """

@@ -2,7 +2,7 @@
 
 fp8 is planned by sizes alone, without errors on calibration inputs and without `smooth-outliers`,
 which a scale for each row hardly needs.  Then times decide: a layer whose product was measured to
-be slower in fp8 than in bf16 on this device, quantising included, is kept in bf16.
+be slower in fp8 than in bf16 on this device, quantizing included, is kept in bf16.
 """
 
 import json
@@ -111,7 +111,7 @@ def summary_of(plan: QuantizationPlan) -> list[dict[str, Any]]:
     return [{**dict(zip(names, found, strict=True)), "layers": n} for found, n in counted.items()]
 
 
-def _compiled(program: ExportedProgram, bench: Bench, told: Mapping[str, Any]) -> Made:
+def _compiled(program: ExportedProgram, bench: Bench, details: Mapping[str, Any]) -> Made:
     """Compile, load, and run as `runtime.sessions.aotinductor` does, on inputs of the device."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -144,4 +144,4 @@ def _compiled(program: ExportedProgram, bench: Bench, told: Mapping[str, Any]) -
     for _ in range(AFTER + 1):
         run()
     refused = call.refused if isinstance(call, GraphCache) else ""
-    return Made(run, told={**told, "file_bytes": size, "cuda_graph_refused": refused})
+    return Made(run, details={**details, "file_bytes": size, "cuda_graph_refused": refused})

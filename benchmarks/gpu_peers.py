@@ -28,7 +28,7 @@ WARM_RUNS = 3
 
 
 class AbsentError(Exception):
-    """This engine cannot be had here; says why."""
+    """This engine is not available here; says why."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Made:
     """Of weights on the device that it shares with the eager model."""
     hidden_bytes: int = 0
     """Of weights on the device that torch's allocator does not count."""
-    told: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
     """More to write down."""
 
 
@@ -156,7 +156,7 @@ def ort(bench: Bench) -> Made:
     if session.get_providers()[0] != provider:
         raise AbsentError(f"ONNX Runtime does not start {provider} here")
     hidden = size if bench.device == "cuda" else 0
-    return Made(_bound(session, bench), hidden_bytes=hidden, told={"precision": precision})
+    return Made(_bound(session, bench), hidden_bytes=hidden, details={"precision": precision})
 
 
 def _inputs_of(bench: Bench) -> dict[str, Tensor]:

@@ -110,7 +110,7 @@ class Timed:
 
     @property
     def gain(self) -> float | None:
-        """Time in bf16 over that in fp8 by row and of a quantising that is fused into nothing."""
+        """Time in bf16 over that in fp8 by row and of a quantizing that is fused into nothing."""
         if self.fp8_row is None or self.quantize_row is None:
             return None
         return self.bf16 / (self.fp8_row + self.quantize_row)

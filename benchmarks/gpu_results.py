@@ -78,13 +78,13 @@ def show(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
     """A short table for people."""
     print(title)
     for name, row in rows.items():
-        told = row.get("absent") or row.get("failed") or row.get("stopped")
-        told = told or "  ".join(
+        details = row.get("absent") or row.get("failed") or row.get("stopped")
+        details = details or "  ".join(
             f"{key} {row[key]}"
             for key in ("ms", "over_compiled", "of_floor", "error")
             if key in row
         )
-        print(f"  {name:20} {told}", flush=True)
+        print(f"  {name:20} {details}", flush=True)
 
 
 def machine(commit: str | None, device: str) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def make_one(
     except Exception as error:  # however a peer fails, the other rows count
         row["failed"] = f"{type(error).__name__}: {error}"[:600]
     else:
-        row |= {"error": error, "lowest_cosine": cosine, **engine.told}
+        row |= {"error": error, "lowest_cosine": cosine, **engine.details}
         if bench.device == "cuda":  # nobody counts what a CPU's engines take
             taken = memory.peak_of(engine.run)
             row["peak_bytes"] = taken["peak"] + engine.shared_bytes + engine.hidden_bytes

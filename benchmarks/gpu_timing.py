@@ -13,7 +13,7 @@ import torch
 WARM_ROUNDS = 3
 FEWEST_ROUNDS = 5
 REPEATS = 20
-"""Products that are timed as one, so that what launching costs is no part of them."""
+"""Products that are timed as one, so that what launching costs is not part of them."""
 COLD_BYTES = 256 << 20
 """Operands of one product are taken in turns from as many copies: more than any cache holds."""
 

@@ -1,4 +1,4 @@
-"""int8 on a CPU: error, time and size of our engines and of ONNX Runtime's own quantiser.
+"""int8 on a CPU: error, time and size of our engines and of ONNX Runtime's own quantizer.
 
     python benchmarks/int8_cpu.py [--small] [--layers N] [--rounds N] [--out FILE.json]
 
@@ -6,7 +6,7 @@ A T5 v1.1-base-shaped encoder with seeded random weights and the planted outlier
 Error: the lowest cosine of a row, and the relative L2 error, over the valid tokens of ragged
 prompts, against eager fp32.  Time: CPU time of the process, one thread, medians of interleaved
 rounds whose order turns around; what is reported is ratios.  Size: model and weights, as a part of
-those of the fp32 engine.  Random weights are no trained ones: rows compare with one another only.
+those of the fp32 engine.  Random weights are not trained ones: rows compare with one another only.
 """
 
 import argparse
@@ -126,7 +126,7 @@ class Comparison:
         self._runs[name] = lambda given: engine.run(dict(given))["last_hidden_state"]
 
     def _add_peers(self) -> None:
-        """ONNX Runtime's own quantiser on what torch.onnx gives, and without the widest linears."""
+        """ONNX Runtime's own quantizer on what torch.onnx gives, and without the widest linears."""
         plain = self._folder / "plain.onnx"
         _export_plain(self._model, self._inputs(1, 16), plain)
         self._add_peer("torch.onnx fp32", plain)

@@ -19,7 +19,7 @@ DTYPES = {
     "fp32": torch.float32,
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
-    "fp8": torch.float16,  # what a quantised engine computes in else
+    "fp8": torch.float16,  # what a quantized engine computes in else
 }
 """Precision -> what eager runs in beside it."""
 CLIP_TOKENS = 77

@@ -136,7 +136,7 @@ def make_row(
             output, prefer=[build.backend], allow_code=True, require="verified-by-emulation"
         )
         ready = Ready(engine, dict(case.inputs))
-        row |= told_of(engine)
+        row |= details_of(engine)
         row["error"], row["lowest_cosine"] = distance(ready.run(), reference, case.valid)
     except EnginecastError as error:
         row["failed"] = f"{type(error).__name__} ({error.exit_code}): {error}"
@@ -149,7 +149,7 @@ def make_row(
     return ready
 
 
-def told_of(engine: Engine) -> dict[str, Any]:
+def details_of(engine: Engine) -> dict[str, Any]:
     """What the bundle and the runtime say of an engine."""
     record = engine.record
     manifest = engine.manifest

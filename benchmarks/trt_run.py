@@ -81,7 +81,7 @@ def opened(name: str, device: str, options: argparse.Namespace) -> Results:
 
     Args:
         name: of the run: "trt-acceptance".
-        device: "cpu" for a dry run, whose file is no result and lies elsewhere.
+        device: "cpu" for a dry run, whose file is not a result and lies elsewhere.
     """
     here = machine(options.commit, device) | {"driver": driver()}
     path = RESULTS / f"{name}-{_slug(str(here.get('gpu')))}{'-quick' if options.quick else ''}.json"

@@ -139,7 +139,7 @@ def _root(log: Node) -> Node:
         raise NoMatch(log, f"the logarithm is computed from {len(found)} values, expected one")
     [root] = found
     if not _is_integer(root):
-        raise NoMatch(root, f"the logarithm is of {op_name(root)}, which is no integer")
+        raise NoMatch(root, f"the logarithm is of {op_name(root)}, which is not an integer")
     return root
 
 

@@ -7,8 +7,8 @@
              %h = getitem(%skip, 1)
 
 One kernel reads the stream once instead of twice.  Left alone, with the reason: a norm whose input
-is no sum (the first one of an encoder reads the embedding), a sum that broadcasts, a norm without a
-weight, mixed dtypes, heads.
+is not a sum (the first one of an encoder reads the embedding), a sum that broadcasts, a norm
+without a weight, mixed dtypes, heads.
 """
 
 from dataclasses import dataclass
@@ -106,9 +106,9 @@ def _fuse(program: ProgramView, found: Match, weights: set[Node]) -> None:
         # either way.
         args = (found.node("right"), found.node("left"), weight, found.number("epsilon"))
         pair = insert(graph, torch.ops.enginecast.skip_rms_norm.default, args, like=norm)
-        normalised = insert_item(graph, pair, 0, like=norm)
+        normalized = insert_item(graph, pair, 0, like=norm)
         summed = insert_item(graph, pair, 1, like=total)
-    norm.replace_all_uses_with(normalised)
+    norm.replace_all_uses_with(normalized)
     graph.erase_node(norm)
     total.replace_all_uses_with(summed)
     graph.erase_node(total)

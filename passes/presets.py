@@ -23,7 +23,7 @@ _COMPUTES: Mapping[str, str] = {"mixed": "fp16"}
 
 @dataclass(frozen=True)
 class Quantized:
-    """A precision that plans what is quantised, and carries the plan out."""
+    """A precision that plans what is quantized, and carries the plan out."""
 
     format: str
     options: Mapping[str, Value] = field(default_factory=dict)

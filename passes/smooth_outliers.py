@@ -324,7 +324,7 @@ def exponents(sizes: Tensor, columns: Tensor, alpha: float) -> Tensor:
 def products_error(
     rows: Tensor, weights: Sequence[Tensor], exponents: Tensor, dtype: torch.dtype
 ) -> float:
-    """Relative L2 error of a row of a quantised product, root mean square over rows and weights.
+    """Relative L2 error of a row of a quantized product, root mean square over rows and weights.
 
     Each row counts alike: one large token would hide what happens to all others.
 
@@ -332,7 +332,7 @@ def products_error(
         rows: [n, channels].
         weights: [N, channels] each.
         exponents: [channels], of the weights.
-        dtype: quantised dtype; one scale for each row of both.
+        dtype: quantized dtype; one scale for each row of both.
     """
     down, up = factors(-exponents), factors(exponents)
     values = _rounded(rows * down, dtype)

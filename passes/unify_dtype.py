@@ -298,7 +298,7 @@ class _Retyper:
         torch.float32)`.
 
         Returns whether the op's result has that dtype now: integers divided give fp32 and cannot be
-        told otherwise.
+        asked for otherwise.
         """
 
         def replace(argument: Any) -> Any:

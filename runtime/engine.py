@@ -74,7 +74,7 @@ class Engine:
         return self._provider
 
     def layers(self) -> tuple[str, ...]:
-        """What the engine consists of, in words; empty where the runtime does not tell.
+        """What the engine consists of, in words; empty where the runtime does not report it.
 
         Raises:
             UsageError: the engine is closed.
@@ -122,7 +122,7 @@ class Engine:
 
         Raises:
             InputError: the feeds do not fit the declared inputs, there is no such output, or the
-                engine was specialised and the model would go another way.
+                engine was specialised and the model would take another path.
             VerificationError: an output is not finite.
             UsageError: the engine is closed.
         """
@@ -173,10 +173,10 @@ class Engine:
 
 
 def _require(guard: Guard, holds: Array) -> None:
-    """Refuse what the engine computed for inputs with which the model goes another way."""
+    """Refuse what the engine computed for inputs with which the model takes another path."""
     if not holds.all():
         raise InputError(
-            f"these inputs go another way than the engine, which was specialised: expected "
+            f"these inputs take another path than the engine, which was specialised: expected "
             f"{guard.value} at {guard.place}\n    {guard.code}",
             hint="Export without --fallback specialise, or on inputs like these.",
         )

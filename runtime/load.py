@@ -136,7 +136,7 @@ def _whole(bundle: Bundle, record: EngineRecord, asked: _Asked) -> Bundle:
 def _first(bundle: Bundle, backends: Sequence[Backend], asked: _Asked) -> tuple[Engine, str]:
     """The first backend that runs an engine; every one before it is warned of at `load`'s caller.
 
-    A file that is not what the manifest says is no reason to try the next one.
+    A file that is not what the manifest says is not a reason to try the next one.
     """
     refused: list[str] = []
     lacking = 0
@@ -157,7 +157,7 @@ def _first(bundle: Bundle, backends: Sequence[Backend], asked: _Asked) -> tuple[
             warnings.warn(message, EnginecastWarning, stacklevel=3)
     reasons = "".join(f"\n  {one}" for one in refused)
     kind = BundleError if lacking == len(refused) else MissingError
-    raise kind(f"{bundle.root}: none of the preferred backends can be had:{reasons}")
+    raise kind(f"{bundle.root}: none of the preferred backends is available:{reasons}")
 
 
 def _whole_message(error: EnginecastError) -> str:

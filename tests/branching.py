@@ -24,7 +24,7 @@ class NestedReturns(nn.Module):
 
 
 class Scalars(nn.Module):
-    """Python numbers that differ from way to way."""
+    """Python numbers that differ from path to path."""
 
     def forward(self, x: Tensor) -> Tensor:
         scale, shift, is_large = 1.5, 0, False
@@ -37,7 +37,7 @@ class Scalars(nn.Module):
 
 
 class OneWayOnly(nn.Module):
-    """`y` is bound on one way and read on it."""
+    """`y` is bound on one path and read on it."""
 
     def forward(self, x: Tensor) -> Tensor:
         is_positive = x.sum() > 0
@@ -152,7 +152,7 @@ class Parent(nn.Module):
 
 class Super(Parent):
     def forward(self, x: Tensor) -> Tensor:
-        """Calls its parent on one way."""
+        """Calls its parent on one path."""
         if x.sum() > 0:
             x = super().forward(x)
         return x * 2
@@ -309,11 +309,11 @@ REFUSED = {
     CountsInMethod: "changes the state of the module: calls",
     FillsList: "line \\d+ writes into a list",
     FillsDict: "line \\d+ writes into a dict",
-    GrowsOneWay: "rows has another structure on either way",
-    OtherDtype: "the returned value is torch.int64 one way and torch.float32 the other",
-    OtherRank: "x has a tensor of torch.float32 \\[\\] one way",
-    NoneOneWay: "y is a tensor of .* one way and NoneType None the other",
-    RaisesDeep: "one way of it fails: ValueError: never positive",
+    GrowsOneWay: "rows has another structure on either path",
+    OtherDtype: "the returned value is torch.int64 on one path and torch.float32 on the other",
+    OtherRank: "x has a tensor of torch.float32 \\[\\] on one path",
+    NoneOneWay: "y is a tensor of .* on one path and NoneType None on the other",
+    RaisesDeep: "one path of it fails: ValueError: never positive",
     TriesOneWay: "catches exceptions",
     Grows: "x has the shape",
 }

@@ -1,6 +1,6 @@
 """Small modules with every kind of Python control flow that captures stumble over.
 
-Each row has two inputs that take different ways through the module, or differ in size.  The line
+Each row has two inputs that take different paths through the module, or differ in size.  The line
 that decides is marked `# HERE` in the source, so tests compare lines without counting them.
 """
 
@@ -298,12 +298,12 @@ class Row:
     a: Callable[[], dict[str, Tensor]]
     """The example input."""
     b: Callable[[], dict[str, Tensor]]
-    """Takes the other way, or has another size."""
+    """Takes the other path, or has another size."""
     kind: str
     """What decides, in the words of a finding; empty: nothing does."""
     decides: str = "inputs"
     is_branch: bool = False
-    """One of those with a real branch or loop, of which both ways must be right."""
+    """One of those with a real branch or loop, of which both paths must be right."""
 
     @property
     def name(self) -> str:

@@ -36,13 +36,13 @@ class Failures:
     build_silently: bool = False
     """The build gives None, and nothing is reported."""
     deserialize: str = ""
-    """Deserialising gives None, and this message is reported."""
+    """Deserializing gives None, and this message is reported."""
     execute: str = ""
     """Execution gives False, and this message is reported."""
     steps: int = 4
     """Steps of the build that the progress monitor hears of."""
     during_step: Callable[[int], None] = field(default=lambda step: None)
-    """Called before each step is told: it may raise, say KeyboardInterrupt."""
+    """Called before each step is reported: it may raise, say KeyboardInterrupt."""
 
 
 class Recorded:
@@ -84,7 +84,7 @@ class Overridden:
 
 
 def require_ready(thing: Any, kind: type) -> Any:
-    """What pybind11 does with an argument of another class, or one that was never initialised."""
+    """What pybind11 does with an argument of another class, or one that was never initialized."""
     if not isinstance(thing, kind) or not getattr(thing, "_ready", False):
         raise TypeError(f"expected a {kind.__name__} whose __init__ was called, got {thing!r}")
     return thing
@@ -134,7 +134,7 @@ def _recording_method(label: str, method: FunctionType) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the fake's serialised engine holds."""
+    """What the fake's serialized engine holds."""
 
     version: str
     network: bytes
@@ -164,7 +164,7 @@ def unpack_plan(data: bytes) -> Plan:
         ValueError: these bytes are not such a plan, or not all of it.
     """
     if not data.startswith(PLAN_MAGIC):
-        raise ValueError("magic tag does not match: this is no plan of the fake TensorRT")
+        raise ValueError("magic tag does not match: this is not a plan of the fake TensorRT")
     start = len(PLAN_MAGIC) + 8
     if len(data) < start:
         raise ValueError("the plan is cut off in its header")
@@ -188,7 +188,7 @@ def unpack_cache(data: bytes) -> tuple[str, dict[str, float]]:
     """The version that made a timing cache, and its entries.
 
     Raises:
-        ValueError: these bytes are no timing cache.
+        ValueError: these bytes are not a timing cache.
     """
     if not data.startswith(CACHE_MAGIC):
         raise ValueError("the timing cache is damaged")

@@ -316,7 +316,7 @@ class Builder(Recorded):
 
     def build_serialized_network(self, network: Any, config: Any) -> Any:
         failures = self._fake.failures
-        if not self._told(config):
+        if not self._reported(config):
             return None
         problem = failures.build or self._problem(network, config)
         if failures.build_silently:
@@ -328,7 +328,7 @@ class Builder(Recorded):
             config._timing_cache._entries.update(dict.fromkeys(kinds, 1.0))
         return self._fake._new("IHostMemory", plan_of(self._fake, network._model, config).pack())
 
-    def _told(self, config: Any) -> bool:
+    def _reported(self, config: Any) -> bool:
         """Whether the progress monitor let all steps pass."""
         monitor, failures = config.progress_monitor, self._fake.failures
         if monitor is None:

@@ -171,7 +171,7 @@ def require_all(where: Encodings, texts: Lines) -> None:
     assert sorted(entry.key for entry in entries_of(where)) == wanted
 
 
-COLOURS = ("red", "green", "blue", "fox")
+COLORS = ("red", "green", "blue", "fox")
 """The words of the tiny bundle's tokenizer."""
 
 
@@ -185,12 +185,12 @@ def colour_bundle(folder: Path, longest: int = 32) -> Path:
 
 
 def colour_captions(count: int, seed: int = 0, longest: int = 15) -> list[str]:
-    """Different texts of 6 to `longest` colours."""
+    """Different texts of 6 to `longest` colors."""
     random = np.random.default_rng(seed)
     made: dict[str, None] = {}
     while len(made) < count:
-        words = random.integers(0, len(COLOURS), random.integers(6, longest + 1))
-        made[" ".join(COLOURS[word] for word in words)] = None
+        words = random.integers(0, len(COLORS), random.integers(6, longest + 1))
+        made[" ".join(COLORS[word] for word in words)] = None
     return list(made)
 
 

@@ -59,7 +59,7 @@ class TouchExactly(TouchLinears):
 
 @dataclass(frozen=True)
 class Stubborn(TouchLinears):
-    """Does not listen to what it is told to leave alone."""
+    """Does not listen to what it is asked to leave alone."""
 
     name: ClassVar[str] = "stubborn"
 

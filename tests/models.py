@@ -1,6 +1,6 @@
 """Tiny real models with seeded weights, saved the way users have them on disk.
 
-Random initialisation hides bugs: norm weights of one do not show a dropped scale, and activations
+Random initialization hides bugs: norm weights of one do not show a dropped scale, and activations
 of one size do not show a range problem.  So norm weights and biases are perturbed and a few
 channels are made outliers.
 """

@@ -1,4 +1,4 @@
-"""Programs whose layers are all quantised in one form: shared by the tests of quantisation."""
+"""Programs whose layers are all quantized in one form: shared by the tests of quantization."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ FORMS: dict[str, dict[str, Any]] = {
 def plan_for(
     program: ExportedProgram, form: str, format_: Format = "fp8", arch: str = "cpu", **changes: Any
 ) -> QuantizationPlan:
-    """A plan that quantises every layer in one of `FORMS`; tables and convs are stored."""
+    """A plan that quantizes every layer in one of `FORMS`; tables and convs are stored."""
     layers = tuple(
         LayerPlan(
             module=layer.module,
@@ -71,7 +71,7 @@ def carried_out(
     return rewritten(planned, f"{plan.format}-matmul{options}", known)
 
 
-def quantised(
+def quantized_by_plan(
     program: ExportedProgram, form: str, format_: Format = "fp8", *inputs: Tensor
 ) -> ExportedProgram:
     """A copy of a program with all layers in one form; no layer may be left alone."""

@@ -1,4 +1,4 @@
-"""Programs with quantised layers, made by hand: shared by the tests of what comes after the passes.
+"""Programs with quantized layers, made by hand: shared by the tests of what comes after the passes.
 
 One scale for each row of a weight, and for a row of what a linear reads where it is not static.
 """
@@ -44,12 +44,12 @@ def quantized(
     factor: float = 1.0,
     kinds: tuple[str, ...] = ("linear", "embedding", "conv"),
 ) -> ExportedProgram:
-    """A copy with every layer quantised; embeddings and convolutions are stored whatever the form.
+    """A copy with every layer quantized; embeddings and convolutions are stored whatever the form.
 
     Args:
-        form: "storage" stores weights; "static", "tensor" and "row" quantise what linears read as
+        form: "storage" stores weights; "static", "tensor" and "row" quantize what linears read as
             well; the last two are `blockwise_linear`.
-        dtype: quantised dtype of weights and activations.
+        dtype: quantized dtype of weights and activations.
         bits: of the weights of a `blockwise_linear`.
         largest: what a static scale is made for.
         factor: of the scales that values are multiplied with in the end: 1 is right.
@@ -93,7 +93,7 @@ class _Layer:
         return add_weight(self.program, name, tensor, InputKind.CONSTANT_TENSOR)
 
     def weight(self) -> tuple[Node, Node]:
-        """The quantised weight and its scale for each row."""
+        """The quantized weight and its scale for each row."""
         source = self.layer.weight
         flat = self.add(torch.ops.aten.flatten.using_ints, source, 1)
         scale = self.add(ours.dynamic_scale.default, flat, self.dtype, True)

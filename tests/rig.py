@@ -148,7 +148,7 @@ CLAMPED = Rig()
 """`.half()` is finite and wrong: transformers clamps the infinities that `wo` gives."""
 NOT_A_NUMBER = Rig(echo=3e4)
 """`.half()` is NaN: what the clamp cuts off lets a later product overflow, and infinity times zero
-is no number."""
+is not a number."""
 BEYOND = Rig(product=8e4)
 """The product itself leaves fp16: NaN with `wo` in fp32, too."""
 

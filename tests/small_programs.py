@@ -52,7 +52,7 @@ NAMES = ("hidden", "pooled")
 
 
 def encoder(*, scale: float = 1.0) -> Encoder:
-    """A seeded encoder whose norms and biases are no ones and zeros."""
+    """A seeded encoder whose norms and biases are not ones and zeros."""
     torch.manual_seed(7)
     module = Encoder(scale=scale).eval().requires_grad_(False)
     for name, tensor in module.named_parameters():

@@ -267,7 +267,7 @@ class Bessel(Base):
 
 
 class OneWay(Base):
-    """A branch of which no input takes one way."""
+    """A branch of which no input takes one path."""
 
     def forward(self, x: Tensor) -> Any:
         return torch.cond((x * x).sum() >= 0, lambda h: self.up(h), lambda h: self.down(h), (x,))

@@ -252,7 +252,7 @@ TYPES = [
     ),
 ]
 
-QUANTISED = [
+QUANTIZED = [
     Case(
         "fp8-cast",
         QDQ,
@@ -336,7 +336,7 @@ QUANTISED = [
         {**SCALE, "z": (0, E4M3)},
         {**SCALE, "z": (1, E4M3)},
     ),
-    Case("quantised-type", QDQ.replace("17", "3"), QDQ.replace("17", "2"), "UINT8 of q", SCALE),
+    Case("quantized-type", QDQ.replace("17", "3"), QDQ.replace("17", "2"), "UINT8 of q", SCALE),
     Case(
         "folded-weight",
         PRODUCT,
@@ -345,4 +345,4 @@ QUANTISED = [
         {**SCALE, **WEIGHT, "t": ([1, 2], HALF), "f": ([[1.0, 2.0]] * 4, HALF)},
     ),
 ]
-CASES = [*OPERATORS, *LOOPS, *TYPES, *QUANTISED]
+CASES = [*OPERATORS, *LOOPS, *TYPES, *QUANTIZED]

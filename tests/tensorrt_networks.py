@@ -87,13 +87,13 @@ def require_scales(network: onnx.ModelProto) -> None:
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
             continue
         assert len(node.input) == 2
-        quantised, wide = node.input[0], node.output[0]
+        quantized, wide = node.input[0], node.output[0]
         if node.op_type == "QuantizeLinear":
-            quantised, wide = wide, quantised
+            quantized, wide = wide, quantized
         scale = numpy_helper.to_array(made[node.input[1]]).astype(np.float32)
         assert (scale > 0).all()
         assert np.isfinite(scale).all()
-        assert types[quantised] == FP8
+        assert types[quantized] == FP8
         assert types[wide] == made[node.input[1]].data_type
 
 

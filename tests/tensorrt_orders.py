@@ -97,18 +97,18 @@ def order_of(folder: Path, options: TensorRTOptions, **changes: Any) -> Lowering
 
 @dataclass
 class Rig:
-    """A fake TensorRT, an order, and what the order was told."""
+    """A fake TensorRT, an order, and what the order was given."""
 
     fake: FakeTensorRT
     folder: Path
     cache: Path
     said: list[str]
-    told: list[tuple[str, int, int]]
+    reported: list[tuple[str, int, int]]
 
     def order(self, *, changes: Mapping[str, Any] | None = None, **options: Any) -> LoweringRequest:
         """An order of the small program with these options of a build."""
         listening: dict[str, Any] = {
-            "tell": lambda *step: self.told.append(step),
+            "tell": lambda *step: self.reported.append(step),
             "say": self.said.append,
         }
         wanted = TensorRTOptions(timing_cache=self.cache, **options)

@@ -76,10 +76,10 @@ def test_overflow_is_named_with_its_module_and_the_way_out_holds(loud: Path) -> 
     options = ModelOptions()
     prepared = prepare(open_source(str(loud)), options, Steps())
     found = advise(prepared)
-    told = by_name(found)
-    assert [told[name].safe for name in ("fp16", "mixed", "bf16", "fp32")] == [0, 0, 1, 1]
+    reported = by_name(found)
+    assert [reported[name].safe for name in ("fp16", "mixed", "bf16", "fp32")] == [0, 0, 1, 1]
     assert found.recommended == "bf16"
-    fp16 = told["fp16"]
+    fp16 = reported["fp16"]
     assert fp16.largest is not None
     assert fp16.largest.largest > 65504
     assert fp16.headroom_bits is not None
@@ -87,7 +87,7 @@ def test_overflow_is_named_with_its_module_and_the_way_out_holds(loud: Path) -> 
     assert fp16.sentence.startswith(f"not safe as it is: {fp16.largest.module} reaches ")
     assert f"at {fp16.largest.source} (limit 65504)" in fp16.sentence
     assert fp16.largest.source.startswith("modeling_t5.py:")
-    assert told["mixed"].keep == WO
+    assert reported["mixed"].keep == WO
     program, case = prepared.captured.program, prepared.cases[1].inputs
     results = {}
     for keep, spec in (("", "to=fp16"), ("", "to=fp16 residual=fp32"), (WO, "residual=fp32")):
@@ -100,18 +100,18 @@ def test_overflow_is_named_with_its_module_and_the_way_out_holds(loud: Path) -> 
 @pytest.mark.usefixtures("converted")
 def test_mixed_is_advised_where_only_the_stream_overflows() -> None:
     found = advise(prepared_module(Deep(), 2, 5, 16))
-    told = by_name(found)
-    assert not told["fp16"].safe
-    assert "use --precision mixed or --precision bf16" in told["fp16"].sentence
-    assert told["mixed"].safe
+    reported = by_name(found)
+    assert not reported["fp16"].safe
+    assert "use --precision mixed or --precision bf16" in reported["fp16"].sentence
+    assert reported["mixed"].safe
     assert found.recommended == "mixed"
-    assert told["fp16"].error is None
-    assert told["fp16"].trouble == "its outputs are not finite in true arithmetic"
-    assert told["mixed"].error is not None
-    assert 1e-5 < told["mixed"].error < 2e-3
-    assert told["mixed"].error < (told["bf16"].error or 0.0)
+    assert reported["fp16"].error is None
+    assert reported["fp16"].trouble == "its outputs are not finite in true arithmetic"
+    assert reported["mixed"].error is not None
+    assert 1e-5 < reported["mixed"].error < 2e-3
+    assert reported["mixed"].error < (reported["bf16"].error or 0.0)
     weights = sum(p.numel() for p in Deep().parameters())
-    assert [told[p].weight_bytes for p in ("fp16", "bf16", "fp32")] == [
+    assert [reported[p].weight_bytes for p in ("fp16", "bf16", "fp32")] == [
         2 * weights,
         2 * weights,
         4 * weights,
@@ -152,11 +152,11 @@ def test_program_captured_in_fp16_is_measured_in_fp32(tmp_path: Path) -> None:
     x = torch.randn(2, 5, 16).half()
     torch.export.save(captured(Deep().half().requires_grad_(False), x), file)
     options = ModelOptions(allow_code=True)
-    told = by_name(advise(prepare(open_source(str(file), allow_code=True), options, Steps())))
-    assert told["fp16"].largest is not None
-    assert told["fp16"].largest.largest > 65504
-    assert not told["fp16"].safe
-    assert told["mixed"].safe
+    reported = by_name(advise(prepare(open_source(str(file), allow_code=True), options, Steps())))
+    assert reported["fp16"].largest is not None
+    assert reported["fp16"].largest.largest > 65504
+    assert not reported["fp16"].safe
+    assert reported["mixed"].safe
 
 
 def test_passes_in_front_of_unify_dtype_are_run_and_measured(
@@ -176,12 +176,12 @@ def test_passes_in_front_of_unify_dtype_are_run_and_measured(
 
 
 def test_little_headroom_is_close_and_no_stream_is_no_mixed() -> None:
-    told = by_name(advise(prepared_module(Scaled(5e4), 4, 8)))
-    assert told["fp16"].safe
-    assert told["fp16"].sentence.startswith("close: ")
-    assert told["fp16"].sentence.endswith("other inputs may pass it")
-    assert told["mixed"].sentence.startswith("not possible: ")
-    assert "finds no residual sum" in told["mixed"].refusal
+    reported = by_name(advise(prepared_module(Scaled(5e4), 4, 8)))
+    assert reported["fp16"].safe
+    assert reported["fp16"].sentence.startswith("close: ")
+    assert reported["fp16"].sentence.endswith("other inputs may pass it")
+    assert reported["mixed"].sentence.startswith("not possible: ")
+    assert "finds no residual sum" in reported["mixed"].refusal
 
 
 def test_result_that_is_finite_and_wrong_is_not_safe() -> None:
@@ -189,10 +189,10 @@ def test_result_that_is_finite_and_wrong_is_not_safe() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return (x * 1e-3 + 64.0) - 64.0
 
-    told = by_name(advise(prepared_module(Wrong(), 4, 8)))
-    assert told["fp16"].left == ()
-    assert told["fp16"].sentence.startswith("not safe: its outputs are finite, and off by ")
-    assert told["fp16"].sentence.endswith("use --precision fp32")
+    reported = by_name(advise(prepared_module(Wrong(), 4, 8)))
+    assert reported["fp16"].left == ()
+    assert reported["fp16"].sentence.startswith("not safe: its outputs are finite, and off by ")
+    assert reported["fp16"].sentence.endswith("use --precision fp32")
 
 
 def test_a_precision_that_torch_has_no_kernel_for_is_not_safe() -> None:
@@ -201,9 +201,9 @@ def test_a_precision_that_torch_has_no_kernel_for_is_not_safe() -> None:
             found: Tensor = torch.special.bessel_j0(x)
             return found
 
-    told = by_name(advise(prepared_module(Bessel(), 2, 3)))
-    assert told["fp16"].trouble.startswith("eager cannot run in it here: ")
-    assert told["fp32"].trouble == ""
+    reported = by_name(advise(prepared_module(Bessel(), 2, 3)))
+    assert reported["fp16"].trouble.startswith("eager cannot run in it here: ")
+    assert reported["fp32"].trouble == ""
 
 
 def test_masks_and_what_stays_in_a_module_do_not_count() -> None:
@@ -228,8 +228,8 @@ def test_inspect_shows_it(
     done = cast(capsys, "inspect", loud)
     assert "not safe as it is: " in done.out
     assert "the cheapest that is safe: --precision bf16" in done.out
-    told = cast(capsys, "inspect", loud, "--json").json["advice"]
-    assert told["recommended"] == "bf16"
-    options = {option["precision"]: option for option in told["options"]}
+    reported = cast(capsys, "inspect", loud, "--json").json["advice"]
+    assert reported["recommended"] == "bf16"
+    options = {option["precision"]: option for option in reported["options"]}
     assert options["mixed"]["keep"] == WO
     assert options["fp16"]["largest"]["largest"] > 65504

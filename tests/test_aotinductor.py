@@ -220,7 +220,7 @@ def test_other_outputs_than_the_manifest_names_are_refused(copied: Path) -> None
         enginecast.load(copied, allow_code=True)
 
 
-def test_what_is_no_package_is_refused(copied: Path) -> None:
+def test_what_is_not_a_package_is_refused(copied: Path) -> None:
     (copied / "engine.pt2").write_bytes(b"no archive" * 50)
     reseal(copied)
     with pytest.raises(BundleError, match=r"engine\.pt2: torch refuses the package"):

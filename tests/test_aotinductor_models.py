@@ -101,7 +101,7 @@ def test_models_are_verified_on_the_cpu(
 
 
 @pytest.mark.parametrize("precision", ["fp8-storage", "int8-storage", "int4-storage"])
-def test_quantised_weights_stay_quantised(exports: Exports, tmp_path: Path, precision: str) -> None:
+def test_quantized_weights_stay_quantized(exports: Exports, tmp_path: Path, precision: str) -> None:
     model = exports.model("bert")
     request = ExportRequest(model, tmp_path / "out", "aotinductor", precision, max_error=0.3)
     done = export(request)
@@ -114,7 +114,7 @@ def test_quantised_weights_stay_quantised(exports: Exports, tmp_path: Path, prec
 
 
 @pytest.mark.parametrize("form", ["fp8", "int8"])
-def test_quantised_products_are_verified(exports: Exports, tmp_path: Path, form: str) -> None:
+def test_quantized_products_are_verified(exports: Exports, tmp_path: Path, form: str) -> None:
     model = exports.model("bert")
     request = ExportRequest(model, tmp_path / "out", "aotinductor", form, max_error=0.3)
     done = export(request)
@@ -129,7 +129,7 @@ BRANCHES = ["IfElse", "EarlyReturn", "WhileNorm"]
 
 
 @pytest.mark.parametrize("name", BRANCHES)
-def test_data_dependent_models_go_both_ways(exports: Exports, tmp_path: Path, name: str) -> None:
+def test_data_dependent_models_take_both_paths(exports: Exports, tmp_path: Path, name: str) -> None:
     row = next(row for row in ROWS if row.name == name)
     done = export(ExportRequest(row.module(), tmp_path / "out", "aotinductor", example=row.a()))
     assert done.bundle is not None, done.report.verdict.reasons

@@ -71,7 +71,7 @@ def test_a_broken_cell_is_refused(path: tuple[str, ...], value: object, words: s
         read_matrix(json.dumps(content).encode())
 
 
-def test_what_the_hardware_lacks_is_told_apart() -> None:
+def test_what_the_hardware_lacks_is_distinguished() -> None:
     table = {name: row.tensorwise.supported for name, row in matrix().architectures.items()}
     assert [name for name, found in table.items() if found == "no"] == ["sm75", "sm80", "sm86"]
     blocks = {name: row.blockwise.supported for name, row in matrix().architectures.items()}

@@ -133,11 +133,11 @@ def test_bad_factories(
     monkeypatch.chdir(tmp_path)
     name, *options = factory.split()
     done = cast(capsys, "export", f"flow_factories:{name}", "-o", tmp_path / "out", *options)
-    told = " ".join(done.err.split())
+    reported = " ".join(done.err.split())
     assert done.code == code, done.err
     assert done.err.count("error: ") == 1, done.err
     assert "Traceback" not in done.err
-    assert all(text in told for text in expected), told
+    assert all(text in reported for text in expected), reported
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "out.rejected").exists()
 

@@ -139,7 +139,7 @@ def test_every_pass_that_breaks_its_promise_is_named() -> None:
         (Elsewhere(), "it does harm with all of its sites left alone, too"),
     ],
 )
-def test_a_pass_whose_sites_cannot_be_told_apart_is_named_with_its_module(
+def test_a_pass_whose_sites_cannot_be_separated_is_named_with_its_module(
     harmful: TouchLinears, reason: str
 ) -> None:
     found = bisected([Canonicalize(), harmful, Canonicalize()])

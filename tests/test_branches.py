@@ -1,4 +1,4 @@
-"""Both ways of a branch are found, or it is said which was not."""
+"""Both paths of a branch are found, or it is said which was not."""
 
 from pathlib import Path
 
@@ -25,27 +25,27 @@ def covered(module: nn.Module, example: dict[str, Tensor], *lines: SourceLocatio
 
 
 @pytest.mark.parametrize("row", BRANCHES, ids=lambda row: row.name)
-def test_the_two_inputs_of_a_row_go_two_ways(row: Row) -> None:
+def test_the_two_inputs_of_a_row_take_two_paths(row: Row) -> None:
     module = row.module()
     before = type(module).forward.__code__
     found = find_predicates(module, row.a(), [place(row)])
-    with found.watched() as ways, torch.no_grad():
+    with found.watched() as paths, torch.no_grad():
         plain = module(**row.a())
         module(**row.b())
-    assert [predicate.place.line for predicate in ways.seen] == [row.line]
-    assert ways.open() == []
+    assert [predicate.place.line for predicate in paths.seen] == [row.line]
+    assert paths.open() == []
     assert type(module).forward.__code__ is before
     assert torch.equal(plain, module(**row.a()))
 
 
 @pytest.mark.parametrize("row", BRANCHES, ids=lambda row: row.name)
-def test_the_other_way_is_found(row: Row) -> None:
+def test_the_other_path_is_found(row: Row) -> None:
     found = covered(row.module(), row.a(), place(row))
     assert found.unverified == ()
     assert found.verified == (f"{place(row)[0]}:{row.line}",)
     names = [case.name for case in found.cases]
-    # The three experts of one run go both ways already.
-    assert names == ([] if row.name == "MoeLoop" else [f"other way at control_flow.py:{row.line}"])
+    # The three experts of one run take both paths already.
+    assert names == ([] if row.name == "MoeLoop" else [f"other path at control_flow.py:{row.line}"])
 
 
 def test_the_search_is_the_same_each_time() -> None:
@@ -59,7 +59,7 @@ def test_the_search_is_the_same_each_time() -> None:
 
 
 class Rare(nn.Module):
-    """A way that no search can guess."""
+    """A path that no search can guess."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.sum() == 0.123456:  # HERE
@@ -68,7 +68,7 @@ class Rare(nn.Module):
 
 
 class Hidden(nn.Module):
-    """A predicate behind a way that is never taken."""
+    """A predicate behind a path that is never taken."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.sum() == 0.123456:
@@ -79,19 +79,20 @@ class Hidden(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("make", "told"), [(Rare, "`x.sum() == 0.123456` was always False"), (Hidden, "never reached")]
+    ("make", "reported"),
+    [(Rare, "`x.sum() == 0.123456` was always False"), (Hidden, "never reached")],
 )
-def test_a_way_that_is_not_found_is_told(make: type[nn.Module], told: str) -> None:
+def test_a_path_that_is_not_found_is_reported(make: type[nn.Module], reported: str) -> None:
     row = Row(make, dict, dict, "if")
     found = covered(make(), {"x": torch.ones(3, 2)}, place(row))
     assert found.cases == ()
     [line] = found.unverified
     assert line.place == str(place(row))
-    assert told in line.seen
+    assert reported in line.seen
 
 
 class Raises(nn.Module):
-    """What no input can take without an error is no way to compare."""
+    """What no input can take without an error is not a path to compare."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.isnan().any():  # HERE
@@ -108,14 +109,14 @@ class Clamps(nn.Module):
         return x * 2
 
 
-@pytest.mark.parametrize(("dtype", "told"), [(torch.float32, 0), (torch.float16, 1)])
-def test_what_a_dtype_decides_is_not_asked_of_values(dtype: torch.dtype, told: int) -> None:
+@pytest.mark.parametrize(("dtype", "reported"), [(torch.float32, 0), (torch.float16, 1)])
+def test_what_a_dtype_decides_is_not_asked_of_values(dtype: torch.dtype, reported: int) -> None:
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     (line,) = [n for n, text in enumerate(lines, 1) if text.endswith("  # clamps")]
     here = SourceLocation(__file__, line).resolved
     found = covered(Clamps(), {"x": torch.randn(3, 4).to(dtype)}, here)
     assert found.verified == ()
-    assert len(found.unverified) == told
+    assert len(found.unverified) == reported
 
 
 class Forever(nn.Module):
@@ -127,7 +128,7 @@ class Forever(nn.Module):
 
 
 @pytest.mark.parametrize("make", [Raises, Forever])
-def test_ways_that_cannot_be_taken_are_not_asked_for(make: type[nn.Module]) -> None:
+def test_paths_that_cannot_be_taken_are_not_asked_for(make: type[nn.Module]) -> None:
     row = Row(make, dict, dict, "if")
     found = covered(make(), {"x": torch.ones(3, 2)}, place(row))
     assert (found.unverified, found.cases) == ((), ())
@@ -142,13 +143,13 @@ class Tries(nn.Module):
         return x * scale
 
 
-def test_what_is_tried_has_two_ways(tmp_path: Path) -> None:
+def test_what_is_tried_has_two_paths(tmp_path: Path) -> None:
     row = Row(Tries, dict, dict, "try")
     found = covered(Tries(), {"x": torch.ones(3, 2)}, place(row))
     assert found.unverified == ()
     [case] = found.cases
     assert (case.inputs["x"] <= 0).all()
-    # torch.export follows the way that does not raise.
+    # torch.export follows the path that does not raise.
     with pytest.raises(VerificationError, match=r"fails at test_branches.py:\d+: division by zero"):
         export(Tries(), tmp_path / "out", example={"x": torch.ones(3, 2)})
 

@@ -248,7 +248,7 @@ def test_what_a_writer_puts_in_place_of_a_damaged_shard_stays(encodings: Encodin
 
 
 @pytest.mark.parametrize("tensor", ["text.pooler_output", "keys"])
-def test_damage_is_told_where_nothing_can_be_written(tensor: str) -> None:
+def test_damage_is_reported_where_nothing_can_be_written(tensor: str) -> None:
     with open_folder() as folder:
         encodings = fill(folder / "cache", entries(TEXTS[:6]), entries(TEXTS[6:]))
         path = encodings.shard_paths()[0]
@@ -266,7 +266,7 @@ def test_damage_is_told_where_nothing_can_be_written(tensor: str) -> None:
         assert (damage.stays, damage.quarantine) == ("", f"text_encoder/quarantine/{path.name}")
 
 
-def test_a_shard_that_cannot_be_moved_is_told(
+def test_a_shard_that_cannot_be_moved_is_reported(
     encodings: Encodings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = encodings.shard_paths()[0]

@@ -35,7 +35,7 @@ from enginecast.runtime.bundle.staging import stage
 from enginecast.runtime.load import EnginecastWarning
 from enginecast.runtime.values.arrays import Array
 
-COLOURS = ["red green", "fox", "", "blue blue fox", "green red blue fox fox"]
+COLORS = ["red green", "fox", "", "blue blue fox", "green red blue fox fox"]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def require_looked_up(encoder: Encoder, texts: list[str]) -> None:
     np.testing.assert_array_equal(found, table()[ids] * mask[..., np.newaxis])
 
 
-@pytest.mark.parametrize("texts", [COLOURS[:1], COLOURS[2:3], COLOURS, COLOURS * 3])
+@pytest.mark.parametrize("texts", [COLORS[:1], COLORS[2:3], COLORS, COLORS * 3])
 def test_batches_are_made_to_fit_the_engine(tiny: str, texts: list[str]) -> None:
     """More texts than it takes are run in pieces; a text of one token is filled up to two."""
     require_looked_up(open_encoder(EncoderRequest(tiny)), texts)
@@ -75,7 +75,7 @@ def test_batches_are_made_to_fit_the_engine(tiny: str, texts: list[str]) -> None
 @pytest.mark.parametrize("sizes", [{"batch": (3, 3)}, {"batch": (2, 4), "sequence": (5, 6)}])
 def test_an_engine_with_a_least_batch(tmp_path: Path, sizes: dict[str, tuple[int, int]]) -> None:
     encoder = open_tiny(tmp_path, symbols={**manifest().symbols, **sizes})
-    for texts in (COLOURS[:1], COLOURS[:2], COLOURS):
+    for texts in (COLORS[:1], COLORS[:2], COLORS):
         require_looked_up(encoder, texts)
 
 
@@ -83,11 +83,11 @@ def test_a_static_engine(tmp_path: Path) -> None:
     inputs = tuple(msgspec.structs.replace(one, shape=(2, 6)) for one in manifest().inputs)
     outputs = (Output(name="hidden", dtype="float32", shape=(2, 6, WIDTH)),)
     encoder = open_tiny(tmp_path, inputs=inputs, outputs=outputs, symbols={})
-    require_looked_up(encoder, COLOURS)
+    require_looked_up(encoder, COLORS)
     with pytest.raises(UsageError, match=r"--max-length 5: without a mask .* takes 6 tokens"):
         open_encoder(EncoderRequest(str(tmp_path / "bundle"), mask=False))
     blind = open_encoder(EncoderRequest(str(tmp_path / "bundle"), mask=False, max_length=6))
-    ids, _ = batch_of(blind, COLOURS)
+    ids, _ = batch_of(blind, COLORS)
     np.testing.assert_array_equal(blind.encode(ids, ids)["hidden"], table()[ids])
 
 
@@ -121,13 +121,13 @@ def test_what_is_not_finite_is_given_as_it_is(tmp_path: Path) -> None:
         file.write_bytes(file.read_bytes()[: -values.nbytes] + values.tobytes())
         staging.publish(manifest())
     encoder = open_encoder(EncoderRequest(str(tmp_path / "bundle")))
-    ids, mask = batch_of(encoder, COLOURS)
+    ids, mask = batch_of(encoder, COLORS)
     found = encoder.encode(ids, mask)["hidden"]
     assert np.isinf(found).any()
     assert (np.isfinite(found).all(axis=(1, 2)) == ~(ids == 4).any(axis=1)).all()
 
 
-def test_a_verdict_by_emulation_is_told(tmp_path: Path) -> None:
+def test_a_verdict_by_emulation_is_reported(tmp_path: Path) -> None:
     emulated = engine(verdict=verdict("verified-by-emulation"))
     with pytest.warns(EnginecastWarning, match="verified by emulation"):
         encoder = open_tiny(tmp_path, engines=(emulated,))
@@ -189,7 +189,7 @@ def gives(dtype: Any, *shape: int | str) -> dict[str, Any]:
         (gives("int64", "batch", "sequence", 3), UsageError, "--outputs scores: .* int64"),
     ],
 )
-def test_engines_that_are_no_text_encoders(
+def test_engines_that_are_not_text_encoders(
     tmp_path: Path, changes: dict[str, Any], error: type[EnginecastError], message: str
 ) -> None:
     request = EncoderRequest(declared(tmp_path, **changes))
@@ -259,7 +259,7 @@ def test_a_tokenizer_of_a_larger_model(tmp_path: Path, tiny: str) -> None:
 
 
 def test_a_folder_that_is_neither(tmp_path: Path) -> None:
-    for path, what in ((tmp_path, "holds neither"), (tmp_path / "gone", "is no folder")):
+    for path, what in ((tmp_path, "holds neither"), (tmp_path / "gone", "is not a folder")):
         with pytest.raises(SourceError, match=f"expected a bundle .*, but it {what}"):
             open_encoder(EncoderRequest(str(path)))
 

@@ -31,9 +31,9 @@ def encodings(tmp_path: Path) -> Encodings:
 
 def lines(folder: Path) -> Iterator[tuple[Entry, Path]]:
     """Each text of the index, and its file."""
-    told = [json.loads(line) for line in (folder / "index.jsonl").read_text().splitlines()]
-    assert sorted(one["text"] for one in told) == sorted(TEXTS)
-    for one in told:
+    reported = [json.loads(line) for line in (folder / "index.jsonl").read_text().splitlines()]
+    assert sorted(one["text"] for one in reported) == sorted(TEXTS)
+    for one in reported:
         wanted = MADE[one["text"]]
         assert one["tokens"] == len(wanted.ids)
         assert Path(one["file"]).stem == wanted.key.hex()
@@ -71,10 +71,10 @@ def test_groups_of_rows_are_small(
     from enginecast.cache.upkeep import exporting
 
     monkeypatch.setattr(exporting, "_GROUP_BYTES", 400)
-    told: list[int] = []
-    export(encodings, tmp_path / "out.parquet", watch=told.append)
-    assert parquet.ParquetFile(tmp_path / "out.parquet").num_row_groups == len(told) > 3
-    assert sum(told) == 12
+    reported: list[int] = []
+    export(encodings, tmp_path / "out.parquet", watch=reported.append)
+    assert parquet.ParquetFile(tmp_path / "out.parquet").num_row_groups == len(reported) > 3
+    assert sum(reported) == 12
 
 
 @pytest.mark.slow

@@ -179,19 +179,19 @@ def test_a_chunk_that_takes_long_is_committed_in_parts(tmp_path: Path) -> None:
     encoder = TableEncoder()
     where = encodings(tmp_path / "cache", encoder)
     plan = planned(where, captions(40), shard_bytes=10**6)
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     done = fill_chunk(
         where,
         encoder,
         plan.chunks[0],
         batch_tokens=64,
         flush_seconds=0,
-        progress=lambda texts, size: told.append((texts, size)),
+        progress=lambda texts, size: reported.append((texts, size)),
     )
     assert set(done.shards) == {path.name for path in where.shard_paths()}
-    assert len(done.shards) == len(encoder.batches) == len(told) > 3
+    assert len(done.shards) == len(encoder.batches) == len(reported) > 3
     assert (done.texts, done.tokens) == (41, plan.tokens)
-    assert np.sum(told, axis=0).tolist() == [41, plan.output_bytes]
+    assert np.sum(reported, axis=0).tolist() == [41, plan.output_bytes]
     require_all(where, captions(40))
 
 

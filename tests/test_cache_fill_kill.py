@@ -101,7 +101,7 @@ def leftovers(cache: Path) -> list[Path]:
 
 
 def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:
-    encoder = colour_bundle(tmp_path / "colours.bundle")
+    encoder = colour_bundle(tmp_path / "colors.bundle")
     fill_with_kills(Forked, encoder, colour_captions(1500), tmp_path, kills=4, shard_size="2kB")
 
 
@@ -127,7 +127,7 @@ def two_writers(start: Start, encoder: Path, texts: list[str], folder: Path, siz
 
 
 def test_two_writers_double_nothing(tmp_path: Path) -> None:
-    encoder = colour_bundle(tmp_path / "colours.bundle")
+    encoder = colour_bundle(tmp_path / "colors.bundle")
     two_writers(Forked, encoder, colour_captions(800), tmp_path, "5kB")
 
 
@@ -142,7 +142,7 @@ def test_two_writers_of_many_captions_double_nothing(exports: Exports, tmp_path:
 
 def test_an_interrupt_stores_what_was_encoded(tmp_path: Path) -> None:
     texts = colour_captions(3000)
-    encoder = colour_bundle(tmp_path / "colours.bundle")
+    encoder = colour_bundle(tmp_path / "colors.bundle")
     path, cache = write_captions(tmp_path, texts), tmp_path / "cache"
     arguments = (encoder, "--texts", path, "-o", cache, "--batch-tokens", 64)
     running = Forked(*arguments)
@@ -162,7 +162,7 @@ def test_an_interrupt_stores_what_was_encoded(tmp_path: Path) -> None:
 
 def test_a_disk_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     texts = colour_captions(300)
-    encoder = colour_bundle(tmp_path / "colours.bundle")
+    encoder = colour_bundle(tmp_path / "colors.bundle")
     path, cache = write_captions(tmp_path, texts), tmp_path / "cache"
     arguments = (encoder, "--texts", path, "-o", cache, "--batch-tokens", 64)
     assert Forked(*arguments, "--shard-size", "5kB").wait() == 0

@@ -82,14 +82,18 @@ def test_two_workers_store_what_one_process_does(
     with ray_fill(model, "--texts", texts, "-o", cache, *SMALL, "--json") as run:
         code, out, err = run.end()
         assert (code, err) == (0, "")
-        told = json.loads(out)
+        reported = json.loads(out)
         run.require_nothing_left()
-    assert (told["stored"], told["stored_by_others"], told["failed"]) == (told["unique"], 0, [])
+    assert (reported["stored"], reported["stored_by_others"], reported["failed"]) == (
+        reported["unique"],
+        0,
+        [],
+    )
     assert shards(cache) == shards(alone)
     assert len(shards(cache)) > 8
     require_same(cache, alone)
     ran = cast(capsys, "cache", "fill", model, "--texts", texts, "-o", cache, "--json")
-    assert ran.json["cached_before"] == told["unique"]
+    assert ran.json["cached_before"] == reported["unique"]
 
 
 @pytest.mark.slow

@@ -140,7 +140,7 @@ def test_the_reason_why_weights_were_not_compared_is_the_real_one(tmp_path: Path
     (root / "model.safetensors").unlink()
     assert "holds no safetensors of a t5" in require_frozen(cache, model=model).skipped[0]
     shutil.rmtree(root)
-    assert f"{root}, which is no folder" in require_frozen(cache, model=model).skipped[0]
+    assert f"{root}, which is not a folder" in require_frozen(cache, model=model).skipped[0]
 
 
 def test_parameters_of_the_stand_in_are_found_without_the_model(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_dataset_around_a_cached_one_may_add_to_its_items(cache: EmbeddingCach
     assert batch["text"] == [item["text"] for item in items]
 
 
-def test_numbers_are_no_texts(cache: EmbeddingCache) -> None:
+def test_numbers_are_not_texts(cache: EmbeddingCache) -> None:
     """Each would be the row of that number: an output, and of another text."""
     own = dataset_of(number=list(range(COUNT)), nothing=[None] * COUNT)
     for column, kind in (("number", "int64"), ("nothing", "null")):
@@ -67,14 +67,14 @@ def test_numbers_are_no_texts(cache: EmbeddingCache) -> None:
 
 
 @pytest.mark.parametrize("wrong", [3, None, b"a b", ["a b"]])
-def test_what_is_no_text_is_refused_with_its_place(cache: EmbeddingCache, wrong: Any) -> None:
+def test_what_is_not_text_is_refused_with_its_place(cache: EmbeddingCache, wrong: Any) -> None:
     with pytest.raises(UsageError, match="texts: expected a text at 2, got"):
         as_dataset(cache, [*TEXTS[:2], wrong])
     with pytest.raises(UsageError, match="text: expected a text at 0, got"):
         cache.by_text(wrong)
 
 
-def test_one_text_is_no_list_of_them(cache: EmbeddingCache) -> None:
+def test_one_text_is_not_a_list_of_them(cache: EmbeddingCache) -> None:
     with pytest.raises(UsageError, match="texts: expected a list of texts, got one: 'a b'"):
         as_dataset(cache, "a b")
 
@@ -108,7 +108,7 @@ def test_a_column_alone_is_read_without_the_cache(cache: EmbeddingCache) -> None
     assert own.select_columns(["label"])[0] == {"label": 0}
 
 
-def test_what_is_no_dataset_with_items_is_refused(cache: EmbeddingCache) -> None:
+def test_what_is_not_a_dataset_with_items_is_refused(cache: EmbeddingCache) -> None:
     splits = datasets.DatasetDict({"train": dataset_of()})
     with pytest.raises(
         UsageError, match=r"expected a datasets\.Dataset, got DatasetDict"

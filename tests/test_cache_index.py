@@ -241,7 +241,7 @@ def test_a_shard_that_vanishes_is_an_error_when_it_is_read(encodings: Encodings)
 
 
 @pytest.mark.parametrize("known", [0, 20], ids=["new", "refreshed"])
-def test_shards_that_are_joined_meanwhile_are_no_damage(
+def test_shards_that_are_joined_meanwhile_are_not_damage(
     encodings: Encodings, monkeypatch: pytest.MonkeyPatch, known: int
 ) -> None:
     keys = fill_many(encodings, 20)

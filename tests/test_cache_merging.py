@@ -151,7 +151,7 @@ def test_shards_are_copied_where_they_cannot_be_linked(
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "link", refuse)  # a second disk is not to be had here
+        patch.setattr(os, "link", refuse)  # a second disk is not available here
         merge([tmp_path / "a"], tmp_path / "out")
     require_whole(tmp_path / "out")
     inodes = {path.stat().st_ino for path in source.shard_paths()}

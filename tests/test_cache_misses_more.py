@@ -1,4 +1,4 @@
-"""Misses in large and in damaged caches, of other padding, and questions that are no errors."""
+"""Misses in large and in damaged caches, of other padding, and questions that are not errors."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def missed(cache: EmbeddingCache, ids: Any, mask: Any = None) -> str:
     return str(error.value)
 
 
-def test_which_texts_are_missing_is_no_error(cache: EmbeddingCache) -> None:
+def test_which_texts_are_missing_is_not_an_error(cache: EmbeddingCache) -> None:
     asked = [TEXTS[3], "w v", TEXTS[0], "w  v", "v"]
     assert cache.missing(asked) == ["w v", "w  v", "v"]
     assert cache.missing([]) == []

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 PIPELINES = list(dict.fromkeys(part.pipeline for part in table().parts))
 PROMPTS = ["  A b\n c ", "d e &amp;amp; f g h"]
 LENGTH_IN_SOURCE = {"latte": 120}
-"""Pipelines whose length is no argument."""
+"""Pipelines whose length is not an argument."""
 
 
 def probe(pipeline: str, folder: Path, side: str = "right") -> tuple[list[Reading], list[Tensor]]:
@@ -186,7 +186,7 @@ def test_each_part_is_there_once_and_its_template_has_one_place_for_a_text() -> 
 def table_lines() -> list[str]:
     """The table in Markdown."""
     return [
-        "| `--for` | encoder | told of padding | rows kept | tokens | text | outputs |",
+        "| `--for` | encoder | padding mask | rows kept | tokens | text | outputs |",
         "|---|---|---|---|---|---|---|",
         *map(line_of, table().parts),
     ]

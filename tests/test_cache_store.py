@@ -218,7 +218,7 @@ def test_encoders_are_asked_for_by_name(tmp_path: Path) -> None:
         store.encodings("vae")
 
 
-def test_what_is_no_cache_is_left_alone(tmp_path: Path) -> None:
+def test_what_is_not_a_cache_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(CacheError, match="there is no such folder"):
         open_store(tmp_path / "missing")
     with pytest.raises(CacheError, match=r"there is no cache\.json in it"):
@@ -258,7 +258,7 @@ def test_a_cache_that_others_may_not_look_into() -> None:
         for place, read in (
             (encodings.staging_folder, lambda: sweep(encodings)),
             (encodings.folder / "failed.jsonl", lambda: read_failures(encodings)),
-            (encodings.folder / "spec.json", lambda: check_store(store)),  # which is no damage
+            (encodings.folder / "spec.json", lambda: check_store(store)),  # which is not damage
         ):
             with closed(place), pytest.raises(CacheError, match=f"{place}: Permission denied"):
                 read()
@@ -290,7 +290,7 @@ def closed(folder: Path) -> Iterator[None]:
         folder.chmod(mode)
 
 
-def test_what_a_killed_writer_left_of_a_cache_is_no_hindrance(tmp_path: Path) -> None:
+def test_what_a_killed_writer_left_of_a_cache_is_not_a_hindrance(tmp_path: Path) -> None:
     (tmp_path / ".cache.json.0123").write_bytes(b"{")
     assert create_store(tmp_path).names() == []
 
@@ -307,7 +307,7 @@ def test_a_cache_of_another_version_is_refused(encodings: Encodings) -> None:
         open_store(encodings.folder.parent)
 
 
-def test_fields_of_another_version_are_not_what_is_told(encodings: Encodings) -> None:
+def test_fields_of_another_version_are_not_what_is_reported(encodings: Encodings) -> None:
     mark = encodings.folder.parent / "cache.json"
     content = json.loads(mark.read_text())
     mark.write_text(json.dumps({**content, "version": 2, "created": "today"}))

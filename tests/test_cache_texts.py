@@ -117,7 +117,7 @@ def test_which_column(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
-def test_what_is_no_text_is_counted(tmp_path: Path, kind: str) -> None:
+def test_what_is_not_text_is_counted(tmp_path: Path, kind: str) -> None:
     rows: list[dict[str, Any]] = [{"text": "a"}, {"text": None}, {"text": "b"}, {"text": None}]
     with pytest.raises(InputError, match=r":2: expected text, got null, and 1 more like it"):
         read_texts(write(tmp_path, kind, rows))

@@ -181,7 +181,7 @@ def test_other_merges_have_another_digest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [b"{", b"\xff", b"[]", b'{"model": {}}'])
-def test_what_is_no_tokenizer_is_refused(tmp_path: Path, text: bytes) -> None:
+def test_what_is_not_a_tokenizer_is_refused(tmp_path: Path, text: bytes) -> None:
     with pytest.raises(CacheError, match="not a tokenizer"):
         Tokenizing(text, spec(b"{}", tokenizer=digest_of(text) if b"model" in text else "ab"))
     (tmp_path / "tokenizer.json").write_bytes(text)

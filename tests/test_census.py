@@ -82,7 +82,7 @@ def test_cast_of_a_stored_weight_is_not_the_models(folder: Path, plain: Exported
     assert {h.dtype for h in census.held if h.kind == "parameter"} == {"bf16"}
 
 
-def test_casts_of_a_pass_are_told_apart(plain: ExportedProgram) -> None:
+def test_casts_of_a_pass_are_distinguished(plain: ExportedProgram) -> None:
     after, _ = rewritten(plain, "unify-dtype{to=fp16}")
     meetings = take_census(after).meetings
     assert {meeting.by for meeting in meetings} == {PASS}

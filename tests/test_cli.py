@@ -162,8 +162,8 @@ def test_verify_without_torch(exports: Exports) -> None:
     assert "verified: " in done.out
     assert "compared with the stored reference" in done.out
     assert done.err == ""
-    told = process("verify", bundle, "--json", "--threads", 1).json
-    assert (told["outcome"], told["against"]) == ("verified", "the stored reference")
+    reported = process("verify", bundle, "--json", "--threads", 1).json
+    assert (reported["outcome"], reported["against"]) == ("verified", "the stored reference")
 
 
 def test_verify_against_the_model(exports: Exports, capsys: Capture) -> None:
@@ -232,12 +232,12 @@ def test_inspect_a_model(exports: Exports, capsys: Capture) -> None:
     assert "input_ids: int64 [batch 1..64, sequence 1..512]" in done.out
     assert "sites to fuse: 5 rms-norm, 4 residual+norm, 2 attention" in done.out
     assert "DenseReluDense.wo.weight" in done.out
-    told = cast(capsys, "inspect", exports.model("t5-wo-in-fp32"), "--json").json
-    assert {row["dtype"]: row["tensors"] for row in told["census"]} == {"f16": 20, "f32": 2}
-    assert told["expected"] == {"rms-norm": 5, "residual+norm": 4, "attention": 2}
+    reported = cast(capsys, "inspect", exports.model("t5-wo-in-fp32"), "--json").json
+    assert {row["dtype"]: row["tensors"] for row in reported["census"]} == {"f16": 20, "f32": 2}
+    assert reported["expected"] == {"rms-norm": 5, "residual+norm": 4, "attention": 2}
     assert "T5EncoderModel._keep_in_fp32_modules names 'wo'" in done.out
-    assert [kept["dtypes"] for kept in told["dtypes"]["kept_in_fp32"]] == [["f32"]]
-    met = {m["what"]: (m["by"], m["count"]) for m in told["dtypes"]["census"]["meetings"]}
+    assert [kept["dtypes"] for kept in reported["dtypes"]["kept_in_fp32"]] == [["f32"]]
+    met = {m["what"]: (m["by"], m["count"]) for m in reported["dtypes"]["census"]["meetings"]}
     assert met["cast f16 -> f32"] == ("a weight stored so", 19), "of 20 one is tied"
     assert max(map(len, done.out.splitlines())) <= 120
 
@@ -251,10 +251,10 @@ def test_inspect_a_bundle_without_torch(exports: Exports) -> None:
     with safe_open(bundle / WEIGHTS_FILE, framework="np") as reader:
         kinds = Counter(reader.get_slice(name).get_dtype() for name in reader.keys())  # noqa: SIM118
     assert f"{WEIGHTS_FILE}: {kinds['F32']} tensors F32 (" in done.out
-    told = process("inspect", bundle, "--json").json
-    (stored,) = told.pop("stored").values()
+    reported = process("inspect", bundle, "--json").json
+    (stored,) = reported.pop("stored").values()
     assert {each["dtype"]: each["tensors"] for each in stored} == kinds
-    assert told == json.loads((bundle / "manifest.json").read_text())
+    assert reported == json.loads((bundle / "manifest.json").read_text())
 
 
 def test_opt_prints_texts_on_stdout_and_tables_on_stderr(exports: Exports, capsys: Capture) -> None:
@@ -266,12 +266,12 @@ def test_opt_prints_texts_on_stdout_and_tables_on_stderr(exports: Exports, capsy
     changed = cast(capsys, "opt", model, "--pipeline", "unify-dtype{to=fp16}", "--print-diff")
     assert changed.out.startswith("# unify-dtype\n")
     assert any(line.startswith("+") and "f16" in line for line in changed.out.splitlines())
-    told = cast(
+    reported = cast(
         capsys, "opt", model, "--pipeline", "canonicalize", "--print-ir", "--print-diff", "--json"
     ).json
-    assert told["ir"] == done.out
-    assert [row["name"] for row in told["passes"]] == ["canonicalize"]
-    assert "diff" in told["passes"][0]
+    assert reported["ir"] == done.out
+    assert [row["name"] for row in reported["passes"]] == ["canonicalize"]
+    assert "diff" in reported["passes"][0]
 
 
 def test_opt_saves_a_program_that_export_takes(
@@ -297,11 +297,11 @@ def test_passes_are_listed_with_their_options(capsys: Capture) -> None:
     done = cast(capsys, "passes")
     assert (done.code, done.err) == (0, "")
     assert "fuse-rms-norm" in done.out
-    told = cast(capsys, "passes", "--json").json["passes"]
-    names = {row["name"]: row for row in told}
+    reported = cast(capsys, "passes", "--json").json["passes"]
+    names = {row["name"]: row for row in reported}
     assert set(names["unify-dtype"]["options"]) == {"to", "keep", "keep_classes", "residual"}
     assert names["canonicalize"]["promise"] == "exact"
-    assert all(row["summary"] for row in told)
+    assert all(row["summary"] for row in reported)
 
 
 def test_doctor_without_torch() -> None:

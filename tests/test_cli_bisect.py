@@ -83,8 +83,8 @@ def test_a_model_that_is_fine_is_said_to_be(t5: str, capsys: Capture) -> None:
     done = cast(capsys, "bisect", t5, "--precision", "fp32")
     assert done.code == 0
     assert done.out.startswith("nothing is guilty: canonicalize, ")
-    told = cast(capsys, "bisect", t5, "--pipeline", "canonicalize", "--json")
-    assert (told.code, told.json["guilty"], told.json["culprits"]) == (0, False, [])
+    reported = cast(capsys, "bisect", t5, "--pipeline", "canonicalize", "--json")
+    assert (reported.code, reported.json["guilty"], reported.json["culprits"]) == (0, False, [])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from exports import Ran, cast
 from fill_fixtures import (
-    COLOURS,
+    COLORS,
     colour_bundle,
     colour_captions,
     entries_of,
@@ -31,7 +31,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(colour_bundle(tmp_path_factory.mktemp("bundle") / "colours.bundle"))
+    return str(colour_bundle(tmp_path_factory.mktemp("bundle") / "colors.bundle"))
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_longer_texts_are_refused_or_cut_and_listed(
     assert all(index.find(one.key) is not None for one in listed)
 
 
-def test_texts_without_finite_outputs_are_told_and_not_stored(
+def test_texts_without_finite_outputs_are_reported_and_not_stored(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     weights = bundles.table()
@@ -185,7 +185,7 @@ def test_texts_without_finite_outputs_are_told_and_not_stored(
     monkeypatch.setattr(bundles, "table", lambda: weights)
     broken = colour_bundle(tmp_path / "broken.bundle")
     bad = str(Tokenizer.from_file(str(broken / "tokenizer.json")).id_to_token(6))
-    one, other = [word for word in COLOURS if word != bad][:2]
+    one, other = [word for word in COLORS if word != bad][:2]
     good = f"{one} {other}"
     texts = [good, bad, *(f"{f'{other} ' * count}{bad}" for count in range(1, 7))]
     captions, cache = write_captions(tmp_path, texts), tmp_path / "cache"
@@ -223,7 +223,7 @@ def test_a_limit_of_disk_is_kept(
     assert fill(capsys, bundle, captions, cache, "--max-disk", f"{taken}B").code == 3
 
 
-def test_a_shard_that_cannot_be_read_is_told_and_filled_again(
+def test_a_shard_that_cannot_be_read_is_reported_and_filled_again(
     capsys: Capture, bundle: str, captions: Path, tmp_path: Path
 ) -> None:
     fill(capsys, bundle, captions, tmp_path / "cache")

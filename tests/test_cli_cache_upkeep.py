@@ -39,7 +39,7 @@ def test_info_says_what_is_there(cache: Path, capsys: Out, monkeypatch: pytest.M
         r"  computed +fp32, eager",
         r"  texts +20 of 1 to 8 tokens, half of them up to 5",
         r"  disk +.* in 2 shards",
-        r"  padding +the encoder is told what is padding; longest text 8 tokens",
+        r"  padding +the encoder gets a padding mask; longest text 8 tokens",
         r"  rows kept +of the tokens",
         r"  output +last_hidden_state: bfloat16, 5 values a token",
         r"  output +pooler_output: float32, 3 values a text",
@@ -47,10 +47,14 @@ def test_info_says_what_is_there(cache: Path, capsys: Out, monkeypatch: pytest.M
         r"  to prune +2 doubles",
     ):
         assert re.search(f"^{line}$", outs[0], re.MULTILINE), line
-    (told,) = cast(capsys, "cache", "info", cache, "--json").json["encoders"]
-    assert (told["texts"], told["doubles"], told["failed"]) == (20, 2, {"not finite": 1})
-    assert told["tokens"] == {"least": 1, "median": 5.0, "longest": 8}
-    assert told["spec"]["max_length"] == 8
+    (reported,) = cast(capsys, "cache", "info", cache, "--json").json["encoders"]
+    assert (reported["texts"], reported["doubles"], reported["failed"]) == (
+        20,
+        2,
+        {"not finite": 1},
+    )
+    assert reported["tokens"] == {"least": 1, "median": 5.0, "longest": 8}
+    assert reported["spec"]["max_length"] == 8
 
 
 def test_verify_tells_of_damage_by_its_exit_code(cache: Path, capsys: Out) -> None:
@@ -70,9 +74,9 @@ def test_verify_tells_of_damage_by_its_exit_code(cache: Path, capsys: Out) -> No
     assert cast(capsys, "cache", "verify", cache).code == 0
 
     flip(encodings.tokenizer_file, 1)
-    told = cast(capsys, "cache", "verify", cache, "--json")
-    assert (told.code, told.json["whole"]) == (1, False)
-    assert told.json["encoders"][0]["damages"][0]["file"] == "text_encoder/tokenizer.json"
+    reported = cast(capsys, "cache", "verify", cache, "--json")
+    assert (reported.code, reported.json["whole"]) == (1, False)
+    assert reported.json["encoders"][0]["damages"][0]["file"] == "text_encoder/tokenizer.json"
 
 
 def test_verify_tells_of_damage_in_a_cache_that_is_read_only(capsys: Out) -> None:
@@ -103,8 +107,10 @@ def test_prune_joins_and_keeps_what_a_file_says(cache: Path, capsys: Out, tmp_pa
     keep.write_text(f"what,n\n{TEXTS[7]},1\n{TEXTS[9]},2\n", encoding="utf-8")
     wrong = cast(capsys, "cache", "prune", cache, "--keep", keep)
     assert wrong.code == 2
-    told = cast(capsys, "cache", "prune", cache, "--keep", keep, "--column", "what", "--json").json
-    assert (told["encoders"][0]["unwanted"], told["encoders"][0]["kept"]) == (17, 3)
+    reported = cast(
+        capsys, "cache", "prune", cache, "--keep", keep, "--column", "what", "--json"
+    ).json
+    assert (reported["encoders"][0]["unwanted"], reported["encoders"][0]["kept"]) == (17, 3)
     assert held(encodings) == sorted(["", TEXTS[7], TEXTS[9]])
     alone = cast(capsys, "cache", "prune", cache, "--column", "what")
     assert (alone.code, "only for --keep" in alone.err) == (2, True)
@@ -125,8 +131,8 @@ def test_merge_puts_caches_together(cache: Path, capsys: Out, tmp_path: Path) ->
 @pytest.mark.parametrize("form", ["parquet", "safetensors", "pt", "npz"])
 def test_export_writes_each_format(cache: Path, capsys: Out, tmp_path: Path, form: str) -> None:
     out = tmp_path / "out"
-    told = cast(capsys, "cache", "export", cache, "-o", out, "--format", form, "--json").json
-    assert (told["texts"], told["format"], told["name"]) == (20, form, "text_encoder")
+    reported = cast(capsys, "cache", "export", cache, "-o", out, "--format", form, "--json").json
+    assert (reported["texts"], reported["format"], reported["name"]) == (20, form, "text_encoder")
     if form == "parquet":
         assert parquet.read_metadata(out).num_rows == 20
     else:
@@ -143,17 +149,17 @@ def test_compare_lists_the_worst_texts(cache: Path, capsys: Out, tmp_path: Path)
     assert "20 texts compared, joined by token ids; only in A 0, only in B 0" in done.out
     assert "differs       precision: 'fp32', 'bf16'" in done.out
     assert len(re.findall(r"^  error .* at token \d|^  error .*pooler", done.out, re.M)) == 3
-    told = cast(capsys, "cache", "compare", cache, tmp_path / "b", "--json").json
-    assert len(told["worst"]) == 10
-    assert 0.99 < told["outputs"][0]["cosine_least"] < 1
+    reported = cast(capsys, "cache", "compare", cache, tmp_path / "b", "--json").json
+    assert len(reported["worst"]) == 10
+    assert 0.99 < reported["outputs"][0]["cosine_least"] < 1
 
 
 def test_two_encoders_of_one_cache_are_compared(cache: Path, capsys: Out) -> None:
     spec = spec_with(precision="bf16")
     fill(cache, entries(TEXTS, spec), name="bf16", spec=spec, about=ABOUT)
     names = ("--name", "text_encoder,bf16")
-    told = cast(capsys, "cache", "compare", cache, cache, *names, "--json").json
-    assert (told["texts"], told["outputs"][0]["largest"]) == (20, 0.0)
+    reported = cast(capsys, "cache", "compare", cache, cache, *names, "--json").json
+    assert (reported["texts"], reported["outputs"][0]["largest"]) == (20, 0.0)
     wrong = cast(capsys, "cache", "compare", cache, cache, "--name", "a,b,c")
     assert (wrong.code, "one for A and one for B" in wrong.err) == (2, True)
     several = cast(capsys, "cache", "compare", cache, cache)

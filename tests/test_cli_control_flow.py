@@ -1,4 +1,4 @@
-"""The command line on models with control flow: what is printed where, and what is told of it."""
+"""The command line on models with control flow: what is printed and reported."""
 
 import json
 from pathlib import Path
@@ -109,7 +109,7 @@ def left(folder: Path) -> list[str]:
     ],
     ids=lambda command: command[0],
 )
-def test_what_a_model_prints_is_no_result(
+def test_what_a_model_prints_is_not_a_result(
     folder: Path, command: tuple[str, ...], capsys: Capture
 ) -> None:
     ran = cast(capsys, *command)
@@ -153,7 +153,7 @@ def test_a_plan_says_that_torchscript_comes_next(folder: Path, capsys: Capture) 
 def test_a_plan_of_a_program_that_fails_shows_what_decides(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On inputs that were searched for the other way, the program divides by zero."""
+    """On inputs that were searched for the other path, the program divides by zero."""
     monkeypatch.setenv("COLUMNS", "200")  # the folder's name would break the lines of the table
     ran = cast(capsys, "inspect", "flow_cli:divides")
     assert ran.code == 1
@@ -168,9 +168,9 @@ def test_a_plan_of_a_program_that_fails_shows_what_decides(
 def test_why_a_line_was_not_rewritten(folder: Path, capsys: Capture) -> None:
     ran = cast(capsys, "export", "flow_cli:tries", "-o", "bundle", "--fallback", "rewrite")
     assert ran.code == 2
-    (told,) = [line for line in ran.err.splitlines() if line.startswith("then rewrite refused")]
-    assert f"{place('tries')}: a Python branch" in told
-    assert told.endswith("this if was not rewritten: it stands in a try statement")
+    (reported,) = [line for line in ran.err.splitlines() if line.startswith("then rewrite refused")]
+    assert f"{place('tries')}: a Python branch" in reported
+    assert reported.endswith("this if was not rewritten: it stands in a try statement")
     assert left(folder) == []
 
 
@@ -193,7 +193,7 @@ def test_a_note_is_shown_once(folder: Path, capsys: Capture) -> None:
     ran = cast(capsys, "export", "flow_cli:both", "-o", "bundle")
     assert ran.code == 0
     shown = " ".join(ran.err.split())  # whatever the width of the terminal
-    assert shown.count("both ways verified:") == 1
+    assert shown.count("both paths verified:") == 1
     report = json.loads((folder / "bundle" / "report.json").read_text(encoding="utf-8"))
     assert [note.endswith(place("both")) for note in report["notes"]] == [True]
 

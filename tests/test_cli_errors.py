@@ -29,7 +29,7 @@ def refused(capsys: Capture, code: int, *arguments: object) -> str:
     assert done.code == code, done
     assert done.out == ""
     assert "Traceback" not in done.err
-    # A step that took over a second on a busy machine is told before the error.
+    # A step that took over a second on a busy machine is reported before the error.
     assert any(line.startswith("error: ") for line in done.err.splitlines()), done.err
     assert done.err.count("error: ") == 1
     return " ".join(done.err.split())
@@ -337,10 +337,10 @@ def test_a_pass_that_breaks_its_promise_publishes_nothing(
     assert f"nothing was published; the report is in {rejected}" in done.err
     assert [path.name for path in tmp_path.iterdir()] == ["bundle.rejected"]
     assert {path.name for path in rejected.iterdir()} == set(REPORTS) - {PLAN_NAME}
-    told = cast(capsys, *command, "--json")
-    assert told.code == 1
-    assert (told.json["outcome"], told.json["bundle"]) == ("rejected", None)
-    assert told.json["rejected"] == str(rejected)
+    reported = cast(capsys, *command, "--json")
+    assert reported.code == 1
+    assert (reported.json["outcome"], reported.json["bundle"]) == ("rejected", None)
+    assert reported.json["rejected"] == str(rejected)
     assert json.loads((rejected / "report.json").read_text())["verdict"]["outcome"] == "rejected"
     done = cast(capsys, "opt", exports.model("plain"), "--pipeline", "perturb", "-o", "p.pt2")
     assert (done.code, (exports.root / "p.pt2").exists()) == (1, False)

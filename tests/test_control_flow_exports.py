@@ -1,4 +1,4 @@
-"""Modules with control flow, from Python code to engines that are right on both ways."""
+"""Modules with control flow, from Python code to engines that are right on both paths."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def published(module: nn.Module, example: dict[str, Tensor], folder: Path) -> Bu
 @pytest.mark.parametrize(
     "row", [pytest.param(r, id=r.name, marks=marked(r.name)) for r in BRANCHES]
 )
-def test_engines_are_right_on_both_ways(row: Row, tmp_path: Path) -> None:
+def test_engines_are_right_on_both_paths(row: Row, tmp_path: Path) -> None:
     module = row.module()
     bundle = published(module, row.a(), tmp_path / "bundle")
     with load(bundle.root) as engine:

@@ -83,10 +83,12 @@ def test_a_graph_that_went_is_not_recorded_anew_at_once() -> None:
 def test_what_cannot_be_recorded_runs_as_it_is_and_is_not_tried_again() -> None:
     log = Log(fails="operation not permitted when stream is capturing\nmore")
     cache = log.cache(after=1)
-    with pytest.warns(UserWarning, match="no CUDA graph can be recorded, .* not permitted") as told:
+    with pytest.warns(
+        UserWarning, match="no CUDA graph can be recorded, .* not permitted"
+    ) as reported:
         found = [cache([ones(width)]) for width in (1, 1, 2)]
     assert all((one == 2).all() for (one,) in found)
-    assert len(told) == 1
+    assert len(reported) == 1
     assert log.said == ["record", "run", "run", "run"]
     assert cache.refused == "operation not permitted when stream is capturing"
 

@@ -11,7 +11,7 @@ from exports import cast
 from torch import Tensor, nn
 
 from enginecast.capture.control_flow.detect.detect import ask_dynamo, detect, private_copy
-from enginecast.capture.control_flow.detect.findings import Finding, merge, summarise
+from enginecast.capture.control_flow.detect.findings import Finding, merge, summarize
 from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.control_flow.detect.statements import numbers_decide
 from enginecast.capture.python.locations import SourceLocation
@@ -57,9 +57,9 @@ def test_findings_of_a_line_are_united() -> None:
 def test_a_summary_names_the_first_places_with_their_counts() -> None:
     blocking = replace(FINDING, is_blocking=True)
     many = [replace(blocking, line=line, count=197 if line == 2 else 1) for line in range(1, 6)]
-    assert summarise(many) == "5 places: b.py:1 if; b.py:2 if (197 times); b.py:3 if; and 2 more"
-    assert summarise([blocking, replace(FINDING, line=8)]) == "1 place: b.py:7 if"
-    assert summarise([FINDING]) == ""
+    assert summarize(many) == "5 places: b.py:1 if; b.py:2 if (197 times); b.py:3 if; and 2 more"
+    assert summarize([blocking, replace(FINDING, line=8)]) == "1 place: b.py:7 if"
+    assert summarize([FINDING]) == ""
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_what_a_run_reads_is_a_finding(name: str) -> None:
     assert len(here[0].values) >= 2
 
 
-def test_what_a_rung_did_is_told() -> None:
+def test_what_a_rung_did_is_reported() -> None:
     row = BY_NAME["IfElse"]
     assert detect(runs=runs_of(row), rung="rewrite")[0].action == "rewritten to operators"
     (found,) = detect(decided=[SourceLocation(row.file, row.line)], rung="export")

@@ -49,25 +49,25 @@ def by_address(feeds: dict[str, Any]) -> dict[str, DeviceTensor]:
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What happens, in order: each wait, each address that is bound, the run."""
-    told: list[Any] = []
+    reported: list[Any] = []
     bind, run, wait = IOBinding.bind_input, InferenceSession.run_with_iobinding, DeviceTensor.wait
 
     def telling_bind(self: Any, name: str, device: str, index: int, *rest: Any) -> None:
-        told.append((name, device, index, rest[-1]))
+        reported.append((name, device, index, rest[-1]))
         bind(self, name, device, index, *rest)
 
     def telling_run(self: Any, *args: Any) -> None:
-        told.append("run")
+        reported.append("run")
         run(self, *args)
 
     def telling_wait(self: DeviceTensor) -> None:
-        told.append("wait")
+        reported.append("wait")
         wait(self)
 
     monkeypatch.setattr(IOBinding, "bind_input", telling_bind)
     monkeypatch.setattr(InferenceSession, "run_with_iobinding", telling_run)
     monkeypatch.setattr(DeviceTensor, "wait", telling_wait)
-    return told
+    return reported
 
 
 def test_tensors_are_bound_by_address_once_they_are_there(engine: Engine, bound: list[Any]) -> None:

@@ -19,7 +19,7 @@ def library(name: str, version: str | None, reason: str = "") -> Library:
     return Library(name, version, installed=bool(version or reason), reason=reason)
 
 
-def told(
+def reported(
     tensorrt: str | None,
     torch_tensorrt: str | None,
     *wrong: str,
@@ -44,7 +44,7 @@ def test_modules_are_imported_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found.wrong == ()
 
 
-def test_a_module_that_ends_the_process_is_told(
+def test_a_module_that_ends_the_process_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(tmp_path, "tensorrt", "import os\nos.abort()\n")
@@ -67,19 +67,19 @@ def test_versions_that_do_not_go_together(tmp_path: Path, monkeypatch: pytest.Mo
     ]
 
 
-def test_nothing_installed_and_all_that_fits_are_no_problem() -> None:
-    assert told(None, None, driver=None, torch="2.13.0+cpu", cuda=None) == []
-    assert told("11.0.0.114", "2.13.0") == []
-    assert told("11.0.0.114", None) == []
+def test_nothing_installed_and_all_that_fits_are_not_a_problem() -> None:
+    assert reported(None, None, driver=None, torch="2.13.0+cpu", cuda=None) == []
+    assert reported("11.0.0.114", "2.13.0") == []
+    assert reported("11.0.0.114", None) == []
 
 
 def test_no_driver_and_a_cpu_build_of_torch() -> None:
-    ((what, repair),) = told("11.0.0.114", None, driver=None)
+    ((what, repair),) = reported("11.0.0.114", None, driver=None)
     assert (what, "driver" in repair) == (
         "TensorRT is installed, and there is no NVIDIA driver",
         True,
     )
-    ((what, repair),) = told("11.0.0.114", None, torch="2.13.0+cpu", cuda=None)
+    ((what, repair),) = reported("11.0.0.114", None, torch="2.13.0+cpu", cuda=None)
     assert what == "TensorRT is installed, and this torch is a CPU build"
     assert repair.endswith("'torch==2.13.*' --index-url https://download.pytorch.org/whl/cu130")
 
@@ -94,7 +94,7 @@ def test_a_module_that_does_not_import_is_installed_anew() -> None:
 
 
 def test_a_torch_that_no_pair_is_known_for_gets_the_newest_pair() -> None:
-    ((_, repair),) = told("11.0.0.114", None, "torch 2.9.0: expected", torch="2.9.0")
+    ((_, repair),) = reported("11.0.0.114", None, "torch 2.9.0: expected", torch="2.9.0")
     assert repair == "pip install 'torch==2.13.*' 'torch-tensorrt==2.13.*'"
 
 

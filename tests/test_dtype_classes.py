@@ -49,9 +49,9 @@ def mean_pooling(net: Net, x: Tensor, mask: Tensor) -> Any:
 
 def spelled_layer_norm(net: Net, x: Tensor) -> Any:
     hidden = net.a(x)
-    centred = hidden - hidden.mean(-1, keepdim=True)
-    variance = centred.pow(2).mean(-1, keepdim=True)
-    return net.b(centred / torch.sqrt(variance + 1e-5) * net.a.bias)
+    centered = hidden - hidden.mean(-1, keepdim=True)
+    variance = centered.pow(2).mean(-1, keepdim=True)
+    return net.b(centered / torch.sqrt(variance + 1e-5) * net.a.bias)
 
 
 def softmax_in_fp32(net: Net, x: Tensor) -> Any:
@@ -60,7 +60,7 @@ def softmax_in_fp32(net: Net, x: Tensor) -> Any:
     return torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype) @ x
 
 
-def normalised(net: Net, x: Tensor) -> Any:
+def normalized(net: Net, x: Tensor) -> Any:
     return nn.functional.normalize(net.a(x), dim=-1)
 
 
@@ -129,8 +129,8 @@ def written_in_place(net: Net, x: Tensor) -> Any:
 
 def spread(net: Net, x: Tensor) -> Any:
     hidden = net.a(x)
-    centred = hidden - hidden.mean(-1, keepdim=True)
-    return net.b(centred / (hidden.std(-1, keepdim=True) + 1e-6))
+    centered = hidden - hidden.mean(-1, keepdim=True)
+    return net.b(centered / (hidden.std(-1, keepdim=True) + 1e-6))
 
 
 def maximum(net: Net, x: Tensor) -> Any:
@@ -143,7 +143,7 @@ IDIOMS = [
     mean_pooling,
     spelled_layer_norm,
     softmax_in_fp32,
-    normalised,
+    normalized,
     split_and_cat,
     cat_of_raised_and_stream,
     positions_from_mask,
@@ -247,7 +247,7 @@ def test_totals_do_not_overflow_in_fp16() -> None:
     assert torch.equal(found, torch.full((2, WIDTH), 4000.0, dtype=torch.float16))
 
 
-def test_rows_of_zeros_are_normalised_to_zeros_in_fp16() -> None:
+def test_rows_of_zeros_are_normalized_to_zeros_in_fp16() -> None:
     program = program_of(lambda net, x: nn.functional.normalize(x * 1.0, dim=-1))
     kinds = {node.name: kind for node, kind in classify(program).items()}
     assert kinds["expand_as"] is Class.PRECISE

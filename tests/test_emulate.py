@@ -90,8 +90,8 @@ def t5(peak: float = 0.0, pipeline: str = NAIVE) -> tuple[nn.Module, ExportedPro
 def run(program: ExportedProgram, profile: str, *given: Tensor) -> tuple[Tensor, Emulation]:
     inputs = dict(zip(map(str, program.graph_signature.user_inputs), given, strict=True))
     mask = inputs.get("attention_mask")
-    [found], told = emulate(program, {"one": inputs}, get_profile(profile), masks=[mask])
-    return found["output_0"], told
+    [found], reported = emulate(program, {"one": inputs}, get_profile(profile), masks=[mask])
+    return found["output_0"], reported
 
 
 def relative(found: Tensor, wanted: Tensor, mask: Tensor) -> float:
@@ -116,12 +116,12 @@ def test_it_rounds_as_onnx_reference_does(tmp_path: Path) -> None:
     lower(program, tmp_path / "engine")
     wanted = reference(tmp_path / "engine", ids, mask)
     assert wanted.dtype is torch.float16
-    found, told = run(program, "onnx-reference", ids, mask)
+    found, reported = run(program, "onnx-reference", ids, mask)
     theirs, ours = relative(wanted, exact, mask), relative(found, exact, mask)
     assert 2e-4 < theirs < 1e-2
     assert 0.8 < ours / theirs < 1.25
     assert relative(found, wanted, mask) < 1.6 * theirs  # sqrt(2) for errors that are independent
-    assert told.overflow is None
+    assert reported.overflow is None
 
 
 OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -155,18 +155,18 @@ def test_what_overflows_in_onnx_reference_overflows_here(tmp_path: Path) -> None
     ids, mask = text()
     lower(program, tmp_path / "engine")
     wanted = reference(tmp_path / "engine", ids, mask)
-    found, told = run(program, "onnx-reference", ids, mask)
+    found, reported = run(program, "onnx-reference", ids, mask)
     assert not wanted[mask != 0].isfinite().all()
     assert torch.equal(found.isfinite(), wanted.isfinite())
-    assert told.overflow is not None
-    assert told.overflow.module == "model.encoder.block.1.layer.1.DenseReluDense.wo"
-    assert told.overflow.source.startswith("modeling_t5.py:")
-    assert 65504 < told.overflow.largest < 2e5
+    assert reported.overflow is not None
+    assert reported.overflow.module == "model.encoder.block.1.layer.1.DenseReluDense.wo"
+    assert reported.overflow.source.startswith("modeling_t5.py:")
+    assert 65504 < reported.overflow.largest < 2e5
     assert "values leave fp16's range at model.encoder.block.1.layer.1" in overflow_sentence(
-        told.overflow
+        reported.overflow
     )
-    assert tightest(told, 3)[0].overflow
-    assert (tightest(told, 1)[0].headroom_bits or 0) < 0
+    assert tightest(reported, 3)[0].overflow
+    assert (tightest(reported, 1)[0].headroom_bits or 0) < 0
 
 
 def test_what_passes_on_the_cpu_provider_and_overflows_in_real_halves_is_found(
@@ -179,25 +179,25 @@ def test_what_passes_on_the_cpu_provider_and_overflows_in_real_halves_is_found(
     assert relative(passed, module(ids, mask), mask) < 5e-3
     assert not reference(tmp_path / "engine", ids, mask)[mask != 0].isfinite().all()
     for profile in ("ort-cuda", "tensorrt", "torch-cpu"):
-        found, told = run(program, profile, ids, mask)
+        found, reported = run(program, profile, ids, mask)
         assert not found[mask != 0].isfinite().all()
-        assert told.overflow is not None
-        assert "encoder.block.1.layer.1.DenseReluDense" in told.overflow.module
+        assert reported.overflow is not None
+        assert "encoder.block.1.layer.1.DenseReluDense" in reported.overflow.module
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_a_sound_program_has_headroom_and_no_false_alarm(precision: str) -> None:
     module, program = t5(peak=1e3, pipeline=preset(precision).removeprefix("rescale-residual,"))
-    ids, mask = text()  # with padding: the fill values of its mask are no lack of headroom
-    found, told = run(program, "ort-cuda", ids, mask)
-    assert told.overflow is None
+    ids, mask = text()  # with padding: the fill values of its mask are not a lack of headroom
+    found, reported = run(program, "ort-cuda", ids, mask)
+    assert reported.overflow is None
     assert relative(found, module(ids, mask), mask) < (5e-3 if precision == "fp16" else 4e-2)
-    rows = {place.module: place for place in told.modules}
+    rows = {place.module: place for place in reported.modules}
     wo = rows["model.encoder.block.1.layer.1.DenseReluDense.wo"]
     assert wo.headroom_bits is not None
     assert 2 < wo.headroom_bits < 9 if precision == "fp16" else wo.headroom_bits > 100
-    assert all(p.headroom_bits is None or p.headroom_bits > 1 for p in told.modules)
-    for place in told.modules:
+    assert all(p.headroom_bits is None or p.headroom_bits > 1 for p in reported.modules)
+    for place in reported.modules:
         assert place.sqnr_db is None or 20 < place.sqnr_db < 120
     assert wo.max_abs == pytest.approx(largest(program, ids, mask, wo.module), rel=1e-2)
 
@@ -221,13 +221,13 @@ def test_values_that_a_clamp_cuts_off_are_counted_and_measured() -> None:
             return wide.clamp(min=-64504.0, max=64504.0) / 32
 
     x = torch.cat([torch.linspace(-1, 1, 96), torch.tensor([900.0, -700.0])])
-    found, told = run(captured(Clamped(), x), "torch-cpu", x)
-    assert told.overflow is not None
-    assert (told.overflow.elements, told.overflow.largest) == (2, 900 * 128)
-    assert sum(place.clamped for place in told.ops) == 2
+    found, reported = run(captured(Clamped(), x), "torch-cpu", x)
+    assert reported.overflow is not None
+    assert (reported.overflow.elements, reported.overflow.largest) == (2, 900 * 128)
+    assert sum(place.clamped for place in reported.ops) == 2
     assert found.isfinite().all()
-    assert told.modules[-1].sqnr_db is not None
-    assert told.modules[-1].sqnr_db < 15  # against fp32, which needs no clamp
+    assert reported.modules[-1].sqnr_db is not None
+    assert reported.modules[-1].sqnr_db < 15  # against fp32, which needs no clamp
 
 
 def test_weights_that_do_not_survive_the_cast_are_named() -> None:
@@ -245,14 +245,14 @@ def test_weights_that_do_not_survive_the_cast_are_named() -> None:
     module.faint.weight.mul_(1e-7)
     x = torch.randn(2, 8)
     program, _ = rewritten(captured(module, x), "unify-dtype{to=fp16}")
-    _, told = run(program, "torch-cpu", x)
-    losses = {loss.name: loss for loss in told.weights}
+    _, reported = run(program, "torch-cpu", x)
+    losses = {loss.name: loss for loss in reported.weights}
     assert set(losses) == {"loud.weight", "faint.weight"}
     assert (losses["loud.weight"].overflow, losses["loud.weight"].max_abs) == (1, 1e5)
     assert losses["faint.weight"].subnormal == 1.0
     assert losses["faint.weight"].energy_lost > 0.1
-    assert told.overflow is not None  # the infinite weight reaches the product
-    assert told.overflow.module == "loud"
+    assert reported.overflow is not None  # the infinite weight reaches the product
+    assert reported.overflow.module == "loud"
 
 
 def test_cases_run_side_by_side_are_those_run_alone() -> None:
@@ -260,8 +260,8 @@ def test_cases_run_side_by_side_are_those_run_alone() -> None:
     ids, mask = text()
     one = {"input_ids": ids, "attention_mask": mask}
     two = {"input_ids": ids.flip(0), "attention_mask": mask.flip(0)}
-    found, told = emulate(program, {"one": one, "two": two}, get_profile("ort-cuda"))
-    assert told.cases == ("one", "two")
+    found, reported = emulate(program, {"one": one, "two": two}, get_profile("ort-cuda"))
+    assert reported.cases == ("one", "two")
     assert torch.equal(found[0]["output_0"], run(program, "ort-cuda", ids, mask)[0])
     assert torch.equal(found[1]["output_0"], found[0]["output_0"].flip(0))
 

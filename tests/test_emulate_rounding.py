@@ -43,7 +43,7 @@ def every(dtype: torch.dtype) -> Tensor:
 
 
 def midpoints(dtype: torch.dtype) -> Tensor:
-    """Halfway between neighbours of a dtype, where rounding to even decides, and a hair beside."""
+    """Halfway between neighbors of a dtype, where rounding to even decides, and a hair beside."""
     bits = torch.arange(1 << (8 * torch.empty(0, dtype=dtype).element_size()))
     whole = bits.to(torch.uint8 if dtype in FORMATS and bits.numel() == 256 else torch.int32)
     stored = whole if whole.dtype is torch.uint8 else whole.to(torch.int16)
@@ -135,7 +135,7 @@ def test_elementwise_ops_are_bit_equal_with_torchs_kernels(name: str, dtype: tor
     found, wanted = both(ELEMENTWISE[name], dtype)
     assert found.dtype is dtype
     same = (found == wanted).float().mean()
-    # torch's vectorised exp and erf are not exact in fp32: a tie may fall the other way.
+    # torch's vectorized exp and erf are not exact in fp32: a tie may fall the other way.
     assert same == 1.0 if name in ("add", "mul", "div", "maximum", "where") else same > 0.9
     least = 5e-7  # GELU's tail is a difference of numbers near 1
     assert ((found - wanted).abs() <= torch.finfo(dtype).eps * wanted.abs() + least).all()
@@ -160,26 +160,26 @@ def test_every_rule_names_its_source() -> None:
         assert all(sources)
 
 
-def test_a_program_that_casts_to_fp8_saturates_and_is_told() -> None:
-    def quantised(x: Tensor) -> Tensor:
+def test_a_program_that_casts_to_fp8_saturates_and_is_reported() -> None:
+    def quantized(x: Tensor) -> Tensor:
         return x.to(torch.float8_e4m3fn).to(torch.float32) * 2
 
     x = torch.tensor([1.0, 3.3, 500.0, -9000.0])
-    exported = captured(Call(quantised), x)
+    exported = captured(Call(quantized), x)
     name = str(exported.graph_signature.user_inputs[0])
-    [found], told = emulate(exported, {"one": {name: x}}, get_profile("onnx-reference"))
+    [found], reported = emulate(exported, {"one": {name: x}}, get_profile("onnx-reference"))
     assert found["output_0"].tolist() == [2.0, 6.5, 896.0, -896.0]
-    assert sum(place.clamped for place in told.ops) == 2
-    assert told.overflow is None
+    assert sum(place.clamped for place in reported.ops) == 2
+    assert reported.overflow is None
 
 
 def test_an_fp32_program_is_run_as_it_is() -> None:
     x = torch.randn(5, 8)
     module = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).eval()
     exported = captured(module, x)
-    [found], told = emulate(exported, {"one": {"input": x}}, get_profile("onnx-reference"))
+    [found], reported = emulate(exported, {"one": {"input": x}}, get_profile("onnx-reference"))
     assert torch.equal(found["output_0"], module(x))
-    assert (told.modules, told.weights, told.overflow) == ((), (), None)
+    assert (reported.modules, reported.weights, reported.overflow) == ((), (), None)
 
 
 def test_what_is_written_in_place_is_written_in_both() -> None:

@@ -147,9 +147,9 @@ def test_export(
     (tmp_path / "endless_factory.py").write_text(SOURCE, encoding="utf-8")
     ran = cast(capsys, "export", "endless_factory:spin", "-o", "bundle")
     assert ran.code == 2
-    told = ran.err
-    assert "endless_factory.py:" in told
-    assert "still ran after 1 s" in told
+    reported = ran.err
+    assert "endless_factory.py:" in reported
+    assert "still ran after 1 s" in reported
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == [
         "endless_factory.py"
     ]

@@ -150,7 +150,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     ),
     "a logarithm of the input": (
         lambda x: x.log(),
-        "the logarithm is of placeholder, which is no integer",
+        "the logarithm is of placeholder, which is not an integer",
     ),
     "read halfway": (
         lambda x: ((y := torch.log(distances(x).abs() + 1.0)), (y * 2).long()),
@@ -160,7 +160,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_bucket_is_left_alone_with_the_reason(name: str) -> None:
+def test_what_is_not_a_bucket_is_left_alone_with_the_reason(name: str) -> None:
     function, reason = REFUSED[name]
     before = program_of(function)
     after, sites = rewritten(before, BUCKETS)

@@ -324,7 +324,7 @@ def test_a_table_that_changes_its_dtype_is_a_write() -> None:
         captured(make(Moves(torch.int64)))
 
 
-def test_an_output_that_is_no_tensor_is_named() -> None:
+def test_an_output_that_is_not_a_tensor_is_named() -> None:
     class Cache:
         pass
 

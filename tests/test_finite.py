@@ -1,4 +1,4 @@
-"""Weights that are no numbers are refused by name, and masks of -inf are not."""
+"""Weights that are not numbers are refused by name, and masks of -inf are not."""
 
 import json
 from pathlib import Path
@@ -51,11 +51,11 @@ def test_bits_are_counted_as_torch_counts_them(dtype: torch.dtype) -> None:
     ("dtype", "value", "what"),
     [(torch.float32, float("nan"), "1 NaN"), (torch.bfloat16, float("-inf"), "1 infinite")],
 )
-def test_weight_that_is_no_number_is_named_with_its_file(
+def test_weight_that_is_not_a_number_is_named_with_its_file(
     tmp_path: Path, dtype: torch.dtype, value: float, what: str
 ) -> None:
     folder = spoil(models.tiny_t5(tmp_path, dtype=dtype), NAME, value)
-    message = f"{folder / 'model.safetensors'}: {NAME} has elements that are no numbers: {what}"
+    message = f"{folder / 'model.safetensors'}: {NAME} has elements that are not numbers: {what}"
     with pytest.raises(SourceError) as caught:
         export(ExportRequest(str(folder), tmp_path / "bundle"))
     assert caught.value.message == message
@@ -70,7 +70,7 @@ def test_the_shard_is_named_and_inspect_refuses_too(
     spoil(folder, NAME, float("nan"), shard)
     done = cast(capsys, "inspect", folder)
     assert done.code == 2
-    assert f"{folder / shard}: {NAME} has elements that are no numbers" in done.err.replace(
+    assert f"{folder / shard}: {NAME} has elements that are not numbers" in done.err.replace(
         "\n", ""
     )
 

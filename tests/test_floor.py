@@ -47,8 +47,8 @@ def test_eager_that_cannot_run_is_said_so(kind: type[Exception]) -> None:
         def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
             raise kind("not implemented for 'Half'")
 
-    told = r"case 'full' \(input_ids \[.*\].*\): eager fp16 cannot run here"
-    with pytest.raises(VerificationError, match=told):
+    reported = r"case 'full' \(input_ids \[.*\].*\): eager fp16 cannot run here"
+    with pytest.raises(VerificationError, match=reported):
         make_reference(
             program(encoder()),
             lambda dtype: Stubborn() if dtype is torch.float16 else encoder().to(dtype),

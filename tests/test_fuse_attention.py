@@ -209,7 +209,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_attention_is_left_alone_with_the_reason(name: str) -> None:
+def test_what_is_not_an_attention_is_left_alone_with_the_reason(name: str) -> None:
     function, reason = REFUSED[name]
     before = program_of(function)
     after, sites = rewritten(before, "fuse-attention")

@@ -88,7 +88,7 @@ REFUSED: dict[str, tuple[Make, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_gelu_is_left_alone_with_the_reason(name: str) -> None:
+def test_what_is_not_a_gelu_is_left_alone_with_the_reason(name: str) -> None:
     function, reason = REFUSED[name]
     before = program_of(function, torch.randn(2, 5))
     after, sites = rewritten(before, "fuse-gelu")
@@ -97,7 +97,7 @@ def test_what_is_no_gelu_is_left_alone_with_the_reason(name: str) -> None:
     assert same_bits(before, after, torch.randn(3, 7))
 
 
-def test_quick_gelu_is_no_site() -> None:
+def test_quick_gelu_is_not_a_site() -> None:
     before = program_of(ACT2FN["quick_gelu"], torch.randn(2, 5))
     after, sites = rewritten(before, "fuse-gelu")
     assert (count(after, "sigmoid"), count(after, "gelu"), sites) == (1, 0, [])

@@ -149,7 +149,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
     ),
     "another value": (
         lambda x, w: (x + 1) * torch.rsqrt(statistic(x)) * w,
-        "the product normalises another value than the mean measured",
+        "the product normalizes another value than the mean measured",
     ),
     "no product": (
         lambda x, w: torch.rsqrt(statistic(x)) + w,
@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_norm_is_left_alone_with_the_reason(name: str) -> None:
+def test_what_is_not_a_norm_is_left_alone_with_the_reason(name: str) -> None:
     function, reason = REFUSED[name]
     before = program_of(Spelled(function))
     after, sites = rewritten(before, "fuse-rms-norm")
@@ -220,7 +220,7 @@ def test_other_readers_of_the_statistic_keep_their_nodes() -> None:
     assert torch.allclose(outputs(after, x)[0], outputs(before, x)[0], rtol=2**-9, atol=0)
 
 
-def test_normalised_value_that_is_read_twice_keeps_the_weight_outside() -> None:
+def test_normalized_value_that_is_read_twice_keeps_the_weight_outside() -> None:
     def norm(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         scaled = x * torch.rsqrt(statistic(x))
         return scaled * w, scaled * 2
@@ -234,7 +234,7 @@ def test_normalised_value_that_is_read_twice_keeps_the_weight_outside() -> None:
         assert torch.allclose(found, expected, rtol=1e-6)
 
 
-def test_squares_of_something_else_are_no_site() -> None:
+def test_squares_of_something_else_are_not_a_site() -> None:
     before = program_of(Spelled(lambda x, w: (x.pow(3).mean(-1, keepdim=True) + 1e-6).rsqrt() * x))
     _, sites = rewritten(before, "fuse-rms-norm")
     assert sites == []

@@ -104,7 +104,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
-def test_what_is_no_residual_norm_is_left_alone_with_the_reason(name: str) -> None:
+def test_what_is_not_a_residual_norm_is_left_alone_with_the_reason(name: str) -> None:
     function, reason = REFUSED[name]
     before = program_of(function)
     after, sites = rewritten(before, "fuse-skip-norm")

@@ -211,11 +211,11 @@ def test_model_without_any_site_has_an_empty_contract() -> None:
 
 @pytest.mark.parametrize(("rank", "expected"), [(3, 1), (4, 0)])
 def test_a_norm_of_heads_reads_no_residual(rank: int, expected: int) -> None:
-    def normalise(x: torch.Tensor) -> Any:
+    def normalize(x: torch.Tensor) -> Any:
         total = x + x.sin()
         return total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + 1e-6)
 
-    program = captured(Function(normalise), torch.randn(2, 4, 5, 8)[(0,) * (4 - rank)])
+    program = captured(Function(normalize), torch.randn(2, 4, 5, 8)[(0,) * (4 - rank)])
     counted = {
         found.kind: found.expected
         for found in count_fusions(expect_fusions(program), program, {}, None, {})

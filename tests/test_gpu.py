@@ -52,11 +52,11 @@ def test_emulation_says_what_cuda_computes(tmp_path: Path, peak: float) -> None:
     )
     feeds = {i.name: x.numpy() for i, x in zip(session.get_inputs(), (ids, mask), strict=True)}
     wanted = torch.from_numpy(session.run(None, feeds)[0])
-    found, told = run(program, "ort-cuda", ids, mask)
+    found, reported = run(program, "ort-cuda", ids, mask)
     assert torch.equal(found[mask != 0].isfinite(), wanted[mask != 0].isfinite())
-    assert (told.overflow is None) == bool(wanted[mask != 0].isfinite().all())
+    assert (reported.overflow is None) == bool(wanted[mask != 0].isfinite().all())
     if peak:
-        assert told.overflow is not None
+        assert reported.overflow is not None
         return
     exact = copy.deepcopy(module).double()(ids, mask)
     assert 0.6 < relative(found, exact, mask) / relative(wanted, exact, mask) < 1.6

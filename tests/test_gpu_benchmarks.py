@@ -26,7 +26,7 @@ BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
 def part(name: str) -> Any:
-    """A file of benchmarks/, which is no package: its scripts import each other by bare names."""
+    """A file of benchmarks/, which is not a package: its scripts import by bare names."""
     return importlib.import_module(f"gpu_{name}")
 
 

@@ -123,7 +123,7 @@ def test_casts_on_the_way_are_one_weight_in_the_last_dtype() -> None:
     assert kinds == [InputKind.PARAMETER, InputKind.USER_INPUT]
 
 
-def test_metadata_assert_is_no_reader() -> None:
+def test_metadata_assert_is_not_a_reader() -> None:
     program = captured(Holder(lambda m, x: x + m.w.double(), w=parameter(16)), torch.randn(3, 16))
     assert count(program, "_assert_tensor_metadata") > 0
     _, weights = hoisted(program)

@@ -238,7 +238,7 @@ def test_ranges_are_of_what_modules_hand_on_without_mask_fills() -> None:
     assert handed == {"peak": pytest.approx(2e5), "": pytest.approx(3.0)}
 
 
-def test_values_that_stay_inside_are_no_boundaries() -> None:
+def test_values_that_stay_inside_are_not_boundaries() -> None:
     exported = program(encoder())
     names = {node.name for node in leaving(exported)}
     gelu = next(n for n in exported.graph.nodes if "gelu" in n.name)

@@ -1,4 +1,4 @@
-"""Modules run on the values from before a pass: what they hand on is not held against them."""
+"""Modules run on the values from before a pass: what they hand on is not blamed on them."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What torch.export refuses is tried in other ways, in order, and each is told."""
+"""What torch.export refuses is tried in other ways, in order, and each is reported."""
 
 import inspect
 import os
@@ -111,7 +111,7 @@ def test_the_refusal_tells_what_was_tried() -> None:
 
 
 class Frees(nn.Module):
-    """As Longformer: a way lets go of what it does not need any more."""
+    """As Longformer: a path lets go of what it does not need any more."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = x * 2
@@ -122,7 +122,7 @@ class Frees(nn.Module):
         return x - 1
 
 
-def test_a_way_may_free_names() -> None:
+def test_a_path_may_free_names() -> None:
     found = captured(Frees(), {"x": torch.ones(3, 2)}, "rewrite")
     assert taken(found)[-1] == ("rewrite", "taken")
     program = found.program.module()
@@ -149,7 +149,7 @@ def test_the_refusal_says_why_a_place_was_not_rewritten() -> None:
 
 
 @pytest.mark.parametrize("row", BRANCHES, ids=lambda row: row.name)
-def test_branches_are_rewritten_and_both_ways_are_exact(row: Row) -> None:
+def test_branches_are_rewritten_and_both_paths_are_exact(row: Row) -> None:
     module = row.module()
     found = captured(module, row.a(), "rewrite")
     assert taken(found)[0] == ("export", "refused")

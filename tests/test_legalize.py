@@ -1,4 +1,4 @@
-"""Legalised programs hold what ONNX Runtime's ops take, and compute what they computed."""
+"""Legalized programs hold what ONNX Runtime's ops take, and compute what they computed."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -102,7 +102,7 @@ def test_tensorrt_engines_run_on_a_gpu_alone(tmp_path: Path) -> None:
     assert "device='cuda'" in caught.value.hint
 
 
-def test_a_file_that_is_no_torchscript_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_torchscript_is_refused(tmp_path: Path) -> None:
     root = bundle(tmp_path, bundles.engine(target="torchscript", providers=("torch-cpu",)))
     with pytest.raises(BundleError, match=r"torch\.jit\.load refuses it"):
         load(root, allow_code=True)

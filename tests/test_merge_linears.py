@@ -123,12 +123,12 @@ def test_linears_that_stay_apart_say_why(name: str) -> None:
     assert same_bits(before, after, torch.randn(3, 7, WIDTH))
 
 
-def test_linears_of_different_inputs_are_no_sites() -> None:
+def test_linears_of_different_inputs_are_not_sites() -> None:
     _, sites = rewritten(program_of(lambda n, x: (n.a(x), n.b(x * 2))), "merge-linears")
     assert sites == []
 
 
-def test_weight_that_depends_on_an_input_is_no_site() -> None:
+def test_weight_that_depends_on_an_input_is_not_a_site() -> None:
     before = program_of(lambda n, x: (n.a(x), linear(x, x[0, :1])))
     after, sites = rewritten(before, "merge-linears")
     assert (sites, count(after, "linear")) == ([], 2)

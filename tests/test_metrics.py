@@ -40,7 +40,7 @@ def test_a_small_output_does_not_agree_by_being_small() -> None:
     assert found.sqnr_db == pytest.approx(0.0)
 
 
-def test_squares_that_leave_float64_are_no_trouble() -> None:
+def test_squares_that_leave_float64_are_not_trouble() -> None:
     for size in (1e-200, 1e200):
         reference = size * sample(4, 8)
         assert measure(1.5 * reference, reference).relative == pytest.approx(0.5)

@@ -85,10 +85,10 @@ def test_fake_skip_norm_has_the_shape_dtype_and_strides_of_the_real_one(
 def test_skip_norm_returns_the_norm_and_the_sum() -> None:
     x, residual = torch.randn(2, 3, 5, 8, dtype=torch.float64)
     weight = torch.randn(8, dtype=torch.float64)
-    normalised, total = skip_rms_norm(x, residual, weight, 0.1)
+    normalized, total = skip_rms_norm(x, residual, weight, 0.1)
     assert torch.equal(total, x + residual)
     mean = total.square().mean(-1, keepdim=True)
-    assert torch.allclose(normalised, total / (mean + 0.1).sqrt() * weight, atol=1e-12)
+    assert torch.allclose(normalized, total / (mean + 0.1).sqrt() * weight, atol=1e-12)
 
 
 def test_fully_masked_row_is_finite_with_an_additive_bias() -> None:

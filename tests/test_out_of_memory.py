@@ -1,4 +1,4 @@
-"""A lack of memory is no defect of enginecast, and no fault of a text."""
+"""A lack of memory is neither a defect of enginecast nor a fault of a text."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -158,7 +158,7 @@ def prepared(module: nn.Module, *outputs: str) -> Prepared:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_tensor_is_refused_with_the_way_out(name: str) -> None:
+def test_what_is_not_a_tensor_is_refused_with_the_way_out(name: str) -> None:
     form, message = REFUSED[name]
     with pytest.raises(CaptureError, match=f"the model returns {message}, expected") as refused:
         prepared(Returns(form))
@@ -173,7 +173,7 @@ def test_a_model_without_any_tensor_is_refused() -> None:
         prepared(Returns(lambda x, mask, h, y: {"none": None, "empty": ()}))
 
 
-def test_a_renamed_output_is_told() -> None:
+def test_a_renamed_output_is_reported() -> None:
     found = prepared(Returns(lambda x, mask, h, y: {"x": y, "h": h}))
     assert found.captured.notes == (
         "the output 'x' is called 'x_out': an input or another output has its name",

@@ -111,7 +111,7 @@ def test_matching_goes_up_from_the_site_to_the_root() -> None:
     assert reason(half, twice) == "tanh.default at the core has 2 users (sin, cos)"
 
 
-def test_asserts_are_no_readers() -> None:
+def test_asserts_are_not_readers() -> None:
     node = node_of(lambda x: (x * 2).half().sin(), aten.mul.Tensor)
     assert len(node.users) == 2
     assert pattern(_doubled).find(node) is not None

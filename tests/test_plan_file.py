@@ -106,7 +106,7 @@ def test_layers_that_a_plan_does_not_name_are_kept_and_that_is_said(net: Exporte
         (1, {"shape": [64, 33]}, "shape: the program has [64, 32], the plan [64, 33]"),
         (1, {"kind": "conv"}, "kind: the program has linear, the plan conv"),
         (1, {"weight": "x"}, "weight: the program has wide.weight, the plan x"),
-        (0, {"choice": "w8a8-dynamic"}, "choice: 'w8a8-dynamic' of a layer that is no linear"),
+        (0, {"choice": "w8a8-dynamic"}, "choice: 'w8a8-dynamic' of a layer that is not a linear"),
         (0, {"activations": "row"}, "activations: 'row' with storage"),
         (1, {"activations": None}, "activations: none with 'w8a8-dynamic'"),
         (1, {"bits": 4}, "bits: 4 bits are for int8 in blocks"),
@@ -170,7 +170,7 @@ def test_native_fp8_on_odd_sizes_and_on_another_gpu_is_refused(net: ExportedProg
         (("max_err",), 1, "$: object contains unknown field `max_err`"),
     ],
 )
-def test_a_file_that_is_no_plan_names_the_field(
+def test_a_file_that_is_not_a_plan_names_the_field(
     net: ExportedProgram, tmp_path: Path, path: tuple[Any, ...], value: Any, words: str
 ) -> None:
     content = content_of(made(net, "plan-int8{measure=false heads=true}"))
@@ -194,7 +194,7 @@ def test_a_file_that_is_no_plan_names_the_field(
         ("{}", "missing required field"),
     ],
 )
-def test_text_that_is_no_plan(text: str, words: str) -> None:
+def test_text_that_is_not_a_plan(text: str, words: str) -> None:
     with pytest.raises(InputError, match=r"mine\.json") as refused:
         decode_plan(text.encode(), "mine.json")
     assert words in refused.value.message

@@ -23,7 +23,7 @@ from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, plan_of
 from enginecast.passes.quantize.measure.simulate import simulate
-from enginecast.passes.quantize.plan.forms import modelled_gain, too_small
+from enginecast.passes.quantize.plan.forms import modeled_gain, too_small
 from enginecast.passes.registry import build
 
 WI = "model.encoder.block.0.layer.1.DenseReluDense.wi_0"
@@ -143,7 +143,7 @@ def test_what_is_kept_by_default_says_why(net: ExportedProgram) -> None:
 
 
 def test_native_fp8_wants_multiples_of_16_and_enough_to_do(net: ExportedProgram) -> None:
-    with pytest.raises(PassError, match="no layer is left to quantise"):
+    with pytest.raises(PassError, match="no layer is left to quantize"):
         planned(net, "plan-fp8{arch=sm90 heads=true}")
     plan = planned(net, "plan-fp8{arch=sm90 heads=true min_gain=0 max_error=1}")
     assert of(plan, "odd").reason == "N=33: native fp8 wants multiples of 16"
@@ -194,7 +194,7 @@ def test_torchaos_rule_decides_on_which_side_of_1_a_gain_lies(
     n: int, k: int, rowwise: bool, pays: bool
 ) -> None:
     assert too_small(n, k, rowwise=rowwise) is not pays
-    assert (modelled_gain(n, k, rowwise=rowwise) > 1) is pays
+    assert (modeled_gain(n, k, rowwise=rowwise) > 1) is pays
 
 
 def test_max_error_is_kept_by_moving_the_layers_that_harm(t5: ExportedProgram) -> None:
@@ -234,7 +234,7 @@ def test_of_all_layers_only_the_wo_whose_range_demands_it_moves() -> None:
 def test_nothing_is_planned_that_max_error_forbids(t5: ExportedProgram) -> None:
     with pytest.raises(PassError) as refused:
         planned(t5, "plan-fp8{max_error=1e-9}")
-    assert "no layer is left to quantise: " in refused.value.message
+    assert "no layer is left to quantize: " in refused.value.message
     assert "14 x not within max_error" in refused.value.message
     assert "max_error is 1e-09" in refused.value.hint
 

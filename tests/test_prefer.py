@@ -49,13 +49,13 @@ def loaded(root: Path, prefer: list[str], **options: Any) -> tuple[Engine, list[
 
 
 @NO_CUDA
-def test_every_step_of_the_chain_is_told_with_its_whole_reason(tmp_path: Path) -> None:
+def test_every_step_of_the_chain_is_reported_with_its_whole_reason(tmp_path: Path) -> None:
     root = two_engines(tmp_path)
-    engine, told = loaded(root, CHAIN, allow_code=True)
+    engine, reported = loaded(root, CHAIN, allow_code=True)
     with engine:
         assert engine.backend == "onnxruntime-cpu"
         outputs = engine.run(bundles.feeds())
-    first, second = told
+    first, second = reported
     assert first.startswith(f"{root}: no tensorrt: engine.plan: ")
     assert first.endswith("\ntrying onnxruntime-cuda next")
     assert "no onnxruntime-cuda: CUDAExecutionProvider: not in this ONNX Runtime" in second
@@ -65,10 +65,10 @@ def test_every_step_of_the_chain_is_told_with_its_whole_reason(tmp_path: Path) -
 
 
 def test_what_is_code_is_not_opened_without_consent(tmp_path: Path) -> None:
-    engine, (told,) = loaded(two_engines(tmp_path), ["tensorrt", "onnxruntime-cpu"])
+    engine, (reported,) = loaded(two_engines(tmp_path), ["tensorrt", "onnxruntime-cpu"])
     assert engine.record.target == "onnxruntime"
-    assert "a tensorrt engine runs code when it is loaded. If you trust" in told
-    assert "--allow-code" in told
+    assert "a tensorrt engine runs code when it is loaded. If you trust" in reported
+    assert "--allow-code" in reported
 
 
 def test_a_device_gets_the_engine_that_was_made_for_it(tmp_path: Path) -> None:
@@ -83,13 +83,13 @@ def test_a_device_gets_the_engine_that_was_made_for_it(tmp_path: Path) -> None:
 
 
 def test_the_order_is_the_users_and_the_first_that_runs_is_taken(tmp_path: Path) -> None:
-    engine, told = loaded(two_engines(tmp_path), ["onnxruntime-cpu", "tensorrt"])
-    assert (engine.backend, told) == ("onnxruntime-cpu", [])
+    engine, reported = loaded(two_engines(tmp_path), ["onnxruntime-cpu", "tensorrt"])
+    assert (engine.backend, reported) == ("onnxruntime-cpu", [])
 
 
 def test_a_backend_that_the_bundle_has_no_engine_for(tmp_path: Path) -> None:
-    _, (told,) = loaded(two_engines(tmp_path), ["aotinductor-cpu", "onnxruntime-cpu"])
-    assert "no aotinductor-cpu: the bundle holds no aotinductor engine; it holds tens" in told
+    _, (reported,) = loaded(two_engines(tmp_path), ["aotinductor-cpu", "onnxruntime-cpu"])
+    assert "no aotinductor-cpu: the bundle holds no aotinductor engine; it holds tens" in reported
 
 
 def test_an_engine_for_the_other_device_is_none_for_this_one(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_when_all_fail_one_error_lists_each_with_its_reason(tmp_path: Path) -> N
     with pytest.warns(EnginecastWarning, match="no tensorrt"), pytest.raises(MissingError) as found:
         load(root, prefer=["tensorrt", "onnxruntime-cpu"], allow_code=True)
     lines = found.value.message.splitlines()
-    assert lines[0] == f"{root}: none of the preferred backends can be had:"
+    assert lines[0] == f"{root}: none of the preferred backends is available:"
     assert lines[1].startswith("  tensorrt: engine.plan: ")
     assert lines[2].startswith("  onnxruntime-cpu: engine.onnx: a bf16 engine")
     assert "device='cuda'" in lines[2]
@@ -122,8 +122,8 @@ def test_a_verdict_that_does_not_suffice_is_a_reason_too(tmp_path: Path) -> None
     root = two_engines(tmp_path, verdict=bundles.verdict("verified-by-emulation"))
     with pytest.raises(MissingError, match="expected a verified engine, but it was verified by em"):
         load(root, prefer=["onnxruntime-cpu"], require="verified")
-    _, (told,) = loaded(root, ["onnxruntime-cpu"])
-    assert told.endswith("by emulation and has not run on its target")
+    _, (reported,) = loaded(root, ["onnxruntime-cpu"])
+    assert reported.endswith("by emulation and has not run on its target")
 
 
 @pytest.mark.parametrize("check", ["full", "size"])

@@ -21,7 +21,7 @@ def test_presets_build_and_are_canonical(precision: str, device: str) -> None:
 
 @pytest.mark.parametrize("precision", list(QUANTIZED))
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_quantised_presets_plan_and_then_rewrite(precision: str, device: str) -> None:
+def test_quantized_presets_plan_and_then_rewrite(precision: str, device: str) -> None:
     arch = "sm90" if device == "cuda" else None
     target = target_of("onnxruntime")
     text = target.pipeline(precision, device=device, arch=arch, max_error=0.125)
@@ -42,7 +42,7 @@ def test_what_needs_passes_does_not_fit_torchscript() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "mixed", "fp8", "fp8-storage"])
-def test_tensorrt_is_for_gpus_and_quantises_on_fp16(precision: str, device: str) -> None:
+def test_tensorrt_is_for_gpus_and_quantizes_on_fp16(precision: str, device: str) -> None:
     arch = "sm90" if precision in QUANTIZED else None
     target = target_of("tensorrt")
     text = target.pipeline(precision, device=device, arch=arch)

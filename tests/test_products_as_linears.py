@@ -1,11 +1,11 @@
-"""Products with a weight that are no linears become such, with every bit."""
+"""Products with a weight that are not linears become such, with every bit."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from planned_programs import quantised
+from planned_programs import quantized_by_plan
 from programs import TOKENS, captured, count, outputs, relative_error, same_bits
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -54,12 +54,12 @@ def test_every_bit_stays_and_plans_find_them() -> None:
 
 
 @pytest.mark.parametrize("form", ["rowwise", "storage"])
-def test_they_are_quantised_like_linears(form: str) -> None:
+def test_they_are_quantized_like_linears(form: str) -> None:
     before = program_of(BOTH)
     linear = structural_copy(before)
     products_as_linears(linear)
     linear.graph_module.recompile()
-    after = quantised(linear, form)
+    after = quantized_by_plan(linear, form)
     x = torch.randn(3, 7, WIDTH)
     for found, expected in zip(outputs(after, x), outputs(before, x), strict=True):
         assert 0.02 < relative_error(found, expected) < 0.05

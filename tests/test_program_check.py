@@ -87,7 +87,7 @@ def test_an_exact_pass_that_changes_one_bit_fails_where_it_does() -> None:
     assert "no longer bit-equal" in failure
 
 
-def test_reordered_roundings_pass_and_are_no_exact_pass() -> None:
+def test_reordered_roundings_pass_and_are_not_an_exact_pass() -> None:
     observer, _ = observe([Reordered(sum_in_another_order)])
     assert observer.checks[0].failure == ""
     assert 0.0 < observer.checks[0].worst_ratio <= 3.0

@@ -1,4 +1,4 @@
-"""How far quantised layers are from exact ones, against what theory says, computed by numpy."""
+"""How far quantized layers are from exact ones, against what theory says, computed by numpy."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from planned_programs import carried_out, plan_for, quantised
+from planned_programs import carried_out, plan_for, quantized_by_plan
 from programs import captured, outputs, relative_error
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -125,7 +125,7 @@ def test_an_integer_product_is_exact() -> None:
     x = torch.randint(100, 128, (4, k)).float()
     for tensor in (weight, x):
         tensor[:, 0] = 127.0  # so that every scale is 1
-    found = outputs(quantised(program, "rowwise", "int8"), x)[0]
+    found = outputs(quantized_by_plan(program, "rowwise", "int8"), x)[0]
     exact = x.numpy().astype(np.int64) @ weight.numpy().astype(np.int64).T
     assert np.abs(exact).max() > 2**24
     assert np.array_equal(found.numpy(), exact.astype(np.float32))
@@ -157,7 +157,7 @@ def test_blocks_are_rounded_as_matmul_nbits_reads_them(bits: int, block: int) ->
 def test_blocks_of_activations_are_rounded_too() -> None:
     program = linear(n=48, k=256)
     x = torch.randn(5, 256)
-    found = outputs(quantised(program, "both by blocks", "int8"), x)[0]
+    found = outputs(quantized_by_plan(program, "both by blocks", "int8"), x)[0]
     weight = program.state_dict["layer.weight"]
     factors = [
         rounded(v.double().numpy().reshape(len(v), -1, 32), 127.0, "row", integers=True)
@@ -182,7 +182,7 @@ def test_convs_and_tables_are_stored_with_the_error_of_their_format(
         table.weight[1:].mul_(torch.logspace(-3, 3, 299).view(-1, 1))
         x, layer = torch.arange(300).view(3, 100), One(table)
     program = captured(layer, x)
-    after = quantised(program, "storage", format_)
+    after = quantized_by_plan(program, "storage", format_)
     found, exact = (outputs(p, x)[0].flatten(2) for p in (after, program))
     rows = found.transpose(0, 1) if kind == "conv" else found.flatten(0, 1)[1:]
     wanted = exact.transpose(0, 1) if kind == "conv" else exact.flatten(0, 1)[1:]

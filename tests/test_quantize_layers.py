@@ -8,7 +8,7 @@ import golden
 import models
 import pytest
 import torch
-from planned_programs import carried_out, plan_for, quantised
+from planned_programs import carried_out, plan_for, quantized_by_plan
 from programs import (
     TOKENS,
     Text,
@@ -82,14 +82,14 @@ def calls(program: ExportedProgram, target: object) -> list[Any]:
 
 
 def read_values(program: ExportedProgram) -> list[Node]:
-    """The nodes that quantise what layers read."""
+    """The nodes that quantize what layers read."""
     found = {node.args[0] for node in calls(program, own.quantized_linear.default)}
     return [node for node in program.graph.nodes if node in found]
 
 
-def test_linears_of_one_value_share_its_quantisation_right_behind_the_norm() -> None:
+def test_linears_of_one_value_share_its_quantization_right_behind_the_norm() -> None:
     before = program_of(pair)
-    after = quantised(before, "rowwise")
+    after = quantized_by_plan(before, "rowwise")
     (read,) = [n for n in calls(after, own.quantize.default) if n.args[0] == first(after, "rms")]
     scale = read.args[1]
     assert (first(after, "rms").next, scale.next) == (scale, read)
@@ -116,9 +116,9 @@ VIEWS: dict[str, Callable[[Net, Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.parametrize("form", ["rowwise", "tensorwise"])
-def test_views_of_one_value_share_its_quantisation(name: str, form: str) -> None:
+def test_views_of_one_value_share_its_quantization(name: str, form: str) -> None:
     before = program_of(VIEWS[name])
-    after = quantised(before, form)
+    after = quantized_by_plan(before, form)
     of_inputs = [n for n in calls(after, own.quantize.default) if "weight" not in n.args[0].name]
     assert len(of_inputs) == 1
     x = torch.randn(3, 7, WIDTH)
@@ -129,12 +129,12 @@ def test_views_of_one_value_share_its_quantisation(name: str, form: str) -> None
 
 def test_a_transposed_value_is_another_one() -> None:
     before = program_of(lambda n, x: (n.a(h := x.tanh()), n.b(h.transpose(0, 1))))
-    after = quantised(before, "rowwise")
+    after = quantized_by_plan(before, "rowwise")
     assert len(read_values(after)) == 2
 
 
 @pytest.mark.parametrize(("form", "shared"), [("rowwise", 4), ("static", 4)])
-def test_t5_quantises_each_value_once(form: str, shared: int) -> None:
+def test_t5_quantizes_each_value_once(form: str, shared: int) -> None:
     """q, k, v of one; o; wi_0 and wi_1 of one; wo: of seven linears."""
     model = Text(seeded(T5EncoderModel, models.t5_config(layers=1)))
     program = captured(model, *prompts(3, 7), dynamic=TOKENS)
@@ -197,7 +197,7 @@ def test_rows_of_zeros_and_of_denormals_stay_finite(form: str, format_: Format) 
     module = net(lambda n, x: n.b(x))
     module.b.weight[3], module.b.weight[5] = 0.0, 1e-41
     before = captured(module, torch.randn(2, 5, WIDTH))
-    after = quantised(before, form, format_)
+    after = quantized_by_plan(before, form, format_)
     x = torch.randn(2, 5, WIDTH)
     x[0, 1], x[0, 2] = 0.0, 1e-42
     found = outputs(after, x)[0]
@@ -236,7 +236,7 @@ def test_scales_can_be_exact_in_a_low_dtype_and_never_too_small(
 
 def test_weights_are_rounded_once_from_what_is_stored() -> None:
     before, _ = rewritten(program_of(pair), "unify-dtype{to=bf16},canonicalize")
-    after = quantised(before, "storage")
+    after = quantized_by_plan(before, "storage")
     made = [n for n in calls(after, own.quantize.default)]
     assert [n.args[0].op for n in made] == ["placeholder"] * 2, "not the cast to bf16"
 
@@ -286,7 +286,7 @@ def test_tables_and_convs_are_only_stored() -> None:
     ids = torch.arange(14).view(2, 7)
     module = net(lambda n, x: n.conv(n.table(x).transpose(1, 2)))
     before = captured(module, ids)
-    after = quantised(before, "storage", "int8")
+    after = quantized_by_plan(before, "storage", "int8")
     (conv,) = calls(after, aten.conv1d.default)
     assert shape_of(conv.args[1].args[1]) == (8, 1, 1)
     assert relative_error(outputs(after, ids)[0], outputs(before, ids)[0]) < 0.02
@@ -309,7 +309,7 @@ def test_plans_that_do_not_fit_are_refused() -> None:
 
 
 def test_a_second_run_finds_nothing_to_do() -> None:
-    after = quantised(program_of(pair), "storage")
+    after = quantized_by_plan(program_of(pair), "storage")
     again, sites = rewritten(after, "fp8-matmul")
     assert sites == []
     assert same_bits(after, again, torch.randn(3, 7, WIDTH))
@@ -367,6 +367,6 @@ def void(_: object) -> None:
 def test_golden_quantize_layers() -> None:
     for form, format_ in (("rowwise", "fp8"), ("storage", "fp8"), ("blocks of 4 bits", "int8")):
         before = program_of(pair)
-        after = quantised(before, form, format_)  # type: ignore[arg-type]
+        after = quantized_by_plan(before, form, format_)  # type: ignore[arg-type]
         name = f"{format_}_matmul_{form.replace(' ', '_')}.diff"
         golden.check(name, ir_diff(before, after))

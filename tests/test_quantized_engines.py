@@ -1,4 +1,4 @@
-"""Engines of quantised programs in ONNX Runtime's CPU provider: they compute what the programs do.
+"""Engines of quantized programs in ONNX Runtime's CPU provider: they compute what the programs do.
 
 An integer product is exact and a float one nearly so; what is left is values that meet another
 rounding because the float before it differs in its last digit.  So the measure is what a scale
@@ -101,7 +101,7 @@ Made = tuple[ExportedProgram, Artifact, Path]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Form, torch.dtype], Made]:
-    """A model that is quantised and lowered, once."""
+    """A model that is quantized and lowered, once."""
 
     @cache
     def make(name: str, form: Form, dtype: torch.dtype) -> Made:
@@ -164,7 +164,7 @@ def test_engines_compute_what_their_programs_compute(
     assert relative_error(run(folder, given.inputs, basic), found) < harm / 10
 
 
-def test_fusions_are_counted_as_without_quantisation(made: Callable[..., Made]) -> None:
+def test_fusions_are_counted_as_without_quantization(made: Callable[..., Made]) -> None:
     given = case("t5")
     program, lowered, folder = made("t5", "row", INT8)
     feeds = dict(zip(("ids", "mask"), (x.numpy() for x in given.inputs), strict=True))
@@ -176,7 +176,7 @@ def test_fusions_are_counted_as_without_quantisation(made: Callable[..., Made]) 
         "attention": 2,
     }
     assert all(f.program == f.engine == f.runtime and not f.missing for f in found)
-    # One quantise for the three that read a norm, one for the two of a gate.
+    # One quantize for the three that read a norm, one for the two of a gate.
     assert (executed.count("QuantizeLinear"), executed.count("MatMulIntegerToFloat")) == (8, 14)
 
 

@@ -1,4 +1,4 @@
-"""Quantised exports from end to end: presets, plans as files, and what is refused."""
+"""Quantized exports from end to end: presets, plans as files, and what is refused."""
 
 import json
 from pathlib import Path
@@ -96,17 +96,17 @@ def test_a_plan_of_another_model_is_refused(
     found = cast(capsys, "inspect", bert, *options)
     assert found.code == 0, found.err
     assert found.json["quantization"]["format"] == "int8"
-    told = refused(capsys, "export", vit, "-o", tmp_path / "out", "--plan", plan)
-    assert "the plan was made for" in told
+    reported = refused(capsys, "export", vit, "-o", tmp_path / "out", "--plan", plan)
+    assert "the plan was made for" in reported
     content = json.loads(plan.read_text())
     content["model"] = {}
     plan.write_text(json.dumps(content))
-    told = refused(capsys, "export", vit, "-o", tmp_path / "out", "--plan", plan)
-    assert "the program has no such layer" in told
+    reported = refused(capsys, "export", vit, "-o", tmp_path / "out", "--plan", plan)
+    assert "the program has no such layer" in reported
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         (("--precision", "fp8", "--arch", "sm80"), "It can do: storage."),
         (("--precision", "fp8", "--device", "cuda"), "--arch sm90"),
@@ -120,12 +120,12 @@ def test_a_plan_of_another_model_is_refused(
 )
 def test_what_cannot_be_is_refused(
     options: tuple[str, ...],
-    told: str,
+    reported: str,
     vit: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert told in refused(capsys, "export", vit, "-o", tmp_path / "out", *options)
+    assert reported in refused(capsys, "export", vit, "-o", tmp_path / "out", *options)
 
 
 def test_save_plan_needs_a_plan(
@@ -137,7 +137,7 @@ def test_save_plan_needs_a_plan(
 
 
 @pytest.mark.parametrize(
-    ("ids", "mask", "told"),
+    ("ids", "mask", "reported"),
     [
         ([[10_000] * 8], [[1] * 8], "input_ids: expected values in 0..95, got 10000"),
         ([[1] * 8], [[0] * 8], "attention_mask: 0 everywhere, so that all of the input is padding"),
@@ -147,7 +147,7 @@ def test_save_plan_needs_a_plan(
 def test_bad_calibration_is_refused(
     ids: list[list[int]],
     mask: list[list[int]],
-    told: str,
+    reported: str,
     bert: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -156,7 +156,7 @@ def test_bad_calibration_is_refused(
     file = tmp_path / "in.safetensors"
     save_file(inputs, file)
     options = ("--precision", "int8", "--inputs", file)
-    assert told in refused(capsys, "export", bert, "-o", tmp_path / "out", *options)
+    assert reported in refused(capsys, "export", bert, "-o", tmp_path / "out", *options)
 
 
 def made(family: str, folder: Path) -> Path:
@@ -191,7 +191,7 @@ def test_families(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["t5", "umt5", "clip-text", "vit"])
-def test_native_fp8_is_emulated_and_runs_as_quantise_and_dequantise(
+def test_native_fp8_is_emulated_and_runs_as_quantize_and_dequantize(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = "plan-fp8{arch=sm90 target=onnxruntime min_gain=0},fp8-matmul"

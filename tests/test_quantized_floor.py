@@ -1,4 +1,4 @@
-"""The floor of a quantised engine: wide enough for its plan, too narrow for a wrong scale."""
+"""The floor of a quantized engine: wide enough for its plan, too narrow for a wrong scale."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -95,7 +95,7 @@ def wrong_scale(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("wrong_scale")
-def test_a_wrong_scale_is_no_part_of_the_floor(
+def test_a_wrong_scale_is_not_part_of_the_floor(
     prepared: Prepared, reference: Reference, quantized: Rewritten
 ) -> None:
     wrong = carried_out(prepared, reference)

@@ -1,4 +1,4 @@
-"""Quantised values in ONNX: which form each takes, what lies in the file, what is refused."""
+"""Quantized values in ONNX: which form each takes, what lies in the file, what is refused."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -177,7 +177,7 @@ def test_forms(
         pytest.param("storage", INT8, "I8", marks=pytest.mark.slow),
     ],
 )
-def test_weights_stay_quantised_in_the_file(
+def test_weights_stay_quantized_in_the_file(
     engines: Engines, form: Form, dtype: torch.dtype, name: str
 ) -> None:
     folder = engines(form, dtype).folder
@@ -307,7 +307,7 @@ def test_gemm_float8_is_an_option_for_cuda(
 @pytest.mark.parametrize(
     ("form", "dtype"), [("row", INT8), ("static", FP8), ("row", FP8), ("blocks", INT8)]
 )
-def test_legalised_programs_compute_the_same_in_torch(
+def test_legalized_programs_compute_the_same_in_torch(
     gated: ExportedProgram, form: Form, dtype: torch.dtype, device: str
 ) -> None:
     program = quantized(gated, form, dtype)
@@ -332,6 +332,6 @@ def test_refusals() -> None:
         )
 
     x = torch.randn(2, 3)
-    assert "no kernels that quantise bfloat16" in refused(of(FP8), [x.bfloat16()])
+    assert "no kernels that quantize bfloat16" in refused(of(FP8), [x.bfloat16()])
     assert "no kernels for float8_e4m3fnuz" in refused(of(torch.float8_e4m3fnuz), [x])
     assert "rounds nothing" in refused(of(torch.float32), [x])

@@ -1,8 +1,8 @@
-"""Quantised ops in torch's own: equal values, a clamp before every cast, calls that CUDA takes."""
+"""Quantized ops in torch's own: equal values, a clamp before every cast, calls that CUDA takes."""
 
 import pytest
 import torch
-from planned_programs import quantised
+from planned_programs import quantized_by_plan
 from programs import TOKENS, captured, outputs, relative_error, rewritten, targets
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -72,7 +72,7 @@ def casts_to_fp8(program: ExportedProgram) -> list[Node]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_values_are_those_of_our_ops(program: ExportedProgram, form: str) -> None:
-    ours = quantised(program, form, FORMS[form], ids(2, 5))
+    ours = quantized_by_plan(program, form, FORMS[form], ids(2, 5))
     for device in ("cpu", "cuda"):
         plain = lowered(ours, device)
         assert not [t for t in targets(plain) if t.startswith("enginecast")]
@@ -87,7 +87,7 @@ def test_values_are_those_of_our_ops(program: ExportedProgram, form: str) -> Non
 def test_a_lowered_program_is_emulated_like_the_one_before(
     program: ExportedProgram, form: str, device: str
 ) -> None:
-    ours = quantised(low(program), form, FORMS[form], ids(2, 5))
+    ours = quantized_by_plan(low(program), form, FORMS[form], ids(2, 5))
     plain, _ = rewritten(ours, f"hoist-weights,decompose-quantized{{device={device}}}")
     cases = {"a": {"ids": ids(2, 5)}}
     profile = get_profile("inductor")
@@ -101,7 +101,7 @@ def test_every_cast_to_fp8_has_a_clamp_right_before_it(program: ExportedProgram)
     NaN."""
     found = 0
     for form in ("rowwise", "tensorwise", "static", "storage"):
-        plain = lowered(quantised(low(program), form, "fp8", ids(2, 5)))
+        plain = lowered(quantized_by_plan(low(program), form, "fp8", ids(2, 5)))
         for cast in casts_to_fp8(plain):
             clamp = first_input(cast)
             assert clamp.target is aten.clamp.default, cast.format_node()
@@ -112,7 +112,7 @@ def test_every_cast_to_fp8_has_a_clamp_right_before_it(program: ExportedProgram)
 
 @pytest.mark.parametrize("form", ["rowwise", "tensorwise", "static", "rows by tensor"])
 def test_a_gpu_would_take_every_product(program: ExportedProgram, form: str) -> None:
-    plain = lowered(quantised(low(program), form, "fp8", ids(2, 5)), "cuda")
+    plain = lowered(quantized_by_plan(low(program), form, "fp8", ids(2, 5)), "cuda")
     calls = [node for node in plain.graph.nodes if node.target is aten._scaled_mm.default]
     assert len(calls) == 3
     for call in calls:
@@ -123,7 +123,7 @@ def test_a_gpu_would_take_every_product(program: ExportedProgram, form: str) -> 
 
 
 def test_weights_that_were_hoisted_before_stay_fp8(program: ExportedProgram) -> None:
-    ours = quantised(program, "storage")
+    ours = quantized_by_plan(program, "storage")
     stored, _ = rewritten(ours, "hoist-weights,decompose-quantized")
     again, _ = rewritten(stored, "hoist-weights")  # would fold what brings them back
     kept, left = ([w.dtype for w in deferred_weights(p).values()] for p in (stored, again))
@@ -146,7 +146,7 @@ class Narrow(nn.Module):
 
 def test_an_integer_product_that_cuda_refuses_is_refused() -> None:
     program = captured(Narrow().requires_grad_(False), torch.randn(3, 16))
-    ours = quantised(program, "rowwise", "int8")
+    ours = quantized_by_plan(program, "rowwise", "int8")
     lowered(ours, "cpu")
     with pytest.raises(LoweringError, match=r"linear: CUDA multiplies int8 .* K=16 and N=12"):
         lowered(ours, "cuda")

@@ -1,4 +1,4 @@
-"""Quantised weights stay quantised: what is computed beforehand, merged, dropped and stored."""
+"""Quantized weights stay quantized: what is computed beforehand, merged, dropped and stored."""
 
 import torch
 from programs import captured, count, outputs, program_of, rewritten, same_bits
@@ -35,7 +35,7 @@ def by_blocks(module: Holder, x: Tensor) -> Tensor:
     return found
 
 
-def test_an_engine_holds_quantised_values_and_scales() -> None:
+def test_an_engine_holds_quantized_values_and_scales() -> None:
     for function, dtype in ((stored, FP8), (multiplied, FP8), (by_blocks, torch.int8)):
         program = captured(Holder(function, w=parameter(12, 8)), torch.randn(3, 8))
         after, weights = hoisted(program)
@@ -46,7 +46,7 @@ def test_an_engine_holds_quantised_values_and_scales() -> None:
         assert torch.equal(evaluated(after, x)[0], outputs(program, x)[0])
 
 
-def test_what_reads_a_quantised_weight_is_no_weight_expression() -> None:
+def test_what_reads_a_quantized_weight_is_not_a_weight_expression() -> None:
     program = captured(Holder(stored, w=parameter(12, 8)), torch.randn(3, 8))
     inside = {node.name for node in weight_expressions(program)}
     assert {"quantize", "dynamic_scale"} <= inside

@@ -41,20 +41,20 @@ def test_a_network_that_is_taken(exports: Exports, capsys: Capture) -> None:
         *("--dynamic", "pixel_values:0=1..8", "--opt-shape", "pixel_values=2x3x16x16", "--json"),
     )
     assert ran.code == 0, ran.err
-    told = ran.json["tensorrt"]
-    assert told["ready"]
-    assert told["violations"] == []
-    assert told["operators"]["Attention"]["support"] == "since 10.14"
-    assert told["run"] == "not yet run on real TensorRT by us"
-    (row,) = told["profile"]
+    reported = ran.json["tensorrt"]
+    assert reported["ready"]
+    assert reported["violations"] == []
+    assert reported["operators"]["Attention"]["support"] == "since 10.14"
+    assert reported["run"] == "not yet run on real TensorRT by us"
+    (row,) = reported["profile"]
     assert (row["least"][0], row["optimal"][0], row["greatest"][0]) == (1, 2, 8)
 
 
 def test_violations_come_after_all_else_with_their_lines(capsys: Capture) -> None:
     ran = cast(capsys, "inspect", "refused_factory:make", "--target", "tensorrt")
     assert ran.code == 2
-    told = [line.strip() for line in ran.out.splitlines() if line.endswith("[operator]")]
-    assert [line.partition(": ")[0] for line in told] == [
+    reported = [line.strip() for line in ran.out.splitlines() if line.endswith("[operator]")]
+    assert [line.partition(": ")[0] for line in reported] == [
         "'node_bitwise_xor' (BitwiseXor, refused_factory.py:6)",
         "'node_bitwise_or' (BitwiseOr, refused_factory.py:7)",
     ]

@@ -68,7 +68,7 @@ class Buffers(nn.Module):
         return x
 
 
-def test_weights_sizes_and_inputs_are_told_apart() -> None:
+def test_weights_sizes_and_inputs_are_distinguished() -> None:
     runs = record(Buffers(), [{"x": torch.ones(3)}, {"x": torch.ones(7)}])
     expected = ["weights", "shapes", "shapes", "weights", "inputs"]
     assert [read.decides for read in runs[0]] == expected

@@ -133,18 +133,18 @@ def test_dimensions_that_cannot_vary(module: Callable[[], nn.Module], suggestion
 
 
 @pytest.mark.parametrize(
-    ("module", "told"),
+    ("module", "reported"),
     [
         (ShapeBranch, "not every batch satisfies 2 <= batch and batch <= 5"),
         (ShapeLoop, "batch is always 3"),
         (ShapeRound, "not every batch satisfies round(batch / 2) != 1"),
     ],
 )
-def test_the_line_that_fixes_a_dimension(module: type[nn.Module], told: str) -> None:
+def test_the_line_that_fixes_a_dimension(module: type[nn.Module], reported: str) -> None:
     before = vars(ShapeEnv)["_get_user_frame"]
     refusal = explained(module(), "x:0=1..64")
     assert refusal.place == f"{__file__}:{culprit(module)}"
-    assert told in refusal.reason
+    assert reported in refusal.reason
     assert vars(ShapeEnv)["_get_user_frame"] is before
 
 

@@ -110,7 +110,7 @@ def test_two_third_parties_may_not_share_a_name(monkeypatch: pytest.MonkeyPatch)
         ("enginecast.passes.ir.base:Pass", "calls itself"),
     ],
 )
-def test_entry_point_that_is_no_pass(install: Install, where: str, message: str) -> None:
+def test_entry_point_that_is_not_a_pass(install: Install, where: str, message: str) -> None:
     install(broken=where)
     with pytest.raises(SpecError, match=message):
         pass_class("broken")

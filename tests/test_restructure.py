@@ -32,7 +32,7 @@ STRUCTURED = ("torch.cond", "while_loop", "scan", "torch.where", "_assert_async"
 
 @dataclass(frozen=True)
 class Case:
-    """A module with inputs that take different ways."""
+    """A module with inputs that take different paths."""
 
     name: str
     make: Callable[[], nn.Module]
@@ -105,7 +105,7 @@ def test_rewritten_code_computes_the_same_in_eager(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_program_computes_the_same_whichever_way_it_goes(case: Case) -> None:
+def test_program_computes_the_same_whichever_path_it_takes(case: Case) -> None:
     module, program = seeded(case.make), program_of(case)
     for inputs in case.inputs:
         for one, other in zip(run(module, inputs), run(program.module(), inputs), strict=True):
@@ -117,7 +117,7 @@ def test_program_computes_the_same_whichever_way_it_goes(case: Case) -> None:
     [pytest.param(case, marks=() if case.name in QUICK else pytest.mark.slow) for case in CASES],
     ids=lambda case: case.name,
 )
-def test_onnx_runtime_computes_the_same_whichever_way_it_goes(case: Case) -> None:
+def test_onnx_runtime_computes_the_same_whichever_path_it_takes(case: Case) -> None:
     module = seeded(case.make)
     model = onnx_ir.to_proto(convert(program_of(case), opset=20, reader="onnxruntime-cpu"))
     session = onnxruntime.InferenceSession(

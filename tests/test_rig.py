@@ -188,9 +188,9 @@ def test_the_naive_conversion_passes_on_the_cpu_provider_and_is_rejected(
     folder = CLAMPED.save(tmp_path / "rig")
     done = cast(capsys, "export", folder, "-o", tmp_path / "out", "--pipeline", naive)
     assert done.code == 1
-    told = " ".join(done.err.split())
-    assert "rejected: fp16 cannot hold this model: values leave fp16's range at encoder" in told
-    assert "the pipeline has no rescale-residual" in told
+    reported = " ".join(done.err.split())
+    assert "rejected: fp16 cannot hold this model: values leave fp16's range at encoder" in reported
+    assert "the pipeline has no rescale-residual" in reported
     assert not (tmp_path / "out").exists()
 
 

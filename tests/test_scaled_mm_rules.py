@@ -133,7 +133,7 @@ def test_what_the_meta_kernel_refuses_is_refused_and_what_only_we_refuse_is_list
 FINE: dict[str, Any] = {name: values[0] for name, values in AXES.items()}
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "an old GPU": ({}, "sm86", "fp8 products need sm89 or sm90 and later, and sm86 is older"),
-    "no GPU": ({}, "gfx90a", "fp8 products: gfx90a is no architecture that has them"),
+    "no GPU": ({}, "gfx90a", "fp8 products: gfx90a is not an architecture that has them"),
     "AMD's own fp8": ({}, "gfx942", "gfx942 multiplies f8_e4m3fnuz, f8_e5m2fnuz, got f8_e4m3fn"),
     "not fp8": ({"dtypes": (E4M3, BF16)}, "sm90", "both matrices have to be fp8"),
     "K": ({"k": 24}, "sm90", "K=24: native fp8 wants multiples of 16"),

@@ -105,7 +105,7 @@ def feeds(rows: int, shift: float) -> dict[str, np.ndarray]:
     return {"x": drawn.astype(np.float32)}
 
 
-def test_both_ways_of_a_bundle_are_right(bundle: Path) -> None:
+def test_both_paths_of_a_bundle_are_right(bundle: Path) -> None:
     module = importlib.import_module("branching_model").outer()[0].eval()
     with enginecast.load(bundle, allow_code=True, threads=1) as engine:
         assert engine.provider == "torch-cpu"
@@ -181,7 +181,7 @@ def test_a_tampered_engine_is_never_opened(
         enginecast.load(copied, allow_code=True, check=check)  # type: ignore[arg-type]
 
 
-def test_inputs_are_checked_and_errors_of_the_engine_are_told(bundle: Path) -> None:
+def test_inputs_are_checked_and_errors_of_the_engine_are_reported(bundle: Path) -> None:
     with enginecast.load(bundle, allow_code=True) as engine:
         with pytest.raises(InputError, match=r"expected batch in 1\.\.64, got 65"):
             engine.run(feeds(65, 0.0))
@@ -299,7 +299,7 @@ class ThreeRows(nn.Module):
         return hidden - 1
 
 
-def test_a_size_that_the_model_does_not_take_is_fixed_and_told(tmp_path: Path) -> None:
+def test_a_size_that_the_model_does_not_take_is_fixed_and_reported(tmp_path: Path) -> None:
     example = {"x": torch.ones(3, 4)}
     done = export(ExportRequest(ThreeRows(), tmp_path / "b", "torchscript", example=example))
     assert done.report.verdict.outcome == "verified", done.report.verdict.reasons
@@ -308,7 +308,7 @@ def test_a_size_that_the_model_does_not_take_is_fixed_and_told(tmp_path: Path) -
 
 
 class Never(nn.Module):
-    """The other way is out of reach of every search."""
+    """The other path is out of reach of every search."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.sum() > 1e30:
@@ -316,7 +316,7 @@ class Never(nn.Module):
         return x - 1
 
 
-def test_a_way_that_was_never_taken_is_not_verified(tmp_path: Path) -> None:
+def test_a_path_that_was_never_taken_is_not_verified(tmp_path: Path) -> None:
     example = {"x": torch.ones(3, 4)}
     done = export(ExportRequest(Never(), tmp_path / "b", "torchscript", example=example))
     assert done.bundle is None

@@ -1,4 +1,4 @@
-"""What layers lose when they are quantised, measured on calibration inputs."""
+"""What layers lose when they are quantized, measured on calibration inputs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -128,7 +128,7 @@ def test_values_that_are_broken_before_anything_is_rounded_are_named() -> None:
     program = captured(broken, torch.ones(3, 32))
     (name,) = program.graph_signature.user_inputs
     given = PassContext(calibration=({name: torch.zeros(3, 32)},))
-    with pytest.raises(PassError, match="are not finite before anything is quantised"):
+    with pytest.raises(PassError, match="are not finite before anything is quantized"):
         measured(program, given, ROWS)
 
 
@@ -183,7 +183,7 @@ def test_calibration_inputs_that_are_not_finite_are_refused() -> None:
 
 
 class Branching(torch.nn.Module):
-    """A linear before a branch, and one on each way."""
+    """A linear before a branch, and one on each path."""
 
     def __init__(self) -> None:
         super().__init__()

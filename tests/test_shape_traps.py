@@ -1,4 +1,4 @@
-"""Dimensions that torch.export drops without a word: told, recorded and enforced."""
+"""Dimensions that torch.export drops without a word: reported, recorded and enforced."""
 
 from pathlib import Path
 from typing import Any
@@ -81,16 +81,16 @@ def test_a_range_that_was_asked_for_and_cannot_be_kept_is_refused(
     capsys: Capture, name: str, options: list[str], expected: list[str]
 ) -> None:
     done = export(capsys, name, *options)
-    told = " ".join(done.err.split())
+    reported = " ".join(done.err.split())
     assert done.code == 2, done
-    assert all(text in told for text in expected), told
-    assert "--dynamic" in told
-    assert "prepare.py" not in told  # ours is not the code to blame
+    assert all(text in reported for text in expected), reported
+    assert "--dynamic" in reported
+    assert "prepare.py" not in reported  # ours is not the code to blame
     assert not Path("out").exists()
 
 
 def test_a_range_that_is_kept_is_right_in_all_of_it(capsys: Capture) -> None:
-    """A strict export of torch 2.13 with fake inputs drops the guard, and gives one way for all."""
+    """A strict export of torch 2.13 with fake inputs drops the guard: one path for all."""
     done = export(capsys, "branch", "--dynamic", "x:0=1..9")
     if done.code:
         assert done.code == 2
@@ -141,8 +141,8 @@ def test_given_inputs_of_one_row_may_vary_when_asked(capsys: Capture) -> None:
 def test_equal_sizes_in_the_example_do_not_tie_dimensions(capsys: Capture) -> None:
     options = ("--dynamic", "x:0=1..9", "--dynamic", "x:1=2..9", "--dynamic", "y:1=2..9")
     done = export(capsys, "plain", *options)
-    told = " ".join(done.err.split())
-    assert done.code == 2, told  # the sum ties the last sizes, and they were asked for apart
-    assert "x [batch=4, x_1=7]; y [batch=4, y_1=8]" in told, told
+    reported = " ".join(done.err.split())
+    assert done.code == 2, reported  # the sum ties the last sizes, and they were asked for apart
+    assert "x [batch=4, x_1=7]; y [batch=4, y_1=8]" in reported, reported
     with engine_of(export(capsys, "plain", "--dynamic", "x:0=1..9")) as engine:
         assert engine.inputs[0].shape == engine.inputs[1].shape == ("batch", 7)

@@ -42,7 +42,7 @@ class OnlyFloats(nn.Module):
 
 
 class AreaBySeven(nn.Module):
-    """No range says of two dimensions that their product is no multiple of seven."""
+    """No range says of two dimensions that their product is not a multiple of seven."""
 
     def forward(self, x: Tensor) -> Tensor:
         if (x.shape[0] * x.shape[1]) % 7 == 0:
@@ -67,10 +67,10 @@ def exported(module: nn.Module, folder: Path, *dynamic: str) -> Export:
 
 
 @pytest.mark.parametrize("make", [NotWhileCompiling, TernaryInTry, OnlyFloats])
-def test_a_way_that_only_eager_takes_is_found(make: type[nn.Module], tmp_path: Path) -> None:
+def test_a_path_that_only_eager_takes_is_found(make: type[nn.Module], tmp_path: Path) -> None:
     done = exported(make(), tmp_path)
     assert done.bundle is None
-    assert any("other way at test_silently_wrong.py:" in r for r in done.report.verdict.reasons)
+    assert any("other path at test_silently_wrong.py:" in r for r in done.report.verdict.reasons)
 
 
 def test_sizes_that_no_range_tells_apart_are_verified(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_sizes_that_no_range_tells_apart_are_verified(tmp_path: Path) -> None:
     assert any("sizes that the code tells apart" in r for r in done.report.verdict.reasons)
 
 
-def test_what_torch_has_proved_needs_no_other_way(tmp_path: Path) -> None:
+def test_what_torch_has_proved_needs_no_other_path(tmp_path: Path) -> None:
     assert exported(Proved(), tmp_path).bundle is not None
 
 
@@ -88,7 +88,7 @@ class SecondRow(nn.Module):
         return x[1] + x
 
 
-def test_a_program_that_does_not_run_at_some_size_is_no_crash(tmp_path: Path) -> None:
+def test_a_program_that_does_not_run_at_some_size_is_not_a_crash(tmp_path: Path) -> None:
     with pytest.raises(VerificationError, match="does not run in all its sizes"):
         exported(SecondRow(), tmp_path)
 

@@ -176,7 +176,7 @@ def test_heads_that_share_values_share_their_factors() -> None:
     assert layout.spread(tied.long()).tolist() == [[[3, 4, 5]], [[9, 10, 11]]]
 
 
-def test_padding_is_no_calibration() -> None:
+def test_padding_is_not_calibration() -> None:
     program = program_of(lambda net, x: net.a(net.norm(x)))
     (norm,) = [n for n in program.graph.nodes if "layer_norm" in str(n.target)]
     x, mask = torch.randn(2, 6, WIDTH), torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]])

@@ -324,7 +324,7 @@ def test_a_program_file_needs_consent(tmp_path: Path) -> None:
     assert source.eager()(torch.ones(2, 4)).shape == (2, 6)
 
 
-def test_other_zip_files_are_no_programs(tmp_path: Path) -> None:
+def test_other_zip_files_are_not_programs(tmp_path: Path) -> None:
     import zipfile
 
     file = tmp_path / "engine.pt2"

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from enginecast.errors import SpecError
-from enginecast.passes.ir.spec import PassSpec, Place, Value, parse, parse_located, render
+from enginecast.passes.ir.spec import PassSpec, TextPosition, Value, parse, parse_located, render
 
 FULL = 'unify-dtype{to=bf16 keep=lm_head,".*wo$"},fuse-rms-norm'
 
@@ -164,6 +164,6 @@ def test_a_spec_without_a_text_cannot_be_made(
 def test_located_knows_where_everything_stands() -> None:
     text = "a, b{ x=1, 2 }"
     located = parse_located(text)[1]
-    assert located.place == Place(text, 3)
-    assert located.keys == {"x": Place(text, 6)}
+    assert located.place == TextPosition(text, 3)
+    assert located.keys == {"x": TextPosition(text, 6)}
     assert [place.position for place in located.values["x"]] == [8, 11]

@@ -1,4 +1,4 @@
-"""A program of one way only: right where its guards hold, and refused everywhere else."""
+"""A program of one path only: right where its guards hold, and refused everywhere else."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def feeds(rows: int, sign: float, n: int) -> dict[str, np.ndarray]:
     return {"x": np.full((rows, 4), sign, np.float32), "n": np.array(n)}
 
 
-def test_inputs_of_another_way_are_refused(tmp_path: Path) -> None:
+def test_inputs_of_another_path_are_refused(tmp_path: Path) -> None:
     example = {"x": torch.ones(3, 4), "n": torch.tensor(2)}
     bundle = export(Stages(), tmp_path / "out", example=example, options=SPECIALISE)
     manifest = bundle.manifest
@@ -56,11 +56,11 @@ def test_inputs_of_another_way_are_refused(tmp_path: Path) -> None:
             outputs = engine.run(feeds(rows, 1.0, 2))
             assert outputs.keys() == {"output_0"}
             np.testing.assert_allclose(outputs["output_0"], np.full((rows, 4), 27.0))
-        with pytest.raises(InputError, match=r"(?s)another way.*expected True at .*x.sum\(\) > 0"):
+        with pytest.raises(InputError, match=r"(?s)another path.*expected True at .*x.sum\(\) > 0"):
             engine.run(feeds(3, -1.0, 2))
 
 
-def test_the_way_is_that_of_the_example(tmp_path: Path) -> None:
+def test_the_path_is_that_of_the_example(tmp_path: Path) -> None:
     example = {"x": -torch.ones(3, 4), "n": torch.tensor(2)}
     bundle = export(Stages(), tmp_path / "out", example=example, options=SPECIALISE)
     assert [guard.value for guard in bundle.manifest.guards] == ["False", "2"]

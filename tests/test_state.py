@@ -1,4 +1,4 @@
-"""State that a model keeps between calls is refused or told, with its name and line."""
+"""State that a model keeps between calls is refused or reported, with its name and line."""
 
 import copy
 import inspect
@@ -154,9 +154,9 @@ def test_state_that_changes_the_result_is_refused(
 )
 def test_state_that_decides_nothing_is_a_note(make: type[nn.Module], how: str) -> None:
     [note] = prepared_reference(make())
-    name, told = how.split(" at {} ")
+    name, reported = how.split(" at {} ")
     assert note.startswith(f"forward changes {name} at ")
-    assert f"{place(make)} {told}; an engine keeps no state" in note
+    assert f"{place(make)} {reported}; an engine keeps no state" in note
 
 
 def test_a_model_without_state_gives_no_note() -> None:
@@ -200,7 +200,7 @@ def test_a_buffer_that_is_overwritten_first_is_computed(tmp_path: Path) -> None:
     assert place(Overwrites) in note
 
 
-def test_an_input_that_is_written_into_is_told_and_verified(tmp_path: Path) -> None:
+def test_an_input_that_is_written_into_is_reported_and_verified(tmp_path: Path) -> None:
     example = {"x": X.clone()}
     module = WritesIntoInput()
     done = export(ExportRequest(module, tmp_path / "bundle", example=example, threads=1))

@@ -1,4 +1,4 @@
-"""What a weights file holds is told from its header; a damaged one is an error."""
+"""What a weights file holds is read from its header; a damaged one is an error."""
 
 from pathlib import Path
 

@@ -45,7 +45,7 @@ def test_engine_agrees_with_eager(name: str, precision: str, tmp_path: Path) -> 
     assert verdict.outcome == expected, verdict.reasons
     assert done.ops.get(case.op, 0) >= 1
     if case.op in ("If", "Loop"):
-        assert any("every way of the program verified" in note for note in done.report.notes)
+        assert any("every path of the program verified" in note for note in done.report.notes)
 
 
 def test_every_model_is_listed_once() -> None:
@@ -53,7 +53,7 @@ def test_every_model_is_listed_once() -> None:
     assert {name for name, _ in OFTEN} <= MODELS.keys()
 
 
-def test_engine_takes_both_ways_and_sizes_of_its_own(tmp_path: Path) -> None:
+def test_engine_takes_both_paths_and_sizes_of_its_own(tmp_path: Path) -> None:
     module, example = MODELS["OwnLength"].make()
     enginecast.compile(module, tmp_path / "bundle", example=example)
     x = example["x"]
@@ -97,15 +97,15 @@ def test_nothing_kept_by_a_mask_is_a_size_too(tmp_path: Path) -> None:
     assert found.shape == (0, 8)
 
 
-def test_a_way_that_no_input_takes_is_a_rejection(tmp_path: Path) -> None:
+def test_a_path_that_no_input_takes_is_a_rejection(tmp_path: Path) -> None:
     done = export(ExportRequest(OneWay(), tmp_path / "bundle", example=tokens()))
     assert done.bundle is None
     [reason] = done.report.verdict.reasons
     assert reason.startswith("unverified branch: structured_models.py:")
-    assert reason.endswith("cond never took the false way")
+    assert reason.endswith("cond never took the false path")
 
 
-def test_a_way_that_no_input_takes_may_be_allowed(tmp_path: Path) -> None:
+def test_a_path_that_no_input_takes_may_be_allowed(tmp_path: Path) -> None:
     options = ModelOptions(allow_unverified_branches=True)
     done = export(ExportRequest(OneWay(), tmp_path / "bundle", options=options, example=tokens()))
     assert done.report.verdict.outcome == "verified"

@@ -170,10 +170,12 @@ def test_a_refittable_plan_keeps_its_weights(newest: Rig) -> None:
     assert plan_in(newest).stripped == []
 
 
-def test_progress_is_told(newest: Rig) -> None:
+def test_progress_is_reported(newest: Rig) -> None:
     newest.fake.failures.steps = 3
     lower_to_tensorrt(newest.order())
-    steps = [(done, total) for phase, done, total in newest.told if phase == "Selecting tactics"]
+    steps = [
+        (done, total) for phase, done, total in newest.reported if phase == "Selecting tactics"
+    ]
     assert steps == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
@@ -298,7 +300,7 @@ def test_ctrl_c_ends_the_build(rig: Rig) -> None:
     with pytest.raises(KeyboardInterrupt):
         lower_to_tensorrt(rig.order())
     assert signal.getsignal(signal.SIGINT) is before
-    done = [done for phase, done, _ in rig.told if phase == "Selecting tactics"]
+    done = [done for phase, done, _ in rig.reported if phase == "Selecting tactics"]
     assert done == [0, 1]  # of four steps
     assert rig.files == []
 

@@ -72,7 +72,7 @@ def test_a_name_cannot_leave_the_folder() -> None:
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "foreign", "empty"])
-def test_a_damaged_cache_is_told_of_and_replaced(rig: Rig, damage: str) -> None:
+def test_a_damaged_cache_is_reported_and_replaced(rig: Rig, damage: str) -> None:
     lower_to_tensorrt(rig.order())
     path = cache_of(rig)
     good = path.read_bytes()
@@ -92,7 +92,7 @@ def test_a_damaged_cache_is_told_of_and_replaced(rig: Rig, damage: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"not a cache", pack_cache("10.0", {"MatMul": 1.0})])
-def test_a_cache_that_tensorrt_refuses_is_told_of_and_replaced(rig: Rig, data: bytes) -> None:
+def test_a_cache_that_tensorrt_refuses_is_reported_and_replaced(rig: Rig, data: bytes) -> None:
     lower_to_tensorrt(rig.order())
     path = cache_of(rig)
     good = path.read_bytes()
@@ -114,8 +114,8 @@ def test_the_complaint_about_a_cache_is_not_the_reason_of_a_build_that_fails(rig
 def test_a_folder_that_cannot_be_written_costs_no_engine(rig: Rig) -> None:
     rig.cache.write_text("a file")
     assert lower_to_tensorrt(rig.order()).files == (PLAN_FILE,)
-    told = [line for line in rig.said if "cannot be written, so the next build" in line]
-    assert len(told) == 2  # the cache, and the history
+    reported = [line for line in rig.said if "cannot be written, so the next build" in line]
+    assert len(reported) == 2  # the cache, and the history
 
 
 def test_the_default_folder_is_that_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,9 @@ def test_the_default_folder_is_that_of_the_user(monkeypatch: pytest.MonkeyPatch)
         assert default_folder() == Path.home() / ".cache/enginecast/tensorrt"
 
 
-def test_the_estimate_is_told_before_the_build(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_estimate_is_reported_before_the_build(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[int] = []
     rig.fake.failures.during_step = lambda step: seen.append(len(rig.said))
     lower_to_tensorrt(rig.order())
@@ -154,7 +156,7 @@ def test_what_is_remembered_of_a_build(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"builds": [{}]}', '{"builds": [{"layers": 0, "weights": 1,', "\xff"]
 )
-def test_a_damaged_history_is_told_of_and_replaced(rig: Rig, text: str) -> None:
+def test_a_damaged_history_is_reported_and_replaced(rig: Rig, text: str) -> None:
     lower_to_tensorrt(rig.order())
     (path,) = rig.cache.glob("*.history.json")
     path.write_text(text, encoding="latin-1")

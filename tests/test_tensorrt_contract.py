@@ -106,7 +106,7 @@ def _network(fake: FakeTensorRT) -> Any:
     return fake.Builder(Log()).create_network()
 
 
-def test_what_derives_must_be_initialised(fake: FakeTensorRT) -> None:
+def test_what_derives_must_be_initialized(fake: FakeTensorRT) -> None:
     class Log(fake.ILogger):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             pass

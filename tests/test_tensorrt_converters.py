@@ -139,7 +139,7 @@ COMPUTED = {
 }
 
 
-def quantised(rows: int, size: int, *, exact: bool) -> tuple[Tensor, Tensor]:
+def quantized(rows: int, size: int, *, exact: bool) -> tuple[Tensor, Tensor]:
     """A weight and a scale for each of its rows: of which fp16 holds each, or not even the
     smallest.
     """
@@ -157,7 +157,7 @@ def test_a_linear(trt: FakeTensorRT, rank: int, has_bias: bool, exact: bool) -> 
     torch.manual_seed(rank)
     network = Network(trt)
     x = torch.randn(*[3, 2, 4][: rank - 1], 32).half()
-    weight, scale = quantised(16, 32, exact=exact)
+    weight, scale = quantized(16, 32, exact=exact)
     bias = torch.randn(16).half() if has_bias else None
     x_scale = torch.tensor(2.0**-6 if exact else 0.01)
     read = network.convert(own.quantize.default, network.feed(x), x_scale, FP8)
@@ -180,7 +180,7 @@ def test_a_linear(trt: FakeTensorRT, rank: int, has_bias: bool, exact: bool) -> 
 def test_a_stored_weight(trt: FakeTensorRT, exact: bool) -> None:
     torch.manual_seed(0)
     network = Network(trt)
-    weight, scale = quantised(16, 32, exact=exact)
+    weight, scale = quantized(16, 32, exact=exact)
     found = network.convert(own.dequantize.default, weight, scale, torch.float16)
     wanted = own.dequantize(weight, scale, torch.float16)
     assert torch.equal(network.value(found), wanted)

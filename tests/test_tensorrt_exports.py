@@ -39,13 +39,13 @@ def test_a_plan_and_an_engine_beside_it(
         *("--opt-shape", "input_ids=2x16", "--opt-shape", "attention_mask=2x16", "--json"),
     )
     assert ran.code == 0, ran.err
-    told = ran.json
-    assert told["outcome"] == "verified"
-    assert [(one["target"], one["outcome"]) for one in told["engines"]] == [
+    reported = ran.json
+    assert reported["outcome"] == "verified"
+    assert [(one["target"], one["outcome"]) for one in reported["engines"]] == [
         ("tensorrt", "verified"),
         ("onnxruntime", "verified"),
     ]
-    assert told["layers"]
+    assert reported["layers"]
     assert {path.name for path in bundle.iterdir()} >= {
         "engine.plan",
         "engine.onnx",
@@ -61,7 +61,7 @@ def test_a_plan_and_an_engine_beside_it(
     checked = cast(capsys, "verify", bundle, "--device", "cuda", "--allow-code", "--json")
     assert checked.code == 0, checked.err
     assert checked.json["backend"] == "tensorrt"
-    assert checked.json["layers"] == told["layers"]
+    assert checked.json["layers"] == reported["layers"]
 
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a cat\nthe quick brown fox\n", encoding="utf-8")
@@ -147,10 +147,10 @@ def test_fp8_products_and_an_engine_beside_them(
         *("--pipeline", pipeline, "--arch", "sm90", "--also", "onnxruntime", "--json"),
     )
     assert ran.code == 0, ran.err
-    told = ran.json
-    assert told["ops"]["QuantizeLinear"] > 2
-    assert told["quantization"]["format"] == "fp8"
-    outcomes = {one["target"]: one["outcome"] for one in told["engines"]}
+    reported = ran.json
+    assert reported["ops"]["QuantizeLinear"] > 2
+    assert reported["quantization"]["format"] == "fp8"
+    outcomes = {one["target"]: one["outcome"] for one in reported["engines"]}
     assert outcomes["tensorrt"] == "verified"
     assert outcomes["onnxruntime"] == "verified-by-emulation"  # fp16, on the CPU
     first, second = json.loads((tmp_path / "out" / "manifest.json").read_text("utf-8"))["engines"]

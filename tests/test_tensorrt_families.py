@@ -185,7 +185,7 @@ def test_its_network_is_taken_and_computes_what_the_program_does(
 
 
 def scaled(network: onnx.ModelProto) -> onnx.ModelProto:
-    """Every weight that is dequantised twice as large."""
+    """Every weight that is dequantized twice as large."""
     copy = onnx.ModelProto()
     copy.CopyFrom(network)
     made = {weight.name: weight for weight in copy.graph.initializer}

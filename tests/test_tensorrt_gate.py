@@ -68,9 +68,11 @@ def test_an_opset_outside_of_the_parser_s_is_found(version: str, opset: int, got
     assert check_ready(model, version=version, ranges=RANGES) == []
 
 
-@pytest.mark.parametrize(("version", "told"), [("10.9", "10.15 or newer"), ("new", "such as 11.0")])
-def test_an_unknown_version_is_refused(version: str, told: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(told)):
+@pytest.mark.parametrize(
+    ("version", "reported"), [("10.9", "10.15 or newer"), ("new", "such as 11.0")]
+)
+def test_an_unknown_version_is_refused(version: str, reported: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(reported)):
         found(f"{FLOATS} {{ y = Relu(x) }}", {}, version)
 
 
@@ -96,7 +98,7 @@ def test_a_type_that_the_graph_does_not_say_is_a_violation() -> None:
 
 
 def test_e5m2_weights_are_found_where_nothing_reads_them_as_fp8() -> None:
-    """They are no element type of TensorRT at all."""
+    """They are not element types of TensorRT at all."""
     model = model_of(f"{FLOATS} {{ y = Relu(x) }}", {"w": ([1.0, 2.0], E5M2)})
     assert [violation.rule for violation in check_ready(model, ranges=RANGES)] == ["fp8-format"]
 

@@ -92,7 +92,7 @@ def test_dtypes(text: str, dtype: str) -> None:
     assert layers(layer("a", "kgen", "n", "Half", text)).output_dtypes == {dtype: 1}
 
 
-def test_fields_that_are_not_there_are_not_told() -> None:
+def test_fields_that_are_not_there_are_not_reported() -> None:
     other = {"Name": "a", "Outputs": [{"Datatype": "Half"}, 7], "Metadata": "x\x1fy", "Inputs": {}}
     (found,) = layers(other).layers
     assert (found.kind, found.inputs, found.outputs) == ("", (), ("fp16",))
@@ -100,6 +100,6 @@ def test_fields_that_are_not_there_are_not_told() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "no layers", "[]", '{"Bindings": []}', '{"Layers": "a"}'])
-def test_what_is_no_list_of_layers_is_refused(text: str) -> None:
+def test_what_is_not_a_list_of_layers_is_refused(text: str) -> None:
     with pytest.raises(BundleError, match=r"engine\.plan: expected .*, got '"):
         parse_layers(text, "engine.plan")

@@ -51,7 +51,7 @@ def test_a_plan_of_no_bytes(tmp_path: Path, fake: FakeTensorRT) -> None:
 
 
 def test_a_plan_that_is_none(tmp_path: Path, fake: FakeTensorRT) -> None:
-    assert "this is no plan of the fake TensorRT" in refused(tmp_path, b"ftrt" * 50)
+    assert "this is not a plan of the fake TensorRT" in refused(tmp_path, b"ftrt" * 50)
 
 
 def test_a_plan_that_was_edited_is_not_seen_by_tensorrt(tmp_path: Path, fake: FakeTensorRT) -> None:

@@ -8,7 +8,7 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
-from planned_programs import quantised
+from planned_programs import quantized_by_plan
 from programs import TOKENS, Function, calibrated, captured, relative_error, rewritten
 from quantized_programs import FP8, Form, in_torch, quantized
 from safetensors import safe_open
@@ -65,7 +65,7 @@ def programs() -> dict[str, ExportedProgram]:
         pytest.param("fp32", "storage", {Q: 0, DQ: 4}, marks=pytest.mark.slow),
     ],
 )
-def test_values_are_dequantised_into_the_ops_that_read_them(
+def test_values_are_dequantized_into_the_ops_that_read_them(
     programs: dict[str, ExportedProgram],
     tmp_path: Path,
     precision: str,
@@ -102,9 +102,9 @@ class Twice(nn.Module):
         return both
 
 
-def test_a_table_that_is_read_twice_is_dequantised_once(tmp_path: Path) -> None:
+def test_a_table_that_is_read_twice_is_dequantized_once(tmp_path: Path) -> None:
     program = captured(Twice(), _ids(), dynamic=TOKENS)
-    network = network_of(quantised(program, "storage"), tmp_path)
+    network = network_of(quantized_by_plan(program, "storage"), tmp_path)
     assert (op_count(network, DQ), op_count(network, "Gather")) == (1, 2)
 
 

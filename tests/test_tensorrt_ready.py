@@ -1,4 +1,4 @@
-"""The graph that is made for TensorRT, of every family and precision, held against the gate."""
+"""The graph that is made for TensorRT, of every family and precision, checked by the gate."""
 
 import contextlib
 from pathlib import Path

@@ -243,7 +243,7 @@ def test_several_threads_at_once(
         assert 1 <= session_of(engine).lanes.made <= LANES
 
 
-def test_the_layers_are_told(tmp_path: Path, fake: FakeTensorRT, stand_in: CpuStandIn) -> None:
+def test_the_layers_are_reported(tmp_path: Path, fake: FakeTensorRT, stand_in: CpuStandIn) -> None:
     with opened(tmp_path, fake) as engine:
         session = session_of(engine)
         assert session.inspect().kept("RMSNormalization").whole == ("node_rms_norm",)

@@ -253,7 +253,7 @@ def test_stored_weights_stay_fp8(build: Build, fake: FakeTorchTensorRT) -> None:
 
 def test_weights_that_are_computed_beforehand(build: Build, fake: FakeTorchTensorRT) -> None:
     fake.ignores_tags = True
-    sentence = r"computes quantised values beforehand: of 3 calls of enginecast\.dequantize"
+    sentence = r"computes quantized values beforehand: of 3 calls of enginecast\.dequantize"
     with pytest.raises(LoweringError, match=sentence):
         build(quantized(block(), "storage", FP8))
 
@@ -268,7 +268,7 @@ def test_weights_that_are_computed_beforehand(build: Build, fake: FakeTorchTenso
         ("blocks", torch.int8, r"enginecast\.(dequantize|blockwise_linear)"),
     ],
 )
-def test_quantised_values_without_a_form(
+def test_quantized_values_without_a_form(
     build: Build, fake: FakeTorchTensorRT, form: Form, dtype: torch.dtype, sentence: str
 ) -> None:
     with pytest.raises(LoweringError, match=f"TensorRT has no layer for .*{sentence}") as stop:

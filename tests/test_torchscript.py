@@ -106,7 +106,7 @@ def outer() -> Outer:
     return Outer().eval().requires_grad_(False)
 
 
-def both_ways(width: int = 6) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def both_paths(width: int = 6) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     torch.manual_seed(1)
     x = torch.rand(3, width)
     return {"x": x}, {"x": -torch.rand(5, width)}
@@ -123,26 +123,26 @@ def eager(module: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
     return found
 
 
-def test_only_the_branching_leaf_is_scripted_and_both_ways_are_right() -> None:
+def test_only_the_branching_leaf_is_scripted_and_both_paths_are_right() -> None:
     module = outer()
-    found = hybrid(module, both_ways()[0], [LEAF])
+    found = hybrid(module, both_paths()[0], [LEAF])
     assert found.scripted == ("leaf",)
     assert found.outputs == ("narrow", "hidden")
     assert found.inputs == ("x",)
     assert found.suspects == ()
-    for inputs in both_ways():
+    for inputs in both_paths():
         wanted = module(**inputs)
         narrow, hidden = found.module(inputs["x"])
         torch.testing.assert_close(narrow, wanted["narrow"], rtol=0, atol=0)
         torch.testing.assert_close(hidden, wanted["hidden"], rtol=0, atol=0)
 
 
-def test_a_trace_alone_is_wrong_on_the_other_way_and_names_its_suspect() -> None:
+def test_a_trace_alone_is_wrong_on_the_other_path_and_names_its_suspect() -> None:
     module = outer()
-    found = hybrid(module, both_ways()[0])
+    found = hybrid(module, both_paths()[0])
     assert found.scripted == ()
     assert [suspect.place for suspect in found.suspects] == [LEAF]
-    other = both_ways()[1]
+    other = both_paths()[1]
     narrow, _ = found.module(other["x"])
     assert not torch.allclose(narrow, module(**other)["narrow"])
 
@@ -150,7 +150,7 @@ def test_a_trace_alone_is_wrong_on_the_other_way_and_names_its_suspect() -> None
 def test_the_users_module_is_not_touched() -> None:
     module = outer().train()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    hybrid(module, both_ways()[0], [LEAF])
+    hybrid(module, both_paths()[0], [LEAF])
     assert type(module.leaf) is Leaf
     assert module.training
     assert module.last.weight.data_ptr() == module.state_dict()["last.weight"].data_ptr()
@@ -178,11 +178,11 @@ def test_what_cannot_be_scripted_is_refused_with_module_line_and_reason(name: st
     assert f"{row.file}:{row.line}" in refused.value.message
 
 
-def test_an_optional_place_that_cannot_be_scripted_is_traced_and_told() -> None:
+def test_an_optional_place_that_cannot_be_scripted_is_traced_and_reported() -> None:
     module = Closed().eval()
     with pytest.raises(UnscriptableError, match="variable number of arguments"):
-        hybrid(module, both_ways()[0], [CLOSED])
-    found = hybrid(module, both_ways()[0], optional=[CLOSED])
+        hybrid(module, both_paths()[0], [CLOSED])
+    found = hybrid(module, both_paths()[0], optional=[CLOSED])
     assert found.unscripted == (CLOSED,)
     assert any(f":{CLOSED[1]} decides is traced" in note for note in found.notes)
     assert " at 0x" not in "".join(found.notes)
@@ -190,9 +190,9 @@ def test_an_optional_place_that_cannot_be_scripted_is_traced_and_told() -> None:
 
 def test_a_function_is_scripted_with_the_module_that_calls_it() -> None:
     module = Around().eval()
-    found = hybrid(module, both_ways()[0], [PICK])
+    found = hybrid(module, both_paths()[0], [PICK])
     assert found.scripted == ("calls",)
-    for inputs in both_ways():
+    for inputs in both_paths():
         (got,) = found.module(inputs["x"])
         torch.testing.assert_close(got, module(**inputs), rtol=0, atol=0)
 
@@ -202,7 +202,7 @@ def test_owners_of_a_line_that_the_run_does_not_reach_are_found_by_their_source(
     found = owners(module, [LEAF], lambda: None)
     assert found == {LEAF: ("leaf",)}
     first = SourceLocation(__file__, 1)
-    assert owners(module, [first], lambda: module(**both_ways()[0])) == {first: ()}
+    assert owners(module, [first], lambda: module(**both_paths()[0])) == {first: ()}
 
 
 @pytest.mark.parametrize("name", ["BufferCounter", "KvCache"])
@@ -213,7 +213,7 @@ def test_a_model_that_keeps_state_is_refused(name: str) -> None:
 
 
 def test_no_warning_of_torch_reaches_the_user(recwarn: pytest.WarningsRecorder) -> None:
-    found = hybrid(outer(), both_ways()[0])
+    found = hybrid(outer(), both_paths()[0])
     assert found.suspects
     assert [str(warning.message) for warning in recwarn] == []
 
@@ -224,12 +224,12 @@ def test_a_torch_without_torchscript_is_missing_it(
 ) -> None:
     monkeypatch.delattr(torch.jit, lacking)
     with pytest.raises(MissingError, match=f"no torch.jit.{lacking}") as missing:
-        hybrid(outer(), both_ways()[0])
+        hybrid(outer(), both_paths()[0])
     assert "2.11 to 2.13" in missing.value.hint
 
 
 def test_a_module_gives_equal_files_without_paths(tmp_path: Path) -> None:
-    found = hybrid(outer(), both_ways()[0], [LEAF])
+    found = hybrid(outer(), both_paths()[0], [LEAF])
     files = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -243,7 +243,7 @@ def test_a_module_gives_equal_files_without_paths(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         loaded = torch.jit.load(str(tmp_path / "two" / ENGINE_FILE))
-    other = both_ways()[1]
+    other = both_paths()[1]
     torch.testing.assert_close(loaded(other["x"])[1], outer()(**other)["hidden"])
 
 

@@ -90,7 +90,7 @@ class Raised(nn.Module):
     ],
 )
 def test_what_only_moves_leaves_a_raised_value_raised(function: Any, op: Any) -> None:
-    """`unflatten` and `squeeze` without a dim were no moves: the softmax ran in fp16."""
+    """`unflatten` and `squeeze` without a dim were not moves: the softmax ran in fp16."""
     program = captured(Raised(function), floats(3, 8))
     assert classify(program)[node_of(program, op)] is Class.PRECISE
 
@@ -147,7 +147,7 @@ def test_what_is_made_of_a_fill_value_need_not_be_one(function: Any, op: Any) ->
 
 
 def test_a_whole_number_filled_in_place_is_brought_into_range() -> None:
-    """`masked_fill_` had a literal, but was no fill: -100000 stayed, and became -inf in fp16."""
+    """`masked_fill_` had a literal, but was not a fill: -100000 stayed, and became -inf in fp16."""
 
     def function(x: Tensor) -> Tensor:
         return (x * 2).masked_fill_(x > 0, -100000)
@@ -157,7 +157,7 @@ def test_a_whole_number_filled_in_place_is_brought_into_range() -> None:
 
 
 def test_a_padded_convolution_is_a_layer() -> None:
-    """`conv1d` was heavy and `conv1d.padding` was not: the sum after it was no residual."""
+    """`conv1d` was heavy and `conv1d.padding` was not: the sum after it was not a residual."""
 
     class Padded(nn.Module):
         def __init__(self) -> None:

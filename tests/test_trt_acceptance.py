@@ -27,7 +27,7 @@ def beside_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def part(name: str) -> Any:
-    """A file of benchmarks/, which is no package: its scripts import each other by bare names."""
+    """A file of benchmarks/, which is not a package: its scripts import by bare names."""
     return importlib.import_module(name)
 
 
@@ -187,7 +187,7 @@ def test_the_script_runs_from_end_to_end(tmp_path: Path, script: str, chosen: st
                 assert row["verdict"]["outcome"] == "verified-by-emulation"
 
 
-def test_outliers_of_narrow_norms_are_no_whole_row() -> None:
+def test_outliers_of_narrow_norms_are_not_a_whole_row() -> None:
     models = part("trt_models")
     weight = {size: torch.nn.LayerNorm(size) for size in (64, 768)}
     for norm in weight.values():

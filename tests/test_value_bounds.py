@@ -85,7 +85,7 @@ def test_the_bound_is_what_the_worst_input_reaches(name: str) -> None:
     ],
     ids=["input", "linear of an input", "unknown op", "product of inputs", "active dropout"],
 )
-def test_what_has_no_bound_is_told_as_such(function: Callable[[Block, Tensor], Tensor]) -> None:
+def test_what_has_no_bound_is_reported_as_such(function: Callable[[Block, Tensor], Tensor]) -> None:
     assert bound_of(function) is None
 
 

@@ -1,4 +1,4 @@
-"""Verdicts: judged by the noise floor, with floors that are no measure refused."""
+"""Verdicts: judged by the noise floor, with floors that are not a measure refused."""
 
 from collections.abc import Mapping
 
@@ -85,7 +85,7 @@ def test_small_outputs_do_not_pass_by_being_small() -> None:
     assert verdict.outputs[0].max_abs < 1e-19
 
 
-def test_an_fp16_floor_that_lost_range_is_no_tolerance() -> None:
+def test_an_fp16_floor_that_lost_range_is_not_a_tolerance() -> None:
     culprit = "values leave fp16's range at block.3 (max 1.4e+05 > 65504)"
     floor = Floor("fp16", off_by(0.047), wider=off_by(8e-3), culprit=culprit)
     reason = rejected(judge(off_by(1e-3), floor, where=WHERE, engine_ran=True))

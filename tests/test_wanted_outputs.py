@@ -97,8 +97,8 @@ def test_outputs_of_a_folder(tmp_path: Path, capsys: Capture) -> None:
         assert [found["name"] for found in done.json["verdict"]["outputs"]] == list(names)
     done = cast(capsys, "verify", tmp_path / "one", "--model", "wanted_factories:plain")
     assert done.code == 2
-    told = " ".join(done.err.split())
-    assert "gives output_0, but the bundle's engine gives last_hidden_state" in told
+    reported = " ".join(done.err.split())
+    assert "gives output_0, but the bundle's engine gives last_hidden_state" in reported
 
 
 def test_hidden_states_of_a_folder(tmp_path: Path, capsys: Capture) -> None:
@@ -185,10 +185,10 @@ def test_outputs_of_a_program(root: Path, tmp_path: Path, capsys: Capture) -> No
     done = cast(capsys, "verify", tmp_path / "b", "--model", "bert")
     assert done.code == 0, done.err
     assert "is not the model that the bundle was made from" in done.out + done.err
-    told = refused(capsys, tmp_path, *program, "logits")
-    assert "It gives last_hidden_state, pooler_output, hidden_states.1." in told
-    told = refused(capsys, tmp_path, saved, "--allow-code", "--hidden-state", "-1")
-    assert "--hidden-state -1: the model gives no hidden states" in told
+    reported = refused(capsys, tmp_path, *program, "logits")
+    assert "It gives last_hidden_state, pooler_output, hidden_states.1." in reported
+    reported = refused(capsys, tmp_path, saved, "--allow-code", "--hidden-state", "-1")
+    assert "--hidden-state -1: the model gives no hidden states" in reported
     smaller = tmp_path / "smaller.pt2"
     options = ("--pipeline", "", "--outputs", "pooler_output", "-o", smaller, "--allow-code")
     done = cast(capsys, "opt", saved, *options)
@@ -257,9 +257,9 @@ def test_a_program_with_numbers_and_hidden_states(tmp_path: Path, capsys: Captur
     batch = {"x": {0: torch.export.Dim("batch", min=1, max=8)}}
     program = torch.export.export(Numbers(), (torch.ones(3, 4),), dynamic_shapes=batch)
     torch.export.save(program, saved)
-    told = refused(capsys, tmp_path, saved, "--allow-code")
-    assert "a plain number as n, expected" in told
-    assert "--outputs y,hidden_states.0,hidden_states.1,hidden_states.2,again." in told
+    reported = refused(capsys, tmp_path, saved, "--allow-code")
+    assert "a plain number as n, expected" in reported
+    assert "--outputs y,hidden_states.0,hidden_states.1,hidden_states.2,again." in reported
     arguments = ("--allow-code", "--outputs", "again,y", "--hidden-state", "-1")
     names = export(capsys, tmp_path / "b", saved, *arguments)
     assert names == ("again", "y", "hidden_states.-1")

@@ -91,7 +91,7 @@ class Floor:
 
     @property
     def defects(self) -> tuple[str, ...]:
-        """Why it is no measure, in sentences: each is a reason to reject."""
+        """Why it is not a measure, in sentences: each is a reason to reject."""
         return tuple(self._defects())
 
     def _defects(self) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """How far arrays are from their reference, and the metrics of several cases pooled.
 
 Every measure is relative to the size of the reference, so that an output cannot agree by being
-small (the neck of a randomly initialised SAM has values around 3e-21).  Numbers stay finite and go
+small (the neck of a randomly initialized SAM has values around 3e-21).  Numbers stay finite and go
 into JSON as they are: a relative error is capped at `BEYOND`, an SQNR at `SQNR_CAP` dB, and values
 that are not finite are counted, not averaged.
 """

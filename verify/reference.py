@@ -37,7 +37,7 @@ _DAMAGE = (
     ValueError,
     OSError,
 )
-"""What reading a file that is no reference may raise."""
+"""What reading a file that is not a reference may raise."""
 
 
 @dataclass(frozen=True)

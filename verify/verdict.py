@@ -230,7 +230,7 @@ def _floor_notes(floor: Floor) -> Iterator[str]:
         )
     if floor.estimated:
         cause = floor.culprit or "values leave fp16's range"
-        yield f"eager fp16 is no measure ({cause}): an eighth of eager bf16's error is taken"
+        yield f"eager fp16 is not a measure ({cause}): an eighth of eager bf16's error is taken"
 
 
 def _output_verdict(output: _Judged) -> OutputVerdict:

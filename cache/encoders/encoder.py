@@ -106,7 +106,7 @@ def _open_model(request: EncoderRequest) -> TextModel:
 
         return open_engine(request)
     if not (folder / "config.json").is_file():
-        what = "holds neither" if folder.is_dir() else "is no folder"
+        what = "holds neither" if folder.is_dir() else "is not a folder"
         raise SourceError(
             f"{request.model}: expected a bundle ({MANIFEST_NAME}) or a Hugging Face folder "
             f"(config.json), but it {what}",

@@ -1,6 +1,6 @@
 """What is asked of a fill, and what each pipeline of diffusers adds: `pipelines.json`.  No torch.
 
-Whether a pipeline tells its encoder what is padding, and which rows it reads, decides what may be
+Whether a pipeline gives its encoder a padding mask, and which rows it reads, decides what may be
 left out of a cache.  No config says so; each row was read in the source that it names, and
 tests/test_cache_pipelines.py holds it against the diffusers that is installed.
 """
@@ -32,7 +32,7 @@ class EncoderRequest:
         tokenizer: a folder or `tokenizer.json`; None: the model's own.
         pipeline: "flux:text_encoder_2": a row of `pipelines.json` gives what is None below.
         max_length: in tokens; None: what the model takes, or its tokenizer says.
-        mask: whether the encoder is told what is padding; None: where it takes a mask.
+        mask: whether the encoder gets a padding mask; None: where it takes one.
         keep_all: keep the rows of padding; None: only where the encoder gets no mask.
         padding_side: None: as the tokenizer's files say.
         template, clean, extra_rows, skip_rows: as in `EncoderSpec`.
@@ -80,7 +80,7 @@ class Part(Record, frozen=True, kw_only=True):
     function: str
     """In it: "FluxPipeline.encode_prompt"."""
     mask: bool
-    """Whether the encoder is told what is padding."""
+    """Whether the encoder gets a padding mask."""
     keep_all: bool
     """Whether rows of padding are read."""
     extra_rows: Size
@@ -174,8 +174,8 @@ def resolve(request: EncoderRequest) -> EncoderRequest:
 def _wrong_rows(request: EncoderRequest, part: Part) -> tuple[str, str] | None:
     """The option that contradicts the pipeline, and what the pipeline does."""
     if request.mask is not None and request.mask != part.mask:
-        told = "tells" if part.mask else "does not tell"
-        return "--mask" if request.mask else "--no-mask", f"it {told} the encoder what is padding"
+        given = "gives" if part.mask else "does not give"
+        return "--mask" if request.mask else "--no-mask", f"it {given} the encoder a padding mask"
     if part.keep_all and request.keep_all is False:
         return "--trim", "it reads rows of padding"
     if (request.extra_rows or 0) < part.extra_rows and request.extra_rows is not None:

@@ -16,7 +16,7 @@ class ModelFacts:
 
     Args:
         folder: of the bundle or model, where its tokenizer may be.
-        takes_mask: whether it can be told what is padding.
+        takes_mask: whether it can be given a padding mask.
         sequence: fewest and most tokens that it takes; None: no limit.
         default_length: longest text where neither the user nor the tokenizer says.
         vocabulary: how many ids it knows; None: not known.
@@ -50,7 +50,7 @@ class TextModel(Protocol):
 
         Args:
             ids: int64 [batch, sequence].
-            mask: int64 [batch, sequence], 1 for tokens; None: the encoder is not told.
+            mask: int64 [batch, sequence], 1 for tokens; None: the encoder gets none.
         """
         ...
 

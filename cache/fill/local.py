@@ -225,7 +225,7 @@ def _encode(encoder: Encoder, batch: Sequence[Wanted]) -> tuple[list[Entry], lis
 def pad_batch(batch: Sequence[Wanted], spec: EncoderSpec) -> tuple[Array, Array]:
     """Ids and mask of a batch: int64 [texts, length], the length that the spec says or the longest.
 
-    The mask is 1 for tokens; all ones where the encoder is not told what is padding.
+    The mask is 1 for tokens; all ones where the encoder gets no padding mask.
     """
     length = _padded_length(batch, spec)
     ids, mask = pad_rows(spec, [wanted.ids for wanted in batch], length)

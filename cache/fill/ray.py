@@ -455,7 +455,7 @@ def _end_on_sigterm() -> None:
 
 @contextmanager
 def _no_standard_error() -> Iterator[None]:
-    """Ray's C++ part says there that it was told to say nothing."""
+    """Ray's C++ part says there that it was asked to say nothing."""
     sys.stderr.flush()
     before = os.dup(2)
     try:

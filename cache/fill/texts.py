@@ -185,7 +185,8 @@ def _read_json_lines(path: Path, column: str | None, into: Texts) -> None:
                 column = _choose_column(path, column, [*value])
             elif column is not None:
                 raise InputError(
-                    f"{path}: expected objects with a column {column!r}, but a line is no object",
+                    f"{path}: expected objects with a column {column!r}, but a line "
+                    "is not an object",
                     hint="Leave --column out where each line is a string.",
                 )
         into.take(value if bare else _field(path, number, column, value), number)

@@ -83,7 +83,7 @@ class CachedEncoder(nn.Module):
     @property
     def _places(self) -> list[Tensor]:
         """An empty tensor for each output, where and in what it is wanted."""
-        # By name: in copies that wrappers make for a device these are no parameters any more.
+        # By name: in copies that wrappers make for a device these are not parameters any more.
         return [getattr(self, f"_output_{number}") for number in range(len(self.spec.outputs))]
 
     def _load_from_state_dict(self, *given: Any) -> None:

@@ -101,7 +101,7 @@ def as_dataset(cache: EmbeddingCache, texts: Sequence[str] | None = None) -> Cac
             numbers.
 
     Raises:
-        UsageError: one of `texts` is no text; says which.
+        UsageError: one of `texts` is not text; says which.
         CacheMissError: of the first text that is not in the cache: here, and not in mid-training.
     """
     if texts is None:
@@ -281,7 +281,7 @@ def as_huggingface(cache: EmbeddingCache, dataset: Any = None, *, column: str = 
         own columns.
 
     Raises:
-        UsageError: no such dataset or column, a column that is no text, or one that is named as
+        UsageError: no such dataset or column, a column that is not text, or one that is named as
             what would be added; a dataset with a format or transform, which would be lost.
             When an item is read: its text is None.
         CacheMissError: when an item is read: its text is not in the cache.

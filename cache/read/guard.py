@@ -193,7 +193,7 @@ def _check_tokenizer(look: _Look, tokenizer: Any) -> None:
             "Texts with new tokens cannot be cached: use the tokenizer that the cache was filled "
             f"with, {cache.encodings.tokenizer_file}.",
         )
-    if isinstance(tokenizer, Tokenizer):  # it may be told to pad or to cut
+    if isinstance(tokenizer, Tokenizer):  # it may be set to pad or to cut
         tokenizer = parse_tokenizer(tokenizer.to_str().encode())
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -222,7 +222,7 @@ def _check_weights(look: _Look, model: nn.Module) -> None:
     elif getattr(model, "hf_quantizer", None) is not None:
         look.skipped.append("weights: the model was quantized while it was loaded")
     elif not root.is_dir():
-        look.skipped.append(f"weights: it was loaded from {root}, which is no folder")
+        look.skipped.append(f"weights: it was loaded from {root}, which is not a folder")
     else:
         digests: dict[Path, str] = {}
         for folder in _candidates(root, look.cache.encodings.name, model):

@@ -104,7 +104,7 @@ def _wrong_padding(miss: _Miss) -> Iterator[tuple[str, str]]:
             f"Tokenize with padding='max_length', max_length={spec.max_length}, or fill a cache "
             f"with --max-length {sequence}.",
         )
-    end = spec.padding_id in miss.added  # which is no padding
+    end = spec.padding_id in miss.added  # which is not padding
     padding = len(miss.query.tokens) - len(miss.core) - end
     if spec.mask and sequence is not None and padding > 0:
         there = "the text is there" if miss.holds_core() else "texts are there"

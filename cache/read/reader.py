@@ -103,10 +103,10 @@ class EmbeddingCache:
     def by_text(self, text: str) -> Entry:
         """The entry of a text, which is cleaned, put into the template and tokenized.
 
-        A text that is too long is cut, as a fill does that was told to truncate.
+        A text that is too long is cut, as by a fill with truncation.
 
         Raises:
-            UsageError: it is no text.
+            UsageError: it is not text.
             CacheMissError: there is no such entry; says why.
             CacheError: its outputs are damaged.
         """
@@ -139,7 +139,7 @@ class EmbeddingCache:
         """Those of some texts that have no entry, in their order; to know why, ask for one.
 
         Raises:
-            UsageError: one is no text.
+            UsageError: one is not text.
         """
         queries = self._queries(require_texts(texts))
         return [one.text or "" for one in queries if self.locate(one.tokens) is None]
@@ -261,7 +261,7 @@ def require_texts(texts: Iterable[Any], name: str = "texts") -> list[str]:
     """Texts as a list; numbers are not taken for those of entries, nor None for a text.
 
     Raises:
-        UsageError: one is no text; says which.
+        UsageError: one is not text; says which.
     """
     if isinstance(texts, str):
         raise UsageError(f"{name}: expected a list of texts, got one: {texts!r}")

@@ -37,7 +37,7 @@ def claim(encodings: Encodings, chunk_name: str) -> Iterator[bool]:
 
 
 def _taken(path: Path) -> tuple[int | None, bool]:
-    """The open file of a claim, if there is one to be had, and whether the chunk is ours."""
+    """The open file of a claim, if one is available, and whether the chunk is ours."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         while True:

@@ -70,9 +70,9 @@ def is_there(path: Path) -> bool:
 def disk_error(path: Path, error: Exception) -> CacheError | MissingError:
     """What to raise for an error of the disk; safetensors has its own for what is an OSError."""
     number = getattr(error, "errno", None)
-    told = re.search(r"os error (\d+)", str(error))
-    if number is None and told:
-        number = int(told[1])
+    described = re.search(r"os error (\d+)", str(error))
+    if number is None and described:
+        number = int(described[1])
     if number in _NO_SPACE:
         return MissingError(
             f"{path.parent}: the disk is full; what was committed before is safe",

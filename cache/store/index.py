@@ -206,7 +206,7 @@ def open_index(encodings: Encodings, before: Index | None = None, *, keep: bool 
         if not index.errors and stamps == [one.stamp for one in index.listing]:
             break
         index = _refreshed(encodings, index, stamps)
-        # A shard that is gone before it is opened is no damage: its entries are in another one by
+        # A shard that is gone before it is opened is not damage: its entries are in another one by
         # now, which the next listing has.
         if not any(isinstance(error.__cause__, FileNotFoundError) for error in index.errors):
             break

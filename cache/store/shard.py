@@ -267,7 +267,7 @@ def _read(path: Path, spec: EncoderSpec) -> _Content:
 def _require_own(path: Path, spec: EncoderSpec, metadata: Mapping[str, str]) -> None:
     version = metadata.get("version")
     if metadata.get("format") != FORMAT:
-        raise _damaged(path, "it is no shard of an embedding cache")
+        raise _damaged(path, "it is not a shard of an embedding cache")
     if version != str(VERSION):
         raise CacheError(
             f"{path}: expected version {VERSION} of the format, got {version}",

@@ -57,7 +57,7 @@ class EncoderSpec(Record, frozen=True, kw_only=True):
     padding_id: Size
     padding_side: Side = "right"
     mask: bool
-    """Whether the encoder is told which tokens are padding.  If not, padding changes every row."""
+    """Whether the encoder gets a padding mask.  If not, padding changes every row."""
     rows: Rows
     """Rows kept of each text: those of its tokens, or all `max_length`."""
     extra_rows: Size = 0

@@ -67,7 +67,7 @@ def narrow(specs: tuple[InputSpec, ...], message: str, place: str = "") -> Narro
 
     Returns:
         None when the message names no dimension, or one that the user asked for.  What holds for
-        all sizes is no reason to narrow anything: torch then defers its check (`is_proved`).
+        all sizes is not a reason to narrow anything: torch then defers its check (`is_proved`).
     """
     dims = named_dims(specs)
     guards = _guards(specs, message)

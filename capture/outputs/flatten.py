@@ -96,7 +96,7 @@ def parse_wanted(
     """Read `--outputs A,B` (each may be a list with commas) and `--hidden-state INDEX`.
 
     Raises:
-        UsageError: an empty name, a name given twice, or an index that is no integer.
+        UsageError: an empty name, a name given twice, or an index that is not an integer.
     """
     lists = [outputs] if isinstance(outputs, str) else list(outputs)
     names = [name.strip() for text in lists for name in text.split(",")]
@@ -292,7 +292,7 @@ def _what(leaf: Any) -> str:
 
 
 def _walk(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """Names and leaves: tensors, and whatever is no container of tensors."""
+    """Names and leaves: tensors, and whatever is not a container of tensors."""
     if value is None:
         return
     items = None if isinstance(value, Tensor) else _items(value)

@@ -68,7 +68,7 @@ def source_of(function: Callable[..., Any]) -> FunctionSource:
     """The syntax tree of `function`, with the line numbers of its file.
 
     Raises:
-        SourceUnavailable: it is no Python function, was compiled from a string, its file is gone
+        SourceUnavailable: it is not a Python function, was compiled from a string, its file is gone
             or has changed since, or it is a lambda, a generator or a coroutine.
     """
     inner = innermost(function)

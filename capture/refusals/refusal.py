@@ -52,7 +52,7 @@ REASONS: dict[Kind, tuple[str, str]] = {
         "Narrow or fix it: --dynamic NAME:DIM=MIN..MAX or --dynamic NAME:DIM=K.",
     ),
     "unsupported-output": (
-        "the model returns an object that is no tensor or container of tensors",
+        "the model returns an object that is not a tensor or container of tensors",
         "Return tensors in tuples, dicts or dataclasses; switch caches off.",
     ),
     "unsupported-python": (
@@ -167,9 +167,9 @@ def explain(error: BaseException) -> Refusal:
         places = [_culprit(link) for link in chain] + places
     file, line = next((place for place in places if place is not None), ("", 0))
     reason, hint = REASONS[kind]
-    told = violations(str(error))
-    if kind == "specialized-dimension" and told:
-        reason = f"{reason}: {told}"
+    described = violations(str(error))
+    if kind == "specialized-dimension" and described:
+        reason = f"{reason}: {described}"
     fixes = re.search(r"Suggested fixes:\s*\n((?:[ \t]+\S.*\n?)+)", str(error))
     if kind == "specialized-dimension" and fixes:
         reason = f"{reason}; torch suggests {' '.join(fixes[1].split())}"
@@ -266,12 +266,12 @@ def violations(message: str) -> str:
     def named(match: re.Match[str]) -> str:
         return names.get((match["input"], match["dim"]), f"{match['input']}.shape[{match['dim']}]")
 
-    told = [f"{m['name']} is always {m['size']}" for m in CONSTANT.finditer(message)]
-    told += [
+    described = [f"{m['name']} is always {m['size']}" for m in CONSTANT.finditer(message)]
+    described += [
         f"not every {m['name']} satisfies {SIZE.sub(named, m['guard'])}"
         for m in GUARD.finditer(message)
     ]
-    return "; ".join(dict.fromkeys(told))
+    return "; ".join(dict.fromkeys(described))
 
 
 def place_of(guard: Any) -> SourceLocation | None:

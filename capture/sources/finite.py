@@ -24,7 +24,7 @@ HINT = "Copy or download the checkpoint again, or train it in another precision.
 
 @dataclass(frozen=True)
 class Lost:
-    """Elements of a tensor that are no finite numbers."""
+    """Elements of a tensor that are not finite numbers."""
 
     nan: int = 0
     infinite: int = 0
@@ -53,7 +53,7 @@ def lost_in(data: bytes, dtype: str) -> Lost:
 
 
 def require_finite(lost: Lost, what: str, *, is_buffer: bool = False) -> None:
-    """Refuse a weight that has elements that are no numbers.
+    """Refuse a weight that has elements that are not numbers.
 
     A buffer may be a mask, and that of -inf.
 
@@ -61,7 +61,7 @@ def require_finite(lost: Lost, what: str, *, is_buffer: bool = False) -> None:
         SourceError: names the tensor, and says how many elements of which kind.
     """
     if lost.nan or (lost.infinite and not is_buffer):
-        raise SourceError(f"{what} has elements that are no numbers: {lost}", hint=HINT)
+        raise SourceError(f"{what} has elements that are not numbers: {lost}", hint=HINT)
 
 
 def require_finite_module(module: nn.Module, name: str) -> None:

@@ -75,7 +75,7 @@ class HuggingFaceSource(Source):
         return {"config": hashlib.sha256(canonical).hexdigest(), **weights}
 
     def _require_finite(self, lost: Mapping[str, Lost]) -> None:
-        """Refuse weights that are no numbers, but not in what the class leaves out."""
+        """Refuse weights that are not numbers, but not in what the class leaves out."""
         if not lost:
             return
         names = {tensor.data_ptr(): name for name, tensor in self._named.items()}
@@ -221,7 +221,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
         raise SourceError(f"{file}: {first or type(error).__name__}") from error
     for part in parts_of(config):
         if hasattr(part, "use_cache"):
-            part.use_cache = False  # a cache in the output is no tensor and cannot be exported
+            part.use_cache = False  # a cache in the output is not a tensor and cannot be exported
     return config
 
 

@@ -160,7 +160,7 @@ def open_source(
 
         return open_factory(model)
     raise SourceError(
-        f"{model!r} is no model: "
+        f"{model!r} is not a model: "
         + ("a file of unknown kind" if path.exists() else "no such file or folder"),
         hint="Give a Hugging Face folder, package.module:factory, or a .pt2 program.",
     )

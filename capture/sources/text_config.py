@@ -93,7 +93,7 @@ def longest_target(config: PreTrainedConfig) -> int:
 def sequence_step(config: PreTrainedConfig) -> int:
     """Tokens of a block, where the model works in blocks and pads a text up to the next; else 1.
 
-    Sliding windows of ordinary attention are no blocks: they are a mask.
+    Sliding windows of ordinary attention are not blocks: they are a mask.
     """
     text = text_of(config)
     window: Any = getattr(text, "attention_window", None)

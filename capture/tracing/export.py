@@ -176,7 +176,7 @@ def output_names(program: ExportedProgram) -> tuple[str, ...]:
     """A name for each value that `program` returns, from the structure of its output.
 
     Raises:
-        CaptureError: a value is no tensor.
+        CaptureError: a value is not a tensor.
     """
     return _in_order(*named_leaves(program, ALL))
 

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import nn
 
 from enginecast.capture.control_flow.detect.detect import detect
-from enginecast.capture.control_flow.detect.findings import summarise
+from enginecast.capture.control_flow.detect.findings import summarize
 from enginecast.capture.control_flow.detect.recorder import Read
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.refusals.refusal import Refusal
@@ -78,7 +78,7 @@ class RefusedError(CaptureError):
     ) -> None:
         found = detect(refusals=[refusal], runs=runs)
         tried = [f"then {rung}" for rung in rungs[1:]]
-        summary = [summarise(each for each in found if each.file)] if rungs else []
+        summary = [summarize(each for each in found if each.file)] if rungs else []
         super().__init__(
             "\n".join(filter(None, [refusal.message(), *tried, *summary])),
             hint=refusal.hint,

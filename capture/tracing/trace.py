@@ -171,7 +171,7 @@ def _with_sizes(refusal: Refusal, specs: Sequence[InputSpec]) -> Refusal:
 def noting_decisions() -> Iterator[set[SourceLocation]]:
     """Within the block, note the lines of model code that ask for the truth of a symbolic number.
 
-    torch answers from the sizes of the trace, with a guard, or from what `torch._check` told it, or
+    torch answers from the sizes of the trace, with a guard, or from what `torch._check` stated, or
     raises an error; so such a line has one path in the sizes that the program takes.
     """
     decided: set[SourceLocation] = set()

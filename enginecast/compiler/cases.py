@@ -95,7 +95,7 @@ class Covered:
     """With value ranges that hold the cases that were added."""
     cases: tuple[Case, ...]
     verified: tuple[str, ...]
-    """Notes: which branches were seen both ways, and those of libraries that were not."""
+    """Notes: which branches were seen on both paths, and those of libraries that were not."""
     unverified: tuple[Unverified, ...]
     """Branches of the model of which no input took one of the paths."""
     watched: tuple[Case, ...] = ()
@@ -110,7 +110,7 @@ def cover_branches(
 ) -> Covered:
     """Run the model in fp32 to find inputs that take the paths of branches which `cases` do not."""
     found = cover(source.eager(), specs, cases, places, SEED)
-    verified = [f"both ways verified: {', '.join(found.verified)}"] if found.verified else []
+    verified = [f"both paths verified: {', '.join(found.verified)}"] if found.verified else []
     verified += [f"in a library, so it rejects nothing: {u}" for u in found.in_libraries]
     inputs = tuple(widened(spec, found.cases) for spec in specs)
     return Covered(inputs, (*cases, *found.cases), tuple(verified), found.unverified)
@@ -244,7 +244,7 @@ def cover_paths(
     seen = _of_libraries(program).union(*taken)
     missing = [lost for path, lost in every.items() if path not in seen]
     places = dict.fromkeys(path.place for path in every.values() if path.place not in known)
-    both = f"every way of the program verified: {', '.join(places)}"
+    both = f"every path of the program verified: {', '.join(places)}"
     return Covered(
         inputs=tuple(widened(spec, [case for case, _ in added]) for spec in specs),
         cases=cases,
@@ -283,7 +283,7 @@ def _search(
             continue
         new = [every[path].place for path in found - seen if path in every]
         if new:
-            yield Case(f"other way at {', '.join(dict.fromkeys(new))}", dict(inputs)), found
+            yield Case(f"other path at {', '.join(dict.fromkeys(new))}", dict(inputs)), found
         seen |= found
 
 
@@ -311,7 +311,7 @@ def _paths(program: ExportedProgram) -> dict[Path, Unverified]:
     for node, block in all_blocks(program):
         place = source_line(node) or module_path(node) or node.name
         if block.path in ("true", "false"):
-            found[block.module] = Unverified(place, f"cond never took the {block.path} way")
+            found[block.module] = Unverified(place, f"cond never took the {block.path} path")
         elif block.path == "body":
             found[block.module] = Unverified(place, "the body of while_loop never ran")
     return found

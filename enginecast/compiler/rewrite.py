@@ -152,7 +152,7 @@ def rewrite(
     result, the lowering passes of its target.
 
     A pass that breaks its promise does not stop the others: the report should hold them all.  But
-    what it leaves is not lowered, nor is a program that eager itself is no measure for.
+    what it leaves is not lowered, nor is a program for which eager itself is not a measure.
 
     Args:
         leave: sites that each of the passes leaves alone; empty: none.

@@ -109,7 +109,7 @@ class ExportSession:
     def _of_program(self, model: Prepared) -> Candidate:
         """Passes, lowering and the first run of every engine that is made of a program."""
         with self.steps("read the weights"):
-            self.source.fingerprint()  # refuses weights that are no numbers
+            self.source.fingerprint()  # refuses weights that are not numbers
         state_notes: list[str] = []
         with self.steps("reference"):
             reference = reference_of(model, self.config.precision, state_notes)

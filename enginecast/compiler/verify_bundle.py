@@ -66,7 +66,7 @@ def verify_bundle(
         BundleError: the bundle is damaged, or has no reference and no model was given.
         MissingError: this machine cannot run the engine.
     """
-    # Emulation is no reason to warn here: this command is what completes such a verdict.
+    # Emulation is not a reason to warn here: this command is what completes such a verdict.
     with load(
         path,
         device=device,

@@ -274,7 +274,7 @@ def examine_tensorrt(torch_version: str | None, torch_cuda: str | None) -> Tenso
 def tensorrt_problems(
     found: TensorRT, torch_version: str | None, torch_cuda: str | None
 ) -> list[Problem]:
-    """What does not work of what is installed; that nothing is, is no problem."""
+    """What does not work of what is installed; that nothing is, is not a problem."""
     if not any(one.installed for one in found.libraries):
         return []
     pair = _pair(torch_version)

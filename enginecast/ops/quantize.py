@@ -22,7 +22,7 @@ LIMITS: dict[torch.dtype, float] = {
     torch.float8_e5m2: 57344.0,
     torch.int8: 127.0,
 }
-"""Largest value of each quantised dtype that is used; int8 is symmetric, without -128."""
+"""Largest value of each quantized dtype that is used; int8 is symmetric, without -128."""
 
 SMALLEST_SCALE = 2.0**-40
 """Floor of a scale: a channel of zeros has one, too, and no backend takes a scale of 0."""
@@ -41,7 +41,7 @@ def dynamic_scale(x: Tensor, dtype: torch.dtype, per_row: bool) -> Tensor:
 
     Args:
         x: [..., K], any float dtype.
-        dtype: quantised dtype of `LIMITS`.
+        dtype: quantized dtype of `LIMITS`.
         per_row: one scale for each vector along the last dim, else one for all of x.
 
     Returns:
@@ -59,7 +59,7 @@ def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     Args:
         x: any float dtype.
         scale: fp32, broadcastable to x: [] or [..., 1] per row ([N, 1] for a weight [N, K]).
-        dtype: quantised dtype of `LIMITS`; a float dtype: neither clamped nor rounded.
+        dtype: quantized dtype of `LIMITS`; a float dtype: neither clamped nor rounded.
 
     Returns:
         Shape of x, `dtype`.
@@ -114,7 +114,7 @@ def dequantize_axis(q: Tensor, scale: Tensor, axis: int, dtype: torch.dtype) -> 
     """`enginecast.dequantize` with one scale for each index of one dimension, or for all.
 
     Args:
-        q: quantised.
+        q: quantized.
         scale: [size of that dimension] or []; fp32, or `dtype` where that holds it.
         axis: the dimension.
         dtype: of the result.

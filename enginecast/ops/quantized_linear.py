@@ -28,12 +28,12 @@ def quantized_linear(
     bias: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The product of quantised values, summed in fp32 (int8: exactly), then scaled.
+    """The product of quantized values, summed in fp32 (int8: exactly), then scaled.
 
     Args:
-        x: [..., K], quantised.
+        x: [..., K], quantized.
         x_scale: fp32, [] or [..., 1].
-        weight: [N, K], quantised.
+        weight: [N, K], quantized.
         weight_scale: fp32, [] or [N, 1].
         bias: [N], any float dtype; added in fp32.
         dtype: float dtype of the result.

@@ -10,7 +10,7 @@ from enginecast.ops.traits import Trait, operator
 def skip_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    """Add a residual and normalise the sum: com.microsoft SkipSimplifiedLayerNormalization.
+    """Add a residual and normalize the sum: com.microsoft SkipSimplifiedLayerNormalization.
 
     Args:
         x: [batch, tokens, size] or [tokens, size].
@@ -22,5 +22,5 @@ def skip_rms_norm(
         rms_norm(x + residual) and x + residual, both of x's shape and dtype.
     """
     total = (x + residual).contiguous()  # strides that do not depend on the kernel
-    normalised = torch.nn.functional.rms_norm(total, [total.shape[-1]], weight, epsilon)
-    return normalised.contiguous(), total
+    normalized = torch.nn.functional.rms_norm(total, [total.shape[-1]], weight, epsilon)
+    return normalized.contiguous(), total

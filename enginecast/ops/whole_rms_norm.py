@@ -12,7 +12,7 @@ def whole_rms_norm(x: Tensor, dims: int, weight: Tensor | None, epsilon: float) 
 
     Args:
         x: any float dtype.
-        dims: how many of the last dims are normalised.
+        dims: how many of the last dims are normalized.
         weight: of the shape of those dims, any float dtype.
         epsilon: added to the mean of squares.
 

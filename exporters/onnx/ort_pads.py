@@ -1,6 +1,6 @@
 """Keep ONNX Runtime from moving a padding with zeros into a max pool, where it is one with -inf.
 
-Its optimiser (PadFusion, basic level, seen in 1.31) takes a Pad with the value 0 before a MaxPool
+Its optimizer (PadFusion, basic level, seen in 1.31) takes a Pad with the value 0 before a MaxPool
 for the pool's own padding.  Where all values of a window are negative the result is another one:
 BiT's stem was off by 4 %.  The fusion passes a Pad by that names its axes.
 """

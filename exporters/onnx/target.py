@@ -69,6 +69,6 @@ class OnnxRuntime(Target):
         if request.precision != "fp32":
             raise LoweringError(
                 f"ONNX Runtime's CPU provider does not compute in {request.precision}, and there"
-                " is no program of torch.export to judge in its place"
+                " is not a program of torch.export to judge in its place"
             )
         return lower_script_to_onnx(request)

@@ -1,4 +1,4 @@
-"""The weights of an ONNX graph: promised while the graph is optimised, then written beside it."""
+"""The weights of an ONNX graph: promised while the graph is optimized, then written beside it."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -81,7 +81,7 @@ def _evaluate(weight: LazyWeight) -> ir.Tensor:
 
 
 def _described(value: ir.Value) -> LazyWeight:
-    """An initializer as something to write: a weight, or a constant that the optimiser made."""
+    """An initializer as something to write: a weight, or a constant that the optimizer made."""
     found = value.const_value
     assert found is not None
     assert value.name is not None

@@ -57,7 +57,7 @@ class Job:
 
 
 def build_plan(job: Job, fill: Fill, weights: int) -> Any:
-    """The serialised engine, a buffer.
+    """The serialized engine, a buffer.
 
     Args:
         fill: makes the network.
@@ -119,7 +119,7 @@ def _config(job: Job, builder: Any, messages: Messages) -> Any:
     config.clear_flag(trt.BuilderFlag.TF32)  # is set unless somebody clears it
     level = getattr(trt.HardwareCompatibilityLevel, _HARDWARE[options.hardware])
     config.hardware_compatibility_level = level
-    # For what is told of fusions and dtypes; names of layers and shapes, no weights.
+    # For the report of fusions and dtypes; names of layers and shapes, no weights.
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if options.level is not None:
         config.builder_optimization_level = options.level

@@ -157,7 +157,7 @@ def tensorrt_onnx(order: LoweringRequest) -> ir.Model:
     Every node has `MODULE` and `LINE` in its metadata where they are known.
 
     Raises:
-        LoweringError: an op has no ONNX form, or values are quantised in one that TensorRT lacks;
+        LoweringError: an op has no ONNX form, or values are quantized in one that TensorRT lacks;
             names it with module and source line.
     """
     model = onnx_model(order, "tensorrt")
@@ -252,7 +252,7 @@ def _describe(job: Job, built: Built, files: tuple[str, ...]) -> Artifact:
         files,
         dict(sorted(built.ops.items())),
         minimum_runtime=f"tensorrt{'>=' if options.version_compatible else '=='}{version}",
-        # TensorRT gets no other quantised values than fp8.
+        # TensorRT gets no other quantized values than fp8.
         quantized="fp8" if any("quantize" in op.lower() for op in built.ops) else "",
         requires=job.needs,
         record={

@@ -1,4 +1,4 @@
-"""The shapes that a TensorRT engine is built for: one optimisation profile, from the recorded
+"""The shapes that a TensorRT engine is built for: one optimization profile, from the recorded
 ranges.
 
 The engine takes every shape of the ranges and is tuned for one.  Unless a user names that one, it

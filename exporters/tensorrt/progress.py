@@ -27,7 +27,7 @@ class Watch:
     def stop(self, reason: BaseException) -> None:
         self.reason = self.reason or reason
 
-    def told(self, phase: str, done: int, total: int) -> None:
+    def report(self, phase: str, done: int, total: int) -> None:
         try:
             self._tell(phase, done, total)
         except BaseException as error:  # whatever it is must not reach C++
@@ -56,10 +56,10 @@ def watched(trt: Any, tell: Tell) -> Iterator[Watch]:
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
             totals[phase_name] = num_steps
-            watch.told(phase_name, 0, num_steps)
+            watch.report(phase_name, 0, num_steps)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            watch.told(phase_name, step + 1, totals.get(phase_name, step + 1))
+            watch.report(phase_name, step + 1, totals.get(phase_name, step + 1))
             return watch.reason is None
 
         def phase_finish(self, phase_name: str) -> None:

@@ -79,7 +79,7 @@ def default_folder() -> Path:
 
 
 def attach_cache(config: Any, path: Path, say: Say) -> None:
-    """Give a builder's config what was measured before; one that is damaged is told of and begun
+    """Give a builder's config what was measured before; one that is damaged is reported and begun
     anew.
     """
     data = _read_cache(path, say)
@@ -92,7 +92,7 @@ def attach_cache(config: Any, path: Path, say: Say) -> None:
 
 
 def keep_cache(config: Any, path: Path, say: Say) -> None:
-    """Write what the config has measured; a disk that fails is told of."""
+    """Write what the config has measured; a disk that fails is reported."""
     cache = config.get_timing_cache()
     serialized = None if cache is None else cache.serialize()
     if serialized is None:
@@ -103,7 +103,7 @@ def keep_cache(config: Any, path: Path, say: Say) -> None:
 
 
 def read_history(path: Path, say: Say) -> tuple[Build, ...]:
-    """The builds that are remembered, oldest first; a damaged list is told of."""
+    """The builds that are remembered, oldest first; a damaged list is reported."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_History).builds
     except FileNotFoundError:

@@ -47,7 +47,7 @@ _LOGGERS = ("torch_tensorrt", "torch_tensorrt.dynamo")
 def plan_by_torch(
     order: LoweringRequest, trt: Any, profile: Sequence[ShapeRange], timing_cache: Path
 ) -> bytes:
-    """A serialised engine of the whole program.
+    """A serialized engine of the whole program.
 
     Args:
         trt: the module tensorrt.
@@ -59,7 +59,7 @@ def plan_by_torch(
             TensorRT, or does not know a setting.
         UsageError: an option that it has no setting for.
         LoweringError: an op has no converter (named with module and source line), values are
-            quantised in another way than TensorRT has, or the build failed.
+            quantized in another way than TensorRT has, or the build failed.
     """
     tt = import_torch_tensorrt(
         WHY, torch=torch.__version__, tensorrt=trt.__version__, cuda=torch.version.cuda
@@ -85,7 +85,7 @@ def plan_by_torch(
 
 
 def _folded(module: GraphModule, program: ExportedProgram) -> list[str]:
-    """What became of quantised values in the module that a program was lowered to, in sentences."""
+    """What became of quantized values in the module that a program was lowered to, in sentences."""
     said = []
     for op in QUANTIZED:
         before = sum(node.target is op for node in all_nodes(program))
@@ -118,7 +118,7 @@ def _require_convertible(
     lost = _folded(module, program)
     if lost:
         raise LoweringError(
-            f"torch_tensorrt {version} computes quantised values beforehand: {'; '.join(lost)}",
+            f"torch_tensorrt {version} computes quantized values beforehand: {'; '.join(lost)}",
             hint=ONNX_ROUTE,
         )
 

@@ -1,6 +1,6 @@
 """What torch_tensorrt is to make of our ops: converters that it is given when the route runs.
 
-TensorRT 10.15 and 11.0 have no layer that normalises by root mean squares: INormalizationLayer
+TensorRT 10.15 and 11.0 have no layer that normalizes by root mean squares: INormalizationLayer
 takes the mean off (its documentation in the Python API reference).  So a norm is written as a
 chain in fp32, which keeps it one thing until then.
 

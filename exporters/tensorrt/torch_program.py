@@ -62,7 +62,7 @@ def _check_quantized(node: Node, constants: frozenset[str]) -> None:
             raise _no_form(node, str(dtype_of(value)).removeprefix("torch."), expected="fp8 e4m3fn")
     for scale, scaled in scales:
         if getattr(scale, "name", None) not in constants:
-            raise _no_form(node, "a scale that is no constant")
+            raise _no_form(node, "a scale that is not a constant")
         if scale_axis(shape_of(scale), shape_of(scaled)) is None:
             raise _no_form(node, f"scales of shape {[*shape_of(scale)]}", expected="one dimension")
     if node.target is own.quantize.default and scale_axis(shape_of(arguments(node)[1]), ()) != -1:
@@ -85,5 +85,5 @@ def scale_axis(scale: Any, scaled: Any) -> int | None:
 def _no_form(node: Node, got: str, *, expected: str = "scales that are constants") -> LoweringError:
     return LoweringError(
         f"TensorRT has no layer for {call_place(node)}: expected {expected}, got {got}",
-        hint="Export with --precision fp8 for TensorRT, or quantise for another target.",
+        hint="Export with --precision fp8 for TensorRT, or quantize for another target.",
     )

@@ -25,7 +25,7 @@ def write_torchscript(module: torch.jit.ScriptModule, folder: Path) -> Artifact:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         written = Path(scratch) / ENGINE_FILE  # the file's name stands in the archive
         try:
-            with quiet():  # its deprecation is told once, in the notes of the export
+            with quiet():  # its deprecation is reported once, in the notes of the export
                 torch.jit.save(module, written)
         except RuntimeError as error:
             message = f"TorchScript cannot store the model: {first_line(error)}"

@@ -100,7 +100,7 @@ def swaps_heads_and_tokens(node: Node) -> bool:
 
 
 def _order(node: Node) -> list[int]:
-    """In which order a node takes four dims; empty where it is no transpose."""
+    """In which order a node takes four dims; empty where it is not a transpose."""
     if is_call(node, aten.permute.default):
         return list(arguments(node)[1])
     order = [0, 1, 2, 3]

@@ -39,7 +39,7 @@ def normalized(x: Value, epsilon: Number) -> Pattern:
     rsqrt = _rsqrt(plus).otherwise(NO_ROOT).named("root")
     sqrt = _sqrt(plus).otherwise(NO_ROOT).named("root")
     inverse = _reciprocal(sqrt).otherwise(NO_QUOTIENT)
-    value = casts(x.otherwise("the product normalises another value than the mean measured"))
+    value = casts(x.otherwise("the product normalizes another value than the mean measured"))
     return either(
         (value * rsqrt).otherwise(NO_PRODUCT),
         (value * inverse).otherwise("{op} reads the reciprocal root, expected a product"),

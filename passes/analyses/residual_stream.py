@@ -258,7 +258,7 @@ def _reads_type(user: Node, node: Node) -> bool:
 
 
 RANKS = (2, 3)
-"""Of a residual stream, and what the op takes; a rotated query that is normalised has 4."""
+"""Of a residual stream, and what the op takes; a rotated query that is normalized has 4."""
 
 
 def residual_stream(program: ExportedProgram) -> set[Node]:

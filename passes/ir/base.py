@@ -94,7 +94,7 @@ class PassContext:
     earlier: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """How many sites of a module and line the pass has found in graphs that it saw before."""
     plan: QuantizationPlan | None = None
-    """What the user wants quantised; a planning pass checks it and makes none of its own."""
+    """What the user wants quantized; a planning pass checks it and makes none of its own."""
     mask_input: str | None = None
     """The calibration input that marks valid rows; None: every row counts."""
 
@@ -109,8 +109,8 @@ class Pass(ABC):
     """Passes that must come earlier, when present; checked when a pipeline is built."""
     promise: ClassVar[Promise] = "exact"
     carries_out_plan: ClassVar[bool] = False
-    """Whether it quantizes what the plan of the program says, so that the plan's error is no harm
-    of its own."""
+    """Whether it quantizes what the plan of the program says, so that the plan's error is not an
+    error of its own."""
     covers_blocks: ClassVar[bool] = False
     """Whether it looks itself into the graphs within the graph (of cond, while_loop, scan); else
     each op that runs graphs is a site left alone, unless it is a `GraphPass`."""

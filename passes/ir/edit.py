@@ -117,7 +117,7 @@ def input_names(program: ExportedProgram) -> list[str]:
 def weight_expressions(program: ProgramView) -> set[Node]:
     """Every node whose value depends on weights and on nothing else, placeholders included.
 
-    What reads a quantised weight is none: its value would be stored in the place of the weight.
+    What reads a quantized weight is none: its value would be stored in the place of the weight.
     """
     weights = weight_specs(program)
     found: set[Node] = set()

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from enginecast.errors import SpecError
 from enginecast.passes.ir.base import Pass
-from enginecast.passes.ir.spec import Located, PassSpec, Place, Value
+from enginecast.passes.ir.spec import Located, PassSpec, TextPosition, Value
 
 P = TypeVar("P", bound=Pass)
 
@@ -90,7 +90,7 @@ def spec_from_pass(pass_: Pass) -> PassSpec:
 
 
 def _convert(
-    annotation: Any, values: tuple[Value, ...], key: str, places: tuple[Place, ...]
+    annotation: Any, values: tuple[Value, ...], key: str, places: tuple[TextPosition, ...]
 ) -> Any:
     annotation = _without_none(annotation)
     if get_origin(annotation) is tuple:
@@ -101,7 +101,7 @@ def _convert(
     return _scalar(annotation, values[0], places[0], key)
 
 
-def _scalar(annotation: Any, value: Value, place: Place, key: str) -> Any:
+def _scalar(annotation: Any, value: Value, place: TextPosition, key: str) -> Any:
     if get_origin(annotation) is Literal:
         for choice in get_args(annotation):
             if type(choice) is type(value) and choice == value:
@@ -120,7 +120,7 @@ def _scalar(annotation: Any, value: Value, place: Place, key: str) -> Any:
     )
 
 
-def _unknown_option(cls: type[Pass], key: str, known: list[str], place: Place) -> SpecError:
+def _unknown_option(cls: type[Pass], key: str, known: list[str], place: TextPosition) -> SpecError:
     close = difflib.get_close_matches(key, known, n=1)
     meant = f"Did you mean '{close[0]}'?  " if close else ""
     options = f"Its options: {', '.join(known)}." if known else "It has no options."

@@ -1,4 +1,4 @@
-"""What is quantised, and how: one decision for each layer, apart from the rewriting.
+"""What is quantized, and how: one decision for each layer, apart from the rewriting.
 
 A plan is data.  A planning pass (`plan-fp8`, `plan-int8`) makes one and leaves it on the program;
 `fp8-matmul` and `int8-matmul` carry it out; a user may read it, change it, and hand it in again
@@ -49,13 +49,13 @@ class LayerPlan(Record, frozen=True, kw_only=True):
     block: Count = 0
     """Values along K that share one scale, where that is a block; 0 elsewhere."""
     activations: Scaling | None = None
-    """What shares one scale in what the layer reads; None: that is not quantised."""
+    """What shares one scale in what the layer reads; None: that is not quantized."""
     reason: str = ""
     """Why this choice, in words."""
     error: Fraction | None = None
     """Relative L2 error of this layer's output with this choice, all else exact."""
     end_to_end: Fraction | None = None
-    """Relative L2 error of the model's outputs with this layer alone quantised so; largest."""
+    """Relative L2 error of the model's outputs with this layer alone quantized so; largest."""
     gain: Fraction | None = None
     """Time of the layer as it is over the time as chosen; above 1 is faster."""
     gain_from: Literal["", "model", "measured"] = ""

@@ -38,7 +38,7 @@ def apply_rules(
     Args:
         rules: by op.
         unfit: whether a call of an op is to be rewritten, where that depends on the call; one that
-            is not is no site.
+            is not is not a site.
     """
     log = SiteLog(context)
     for node in list(program.graph.nodes):

@@ -35,7 +35,7 @@ _SPECIAL = re.compile(r'["\\\n\t]')
 _CONSTANTS = {"true": True, "false": False}
 
 
-class Place(NamedTuple):
+class TextPosition(NamedTuple):
     """A position in the text of a pipeline, for errors that point."""
 
     text: str
@@ -86,11 +86,11 @@ class Located:
     """A PassSpec together with where its parts stand in the text it came from."""
 
     spec: PassSpec
-    place: Place
+    place: TextPosition
     """Where the name of the pass starts."""
-    keys: dict[str, Place]
+    keys: dict[str, TextPosition]
     """Where the name of each option starts."""
-    values: dict[str, tuple[Place, ...]]
+    values: dict[str, tuple[TextPosition, ...]]
     """Where each value of each option starts."""
 
 
@@ -152,8 +152,8 @@ class _Reader:
         place = self.here()
         name = self.name("the name of a pass")
         options: list[tuple[str, tuple[Value, ...]]] = []
-        keys: dict[str, Place] = {}
-        values: dict[str, tuple[Place, ...]] = {}
+        keys: dict[str, TextPosition] = {}
+        values: dict[str, tuple[TextPosition, ...]] = {}
         if self.accept("{"):
             while not keys or not self.accept("}"):
                 at = self.here()
@@ -168,7 +168,7 @@ class _Reader:
                 options.append((key, tuple(value for _, value in found)))
         return Located(PassSpec(name, tuple(options)), place, keys, values)
 
-    def value_list(self) -> list[tuple[Place, Value]]:
+    def value_list(self) -> list[tuple[TextPosition, Value]]:
         found = [(self.here(), self.value())]
         while self.accept(","):
             found.append((self.here(), self.value()))
@@ -221,8 +221,8 @@ class _Reader:
         blank = _BLANK.match(self.text, self.position)
         self.position = blank.end() if blank else self.position
 
-    def here(self) -> Place:
-        return Place(self.text, self.position)
+    def here(self) -> TextPosition:
+        return TextPosition(self.text, self.position)
 
     def fail(self, message: str, *, hint: str = "") -> NoReturn:
         raise self.here().error(f"{message} in pipeline spec", hint=hint)

@@ -4,7 +4,7 @@ Torch's schemas and tags say which ops write, alias, draw random numbers and wor
 element; the rest stands here, by name of the op.  An op that works in place is as the one that does
 not.  Ops of ours bring their own (`enginecast.ops`).
 
-A pass that has a rule for each op lists those ops itself: a rule is no trait.
+A pass that has a rule for each op lists those ops itself: a rule is not a trait.
 """
 
 import operator

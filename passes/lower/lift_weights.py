@@ -48,7 +48,7 @@ def lift_weights(program: ProgramView, log: SiteLog) -> None:
     for node in list(program.graph.nodes):
         for block in blocks(node):
             lift_weights(BlockView(program, node, block), log)  # from the innermost outwards
-            # What came out of a block within this one is no operand of it yet.
+            # What came out of a block within this one is not an operand of it yet.
             _lift(program, node, block, log)
             block.module.recompile()
         if blocks(node):

@@ -1,9 +1,9 @@
 """Which dtypes a program holds, and where two float dtypes meet in it.
 
-The dtype of a model is no single thing: `model.dtype` of a T5 loaded in float16 says float16 while
-its `wo` is float32, and then so is every value of the residual stream from the first layer on.  So
-every weight and every value is counted, and every op at which two float dtypes meet is named with
-its module and its line.
+The dtype of a model is not a single thing: `model.dtype` of a T5 loaded in float16 says float16
+while its `wo` is float32, and then so is every value of the residual stream from the first layer
+on.  So every weight and every value is counted, and every op at which two float dtypes meet is
+named with its module and its line.
 """
 
 from collections import Counter

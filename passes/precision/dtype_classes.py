@@ -201,7 +201,7 @@ def _pair_class(node: Node, sources: list[Node], classes: Mapping[Node, Class]) 
         return Class.STREAM  # T5 and Llama cast back before they multiply by the weight
     if all(_is_statistic(s, node) for s in sources if classes[s] is Class.PRECISE):
         return Class.PRECISE
-    # A residual may be read through a cast of its own norm; adding to it is no fp32 step of the
+    # A residual may be read through a cast of its own norm; adding to it is not an fp32 step of the
     # source.
     high = found <= {Class.PRECISE, Class.EXACT} or (
         found <= {Class.PRECISE, Class.EXACT, Class.RAISED} and node.target is not aten.add.Tensor
@@ -300,7 +300,7 @@ def block_classes(node: Node, classes: Mapping[Node, Class], sort: Sort) -> dict
 
 
 def result_classes(node: Node, classes: Mapping[Node, Class]) -> tuple[Class | None, ...]:
-    """The class of each result of a structured node; None for what is no float.
+    """The class of each result of a structured node; None for what is not a float.
 
     Args:
         classes: holds those of its blocks.

@@ -1,4 +1,4 @@
-"""Carry out a quantisation plan: what `fp8-matmul` and `int8-matmul` share.
+"""Carry out a quantization plan: what `fp8-matmul` and `int8-matmul` share.
 
     storage   %w: bf16[128, 64] = enginecast.dequantize(%q, %s, bf16)
               %y = aten.linear(%x, %w, %bias)
@@ -7,13 +7,13 @@
     rows of a table
               %y = enginecast.dequantize(aten.embedding(%q, %ids), aten.embedding(%s, %ids), bf16)
 
-Biases stay as they are.  Weights are expressions, quantised while the engine is written:
+Biases stay as they are.  Weights are expressions, quantized while the engine is written:
 
     %s: f32[128, 1] = enginecast.dynamic_scale(%w, fp8, True)
     %q: fp8[128, 64] = enginecast.quantize(%w, %s, fp8)
 
 A scale that a backend holds in fp16 or bf16 is rounded up to that dtype: rounded down, the largest
-value of a row would no longer fit.  What linears read is quantised once for all that read one
+value of a row would no longer fit.  What linears read is quantized once for all that read one
 value, or views of one (x and x.view(-1, 64)):
 
     %norm = aten.rms_norm(...)
@@ -86,7 +86,7 @@ _RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 @dataclass(frozen=True)
 class QuantizeLayers(QuantizingPass):
-    """Rewrite the layers that a plan quantises."""
+    """Rewrite the layers that a plan quantizes."""
 
     promise: ClassVar[Promise] = "precision"
     after: ClassVar[frozenset[str]] = BEFORE | {"plan-fp8", "plan-int8"}
@@ -96,10 +96,10 @@ class QuantizeLayers(QuantizingPass):
 
     @abstractmethod
     def dtype(self, arch: str) -> torch.dtype:
-        """Of quantised values."""
+        """Of quantized values."""
 
     def native_refusal(self, layer: Layer, plan: LayerPlan, arch: str) -> str:
-        """Why an architecture has no product of quantised values for a layer; empty: it has."""
+        """Why an architecture has no product of quantized values for a layer; empty: it has."""
         return ""
 
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
@@ -184,7 +184,7 @@ class _Writer:
     """Makes the nodes of each form.
 
     Args:
-        dtype: of quantised values.
+        dtype: of quantized values.
         ranges: max |x| of each origin whose scale is static.
     """
 
@@ -289,7 +289,7 @@ class _Writer:
         return found
 
     def _activations(self, layer: Layer, plan: LayerPlan) -> tuple[Node, Node]:
-        """Quantised values and scale of what a linear reads."""
+        """Quantized values and scale of what a linear reads."""
         shared = _shared(layer, plan)
         if shared not in self._shared:
             self._shared[shared] = self._share(shared, layer)
@@ -342,7 +342,8 @@ def _change(node: Node, target: Any, args: tuple[Any, ...]) -> None:
 def _static_rounded_up(scale: Tensor, scale_dtype: ScaleDtype) -> Tensor:
     """A scale of activations, fp32, as `scale_dtype` holds it: exactly, and not below its value.
 
-    In fp16 it is no subnormal: a backend may multiply by its reciprocal, which fp16 would not hold.
+    In fp16 it is not a subnormal: a backend may multiply by its reciprocal, which fp16 would
+    not hold.
     """
     if scale_dtype == "fp32":
         return scale
@@ -352,7 +353,7 @@ def _static_rounded_up(scale: Tensor, scale_dtype: ScaleDtype) -> Tensor:
 
 
 def _not_finite(program: ExportedProgram, layer: Layer) -> str:
-    """Why a weight cannot be quantised: it holds infinities or NaN; empty when it does not."""
+    """Why a weight cannot be quantized: it holds infinities or NaN; empty when it does not."""
     weight = weight_value(program, behind_casts(layer.weight))
     if bool(weight.abs().amax().isfinite()):
         return ""
@@ -413,7 +414,7 @@ def _after(node: Node) -> Node:
 
 
 def _check_known(program: ExportedProgram, plan: QuantizationPlan, layers: list[Layer]) -> None:
-    """A layer that a pass after the plan took away would be quantised by nobody."""
+    """A layer that a pass after the plan took away would be quantized by nobody."""
     done = program.graph_module.meta.get(DONE, frozenset())
     known = {layer.key for layer in layers} | done
     missing = [f"{p.module} {p.source}" for key, p in plan.by_site().items() if key not in known]

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 MANIFEST_NAME = "manifest.json"
 SCHEMA_VERSION = 1
 MAX_MANIFEST_BYTES = 4 << 20
-"""A large model has some thousand sites of about 300 bytes; more than this is no manifest."""
+"""A large model has some thousand sites of about 300 bytes; more than this is not a manifest."""
 
 DType = Literal[
     "bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"
@@ -77,7 +77,7 @@ class Rung(Record, frozen=True, kw_only=True):
 
 
 class Guard(Record, frozen=True, kw_only=True):
-    """An output of the engine that is true where it goes the way that the model would."""
+    """An output of the engine that is true where it takes the path that the model would."""
 
     output: str
     place: str
@@ -104,7 +104,7 @@ class Fusion(Record, frozen=True, kw_only=True):
     program: Count
     engine: Count
     runtime: Count | None = None
-    """Count in the graph as the runtime optimised it; None: not looked at."""
+    """Count in the graph as the runtime optimized it; None: not looked at."""
     missing: tuple[str, ...] = ()
 
 
@@ -183,7 +183,7 @@ class EngineRecord(Record, frozen=True, kw_only=True):
     providers: tuple[str, ...] = ()
     arch: str | None = None
     quantized: Literal["", "fp8", "int8"] = ""
-    """What is quantised in the engine: ONNX Runtime needs options for it."""
+    """What is quantized in the engine: ONNX Runtime needs options for it."""
     requires: dict[str, str] = {}
     """What machine code asks of the machine that runs it; see `runtime.device.fitness`."""
     profile: tuple[ShapeRange, ...] = ()
@@ -194,7 +194,7 @@ class EngineRecord(Record, frozen=True, kw_only=True):
 
 
 class Quantization(Record, frozen=True, kw_only=True):
-    """What is quantised in the engines, in short; the plan has it layer by layer."""
+    """What is quantized in the engines, in short; the plan has it layer by layer."""
 
     precision: str
     """As it was asked for, such as "int8-storage"."""
@@ -233,7 +233,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     """What has to hold of the inputs; the runtime refuses others."""
     pipeline: str
     precision: Precision
-    """What the engines compute in, but for what is quantised."""
+    """What the engines compute in, but for what is quantized."""
     quantization: Quantization | None = None
     passes: tuple[PassRecord, ...] = ()
     fusion: tuple[Fusion, ...] = ()

@@ -100,7 +100,7 @@ def stage(target: str | os.PathLike[str], *, overwrite: bool = False) -> Iterato
         overwrite: replace a bundle that is there, at the moment of publishing and not before.
 
     Raises:
-        BundleError: the target exists (and is no bundle, or `overwrite` is off), or cannot be
+        BundleError: the target exists (and is not a bundle, or `overwrite` is off), or cannot be
             written.
     """
     path = Path(target).resolve()

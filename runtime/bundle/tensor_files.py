@@ -81,7 +81,7 @@ def stored_dtypes(file: Path) -> tuple[StoredDtype, ...]:
     """Count the tensors of a safetensors file by dtype, the most bytes first.
 
     Raises:
-        BundleError: the file is no safetensors.
+        BundleError: the file is not a safetensors file.
     """
     found: dict[str, tuple[int, int]] = {}
     for dtype, size in _tensors(file):

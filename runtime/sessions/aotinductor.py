@@ -88,7 +88,7 @@ def _load(torch: Any, bundle: Bundle, record: EngineRecord, device: str) -> Any:
         return torch._inductor.aoti_load_package(
             str(bundle.path(record.file)), run_single_threaded=device == "cuda"
         )
-    except Exception as error:  # torch raises RuntimeError, and others for what is no archive
+    except Exception as error:  # torch raises RuntimeError, and others for what is not an archive
         message = f"{record.file}: torch refuses the package: {first_line(error)}"
         raise BundleError(message) from error
 

@@ -150,14 +150,14 @@ def _bind(binding: IOBinding, name: str, feed: Feed) -> Any:
 def options_for(precision: str, provider: str, quantized: str = "") -> onnxruntime.SessionOptions:
     """Options that an engine of this precision needs on a provider.
 
-    ONNX Runtime 1.31's layout optimisers, the last of its levels, crash the process on some fp16
+    ONNX Runtime 1.31's layout optimizers, the last of its levels, crash the process on some fp16
     graphs on the CPU (seen: `nn.MultiheadAttention` and a LayerNorm over its residual sum).
 
     There it also casts every weight to fp32 in each run, and its arena keeps the most that any run
     took, once for each shape: 9.3 GB were seen for 1.2 billion weights.  Without the arena a run
     takes what it needs and gives it back.
 
-    Of quantised engines (`EngineRecord.quantized`) it would rewrite DequantizeLinear and the MatMul
+    Of quantized engines (`EngineRecord.quantized`) it would rewrite DequantizeLinear and the MatMul
     behind it: into integer products that take no fp8, so that the file is refused, or into
     MatMulNBits that rounds activations to int8 as well, which nobody asked for.
 

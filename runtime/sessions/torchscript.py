@@ -51,7 +51,7 @@ class TorchScriptSession(TorchSession):
                 module = torch.jit.load(
                     str(bundle.path(record.file)), map_location=provider.removeprefix("torch-")
                 )
-            except Exception as error:  # RuntimeError, and others for what is no archive
+            except Exception as error:  # RuntimeError, and others for what is not an archive
                 raise BundleError(
                     f"{record.file}: torch.jit.load refuses it: {first_line(error)}"
                 ) from error
@@ -61,7 +61,7 @@ class TorchScriptSession(TorchSession):
     def compute(self, tensors: Sequence[Any]) -> Sequence[Any]:
         from torch.jit._fuser import optimized_execution
 
-        # Without the optimising executor, which compiles anew by what the first runs were like.
+        # Without the optimizing executor, which compiles anew by what the first runs were like.
         with optimized_execution(False):
             found: Sequence[Any] = self._module(*tensors)
         return found

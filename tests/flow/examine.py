@@ -45,7 +45,7 @@ class Row:
     reason: str = ""
     notes: tuple[str, ...] = ()
     compared: int = 0
-    """Inputs on which the bundle was held against eager again."""
+    """Inputs on which the bundle was compared with eager again."""
     seconds: float = 0.0
 
 

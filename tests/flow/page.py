@@ -35,8 +35,8 @@ def merge(rows: Iterable[Row]) -> None:
     """Put rows into the results, in place of older ones of the same names."""
     found = read()
     for row in rows:
-        told = asdict(row)
-        found["rows"].setdefault(told.pop("group"), {})[told.pop("name")] = told
+        reported = asdict(row)
+        found["rows"].setdefault(reported.pop("group"), {})[reported.pop("name")] = reported
     found["versions"] = {name: version(name) for name in LIBRARIES}
     RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
@@ -64,7 +64,7 @@ def tables(found: Mapping[str, Any]) -> str:
 
 
 def _line(name: str, row: Mapping[str, Any]) -> str:
-    told = row["reason"] or "; ".join(row["notes"])
-    cut = told if len(told) <= 240 else f"{told[:237]}..."
+    reported = row["reason"] or "; ".join(row["notes"])
+    cut = reported if len(reported) <= 240 else f"{reported[:237]}..."
     cell = cut.replace("|", "\\|").replace("`", "'")
     return f"| {name} | {row['outcome']} | {row['rung']} | {row['compared']} | {cell} |\n"

@@ -71,8 +71,10 @@ def main() -> None:
     chosen = [case for case in cases() if not only or {case.group, case.name} & only]
     with tempfile.TemporaryDirectory(prefix="control-flow-") as temporary:
         for row in run(chosen, Path(temporary)):
-            told = f"{row.reason[:200]} {'; '.join(row.notes)[:200]}"
-            print(f"{row.group}: {row.name}: {row.outcome} ({row.seconds} s) {told}", flush=True)
+            reported = f"{row.reason[:200]} {'; '.join(row.notes)[:200]}"
+            print(
+                f"{row.group}: {row.name}: {row.outcome} ({row.seconds} s) {reported}", flush=True
+            )
             merge([row])
     write_page()
 

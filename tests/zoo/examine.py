@@ -97,10 +97,10 @@ def _stages(row: Row, folder: Path) -> Iterator[None]:
         _end(row, "not run in eager", str(error))
     row.stage, row.outcome, row.reason = "export", "crashed", "the process died"
     yield
-    code, told = _export(folder)
+    code, reported = _export(folder)
     if code:
-        _not_verified(row, code, told)
-    row.stage, row.notes = "judge", tuple(map(without_folders, told.get("notes", ())))
+        _not_verified(row, code, reported)
+    row.stage, row.notes = "judge", tuple(map(without_folders, reported.get("notes", ())))
     yield
     with load(folder / "bundle", threads=1) as engine:
         found = judge(engine, source.eager(), specs)
@@ -121,11 +121,11 @@ def without_folders(text: str) -> str:
     return re.sub(r"(/[\w.+-]+)+/", "", text)
 
 
-def _not_verified(row: Row, code: int, told: dict[str, Any]) -> None:
+def _not_verified(row: Row, code: int, reported: dict[str, Any]) -> None:
     if code in (2, 3):
-        _end(row, "refused", f"{told.get('error')}: {told.get('message')}")
+        _end(row, "refused", f"{reported.get('error')}: {reported.get('message')}")
     if code == 1:
-        reasons = told.get("verdict", {}).get("reasons") or [told.get("message", "")]
+        reasons = reported.get("verdict", {}).get("reasons") or [reported.get("message", "")]
         _end(row, "rejected", "; ".join(reasons[:3]))
     _end(row, "crashed", f"exit code {code}")
 
@@ -180,7 +180,7 @@ def _export(folder: Path) -> tuple[int, dict[str, Any]]:
             code = stop.code if isinstance(stop.code, int) else 70
     sys.stderr.flush()
     try:
-        told = json.loads((folder / "out.json").read_text(encoding="utf-8"))
+        reported = json.loads((folder / "out.json").read_text(encoding="utf-8"))
     except json.JSONDecodeError:
-        told = {}
-    return code, told
+        reported = {}
+    return code, reported

@@ -110,7 +110,7 @@ def difference(found: Array, wanted: Array, rows: Array | None) -> str:
     Args:
         found: of the engine.
         wanted: of eager fp32.
-        rows: which rows are no padding, [batch, sequence]; None: all.
+        rows: which rows are not padding, [batch, sequence]; None: all.
     """
     if found.shape != wanted.shape:
         return f"shape {list(found.shape)}, eager's is {list(wanted.shape)}"

@@ -24,7 +24,7 @@ class ModuleError:
     """When the module is fed the values from before the pass; None: it cannot be compared so."""
     bits: tuple[bool, bool] | None = None
     """After a pass that promises *exact*: whether the value has other bits than before, and whether
-    it has them when the module is fed the values from before; None: other bits are no harm."""
+    it has them when the module is fed the values from before; None: other bits do no harm."""
 
     @property
     def off(self) -> bool:
@@ -77,7 +77,7 @@ class Culprit:
     """Sites, before any was taken out."""
     sites: tuple[GuiltySite, ...] = ()
     undecided: tuple[Site, ...] = ()
-    """Taken out with them: telling them apart would have cost too many runs."""
+    """Taken out with them: separating them would have cost too many runs."""
     module: ModuleError | None = None
     """Where the error comes in, or is largest."""
     reason: str = ""
@@ -107,7 +107,7 @@ class Culprit:
         if self.undecided:
             yield (
                 f"pass {self.name}: {len(self.undecided)} more sites, from"
-                f" {_place(self.undecided[0])} on, were not told apart"
+                f" {_place(self.undecided[0])} on, could not be separated"
             )
         if not self.sites:
             yield self._as_a_whole()
@@ -192,7 +192,9 @@ def why_dropped(culprits: Sequence[Culprit]) -> dict[tuple[int, SiteKey], str]:
     found = {}
     for culprit in culprits:
         for site in culprit.undecided:
-            found[culprit.position, site.key] = "dropped beside guilty sites: not told apart"
+            found[culprit.position, site.key] = (
+                "dropped beside guilty sites: could not be separated"
+            )
         for guilty in culprit.sites:
             words = guilty.error.words() if guilty.error is not None else culprit.failure
             found[culprit.position, guilty.site.key] = f"dropped as guilty: {words}"

@@ -51,7 +51,7 @@ class PlannedFloor:
     def __call__(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> None:
         before, self._before = self._before, None
         plan = plan_of(program)
-        # Where eager itself is no measure, its defects are what the report has to say.
+        # Where eager itself is not a measure, its defects are what the report has to say.
         if before is not None and plan is not None and not self.reference.floor.defects:
             floor = planned_floor(before, plan, self._cases, self.reference, self._names)
             self.reference = replace(self.reference, floor=floor)

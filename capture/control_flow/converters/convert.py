@@ -111,14 +111,14 @@ class _Places:
     def place(self, node: ast.AST, was: str) -> int:
         line, column = getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
         key = (line, column, was)
-        if key not in self._known:  # statements after an early return stand in both ways
+        if key not in self._known:  # statements after an early return stand in both paths
             self._known[key] = len(self._sites)
             name = self._source.function.__qualname__
             self._sites.append(Site(self._source.file, line, name, was))
         return self._known[key]
 
     def note(self, node: ast.AST, was: str, reason: str) -> None:
-        """A reason to leave a place alone, or an effect that it must not have on one way only."""
+        """A reason to leave a place alone, or an effect that it must not have on one path only."""
         if was == "effect":
             kind = "if" if isinstance(node, ast.If) else type(node).__name__.lower()
             site = self._sites[self.place(node, kind)]

@@ -131,8 +131,8 @@ class Expressions(ast.NodeTransformer):
             self.generic_visit(node)
             return node
         place = ast.Constant(value=self._place(node, "ternary"))
-        ways = (self.visit(node.body), self.visit(node.orelse))
-        return glue("ternary", place, self.predicate(node.test), *map(later, ways))
+        paths = (self.visit(node.body), self.visit(node.orelse))
+        return glue("ternary", place, self.predicate(node.test), *map(later, paths))
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         self.generic_visit(node)

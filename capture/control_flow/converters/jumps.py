@@ -1,4 +1,4 @@
-"""Early returns, `break` and `continue` without jumps: both ways go to their end.
+"""Early returns, `break` and `continue` without jumps: both paths run to their end.
 
     if p:                   if p:
         return a      ->        return a
@@ -19,12 +19,12 @@ from enginecast.capture.python.recompile import OWN
 from enginecast.errors import CaptureError
 
 MOST_STATEMENTS = 5_000
-"""Of a function without jumps: statements after nested ifs are copied into their ways."""
+"""Of a function without jumps: statements after nested ifs are copied into their paths."""
 JUMPS = (ast.Return, ast.Break, ast.Continue)
 
 
 class TooLarge(CaptureError):  # noqa: N818, a fact about a function and no fault of it
-    """A function has so many ways that it would grow beyond bounds without jumps."""
+    """A function has so many paths that it would grow beyond bounds without jumps."""
 
 
 class Jumps:
@@ -36,7 +36,7 @@ class Jumps:
         self._statements = 0
 
     def function(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """The body such that every way ends with `return`, where there is a `return` in an `if`."""
+        """The body, every path of which ends with `return` if a `return` is in an `if`."""
         settled = self._block(body)
         if falls(settled):
             settled.append(place_at(ast.Return(value=ast.Constant(value=None)), body[-1]))
@@ -80,7 +80,7 @@ class Jumps:
         return [*before, loop, *after]
 
     def _settle(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
-        """What comes after an `if` with a jump goes into its ways."""
+        """What comes after an `if` with a jump goes into its paths."""
         self._statements += len(body)
         if self._statements > MOST_STATEMENTS:
             raise TooLarge("the function has too many returns inside of branches")
@@ -89,8 +89,8 @@ class Jumps:
                 statement.body = self._settle(statement.body)
             if isinstance(statement, ast.If) and jumps([statement]):
                 rest = list(body[place + 1 :])
-                for way in (statement.body, statement.orelse):
-                    way[:] = self._settle([*way, *copy.deepcopy(rest)] if falls(way) else way)
+                for path in (statement.body, statement.orelse):
+                    path[:] = self._settle([*path, *copy.deepcopy(rest)] if falls(path) else path)
                 return [*body[:place], statement]
             if isinstance(statement, JUMPS):
                 return [*body[: place + 1]]

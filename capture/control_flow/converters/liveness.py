@@ -100,8 +100,8 @@ class Liveness:
 
     def _before(self, node: ast.stmt, live: Names, loop: tuple[Names, Names]) -> Names:
         if isinstance(node, ast.If):
-            ways = (self._block(node.body, live, loop), self._block(node.orelse, live, loop))
-            return read([node.test]) | ways[0] | ways[1]
+            paths = (self._block(node.body, live, loop), self._block(node.orelse, live, loop))
+            return read([node.test]) | paths[0] | paths[1]
         if isinstance(node, LOOPS):
             return self._loop(node, live, loop)
         if isinstance(node, ast.With):

@@ -49,7 +49,7 @@ from enginecast.capture.control_flow.converters.liveness import (
 from enginecast.capture.python.recompile import OWN, arguments
 
 MUTATORS = ("append", "extend", "insert", "update", "add", "pop", "setdefault", "remove", "clear")
-Place = Callable[[ast.AST, str], int]
+SiteIndex = Callable[[ast.AST, str], int]
 Note = Callable[[ast.AST, str, str], None]
 
 
@@ -57,7 +57,7 @@ class Statements:
     """Rewrites the body of one function."""
 
     def __init__(
-        self, function: ast.FunctionDef, place: Place, note: Note, answered: frozenset[int]
+        self, function: ast.FunctionDef, place: SiteIndex, note: Note, answered: frozenset[int]
     ) -> None:
         positional = [*function.args.posonlyargs, *function.args.args]
         self._function, self._place, self._note = function, place, note
@@ -98,7 +98,8 @@ class Statements:
                 self._note(node, "while", unmovable(node) or "")
         if isinstance(node, ast.Assert):
             return [self._assert(node)]
-        if deletes_names(node):  # a way has to return what lives on, and what is gone lives no more
+        # A path has to return what lives on, and what is gone lives no more.
+        if deletes_names(node):
             return [place_at(new, node) for new in undefined(bound([node]))]
         name = appended_name(node)
         if name is not None and name in self._names and isinstance(node, ast.Expr):
@@ -153,12 +154,12 @@ class Statements:
         return place_at(ast.Expr(glue("assert_", place, test, message)), node)
 
     def _if(self, node: ast.If, own: frozenset[str]) -> list[ast.stmt]:
-        for way, other in ((node.body, node.orelse), (node.orelse, node.body)):
-            if len(way) == 1 and isinstance(way[0], ast.Raise) and way[0].exc is not None:
+        for path, other in ((node.body, node.orelse), (node.orelse, node.body)):
+            if len(path) == 1 and isinstance(path[0], ast.Raise) and path[0].exc is not None:
                 place = ast.Constant(value=self._place(node, "if"))
                 test = self._expressions.predicate(node.test)
-                test = test if way is node.body else glue("not_", test)
-                call = glue("raise_if", place, test, later(way[0].exc))
+                test = test if path is node.body else glue("not_", test)
+                call = glue("raise_if", place, test, later(path[0].exc))
                 return [place_at(ast.Expr(call), node), *self._block(other, own)]
         found = jumps([node])
         returns = any(isinstance(jump, ast.Return) for jump in found)
@@ -176,19 +177,19 @@ class Statements:
         names = sorted(self._bound([*node.body, *node.orelse]))
         live = sorted(set(names) & self._live.after(node))
         self._needs |= set(names)
-        ways = []
+        paths = []
         for word, block in (("then", node.body), ("else", node.orelse)):
             inner = self._block(block, frozenset(own | bound(block)))
             if not returns:
                 inner.append(ast.Return(names_tuple(live)))
-            ways.append(self._define(word, names, inner, node))
+            paths.append(self._define(word, names, inner, node))
         test = self._expressions.predicate(node.test)
-        calls = [ast.Name(way.name, ast.Load()) for way in ways]
+        calls = [ast.Name(path.name, ast.Load()) for path in paths]
         head: list[ast.expr] = [ast.Constant(index), test, *calls, names_tuple(names)]
         if returns:
-            return [*ways, place_at(ast.Return(glue("if_return", *head)), node)]
+            return [*paths, place_at(ast.Return(glue("if_return", *head)), node)]
         call = glue("if_", *head, constants(live))
-        return [*ways, place_at(bind(live, call), node)]
+        return [*paths, place_at(bind(live, call), node)]
 
     def _loop(self, node: ast.For | ast.While, own: frozenset[str]) -> list[ast.stmt]:
         word = "while" if isinstance(node, ast.While) else "for"
@@ -240,7 +241,7 @@ class Statements:
         return bound(nodes) | (appended(nodes) & self._names)
 
     def _effects(self, node: ast.stmt, body: Sequence[ast.AST]) -> None:
-        """Note what statements do besides binding names, and cannot be done on one way only."""
+        """Note what statements do besides binding names, and cannot be done on one path only."""
         for part in walk(body):
             if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store | ast.Del):
                 self._note(node, "effect", f"line {part.lineno} sets {ast.unparse(part)}")

@@ -1,8 +1,8 @@
-"""Find inputs for both ways of every branch: a way that nobody took was not verified.
+"""Find inputs for both paths of every branch: a path that nobody took was not verified.
 
 The tests of `if`, `while` and conditional expressions, the iterables of `for`, and the ends of
 `try` are wrapped where they stand in the source; the wrapped code runs for the time of a `with`
-block, and notes which way it goes.
+block, and notes which path it takes.
 """
 
 import ast
@@ -27,7 +27,7 @@ from enginecast.capture.python.recompile import SourceUnavailable, first_line, s
 from enginecast.errors import CaptureError
 
 MOST_TRIALS = 160
-"""Runs of the model in search of ways that the verification inputs do not take."""
+"""Runs of the model in search of paths that the verification inputs do not take."""
 Form = Literal["branch", "loop", "try"]
 WATCH = "_enginecast_watch"
 
@@ -44,8 +44,8 @@ class Predicate:
 
 
 @dataclass
-class Ways:
-    """The ways that were seen: True and False of a branch, numbers of rounds of a loop, 0 of what
+class SeenPaths:
+    """The paths that were seen: True and False of a branch, numbers of rounds of a loop, 0 of what
     was tried, and 1 where it raised.
     """
 
@@ -54,29 +54,29 @@ class Ways:
     """Tests that a dtype decided, so that what they ask of values was not asked."""
 
     def open(self) -> list[Predicate]:
-        """Predicates of which only one way was seen; those never reached are not among them."""
-        return [predicate for predicate, ways in self.seen.items() if len(ways) < 2]
+        """Predicates of which only one path was seen; those never reached are not among them."""
+        return [predicate for predicate, paths in self.seen.items() if len(paths) < 2]
 
-    def add(self, other: "Ways") -> bool:
+    def add(self, other: "SeenPaths") -> bool:
         """Take over what another run saw; whether anything was new."""
         is_new = False
         self.passed |= other.passed
-        for predicate, ways in other.seen.items():
+        for predicate, paths in other.seen.items():
             known = self.seen.setdefault(predicate, set())
             # A third number of rounds proves nothing more.
-            if len(known) < 2 and ways - known:
-                known |= ways
+            if len(known) < 2 and paths - known:
+                known |= paths
                 is_new = True
         return is_new
 
-    def told(self, predicate: Predicate) -> str:
+    def describe(self, predicate: Predicate) -> str:
         """What was seen of a predicate that is open, in words."""
-        [way] = self.seen[predicate]
+        [path] = self.seen[predicate]
         if predicate.form == "branch":
-            return f"was always {bool(way)}"
+            return f"was always {bool(path)}"
         if predicate.form == "try":
             return "never raised"
-        return f"always went {way} round{'' if way == 1 else 's'}"
+        return f"always went {path} round{'' if path == 1 else 's'}"
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,13 @@ class Coverage:
     unseen: tuple[SourceLocation, ...] = ()
 
     @contextmanager
-    def watched(self) -> Iterator[Ways]:
-        """Within the block, runs of the model add to the ways that are yielded."""
-        ways = Ways()
-        _enginecast_watch.append(_Watch(self.predicates, ways))
+    def watched(self) -> Iterator[SeenPaths]:
+        """Within the block, runs of the model add to the paths that are yielded."""
+        paths = SeenPaths()
+        _enginecast_watch.append(_Watch(self.predicates, paths))
         try:
             with swapped(self.definitions):
-                yield ways
+                yield paths
         finally:
             _enginecast_watch.pop()
 
@@ -123,7 +123,7 @@ def find_predicates(
         lines = {line for file, line in places if file == real_path(source.file)}
         wrap = _Wrap(real_path(source.file), lines, predicates)
         definition = source.definition
-        # A line that reads a value and tests none has one way.
+        # A line that reads a value and tests none has one path.
         span = range(first_line(definition), (definition.end_lineno or 0) + 1)
         found |= {SourceLocation(wrap.file, line) for line in lines if line in span}
         definitions[source.function] = wrap.visit(definition)
@@ -154,7 +154,7 @@ class _Wrap(ast.NodeTransformer):
         self._predicates = predicates
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        if isinstance(node.body[-1], ast.Raise):  # the other way is an error: nothing to compare
+        if isinstance(node.body[-1], ast.Raise):  # the other path is an error: nothing to compare
             self.generic_visit(node)
             return node
         return self._with_test(node, "branch")
@@ -194,7 +194,7 @@ class _Wrap(ast.NodeTransformer):
             values.args.append(rest)
             passed = _watch(f"passed({number})", node.test)
             node.test = ast.copy_location(ast.IfExp(dtypes, values, passed), node.test)
-        # `while True` has one way: its breaks decide.
+        # `while True` has one path: its breaks decide.
         elif is_wanted and not isinstance(node.test, ast.Constant):
             node.test = self._call("branch" if form == "branch" else "again", node.test, form)
         return node
@@ -216,8 +216,8 @@ class _Wrap(ast.NodeTransformer):
         call.args.append(test)
         return call
 
-    def _noted(self, node: ast.stmt | ast.excepthandler, number: int, way: int) -> ast.stmt:
-        return ast.copy_location(ast.Expr(_watch(f"note({number}, {way})", node)), node)
+    def _noted(self, node: ast.stmt | ast.excepthandler, number: int, path: int) -> ast.stmt:
+        return ast.copy_location(ast.Expr(_watch(f"note({number}, {path})", node)), node)
 
 
 def _watch(call: str, place: ast.AST) -> ast.Call:
@@ -233,9 +233,9 @@ def _watch(call: str, place: ast.AST) -> ast.Call:
 class _Watch:
     """What wrapped code calls."""
 
-    def __init__(self, predicates: tuple[Predicate, ...], ways: Ways) -> None:
+    def __init__(self, predicates: tuple[Predicate, ...], paths: SeenPaths) -> None:
         self._predicates = predicates
-        self._ways = ways
+        self._paths = paths
         self._rounds: dict[int, int] = {}
 
     def branch(self, number: int, test: Any) -> bool:
@@ -244,7 +244,7 @@ class _Watch:
         return value
 
     def passed(self, number: int) -> bool:
-        self._ways.passed.add(self._predicates[number])
+        self._paths.passed.add(self._predicates[number])
         return False
 
     def again(self, number: int, test: Any) -> bool:
@@ -263,8 +263,8 @@ class _Watch:
         finally:  # also when the loop is left with a break
             self.note(number, count)
 
-    def note(self, number: int, way: int) -> None:
-        self._ways.seen.setdefault(self._predicates[number], set()).add(way)
+    def note(self, number: int, path: int) -> None:
+        self._paths.seen.setdefault(self._predicates[number], set()).add(path)
 
 
 _enginecast_watch: list[_Watch] = []
@@ -300,12 +300,12 @@ class Unverified(NamedTuple):
 
 @dataclass(frozen=True)
 class Branches:
-    """Predicates that decide about a capture, and inputs that take their ways."""
+    """Predicates that decide about a capture, and inputs that take their paths."""
 
     cases: tuple[Case, ...]
-    """What has to be added to the verification inputs so that every way that was found is taken."""
+    """What the verification inputs lack to take every path that was found."""
     verified: tuple[str, ...]
-    """Predicates of which both ways were seen, as FILE:LINE."""
+    """Predicates of which both paths were seen, as FILE:LINE."""
     unverified: tuple[Unverified, ...]
     """Those of which one path was found, or none."""
     in_libraries: tuple[Unverified, ...]
@@ -319,34 +319,34 @@ def cover(
     places: Collection[SourceLocation],
     seed: int,
 ) -> Branches:
-    """Run `module` until both ways of each predicate were seen, or the search is over.
+    """Run `module` until both paths of each predicate were seen, or the search is over.
 
     Raises:
         CaptureError: a loop that does not end on one of `cases`.
     """
     found = find_predicates(module, cases[0].inputs, places)
-    ways = Ways()
+    paths = SeenPaths()
     added: list[Case] = []
     has_run = False
     with quiet_torch():
         for case in cases:
             try:
-                ways.add(_run(module, found, case.inputs))
+                paths.add(_run(module, found, case.inputs))
             except CaptureError:
                 raise
-            except Exception:  # the model's own; the comparison with eager will tell of it
+            except Exception:  # the model's own; the comparison with eager will report it
                 continue
             has_run = True
-        if has_run and _is_open(found, ways):  # else eager runs on nothing, which is reported
-            added = _search(module, found, specs, cases, ways, seed)
+        if has_run and _is_open(found, paths):  # else eager runs on nothing, which is reported
+            added = _search(module, found, specs, cases, paths, seed)
     left = [
         *((place, "its source cannot be read") for place in found.unseen),
-        *((p.place, f"`{p.code}` {ways.told(p)}") for p in ways.open()),
-        *((p.place, f"`{p.code}` was never reached") for p in _unreached(found, ways)),
+        *((p.place, f"`{p.code}` {paths.describe(p)}") for p in paths.open()),
+        *((p.place, f"`{p.code}` was never reached") for p in _unreached(found, paths)),
     ]
     return Branches(
         tuple(added),
-        verified=tuple(str(p.place) for p, seen in ways.seen.items() if len(seen) > 1),
+        verified=tuple(str(p.place) for p, seen in paths.seen.items() if len(seen) > 1),
         unverified=tuple(Unverified(str(p), s) for p, s in left if not is_library_code(p.file)),
         in_libraries=tuple(Unverified(str(p), s) for p, s in left if is_library_code(p.file)),
     )
@@ -357,7 +357,7 @@ def _search(
     found: Coverage,
     specs: Sequence[InputSpec],
     cases: Sequence[Case],
-    ways: Ways,
+    paths: SeenPaths,
     seed: int,
 ) -> list[Case]:
     added: list[Case] = []
@@ -367,30 +367,30 @@ def _search(
             seen = _run(module, found, inputs)
         except Exception:  # the model's own, at values that nobody promised it takes
             continue
-        new = _news(seen, ways)
-        if ways.add(seen):
-            added.append(Case(f"other way at {', '.join(new)}", inputs))
-        if not _is_open(found, ways):
+        new = _news(seen, paths)
+        if paths.add(seen):
+            added.append(Case(f"other path at {', '.join(new)}", inputs))
+        if not _is_open(found, paths):
             break
     return added
 
 
-def _run(module: nn.Module, found: Coverage, inputs: Mapping[str, Tensor]) -> Ways:
+def _run(module: nn.Module, found: Coverage, inputs: Mapping[str, Tensor]) -> SeenPaths:
     """What one run takes; the recorder stops loops without end."""
-    with found.watched() as ways, torch.no_grad(), Recorder(module, inputs):
+    with found.watched() as paths, torch.no_grad(), Recorder(module, inputs):
         module(**inputs)
-    return ways
+    return paths
 
 
-def _news(seen: Ways, ways: Ways) -> list[str]:
-    fresh = [p for p, taken in seen.seen.items() if taken - ways.seen.get(p, set())]
-    return list(dict.fromkeys(p.place.short for p in fresh if len(ways.seen.get(p, ())) < 2))
+def _news(seen: SeenPaths, paths: SeenPaths) -> list[str]:
+    fresh = [p for p, taken in seen.seen.items() if taken - paths.seen.get(p, set())]
+    return list(dict.fromkeys(p.place.short for p in fresh if len(paths.seen.get(p, ())) < 2))
 
 
-def _is_open(found: Coverage, ways: Ways) -> bool:
-    return bool(ways.open() or _unreached(found, ways))
+def _is_open(found: Coverage, paths: SeenPaths) -> bool:
+    return bool(paths.open() or _unreached(found, paths))
 
 
-def _unreached(found: Coverage, ways: Ways) -> list[Predicate]:
-    met = ways.seen.keys() | ways.passed
+def _unreached(found: Coverage, paths: SeenPaths) -> list[Predicate]:
+    met = paths.seen.keys() | paths.passed
     return [predicate for predicate in found.predicates if predicate not in met]

@@ -141,7 +141,7 @@ def _count(group: list[Finding]) -> int:
     return max(counts.values())
 
 
-def summarise(findings: Iterable[Finding]) -> str:
+def summarize(findings: Iterable[Finding]) -> str:
     """The blocking findings in one line: "3 places: a.py:7 if; b.py:9 while (197 times); ..."."""
     blocking = [finding for finding in findings if finding.is_blocking]
     if not blocking:

@@ -176,11 +176,11 @@ def decide(runs: Sequence[Sequence[Read]]) -> list[list[Read]]:
         for place, history in found.items():
             histories.setdefault(place, set()).add(tuple(history))
 
-    def told(read: Read) -> Read:
+    def described(read: Read) -> Read:
         varies = read.decides == "weights" and len(histories[read.place]) > 1
         return replace(read, decides="shapes") if varies else read
 
-    return [list(map(told, run)) for run in runs]
+    return [list(map(described, run)) for run in runs]
 
 
 def place_of_reader() -> SourceLocation:

@@ -44,10 +44,10 @@ from enginecast.capture.control_flow.operators.values import (
 MOST_ROUNDS = 100_000
 """Of a while loop that runs in Python; one that needs more is taken for one that never ends."""
 _open_sites: list[Site] = []
-"""Of the open ways that the code that runs is inside of."""
-Way = Callable[[], Any]
+"""Of the open paths that the code that runs is inside of."""
+Body = Callable[[], Any]
 CHEAP = 4
-"""Operators that may run on both ways rather than in a subgraph."""
+"""Operators that may run on both paths rather than in a subgraph."""
 MOST_NESTED = 8
 """Predicates inside each other: every level is traced three times."""
 
@@ -60,18 +60,18 @@ def if_(
     state: State,
     names: Sequence[str],
 ) -> State:
-    """Run one way, or both where `test` is open; either takes `state` and returns `names`."""
+    """Run one path, or both where `test` is open; either takes `state` and returns `names`."""
     site = site_of(place)
     if not is_open(test):
         site.done(PYTHON)
         return then(*state) if test else otherwise(*state)
-    ways = (
+    paths = (
         _inside(site, lambda: then(*_copied(state))),
         _inside(site, lambda: otherwise(*_copied(state))),
     )
     try:
         _refuse_effects(site)
-        result: State = _branched(site, truth(test), ways, names)
+        result: State = _branched(site, truth(test), paths, names)
     except RewriteRefused as refused:
         if isinstance(test, Tensor) or free_unbacked_symbols(test):
             raise
@@ -88,9 +88,9 @@ def if_return(
     state: State,
     name: str = "the returned value",
 ) -> Any:
-    """What the function returns whichever way it goes."""
-    ways = (lambda *values: (then(*values),), lambda *values: (otherwise(*values),))
-    [result] = if_(place, test, *ways, state, (name,))
+    """What the function returns whichever path it takes."""
+    paths = (lambda *values: (then(*values),), lambda *values: (otherwise(*values),))
+    [result] = if_(place, test, *paths, state, (name,))
     return result
 
 
@@ -188,7 +188,7 @@ def into(place: int, container: Any) -> None:
     """Called before something is written into a container from outside a branch.
 
     Raises:
-        RewriteRefused: the branch may not be taken, and the container is no tensor.
+        RewriteRefused: the branch may not be taken, and the container is not a tensor.
     """
     if _open_sites and not isinstance(container, Tensor):
         kind = type(container).__name__
@@ -197,13 +197,13 @@ def into(place: int, container: Any) -> None:
         )
 
 
-def _inside(site: Site, way: Callable[..., Any]) -> Callable[..., Any]:
-    """`way`, which belongs to the open `site`."""
+def _inside(site: Site, path: Callable[..., Any]) -> Callable[..., Any]:
+    """`path`, which belongs to the open `site`."""
 
     def run(*values: Any) -> Any:
         _open_sites.append(site)
         try:
-            return way(*values)
+            return path(*values)
         finally:
             _open_sites.pop()
 
@@ -216,7 +216,7 @@ def _refuse_effects(site: Site) -> None:
 
 
 def _copied(state: State) -> State:
-    """With lists of its own, so that what a way appends is seen in its result alone."""
+    """With lists of its own, so that what a path appends is seen in its result alone."""
     return tuple(list(value) if type(value) is list else value for value in state)
 
 
@@ -294,26 +294,26 @@ def _both(one: Any, other: Any, is_and: bool) -> Any:
     return combine(as_predicate(one), as_predicate(other))
 
 
-def _branched(site: Site, predicate: Any, ways: tuple[Way, Way], names: Sequence[str]) -> Any:
-    """What the way returns that `predicate` chooses; either returns a tuple as long as `names`.
+def _branched(site: Site, predicate: Any, paths: tuple[Body, Body], names: Sequence[str]) -> Any:
+    """What the path returns that `predicate` chooses; either returns a tuple as long as `names`.
 
     Raises:
         RewriteRefused: what they return does not fit together, or they do more than return it.
     """
     if sum(each.was not in ("for", "while") for each in _open_sites) >= MOST_NESTED:
         raise site.refuse(f"more than {MOST_NESTED} such places are inside each other")
-    probes = (probe(site, ways[0]), probe(site, ways[1]))
+    probes = (probe(site, paths[0]), probe(site, paths[1]))
     results = _aligned(site, names, probes[0].result, probes[1].result)
     leaves = results.leaves
     operands = Operands.of(site, probes, sizes=[leaf.shape for leaf in leaves])
     if all(leaf.dtype is None for leaf in leaves) and not operands.roots:
         if probes[0].impure or probes[1].impure:
-            raise site.refuse("a way of it asserts something and computes nothing")
-        site.done("nothing: neither way has an effect")
+            raise site.refuse("a path of it asserts something and computes nothing")
+        site.done("nothing: neither path has an effect")
         return results.whole([leaf.constant for leaf in leaves])
     if _is_cheap(site, probes, results, operands):
-        return _where(site, predicate, ways, results)
-    subgraphs = [_subgraph(way, results, operands) for way in ways]
+        return _where(site, predicate, paths, results)
+    subgraphs = [_subgraph(path, results, operands) for path in paths]
     if isinstance(predicate, Tensor):
         predicate = as_predicate(predicate)
     outputs = list(cond_op(predicate, subgraphs[0], subgraphs[1], operands.flat()))
@@ -326,7 +326,7 @@ def _branched(site: Site, predicate: Any, ways: tuple[Way, Way], names: Sequence
 
 @dataclass(frozen=True)
 class _Aligned:
-    """The values of two ways side by side."""
+    """The values of two paths side by side."""
 
     leaves: list[Leaf]
     specs: list[Any]
@@ -337,7 +337,7 @@ class _Aligned:
         return [leaf for value, spec in pairs for leaf in _flat(value, spec)]
 
     def tensors(self, values: Sequence[Any]) -> list[Tensor]:
-        """What a way returns of its values: those that are tensors."""
+        """What a path returns of its values: those that are tensors."""
         pairs = zip(self.leaves, self.flat(values), strict=True)
         return [leaf.tensor(value) for leaf, value in pairs if leaf.dtype is not None]
 
@@ -349,14 +349,14 @@ class _Aligned:
 
 
 def _aligned(site: Site, names: Sequence[str], one: Any, other: Any) -> _Aligned:
-    """Raises RewriteRefused where a value has another structure on the other way."""
+    """Raises RewriteRefused where a value has another structure on the other path."""
     leaves, specs = [], []
     for name, first, second in zip(names, one, other, strict=True):
         spec = pytree.tree_structure(second if first is UNDEFINED else first)
         try:
             pairs = list(zip(_flat(first, spec), _flat(second, spec), strict=True))
         except ValueError as error:
-            raise site.refuse(f"{name} has another structure on either way") from error
+            raise site.refuse(f"{name} has another structure on either path") from error
         leaves += [reconcile(site, name, *pair) for pair in pairs]
         specs.append(spec)
     return _Aligned(leaves, specs)
@@ -372,10 +372,12 @@ def _flat(value: Any, spec: Any) -> list[Any]:
     return leaves
 
 
-def _subgraph(way: Way, results: _Aligned, operands: Operands) -> Callable[..., tuple[Tensor, ...]]:
+def _subgraph(
+    path: Body, results: _Aligned, operands: Operands
+) -> Callable[..., tuple[Tensor, ...]]:
     def run(*arguments: Any) -> tuple[Tensor, ...]:
         operands.bind(arguments)
-        tensors = results.tensors(way())
+        tensors = results.tensors(path())
         outputs = unaliased(tensors, [*operands.tensors, *arguments])
         return (*outputs, *(root.clone() for root in operands.roots))
 
@@ -385,7 +387,7 @@ def _subgraph(way: Way, results: _Aligned, operands: Operands) -> Callable[..., 
 def _is_cheap(
     site: Site, probes: tuple[Probe, Probe], results: _Aligned, operands: Operands
 ) -> bool:
-    """Whether `torch.where` over both ways is the same: few operators and values of one shape."""
+    """Whether `torch.where` over both paths is the same: few operators and values of one shape."""
     most = CHEAP if site.was == "ternary" else 0
     if operands.roots or any(one.impure or one.count > most or not one.simple for one in probes):
         return False
@@ -401,9 +403,9 @@ def _select(predicate: Tensor, one: Tensor, other: Tensor) -> Tensor:
     return torch.logical_or(torch.logical_and(predicate, one), kept)
 
 
-def _where(site: Site, predicate: Any, ways: tuple[Way, Way], results: _Aligned) -> Any:
+def _where(site: Site, predicate: Any, paths: tuple[Body, Body], results: _Aligned) -> Any:
     predicate = as_predicate(predicate)
-    one, other = (results.flat(way()) for way in ways)
+    one, other = (results.flat(path()) for path in paths)
     chosen = [
         leaf.constant
         if leaf.dtype is None

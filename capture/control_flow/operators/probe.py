@@ -150,7 +150,7 @@ def probe(site: Site, function: Callable[[], Any], arguments: Sequence[Tensor] =
         raise
     except Exception as error:  # the user's code, and whatever torch raises about it
         first = str(error).strip().split("\n")[0]
-        raise site.refuse(f"one way of it fails: {type(error).__name__}: {first}") from error
+        raise site.refuse(f"one path of it fails: {type(error).__name__}: {first}") from error
     _refuse_changes(site, before)
     seen.note(seen.result)
     return seen

@@ -89,16 +89,16 @@ def as_tensor(value: Any, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class Leaf:
-    """What one value of two ways becomes."""
+    """What one value of two paths becomes."""
 
     constant: Any = None
-    """The value itself, where both ways agree."""
+    """The value itself, where both paths agree."""
     shape: tuple[Any, ...] = ()
     dtype: torch.dtype | None = None
     """Of the tensor that stands for it; None: it is constant."""
 
     def tensor(self, value: Any) -> Tensor:
-        """What a way returns for this value."""
+        """What a path returns for this value."""
         assert self.dtype is not None
         if value is UNDEFINED:  # read later only where Python would raise NameError
             return torch.zeros(self.shape, dtype=self.dtype)
@@ -106,7 +106,7 @@ class Leaf:
 
 
 def reconcile(site: Site, name: str, one: Any, other: Any) -> Leaf:
-    """What a value is after either way.
+    """What a value is after either path.
 
     Raises:
         RewriteRefused: no tensor can stand for both.
@@ -122,14 +122,14 @@ def reconcile(site: Site, name: str, one: Any, other: Any) -> Leaf:
             return Leaf(bound[0])
     known = [dtype for dtype in dtypes if dtype is not None]
     if len(known) < len(bound):
-        raise site.refuse(f"{name} is {_kind(one)} one way and {_kind(other)} the other")
+        raise site.refuse(f"{name} is {_kind(one)} on one path and {_kind(other)} on the other")
     if len(tensors) == 2 and one.dtype != other.dtype:
-        raise site.refuse(f"{name} is {one.dtype} one way and {other.dtype} the other")
+        raise site.refuse(f"{name} is {one.dtype} on one path and {other.dtype} on the other")
     if len({value.dim() if isinstance(value, Tensor) else 0 for value in bound}) > 1:
-        raise site.refuse(f"{name} has {_kind(one)} one way and {_kind(other)} the other")
+        raise site.refuse(f"{name} has {_kind(one)} on one path and {_kind(other)} on the other")
     dtype = torch.promote_types(known[0], known[-1])
     if any(value.dtype != dtype for value in tensors):
-        raise site.refuse(f"{name} is {_kind(one)} one way, {_kind(other)} the other")
+        raise site.refuse(f"{name} is {_kind(one)} on one path, {_kind(other)} on the other")
     return Leaf(shape=tuple(tensors[0].shape) if tensors else (), dtype=dtype)
 
 

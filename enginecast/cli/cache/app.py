@@ -68,7 +68,7 @@ class EncoderFlags:
     ] = None
     mask: Annotated[
         bool | None,
-        typer.Option("--mask/--no-mask", help="Whether the encoder is told what is padding."),
+        typer.Option("--mask/--no-mask", help="Whether the encoder gets a padding mask."),
     ] = None
     keep_all: Annotated[
         bool | None, typer.Option("--keep-all/--trim", help="Keep the rows of padding.")

@@ -220,7 +220,7 @@ _FAILURES = 5
 
 @contextmanager
 def watch(schedule: FillSchedule, *, quiet: bool) -> Iterator[Report | None]:
-    """Show how far a fill is, on a terminal; yields what is to be told of each batch.
+    """Show how far a fill is, on a terminal; yields what to call for each batch.
 
     The bar counts bytes, which take equally long, and not texts: the longest come first.
     """

@@ -61,8 +61,8 @@ def _stored(one: Census) -> Iterator[tuple[str, str]]:
 
 
 def _input(spec: EncoderSpec) -> Iterator[tuple[str, str]]:
-    told = "told" if spec.mask else "not told"
-    yield "padding", f"the encoder is {told} what is padding; longest text {spec.max_length} tokens"
+    given = "a" if spec.mask else "no"
+    yield "padding", f"the encoder gets {given} padding mask; longest text {spec.max_length} tokens"
     rows = "of the tokens" if spec.rows == "real" else f"all {spec.max_length}"
     rows += f", {spec.extra_rows} of padding" if spec.extra_rows else ""
     rows += f", without the first {spec.skip_rows}" if spec.skip_rows else ""

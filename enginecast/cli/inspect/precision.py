@@ -57,7 +57,7 @@ WIDE = 1e30
 
 
 @dataclass(frozen=True)
-class Place:
+class LargestValue:
     """A value, and how large it gets."""
 
     module: str
@@ -78,13 +78,13 @@ class Option:
     """The largest finite number of its compute dtype."""
     remedies: tuple[str, ...] = ()
     """Passes of its preset in front of unify-dtype."""
-    as_it_is: tuple[Place, ...] = ()
+    as_it_is: tuple[LargestValue, ...] = ()
     """The largest value before any remedy."""
-    beyond: tuple[Place, ...] = ()
+    beyond: tuple[LargestValue, ...] = ()
     """Values beyond the limit before any remedy, the largest first."""
-    largest: Place | None = None
+    largest: LargestValue | None = None
     """The largest value, after the remedies where they were needed."""
-    left: tuple[Place, ...] = ()
+    left: tuple[LargestValue, ...] = ()
     """Values beyond the limit that the remedies left."""
     keep: str = ""
     """A pattern for --skip-modules-pattern that leaves none beyond the limit."""
@@ -169,7 +169,7 @@ def advise(prepared: Prepared) -> Advice:
     cases = prepared.cases[:FEW] if elements > LARGE else prepared.cases
     plain = _measure(prepared.captured.program, cases)
     if not all(tensor.isfinite().all() for each in plain.outputs for tensor in each.values()):
-        prepared.source.fingerprint()  # names the weights that are no numbers, if it is they
+        prepared.source.fingerprint()  # names the weights that are not numbers, if it is they
     options = [
         _option(name, plain, prepared.mask_input, runs=elements <= SMALL) for name in PRECISIONS
     ]
@@ -235,20 +235,20 @@ def _option(precision: str, plain: _Measured, mask: str | None, *, runs: bool) -
     return _with_error(option, unified, plain, mask) if runs and policy.to != "fp32" else option
 
 
-def _largest_first(measured: _Measured, policy: UnifyDtype) -> tuple[Place, ...]:
+def _largest_first(measured: _Measured, policy: UnifyDtype) -> tuple[LargestValue, ...]:
     return tuple(sorted(_places(measured, policy), key=lambda place: -place.largest))
 
 
-def _places(measured: _Measured, policy: UnifyDtype) -> list[Place]:
+def _places(measured: _Measured, policy: UnifyDtype) -> list[LargestValue]:
     """Where 16-bit values would be, in order of execution."""
     return [
-        Place(module_path(node), source_line(node), measured.largest[node])
+        LargestValue(module_path(node), source_line(node), measured.largest[node])
         for node in low_values(measured.program, policy.kept(measured.program))
         if node in measured.largest
     ]
 
 
-def _beyond(places: Sequence[Place], limit: float) -> tuple[Place, ...]:
+def _beyond(places: Sequence[LargestValue], limit: float) -> tuple[LargestValue, ...]:
     return tuple(place for place in places if place.largest > limit)
 
 

@@ -113,7 +113,7 @@ class LegalizeQuantized(Pass):
 
 @dataclass
 class _Rewriting:
-    """One legalisation: it is handed to every rule."""
+    """One legalization: it is handed to every rule."""
 
     program: ExportedProgram
     reader: Reader
@@ -207,8 +207,8 @@ def _refuse_dtypes(node: Node) -> None:
     dtypes = {dtype_of(found) for found in (node, *node.all_input_nodes)}
     if torch.bfloat16 in dtypes:
         raise LoweringError(
-            f"ONNX Runtime has no kernels that quantise bfloat16, for {call_place(node)}",
-            hint="Export in fp16 (or fp32): quantised, both have the range.",
+            f"ONNX Runtime has no kernels that quantize bfloat16, for {call_place(node)}",
+            hint="Export in fp16 (or fp32): quantized, both have the range.",
         )
     for dtype in dtypes - {*_FP8}:
         if dtype is not None and dtype.is_floating_point and dtype.itemsize == 1:
@@ -239,7 +239,7 @@ def _quantize(
 ) -> None:
     if dtype not in _QUANTIZED:
         raise LoweringError(
-            f"enginecast.quantize to {dtype}: a program that rounds nothing is no engine",
+            f"enginecast.quantize to {dtype}: a program that rounds nothing is not an engine",
             hint="It is for verification; lower the program that it was made from.",
         )
     wanted = dtype_of(source)

@@ -89,7 +89,7 @@ def _check_nodes(model: ir.Model, version: str) -> Iterator[Violation]:
             continue
         operator = table().operators[node.op_type]
         yield from check_form(node, operator)
-        quantised = list(check_quantized(node))
-        yield from quantised
-        if not quantised:  # they are of types, too, and say more
+        quantized = list(check_quantized(node))
+        yield from quantized
+        if not quantized:  # they are of types, too, and say more
             yield from check_node(node, operator)

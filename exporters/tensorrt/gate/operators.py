@@ -133,7 +133,7 @@ def numbers(version: str) -> tuple[int, int]:
     """(11, 0) of "11.0.0.114".
 
     Raises:
-        UsageError: it is no version.
+        UsageError: it is not a version.
     """
     parts = version.split("+")[0].split(".")
     if len(parts) < 2 or not all(part.isdecimal() for part in parts[:2]):

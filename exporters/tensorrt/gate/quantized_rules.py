@@ -1,4 +1,4 @@
-"""Quantised values: what TensorRT asks of scales, zero points and of where fp8 goes.
+"""Quantized values: what TensorRT asks of scales, zero points and of where fp8 goes.
 
 Sources: https://docs.nvidia.com/deeplearning/tensorrt/operators/docs/Quantize.html (symmetric,
 scales of the input's type that are known when the engine is built),
@@ -16,7 +16,7 @@ from enginecast.exporters.tensorrt.gate.violations import Violation, at, constan
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-_QUANTISED = frozenset({FP8, ir.DataType.INT8, ir.DataType.INT4, ir.DataType.FLOAT4E2M1})
+_QUANTIZED = frozenset({FP8, ir.DataType.INT8, ir.DataType.INT4, ir.DataType.FLOAT4E2M1})
 
 
 def check_quantized(node: ir.Node) -> Iterator[Violation]:
@@ -86,11 +86,11 @@ def _check_axis(node: ir.Node, value: ir.Value, sizes: tuple[int, ...]) -> Itera
 
 def _check_zero_point(node: ir.Node) -> Iterator[Violation]:
     zero = node.inputs[2] if len(node.inputs) > 2 else None
-    quantised = node.outputs[0] if node.op_type == QUANTIZE else node.inputs[0]
-    assert quantised is not None
-    if quantised.dtype not in _QUANTISED and quantised.dtype not in OTHER_FP8:
-        got = f"{type_name(quantised.dtype)} of {quantised.name}"
-        yield at(node, "quantised-type", "signed values: FP8, INT8, INT4 or FP4", got)
+    quantized = node.outputs[0] if node.op_type == QUANTIZE else node.inputs[0]
+    assert quantized is not None
+    if quantized.dtype not in _QUANTIZED and quantized.dtype not in OTHER_FP8:
+        got = f"{type_name(quantized.dtype)} of {quantized.name}"
+        yield at(node, "quantized-type", "signed values: FP8, INT8, INT4 or FP4", got)
     if zero is None:
         return
     tensor = constant_of(zero)
@@ -100,21 +100,21 @@ def _check_zero_point(node: ir.Node) -> Iterator[Violation]:
 
 
 def _check_product(node: ir.Node) -> Iterator[Violation]:
-    """Quantised values times a weight that is not: the weight was dequantised when constants were
+    """Quantized values times a weight that is not: the weight was dequantized when constants were
     folded, and is stored four times as large.
     """
     operands = [_moved_from(value) for value in node.inputs[:2] if value is not None]
     kinds = [_kind(value) for value in operands]
-    if kinds == ["quantised", "constant"]:
+    if kinds == ["quantized", "constant"]:
         got = f"a weight of {type_name(operands[1].dtype)}"
-        yield at(node, "folded-weight", "a quantised weight for quantised values", got)
+        yield at(node, "folded-weight", "a quantized weight for quantized values", got)
 
 
 def _kind(value: ir.Value) -> str:
     producer = value.producer()
     if producer is not None and producer.op_type == DEQUANTIZE:
         source = producer.inputs[0]
-        return "quantised" if source is not None and constant_of(source) is None else "weight"
+        return "quantized" if source is not None and constant_of(source) is None else "weight"
     return "constant" if constant_of(value) is not None else "computed"
 
 

@@ -1,4 +1,4 @@
-"""The layers of a program that a plan may quantise: ops that read a weight of their own."""
+"""The layers of a program that a plan may quantize: ops that read a weight of their own."""
 
 from collections import Counter
 from dataclasses import dataclass

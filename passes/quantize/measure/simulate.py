@@ -222,7 +222,7 @@ def activation_ranges(
 ) -> dict[Node, float]:
     """Run the program over the calibration inputs.
 
-    What stands in the rows that a mask leaves out is no measure: a model may compute anything
+    What stands in the rows that a mask leaves out is not a measure: a model may compute anything
     there.
 
     Args:

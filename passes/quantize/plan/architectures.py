@@ -73,7 +73,7 @@ def read_matrix(content: bytes) -> Matrix:
     """Read and check the file's content.
 
     Raises:
-        ValueError: it is no such matrix, or a cell has no note or no source.
+        ValueError: it is not such a matrix, or a cell has no note or no source.
     """
     matrix = msgspec.json.decode(content, type=Matrix)
     for name, row in matrix.architectures.items():

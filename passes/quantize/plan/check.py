@@ -88,7 +88,7 @@ def _faults(layer: LayerPlan, found: Layer, plan: QuantizationPlan) -> Iterator[
         if layer.activations is not None:
             yield "activations", f"{layer.activations!r} with storage, which rounds weights alone"
     elif layer.kind != "linear":
-        yield "choice", f"{layer.choice!r} of a layer that is no linear: storage or keep"
+        yield "choice", f"{layer.choice!r} of a layer that is not a linear: storage or keep"
     elif layer.activations is None:
         yield "activations", f"none with {layer.choice!r}: tensor, row or block"
     yield from _format_faults(layer, plan)

@@ -1,4 +1,4 @@
-"""The forms in which one layer can be quantised, fastest first, and what each is expected to gain.
+"""The forms in which one layer can be quantized, fastest first, and what each is expected to gain.
 
 Gains on a CPU were measured on one core (ONNX Runtime 1.31, 128 x 768 x 2048): a static scale for
 all of the activations 3.4, one for each row 2.5, blocks of 32 with rounded activations 1.34, a
@@ -75,7 +75,7 @@ def forms(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
         return [stored], ""
     if layer.kind == "conv":
         if options.mode == "w8a8":
-            return [], "a convolution: products of quantised values are for linears"
+            return [], "a convolution: products of quantized values are for linears"
         return [planned(layer, "storage")], ""
     if options.mode == "storage":
         return _stored(stored, options), ""
@@ -116,7 +116,7 @@ def _fp8(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
     reason = off_multiple(n, k)
     if reason:
         return [], reason
-    gain = modelled_gain(n, k, rowwise=form.activations == "row")
+    gain = modeled_gain(n, k, rowwise=form.activations == "row")
     return [replace(form, gain=gain, gain_from="model")], ""
 
 
@@ -160,7 +160,7 @@ def too_small(n: int, k: int, *, rowwise: bool) -> bool:
     return k <= 4096 and n <= 1024
 
 
-def modelled_gain(n: int, k: int, *, rowwise: bool) -> float:
+def modeled_gain(n: int, k: int, *, rowwise: bool) -> float:
     """What the curve says, on the side of 1 that the rule says."""
     curve = _PEAK * n / (n + _HALF_N) * k / (k + _HALF_K)
     bounded = min(curve, 0.99) if too_small(n, k, rowwise=rowwise) else max(curve, 1.01)

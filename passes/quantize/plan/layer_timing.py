@@ -68,7 +68,7 @@ def with_measured_gains(
 
     Args:
         context: sizes are those of its largest calibration case, else those of the example.
-        forms: of fp8; what is no product keeps its gain.
+        forms: of fp8; what is not a product keeps its gain.
     """
     symbols = _sizes(program, context)
     known: dict[Product, float] = {}

@@ -22,7 +22,7 @@ class PlanOptions:
 
     format: Format
     mode: Mode = "w8a8"
-    """w8a8: products of quantised values where it pays; storage: weights alone, products as now."""
+    """w8a8: products of quantized values where it pays; storage: weights alone, products as now."""
     arch: str = "cpu"
     """A row of the architecture matrix: "sm90", "cpu"."""
     target: Target = "aotinductor"
@@ -38,13 +38,13 @@ class PlanOptions:
     skip_modules: tuple[str, ...] = ()
     """Dotted paths of modules to keep."""
     include_modules: tuple[str, ...] = ()
-    """Dotted paths of modules to quantise although a pattern, a class or a default skips them."""
+    """Dotted paths of modules to quantize although a pattern, a class or a default skips them."""
     skip_modules_pattern: tuple[str, ...] = ()
     """Regular expressions (re.search) on module paths to keep."""
     skip_modules_classes: tuple[str, ...] = ()
     """Class names of modules to keep, with all that is inside of them."""
     heads: bool = False
-    """Whether linears that make an output of the program are quantised."""
+    """Whether linears that make an output of the program are quantized."""
     measure: bool = True
     """Whether errors are measured on the calibration inputs; otherwise max_error bounds nothing."""
 

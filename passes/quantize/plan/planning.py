@@ -1,6 +1,6 @@
-"""Make a plan: for each layer a form in which it is quantised, or the reason why it is kept.
+"""Make a plan: for each layer a form in which it is quantized, or the reason why it is kept.
 
-What may be quantised at all is decided by architecture, skips and sizes; which of several forms a
+What may be quantized at all is decided by architecture, skips and sizes; which of several forms a
 layer takes, by errors measured on the calibration inputs (`sensitivity`) and by `search`.
 """
 
@@ -56,7 +56,7 @@ lets pass, since an engine rounds other values up than a simulation."""
 
 @dataclass(frozen=True)
 class PlanPass(QuantizingPass):
-    """Decide which layers are quantised, and how; a site is a layer that the plan quantises.
+    """Decide which layers are quantized, and how; a site is a layer that the plan quantizes.
 
     Every output keeps every bit: all that changes is that products with a weight are spelled as
     linears.
@@ -211,7 +211,7 @@ def _require_some(layers: list[Layer], kept: Iterable[str], options: PlanOptions
         return
     counted = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
     raise PassError(
-        f"no layer is left to quantise: {counted or 'the program has none'}",
+        f"no layer is left to quantize: {counted or 'the program has none'}",
         hint=f"max_error is {max_error(options):g}; min_gain=0 takes layers that gain nothing.",
     )
 
@@ -353,10 +353,10 @@ def _found_in_words(search: Found[Any], found: Sensitivity, cases: int) -> tuple
 def _skip_reasons(
     program: ExportedProgram, layers: Sequence[Layer], options: PlanOptions
 ) -> dict[Node, str]:
-    """Layer -> why it is kept; layers that may be quantised are not among them.
+    """Layer -> why it is kept; layers that may be quantized are not among them.
 
     Raises:
-        PassError: a name, pattern or class that no layer has, named; or a pattern that is no
+        PassError: a name, pattern or class that no layer has, named; or a pattern that is not a
             regular expression.
     """
     modules = {layer.module for layer in layers}
@@ -391,7 +391,7 @@ def _reasons(
     if layer.kind == "embedding" and options.format == "fp8":
         yield "an embedding: fp8 rounds its few bits away and saves no time; int8 stores it"
     if layer.kind != "embedding" and not options.heads and _reaches_output(layer.node):
-        yield "a head: its error is the output's error (heads=true quantises it)"
+        yield "a head: its error is the output's error (heads=true quantizes it)"
     if layer.kind == "conv" and _reads_input(layer.node, weights):
         yield "the first convolution: it reads the input itself, and is small"
 
@@ -405,7 +405,7 @@ def _reaches_output(node: Node) -> bool:
 
 
 def _reads_input(node: Node, weights: set[Node]) -> bool:
-    """Whether the first argument is an input of the program, cast or normalised at most."""
+    """Whether the first argument is an input of the program, cast or normalized at most."""
     source = node.args[0]
     while has(source, Trait.MOVES, Trait.CASTS, Trait.ARITHMETIC):
         others = [found for found in source.all_input_nodes if found not in weights]

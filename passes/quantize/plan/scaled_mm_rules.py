@@ -95,7 +95,7 @@ def _device(arch: str) -> Iterator[str]:
         return
     found = _SM.fullmatch(arch)
     if found is None:
-        yield f"fp8 products: {arch} is no architecture that has them"
+        yield f"fp8 products: {arch} is not an architecture that has them"
     elif (int(found[1]), int(found[2])) < (8, 9):
         yield f"fp8 products need sm89 or sm90 and later, and {arch} is older"
 

@@ -1,8 +1,8 @@
-"""How much each layer loses when it is quantised: alone at its own output, and at the program's.
+"""How much each layer loses when it is quantized: alone at its own output, and at the program's.
 
 One exact run over all calibration inputs measures every form of every layer on what the layer
 really reads.  A second kind of run has one variant of the program for each form of each layer, with
-that layer alone quantised; variants run side by side on a small input, and whatever a variant has
+that layer alone quantized; variants run side by side on a small input, and whatever a variant has
 in common with the exact program is computed once.
 """
 
@@ -67,7 +67,7 @@ class Sensitivity:
     """Relative error of each layer's own output, for each of its forms."""
     readings: dict[Node, Reading]
     end_to_end: dict[Node, list[float]] = field(default_factory=dict)
-    """Relative error of the program's outputs with one layer alone quantised, for each of its
+    """Relative error of the program's outputs with one layer alone quantized, for each of its
     forms; empty where that would take too long."""
 
 
@@ -123,7 +123,7 @@ class _Isolated(Run):
         if not bool(wanted.isfinite().all()):
             place = f"{module_path(node) or 'the model itself'} {source_line(node)}".strip()
             raise PassError(
-                f"values at {place} are not finite before anything is quantised",
+                f"values at {place} are not finite before anything is quantized",
                 hint="Look for calibration inputs that the model cannot take.",
             )
         sums = self.sums.setdefault(node, [ErrorSum() for _ in forms])
@@ -186,7 +186,7 @@ def _alone(
 
 
 class _Variants(Run):
-    """The exact program as the first case, and one case for each layer with it quantised."""
+    """The exact program as the first case, and one case for each layer with it quantized."""
 
     def __init__(
         self,

@@ -1,11 +1,11 @@
-"""What TensorRT made of a network: the layers that its engine inspector tells.
+"""What TensorRT made of a network: the layers that its engine inspector reports.
 
     {"Layers": [{"Name": ..., "LayerType": "gemm", "Inputs": [{"Format/Datatype": "FP8"}], ...,
                  "Metadata": "[ONNX Layer: node_linear]\\x1e[ONNX Layer: node_gelu]"}, ...]}
 
 An engine that was built without detailed profiling gives a list of names instead.  The fields are
 those of trtexec's --exportLayerInfo; which of them there are differs between layers and versions,
-so what is not there is taken as not told, and what is not known here is left alone.
+so what is not there is taken as not reported, and what is not known here is left alone.
 Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/advanced.html
 (engine inspector).
 """
@@ -55,7 +55,7 @@ class Layer:
 
     name: str
     kind: str = ""
-    """As TensorRT calls it, such as "gemm"; empty: it was not told."""
+    """As TensorRT calls it, such as "gemm"; empty: it was not reported."""
     inputs: tuple[str, ...] = ()
     """Dtypes: "fp16"; "unknown" for what is not known here."""
     outputs: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class Layers:
 
     layers: tuple[Layer, ...]
     detailed: bool
-    """Whether the engine tells more than names."""
+    """Whether the engine reports more than names."""
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -121,7 +121,7 @@ class Layers:
     def lines(self) -> tuple[str, ...]:
         """For a report: what the builder made, in a few lines."""
         if not self.detailed:
-            return (f"{len(self)} layers; the engine tells no more than their names",)
+            return (f"{len(self)} layers; the engine reports no more than their names",)
         found = [
             f"{len(self)} layers: {_listed(self.by_kind)}",
             f"outputs of layers: {_listed(self.output_dtypes)}",
@@ -135,7 +135,7 @@ def parse_layers(text: str, name: str = "the engine inspector") -> Layers:
     """Read what `EngineInspector.get_engine_information` gives as JSON.
 
     Raises:
-        BundleError: it is no JSON, or has no list of layers.
+        BundleError: it is not JSON, or has no list of layers.
     """
     try:
         found = json.loads(text)
@@ -187,7 +187,7 @@ def _counted(items: Iterator[str]) -> dict[str, int]:
 
 
 def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none told"
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none reported"
 
 
 def _line(kept: Kept) -> str:

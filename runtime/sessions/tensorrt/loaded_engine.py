@@ -68,7 +68,7 @@ class LoadedEngine:
 def load_engine(
     trt: Any, path: Path, record: EngineRecord, manifest: Manifest, network: Path | None
 ) -> LoadedEngine:
-    """Deserialise an engine, fill in weights that it lacks, and compare it with the manifest.
+    """Deserialize an engine, fill in weights that it lacks, and compare it with the manifest.
 
     Args:
         trt: the module tensorrt, which fits what the record requires.
@@ -86,7 +86,7 @@ def load_engine(
     runtime.error_recorder = recorder
     # A version-compatible engine brings the runtime of its version along, which is a library.
     runtime.engine_host_code_allowed = record.requires.get("version_compatible") == "yes"
-    engine = _deserialised(runtime, path)
+    engine = _deserialized(runtime, path)
     if engine is None:
         raise BundleError(
             f"{record.file}: TensorRT refuses the plan: {messages.take()}",
@@ -122,7 +122,7 @@ def _runtime(trt: Any, logger: Any, messages: Messages) -> Any:
         ) from error
 
 
-def _deserialised(runtime: Any, path: Path) -> Any:
+def _deserialized(runtime: Any, path: Path) -> Any:
     """The engine, or None.  It can take gigabytes: it is mapped, not read."""
     if path.stat().st_size == 0:
         return None

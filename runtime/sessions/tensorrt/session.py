@@ -116,7 +116,7 @@ class TensorRTSession(Session):
         return self.inspect().lines()
 
     def inspect(self) -> Layers:
-        """What the builder made of the network, layer by layer, as the engine tells it."""
+        """What the builder made of the network, layer by layer, as the engine reports it."""
         trt, engine = self._loaded.trt, self._loaded.engine
         with self._loaded.lock:
             inspector = engine.create_engine_inspector()
