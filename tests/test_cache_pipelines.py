@@ -143,8 +143,11 @@ def test_what_is_said_stays() -> None:
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (EncoderRequest("t5", pipeline="flux:text_encoder_2", mask=True), "--mask: it does not te"),
-        (EncoderRequest("t5", pipeline="wan", mask=False), "--no-mask: it tells"),
+        (
+            EncoderRequest("t5", pipeline="flux:text_encoder_2", mask=True),
+            "--mask: it does not give",
+        ),
+        (EncoderRequest("t5", pipeline="wan", mask=False), "--no-mask: it gives"),
         (EncoderRequest("t5", pipeline="cogvideox", keep_all=False), "--trim: it reads rows of"),
         (EncoderRequest("t5", pipeline="wan", skip_rows=1), "--skip-rows 1: it drops no rows"),
         (

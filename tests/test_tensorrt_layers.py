@@ -72,7 +72,7 @@ def test_an_engine_that_tells_names_alone() -> None:
     found = layers("conv1 + relu1", "gemm")
     assert not found.detailed
     assert [one.name for one in found.layers] == ["conv1 + relu1", "gemm"]
-    assert found.lines() == ("2 layers; the engine tells no more than their names",)
+    assert found.lines() == ("2 layers; the engine reports no more than their names",)
 
 
 @pytest.mark.parametrize(
