@@ -21,6 +21,8 @@ CASES = (
     "longest",
     "empty prompt, 255 pads",
     "empty prompt, 511 pads",
+    "smallest batch",
+    "smallest sequence",
 )
 
 
