@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 setup: $(STAMP) ## make .venv and install the project into it
 
 demo: $(STAMP) ## export a T5 encoder in fp32, bf16, fp16 and int8, verify, and run prompts without torch
-	$(BIN)/python examples/demo.py
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python examples/demo.py # as the command sets it: see enginecast/__main__.py
 
 format: $(STAMP) ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
