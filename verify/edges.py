@@ -23,8 +23,8 @@ LEAST = 64 * least_floor("fp32")
 another in single rows of a few elements."""
 MISMATCHES = 0.02
 """Part of the integers of an output that may differ: what decides them may be a tie."""
-TIED = frozenset({"zeros", "whole and half numbers"})
-"""Cases with equal values: which of them a sort or a maximum names first, torch does not say."""
+TIED = frozenset({"zeros", "large values", "shifted values", "whole and half numbers"})
+"""Cases with equal values, or values that make scores saturate and so equal."""
 UNDERFLOW = 1e-30
 """Rows whose norm is less count as zero: hardware may flush the squares of such values."""
 
@@ -39,8 +39,6 @@ def edge_failures(case: ReferenceCase, outputs: Mapping[str, Array]) -> Iterator
         if found.shape != plain.shape or plain.shape != exact.shape:
             if plain.shape == exact.shape:
                 yield f"{where}: its shape is {list(found.shape)}, eager gives {list(plain.shape)}"
-        elif plain.dtype.kind in "iu" and case.name in TIED:
-            continue
         elif plain.dtype.kind in "biu":
             wrong = (found != plain) & (found != exact)
             if wrong.mean() > MISMATCHES:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
-import torch
 from onnxscript import opset23 as op
 
 from enginecast.exporters.onnx.translations import scalar
@@ -35,16 +34,19 @@ def _in_fp32(formula: Callable[..., Any]) -> Callable[..., Any]:
         dtype = values[0].dtype
         if dtype not in _HALVES:
             return formula(*values, **options)
-        wide = [_widened(v) if isinstance(v, ir.Value) else v for v in values]
+        wide = [_cast(v, FLOAT) if isinstance(v, ir.Value) else v for v in values]
         return op.Cast(formula(*wide, **options), to=int(dtype))
 
     return widened
 
 
-def _widened(x: ir.Value) -> Any:
-    wide = op.Cast(x, to=int(FLOAT))
-    wide.dtype, wide.shape = FLOAT, x.shape
-    return wide
+def _cast(x: ir.Value, dtype: ir.DataType) -> Any:
+    """A cast that knows its dtype and shape at once."""
+    if x.dtype == dtype:
+        return x
+    found = op.Cast(x, to=int(dtype))
+    found.dtype, found.shape = dtype, x.shape
+    return found
 
 
 def _like(x: Any, value: float) -> Any:
@@ -56,7 +58,7 @@ def _value(x: Any, like: Any) -> Any:
     """A number or a tensor, as a tensor of the dtype of `like`."""
     if not isinstance(x, ir.Value):
         return _like(like, x)
-    return op.CastLike(x, like)
+    return op.CastLike(x, like) if like.dtype is None else _cast(x, like.dtype)
 
 
 def _log1p(x: Any) -> Any:
@@ -130,6 +132,9 @@ def _bce_with_logits(
     x: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1
 ) -> Any:
     """(1 - y) x + (1 + (p - 1) y) softplus(-x)."""
+    tensors = [t for t in (x, target, weight, pos_weight) if t is not None]
+    if any(tensor.dtype == ir.DataType.DOUBLE for tensor in tensors):
+        x = _cast(x, ir.DataType.DOUBLE)
     one = _like(x, 1.0)
     log_weight = one if pos_weight is None else op.Add(op.Mul(op.Sub(pos_weight, one), target), one)
     loss = op.Add(op.Mul(op.Sub(one, target), x), op.Mul(log_weight, _softplus(op.Neg(x))))
@@ -167,6 +172,8 @@ def _is_negative(x: Any) -> Any:
 
 @STABLE.rule(aten.signbit.default)
 def _signbit(x: Any) -> Any:
+    if x.dtype == ir.DataType.BOOL:
+        return op.And(x, op.Not(x))
     return _is_negative(x) if x.dtype in _REALS else op.Less(x, _like(x, 0))
 
 
@@ -222,27 +229,28 @@ def _floor_div_of(x: Any, y: Any) -> Any:
     return op.Where(op.Equal(y, _like(x, 0.0)), op.Div(x, y), near)
 
 
-_of_floats = {"rest": _in_fp32(_remainder_of), "floor": _in_fp32(_floor_div_of)}
-
-
 @STABLE.rule(aten.remainder.Tensor, aten.remainder.Scalar)
+@_in_fp32
 def _remainder(x: Any, y: Any) -> Any:
     x, y = _pair(x, y)
-    return _of_floats["rest"](x, y) if x.dtype in _REALS else op.Mod(x, y)
+    return _remainder_of(x, y) if x.dtype in _REALS else op.Mod(x, y)
 
 
 @STABLE.rule(aten.floor_divide.default, aten.floor_divide.Scalar)
+@_in_fp32
 def _floor_divide(x: Any, y: Any) -> Any:
     x, y = _pair(x, y)
     if x.dtype in _REALS:
-        return _of_floats["floor"](x, y)
+        return _floor_div_of(x, y)
     return op.Div(op.Sub(x, op.Mod(x, y)), y)
 
 
 @STABLE.rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
+@_in_fp32
 def _div(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
     if rounding_mode == "floor":
-        return _floor_divide(x, y)
+        quotient: Any = _floor_divide(x, y)
+        return quotient
     x, y = _pair(x, y)
     if x.dtype in _REALS:
         quotient = op.Div(x, y)
@@ -257,70 +265,29 @@ def _div(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
 def _pair(x: Any, y: Any) -> tuple[Any, Any]:
     """Two operands in one dtype: that of a number follows the tensor, or is fp32."""
     if isinstance(y, float) and x.dtype not in _REALS:
-        x = op.Cast(x, to=int(FLOAT))
+        x = _cast(x, FLOAT)
     if isinstance(y, ir.Value) and y.dtype in _REALS and x.dtype not in _REALS:
-        x = op.Cast(x, to=int(y.dtype))
+        x = _cast(x, y.dtype)
     return x, _value(y, x)
 
 
-def _prefixes(x: Any, dim: int, fill: float) -> tuple[Any, list[int]]:
-    """[..., n] with `dim` last becomes [..., n, n]: row i holds the first i + 1 elements and then
-    `fill`; with it the permutation that puts `dim` last, and back.
-    """
-    rank = len(x.shape)
-    last = [d for d in range(rank) if d != dim % rank] + [dim % rank]
-    x = op.Transpose(x, perm=last)
-    size = op.Squeeze(op.Shape(x, start=rank - 1))
-    places = op.Range(op.Constant(value_int=0), size, op.Constant(value_int=1))
-    ends = op.Unsqueeze(places, op.Constant(value_ints=[1]))
-    rows = op.Unsqueeze(x, op.Constant(value_ints=[rank - 1]))
-    held = op.GreaterOrEqual(ends, places)
-    return op.Where(held, rows, _like(x, fill)), [last.index(d) for d in range(rank)]
-
-
-_LAST = [-1]
+LONGEST = 1 << 20
+"""Elements of a row whose length varies that a scan reaches."""
 
 
 @STABLE.rule(aten.logcumsumexp.default)
 @_in_fp32
 def _logcumsumexp(x: Any, dim: int) -> Any:
-    rows, back = _prefixes(x, dim, -math.inf)
-    most = op.ReduceMax(rows, op.Constant(value_ints=_LAST), keepdims=1)
-    finite = op.Where(op.IsInf(most), _like(x, 0.0), most)
-    total = op.ReduceSum(op.Exp(op.Sub(rows, finite)), op.Constant(value_ints=_LAST), keepdims=0)
-    result = op.Add(op.Log(total), op.Squeeze(finite, op.Constant(value_ints=_LAST)))
-    return op.Transpose(result, perm=back)
-
-
-@STABLE.rule(aten.cumprod.default)
-def _cumprod(x: Any, dim: int, dtype: int = -1) -> Any:
-    if dtype != -1:
-        x = op.Cast(x, to=dtype)
-    rows, back = _prefixes(x, dim, 1)
-    result = op.ReduceProd(rows, op.Constant(value_ints=_LAST), keepdims=0)
-    return op.Transpose(result, perm=back)
-
-
-def _cumulative_extreme(x: Any, dim: int, fill: float, reduce: Any, place: Any) -> tuple[Any, Any]:
-    rows, back = _prefixes(x, dim, fill)
-    values = reduce(rows, op.Constant(value_ints=_LAST), keepdims=0)
-    places = place(rows, axis=-1, keepdims=0, select_last_index=1)
-    return op.Transpose(values, perm=back), op.Transpose(places, perm=back)
-
-
-@STABLE.rule(aten.cummax.default)
-def _cummax(x: Any, dim: int) -> tuple[Any, Any]:
-    return _cumulative_extreme(x, dim, _bound(x, -1), op.ReduceMax, op.ArgMax)
-
-
-@STABLE.rule(aten.cummin.default)
-def _cummin(x: Any, dim: int) -> tuple[Any, Any]:
-    return _cumulative_extreme(x, dim, _bound(x, 1), op.ReduceMin, op.ArgMin)
-
-
-def _bound(x: Any, sign: int) -> float:
-    """The value of a dtype that no other is above (1) or below (-1)."""
-    if x.dtype in _REALS:
-        return sign * math.inf
-    info = torch.iinfo(getattr(torch, x.dtype.name.lower()))
-    return info.max if sign > 0 else info.min
+    """A scan by doubling (Hillis and Steele, 1986): log n steps, each without a row of exp."""
+    rank = len(x.shape)
+    if not rank:
+        return op.Identity(x)
+    size = x.shape[dim]
+    length = size if isinstance(size, int) else LONGEST
+    axis = op.Constant(value_ints=[dim % rank])
+    end = op.Shape(x, start=dim % rank, end=dim % rank + 1)
+    for step in (1 << bit for bit in range(max(length - 1, 0).bit_length())):
+        pads = op.Constant(value_ints=[step, 0])
+        moved = op.Pad(x, pads, _like(x, -math.inf), axis)
+        x = _log_add(x, op.Slice(moved, op.Constant(value_ints=[0]), end, axis), math.e)
+    return x
