@@ -87,6 +87,13 @@ def test_integers_and_booleans_are_counted() -> None:
     )
 
 
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 4)])
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_empty_outputs_agree(shape: tuple[int, ...], dtype: str) -> None:
+    empty = np.zeros(shape, dtype)
+    assert failures(empty, empty) == ""
+
+
 def test_another_shape_is_a_failure() -> None:
     assert "its shape is [2, 4]" in failures(PLAIN[:2])
 
