@@ -1,12 +1,13 @@
 """From a MODEL argument to a captured program: the start of export, inspect and opt."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
@@ -63,6 +64,8 @@ from enginecast.passes.quantize.plan.file import check_model, read_plan
 from enginecast.verify.eager import edge_reference, make_reference
 from enginecast.verify.reference import Reference
 
+FP64_LOSS = 1e-3
+"""Relative error in fp32 of a model in fp64, past which nobody means it to be converted."""
 WITNESSED = 2
 """Cases on which it is recorded what the model reads of its inputs."""
 
@@ -159,6 +162,9 @@ def prepare(
         captured = lifted(_capture(source, specs, given, wanted, options))
     for rung in captured.rungs:
         (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
+    if doubles := _doubles(source, captured):
+        said = f"the model computes in fp64 ({doubles[0]} is float64), and its engine does not"
+        captured = replace(captured, notes=(*captured.notes, said))
     for note in captured.notes:
         steps.say(note)
     weights = captured.program.state_dict.values()
@@ -186,6 +192,14 @@ def prepare(
             covered = cover_paths(captured.program, inputs, prepared.cases, known, trials)
         prepared = _with_branches(prepared, covered, options, steps)
     return prepared
+
+
+def _doubles(source: Source, captured: Captured) -> list[str]:
+    """The weights, or else inputs, that are float64 where the program computes in fp32."""
+    if source.given_program() is not None:
+        return []
+    tensors = {**captured.program.state_dict, **source.example()}
+    return [name for name, tensor in tensors.items() if tensor.dtype == torch.float64]
 
 
 def _with_branches(
@@ -240,6 +254,20 @@ def reference_of(prepared: Prepared, dtype: str, notes: list[str] | None = None)
         partial(run_named, wanted=prepared.wanted),
     )
     return replace(reference, edges=edges)
+
+
+def fp64_failures(prepared: Prepared, reference: Reference) -> Iterator[str]:
+    """Say where a model that computes in fp64 would not be the same in fp32."""
+    floor = reference.floor
+    if (
+        floor.dtype == "fp32"
+        and floor.largest > FP64_LOSS
+        and _doubles(prepared.source, prepared.captured)
+    ):
+        yield (
+            f"the model computes in fp64, and eager fp32 is off by {floor.largest:.2g}: an engine"
+            " would be another model; convert it with .float() where that is meant"
+        )
 
 
 def _capture(

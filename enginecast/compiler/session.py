@@ -25,7 +25,7 @@ from enginecast.compiler.engines import (
 )
 from enginecast.compiler.fusion_contract import count_fusions, expect_fusions
 from enginecast.compiler.manifest import PLAN_NAME, describe_program, describe_rungs
-from enginecast.compiler.prepare import Prepared, given_plan, prepare, reference_of
+from enginecast.compiler.prepare import Prepared, fp64_failures, given_plan, prepare, reference_of
 from enginecast.compiler.publish import Candidate, Export, publish
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
 from enginecast.compiler.rewrite import Rewritten, rewrite
@@ -116,7 +116,7 @@ class ExportSession:
             guards = [guard.output for guard in model.captured.guards]
             program, names = model.captured.program, model.output_names
             failures = capture_failures(program, model.cases, names, reference, guards)
-            problems = (*model.unverified, *failures)
+            problems = (*model.unverified, *failures, *fp64_failures(model, reference))
         for note in state_notes:
             self.steps.say(note)
         rewritten = self._rewrite(model, reference, () if problems else self.config.engines)

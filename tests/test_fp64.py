@@ -1,0 +1,32 @@
+"""Models in fp64: their engines compute in less, which is said, and is refused where it matters."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from enginecast.api import compile as export
+from enginecast.compiler.steps import Steps
+from enginecast.errors import VerificationError
+
+
+class Cancels(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + 1e5) - 1e5
+
+
+def test_an_engine_in_less_is_said_aloud(tmp_path: Path) -> None:
+    steps = Steps()
+    x = torch.randn(3, 4, dtype=torch.float64)
+    export(nn.Linear(4, 4).double().eval(), tmp_path / "bundle", example={"input": x}, steps=steps)
+    assert any("computes in fp64 (weight is float64)" in line for line in steps.lines)
+
+
+def test_a_model_that_needs_fp64_is_not_converted(tmp_path: Path) -> None:
+    x = torch.randn(3, 4, dtype=torch.float64)
+    with pytest.raises(
+        VerificationError, match="the model computes in fp64, and eager fp32 is off by"
+    ):
+        export(Cancels(), tmp_path / "bundle", example={"x": x})
+    assert not (tmp_path / "bundle").exists()
