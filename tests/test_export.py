@@ -64,7 +64,7 @@ def test_program_equals_fp32_eager_of_the_same_file(programs: Programs, name: st
     source, result = programs[name]
     module, eager = result.program.module(), source.eager()
     cases = verification_inputs(result.inputs, seed=1)
-    assert len(cases) == 7
+    assert len(cases) == (5 if name.startswith("vit") else 7)
     for case in cases:
         with torch.no_grad():
             expected = name_result(eager(**case.inputs)).tensors
