@@ -135,7 +135,7 @@ class Target:
         return self.only_device or ("cpu" if arch is None else "cuda")
 
     def check_device(self, device: str) -> None:
-        """Refuse a device that there are no engines for.
+        """Refuse a device that the target does not support.
 
         Raises:
             UsageError: with what to use instead.

@@ -1,5 +1,6 @@
 """Unusual values: what an engine may do with them, and engines that are wrong there alone."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,14 @@ from torch import Tensor, nn
 from enginecast.api import compile as export
 from enginecast.capture.inputs.examples import EDGES, edge_inputs
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
+from enginecast.capture.sources.source import open_source
+from enginecast.compiler.prepare import prepare, reference_of
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.steps import Steps
 from enginecast.errors import VerificationError
 from enginecast.exporters.onnx import stable
-from enginecast.verify.edges import LEAST, edge_failures
+from enginecast.verify.eager import capture_failures
+from enginecast.verify.edges import LEAST, edge_failures, proves
 from enginecast.verify.metrics import Array
 from enginecast.verify.reference import ReferenceCase
 
@@ -42,6 +48,11 @@ def test_cases_hold_what_they_are_called_after() -> None:
     assert cases["large values"].abs().max() > 100
     assert cases["shifted values"].min() > 90
     assert {0.0, 0.5} == set((cases["whole and half numbers"] % 1).unique().tolist())
+
+
+def test_a_model_that_sorts_does_without_equal_values() -> None:
+    found = [case.name for case in edge_inputs([X], 0, sorts=True)]
+    assert found == ["tiny values"]
 
 
 def test_models_without_floats_and_large_ones_have_none() -> None:
@@ -94,6 +105,23 @@ def test_empty_outputs_agree(shape: tuple[int, ...], dtype: str) -> None:
     assert failures(empty, empty) == ""
 
 
+@pytest.mark.parametrize(
+    ("plain", "exact", "says"),
+    [
+        (PLAIN, PLAIN, True),
+        (np.zeros((2, 2), np.float32), np.zeros((2, 2)), False),
+        (np.full((2, 2), np.nan, np.float32), np.full((2, 2), np.nan), False),
+        (PLAIN, np.negative(PLAIN), False),  # eager itself is far from fp64: agreement says nothing
+        (np.array([True]), np.array([True]), True),
+        (np.array([False]), np.array([False]), False),
+    ],
+)
+def test_a_case_proves_something_where_eager_gives_good_numbers(
+    plain: Array, exact: Array, says: bool
+) -> None:
+    assert proves(ReferenceCase("zeros", {}, {"y": plain}, {"y": exact})) is says
+
+
 def test_another_shape_is_a_failure() -> None:
     assert "its shape is [2, 4]" in failures(PLAIN[:2])
 
@@ -127,6 +155,24 @@ def test_an_engine_that_is_wrong_for_small_values_alone_is_rejected(
     example = {"x": torch.rand(4, 8) + 0.5}
     with pytest.raises(VerificationError, match="case 'tiny values': its worst row"):
         export(Log(), tmp_path / "bundle", example=example)
+
+
+def test_a_captured_program_that_is_another_model_at_the_edges_is_found() -> None:
+    """As after a decision by value, such as `if x.max() < 50`, that was made while tracing."""
+    source = open_source(nn.Softsign(), example={"input": torch.randn(4, 8)})
+    made = prepare(source, ModelOptions(), Steps())
+    reference = reference_of(made, "fp32", edges=True)
+    program, names = made.captured.program, made.output_names
+    assert list(capture_failures(program, made.cases, names, reference, [])) == []
+    edges = [
+        replace(case, outputs={name: np.negative(array) for name, array in case.outputs.items()})
+        if "large" in case.name
+        else case
+        for case in reference.edges
+    ]
+    changed = replace(reference, edges=tuple(edges))
+    [found] = capture_failures(program, made.cases, names, changed, [])
+    assert "case 'large values': the captured program is not the model" in found
 
 
 def test_eager_may_be_nan_where_the_engine_is(tmp_path: Path) -> None:

@@ -181,11 +181,12 @@ def test_a_bundle_that_a_kill_left_aside_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_log(tmp_path / "out", "old")
-    (tmp_path / "out").rename(tmp_path / ".out.old-0123")
+    (tmp_path / ".out.old-mine").mkdir()  # of somebody else
+    (tmp_path / "out").rename(tmp_path / f".out.old-{'0' * 32}")
     monkeypatch.setattr(staging_module, "_ABANDONED_SECONDS", -1)
     with pytest.raises(BundleError, match="a bundle is there"):
         publish_log(tmp_path / "out", "new")
-    assert names(tmp_path) == ["out"]
+    assert names(tmp_path) == [".out.old-mine", "out"]
     assert (open_bundle(tmp_path / "out").root / "build.log").read_text() == "old"
 
 

@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_map
 
 from enginecast.errors import EnginecastError, VerificationError
 from enginecast.passes.ir.base import PassContext
-from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.interpret import AssertionFailedError, interpret_cases
 from enginecast.passes.ir.pipeline import run_pipeline
@@ -29,7 +28,6 @@ from enginecast.passes.ir.text import DTYPES
 from enginecast.passes.registry import build
 from enginecast.runtime.values.arrays import to_array
 from enginecast.verify.boundaries import handed_on, largest_values
-from enginecast.verify.edges import TIED
 from enginecast.verify.floor import FP16_PER_BF16, Floor, least_floor
 from enginecast.verify.metrics import Array, Comparison, Metrics, Outputs, masked_outputs, measure
 from enginecast.verify.reference import (
@@ -201,16 +199,6 @@ def make_reference(
     return replace(reference, floor=floor)
 
 
-aten = torch.ops.aten
-SORTING = frozenset(
-    {
-        *(aten.topk.default, aten.sort.default, aten.sort.stable, aten.argsort.default),
-        *(aten.argsort.stable, aten.msort.default, aten.kthvalue.default, aten.median.dim),
-    }
-)
-"""Ops that name one of several equal values, torch does not say which."""
-
-
 def edge_reference(
     program: ExportedProgram,
     eager: Eager,
@@ -219,8 +207,6 @@ def edge_reference(
     forward: Forward,
 ) -> tuple[ReferenceCase, ...]:
     """What eager makes of unusual values in fp32 and fp64, where it takes them.
-
-    Scores that saturate are equal, so a model that sorts does without the cases in which they do.
 
     Args:
         program: as captured, before any pass.
@@ -231,8 +217,6 @@ def edge_reference(
     """
     found = []
     module = eager(torch.float32)
-    if any(node.target in SORTING for node in all_nodes(program)):
-        cases = [case for case in cases if case.name not in TIED]
     for case in cases:
         try:
             made = eager_outputs(lambda dtype: module, [case], dtype="fp32", forward=forward)
@@ -422,20 +406,23 @@ def capture_failures(
         guards: outputs that the program has besides the model's, and that have to be true.
         reference: holds eager fp32 and the program's fp64 outputs for the same cases.
     """
-    stored = {case.name: case for case in reference.cases}
-    found_in = interpret_cases(program, [case.inputs for case in cases], names=names)
-    for case, outputs in zip(cases, found_in, strict=True):
+    stored = {case.name: case for case in (*reference.cases, *reference.edges)}
+    inputs = {case.name: case.inputs for case in cases}
+    for edge in reference.edges:
+        inputs[edge.name] = {name: torch.from_numpy(a) for name, a in edge.inputs.items()}
+    found_in = interpret_cases(program, list(inputs.values()), names=names)
+    for case, outputs in zip(inputs, found_in, strict=True):
         for name, found in as_arrays(outputs).items():
             if name in guards:
                 if not found.all():
-                    yield f"case {case.name!r}: the program takes another path than eager ({name})"
+                    yield f"case {case!r}: the program takes another path than eager ({name})"
                 continue
-            lost = _distance(found, stored[case.name].reference[name])
+            lost = _distance(found, stored[case].reference[name])
             allowed = LIMIT * max(lost, least_floor("fp32"))
-            off = _distance(found, stored[case.name].outputs[name])
+            off = _distance(found, stored[case].outputs[name])
             if not off <= allowed:
                 yield (
-                    f"output {name!r}, case {case.name!r}: the captured program is not the model: "
+                    f"output {name!r}, case {case!r}: the captured program is not the model: "
                     f"it differs from eager fp32 by {off:.2g}, rounding allows {allowed:.2g}"
                 )
 

@@ -74,8 +74,8 @@ def judge(
             not).
         emulated: the program in true dtype arithmetic against the same reference; must pass too.
         problems: reasons to reject that were found elsewhere.
-        edges: cases of unusual values that were compared elsewhere, and whether eager gives other
-            values than zeros there.
+        edges: cases of unusual values that were compared elsewhere, and whether agreement there
+            says something (`verify.edges.proves`).
 
     Returns:
         A verdict whose reasons say in words why it was rejected, or else what a reader should know.

@@ -20,7 +20,7 @@ from enginecast.errors import CacheError, MissingError
 from enginecast.runtime.bundle.staging import flush_folder
 
 _ABANDONED_SECONDS = 24 * 3600
-"""Age from which a folder is taken for abandoned where there are no locks to tell."""
+"""Age from which a folder is taken for abandoned where the file system has no locks."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 

@@ -64,6 +64,14 @@ from enginecast.passes.quantize.plan.file import check_model, read_plan
 from enginecast.verify.eager import edge_reference, make_reference
 from enginecast.verify.reference import Reference
 
+aten = torch.ops.aten
+SORTING = frozenset(
+    {
+        *(aten.topk.default, aten.sort.default, aten.sort.stable, aten.argsort.default),
+        *(aten.argsort.stable, aten.msort.default, aten.kthvalue.default, aten.median.dim),
+    }
+)
+"""Ops that name one of several equal values; torch does not say which."""
 FP64_LOSS = 1e-3
 """Relative error in fp32 of a model in fp64, past which nobody means it to be converted."""
 WITNESSED = 2
@@ -221,10 +229,13 @@ def _with_branches(
     )
 
 
-def reference_of(prepared: Prepared, dtype: str, notes: list[str] | None = None) -> Reference:
+def reference_of(
+    prepared: Prepared, dtype: str, notes: list[str] | None = None, *, edges: bool = False
+) -> Reference:
     """What the model itself gives for the verification inputs, and its noise floor in `dtype`.
 
     Args:
+        edges: with what it gives for unusual values, where engines of `dtype` are compared there.
         notes: gets sentences on state that the model keeps between calls.
 
     Raises:
@@ -243,17 +254,19 @@ def reference_of(prepared: Prepared, dtype: str, notes: list[str] | None = None)
     )
     if notes is not None:
         notes += run.notes
-    if dtype != "fp32" or prepared.captured.guards:
+    if not edges or dtype != "fp32" or prepared.captured.guards:
         return reference
-    parameters = sum(t.numel() for t in prepared.captured.program.state_dict.values())
-    edges = edge_reference(
-        prepared.captured.program,
+    program = prepared.captured.program
+    parameters = sum(t.numel() for t in program.state_dict.values())
+    sorts = any(node.target in SORTING for node in all_nodes(program))
+    found = edge_reference(
+        program,
         prepared.source.eager,
-        edge_inputs(prepared.inputs, SEED, parameters),
+        edge_inputs(prepared.inputs, SEED, parameters, sorts=sorts),
         prepared.output_names,
         partial(run_named, wanted=prepared.wanted),
     )
-    return replace(reference, edges=edges)
+    return replace(reference, edges=found)
 
 
 def fp64_failures(prepared: Prepared, reference: Reference) -> Iterator[str]:

@@ -58,7 +58,8 @@ def reference_of_model(
         raise
     _check_names(source.name, "takes", [spec.name for spec in prepared.inputs], manifest)
     _check_names(source.name, "gives", prepared.model_outputs, manifest)
-    reference = reference_of(prepared, manifest.precision)
+    plain = manifest.quantization is None
+    reference = reference_of(prepared, manifest.precision, edges=plain)
     if manifest.quantization is not None:
         plan = read_plan(folder / manifest.quantization.plan)
         reference = _planned(prepared, manifest.pipeline, plan, reference)

@@ -112,7 +112,8 @@ class ExportSession:
             self.source.fingerprint()  # refuses weights that are not numbers
         state_notes: list[str] = []
         with self.steps("reference"):
-            reference = reference_of(model, self.config.precision, state_notes)
+            plain = not self.config.quantized
+            reference = reference_of(model, self.config.precision, state_notes, edges=plain)
             guards = [guard.output for guard in model.captured.guards]
             program, names = model.captured.program, model.output_names
             failures = capture_failures(program, model.cases, names, reference, guards)

@@ -260,8 +260,7 @@ def _swap_in(folder: Path, target: Path, *, replace: bool) -> None:
     Without `replace` the rename itself refuses a target that another process published in between.
     """
     if replace and target.exists() and _exchange(folder, target):
-        shutil.rmtree(folder)
-        return
+        return  # `stage` removes what `folder` holds now
     aside = _beside(target, "old")
     try:
         if replace and target.exists():
@@ -299,7 +298,8 @@ def _restore(target: Path) -> None:
     """Give a bundle its name back that a process was replacing, without `_exchange`, when it was
     killed.
     """
-    for aside in target.parent.glob(f".{glob.escape(target.name)}.old-*"):
+    for aside in target.parent.glob(f".{glob.escape(target.name)}.old-{'[0-9a-f]' * 32}"):
         is_old = time.time() - aside.stat().st_ctime > _ABANDONED_SECONDS
-        if is_old and not os.path.lexists(target):
+        is_bundle = (aside / MANIFEST_NAME).is_file()
+        if is_old and is_bundle and not os.path.lexists(target):
             aside.rename(target)

@@ -138,11 +138,11 @@ class Look:
 
 @dataclass(frozen=True)
 class _State:
-    """What a program computes: its graph, and which weights stand behind it at which version."""
+    """What a program computes: its graph, and the weights behind it, which no pass may write to."""
 
     text: str
-    weights: tuple[tuple[str, int, int], ...]
-    """Name, identity and version."""
+    weights: tuple[tuple[str, int], ...]
+    """Name and identity."""
     held: tuple[Tensor, ...] = field(compare=False)
     """The same weights: as long as they are held, no other tensor takes their identity."""
 
@@ -150,7 +150,7 @@ class _State:
     def of(cls, program: ExportedProgram) -> "_State":
         named = (*program.state_dict.items(), *program.constants.items())
         held = [(name, t) for name, t in named if isinstance(t, Tensor)]
-        weights = tuple((name, id(t), t._version) for name, t in held)
+        weights = tuple((name, id(t)) for name, t in held)
         return cls(print_ir(program), weights, tuple(t for _, t in held))
 
 

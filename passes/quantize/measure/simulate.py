@@ -233,7 +233,7 @@ def activation_ranges(
         For each node max |x|, over all cases; infinite or NaN where a value is.
 
     Raises:
-        PassError: there are no calibration inputs.
+        PassError: no calibration inputs were given.
     """
     if not nodes:
         return {}
