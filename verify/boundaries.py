@@ -5,8 +5,9 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from enginecast.passes.ir.interpret import Feed, interpret_cases
 from enginecast.passes.ir.scaled_values import Exponents, scale_of, without_scale
 from enginecast.passes.ir.source import module_path, source_line
 from enginecast.passes.ir.traits import Trait, has
+from enginecast.verify.metrics import ratio
 
 SAMPLE = 1 << 16
 """Elements kept of a boundary: enough for an L2 norm, little enough to keep hundreds of boundaries
@@ -27,7 +29,7 @@ FILL = 1e37
 """Larger magnitudes are fill values of masks, not activations."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Boundary:
     """A float tensor that leaves a module."""
 
@@ -43,6 +45,22 @@ class Boundary:
     """Elements of the valid rows that are infinite or NaN."""
     source: str
     """file:line of the user's model code."""
+    _distances: WeakKeyDictionary["Boundary", float] = field(
+        default_factory=WeakKeyDictionary, init=False, repr=False
+    )
+    """Most boundaries are compared again after passes that did not change them."""
+
+    def distance(self, wanted: "Boundary") -> float:
+        """Relative L2 distance of the sample from another, where both are finite."""
+        if self.digest == wanted.digest:
+            return 0.0
+        if wanted not in self._distances:
+            left, right = self.sample.double(), wanted.sample.double()
+            if self.nonfinite or wanted.nonfinite:
+                usable = torch.isfinite(left) & torch.isfinite(right)
+                left, right = left[usable], right[usable]
+            self._distances[wanted] = ratio(float((left - right).norm()), float(right.norm()))
+        return self._distances[wanted]
 
 
 @dataclass(frozen=True)

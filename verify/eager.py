@@ -80,16 +80,16 @@ def reference_program(program: ExportedProgram) -> ExportedProgram:
 
 
 def reference_outputs(
-    program: ExportedProgram, cases: Sequence[Case], names: Sequence[str]
+    exact: ExportedProgram, cases: Sequence[Case], names: Sequence[str]
 ) -> Outputs:
-    """The fp64 outputs of every case, by the program as captured.
+    """The fp64 outputs of every case, by the `reference_program` of what was captured.
 
     Raises:
         VerificationError: an assertion of the program does not hold in a case.
     """
     inputs = [case.inputs for case in cases]
     try:
-        outputs = interpret_cases(reference_program(program), inputs, names=names)
+        outputs = interpret_cases(exact, inputs, names=names)
     except AssertionFailedError as error:
         case = cases[error.case].name
         raise VerificationError(f"case {case!r}: {error.message}", hint=error.hint) from error
@@ -157,7 +157,7 @@ def make_reference(
     """
     if exact is None:
         assert program is not None
-        exact = partial(reference_outputs, program, names=names)
+        exact = partial(reference_outputs, reference_program(program), names=names)
     inputs = {case.name: as_arrays(case.inputs) for case in cases}
     masks = {n: None if mask_input is None else found[mask_input] for n, found in inputs.items()}
     padded, again = padded_case(masks), list[Case]()
@@ -200,20 +200,18 @@ def make_reference(
 
 
 def edge_reference(
-    program: ExportedProgram,
     eager: Eager,
     cases: Sequence[Case],
-    names: Sequence[str],
     forward: Forward,
+    exact: Callable[[Sequence[Case]], Outputs],
 ) -> tuple[ReferenceCase, ...]:
     """What eager makes of unusual values in fp32 and fp64, where it takes them.
 
     Args:
-        program: as captured, before any pass.
         eager: makes the eager module in a dtype.
         cases: unusual inputs, in sizes that the program takes.
-        names: of the tensor outputs, in order.
         forward: runs a module and names its outputs.
+        exact: gives the fp64 outputs of cases.
     """
     found = []
     module = eager(torch.float32)
@@ -221,10 +219,10 @@ def edge_reference(
         try:
             made = eager_outputs(lambda dtype: module, [case], dtype="fp32", forward=forward)
             plain = made[case.name]
-            exact = reference_outputs(program, [case], names)[case.name]
+            wanted = exact([case])[case.name]
         except VerificationError:
             continue
-        found.append(ReferenceCase(case.name, as_arrays(case.inputs), plain, exact))
+        found.append(ReferenceCase(case.name, as_arrays(case.inputs), plain, wanted))
     return tuple(found)
 
 

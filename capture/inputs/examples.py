@@ -43,6 +43,8 @@ _STYLES: Mapping[Style, Callable[[Tensor], Tensor]] = {
 """What becomes of values of a standard normal distribution."""
 EDGE_WORK = 1e12
 """Elements of the float inputs times parameters, above which a model does without: minutes."""
+HEAVY_WORK = 1e13
+"""The same for a batch of two, above which few cases have to do: a ViT-B takes seconds an image."""
 WORK = 2e10
 """Products that a run of one corner may take: seconds.  Larger models do without."""
 SCALES = (0.0, 1e-3, 0.1, 10.0, 1e3)
@@ -74,6 +76,9 @@ class _Plan:
     style: Style = "normal"
     least: str = ""
     """A dimension that has its smallest size, whatever the others have."""
+
+
+_EDGE_PLAN = _Plan("", 2, 9, 0)
 
 
 def example_sizes(specs: Sequence[InputSpec]) -> dict[str, int]:
@@ -121,7 +126,12 @@ def verification_inputs(
     """
     kinds = {spec.kind for spec in specs}
     plans = [_Plan("smallest", 1, 1, -(10**9))]
-    if "attention_mask" in kinds:
+    heavy = is_heavy(specs, parameters or 0)
+    if heavy and "image" in kinds:
+        plans.append(_Plan("scaled image", 2, 13, 1, style="scaled"))
+    elif heavy:
+        plans.append(_Plan("odd sizes", 2, 13, 1))
+    elif "attention_mask" in kinds:
         plans.append(_Plan("ragged masks", 4, 17, 0, (17, 11, 5, 2)))
         # Without padding: models, transformers' among them, have a path of their own for a mask
         # that is all ones, and a program holds only one of the two.
@@ -131,14 +141,14 @@ def verification_inputs(
         plans.append(_Plan("odd sizes", 2, 13, 1))
     if "token_ids" in kinds:
         plans.append(_Plan("long", 2, longest, 0, (longest, longest // 2 + 1)))
-    else:
+    elif not heavy:
         plans.append(_Plan("several", 5, longest, 0))
-    if "image" in kinds:
+    if "image" in kinds and not heavy:
         plans.append(_Plan("constant image", 2, 9, 0, style="constant"))
         plans.append(_Plan("scaled image", 2, 9, 0, style="scaled"))
     if "token_ids" in kinds and parameters is not None:
         plans += _corners(specs, parameters)
-    plans += _alone(specs)
+    plans += _alone(specs, batch=2 if heavy else 3)
     cases: list[Case] = []
     for index, plan in enumerate(plans):
         sizes = _sizes(specs, plan)
@@ -160,11 +170,9 @@ def edge_inputs(
         parameters: of the model; see `EDGE_WORK`.
         sorts: whether the model sorts: torch does not say which of equal values comes first.
     """
-    plan = _Plan("", 2, 9, 0)
-    sizes = _sizes(specs, plan)
-    drawn = [spec for spec in specs if _is_drawn(spec)]
-    elements = sum(math.prod(_shape(spec, sizes)) for spec in drawn)
-    if not drawn or elements * parameters > EDGE_WORK:
+    sizes = _sizes(specs, _EDGE_PLAN)
+    is_drawn = any(_is_drawn(spec) for spec in specs)
+    if not is_drawn or _float_work(specs, parameters) > EDGE_WORK:
         return []
     return [
         Case(name, sample(specs, sizes, seed + index, style=style))
@@ -173,19 +181,32 @@ def edge_inputs(
     ]
 
 
+def is_heavy(specs: Sequence[InputSpec], parameters: int) -> bool:
+    """Whether runs of a model take so long that few and small cases have to do."""
+    has_text = any(spec.kind == "token_ids" for spec in specs)
+    return not has_text and _float_work(specs, parameters) > HEAVY_WORK
+
+
+def _float_work(specs: Sequence[InputSpec], parameters: int) -> int:
+    """Elements of the float inputs of a batch of two, times parameters."""
+    sizes = _sizes(specs, _EDGE_PLAN)
+    drawn = (math.prod(_shape(spec, sizes)) for spec in specs if _is_drawn(spec))
+    return sum(drawn) * parameters
+
+
 def _is_drawn(spec: InputSpec) -> bool:
     """Whether the values of an input are floats of no known range."""
     return spec.dtype.is_floating_point and spec.low is None and spec.kind != "attention_mask"
 
 
-def _alone(specs: Sequence[InputSpec]) -> list[_Plan]:
+def _alone(specs: Sequence[InputSpec], batch: int) -> list[_Plan]:
     """Each of several dimensions at its smallest size, alone: a trace takes 1 for any size, and
     code that asks for it has a path of its own.
     """
     names = [name for name, dim in named_dims(specs).items() if dim.minimum < dim.maximum]
     if len(names) < 2:
         return []
-    return [_Plan(f"smallest {name}", 3, 7, 0, least=name) for name in names]
+    return [_Plan(f"smallest {name}", batch, 7, 0, least=name) for name in names]
 
 
 def _corners(specs: Sequence[InputSpec], parameters: int) -> list[_Plan]:

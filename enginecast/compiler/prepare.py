@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -61,7 +61,12 @@ from enginecast.passes.ir.edit import (
 from enginecast.passes.ir.quantization_plan import QuantizationPlan
 from enginecast.passes.ir.source import source_line
 from enginecast.passes.quantize.plan.file import check_model, read_plan
-from enginecast.verify.eager import edge_reference, make_reference
+from enginecast.verify.eager import (
+    edge_reference,
+    make_reference,
+    reference_outputs,
+    reference_program,
+)
 from enginecast.verify.reference import Reference
 
 aten = torch.ops.aten
@@ -118,6 +123,11 @@ class Prepared(OpenedModel):
         """Where both paths must be verified: operators, and what torch.export overlooked."""
         eager = overlooked(self.runs, self.captured.decided)
         return tuple(dict.fromkeys((*self.captured.branches, *eager)))
+
+    @cached_property
+    def exact(self) -> ExportedProgram:
+        """The captured program in fp64."""
+        return reference_program(self.captured.program)
 
     @property
     def context(self) -> PassContext:
@@ -243,6 +253,7 @@ def reference_of(
     """
     smallest = min(prepared.cases, key=lambda case: sum(t.numel() for t in case.inputs.values()))
     run = CalledTwice(partial(run_named, wanted=prepared.wanted), smallest.inputs)
+    exact = partial(reference_outputs, prepared.exact, names=prepared.output_names)
     reference = make_reference(
         prepared.captured.program,
         prepared.source.eager,
@@ -251,6 +262,7 @@ def reference_of(
         names=prepared.output_names,
         forward=run,
         mask_input=prepared.mask_input,
+        exact=exact,
     )
     if notes is not None:
         notes += run.notes
@@ -259,13 +271,9 @@ def reference_of(
     program = prepared.captured.program
     parameters = sum(t.numel() for t in program.state_dict.values())
     sorts = any(node.target in SORTING for node in all_nodes(program))
-    found = edge_reference(
-        program,
-        prepared.source.eager,
-        edge_inputs(prepared.inputs, SEED, parameters, sorts=sorts),
-        prepared.output_names,
-        partial(run_named, wanted=prepared.wanted),
-    )
+    cases = edge_inputs(prepared.inputs, SEED, parameters, sorts=sorts)
+    forward = partial(run_named, wanted=prepared.wanted)
+    found = edge_reference(prepared.source.eager, cases, forward, exact)
     return replace(reference, edges=found)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch.export import ExportedProgram
 
-from enginecast.capture.inputs.examples import Case
+from enginecast.capture.inputs.examples import Case, is_heavy
 from enginecast.compiler.prepare import Prepared, reference_of
 from enginecast.compiler.request import EngineConfig, computed_dtype
 from enginecast.compiler.steps import Steps
@@ -212,7 +212,11 @@ def _log_runs(runs: Sequence[PassRun], steps: Steps) -> None:
 
 def observed_cases(prepared: Prepared) -> tuple[Case, ...]:
     """The cases that are run after every pass; they take every path that any case takes."""
-    return prepared.watched or prepared.cases[:OBSERVED]
+    if prepared.watched:
+        return prepared.watched
+    parameters = sum(t.numel() for t in prepared.captured.program.state_dict.values())
+    few = 1 if is_heavy(prepared.inputs, parameters) else OBSERVED
+    return prepared.cases[:few]
 
 
 def _observers(
@@ -220,7 +224,8 @@ def _observers(
 ) -> tuple[PlannedFloor, Observer]:
     """What looks at the program after each pass: what a plan costs, and then what compares."""
     program, names = prepared.captured.program, prepared.output_names
-    observer = Observer(program, observed_cases(prepared), reference, names=names)
+    cases = observed_cases(prepared)
+    observer = Observer(program, cases, reference, names=names, exact=prepared.exact)
     return PlannedFloor(passes, program, prepared.cases, reference, observer, names), observer
 
 

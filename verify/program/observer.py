@@ -61,6 +61,7 @@ class Observer:
         reference: of these cases and others; its floor judges passes that change precision. Without
             it those are only checked for values that are not finite, and every row counts.
         start: the program as it stands before the first pass that is looked at; None: `program`.
+        exact: `reference_program(program)`, where it was made already.
 
     A broken promise is recorded in `checks`, and what comes after it is checked all the same.
     """
@@ -73,13 +74,14 @@ class Observer:
         *,
         names: Sequence[str] | None = None,
         start: ExportedProgram | None = None,
+        exact: ExportedProgram | None = None,
     ) -> None:
         self.names = None if names is None else tuple(names)
         self.cases = tuple(cases)
         mask_input = None if reference is None else reference.mask_input
         self.masks = [mask_of(case, mask_input) for case in self.cases]
         self.judge_by(reference)
-        self._reference = self._run(reference_program(program))
+        self._reference = self._run(reference_program(program) if exact is None else exact)
         start = program if start is None else start
         self._before, self._state = self._run(start), _State.of(start)
         self.checks: list[PassCheck] = []
@@ -309,12 +311,29 @@ class _Compared:
     """One module boundary in one case, before and after."""
 
     after: Boundary
-    error: float
-    error_before: float
-    change: float
-    same: bool
+    before: Boundary
+    reference: Boundary
     elsewhere: bool
-    lost: int
+
+    @property
+    def error(self) -> float:
+        return self.after.distance(self.reference)
+
+    @property
+    def error_before(self) -> float:
+        return self.before.distance(self.reference)
+
+    @property
+    def change(self) -> float:
+        return self.after.distance(self.before)
+
+    @property
+    def same(self) -> bool:
+        return self.after.digest == self.before.digest and self.after.dtype == self.before.dtype
+
+    @property
+    def lost(self) -> int:
+        return max(0, self.after.nonfinite - max(self.before.nonfinite, self.reference.nonfinite))
 
 
 def _at(module: str, run: CaseRuns) -> _Compared | None:
@@ -333,24 +352,8 @@ def _at(module: str, run: CaseRuns) -> _Compared | None:
         return None
     equal = [b for b in fitting if b.digest == old.digest]
     placed = [b for b in fitting if b.source == old.source]
-    nearest = equal or placed or sorted(fitting, key=lambda b: -_distance(b, wanted))
-    after = nearest[-1]
-    return _Compared(
-        after=after,
-        error=_distance(after, wanted),
-        error_before=_distance(old, wanted),
-        change=_distance(after, old),
-        same=after.digest == old.digest and after.dtype == old.dtype,
-        elsewhere=not equal and not placed,
-        lost=max(0, after.nonfinite - max(old.nonfinite, wanted.nonfinite)),
-    )
-
-
-def _distance(found: Boundary, wanted: Boundary) -> float:
-    left, right = found.sample.double(), wanted.sample.double()
-    usable = torch.isfinite(left) & torch.isfinite(right)
-    left, right = left[usable], right[usable]
-    return ratio(float((left - right).norm()), float(right.norm()))
+    nearest = equal or placed or sorted(fitting, key=lambda b: -b.distance(wanted))
+    return _Compared(nearest[-1], old, wanted, elsewhere=not equal and not placed)
 
 
 def _mean(errors: Sequence[float]) -> float:
