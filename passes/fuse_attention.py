@@ -8,8 +8,9 @@
 
 Sources: `scaled_dot_product_attention`, and attention spelled out as matmul, scale, additive bias
 and mask (T5 adds both), softmax, dropout, matmul.  Keys and values that were repeated for grouped-
-query attention are read before the repeat. Queries that are heads first for a reason (rotary
-embedding) stay so: the op takes both layouts.
+query attention are read before the repeat. Biases are added: one that is bool counts as 0 and 1,
+and a row that they make -inf throughout stays NaN. Queries that are heads first for a reason
+(rotary embedding) stay so: the op takes both layouts.
 
 A compiler that knows `scaled_dot_product_attention` gets that instead (`to=sdpa`), heads first.
 
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
@@ -41,6 +43,7 @@ from enginecast.passes.ir.edit import (
     dtype_of,
     erase_dead,
     insert,
+    is_float,
     shape_of,
     take_place,
     weight_specs,
@@ -49,6 +52,7 @@ from enginecast.passes.ir.edit import (
 from enginecast.passes.ir.match import NoMatch, is_call
 from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.text import dtype_text
+from enginecast.passes.ir.traits import Trait, has
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Attention:
     causal: bool
     out: Node
     note: str = ""
+    """Says that it is spelled out as softmax of a sum; empty: sdpa, whose mask is as it is."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,7 @@ def _fuse(program: ProgramView, match: Attention, to: str) -> str:
     out = match.out if joined is None else joined
     inputs = [match.query, key, value] if joined is None else flat
     with program.graph.inserting_before(out):
-        bias = _sum(program, match.bias)
+        bias = _sum(program, match)
         if to == "attention":
             op = torch.ops.enginecast.attention.default
             args = (*inputs, bias, heads, kv_heads, match.scale, match.causal)
@@ -175,11 +180,48 @@ def _fuse(program: ProgramView, match: Attention, to: str) -> str:
     return "heads first" if joined is None else "tokens first"
 
 
-def _sum(program: ProgramView, biases: tuple[Node, ...]) -> Node | None:
+def _sum(program: ProgramView, match: Attention) -> Node | None:
     """One bias; two are added once (an encoder's layers share them, so equal sums merge later)."""
-    if not biases:
-        return None
-    total = biases[0]
-    for bias in biases[1:]:
-        total = insert(program.graph, aten.add.Tensor, (total, bias), like=bias)
-    return total
+    if not match.bias or not match.note:
+        return match.bias[0] if match.bias else None
+    graph, like = program.graph, match.bias[0]
+    wanted = dtype_of(match.query)
+    total, *others = (
+        insert(graph, aten.to.dtype, (bias, wanted), like=bias)
+        if dtype_of(bias) == torch.bool
+        else bias
+        for bias in match.bias
+    )
+    for bias in others:
+        total = insert(graph, aten.add.Tensor, (total, bias), like=bias)
+    if not any(_may_hide_rows(program, bias) for bias in match.bias):
+        return total
+    largest = insert(graph, aten.amax.default, (total, [-1], True), like=like)
+    hidden = insert(graph, aten.eq.Scalar, (largest, -math.inf), like=like)
+    return insert(graph, aten.masked_fill.Scalar, (total, hidden, math.nan), like=like)
+
+
+def _may_hide_rows(program: ProgramView, bias: Node) -> bool:
+    """Whether a row of a bias may be -inf throughout: softmax gives NaN there, and attention zeros.
+
+    What products and totals give is taken for finite.
+    """
+    specs, waiting, seen = weight_specs(program), [bias], {bias}
+    while waiting:
+        node = waiting.pop()
+        if -math.inf in node.args:
+            return True
+        if node.op == "placeholder" and is_float(node):
+            spec = specs.get(node.name)
+            if spec is None:
+                return True
+            if spec.kind is not InputKind.PARAMETER and _hides_rows(weight_tensor(program, spec)):
+                return True
+        if not has(node, Trait.HEAVY, Trait.REDUCES):
+            waiting += [source for source in node.all_input_nodes if source not in seen]
+            seen.update(waiting)
+    return False
+
+
+def _hides_rows(bias: Tensor) -> bool:
+    return bool(bias.isneginf().all(-1).any()) if bias.numel() else False

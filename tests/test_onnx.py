@@ -96,7 +96,8 @@ def test_every_norm_and_attention_is_one_node(t5: dict[str, Engine], key: str, l
 
 def test_node_count_does_not_creep_up(t5: dict[str, Engine]) -> None:
     assert t5["4 fp32"].lowered.nodes <= 82
-    assert t5["2 fp16"].lowered.nodes == t5["2 fp32"].lowered.nodes
+    # Three nodes keep the fill of masks above the lowest number of fp32.
+    assert t5["2 fp16"].lowered.nodes + 3 == t5["2 fp32"].lowered.nodes
     per_layer = (t5["4 fp32"].lowered.nodes - t5["2 fp32"].lowered.nodes) / 2
     assert per_layer == 12
 

@@ -190,8 +190,8 @@ def _attention(
     """The CUDA provider has kernels of Attention (opset 23) for fp16 and bf16
     (microsoft/onnxruntime#27542, older than the oldest version taken).
 
-    A row whose keys are all masked belongs to padding.  Attention (ONNX Runtime 1.31, CPU) writes
-    zeros there, where torch does so for -inf and averages the values for the lowest number.
+    A row whose keys are all -inf is zeros, as in torch.  ONNX Runtime (1.31, CPU) takes the lowest
+    number for -inf, too; legalize-onnx keeps a bias above it.
     """
     counts = {"q_num_heads": heads, "kv_num_heads": kv_heads} if len(query.shape) == 3 else {}
     return _attend(query, key, value, bias, scale=scale, is_causal=int(causal), **counts)

@@ -8,10 +8,14 @@
              %a = enginecast.attention(%q, %k, %v, %b)          %e = aten.expand(%b, ...)
                                                                 %a = enginecast.attention(..., %e)
 
+A bias that is the lowest number stays above it, for ONNX Runtime's Attention takes that for -inf: a
+row whose keys are all masked so would be zeros, where torch averages the values.
+
 Promises `reordered`: every value is computed by the same steps, but a product and its bias are
 rounded one after the other now, and a group norm sums its rows in another order.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -47,8 +51,8 @@ class LegalizeOnnx(GraphPass):
 
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:
         for_tensorrt = self.reader == "tensorrt"
-        rule = _tensorrt_attention if for_tensorrt else _full_bias
-        unfit = _is_unfit_for_tensorrt if for_tensorrt else _lacks_full_bias
+        rule = _tensorrt_attention if for_tensorrt else _onnxruntime_attention
+        unfit = _is_unfit_for_tensorrt if for_tensorrt else _is_unfit_for_onnxruntime
         rules, conditions = {**_RULES, _attention: rule}, {**_UNFIT, _attention: unfit}
         return apply_rules(program, context, rules, conditions)
 
@@ -159,6 +163,33 @@ def _full_bias(program: ProgramView, node: Node) -> None:
         sizes = [-1, -1, *_token_sizes(program, node)]
         bias = insert(program.graph, aten.expand.default, (bias, sizes), like=node)
     node.update_arg(3, bias)
+
+
+def _is_unfit_for_onnxruntime(node: Node) -> bool:
+    return _lacks_full_bias(node) or _may_be_lowest(arguments(node)[3])
+
+
+def _onnxruntime_attention(program: ProgramView, node: Node) -> None:
+    bias = arguments(node)[3]
+    if _may_be_lowest(bias):
+        node.update_arg(3, _above_lowest(program, bias, node))
+    _full_bias(program, node)
+
+
+def _may_be_lowest(bias: Node | None) -> bool:
+    """Whether some element may be the lowest number of fp32; weights are none that mask."""
+    return dtype_of(bias) == torch.float32 and bias is not None and bias.op != "placeholder"
+
+
+def _above_lowest(program: ProgramView, bias: Node, node: Node) -> Node:
+    """Half the lowest number for anything lower but -inf: a score that is added leaves both as they
+    are.
+    """
+    graph = program.graph
+    least = torch.finfo(torch.float32).min / 2
+    clamped = insert(graph, aten.clamp_min.default, (bias, least), like=node)
+    hidden = insert(graph, aten.eq.Scalar, (bias, -math.inf), like=node)
+    return insert(graph, aten.where.self, (hidden, bias, clamped), like=node)
 
 
 def _is_unfit_for_tensorrt(node: Node) -> bool:
