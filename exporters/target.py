@@ -17,7 +17,7 @@ from enginecast.errors import LoweringError, MissingError, UsageError
 from enginecast.passes.presets import FUSIONS, QUANTIZED, computed_dtype, preset
 from enginecast.runtime.bundle.manifest import Input
 from enginecast.runtime.sessions.registry import session_class
-from enginecast.runtime.sessions.session import PROVIDERS
+from enginecast.runtime.sessions.session import PROVIDERS, Session
 
 
 @dataclass(frozen=True)
@@ -249,6 +249,22 @@ class Target:
             UsageError: the device does not compute in this precision.
         """
         return True
+
+    def open_twin(self, path: Path, threads: int | None) -> Session | None:
+        """Open what runs an engine file in fp32 that this machine cannot run as it is.
+
+        Args:
+            path: of the file.
+            threads: within one operator; None: as many as the runtime takes.
+
+        Returns:
+            None: there is no such thing.
+
+        Raises:
+            VerificationError, BundleError: something is wrong with the file.
+            MissingError: this machine cannot run it in fp32, either.
+        """
+        return None
 
     def providers(self, precision: str, device: str) -> tuple[str, ...]:
         """What an engine is known to suit, as its session names it."""

@@ -13,7 +13,7 @@ from enginecast.runtime.device.versions import installed
 from enginecast.runtime.engine import Engine
 from enginecast.verify.edges import edge_failures, proves
 from enginecast.verify.floor import UNIT_ROUNDOFF
-from enginecast.verify.metrics import Array, Comparison, Metrics, pool_output
+from enginecast.verify.metrics import Array, Comparison, Metrics, pool_output, row_mask
 from enginecast.verify.reference import (
     Reference,
     ReferenceCase,
@@ -89,6 +89,40 @@ def measure_engine(engine: Engine, reference: Reference) -> tuple[Comparison, tu
         except VerificationError as error:
             problems.append(f"case {case.name!r}: {error.message}")
     return measured, tuple(problems)
+
+
+def translation_failures(
+    engine: Engine, cases: Sequence[ReferenceCase], reference: Reference
+) -> tuple[str, ...]:
+    """Say where an engine in fp32 does not give what its own program gives.
+
+    Args:
+        cases: with what the program gives in fp32 and, as the reference, in fp64.
+        reference: says which rows count.
+    """
+    found: list[str] = []
+    for case in cases:
+        mask = reference.mask_of(case)
+        outputs = engine.run(_feeds(engine, case), check_finite=False)
+
+        sides = (case.outputs, case.reference, outputs)
+        plain, exact, got = (_valid(side, mask, reference.masked) for side in sides)
+        found += edge_failures(replace(case, outputs=plain, reference=exact), got)
+    return tuple(found)
+
+
+def _valid(
+    outputs: Mapping[str, Array], mask: Array | None, masked: frozenset[str]
+) -> dict[str, Array]:
+    """The outputs with zeros in their pad rows."""
+    found = dict(outputs)
+    for name in masked & outputs.keys():
+        rows = row_mask(found[name].shape, mask)
+        if rows is not None:
+            found[name] = np.where(
+                rows.reshape(rows.shape + (1,) * (found[name].ndim - rows.ndim)), found[name], 0
+            )
+    return found
 
 
 def padding_leaks(engine: Engine, reference: Reference) -> tuple[str, ...]:

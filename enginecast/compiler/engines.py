@@ -1,7 +1,7 @@
 """The engines of a bundle: what a target is asked for, and the first run of what it made."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -12,16 +12,41 @@ from enginecast.compiler.manifest import describe_inputs
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.compiler.rewrite import Rewritten
-from enginecast.errors import BundleError, InputError
+from enginecast.errors import BundleError, InputError, MissingError, VerificationError
+from enginecast.exporters.registry import target_of
 from enginecast.exporters.target import LoweringRequest
-from enginecast.runtime.bundle.manifest import EngineRecord, FileRecord, Manifest, Verdict
+from enginecast.runtime.bundle.manifest import (
+    EngineRecord,
+    FileRecord,
+    Manifest,
+    Verdict,
+)
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.registry import session_class
 from enginecast.verify.emulate.emulate import TrueDtypeRun
-from enginecast.verify.engine import verify_engine, where_it_ran
-from enginecast.verify.reference import Reference
+from enginecast.verify.engine import (
+    measure_engine,
+    translation_failures,
+    verify_engine,
+    where_it_ran,
+)
+from enginecast.verify.metrics import Comparison
+from enginecast.verify.reference import Reference, ReferenceCase
 from enginecast.verify.verdict import judge
+
+LOW = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Twin:
+    """An engine file that cannot run here, run with its 16-bit values in fp32."""
+
+    measured: Comparison | None = None
+    """Against the reference; None where it did not run."""
+    problems: tuple[str, ...] = ()
+    note: str = ""
+    """What was done, for the verdict."""
 
 
 @dataclass(frozen=True)
@@ -34,25 +59,35 @@ class Criteria:
     problems: tuple[str, ...] = ()
     """Reasons to reject that were found before the engine ran."""
 
-    def judge(self, engine: Engine | None = None, more: Sequence[str] = ()) -> Verdict:
-        """Run an engine over all cases and judge it; without one, judge by the program alone.
+    def judge(
+        self,
+        engine: Engine | None = None,
+        more: Sequence[str] = (),
+        twin: Twin | None = None,
+    ) -> Verdict:
+        """Run an engine over all cases and judge it; without one, judge by the program and by what
+        its file gives in fp32.
 
         Args:
             more: reasons to reject it.
+            twin: of an engine that does not run here.
         """
         emulated = self.emulated.measured if self.emulated is not None else None
-        problems = (*self.problems, *more)
+        twin = twin or Twin()
+        problems = (*self.problems, *more, *twin.problems)
         if engine is not None:
             verdict = verify_engine(engine, self.reference, emulated=emulated, problems=problems)
         else:
             verdict = judge(
-                None,
+                twin.measured,
                 self.reference.floor,
                 where=where_it_ran(),
                 engine_ran=False,
                 emulated=emulated,
                 problems=problems,
             )
+        if twin.note and verdict.outcome != "rejected":
+            verdict = msgspec.structs.replace(verdict, reasons=(*verdict.reasons, twin.note))
         if self.emulated is None:
             return verdict
         return msgspec.structs.replace(verdict, arithmetic=self.emulated.emulation.profile)
@@ -104,10 +139,18 @@ def run_engine(
     threads: int | None,
     *,
     counts_ops: bool = True,
+    widened: Callable[[], Iterable[Sequence[ReferenceCase]]] = tuple,
 ) -> EngineRun:
-    """Run the engine where this machine can, and judge it."""
+    """Run the engine where this machine can, else its twin, and judge it.
+
+    Args:
+        widened: gives what the engine's program makes of cases where 16-bit values are widened, in
+            each way that is right.
+    """
     if not config.runs_here:
-        return EngineRun(criteria.judge())
+        return EngineRun(
+            criteria.judge(twin=run_twin(bundle, record, criteria.reference, threads, widened))
+        )
     try:
         session = session_class(config.target)
         opened = session.open(bundle, record, config.providers, threads)
@@ -121,6 +164,47 @@ def run_engine(
         # The engine is ours, and so is what is wrong with it: that is a rejection, not bad input.
         return EngineRun(criteria.judge(more=[f"the engine does not run: {error.message}"]))
     return EngineRun(verdict, executed, layers)
+
+
+def run_twin(
+    bundle: Bundle,
+    record: EngineRecord,
+    reference: Reference,
+    threads: int | None,
+    widened: Callable[[], Iterable[Sequence[ReferenceCase]]],
+) -> Twin:
+    """Run an engine file with its 16-bit values in fp32, where this machine can."""
+    widened_bundle = replace(bundle, manifest=_in_fp32(bundle.manifest))
+    try:
+        session = target_of(record.target).open_twin(bundle.path(record.file), threads)
+        if session is None:
+            return Twin()
+        with Engine(widened_bundle, record, session) as engine:
+            measured, problems = measure_engine(engine, reference)
+            if not problems and not reference.floor.rounding:
+                for cases in widened():
+                    problems = translation_failures(engine, cases, reference)
+                    if not problems:
+                        break
+            provider = engine.provider
+    except MissingError as error:
+        return Twin(note=f"the engine file did not run in fp32, either: {error.message}")
+    except (BundleError, InputError, VerificationError) as error:
+        return Twin(problems=(f"the engine file does not run in fp32: {error.message}",))
+    return Twin(
+        measured,
+        tuple(f"the engine file, run in fp32: {problem}" for problem in problems),
+        f"the engine file ran on {provider} with its 16-bit values in fp32",
+    )
+
+
+def _in_fp32(manifest: Manifest) -> Manifest:
+    """What a bundle would say of itself if its 16-bit inputs and outputs were fp32."""
+    inputs, outputs = (
+        tuple(msgspec.structs.replace(t, dtype="float32") if t.dtype in LOW else t for t in tensors)
+        for tensors in (manifest.inputs, manifest.outputs)
+    )
+    return msgspec.structs.replace(manifest, inputs=inputs, outputs=outputs)
 
 
 def unsealed(folder: Path, manifest: Manifest, names: Iterable[str]) -> Bundle:

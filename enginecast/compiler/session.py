@@ -5,6 +5,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
@@ -25,7 +26,14 @@ from enginecast.compiler.engines import (
 )
 from enginecast.compiler.fusion_contract import count_fusions, expect_fusions
 from enginecast.compiler.manifest import PLAN_NAME, describe_program, describe_rungs
-from enginecast.compiler.prepare import Prepared, fp64_failures, given_plan, prepare, reference_of
+from enginecast.compiler.prepare import (
+    Prepared,
+    edge_cases,
+    fp64_failures,
+    given_plan,
+    prepare,
+    reference_of,
+)
 from enginecast.compiler.publish import Candidate, Export, publish
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
 from enginecast.compiler.rewrite import Rewritten, rewrite
@@ -40,6 +48,7 @@ from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.bundle.staging import Staging, stage
 from enginecast.verify.eager import capture_failures
+from enginecast.verify.emulate.widened import widened_cases
 from enginecast.verify.reference import Reference
 
 
@@ -201,9 +210,12 @@ class ExportSession:
         pairs = zip(self.config.engines, manifest.engines, strict=True)
         for index, (config, record) in enumerate(pairs):
             with self.steps(self._step("verify", config)):
-                emulated = rewritten.engines[index].emulated
-                criteria = criteria_of(replace(rewritten, emulated=emulated))
-                runs.append(run_engine(bundle, record, config, criteria, self.request.threads))
+                engine = rewritten.engines[index]
+                criteria = criteria_of(replace(rewritten, emulated=engine.emulated))
+                cases = (*model.cases, *edge_cases(model))
+                widened = partial(widened_cases, engine.program, cases, model.output_names)
+                threads = self.request.threads
+                runs.append(run_engine(bundle, record, config, criteria, threads, widened=widened))
         return tuple(runs)
 
     def _step(self, name: str, config: EngineConfig) -> str:

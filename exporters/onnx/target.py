@@ -1,5 +1,6 @@
 """The target of ONNX Runtime."""
 
+from pathlib import Path
 from typing import Any
 
 import onnxruntime
@@ -8,10 +9,11 @@ from enginecast.errors import LoweringError, MissingError, UsageError
 from enginecast.exporters.onnx.lower import lower_to_onnx, lowering
 from enginecast.exporters.onnx.readers import onnxruntime_on
 from enginecast.exporters.onnx.script import lower_script_to_onnx
+from enginecast.exporters.onnx.twin import open_twin
 from enginecast.exporters.target import Artifact, LoweringRequest, ScriptRequest, Target
 from enginecast.passes.presets import QUANTIZED
 from enginecast.runtime.sessions.onnxruntime import CUDA_PROVIDER
-from enginecast.runtime.sessions.session import PROVIDERS
+from enginecast.runtime.sessions.session import PROVIDERS, Session
 
 
 class OnnxRuntime(Target):
@@ -56,6 +58,9 @@ class OnnxRuntime(Target):
 
     def providers(self, precision: str, device: str) -> tuple[str, ...]:
         return (CUDA_PROVIDER,) if precision == "bf16" else PROVIDERS[device]
+
+    def open_twin(self, path: Path, threads: int | None) -> Session:
+        return open_twin(path, threads)
 
     def lowering(self, device: str, *, arch: str | None = None, options: Any = None) -> str:
         # GemmFloat8 has kernels of one architecture; without a name, the portable form.

@@ -130,14 +130,6 @@ def _all_dims(program: ProgramView, node: Node) -> None:
     node.args = (first_input(node), list(range(len(shape_of(first_input(node))))))
 
 
-def _wide_einsum(program: ProgramView, node: Node) -> Node:
-    """ONNX's Einsum (opset 12) takes no bfloat16."""
-    graph, operands = program.graph, arguments(node)[1]
-    wide = [insert(graph, aten.to.dtype, (x, torch.float32), like=node) for x in operands]
-    result = insert(graph, aten.einsum.default, (node.args[0], wide), like=node)
-    return insert(graph, aten.to.dtype, (result, torch.bfloat16), like=node)
-
-
 def _select_by_index(program: ProgramView, node: Node) -> None:
     """masked_select has no ONNX form, and a mask as an index has; the new size keeps its name."""
     source, mask = node.args[:2]
@@ -287,7 +279,6 @@ def _size_of(program: ProgramView, source: Node, dim: int, like: Node) -> Node |
 
 _attention = torch.ops.enginecast.attention.default
 _RULES: dict[Any, Rewrite] = {
-    aten.einsum.default: _wide_einsum,
     aten.linear.default: _linear_to_matmul,
     aten.rms_norm.default: _one_dtype,
     aten.group_norm.default: _group_norm,
@@ -298,7 +289,6 @@ _RULES: dict[Any, Rewrite] = {
     aten.masked_select.default: _select_by_index,
 }
 _UNFIT: dict[Any, Callable[[Node], bool]] = {
-    aten.einsum.default: lambda node: dtype_of(node) == torch.bfloat16,
     aten.rms_norm.default: lambda node: bool(_of_other_dtypes(node)),
     aten.rsub.Scalar: lambda node: dtype_of(first_input(node)) != dtype_of(node),
     aten.unsqueeze.default: lambda node: bool(value(node).dtype.is_complex),
