@@ -31,7 +31,7 @@ def forms(error: float, time: float = 1.0) -> list[Option]:
 
 def found(layers: Layers, limit: float, factor: float = 1.0) -> tuple[Found[str], Simulated]:
     simulated = Simulated(layers, factor)
-    return search(layers, simulated, limit), simulated
+    return search(layers, simulated, limit, simulated(dict.fromkeys(layers, 0))), simulated
 
 
 def test_what_fits_at_once_is_simulated_once() -> None:
@@ -91,6 +91,7 @@ def test_nothing_fits_a_limit_of_zero_but_the_layers_as_they_are() -> None:
 
 def test_when_the_runs_are_spent_the_plan_still_fits() -> None:
     layers = {str(i): forms(0.02) for i in range(500)}
-    result = search(layers, Simulated(layers), 0.1, most_runs=2)
+    simulated = Simulated(layers)
+    result = search(layers, simulated, 0.1, simulated(dict.fromkeys(layers, 0)), most_runs=2)
     assert result.error <= 0.1
     assert result.runs == 2

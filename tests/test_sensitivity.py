@@ -26,7 +26,7 @@ from enginecast.passes.quantize.measure.simulate import simulate
 from enginecast.passes.quantize.plan.forms import planned
 from enginecast.passes.quantize.plan.options import PlanOptions
 from enginecast.passes.quantize.plan.planning import make_plan
-from enginecast.passes.quantize.plan.sensitivity import Sensitivity, measure
+from enginecast.passes.quantize.plan.sensitivity import Sensitivity, measure, measure_alone
 
 ROWS: Any = ("w8a8-dynamic", "row", "row")
 TENSOR: Any = ("w8a8-dynamic", "row", "tensor")
@@ -60,7 +60,10 @@ def choices(program: ExportedProgram, *forms: Any) -> dict[Node, list[LayerPlan]
 
 
 def measured(program: ExportedProgram, given: PassContext, *forms: Any) -> Sensitivity:
-    return measure(program, given, plan_of(), choices(program, *forms))
+    subject = (program, given, plan_of(), choices(program, *forms))
+    found = measure(*subject)
+    found.end_to_end = measure_alone(*subject, found.readings)
+    return found
 
 
 def test_the_effect_of_one_layer_is_what_a_plan_of_it_alone_gives(t5: ExportedProgram) -> None:

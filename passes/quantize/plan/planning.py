@@ -39,7 +39,7 @@ from enginecast.passes.quantize.plan.forms import forms, native_scales, planned
 from enginecast.passes.quantize.plan.layer_timing import Timing, timing_on, with_measured_gains
 from enginecast.passes.quantize.plan.options import BEFORE, PlanOptions, QuantizingPass
 from enginecast.passes.quantize.plan.search import Found, Option, search
-from enginecast.passes.quantize.plan.sensitivity import Reading, Sensitivity, measure
+from enginecast.passes.quantize.plan.sensitivity import Reading, Sensitivity, measure, measure_alone
 
 MAX_ERROR = {
     ("fp8", "w8a8", 8): 0.15,
@@ -238,12 +238,17 @@ class _Planner:
     def plan(self) -> QuantizationPlan:
         if not self._options.measure:
             return self._with(dict.fromkeys(self._choices, 0))
-        found = measure(self._program, self._context, self._with({}), self._choices)
+        subject = (self._program, self._context, self._with({}), self._choices)
+        found = measure(*subject)
+        first = self._error(dict.fromkeys(self._choices, 0), found)
+        if first > max_error(self._options):  # else there is nothing to order
+            found.end_to_end = measure_alone(*subject, found.readings)
         self._note_errors(found)
         searched = search(
             {node: self._options_of(node, found) for node in self._choices},
             lambda chosen: self._error(chosen, found),
             max_error(self._options),
+            first,
         )
         plan = self._with(searched.chosen, found)
         return replace(

@@ -52,6 +52,7 @@ def search(
     options: Mapping[Key, Sequence[Option]],
     simulate: Callable[[dict[Key, int]], float],
     limit: float,
+    first: float,
     most_runs: int = MOST_RUNS,
 ) -> Found[Key]:
     """The fastest choice that fits.
@@ -61,11 +62,11 @@ def search(
             has no error.
         simulate: the error of a whole choice.
         limit: that this error may have.
-        most_runs: how often it may be called.
+        first: the error with every layer in its fastest form.
+        most_runs: how often errors may be simulated, `first` included.
     """
     start = dict.fromkeys(options, 0)
     moves = list(_moves(options))
-    first = simulate(start)
     if first <= limit:
         return Found(start, first, first, 1, 0)
     failing, fits, error, runs = 0, len(moves), 0.0, 1

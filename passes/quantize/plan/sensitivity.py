@@ -67,8 +67,7 @@ class Sensitivity:
     """Relative error of each layer's own output, for each of its forms."""
     readings: dict[Node, Reading]
     end_to_end: dict[Node, list[float]] = field(default_factory=dict)
-    """Relative error of the program's outputs with one layer alone quantized, for each of its
-    forms; empty where that would take too long."""
+    """Of `measure_alone`; empty where it was not needed or would take too long."""
 
 
 def measure(
@@ -88,10 +87,31 @@ def measure(
         run = _Isolated(program, context, choices, rounding)
         outputs = [named(found, None) for found in run.results()]
         errors = {node: [total.relative for total in sums] for node, sums in run.sums.items()}
-        found = Sensitivity(outputs, errors, run.readings)
-        if _is_affordable(context, choices, found.readings):
-            found.end_to_end = _alone(program, context, choices, rounding)
-    return found
+    return Sensitivity(outputs, errors, run.readings)
+
+
+def measure_alone(
+    program: ExportedProgram,
+    context: PassContext,
+    plan: QuantizationPlan,
+    choices: Choices,
+    readings: Mapping[Node, Reading],
+) -> dict[Node, list[float]]:
+    """What each form of each layer, alone quantized, does to the outputs of the program.
+
+    Args:
+        plan: as for `measure`.
+        readings: of `measure`.
+
+    Returns:
+        Relative errors of the outputs; nothing where that would take too long.
+    """
+    if not _is_affordable(context, choices, readings):
+        return {}
+    with torch.no_grad():
+        forms = ((node, form) for node, known in choices.items() for form in known)
+        rounding = Rounding(plan, static_ranges(program, context, forms))
+        return _alone(program, context, choices, rounding)
 
 
 class _Isolated(Run):
