@@ -70,6 +70,8 @@ from enginecast.passes.quantize.measure.calibration import GIVE, valid_rows
 
 ROWS = 128
 """Rows that are kept of each value, over all cases."""
+OUTPUTS = 512
+"""Rows of each weight that errors are compared on: they are means over rows."""
 ALPHAS = (0.25, 0.4, 0.5, 0.6, 0.75, 0.9)
 FURTHEST = 12
 """Largest exponent."""
@@ -189,12 +191,13 @@ class _Smoothing:
         weights = [self._weight(linear) for linear in group.readers.linears]
         columns = tied(torch.stack([weight.abs().amax(0) for weight in weights]).amax(0))
         sizes = tied(sample.fitting)
+        some = [weight[:: -(-len(weight) // OUTPUTS)] for weight in weights]
         error = {
-            alpha: products_error(rows, weights, exponents(sizes, columns, alpha), dtype)
+            alpha: products_error(rows, some, exponents(sizes, columns, alpha), dtype)
             for alpha in alphas
         }
         none = torch.zeros(len(columns), dtype=torch.int64)
-        before = products_error(rows, weights, none, dtype)
+        before = products_error(rows, some, none, dtype)
         alpha = min(error, key=error.__getitem__)
         found = exponents(tied(sample.largest), columns, alpha)
         errors = f"row-wise {self._options.format} error {before:.2g}"
