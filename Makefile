@@ -53,10 +53,13 @@ models: $(STAMP) ## test every family and rewrite docs/models.md from what was f
 	FAMILY_ROWS=docs/models.json $(BIN)/python -m pytest tests/test_families.py -q -m "slow or not slow"
 	$(BIN)/python tests/models_page.py
 
+adversary: $(STAMP) ## export modules that try to mislead, and count what is wrong; ONLY=writes,edges for some
+	$(BIN)/python tests/adversary/run.py --only '$(ONLY)'
+
 trt-acceptance: $(STAMP) ## build, verify and time TensorRT engines here; ONLY=t5,vit PRECISION=fp16 QUICK=1
 	$(BIN)/python benchmarks/trt_acceptance.py --only '$(ONLY)' --precision '$(PRECISION)' $(if $(QUICK),--quick)
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) demo build dist *.egg-info
 
-.PHONY: help setup demo format lint types unit test test-slow zoo control-flow golden models trt-acceptance clean
+.PHONY: help setup demo format lint types unit test test-slow zoo control-flow adversary golden models trt-acceptance clean
