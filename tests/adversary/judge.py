@@ -93,7 +93,7 @@ def judge(
     given = given.to(dtype) if dtype else given
     for what, feeds in _feeds(case, taken, symbols):
         wanted = _eager(given, _cast(feeds, dtype) if dtype else feeds)
-        exact = _eager(double, _cast(feeds, torch.float64)) if double else None
+        exact = _exactly(double, feeds) if double else None
         if wanted is None:
             continue
         try:
@@ -120,6 +120,19 @@ def _doubled(case: Case) -> nn.Module | None:
     if any(tensor.is_complex() for tensor in module.state_dict().values()):
         return None  # `double` would leave their imaginary parts out
     return module.double()
+
+
+def _exactly(module: nn.Module, feeds: Mapping[str, Tensor]) -> list[Array] | None:
+    """The outputs in fp64; constants that the code makes are fp64, too, where it fails otherwise."""
+    wide = _cast(feeds, torch.float64)
+    found = _eager(module, wide)
+    if found is not None:
+        return found
+    torch.set_default_dtype(torch.float64)
+    try:
+        return _eager(module, wide)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def _cast(feeds: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -244,7 +257,7 @@ def _nearby(case: Case, feeds: Mapping[str, Tensor], index: int, size: float) ->
             else tensor
             for name, tensor in _cast(feeds, torch.float64).items()
         }
-        result = _eager(module, near)
+        result = _exactly(module, near)
         if result is not None and index < len(result):
             yield result[index]
 
