@@ -132,7 +132,7 @@ def test_bad_arguments_leave_nothing(tmp_path: Path) -> None:
 
 def test_verify_is_a_verb_and_a_package() -> None:
     import enginecast.verify
-    from enginecast.verify.verdict import LIMIT
+    from enginecast.verify.floor import LIMIT
 
     assert isinstance(enginecast.verify, ModuleType)
     assert callable(enginecast.verify)

@@ -111,7 +111,7 @@ def test_a_floor_that_is_not_finite_or_useless_rejects() -> None:
     verdict = judge(off_by(1e-3), Floor("bf16", broken), where=WHERE, engine_ran=True)
     assert "eager bf16 itself gives values that are not finite" in rejected(verdict)
     verdict = judge(off_by(1e-3), Floor("bf16", off_by(0.4)), where=WHERE, engine_ran=True)
-    assert "off by 4" in rejected(verdict)
+    assert "off by 0.4, and past 0.25" in rejected(verdict)
 
 
 def test_a_non_finite_output_is_rejected_with_its_place() -> None:

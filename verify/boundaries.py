@@ -45,6 +45,10 @@ class Boundary:
     """Elements of the valid rows that are infinite or NaN."""
     source: str
     """file:line of the user's model code."""
+    node: str
+    """Name of the node that computes it; fx never gives one twice in a graph."""
+    module: str
+    """The innermost module that it leaves."""
     _distances: WeakKeyDictionary["Boundary", float] = field(
         default_factory=WeakKeyDictionary, init=False, repr=False
     )
@@ -133,7 +137,7 @@ def snapshots(
 
     def keep(case: int, node: Node, tensor: Tensor) -> None:
         if node in paths and not is_scaled(node):
-            boundary = _boundary(tensor, source_line(node), masks[case], scale_of(node))
+            boundary = _boundary(tensor, node, masks[case], scale_of(node))
             kept = found[case]
             for path in paths[node]:
                 values = kept.pop(path, {})
@@ -253,7 +257,7 @@ def handed_on(node: Node) -> bool:
     return any(user.op == "output" or module_path(user) != path for user in node.users)
 
 
-def _boundary(tensor: Tensor, source: str, mask: Tensor | None, scale: Exponents) -> Boundary:
+def _boundary(tensor: Tensor, node: Node, mask: Tensor | None, scale: Exponents) -> Boundary:
     """Describe a value; one that a pass scaled by powers of two is described as it was before."""
     dtype = tensor.dtype
     tensor = without_scale(tensor, scale)
@@ -266,7 +270,9 @@ def _boundary(tensor: Tensor, source: str, mask: Tensor | None, scale: Exponents
         sample=sample(flat, SAMPLE).clone(),
         max_abs=max_abs,
         nonfinite=nonfinite,
-        source=source,
+        source=source_line(node),
+        node=node.name,
+        module=module_path(node),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -28,8 +29,18 @@ from enginecast.passes.ir.text import DTYPES
 from enginecast.passes.registry import build
 from enginecast.runtime.values.arrays import to_array
 from enginecast.verify.boundaries import handed_on, largest_values
-from enginecast.verify.floor import FP16_PER_BF16, Floor, least_floor
-from enginecast.verify.metrics import Array, Comparison, Metrics, Outputs, masked_outputs, measure
+from enginecast.verify.floor import FP16_PER_BF16, LIMIT, UNIT_ROUNDOFF, Floor, least_floor
+from enginecast.verify.kernels import affordable, noisy_outputs
+from enginecast.verify.metrics import (
+    Array,
+    Comparison,
+    Loss,
+    Metrics,
+    Outputs,
+    masked_outputs,
+    measure,
+    pool,
+)
 from enginecast.verify.reference import (
     UNCHANGED,
     Reference,
@@ -38,7 +49,6 @@ from enginecast.verify.reference import (
     other_padding,
     padded_case,
 )
-from enginecast.verify.verdict import LIMIT
 
 Eager = Callable[[torch.dtype], nn.Module]
 """Makes the eager module in a dtype."""
@@ -191,12 +201,70 @@ def make_reference(
         return {case.name: _compared(reference, case, outputs, fixed) for case in reference.cases}
 
     if dtype == "fp32":
-        return replace(reference, floor=Floor("fp32", against(plain)))
+        reference = replace(reference, floor=Floor("fp32", against(plain)))
+        return _with_kernels(with_losses(reference, plain), program, cases, names)
     low = partial(eager_outputs, eager, cases, forward=forward)
-    floor = Floor(dtype, against(low(dtype=dtype)))
+    own = low(dtype=dtype)
+    floor = Floor(dtype, against(own))
+    reference = with_losses(replace(reference, floor=floor), own)
     if dtype == "fp16":
-        floor = _fp16_floor(replace(floor, wider=against(low(dtype="bf16"))), program, cases)
-    return replace(reference, floor=floor)
+        wider = low(dtype="bf16")
+        floor = _fp16_floor(replace(floor, wider=against(wider)), program, cases)
+        reference = with_losses(replace(reference, floor=floor), wider, 1 / FP16_PER_BF16)
+    return reference
+
+
+def with_losses(reference: Reference, outputs: Outputs, factor: float = 1.0) -> Reference:
+    """With what a run loses at each element, times a factor, where that is more than is known."""
+
+    def worse(case: ReferenceCase) -> ReferenceCase:
+        losses = {}
+        for name, wanted in case.reference.items():
+            found = outputs.get(case.name, {}).get(name)
+            if found is None or wanted.dtype.kind in "biu" or found.shape != wanted.shape:
+                continue
+            with np.errstate(all="ignore"):
+                lost = np.abs(found.astype(np.float64) - wanted.astype(np.float64)) * factor
+            lost = np.where(np.isfinite(lost), lost, 0.0).astype(np.float32)
+            losses[name] = np.maximum(lost, case.losses.get(name, lost))
+        return replace(case, losses={**case.losses, **losses})
+
+    return replace(reference, cases=tuple(map(worse, reference.cases)))
+
+
+def _with_kernels(
+    reference: Reference,
+    program: ExportedProgram | None,
+    cases: Sequence[Case],
+    names: Sequence[str],
+) -> Reference:
+    """With what other kernels than eager's may lose, in the cases that are small enough."""
+    if program is None:
+        return reference
+    parameters = sum(tensor.numel() for tensor in program.state_dict.values())
+    some = [cases[i] for i in affordable([case.inputs for case in cases], parameters)]
+    try:
+        samples = noisy_outputs(program, [case.inputs for case in some], names)
+    except (EnginecastError, IndexError, RuntimeError, ValueError):
+        return reference  # values decide what it runs, and noise decides otherwise
+    measured: dict[str, dict[str, list[Metrics]]] = {}
+    for sample in samples:
+        outputs = {case.name: as_arrays(found) for case, found in zip(some, sample, strict=True)}
+        for case in reference.cases:
+            if case.name not in outputs:
+                continue
+            try:
+                found = reference.compare(case, outputs[case.name])
+            except VerificationError:  # noise decides a size
+                continue
+            for name, metrics in found.items():
+                measured.setdefault(case.name, {}).setdefault(name, []).append(metrics)
+        reference = with_losses(reference, outputs)
+    kernels = {
+        case: {name: replace(pool(found), part=None) for name, found in outputs.items()}
+        for case, outputs in measured.items()
+    }
+    return replace(reference, floor=replace(reference.floor, kernels=kernels))
 
 
 def edge_reference(
@@ -415,14 +483,32 @@ def capture_failures(
                 if not found.all():
                     yield f"case {case!r}: the program takes another path than eager ({name})"
                 continue
-            lost = _distance(found, stored[case].reference[name])
-            allowed = LIMIT * max(lost, least_floor("fp32"))
-            off = _distance(found, stored[case].outputs[name])
-            if not off <= allowed:
+            problem = _other_than(found, stored[case].outputs[name], stored[case].reference[name])
+            if problem:
                 yield (
                     f"output {name!r}, case {case!r}: the captured program is not the model: "
-                    f"it differs from eager fp32 by {off:.2g}, rounding allows {allowed:.2g}"
+                    f"{problem}"
                 )
+
+
+def _other_than(found: Array, plain: Array, exact: Array) -> str:
+    """How an output of the program differs from eager fp32 by more than rounding; "" when not."""
+    allowed = LIMIT * max(_distance(found, exact), least_floor("fp32"))
+    off = _distance(found, plain)
+    if not off <= allowed:
+        return f"it differs from eager fp32 by {off:.2g}, rounding allows {allowed:.2g}"
+    if found.dtype.kind in "biu" or found.shape != exact.shape:
+        return ""
+    with np.errstate(all="ignore"):
+        lost = np.abs(found.astype(np.float64) - exact.astype(np.float64))
+    lost = np.where(np.isfinite(lost), lost, 0.0)
+    part = measure(found, plain, loss=Loss(lost, "fp32", UNIT_ROUNDOFF["fp32"])).part
+    if part is None or part.excess <= 1:
+        return ""
+    return (
+        f"{part.place} differs from eager fp32 by {part.error:.2g}, rounding allows"
+        f" {part.allowed:.2g}"
+    )
 
 
 def _distance(found: Array, wanted: Array) -> float:

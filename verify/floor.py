@@ -22,20 +22,42 @@ from enginecast.verify.metrics import (
 UNIT_ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
 """Largest relative error of rounding one number: half the distance between 1 and the next one (IEEE
 754; bfloat16 keeps 8 significant bits)."""
+LIMIT = 3.0
+"""Error over floor, pooled over all cases.  Two correct orders of summation differ by less; a wrong
+epsilon does not."""
 ROUNDING = 1.0
 """The least floor, in unit roundoffs: computing in the dtype and rounding the result to it."""
 CAP = 4.0
 """How much worse than an eighth of bf16's error eager fp16 may be (its unit roundoff is an eighth
 of bf16's)."""
 FP16_PER_BF16 = 8.0
-LARGEST_FLOOR = 0.25
-"""Past this relative error (12 dB) of eager, three times it would accept almost anything."""
+LARGEST_FLOOR = {"fp64": 1e-9, "fp32": 1e-3, "fp16": 0.25, "bf16": 0.25}
+"""Past this relative error of eager it is no measure in its dtype: a model that loses so much in it
+is not meant to be computed in it, or the reference is another model."""
+PLANNED = 0.25
+"""The same of a quantized engine, for which the plan counts."""
+MOST_WRONG = 0.5
+"""The same for outputs of integers and booleans: the part of them that eager has otherwise."""
+FREE = {"fp64": 0.0, "fp32": 1e-4, "fp16": 0.02, "bf16": 0.05}
+"""Part of the integers and booleans that may differ where eager's own do not: what decides them may
+be a tie, such as that of two logits."""
+KERNELS = 1e-4
+"""What is made of a backend's kernels at most, whatever a program makes of their rounding: so an
+error of 1e-3 in fp32 is never theirs."""
+SINGLE = 8
+"""Of as many in low precision one may differ in any case."""
 
 
 def least_floor(dtype: str) -> float:
     """The relative error below which a floor is not taken at its word: an eager run without any
     error must not make every error infinite."""
     return ROUNDING * UNIT_ROUNDOFF[dtype]
+
+
+def most_wrong(rate: float) -> float:
+    """The part of integers or booleans that may differ at most: half of what eager has right must
+    be right."""
+    return (1 + rate) / 2
 
 
 @dataclass(frozen=True)
@@ -57,6 +79,8 @@ class Floor:
     plan, added as squares."""
     max_error: float | None = None
     """The largest relative L2 error of an output that the plan allows; None: no such limit."""
+    kernels: Comparison | None = None
+    """For fp32: what a backend's own kernels may lose, in some of the cases (`verify.kernels`)."""
 
     def __post_init__(self) -> None:
         if self.dtype not in UNIT_ROUNDOFF:
@@ -70,7 +94,41 @@ class Floor:
             return {name: found for name, found in comparison.items() if name in cases}
 
         wider = None if self.wider is None else kept(self.wider)
-        return replace(self, cases=kept(self.cases), wider=wider)
+        kernels = None if self.kernels is None else kept(self.kernels)
+        return replace(self, cases=kept(self.cases), wider=wider, kernels=kernels)
+
+    def of(self, name: str, *, kernels: bool = False) -> float:
+        """What an output may lose, times a limit: what eager loses, and its dtype at least.
+
+        Args:
+            kernels: count what a backend's own kernels may lose, too.
+        """
+        pooled = pool_output(self.cases, name)
+        other = self._kernels(name).relative if kernels else 0.0
+        if pooled.wrong is not None:
+            return self._wrong(name, pooled, other) / LIMIT
+        return max(pooled.relative, min(other, KERNELS), least_floor(self.dtype))
+
+    def row_of(self, name: str, *, kernels: bool = False) -> float:
+        """The same for a single row: eager's worst row in any case, for which row attention blows
+        up is a matter of luck.
+        """
+        other = min(self._kernels(name).worst_row, KERNELS) if kernels else 0.0
+        worst = pool_output(self.cases, name).worst_row
+        return max(worst, other, self.of(name, kernels=kernels))
+
+    def _kernels(self, name: str) -> Metrics:
+        return pool_output(self.kernels or {}, name)
+
+    def _wrong(self, name: str, pooled: Metrics, rate: float) -> float:
+        """The part of an output's integers or booleans that may differ."""
+        rate = max(rate, pooled.relative)
+        if self.wider is not None:
+            rate = max(rate, pool_output(self.wider, name).relative / FP16_PER_BF16)
+        free = FREE[self.dtype]
+        if self.dtype in ("fp16", "bf16") and pooled.rows >= SINGLE:
+            free = max(free, 1 / pooled.rows)
+        return min(max(LIMIT * rate, free), most_wrong(rate))
 
     @property
     def largest(self) -> float:
@@ -97,18 +155,23 @@ class Floor:
     def _defects(self) -> Iterator[str]:
         for name in output_names(self.cases):
             pooled = pool_output(self.cases, name)
+            largest = MOST_WRONG if pooled.wrong is not None else LARGEST_FLOOR[self.dtype]
+            largest = max(largest, PLANNED) if self.rounding else largest
             eager = f"output {name!r}: {self.owner}"
             if pooled.nonfinite:
                 yield f"{eager} gives values that are not finite{self._cause(pooled)}"
             elif (excess := self._excess(name, pooled)) > CAP:
                 allowed = f"{times(excess)} worse than {self.dtype}'s precision allows"
                 yield f"{eager} is {allowed}{self._cause(pooled)}"
-            elif pooled.relative > LARGEST_FLOOR:
-                off = "beyond measure" if pooled.relative >= BEYOND else f"{pooled.relative:.0%}"
-                yield f"{eager} is off by {off}, so that no tolerance derived from it could fail"
+            elif pooled.relative > largest:
+                off = "beyond measure" if pooled.relative >= BEYOND else f"{pooled.relative:.2g}"
+                yield (
+                    f"{eager} is off by {off}, and past {largest:g} no tolerance derived from it"
+                    " means anything"
+                )
 
     def _excess(self, name: str, pooled: Metrics) -> float:
-        if self.wider is None or self.rounding:
+        if self.wider is None or self.rounding or pooled.wrong is not None:
             return 0.0
         wider = pool_output(self.wider, name).relative / FP16_PER_BF16
         return ratio(pooled.relative, max(wider, least_floor(self.dtype)))

@@ -10,11 +10,13 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from enginecast.errors import VerificationError
+from enginecast.verify.parts import Part, worst_part
 
 Array = NDArray[np.generic]
 Mask = NDArray[np.bool_]
@@ -68,10 +70,16 @@ class Metrics:
     prompt_cosine: float = 1.0
     """Smallest cosine between a prompt's mean over its valid rows and that of the reference: what
     sentence embeddings are made of."""
+    wrong: int | None = None
+    """Elements that differ, of an output of integers or booleans; each of them is a row."""
+    part: Part | None = None
+    """The row or channel that is farthest off by what eager loses there, where that is known."""
 
     @property
     def relative(self) -> float:
-        """Relative L2 error, ||y - r|| / ||r||."""
+        """Relative L2 error, ||y - r|| / ||r||; of integers and booleans the part that differs."""
+        if self.wrong is not None:
+            return ratio(self.wrong, self.rows)
         return ratio(self.error_norm, self.reference_norm)
 
     @property
@@ -105,7 +113,19 @@ def times(value: float) -> str:
     return f"{value:.1f}x" if value >= 0.095 or value == 0.0 else f"{value:.1g}x"
 
 
-def measure(output: Array, reference: Array, mask: Mask | None = None) -> Metrics:
+@dataclass(frozen=True)
+class Loss:
+    """What eager loses at each element of an output, in its dtype."""
+
+    values: Array
+    dtype: str
+    unit: float
+    """Unit roundoff of the dtype."""
+
+
+def measure(
+    output: Array, reference: Array, mask: Mask | None = None, loss: Loss | None = None
+) -> Metrics:
     """Compare an output with its reference.
 
     Args:
@@ -113,6 +133,7 @@ def measure(output: Array, reference: Array, mask: Mask | None = None) -> Metric
         reference: float64 or float32, or integers, of the same shape.
         mask: which rows count, of the leading dimensions of the output (see `row_mask`); None
             counts all of them.
+        loss: that rows and channels are measured against; None: they are not.
 
     Raises:
         VerificationError: the shapes differ.
@@ -121,6 +142,8 @@ def measure(output: Array, reference: Array, mask: Mask | None = None) -> Metric
         raise VerificationError(
             f"the output has shape {list(output.shape)}, its reference {list(reference.shape)}"
         )
+    if reference.dtype.kind in "biu":
+        return _measure_exact(output, reference, mask)
     found, wanted = output.astype(np.float64), reference.astype(np.float64)
     wrong = _wrongly_nonfinite(found, wanted, mask)
     usable = np.isfinite(found) & np.isfinite(wanted)
@@ -136,6 +159,41 @@ def measure(output: Array, reference: Array, mask: Mask | None = None) -> Metric
         nonfinite=int(wrong.sum()),
         first_nonfinite=tuple(int(i) for i in first[0]) if len(first) else None,
         pad_error=None if pads is None else ratio(_norm(pads[0] - pads[1]), _norm(pads[1])),
+        part=None if loss is None else _part(found, wanted, loss, mask, usable),
+    )
+
+
+def _part(
+    found: NDArray[np.float64],
+    wanted: NDArray[np.float64],
+    loss: Loss,
+    mask: Mask | None,
+    usable: Mask,
+) -> Part | None:
+    counts = usable if mask is None else usable & _spread(mask, found.ndim)
+    found, wanted, lost = (
+        np.where(counts, side, 0.0) for side in (found, wanted, loss.values.astype(np.float64))
+    )
+    return worst_part(found, wanted, lost, counts, loss.dtype, loss.unit)
+
+
+def _spread(mask: Mask, rank: int) -> Mask:
+    """A mask that can be broadcast to an output."""
+    return mask.reshape(mask.shape + (1,) * (rank - mask.ndim))
+
+
+def _measure_exact(output: Array, reference: Array, mask: Mask | None) -> Metrics:
+    """Integers and booleans are right or wrong: an id that is off by ten is as wrong as any."""
+    differs = np.asarray(output != reference)
+    counts = np.broadcast_to(True if mask is None else _spread(mask, differs.ndim), differs.shape)
+    found, wanted = (side[counts].astype(np.float64)[:, None] for side in (output, reference))
+    measured, _ = _measure_rows(found, wanted)
+    places = np.argwhere(differs & counts)
+    return replace(
+        measured,
+        wrong=int((differs & counts).sum()),
+        worst_at=tuple(int(i) for i in places[0]) if len(places) else None,
+        pad_error=None if counts.all() else ratio(float(differs[~counts].sum()), (~counts).sum()),
     )
 
 
@@ -152,7 +210,7 @@ def _wrongly_nonfinite(
     wrong = ~np.isfinite(found) & ~same
     unmatched = ~np.isfinite(wanted) & ~same
     if mask is not None:
-        unmatched &= mask.reshape(mask.shape + (1,) * (found.ndim - mask.ndim))
+        unmatched &= _spread(mask, found.ndim)
     return np.asarray(wrong | unmatched, dtype=np.bool_)
 
 
@@ -278,6 +336,8 @@ def pool(cases: Iterable[Metrics]) -> Metrics:
         worst_at=found[0].worst_at if len(found) == 1 else None,
         prompts=sum(m.prompts for m in found),
         prompt_cosine=min((m.prompt_cosine for m in found), default=1.0),
+        wrong=sum(m.wrong or 0 for m in found) if any(m.wrong is not None for m in found) else None,
+        part=max((m.part for m in found if m.part), key=lambda part: part.excess, default=None),
     )
 
 
@@ -297,20 +357,23 @@ def row_mask(shape: Sequence[int], attention_mask: Array | None) -> Mask | None:
 def masked_outputs(
     shapes: Iterable[Mapping[str, Sequence[int]]], masks: Iterable[Array | None]
 ) -> frozenset[str]:
-    """Names of the outputs that follow the mask in every case.
+    """Names of the outputs that follow the mask in every case, through several lengths.
 
-    One case is not enough: a pooled output [B, hidden] looks like [B, S] when S happens to be the
-    hidden size.
+    One length is not enough: a pooled output [B, hidden] looks like [B, S] where S is the hidden
+    size, by chance or because it never varies.
 
     Args:
         shapes: per case, output name -> shape.
         masks: per case, the attention mask.
     """
+    masks = list(masks)
+    if len({mask.shape[1:] for mask in masks if mask is not None}) < 2:
+        return frozenset()
     follows = [
         {name for name, shape in outputs.items() if row_mask(shape, mask) is not None}
         for outputs, mask in zip(shapes, masks, strict=True)
     ]
-    return frozenset.intersection(*map(frozenset, follows)) if follows else frozenset()
+    return frozenset.intersection(*map(frozenset, follows))
 
 
 def compare(
@@ -319,6 +382,7 @@ def compare(
     *,
     attention_mask: Array | None = None,
     masked: frozenset[str] = frozenset(),
+    losses: Mapping[str, Loss] = MappingProxyType({}),
 ) -> dict[str, Metrics]:
     """Measure every output that the reference has and the outputs have.
 
@@ -326,7 +390,8 @@ def compare(
         outputs: output name -> array, any float dtype.
         reference: output name -> float64 array of the same shape.
         attention_mask: of this case, [B, S].
-        masked: outputs whose rows follow the mask (`masked_outputs`).
+        masked: outputs whose rows follow the mask.
+        losses: what eager loses in each of them.
 
     Raises:
         VerificationError: a shape differs.
@@ -337,7 +402,7 @@ def compare(
             continue
         mask = row_mask(wanted.shape, attention_mask) if name in masked else None
         try:
-            found[name] = measure(outputs[name], wanted, mask)
+            found[name] = measure(outputs[name], wanted, mask, losses.get(name))
         except VerificationError as error:
             raise VerificationError(f"output {name!r}: {error.message}", hint=error.hint) from error
     return found

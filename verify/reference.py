@@ -4,14 +4,15 @@ It is stored in the bundle, so that a machine without the model and without torc
 engine.
 
 `reference.safetensors` holds, per case, `NAME/in/<input>`, `NAME/out/<output>` (eager fp32,
-float32) and `NAME/ref/<output>` (fp64 reference, float64); everything else is JSON under one key of
-the file's metadata (one key, because safetensors does not keep the order of several and a bundle
-must come out the same, byte for byte).
+float32), `NAME/ref/<output>` (fp64 reference, float64) and `NAME/loss/<output>` (what eager loses
+at each element in the engine's dtype, float32); everything else is JSON under one key of the file's
+metadata (one key, because safetensors does not keep the order of several and a bundle must come out
+the same, byte for byte).
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from safetensors.numpy import save_file
 
 from enginecast.errors import BundleError, InputError
 from enginecast.runtime.bundle.tensor_files import read_tensors
-from enginecast.verify.floor import Floor
-from enginecast.verify.metrics import Array, Metrics, compare, measure, row_mask
+from enginecast.verify.floor import UNIT_ROUNDOFF, Floor
+from enginecast.verify.metrics import Array, Loss, Metrics, compare, measure, row_mask
 
 REFERENCE_NAME = "reference.safetensors"
 BUDGET = 32 << 20
 _KEY = "enginecast"
+_KINDS = ("in", "out", "ref", "loss")
 _DAMAGE = (
     safetensors.SafetensorError,
     msgspec.MsgspecError,
@@ -50,12 +52,13 @@ class ReferenceCase:
     """Eager fp32."""
     reference: Mapping[str, Array]
     """The same in fp64."""
+    losses: Mapping[str, Array] = field(default_factory=dict)
+    """What eager loses at each element in the engine's dtype, by output."""
 
     @property
     def size(self) -> int:
         """Bytes of all tensors."""
-        parts = (self.inputs, self.outputs, self.reference)
-        return sum(array.nbytes for part in parts for array in part.values())
+        return sum(array.nbytes for part in _parts(self) for array in part.values())
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,14 @@ class Reference:
         Raises:
             VerificationError: a shape differs.
         """
-        mask = self.mask_of(case)
-        return compare(outputs, case.reference, attention_mask=mask, masked=self.masked)
+        dtype = self.floor.dtype
+        return compare(
+            outputs,
+            case.reference,
+            attention_mask=self.mask_of(case),
+            masked=self.masked,
+            losses={n: Loss(a, dtype, UNIT_ROUNDOFF[dtype]) for n, a in case.losses.items()},
+        )
 
 
 def fit(reference: Reference, budget: int = BUDGET) -> Reference:
@@ -130,7 +139,7 @@ def write_reference(path: Path, reference: Reference, *, budget: int = BUDGET) -
     stored = fit(reference, budget)
     tensors: dict[str, Array] = {}
     for case in (*stored.cases, *stored.edges):
-        for kind, arrays in (("in", case.inputs), ("out", case.outputs), ("ref", case.reference)):
+        for kind, arrays in zip(_KINDS, _parts(case), strict=True):
             for name, array in arrays.items():
                 tensors[f"{case.name}/{kind}/{name}"] = np.array(array, order="C", copy=None)
     text = json.dumps(_metadata(stored), sort_keys=True, allow_nan=False)
@@ -153,10 +162,12 @@ def _metadata(reference: Reference) -> dict[str, Any]:
 def _names(case: ReferenceCase) -> dict[str, Any]:
     return {
         "name": case.name,
-        "in": list(case.inputs),
-        "out": list(case.outputs),
-        "ref": list(case.reference),
+        **{kind: list(arrays) for kind, arrays in zip(_KINDS, _parts(case), strict=True)},
     }
+
+
+def _parts(case: ReferenceCase) -> tuple[Mapping[str, Array], ...]:
+    return case.inputs, case.outputs, case.reference, case.losses
 
 
 def read_reference(path: Path) -> Reference:
@@ -178,12 +189,11 @@ def read_reference(path: Path) -> Reference:
 
 def _assemble(metadata: Mapping[str, Any], tensors: Mapping[str, Array]) -> Reference:
     def part(case: Mapping[str, Any], kind: str) -> dict[str, Array]:
-        return {name: tensors[f"{case['name']}/{kind}/{name}"] for name in case[kind]}
+        return {name: tensors[f"{case['name']}/{kind}/{name}"] for name in case.get(kind, ())}
 
     def assembled(cases: Sequence[Mapping[str, Any]]) -> tuple[ReferenceCase, ...]:
         return tuple(
-            ReferenceCase(case["name"], part(case, "in"), part(case, "out"), part(case, "ref"))
-            for case in cases
+            ReferenceCase(case["name"], *(part(case, kind) for kind in _KINDS)) for case in cases
         )
 
     return Reference(

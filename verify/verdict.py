@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from enginecast.runtime.bundle.manifest import Outcome, OutputVerdict, Verdict, Where
-from enginecast.verify.floor import Floor, least_floor
+from enginecast.verify.floor import LIMIT, UNIT_ROUNDOFF, Floor, most_wrong
 from enginecast.verify.metrics import (
     Comparison,
     Metrics,
@@ -20,9 +20,6 @@ from enginecast.verify.metrics import (
     times,
 )
 
-LIMIT = 3.0
-"""Error over floor, pooled over all cases.  Two correct orders of summation differ by less; a wrong
-epsilon does not."""
 QUANTIZED_LIMIT = 2.0
 """The same where the floor is mostly the rounding of a plan: its simulation and the engine round
 the same values by the same scales, so their errors are nearer than those of two precisions."""
@@ -31,6 +28,15 @@ ROW_LAXITY = 2.0
 means."""
 LARGEST_ROW = 0.9
 """No row may be off by more, whatever the floor: a row of zeros is off by 1."""
+TOO_GOOD = 0.01
+"""An engine that computes in eager's dtype does not lose less than this part of what eager loses:
+then the floor is that of another model."""
+KERNELS = ", or its kernels may have,"
+"""What a floor is, besides eager's error, where the kernels of a backend count."""
+FEW_VALUES = 4
+"""Cases of fewer integers are judged with the others alone."""
+LARGE = 256.0
+"""Unit roundoffs of a floor from which on that is looked at."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,8 @@ class _Judged:
     floor: float
     limit: float
     failures: tuple[str, ...]
+    kernels: bool = False
+    """Whether the floor counts what a backend's kernels may lose."""
 
     @property
     def ratio(self) -> float:
@@ -86,7 +94,8 @@ def judge(
         if comparison is None:
             continue
         names = output_names(floor.cases)
-        judged = [_judge_output(comparison, floor, name) for name in names]
+        same_dtype = engine_ran and not floor.rounding and not floor.estimated
+        judged = [_judge_output(comparison, floor, name, same_dtype) for name in names]
         shown = edges is not None and any(edges.values())
         failures += [prefix + reason for reason in _coverage_failures(comparison, floor, shown)]
         failures += [prefix + reason for output in judged for reason in output.failures]
@@ -122,6 +131,7 @@ def verdict_line(verdict: Verdict, dtype: str) -> str:
         return f"rejected: {verdict.reasons[0]}"
     worst = max((o.ratio or 0.0 for o in verdict.outputs), default=0.0)
     text = f"{verdict.outcome}: {times(worst)} the error eager {dtype} itself has"
+    text += KERNELS if any(output.kernels for output in verdict.outputs) else ""
     text += _prompts(verdict.outputs)
     return text if verdict.engine == "ran" else f"{text}; the engine has not run on its target"
 
@@ -137,27 +147,72 @@ def _prompts(outputs: Sequence[OutputVerdict]) -> str:
     return f"; cosine at least {shown:.6f} for every token of all {count} prompts"
 
 
-def _judge_output(measured: Comparison, floor: Floor, name: str) -> _Judged:
+def _judge_output(measured: Comparison, floor: Floor, name: str, same_dtype: bool) -> _Judged:
     pooled = pool_output(measured, name)
-    least = least_floor(floor.dtype)
-    used = max(pool_output(floor.cases, name).relative, least)
-    limit = limit_of(floor)
+    used, limit = floor.of(name), limit_of(floor)
+    kernels = ratio(pooled.relative, used) > limit
+    if kernels:
+        used = floor.of(name, kernels=True)
+    if pooled.wrong is not None:
+        found = tuple(_wrong_values(measured, floor, name, kernels))
+        return _Judged(name, pooled, used, LIMIT, found, kernels)
     excess = ratio(pooled.relative, used)
     failures: list[str] = []
     if pooled.nonfinite:
         failures.append(_nonfinite(name, measured))
     elif excess > limit:
         failures.append(
-            f"output {name!r} has {times(excess)} the error {floor.owner} has "
-            f"(relative L2 {pooled.relative:.2g}, floor {used:.2g}, limit {times(limit)})"
+            f"output {name!r} has {times(excess)} the error {floor.owner} has"
+            f"{KERNELS if floor.kernels else ''} (relative L2 {pooled.relative:.2g},"
+            f" floor {used:.2g}, limit {times(limit)})"
         )
     elif floor.max_error is not None and pooled.relative > floor.max_error:
         failures.append(
             f"output {name!r} has a relative L2 error of {pooled.relative:.2g}, and the plan allows"
             f" {floor.max_error:.2g} (--max-error)"
         )
-    failures += _row_failures(measured, floor, name, used)
-    return _Judged(name, pooled, used, limit, tuple(failures))
+    elif same_dtype and excess < TOO_GOOD and used > LARGE * UNIT_ROUNDOFF[floor.dtype]:
+        failures.append(
+            f"output {name!r} has {times(excess)} the error {floor.owner} has (relative L2"
+            f" {pooled.relative:.2g}, floor {used:.2g}): the floor is not that of this model"
+        )
+    failures += _row_failures(measured, floor, name)
+    if not failures:
+        failures += _part_failures(measured, floor, name)
+    return _Judged(name, pooled, used, limit, tuple(failures), kernels)
+
+
+def _wrong_values(measured: Comparison, floor: Floor, name: str, kernels: bool) -> Iterator[str]:
+    """Of integers and booleans it counts how many differ, over all cases and in each."""
+    pooled, eager = pool_output(measured, name), pool_output(floor.cases, name)
+    wrong, allowed = pooled.wrong or 0, LIMIT * floor.of(name, kernels=kernels)
+    if wrong > allowed * pooled.rows:
+        yield (
+            f"output {name!r}: {wrong} of {pooled.rows} values are not those of the reference"
+            f" ({floor.owner} has {eager.wrong} otherwise, {allowed * pooled.rows:.0f} may be)"
+        )
+        return
+    for case, outputs in measured.items():
+        found, own = outputs.get(name), floor.cases.get(case, {}).get(name)
+        if found is None or own is None or found.rows < FEW_VALUES:
+            continue
+        if found.relative > most_wrong(own.relative):
+            yield (
+                f"output {name!r}, case {case!r}: {found.wrong} of {found.rows} values are not"
+                f" those of the reference ({floor.owner} has {own.wrong} otherwise)"
+            )
+
+
+def _part_failures(measured: Comparison, floor: Floor, name: str) -> Iterator[str]:
+    """A channel of small values beside large ones moves neither the norm of a row nor of all."""
+    for case, outputs in measured.items():
+        part = outputs[name].part if name in outputs else None
+        if part is not None and part.excess > 1:
+            yield (
+                f"output {name!r}, case {case!r}: {part.place} has a relative error of"
+                f" {part.error:.2g}, and by what {floor.owner} loses there {part.allowed:.2g} is"
+                " the limit"
+            )
 
 
 def _nonfinite(name: str, measured: Comparison) -> str:
@@ -168,14 +223,9 @@ def _nonfinite(name: str, measured: Comparison) -> str:
     )
 
 
-def _row_failures(
-    measured: Comparison, floor: Floor, name: str, pooled_floor: float
-) -> Iterator[str]:
-    """One wrong row among thousands hardly moves a pooled error.
-
-    The floor is eager's worst row in any case: which row attention blows up is a matter of luck.
-    """
-    used = max(pool_output(floor.cases, name).worst_row, pooled_floor)
+def _row_failures(measured: Comparison, floor: Floor, name: str) -> Iterator[str]:
+    """One wrong row among thousands hardly moves a pooled error."""
+    used = floor.row_of(name, kernels=True)
     allowed = min(limit_of(floor) * ROW_LAXITY * used, LARGEST_ROW)
     for case, outputs in measured.items():
         if name not in outputs or outputs[name].nonfinite:
@@ -251,4 +301,5 @@ def _output_verdict(output: _Judged) -> OutputVerdict:
         pad_error=pooled.pad_error,
         prompts=pooled.prompts,
         prompt_cosine=pooled.prompt_cosine if pooled.prompts else None,
+        kernels=output.kernels,
     )

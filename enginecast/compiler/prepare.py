@@ -62,6 +62,7 @@ from enginecast.passes.ir.quantization_plan import QuantizationPlan
 from enginecast.passes.ir.source import source_line
 from enginecast.passes.quantize.plan.file import check_model, read_plan
 from enginecast.verify.eager import (
+    capture_failures,
     edge_reference,
     make_reference,
     reference_outputs,
@@ -283,7 +284,15 @@ def edge_cases(prepared: Prepared) -> list[Case]:
     return edge_inputs(prepared.inputs, SEED, parameters, sorts=sorts)
 
 
-def fp64_failures(prepared: Prepared, reference: Reference) -> Iterator[str]:
+def captured_wrongly(prepared: Prepared, reference: Reference) -> tuple[str, ...]:
+    """Where the captured program is not the model, which every comparison stands on."""
+    guards = [guard.output for guard in prepared.captured.guards]
+    program, names = prepared.captured.program, prepared.output_names
+    failures = capture_failures(program, prepared.cases, names, reference, guards)
+    return (*failures, *_fp64_failures(prepared, reference))
+
+
+def _fp64_failures(prepared: Prepared, reference: Reference) -> Iterator[str]:
     """Say where a model that computes in fp64 would not be the same in fp32."""
     floor = reference.floor
     if (

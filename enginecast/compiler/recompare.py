@@ -2,12 +2,12 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from enginecast.capture.outputs.flatten import UnknownOutputError
 from enginecast.capture.sources.source import Source, open_source
-from enginecast.compiler.prepare import Prepared, prepare, reference_of
+from enginecast.compiler.prepare import Prepared, captured_wrongly, prepare, reference_of
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.scripted import prepare_script, reference_of_script
 from enginecast.compiler.steps import Steps
@@ -18,8 +18,19 @@ from enginecast.passes.ir.quantization_plan import QuantizationPlan
 from enginecast.passes.quantize.plan.file import read_plan
 from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import Manifest
-from enginecast.verify.program.quantized_floor import planned_floor
+from enginecast.verify.program.quantized_floor import planned_reference
 from enginecast.verify.reference import Reference
+
+
+@dataclass(frozen=True)
+class Remade:
+    """The reference of a model, made for a bundle that exists."""
+
+    reference: Reference
+    notes: tuple[str, ...]
+    """Where the model is not the one that the bundle was made from."""
+    problems: tuple[str, ...] = ()
+    """Why it is not a reference: the captured program, which it is made of, is not the model."""
 
 
 def reference_of_model(
@@ -29,8 +40,8 @@ def reference_of_model(
     *,
     allow_code: bool = False,
     random_weights: int | None = None,
-) -> tuple[Reference, tuple[str, ...]]:
-    """Run eager over fresh verification inputs; with a note where the model is another one.
+) -> Remade:
+    """Run eager over fresh verification inputs.
 
     Args:
         folder: of the bundle, where its plan lies when it is quantized.
@@ -60,10 +71,11 @@ def reference_of_model(
     _check_names(source.name, "gives", prepared.model_outputs, manifest)
     plain = manifest.quantization is None
     reference = reference_of(prepared, manifest.precision, edges=plain)
+    problems = captured_wrongly(prepared, reference)
     if manifest.quantization is not None:
         plan = read_plan(folder / manifest.quantization.plan)
         reference = _planned(prepared, manifest.pipeline, plan, reference)
-    return reference, _same(model, source, manifest)
+    return Remade(reference, _same(model, source, manifest), problems)
 
 
 def _planned(
@@ -74,19 +86,16 @@ def _planned(
     context = replace(prepared.context, plan=plan)
     before = itertools.takewhile(lambda pass_: not pass_.carries_out_plan, build(pipeline))
     run_pipeline(list(before), program, context)
-    floor = planned_floor(program, plan, prepared.cases, reference, prepared.output_names)
-    return replace(reference, floor=floor)
+    return planned_reference(program, plan, prepared.cases, reference, prepared.output_names)
 
 
-def _of_script(
-    text: str, source: Source, options: ModelOptions, manifest: Manifest
-) -> tuple[Reference, tuple[str, ...]]:
+def _of_script(text: str, source: Source, options: ModelOptions, manifest: Manifest) -> Remade:
     """The same for an engine that was not made from a program of torch.export."""
     model = prepare_script(source, options, Steps())
     _check_names(source.name, "takes", [spec.name for spec in model.inputs], manifest)
     reference, notes = reference_of_script(model, manifest.precision)
     _check_names(source.name, "gives", list(reference.cases[0].outputs), manifest)
-    return reference, (*notes, *_same(text, source, manifest))
+    return Remade(reference, (*notes, *_same(text, source, manifest)))
 
 
 def _same(text: str, source: Source, manifest: Manifest) -> tuple[str, ...]:

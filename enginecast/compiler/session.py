@@ -28,8 +28,8 @@ from enginecast.compiler.fusion_contract import count_fusions, expect_fusions
 from enginecast.compiler.manifest import PLAN_NAME, describe_program, describe_rungs
 from enginecast.compiler.prepare import (
     Prepared,
+    captured_wrongly,
     edge_cases,
-    fp64_failures,
     given_plan,
     prepare,
     reference_of,
@@ -47,7 +47,6 @@ from enginecast.passes.ir.text import print_ir
 from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.bundle.staging import Staging, stage
-from enginecast.verify.eager import capture_failures
 from enginecast.verify.emulate.widened import widened_cases
 from enginecast.verify.reference import Reference
 
@@ -123,10 +122,7 @@ class ExportSession:
         with self.steps("reference"):
             plain = not self.config.quantized
             reference = reference_of(model, self.config.precision, state_notes, edges=plain)
-            guards = [guard.output for guard in model.captured.guards]
-            program, names = model.captured.program, model.output_names
-            failures = capture_failures(program, model.cases, names, reference, guards)
-            problems = (*model.unverified, *failures, *fp64_failures(model, reference))
+            problems = (*model.unverified, *captured_wrongly(model, reference))
         for note in state_notes:
             self.steps.say(note)
         rewritten = self._rewrite(model, reference, () if problems else self.config.engines)

@@ -77,6 +77,7 @@ def verify_bundle(
         allow_code=allow_code,
     ) as engine:
         notes: tuple[str, ...] = ()
+        problems: tuple[str, ...] = ()
         if model is None:
             stored = engine.folder / REFERENCE_NAME
             if not stored.is_file():
@@ -86,15 +87,16 @@ def verify_bundle(
         else:
             from enginecast.compiler.recompare import reference_of_model
 
-            reference, notes = reference_of_model(
+            made = reference_of_model(
                 model,
                 engine.manifest,
                 engine.folder,
                 allow_code=allow_code,
                 random_weights=random_weights,
             )
+            reference, notes, problems = made.reference, made.notes, made.problems
             against = model
-        verdict = verify_engine(engine, reference)
+        verdict = verify_engine(engine, reference, problems=problems)
         if not runs_natively(engine.record.precision, engine.provider):
             notes = (*notes, NOT_NATIVE.format(engine.record.precision, engine.provider))
         completed = not reference.left_out and _complete(engine, verdict)

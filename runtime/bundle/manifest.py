@@ -143,6 +143,8 @@ class OutputVerdict(Record, frozen=True, kw_only=True):
     """Prompts compared; 0 for an output that follows no mask."""
     prompt_cosine: float | None = None
     """Smallest cosine of a prompt's mean over its valid tokens."""
+    kernels: bool = False
+    """Whether the floor counts what the backend's own kernels may lose, and eager's do not."""
 
 
 class Verdict(Record, frozen=True, kw_only=True):

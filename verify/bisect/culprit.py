@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from enginecast.passes.ir.base import Promise, Site, SiteKey
+from enginecast.verify.floor import LIMIT
 from enginecast.verify.metrics import BEYOND, times
-from enginecast.verify.verdict import LIMIT
 
 Leave = tuple[frozenset[SiteKey], ...]
 """For each pass of a pipeline the sites that it leaves alone."""

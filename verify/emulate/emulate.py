@@ -41,10 +41,9 @@ from enginecast.verify.emulate.kernels import (
 )
 from enginecast.verify.emulate.profiles import Profile
 from enginecast.verify.emulate.record import Recorder
-from enginecast.verify.floor import Floor
+from enginecast.verify.floor import LIMIT, Floor
 from enginecast.verify.metrics import Comparison, output_names, pool_output
 from enginecast.verify.reference import Reference
-from enginecast.verify.verdict import LIMIT
 
 RANGE_CLAMP = 0.98
 """A clamp to both ends of the dtype's range, or to almost all of it (transformers clamps to 1,000

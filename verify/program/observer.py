@@ -19,20 +19,19 @@ from enginecast.passes.ir.pipeline import PassRun
 from enginecast.passes.ir.text import print_ir
 from enginecast.verify.boundaries import Boundary, Snapshot, snapshots
 from enginecast.verify.eager import Case, as_array, mask_of, reference_program
-from enginecast.verify.floor import ROUNDING, UNIT_ROUNDOFF, Floor, least_floor
+from enginecast.verify.floor import LIMIT, ROUNDING, UNIT_ROUNDOFF, Floor, least_floor
 from enginecast.verify.metrics import (
     BEYOND,
     Metrics,
     measure,
     pool,
-    pool_output,
     ratio,
     row_mask,
     times,
 )
 from enginecast.verify.reference import Reference
 from enginecast.verify.report.data import PassCheck
-from enginecast.verify.verdict import LIMIT, ROW_LAXITY
+from enginecast.verify.verdict import ROW_LAXITY
 
 MOVED = 1e-2
 """A boundary that is off by more, while the outputs are right, is not wrong but moved: its last
@@ -180,8 +179,6 @@ class Check:
     """The measure of it; 0 for "exact"."""
     problem: str = ""
     """Why it fails, in words; empty when it does not."""
-    elsewhere: bool = False
-    """The value compared comes from another line than before: no value of that line leaves now."""
 
     @property
     def ratio(self) -> float:
@@ -189,8 +186,7 @@ class Check:
 
     @property
     def may_have_moved(self) -> bool:
-        far = self.error > max(MOVED, MOVED_FLOORS * self.floor)
-        return bool(self.problem) and (self.elsewhere or far)
+        return bool(self.problem) and self.error > max(MOVED, MOVED_FLOORS * self.floor)
 
 
 @dataclass(frozen=True)
@@ -216,6 +212,7 @@ class Rules:
         if not any(check.problem for check in outputs):
             moved = tuple(check.place for check in inner if check.may_have_moved)
             inner = [check for check in inner if check.place not in moved]
+            moved = (*_gone(runs), *moved)
         failing = [check for check in (*inner, *outputs) if check.problem]
         worst = failing[0] if failing else max((*inner, *outputs), key=lambda c: c.ratio)
         return PassCheck(
@@ -247,12 +244,12 @@ class Rules:
         if promise == "precision":
             floor = BEYOND
             if self.floor is not None:
-                eager = pool_output(self.floor.cases, name).relative
-                floor = max(eager, least_floor(self.floor.dtype))
+                floor = self.floor.of(name)
             return self._judged(place, "", after.relative, floor)
         before = pool(self._measure(name, run, run.before) for run in runs)
         least = ROUNDING * _roundoff(runs[0].after.outputs[name].dtype)
-        return self._judged(place, "", after.relative, max(before.relative, least))
+        kernels = 0.0 if self.floor is None else self.floor.of(name, kernels=True)
+        return self._judged(place, "", after.relative, max(before.relative, least, kernels))
 
     def _measure(self, name: str, run: CaseRuns, found: Snapshot) -> Metrics:
         wanted = as_array(run.reference.outputs[name])
@@ -284,8 +281,7 @@ class Rules:
         floor = max(before, ROUNDING * _roundoff(last.dtype))
         few = sum(each.after.sample.numel() for each in found) < FEW
         laxity = ROW_LAXITY if few or before > SCATTER else 1.0
-        check = self._judged(module, last.source, error, floor, laxity)
-        return replace(check, elsewhere=any(each.elsewhere for each in found))
+        return self._judged(module, last.source, error, floor, laxity)
 
     def _least(self) -> float:
         """What a precision costs at least inside, where that is shown and nothing is judged."""
@@ -313,7 +309,6 @@ class _Compared:
     after: Boundary
     before: Boundary
     reference: Boundary
-    elsewhere: bool
 
     @property
     def error(self) -> float:
@@ -337,23 +332,38 @@ class _Compared:
 
 
 def _at(module: str, run: CaseRuns) -> _Compared | None:
-    """Compare a boundary that all three runs have in one shape.
-
-    A pass may add values that leave a module: the equal one is taken, else the last of the same
-    source line, else the nearest.
-    """
+    """Compare what a module gives in all three runs; None where one has no such value."""
     before = run.before.boundaries.get(module, ())
-    reference = run.reference.boundaries.get(module, ())
-    if not before or not reference or before[-1].shape != reference[-1].shape:
+    if not before:
         return None
-    old, wanted = before[-1], reference[-1]
-    fitting = [b for b in run.after.boundaries.get(module, ()) if b.shape == old.shape]
-    if not fitting:
-        return None
+    old = before[-1]
+    wanted = _counterpart(old, before, run.reference.boundaries.get(module, ()))
+    after = _counterpart(old, before, run.after.boundaries.get(module, ()))
+    return None if wanted is None or after is None else _Compared(after, old, wanted)
+
+
+def _gone(runs: Sequence[CaseRuns]) -> Iterator[str]:
+    """The modules that give another value than before."""
+    for module, before in runs[0].before.boundaries.items():
+        if _counterpart(before[-1], before, runs[0].after.boundaries.get(module, ())) is None:
+            yield module
+
+
+def _counterpart(
+    old: Boundary, before: Sequence[Boundary], found: Sequence[Boundary]
+) -> Boundary | None:
+    """The value of another run that is that of `old`: the equal one, that of the same node, or one
+    that another node computes on the same line of the same module in its place.
+
+    Another value that leaves a module is none: that of the layer before differs by one residual.
+    """
+    fitting = [b for b in found if b.shape == old.shape]
     equal = [b for b in fitting if b.digest == old.digest]
-    placed = [b for b in fitting if b.source == old.source]
-    nearest = equal or placed or sorted(fitting, key=lambda b: -b.distance(wanted))
-    return _Compared(nearest[-1], old, wanted, elsewhere=not equal and not placed)
+    same = [b for b in fitting if b.node == old.node]
+    known = {b.node for b in before}
+    place = (old.module, old.source)
+    instead = [b for b in fitting if b.node not in known and (b.module, b.source) == place]
+    return next(iter([*equal[-1:], *same, *instead[-1:]]), None)
 
 
 def _mean(errors: Sequence[float]) -> float:

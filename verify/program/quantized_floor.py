@@ -16,8 +16,7 @@ from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import PassRun
 from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
 from enginecast.passes.quantize.measure.simulate import simulate
-from enginecast.verify.eager import Case, as_arrays
-from enginecast.verify.floor import Floor
+from enginecast.verify.eager import Case, as_arrays, with_losses
 from enginecast.verify.metrics import Metrics
 from enginecast.verify.program.observer import Observer
 from enginecast.verify.reference import Reference
@@ -53,33 +52,36 @@ class PlannedFloor:
         plan = plan_of(program)
         # Where eager itself is not a measure, its defects are what the report has to say.
         if before is not None and plan is not None and not self.reference.floor.defects:
-            floor = planned_floor(before, plan, self._cases, self.reference, self._names)
-            self.reference = replace(self.reference, floor=floor)
+            self.reference = planned_reference(
+                before, plan, self._cases, self.reference, self._names
+            )
             self._observer.judge_by(self.reference)
         if self._next and self._next.pop(0).carries_out_plan:
             self._before = structural_copy(program)
 
 
-def planned_floor(
+def planned_reference(
     program: ExportedProgram,
     plan: QuantizationPlan,
     cases: Sequence[Case],
     reference: Reference,
     names: Sequence[str],
-) -> Floor:
-    """Eager's floor with the error that a plan makes.
+) -> Reference:
+    """The reference with the error that a plan makes in its floor.
 
     Args:
         program: right before it is rewritten.
     """
-    outputs = simulate(program, plan, [case.inputs for case in cases], names, reference.mask_input)
+    found = simulate(program, plan, [case.inputs for case in cases], names, reference.mask_input)
+    outputs = {case.name: as_arrays(each) for case, each in zip(cases, found, strict=True)}
     floor = dict(reference.floor.cases)
-    for case, found in zip(reference.cases, outputs, strict=True):
-        planned = reference.compare(case, as_arrays(found))
+    for case in reference.cases:
+        planned = reference.compare(case, outputs[case.name])
         floor[case.name] = {
             name: _sum(own, planned[name]) for name, own in floor[case.name].items()
         }
-    return replace(reference.floor, cases=floor, rounding=plan.format, max_error=plan.max_error)
+    wider = replace(reference.floor, cases=floor, rounding=plan.format, max_error=plan.max_error)
+    return with_losses(replace(reference, floor=wider), outputs)
 
 
 def _sum(own: Metrics, planned: Metrics) -> Metrics:
@@ -93,4 +95,5 @@ def _sum(own: Metrics, planned: Metrics) -> Metrics:
         cosine=max(own.cosine + planned.cosine - 1.0, -1.0),
         pad_error=math.hypot(*pads) if pads else None,
         nonfinite=own.nonfinite + planned.nonfinite,
+        wrong=None if own.wrong is None else max(own.wrong, planned.wrong or 0),
     )

@@ -310,7 +310,7 @@ def _with_error(
     error = max((p.relative for p in pooled), default=0.0)
     if any(p.nonfinite for p in pooled) or not math.isfinite(error):
         return replace(option, trouble="its outputs are not finite in true arithmetic")
-    if error > LARGEST_FLOOR:
+    if error > LARGEST_FLOOR["bf16"]:
         trouble = f"its outputs are finite, and off by {error:.0%}"
         return replace(option, error=error, trouble=trouble)
     return replace(option, error=error)

@@ -171,8 +171,11 @@ def _rows_of_outputs(
 
 
 def _follow_mask(outputs: Sequence[Tensor], masks: Sequence[Tensor | None]) -> bool:
-    """Whether an output has a row for each position in every case: one may be so by accident."""
-    return all(
+    """Whether an output has a row for each position in every case, through several lengths: one
+    may be so by accident.
+    """
+    lengths = {mask.shape[1:] for mask in masks if mask is not None}
+    return len(lengths) > 1 and all(
         mask is not None and same_shape(output.shape[: mask.dim()], mask.shape)
         for output, mask in zip(outputs, masks, strict=True)
     )

@@ -1,0 +1,124 @@
+"""An output is judged by its rows and channels too, integers by how many are wrong."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from enginecast.runtime.bundle.manifest import Verdict, Where
+from enginecast.verify.eager import with_losses
+from enginecast.verify.floor import Floor
+from enginecast.verify.metrics import Array, masked_outputs
+from enginecast.verify.reference import Reference, ReferenceCase
+from enginecast.verify.verdict import judge
+
+WHERE = Where(provider="CPUExecutionProvider", device="x86_64", versions={})
+GENERATOR = np.random.default_rng(4)
+UNIT = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
+
+
+def noisy(wanted: Array, dtype: str) -> Array:
+    """As if computed in a dtype."""
+    rounded = wanted.astype(np.float64) * (
+        1 + 2 * UNIT[dtype] * GENERATOR.standard_normal(wanted.shape)
+    )
+    return np.asarray(rounded)
+
+
+def verdict(wanted: Array, eager: Array, found: Array, dtype: str = "fp32") -> Verdict:
+    """Of an engine, by the reference, what eager gives and what the engine gives."""
+    case = ReferenceCase("only", {}, {"y": eager}, {"y": wanted})
+    reference = Reference((case,), Floor(dtype, {}))
+    floor = Floor(dtype, {"only": reference.compare(case, {"y": eager})})
+    reference = Reference((case,), floor)
+    reference = with_losses(reference, {"only": {"y": eager}})
+    measured = {"only": reference.compare(reference.cases[0], {"y": found})}
+    return judge(measured, floor, where=WHERE, engine_ran=dtype == "fp32")
+
+
+def boxes(rows: int) -> Array:
+    """Four coordinates near 5e6 and a confidence in one row."""
+    found = GENERATOR.uniform(1e6, 5e6, (rows, 5))
+    found[:, 4] = GENERATOR.uniform(0.1, 1.0, rows)
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("rows", [1, 40])
+def test_a_confidence_beside_boxes_is_judged(rows: int, dtype: str) -> None:
+    wanted = boxes(rows)
+    eager, found = noisy(wanted, dtype), noisy(wanted, dtype)
+    assert verdict(wanted, eager, found, dtype).outcome != "rejected"
+    found[:, 4] = 0.0
+    judged = verdict(wanted, eager, found, dtype)
+    assert judged.outcome == "rejected"
+    assert "index 4 of axis 1 has a relative error of 1" in judged.reasons[0]
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("fp32", 1e-9), ("fp16", 1e-5), ("bf16", 1e-5)])
+def test_a_lost_class_among_channels_of_an_image_is_found(dtype: str, size: float) -> None:
+    wanted = GENERATOR.standard_normal((2, 6, 9, 9))
+    wanted[:, 5] *= size
+    eager, found = noisy(wanted, dtype), noisy(wanted, dtype)
+    assert verdict(wanted, eager, found, dtype).outcome != "rejected"
+    found[:, 5] = 0.0
+    assert "index 5 of axis 1" in verdict(wanted, eager, found, dtype).reasons[0]
+
+
+def test_a_row_of_almost_nothing_may_be_off_by_what_eager_loses_there() -> None:
+    wanted = GENERATOR.standard_normal((4, 12, 16))
+    wanted[1, 3] *= 1e-9
+    lost = 1e-7 * GENERATOR.standard_normal((2, 4, 12, 16))
+    assert verdict(wanted, wanted + lost[0], wanted + lost[1]).outcome == "verified"
+    exact = lost.copy()
+    exact[:, 1, 3] *= 1e-9
+    assert verdict(wanted, wanted + exact[0], wanted + exact[1]).outcome == "verified"
+    judged = verdict(wanted, wanted + exact[0], wanted + 0.3 * lost[1])
+    assert "row [1, 3] has a relative error of" in judged.reasons[0]
+
+
+def test_tails_of_a_softmax_that_are_flushed_to_zero_agree() -> None:
+    logits = 40 * GENERATOR.standard_normal((6, 20))
+    weights = np.exp(logits - logits.max(1, keepdims=True))
+    wanted = weights / weights.sum(1, keepdims=True)
+    found = noisy(wanted, "fp32")
+    assert (wanted < 1e-36).any()
+    found[wanted < 1e-36] = 0.0
+    assert verdict(wanted, noisy(wanted, "fp32"), found).outcome == "verified"
+
+
+def ids(count: int) -> Array:
+    return GENERATOR.integers(0, 30000, (count,))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_ids_that_are_all_off_by_ten_are_rejected(dtype: str) -> None:
+    wanted = ids(40)
+    eager = wanted.copy()
+    eager[:4] = 30001  # a tenth of them decided otherwise
+    assert verdict(wanted, eager, np.add(wanted, 10), dtype).outcome == "rejected"
+
+
+def test_a_flipped_argmax_is_a_tie_in_low_precision_and_an_error_in_fp32() -> None:
+    wanted = ids(40)
+    found = wanted.copy()
+    found[7] = 12
+    assert verdict(wanted, wanted, found, "fp16").outcome != "rejected"
+    reason = verdict(wanted, wanted, found).reasons[0]
+    assert "1 of 40 values are not those of the reference (eager fp32 itself has 0" in reason
+    tied = wanted.copy()
+    tied[9] = 12
+    assert verdict(wanted, tied, found).outcome == "verified"
+
+
+@pytest.mark.parametrize("flip", [np.logical_not, np.zeros_like, np.ones_like])
+def test_booleans_are_counted(flip: Callable[[Array], Array]) -> None:
+    wanted = GENERATOR.integers(0, 2, (5, 8)).astype(bool)
+    assert verdict(wanted, wanted, wanted, "fp16").outcome != "rejected"
+    assert verdict(wanted, wanted, flip(wanted), "fp16").outcome == "rejected"
+
+
+def test_a_length_that_never_varies_says_nothing_of_a_mask() -> None:
+    mask = np.ones((2, 8))
+    static = [{"pooled": (2, 8), "hidden": (2, 8, 3)}] * 2
+    assert masked_outputs(static, [mask, mask]) == frozenset()

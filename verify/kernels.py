@@ -1,0 +1,186 @@
+"""What other kernels than eager's may lose: the program run with noise in every value.
+
+Eager is one sample of what fp32 loses, and now and then a lucky one.  A backend adds in another
+order and has an exp of its own.  So every value that an op rounds gets noise as large as the error
+of ONNX Runtime's kernels was measured to be (1.28, CPU provider, against fp64, in unit roundoffs):
+
+    products        0.3 sqrt(K), 5.1 at most, of sqrt(x^2 @ w^2)    (K=16: 1.2, 64: 2.4, 256: 5.1)
+    sums, norms     1 + 0.12 sqrt(K) of the result or sqrt(sum x^2) (K=16: 1, 256: 1.4, 4096: 4.9)
+    softmax         5 of the result                                 (K=16: 4, 256: 5.4, 4096: 8.2)
+    layer norm      1.5 of the result, 0.2 at least                 (0.8 to 1.2)
+    attention       3 of the mean result of a channel               (2.0)
+    erf, tanh, ...  1.3 of the result                               (0.4 to 1.3)
+
+What every kernel rounds alike (x + y, x * y) gets none, nor what ops move, select or compare, nor
+whole numbers and halves.  What is decided inside the program, an index or a comparison, is decided
+as without noise: a flip is no rounding error.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from enginecast.passes.ir.interpret import Run, named
+from enginecast.passes.ir.traits import Trait, has
+
+SAMPLES = 2
+"""Runs with noise of each case."""
+WORK = 3e9
+"""Elements of a case's inputs times parameters, summed over the cases that are run."""
+PRODUCTS, PRODUCTS_MOST = 0.3, 5.1
+SUMS = 0.12
+SOFTMAX = 5.0
+NORM, NORM_LEAST = 1.5, 0.2
+ATTENTION = 3.0
+OTHER = 1.3
+UNIT = 2.0**-24
+DYADIC = 256.0
+"""Multiples of one over this are taken to be exact."""
+
+aten = torch.ops.aten
+_PRODUCTS = frozenset(
+    {
+        *(aten.linear.default, aten.mm.default, aten.bmm.default, aten.matmul.default),
+        *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
+        *(aten.addmm.default, aten.baddbmm.default, aten.convolution.default),
+    }
+)
+_SUMS = frozenset({aten.sum.default, aten.sum.dim_IntList, aten.cumsum.default})
+_SOFTMAX = frozenset({aten.softmax.int, aten._softmax.default, aten.log_softmax.int})
+_NORMS = frozenset(
+    {
+        *(aten.layer_norm.default, aten.group_norm.default, aten.instance_norm.default),
+        *(aten.rms_norm.default, aten.batch_norm.default),
+    }
+)
+_STEPS = frozenset(
+    {
+        *(aten.floor.default, aten.ceil.default, aten.round.default, aten.trunc.default),
+        *(aten.sign.default, aten.floor_divide.default, aten.remainder.Tensor, aten.fmod.Tensor),
+        *(aten.remainder.Scalar, aten.fmod.Scalar, aten.round.decimals, aten.div.Tensor_mode),
+    }
+)
+_STAYS = (
+    Trait.CORRECTLY_ROUNDED,
+    Trait.EXACT,
+    Trait.CASTS,
+    Trait.METADATA,
+    Trait.CREATES,
+    Trait.CHECKS,
+)
+
+
+def affordable(cases: Sequence[Mapping[str, Tensor]], parameters: int) -> list[int]:
+    """Which cases can be run with noise, the smallest first."""
+    sizes = [sum(tensor.numel() for tensor in case.values()) for case in cases]
+    kept, used = [], 0.0
+    for index in sorted(range(len(cases)), key=sizes.__getitem__):
+        used += float(sizes[index]) * max(parameters, 1)
+        if used <= WORK:
+            kept.append(index)
+    return sorted(kept)
+
+
+def noisy_outputs(
+    program: ExportedProgram, inputs: Sequence[Mapping[str, Tensor]], names: Sequence[str]
+) -> list[list[dict[str, Tensor]]]:
+    """For each sample the outputs of each case, of a program in fp32."""
+    with torch.no_grad():
+        found = _Noisy(program, [case for case in inputs for _ in range(SAMPLES + 1)]).results()
+    outputs = [named(results, names) for results in found]
+    return [outputs[sample :: SAMPLES + 1] for sample in range(1, SAMPLES + 1)]
+
+
+class _Noisy(Run):
+    """The program without noise as the first of several cases with equal inputs."""
+
+    def __init__(self, program: ExportedProgram, cases: Sequence[Mapping[str, Tensor]]) -> None:
+        super().__init__(program, cases)
+        self._generator = torch.Generator().manual_seed(0)
+
+    def evaluate(self, node: Node, case: int) -> Any:
+        found = super().evaluate(node, case)
+        plain = case - case % (SAMPLES + 1)
+        is_outer = node.graph is self._program.graph and node not in self._weights
+        if case == plain or not is_outer or not isinstance(found, Tensor):
+            return found
+        if has(node, Trait.ALIASES, Trait.WRITES) or node.op != "call_function":
+            return found
+        if _decides(node, found):
+            return self._own[plain][node] if _is_read(node) else found
+        if found.dtype != torch.float32 or has(node, *_STAYS):
+            return found
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        noise = torch.rand(found.shape, generator=self._generator).sub_(0.5).mul_(math.sqrt(12.0))
+        noise = (noise * _size(node, found, args, kwargs) * UNIT).nan_to_num(0.0, 0.0, 0.0)
+        exact = (found * DYADIC).frac() == 0
+        return torch.where(exact | ~found.isfinite(), found, found + noise)
+
+
+def _decides(node: Node, found: Tensor) -> bool:
+    """Whether a small change of what a node reads may change its result by much."""
+    return not found.is_floating_point() or node.target in _STEPS
+
+
+def _is_read(node: Node) -> bool:
+    """Whether a node is more than an output, moved about at most."""
+    return any(
+        user.op != "output" and not (has(user, Trait.MOVES) and not _is_read(user))
+        for user in node.users
+    )
+
+
+def _size(node: Node, found: Tensor, args: Any, kwargs: Any) -> Tensor:
+    """The root mean square error of a value, in unit roundoffs."""
+    size = found.abs()
+    if node.target in _PRODUCTS:
+        squared = [a.square() if _is_float(a) else a for a in args]
+        length = math.sqrt(_terms(node, args))
+        least = min(PRODUCTS * length, PRODUCTS_MOST)
+        return torch.sqrt(_again(node, squared, kwargs)).mul_(least).maximum(size)
+    if node.target in _SUMS:
+        spread = torch.sqrt(_again(node, [args[0].square(), *args[1:]], kwargs))
+        return spread.maximum(size) * _of_sums(args[0], found)
+    if node.target in _SOFTMAX:
+        return size * SOFTMAX
+    if node.target in _NORMS:
+        return size.clamp_(min=NORM_LEAST) * NORM
+    if has(node, Trait.REDUCES, Trait.ACCUMULATES):
+        return size * _of_sums(args[0], found)
+    if node.target is aten.scaled_dot_product_attention.default:
+        return size.square().mean(-2, keepdim=True).sqrt() * ATTENTION + size
+    return size * OTHER
+
+
+def _again(node: Node, args: Sequence[Any], kwargs: Any) -> Tensor:
+    """What the op of a node gives for other values."""
+    assert callable(node.target)
+    found = node.target(*args, **kwargs)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _terms(node: Node, args: Any) -> int:
+    """Products that are summed up for each element."""
+    tensors = [a for a in args if isinstance(a, Tensor) and a.ndim > 1]
+    if not tensors:
+        return 1
+    is_moved = "conv" in str(node.target) or node.target is aten.linear.default
+    weight = tensors[-1]
+    return weight[0].numel() if is_moved else tensors[0].shape[-1]
+
+
+def _of_sums(source: Any, found: Tensor) -> float:
+    terms = source.numel() / max(found.numel(), 1) if isinstance(source, Tensor) else 1.0
+    if isinstance(source, Tensor) and source.shape == found.shape and source.ndim:  # cumsum
+        terms = max(source.shape)
+    return 1 + SUMS * math.sqrt(terms)

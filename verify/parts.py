@@ -1,0 +1,99 @@
+"""Finds the row or the channel of an output that is farther off than eager is there.
+
+One norm over an output shows what is large in it: beside boxes in pixels a confidence may be
+anything.  So each vector along the last axis, and each index of the last axis and of axis 1, is
+measured against its own size and what eager loses in that very place.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+LIMIT = 8.0
+"""Error of a part over that of eager in it."""
+LEAST = 8.0
+"""Unit roundoffs, relative to its length, that eager is taken to lose in a part at least."""
+USUAL = 0.75
+"""A part may lose what this share of all parts do, even if eager does not lose it there."""
+ENOUGH = 16
+"""A part of fewer elements gets a limit that is higher by as much: eager may be exact by luck."""
+LARGEST = 0.9
+"""No part may be off by more, unless eager is off by `LOST` there: one of zeros is off by 1."""
+LOST = 0.25
+TINY = {"fp64": 1e-300, "fp32": 1e-36, "bf16": 1e-36, "fp16": 2.0**-24}
+"""Absolute error of an element that is always allowed: what hardware may flush to zero."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A row or a channel, with errors relative to its length."""
+
+    place: str
+    """ "row [0, 3]" or "index 4 of axis 2"."""
+    error: float
+    allowed: float
+
+    @property
+    def excess(self) -> float:
+        return self.error / self.allowed
+
+
+def worst_part(
+    found: Floats, wanted: Floats, loss: Floats, counts: NDArray[np.bool_], dtype: str, unit: float
+) -> Part | None:
+    """The part whose error is largest by what it may be; None for an output without elements.
+
+    Args:
+        found: of the engine; finite, as `wanted` is.
+        loss: magnitude of what eager loses at each element.
+        counts: elements that count, of the same shape.
+        dtype: that the engine computes in, with its unit roundoff.
+    """
+    if not counts.any():
+        return None
+    # Dividing by the largest value first keeps the squares of tiny and huge values inside float64.
+    scale = float(np.abs(wanted).max(where=counts, initial=0.0)) or 1.0
+    squares = [np.where(counts, side / scale, 0.0) ** 2 for side in (found - wanted, wanted, loss)]
+    whole = _relative(*(np.sqrt(side.sum(keepdims=True)).ravel() for side in reversed(squares[1:])))
+    worst: Part | None = None
+    for axes, name in _views(found.shape):
+        count = np.maximum(counts.sum(axis=axes), 1)
+        error, length, lost = (np.sqrt(side.sum(axis=axes)) for side in squares)
+        few = np.maximum(ENOUGH / count, 1.0)
+        usual = np.quantile(_relative(lost, length), USUAL)
+        base = np.maximum(lost, max(LEAST * unit, float(whole.max()), float(usual)) * length)
+        allowed = LIMIT * few * base
+        known = lost < LOST * length  # where eager itself has about this value, zero is not near
+        allowed = np.where(known, np.minimum(allowed, LARGEST * length), allowed)
+        allowed = np.maximum(allowed, np.sqrt(count) * (TINY[dtype] / scale))
+        allowed = np.maximum(allowed, 1e-300)
+        at = np.unravel_index(int(np.argmax(error / allowed)), error.shape)
+        size = float(length[at]) or 1.0
+        part = Part(
+            name.format(", ".join(str(int(i)) for i in at)),
+            min(float(error[at]) / size, 1e30),
+            min(float(allowed[at]) / size, 1e30),
+        )
+        if worst is None or part.excess > worst.excess:
+            worst = part
+    return worst
+
+
+def _relative(lost: Floats, length: Floats) -> Floats:
+    """0 where there is nothing that could be lost, and 1 at most."""
+    return np.minimum(np.divide(lost, length, out=np.zeros_like(lost), where=length > 0), 1.0)
+
+
+def _views(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str]]:
+    """(the axes that a kind of part extends over, what one is called)."""
+    rank = len(shape)
+    if rank == 0:
+        yield (), "the value{}"
+        return
+    yield (rank - 1,), "row [{}]"
+    for axis in sorted({rank - 1, 1} if rank > 2 else {rank - 1}):
+        yield tuple(other for other in range(rank) if other != axis), f"index {{}} of axis {axis}"
