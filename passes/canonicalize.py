@@ -4,11 +4,9 @@
              %to = aten.to.dtype(%x: f32, f32)                     (gone)
              %a = aten.arange(%s)  %b = aten.arange(%s)            %a = aten.arange(%s)
              %m = aten.index(%mask, [%rows, %columns])             %m = aten.unsqueeze(%mask, 1)
-             %n = aten.add_(%fresh, %y)                            %n = aten.add(%fresh, %y)
 
 Exact: every output keeps every bit.  Left alone: a cast that changes the dtype, dropout in training
-mode, an in-place op whose target is still read, any other op on memory that one writes into,
-anything random, a copy whose strides reach an op that rounds by them.
+mode, anything random, a copy whose strides reach an op that rounds by them.
 """
 
 from collections.abc import Callable
@@ -39,32 +37,11 @@ from enginecast.passes.ir.edit import (
     weight_specs,
     weight_value,
 )
-from enginecast.passes.ir.effects import is_pure, may_alias, mutated_values
+from enginecast.passes.ir.effects import is_pure
 from enginecast.passes.ir.match import is_call
 from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.passes.lower.merge_equal import merge_equal
-
-OUT_OF_PLACE: dict[Any, Any] = {
-    aten.add_.Tensor: aten.add.Tensor,
-    aten.sub_.Tensor: aten.sub.Tensor,
-    aten.mul_.Tensor: aten.mul.Tensor,
-    aten.div_.Tensor: aten.div.Tensor,
-    aten.relu_.default: aten.relu.default,
-    aten.clamp_.default: aten.clamp.default,
-    aten.masked_fill_.Scalar: aten.masked_fill.Scalar,
-    aten.masked_fill_.Tensor: aten.masked_fill.Tensor,
-}
-# What may be rewritten although some op writes into the memory: these share it and copy nothing.
-ON_MUTATED = frozenset(
-    {
-        aten.dropout.default,
-        aten.detach.default,
-        aten.detach_.default,
-        aten.alias.default,
-        *OUT_OF_PLACE,
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -89,10 +66,8 @@ class Canonicalize(GraphPass):
 def _sweep(program: ProgramView, log: SiteLog) -> bool:
     """Apply every rule once over the graph; whether anything changed."""
     before = len(log.sites)
-    written = mutated_values(program.graph)
     for node in list(program.graph.nodes):
-        touched = node in written or not written.isdisjoint(node.all_input_nodes)
-        if node.op != "call_function" or (touched and node.target not in ON_MUTATED):
+        if node.op != "call_function":
             continue
         for rule in rules_of(node):
             replacement = rule(program, node)
@@ -212,7 +187,7 @@ def _users_broadcast(node: Node, smaller: Node) -> bool:
 def _user_broadcasts(user: Node, node: Node, smaller: Node) -> bool:
     if is_call(user, aten.scaled_dot_product_attention.default):
         return user.args[3:4] == (node,) and node not in user.args[:3]
-    if not has(user, Trait.ELEMENTWISE | Trait.CORRECTLY_ROUNDED) or has(user, Trait.WRITES):
+    if not has(user, Trait.ELEMENTWISE | Trait.CORRECTLY_ROUNDED):
         return False
     others = [s for s in user.all_input_nodes if s is not node and isinstance(value(s), Tensor)]
     if not shape_of(smaller) and any(
@@ -261,17 +236,6 @@ def _full_range_place(index: Any, size: Any, result_rank: int) -> int | None:
     return result_rank - len(shape) + long[0]
 
 
-def functionalise(program: ProgramView, node: Node) -> Node | None:
-    """add_(x, y) is add(x, y) where nothing else sees x: x was made here and has one user."""
-    out_of_place = OUT_OF_PLACE[node.target]
-    source = first_input(node)
-    fresh = source.op == "call_function" and list(source.users) == [node]
-    if not fresh or may_alias(source) or dtype_of(source) != dtype_of(node):
-        return None
-    with program.graph.inserting_before(node):
-        return insert(program.graph, out_of_place, node.args, dict(node.kwargs), like=node)
-
-
 def broadcast(*shapes: tuple[Any, ...]) -> tuple[Any, ...]:
     """The broadcast of symbolic shapes, by torch's rules, without adding guards."""
     rank = max(map(len, shapes))
@@ -301,7 +265,6 @@ RULES: dict[Any, tuple[Rule, ...]] = {
     aten.bitwise_and.Tensor: (drop_true_and,),
     aten.logical_and.default: (drop_true_and,),
     aten.index.Tensor: (index_of_full_ranges,),
-    **dict.fromkeys(OUT_OF_PLACE, (functionalise,)),
 }
 
 
@@ -332,11 +295,8 @@ def fold_constants(program: ProgramView, log: SiteLog) -> None:
 def _constant_expressions(program: ProgramView) -> set[Node]:
     specs = weight_specs(program).items()
     lifted = {name for name, spec in specs if spec.kind is InputKind.CONSTANT_TENSOR}
-    written = mutated_values(program.graph)
     found: set[Node] = set()
     for node in program.graph.nodes:
-        if node in written:
-            continue
         known = node.name in lifted if node.op == "placeholder" else _foldable(node)
         if known and found.issuperset(node.all_input_nodes):
             found.add(node)

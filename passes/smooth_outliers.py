@@ -24,7 +24,7 @@ the exponents do not come from; a group that gains less than 5 % is left alone.
 
 Must not happen: a value that anything but linears reads (BERT's norms stand on the stream), GELU
 before the projection, weights that are shared, values in fp16 (powers of two are not exact near its
-end: scale before `unify-dtype`), written in place, or not finite.
+end: scale before `unify-dtype`) or not finite.
 """
 
 import math
@@ -60,7 +60,6 @@ from enginecast.passes.ir.edit import (
     weight_expressions,
     weight_value,
 )
-from enginecast.passes.ir.effects import mutated_values
 from enginecast.passes.ir.interpret import interpret_cases
 from enginecast.passes.ir.match import NoMatch, real_users
 from enginecast.passes.ir.scaled_values import factors, mark_scaled
@@ -137,7 +136,6 @@ class _Smoothing:
         self._context = context
         self._log = SiteLog(context)
         self._weights = weight_expressions(program)
-        self._written = mutated_values(program.graph)
 
     def run(self) -> list[Site]:
         roots = find_roots(self._program, self._weights)
@@ -165,7 +163,7 @@ class _Smoothing:
         try:
             if not isinstance(shape_of(root)[-1], int):
                 raise NoMatch(root, "the number of its channels varies")
-            source = find_source(root, self._weights, self._written)
+            source = find_source(root, self._weights)
             readers = find_readers(root, self._weights)
             for node in (*readers.linears, source.fold.node):
                 for weight in set(node.all_input_nodes) & self._weights:

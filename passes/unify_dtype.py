@@ -61,14 +61,13 @@ from enginecast.passes.ir.edit import (
     dtype_of,
     erase_dead,
     first_input,
-    insert,
     is_float,
     take_place,
     value,
     weight_specs,
     weight_tensor,
 )
-from enginecast.passes.ir.effects import is_metadata_check, mutated_values
+from enginecast.passes.ir.effects import is_metadata_check
 from enginecast.passes.ir.match import is_float_cast
 from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.source import module_classes, module_path, source_line
@@ -240,7 +239,6 @@ class _Retyper:
         # Casts of placeholders stand behind all placeholders, in the order in which they were
         # needed.
         self.prologue = [None, *program.graph.find_nodes(op="placeholder")][-1]
-        self.written = mutated_values(program.graph)
 
     def run(self) -> None:
         for node in list(self.program.graph.nodes):
@@ -359,8 +357,6 @@ class _Retyper:
             return source
         if (source, dtype) in self.casts:
             return self.casts[source, dtype]
-        if source in self.written:
-            return self._cast_before(user, source, dtype)
         graph = self.program.graph
         behind = self.prologue if source.op == "placeholder" else source
         assert behind is not None
@@ -388,14 +384,6 @@ class _Retyper:
     def _class_name(self, node: Node) -> str:
         kind = self.classes.get(node)
         return kind.name.lower() if kind is not None else "value"
-
-    def _cast_before(self, user: Node, source: Node, dtype: torch.dtype) -> Node:
-        """A cast of a value that is written into: each user sees it at another time."""
-        with self.program.graph.inserting_before(user):
-            node = insert(self.program.graph, aten.to.dtype, (source, dtype), like=user)
-        mark_border(node, f"{self._class_name(source)} to {self._class_name(user)}")
-        self.log.done(node, f"border: {source.name}, written in place, to {dtype_text(dtype)}")
-        return node
 
     def _finite(self, source: Node, dtype: torch.dtype) -> Node:
         """What may lie beyond the target's range is clamped before its cast: a lifted constant, and

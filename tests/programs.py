@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 import enginecast.ops  # noqa: F401 - registers our ops
+from enginecast.capture.tracing.functionalize import functionalize
 from enginecast.passes.ir.base import PassContext, Site
 from enginecast.passes.ir.edit import structural_copy, weight_specs, weight_tensor
 from enginecast.passes.ir.pipeline import run_pipeline
@@ -23,12 +24,14 @@ TOKENS = {0: Dim("batch", min=1, max=8), 1: Dim("sequence", min=2, max=32)}
 def captured(
     module: nn.Module, *inputs: Tensor, dynamic: dict[int, Any] | None = None
 ) -> ExportedProgram:
-    """The program of a module; `dynamic` gives the dynamic dims of every input."""
+    """The program of a module, functionalized; `dynamic` gives the dynamic dims of every input."""
     shapes: Any = tuple(dynamic for _ in inputs) if dynamic else None
     if shapes and isinstance(module, Function):
         shapes = (shapes,)  # its inputs are one variadic argument
     with torch.no_grad():
-        return torch.export.export(module.eval(), inputs, dynamic_shapes=shapes, strict=False)
+        program = torch.export.export(module.eval(), inputs, dynamic_shapes=shapes, strict=False)
+    functionalize(program)
+    return program
 
 
 def rewritten(

@@ -56,11 +56,6 @@ GONE: dict[str, tuple[Make, str, list[str]]] = {
         "__and__",
         ["gt.Scalar"],
     ),
-    "in place on a fresh value": (
-        lambda x: (x * 2).add_(x).mul_(3),
-        "add_",
-        ["mul.Tensor", "add.Tensor", "mul.Tensor"],
-    ),
     "equal values": (
         lambda x: (x * 2).sin() + (x * 2).sin(),
         "",
@@ -157,7 +152,7 @@ def test_t5_round_trips_through_a_file(t5_programs: dict[int, ExportedProgram]) 
 def test_golden_canonicalize() -> None:
     def shift(x: Tensor) -> Tensor:
         y = nn.functional.dropout(x.float() * 2, 0.1, False)
-        return y.add_(x * 2)
+        return y + x * 2
 
     before = program_of(shift, floats(2, 5))
     golden.check("canonicalize.diff", ir_diff(before, canonical(before)))

@@ -97,10 +97,6 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
         lambda net, x: (net.a(net.norm(x)), functional.linear(x, net.a.weight)),
         "p_a_weight is read elsewhere as well",
     ),
-    "written": (
-        lambda net, x: ((y := net.a(x))[:, 0].add_(2.0), net.out(y)),
-        "linear.default is written in place",
-    ),
 }
 
 

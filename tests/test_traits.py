@@ -15,7 +15,7 @@ from enginecast.passes.analyses.residual_stream import residual_sums
 from enginecast.passes.analyses.strides import may_change_bits
 from enginecast.passes.analyses.value_bounds import largest_for_any_input
 from enginecast.passes.ir.edit import value
-from enginecast.passes.ir.effects import is_pure, is_random, mutated_values
+from enginecast.passes.ir.effects import is_pure, is_random
 from enginecast.passes.ir.traits import Trait, has, is_identity, listed, traits_of
 from enginecast.passes.precision.dtype_classes import Class, classify
 from enginecast.verify.emulate.record import fill_values
@@ -116,19 +116,13 @@ def test_the_larger_of_two_statistics_is_a_statistic() -> None:
     ],
 )
 def test_what_shares_memory_without_saying_so_is_known(op: Any, args: Any) -> None:
-    """Their schemas do not say it, so a value that was written into looked untouched."""
+    """Their schemas do not say it, so a value that is written through them would look untouched."""
     x = torch.zeros(2, 3)
     first = ("ij->ij", [x]) if op is aten.einsum.default else (x, *args)
     result = op(*first)
     result = result[0] if isinstance(result, list) else result
     assert result.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-    graph = Graph()
-    source = graph.placeholder("x")
-    fed = ("ij->ij", [source]) if op is aten.einsum.default else (source, *args)
-    shared = graph.call_function(op, fed)
-    graph.call_function(aten.zero_.default, (shared,))
-    graph.output(source)
-    assert source in mutated_values(graph)
+    assert Trait.ALIASES in traits_of(op)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from enginecast.capture.inputs.specs import (
 from enginecast.capture.outputs.flatten import ALL, Named, OutputSpec, Wanted, name_result
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.sources.source import Source
+from enginecast.capture.tracing.functionalize import functionalize
 from enginecast.capture.tracing.ladder import Ladder
 from enginecast.capture.tracing.oracle import Guard
 from enginecast.capture.tracing.shapes import (
@@ -41,7 +42,7 @@ from enginecast.capture.tracing.state import (
 from enginecast.capture.tracing.strategy import Fallback, Rung
 from enginecast.capture.tracing.trace import trace
 from enginecast.errors import SourceError, UsageError
-from enginecast.passes.ir.edit import arguments, insert
+from enginecast.passes.ir.edit import arguments, insert, structural_copy
 from enginecast.passes.ir.match import is_call
 
 aten = torch.ops.aten
@@ -111,7 +112,7 @@ def capture(
     """
     program = source.given_program()
     if program is not None:
-        return describe(program)
+        return describe(structural_copy(program))
     _check_example(specs, example)
     inputs = {spec.name: example[spec.name] for spec in specs}
     weights = source.weights()  # before the trace, which takes long, and they are only mapped
@@ -130,8 +131,9 @@ def capture(
     refuse_mutation(program)
     outputs = output_specs(program, output_names(program), symbol_names(program, traced.specs))
     bind_weights(program, weights)
-    program.validate()
     notes = (*traced.notes, *overwritten, *input_writes(program))
+    functionalize(program)
+    program.validate()
     return Captured(
         program,
         traced.inputs,
@@ -158,13 +160,15 @@ def _trials(
 
 
 def describe(program: ExportedProgram) -> Captured:
-    """Inputs and outputs of a program that was captured elsewhere (see `program_inputs`).
+    """Inputs and outputs of a program that was captured elsewhere (see `program_inputs`), which is
+    functionalized in place.
 
     Raises:
         CaptureError: a dimension of an input is an expression such as 8*s0, or the program writes
             to its own state.
     """
     refuse_mutation(program)
+    functionalize(program)
     inputs = program_inputs(program)
     named, leaves = named_leaves(program, ALL)
     names = _in_order(named, leaves)

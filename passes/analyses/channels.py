@@ -103,32 +103,28 @@ class Source:
     """The values that are scaled with it."""
 
 
-def find_source(root: Node, weights: set[Node], written: set[Node]) -> Source:
+def find_source(root: Node, weights: set[Node]) -> Source:
     """Where the channels of a value can be scaled.
 
     Args:
         root: [..., channels].
         weights: every weight expression of the program.
-        written: values that are written in place.
 
     Raises:
         NoMatch: at the op that no factor of a channel passes through.
     """
-    return _Walk(weights, written).at(root, Layout("flat", 1, shape_of(root)[-1]))
+    return _Walk(weights).at(root, Layout("flat", 1, shape_of(root)[-1]))
 
 
 class _Walk:
     """From a value back to the weights."""
 
-    def __init__(self, weights: set[Node], written: set[Node]) -> None:
+    def __init__(self, weights: set[Node]) -> None:
         self._weights = weights
-        self._written = written
 
     def at(self, node: Node, layout: Layout) -> Source:
         if node.op != "call_function":
             raise NoMatch(node, f"no weight makes it: it is a {node.op}")
-        if node in self._written:
-            raise NoMatch(node, f"{op_name(node)} is written in place")
         if dtype_of(node) not in EXACT:
             found = dtype_text(dtype_of(node))
             raise NoMatch(

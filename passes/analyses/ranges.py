@@ -9,7 +9,6 @@ import torch
 from torch.fx import Node
 
 from enginecast.passes.ir.edit import aten, value
-from enginecast.passes.ir.effects import is_mutating, may_alias
 from enginecast.passes.ir.match import is_call
 from enginecast.passes.ir.traits import Trait, has
 
@@ -56,7 +55,7 @@ def always(node: Node) -> bool | None:
         if bounds is not None and isinstance(threshold, int):
             return True if bounds[0] >= threshold else False if bounds[1] < threshold else None
     if is_call(node, aten.new_ones.default, aten.ones.default, aten.ones_like.default):
-        return None if _written(node) else True
+        return True
     if has(node, Trait.MOVES, Trait.CASTS):
         source = node.args[0]
         return always(source) if isinstance(source, Node) else None
@@ -64,8 +63,3 @@ def always(node: Node) -> bool | None:
         known = [always(a) if isinstance(a, Node) else None for a in node.args[:2]]
         return True if known == [True, True] else False if False in known else None
     return None
-
-
-def _written(node: Node) -> bool:
-    """Whether some op writes into the node's memory."""
-    return any(is_mutating(user) or (may_alias(user) and _written(user)) for user in node.users)

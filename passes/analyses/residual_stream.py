@@ -33,7 +33,6 @@ from enginecast.passes.ir.edit import (
     value,
     weight_expressions,
 )
-from enginecast.passes.ir.effects import mutated_values
 from enginecast.passes.ir.match import (
     NoMatch,
     behind_casts,
@@ -143,7 +142,6 @@ class _Streams:
 
     def __init__(self, program: ExportedProgram, weights: set[Node]) -> None:
         self._weights = weights
-        self._written = mutated_values(program.graph)
         self._sums = residual_sums(program)
         self._norms: dict[Node, Norm] = {}
         """By the nodes through which they read."""
@@ -176,7 +174,7 @@ class _Streams:
         self.seeds.append((node, source))
 
     def can_carry(self, node: Node) -> bool:
-        if node in self._weights or node in self._written or node.op != "call_function":
+        if node in self._weights or node.op != "call_function":
             return False
         return bool(carried(node) or foldable(node, self._weights))
 
@@ -204,7 +202,7 @@ class _Streams:
                     outputs.add(node)
                 elif user in self._norms:
                     norms[self._norms[user].node] = self._norms[user]
-                elif node in carried(user) and user not in self._written:
+                elif node in carried(user):
                     waiting.append(user)
                 elif not _reads_type(user, node):
                     blockers[user] = self._reason(user)
@@ -226,8 +224,6 @@ class _Streams:
                 "layer_norm reads the stream: it subtracts the mean, and only root-mean-square "
                 "norms are rescaled"
             )
-        if user in self._written:
-            return "a value of the stream is written in place"
         if is_call(user, *GUARDS):
             return f"{op_name(user)} reads the stream: a guard against overflow, which has a limit"
         if is_call(user, aten.linear.default):

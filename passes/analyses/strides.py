@@ -101,7 +101,7 @@ def _is_indifferent(node: Node, changed: Mapping[Node, Any]) -> bool:
         return False
     if has(node, Trait.CORRECTLY_ROUNDED):
         return not _is_complex(node)
-    if has(node, Trait.WRITES, Trait.HEAVY) or not is_pure(node):
+    if has(node, Trait.HEAVY) or not is_pure(node):
         return False
     if has(node, Trait.EXACT, Trait.CASTS):
         return True

@@ -27,7 +27,6 @@ from enginecast.passes.ir.edit import (
     weight_specs,
     weight_tensor,
 )
-from enginecast.passes.ir.effects import mutated_placeholders, mutated_values, reached_by
 from enginecast.passes.ir.source import source_line
 from enginecast.passes.ir.traits import Trait, has
 
@@ -129,9 +128,7 @@ class Run(Interpreter):
         self._program = program
         self._watch = watch
         self._replace = feed
-        self._written = mutated_placeholders(program.graph)
-        # What an op writes into is computed anew for each case, and so is what follows from it.
-        self._weights = weight_expressions(program) - reached_by(mutated_values(program.graph))
+        self._weights = weight_expressions(program)
         self._specs = weight_specs(program)
         self._deferred = deferred_weights(program)
         self._leaves: dict[Node, Tensor] = {}
@@ -173,7 +170,7 @@ class Run(Interpreter):
             found = self._given(node, case)
             if node in self._weights:
                 return _aligned(found)
-            return found.clone() if node in self._written else found
+            return found
         if is_structured(node):
             args, _ = self.fetch_args_kwargs_from_env(node)
             return run_structured(node, args, partial(self.run_block, case=case), _call)

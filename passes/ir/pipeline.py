@@ -13,8 +13,11 @@ from torch.export import ExportedProgram
 from enginecast.errors import EnginecastError, PassError
 from enginecast.passes.ir.base import Pass, PassContext, Site, SiteKey
 from enginecast.passes.ir.block_view import run_pass
+from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.edit import tracked_outputs
 from enginecast.passes.ir.sites import number
+from enginecast.passes.ir.source import source_line
+from enginecast.passes.ir.traits import Trait, has
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,11 @@ def run_pipeline(
             empty: none.  Two passes may call different places by one key.
 
     Raises:
-        PassError: a pass or an observer failed, or the program is not valid after a pass; names the
-            pass and those before it.  Errors of this package keep their type.  Or what a pass
-            ensures no longer holds at the end.
+        PassError: an op writes in place; or a pass or an observer failed, or the program is not
+            valid after a pass: names the pass and those before it.  Errors of this package keep
+            their type.  Or what a pass ensures no longer holds at the end.
     """
+    _require_values(program)
     runs: list[PassRun] = []
     for pass_, skip in zip(passes, leave or [frozenset()] * len(passes), strict=True):
         before = [run.pass_.name for run in runs]
@@ -70,6 +74,18 @@ def run_pipeline(
         for pass_ in passes:
             pass_.ensures(program)
     return runs
+
+
+def _require_values(program: ExportedProgram) -> None:
+    """Refuse a program that writes in place: a pass could move a read behind a write."""
+    for node in all_nodes(program):
+        if has(node, Trait.WRITES):
+            place = source_line(node) or node.name
+            raise PassError(
+                f"{node.target} at {place} writes in place, and passes take values alone",
+                hint="enginecast.capture.tracing.functionalize makes values of what a program"
+                " writes; every capture does so.",
+            )
 
 
 def _run_one(pass_: Pass, program: ExportedProgram, context: PassContext) -> PassRun:

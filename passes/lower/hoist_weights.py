@@ -24,7 +24,6 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 
-from enginecast.errors import LoweringError
 from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
 from enginecast.passes.ir.blocks import carried, is_structured, operands
 from enginecast.passes.ir.deferred_weights import (
@@ -37,9 +36,7 @@ from enginecast.passes.ir.deferred_weights import (
 from enginecast.passes.ir.edit import (
     add_weight,
     drop_unused_weights,
-    dtype_of,
     erase_dead,
-    first_input,
     free_name,
     shape_of,
     value,
@@ -47,7 +44,7 @@ from enginecast.passes.ir.edit import (
     weight_specs,
     weight_tensor,
 )
-from enginecast.passes.ir.effects import is_metadata_check, is_mutating, may_alias
+from enginecast.passes.ir.effects import is_metadata_check
 from enginecast.passes.ir.sites import SiteLog
 
 GROWTH = 4096
@@ -64,26 +61,6 @@ class HoistWeights(Pass):
     after: ClassVar[frozenset[str]] = frozenset({"lift-weights"})
     promise: ClassVar[Promise] = "reordered"
     covers_blocks: ClassVar[bool] = True  # lift-weights has left no weight expression in them
-
-    def requires(self, program: ExportedProgram) -> None:
-        """Refuse weights that change: an engine has no memory from one call to the next.
-
-        Raises:
-            LoweringError: forward writes into a weight or buffer.
-        """
-        specs = weight_specs(program)
-        for node in program.graph.nodes:
-            if not is_mutating(node):
-                continue
-            written = first_input(node)
-            while may_alias(written) and dtype_of(written) == dtype_of(first_input(written)):
-                written = first_input(written)
-            if written.name in specs:
-                raise LoweringError(
-                    f"forward writes into {specs[written.name].target}, and an engine cannot keep"
-                    " it",
-                    hint="Return the new value instead, or export without the update.",
-                )
 
     def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
         """Replace every maximal weight expression by a placeholder without data."""

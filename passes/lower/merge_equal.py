@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch.fx import Node
 
 from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
-from enginecast.passes.ir.effects import is_pure, is_random, mutated_values
+from enginecast.passes.ir.effects import is_pure, is_random
 from enginecast.passes.ir.sites import SiteLog
 
 
@@ -30,17 +30,10 @@ class MergeEqual(GraphPass):
 
 
 def merge_equal(program: ProgramView, log: SiteLog) -> None:
-    """Replace each pure node by the first one with the same op and arguments.
-
-    A value that some op still writes into is left alone, and so are its readers: they may see it
-    before and after the write.
-    """
-    written = mutated_values(program.graph)
+    """Replace each pure node by the first one with the same op and arguments."""
     first: dict[Any, Node] = {}
     for node in list(program.graph.nodes):
         if node.op != "call_function" or not is_pure(node) or is_random(node):
-            continue
-        if node in written or not written.isdisjoint(node.all_input_nodes):
             continue
         if _decides_sizes(node) or any(map(_decides_sizes, node.users)):
             continue  # torch gave each result a size of its own, and its tracer would see one

@@ -49,7 +49,6 @@ from enginecast.passes.ir.edit import (
     shape_of,
     weight_specs,
 )
-from enginecast.passes.ir.effects import mutated_alias_sets
 from enginecast.passes.ir.match import is_call, is_float_cast
 from enginecast.passes.ir.traits import Trait, has
 
@@ -94,25 +93,9 @@ def _classify(
 ) -> dict[Node, Class]:
     """The classes in one graph and in those within it; `given`: of its placeholders."""
     pinned = dict.fromkeys(kept | _statistics(graph), Class.PRECISE)
-    families = mutated_alias_sets(graph)
-    while True:
-        classes = _sort(graph, given, pinned, kept)
-        clashes = [found for found in families if len({classes.get(n) for n in found}) > 1]
-        shared = {n: k for found in clashes for n, k in _one_class(found, classes).items()}
-        if shared.items() <= pinned.items():
-            break
-        pinned.update(shared)
+    classes = _sort(graph, given, pinned, kept)
     _mark_islands(graph, classes)
     return classes
-
-
-def _one_class(family: set[Node], classes: Mapping[Node, Class]) -> dict[Node, Class]:
-    """What is written into one memory has one dtype: the stream's, if any of it is stream."""
-    floats = [node for node in family if node in classes]
-    found = {classes[node] for node in floats}
-    exact = Class.PRECISE if Class.PRECISE in found else Class.EXACT
-    kind = exact if found <= KEPT_HIGH else Class.STREAM
-    return {node: kind for node in floats if node.op == "call_function"}
 
 
 def _sort(

@@ -21,9 +21,9 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate
 
 from enginecast.errors import VerificationError
-from enginecast.passes.ir.blocks import all_modules, is_structured, run_structured
+from enginecast.passes.ir.blocks import is_structured, run_structured
 from enginecast.passes.ir.edit import aten, value
-from enginecast.passes.ir.effects import is_metadata_check, is_mutating, mutated_values
+from enginecast.passes.ir.effects import is_metadata_check
 from enginecast.passes.ir.interpret import Run, named, run_check
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.verify.boundaries import is_scaled
@@ -89,8 +89,6 @@ class _Emulated(Run):
         super().__init__(program, cases, None)
         self._profile = profile
         self._recorder = recorder
-        graphs = [module.graph for module in all_modules(program)]
-        self._families = set().union(*map(mutated_values, graphs))
 
     def evaluate(self, node: Node, case: int) -> Any:
         if node.op == "placeholder":
@@ -117,8 +115,6 @@ class _Emulated(Run):
         return found
 
     def _fed(self, node: Node, found: Any) -> Any:
-        if node in self._families and isinstance(found, Tensor):  # each is written into
-            return Twin(found, found.float() if is_low(found) else found.clone())
         return Twin(found) if is_low(found) else found
 
     def user_outputs(self, node: Node, own: dict[Node, Any]) -> list[Any]:
@@ -131,12 +127,9 @@ class _Emulated(Run):
         if not _is_emulated(node):
             found = node.target(*low_args, **low_kwargs)
             return Twin(found) if _has_low(found) else found
-        in_family = node in self._families
-        if not twins and not _has_low(value(node)) and not in_family:
+        if not twins and not _has_low(value(node)):
             return node.target(*args, **kwargs)
-        low = self._stored(node, args, kwargs, native=in_family)
-        if in_family:
-            return Twin(low, self._plain(node, args, kwargs, low_args))
+        low = self._stored(node, args, kwargs)
         if all(twin.exact for twin in twins):
             if has(node, Trait.EXACT) and twins:
                 return Twin(low)
@@ -144,13 +137,12 @@ class _Emulated(Run):
                 return low
         return Twin(low, self._plain(node, args, kwargs, low_args))
 
-    def _stored(self, node: Node, args: Any, kwargs: Any, *, native: bool) -> Any:
+    def _stored(self, node: Node, args: Any, kwargs: Any) -> Any:
         """What the target stores."""
         assert callable(node.target)
         low_args, low_kwargs = map_aggregate((args, kwargs), _low)
         floats = [t for t in _leaves((low_args, low_kwargs)) if _is_float(t)]
-        moves = has(node, Trait.EXACT) and not any(t.dtype in FP8 for t in floats)
-        if native or moves:
+        if has(node, Trait.EXACT) and not any(t.dtype in FP8 for t in floats):
             return node.target(*low_args, **low_kwargs)
         kernel = kernel_of(node, self._profile)
         is_low = _has_low(value(node)) and floats and all(t.dtype in LOW for t in floats)
@@ -208,7 +200,7 @@ def _is_emulated(node: Node) -> bool:
     """Whether an op may be computed from other dtypes: none of sizes, functions, bits, checks."""
     if is_metadata_check(node) or node.target is aten.view.dtype:
         return False
-    gives_tensors = isinstance(value(node), Tensor | tuple | list) or is_mutating(node)
+    gives_tensors = isinstance(value(node), Tensor | tuple | list)
     # Of Python's operators, getitem alone takes tensors.
     is_op = isinstance(node.target, torch._ops.OpOverload) or node.target is operator.getitem
     return is_op and gives_tensors

@@ -18,7 +18,6 @@ from torch.fx import Node
 
 from enginecast.errors import PassError
 from enginecast.passes.ir.base import PassContext
-from enginecast.passes.ir.effects import mutated_values
 from enginecast.passes.ir.interpret import Run, named
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
 from enginecast.passes.ir.source import module_path, source_line
@@ -218,8 +217,6 @@ class _Variants(Run):
         super().__init__(program, [inputs] * (len(layers) + 1))
         self._layers = [(None, None), *layers]
         self._rounding = rounding
-        # What an op writes into is each variant's own, else one could write into another.
-        self._mutated = mutated_values(program.graph)
 
     def evaluate(self, node: Node, case: int) -> Any:
         layer, form = self._layers[case]
@@ -227,7 +224,7 @@ class _Variants(Run):
             values, _ = self.fetch_args_kwargs_from_env(node)
             return self._rounding.output(node, form, values)
         is_outer = node.graph is self._program.graph  # what a block computes is not kept
-        shareable = is_outer and node.op == "call_function" and node not in self._mutated
+        shareable = is_outer and node.op == "call_function"
         if case and shareable and self._is_exact(node, case):
             return self._own[0][node]
         return super().evaluate(node, case)
@@ -236,14 +233,6 @@ class _Variants(Run):
         """Whether all that a node reads is what the exact program has."""
         own, exact = self._own[case], self._own[0]
         return all(
-            source in self._weights
-            or own[source] is exact[source]
-            or (source in self._mutated and _equal(own[source], exact[source]))
+            source in self._weights or own[source] is exact[source]
             for source in node.all_input_nodes
         )
-
-
-def _equal(one: object, other: object) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
-    return one is other

@@ -1,0 +1,347 @@
+"""Writes in place become values: every spelling gives the same bits, and nothing writes after."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from enginecast.capture.tracing.functionalize import functionalize
+from enginecast.errors import CaptureError, PassError
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.blocks import all_nodes
+from enginecast.passes.ir.edit import structural_copy
+from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.passes.ir.source import source_line
+from enginecast.passes.ir.traits import Trait, has
+from enginecast.passes.registry import build
+
+Function = Callable[[Tensor], Any]
+CASES: dict[str, Function] = {}
+
+
+def case(function: Function) -> Function:
+    CASES[function.__name__] = function
+    return function
+
+
+@case
+def column(x: Tensor) -> Tensor:
+    y = x * 2
+    y[:, 0].clamp_(max=0.2)
+    return y + x
+
+
+@case
+def the_input(x: Tensor) -> Tensor:
+    before = x * 1
+    x[:, 1:3].add_(1)
+    return before + x
+
+
+@case
+def view_made_before(x: Tensor) -> Tensor:
+    y = x * 2
+    row, turned = y[1], y.t()
+    y.mul_(3)
+    return row.sum() + turned.t()
+
+
+@case
+def view_of_a_view(x: Tensor) -> Tensor:
+    y = x + 1
+    part = y.t()[1:4].unsqueeze(0).squeeze(0)
+    part[:, 0] = 7.0
+    return y * part.sum()
+
+
+@case
+def reshaped(x: Tensor) -> Tensor:
+    y = x + 1
+    flat = y.view(-1)
+    flat[3:9:2] = 0.5
+    flat.sub_(1)
+    return y / 3
+
+
+@case
+def reshape_copies(x: Tensor) -> Tensor:
+    y = x + 1
+    flat = y.t().reshape(-1)
+    flat.zero_()
+    return y + flat.sum()
+
+
+@case
+def contiguous_shares(x: Tensor) -> Tensor:
+    y = x + 1
+    y.contiguous().exp_()
+    y.t().contiguous().zero_()
+    return y
+
+
+@case
+def cast_shares(x: Tensor) -> Tensor:
+    y = x + 1
+    y.to(torch.float32).abs_()
+    y.to(torch.float64).zero_()
+    y.float()[0].fill_(2)
+    return y
+
+
+@case
+def unbound(x: Tensor) -> Tensor:
+    y = x + 1
+    first, *_, last = y.unbind(1)
+    first.copy_(last)
+    last.mul_(2)
+    return y
+
+
+@case
+def chunked(x: Tensor) -> object:
+    y = x + 1
+    left, right = y.chunk(2, dim=-1)
+    left.mul_(right)
+    first, second = y.split([2, 4], 1)
+    second += 1
+    return y * first.sum()
+
+
+@case
+def diagonal(x: Tensor) -> Tensor:
+    y = x.t() @ x
+    y.fill_diagonal_(3)
+    y.diagonal().mul_(2)
+    torch.diagonal(y, 1).add_(2)
+    return y
+
+
+@case
+def unfolded(x: Tensor) -> Tensor:
+    y = x + 1
+    y.unfold(1, 2, 2)[:, 1].mul_(5)
+    return y
+
+
+@case
+def permuted(x: Tensor) -> Tensor:
+    y = x.view(-1, 2, 3) + 1
+    y.permute(2, 0, 1)[0].sigmoid_()
+    y.movedim(0, 2)[1].neg_()
+    y.transpose(0, 1)[0, 0] = 4
+    return y
+
+
+@case
+def masked(x: Tensor) -> Tensor:
+    y = x + 1
+    y[y > 1] = 0.0
+    y.masked_fill_(y < 0, 3.0)
+    y[torch.tensor([0, 2])] = x[1]
+    y.index_put_((torch.tensor([0, 0]),), x[:2], accumulate=True)
+    return y
+
+
+@case
+def scattered(x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    index = x.argsort(1)
+    y.scatter_(1, index, x)
+    y.scatter_add_(1, index, x)
+    return y
+
+
+@case
+def promoted(x: Tensor) -> Tensor:
+    y = x.half()
+    y += x
+    y.mul_(1.1)
+    y.eq_(x)
+    n = torch.arange(6)
+    n[2:] = 2.7
+    n.clamp_(max=4)
+    return y.float() + n
+
+
+@case
+def flags(x: Tensor) -> Tensor:
+    mask = torch.ones(x.shape[1], dtype=torch.bool)
+    mask[2:4] = False
+    mask.logical_not_()
+    mask[0].fill_(torch.tensor(3.5))
+    return torch.where(mask, x, x * 3)
+
+
+@case
+def turned_in_place(x: Tensor) -> Tensor:
+    y = x + 1
+    part = y[0]
+    y.t_()
+    y.unsqueeze_(0)
+    y[0, 1].zero_()
+    return part + y.sum(2)[0]
+
+
+@case
+def outputs_share(x: Tensor) -> tuple[Tensor, ...]:
+    y = x + 1
+    part = y[:, :2]
+    before = part.clone()
+    y.relu_()
+    part.add_(1)
+    return y, part, before, x
+
+
+@case
+def out_argument(x: Tensor) -> Tensor:
+    y = torch.empty_like(x)
+    torch.mul(x, 3, out=y)
+    torch.add(y, x, out=y)
+    return y
+
+
+@case
+def each_of_a_list(x: Tensor) -> Tensor:
+    parts = [x + 1, x + 2]
+    torch._foreach_mul_(parts, 2.0)
+    return parts[0] * parts[1]
+
+
+@case
+def inplace_modules(x: Tensor) -> Tensor:
+    y = nn.functional.relu(x + 0.1, inplace=True)
+    y = nn.functional.dropout(y, 0.5, training=False, inplace=True)
+    y = nn.functional.hardtanh(y, -0.5, 0.5, inplace=True)
+    return nn.functional.leaky_relu_(y) + nn.functional.silu(y, inplace=True)
+
+
+@case
+def constant(x: Tensor) -> Tensor:
+    table = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    table[1:] *= 2
+    table[0] = x[0, 0]
+    return x + table
+
+
+@case
+def loop(x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    for step in range(1, 4):
+        y[:, step] = y[:, step - 1] + x[:, step]
+    return y
+
+
+@case
+def expanded_source(x: Tensor) -> Tensor:
+    y = x.new_zeros(x.shape[0], 3, x.shape[1])
+    y[:] = x.unsqueeze(1)
+    y[:, 1].copy_(x[0])
+    y[..., 2].fill_(x.mean())
+    return y
+
+
+@case
+def strided(x: Tensor) -> Tensor:
+    y = x * 2
+    y.t().as_strided([2], [1]).zero_()
+    return y
+
+
+@case
+def complex_pairs(x: Tensor) -> Tensor:
+    y = torch.view_as_complex(x.view(-1, 3, 2) + 1)
+    y.mul_(2j)
+    return torch.view_as_real(y)
+
+
+@case
+def branch(x: Tensor) -> object:
+    def yes(x: Tensor) -> Tensor:
+        y = x + 1
+        y[:, 0].mul_(3)
+        return y
+
+    def no(x: Tensor) -> Tensor:
+        return x.clone()
+
+    z = x * 2
+    z[0].zero_()
+    return torch.cond(z.sum() > 0, yes, no, (z,))
+
+
+@case
+def accumulated(x: Tensor) -> Tensor:
+    y = x.sum(0)
+    y.addcmul_(x[0], x[1], value=0.5)
+    y.lerp_(x[0], 0.3)
+    y.div_(3, rounding_mode="floor")
+    return y
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> object:
+        return self.function(x)
+
+
+def program_of(function: Function) -> ExportedProgram:
+    example = torch.randn(5, 6)
+    return torch.export.export(
+        Calls(function), (example,), dynamic_shapes=({0: Dim("n", min=3, max=64)},), strict=False
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_spelling_gives_the_same_bits(name: str) -> None:
+    before = program_of(CASES[name])
+    after = structural_copy(before)
+    assert functionalize(after)
+    after.graph.lint()
+    after.validate()
+    assert not [node for node in all_nodes(after) if has(node, Trait.WRITES)]
+    for rows in (3, 5, 8):
+        x = torch.randn(rows, 6)
+        wanted = CASES[name](x.clone())
+        found = after.module()(x)
+        if isinstance(wanted, Tensor):
+            wanted, found = (wanted,), (found,)
+        assert isinstance(wanted, tuple)
+        for one, other in zip(wanted, found, strict=True):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+
+
+def test_values_keep_the_line_and_the_module_of_what_was_written() -> None:
+    program = program_of(CASES["column"])
+    functionalize(program)
+    (clamped,) = program.graph.find_nodes(op="call_function", target=torch.ops.aten.clamp.default)
+    (put,) = program.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.select_scatter.default
+    )
+    assert source_line(clamped) == source_line(put) != ""
+    assert clamped.meta["nn_module_stack"]
+
+
+def test_a_program_without_writes_stays_as_it_is() -> None:
+    program = program_of(lambda x: x.reshape(-1, 3).contiguous().to(torch.float32) * 2)
+    before = str(program.graph)
+    assert not functionalize(program)
+    assert str(program.graph) == before
+
+
+def test_a_write_that_is_not_known_has_its_line() -> None:
+    program = program_of(lambda x: (y := x * 2).view(torch.int32).add_(1) + y)
+    with pytest.raises(CaptureError, match=r"test_functionalize.py:\d+ .* a view by view"):
+        functionalize(program)
+
+
+def test_passes_take_values_alone() -> None:
+    program = program_of(CASES["column"])
+    with pytest.raises(PassError, match=r"clamp_.default at test_functionalize.py:\d+ writes"):
+        run_pipeline(build("canonicalize"), program, PassContext())
