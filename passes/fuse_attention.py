@@ -15,7 +15,8 @@ and a row that they make -inf throughout stays NaN. Queries that are heads first
 A compiler that knows `scaled_dot_product_attention` gets that instead (`to=sdpa`), heads first.
 
 Must not happen: dropout that is active, a softmax over other dims, scores that are masked by a
-select (a row with everything masked would differ), scores that something else reads.
+select (a row with everything masked would differ), scores that something else reads, queries, keys,
+values or scores that one of the others broadcasts over the batch, heads or tokens.
 """
 
 import math
@@ -44,6 +45,7 @@ from enginecast.passes.ir.edit import (
     erase_dead,
     insert,
     is_float,
+    same_size,
     shape_of,
     take_place,
     weight_specs,
@@ -119,8 +121,6 @@ def _sdpa(program: ProgramView, node: Node) -> Attention:
     if given.get("dropout_p", 0.0) != 0.0:
         raise NoMatch(node, f"dropout of {given['dropout_p']:g} is active")
     query, key, value = (given[name] for name in names[:3])
-    if len(shape_of(query)) != 4:
-        raise NoMatch(node, f"the query has rank {len(shape_of(query))}, expected 4")
     mask, scale = given.get("attn_mask"), given.get("scale")
     bias = () if mask is None or _masks_nothing(program, mask) else (mask,)
     scale = 1 / math.sqrt(shape_of(query)[-1]) if scale is None else float(scale)
@@ -138,6 +138,7 @@ def _masks_nothing(program: ProgramView, mask: Node) -> bool:
 
 
 def _check(match: Attention) -> None:
+    """Raise NoMatch where one op for the whole would not compute the same."""
     wanted = dtype_of(match.query)
     for node in (match.key, match.value, *match.bias):
         if dtype_of(node) not in (wanted, torch.bool):
@@ -145,10 +146,35 @@ def _check(match: Attention) -> None:
             raise NoMatch(
                 node, f"{node.name} is {found} and the query {name}: run unify-dtype first"
             )
-    for node in (match.query, match.key, match.value):
+    for name in ("query", "key", "value"):
+        node = getattr(match, name)
         shape = shape_of(node)
+        if len(shape) != 4:
+            raise NoMatch(node, f"the {name} has rank {len(shape)}, expected 4")
         if not (isinstance(shape[1], int) and isinstance(shape[3], int)):
             raise NoMatch(node, f"heads {shape[1]} and head size {shape[3]} have to be fixed")
+    _check_broadcasts(match)
+
+
+def _check_broadcasts(match: Attention) -> None:
+    """The op broadcasts key and value heads over the query's, and a bias over the scores."""
+    query, key, value = map(shape_of, (match.query, match.key, match.value))
+    if _broadcasts(key[0], query[0]) or _broadcasts(value[0], query[0]):
+        raise NoMatch(match.key, "query, key and value have different batch sizes")
+    if key[1] != value[1] or query[1] % key[1] or _broadcasts(key[2], value[2]):
+        raise NoMatch(match.value, "key and value have different heads or tokens")
+    for bias in match.bias:
+        sizes = shape_of(bias)
+        if not 2 <= len(sizes) <= 4:
+            raise NoMatch(bias, f"the bias has rank {len(sizes)}, expected 2 to 4")
+        scores = (*query[:3], key[2])[-len(sizes) :]
+        pairs = zip(scores, sizes, strict=True)
+        if any(same_size(score, 1) and not same_size(size, 1) for score, size in pairs):
+            raise NoMatch(bias, "the scores are broadcast to the bias")
+
+
+def _broadcasts(size: Any, other: Any) -> bool:
+    return same_size(size, 1) is not same_size(other, 1)
 
 
 def _fuse(program: ProgramView, match: Attention, to: str) -> str:
@@ -163,13 +189,16 @@ def _fuse(program: ProgramView, match: Attention, to: str) -> str:
     out = match.out if joined is None else joined
     inputs = [match.query, key, value] if joined is None else flat
     with program.graph.inserting_before(out):
-        bias = _sum(program, match)
+        bias, scale = _sum(program, match), match.scale
+        if scale <= 0:  # kernels take none, and some take 0 for the usual one
+            inputs[0] = insert(program.graph, aten.mul.Tensor, (inputs[0], scale), like=match.out)
+            scale = 1.0
         if to == "attention":
             op = torch.ops.enginecast.attention.default
-            args = (*inputs, bias, heads, kv_heads, match.scale, match.causal)
+            args = (*inputs, bias, heads, kv_heads, scale, match.causal)
             fused = insert(program.graph, op, args, like=out)
         else:
-            how = {"scale": match.scale, "enable_gqa": heads != kv_heads}
+            how = {"scale": scale, "enable_gqa": heads != kv_heads}
             sdpa = aten.scaled_dot_product_attention.default
             args = (*inputs, bias, 0.0, match.causal)
             fused = insert(program.graph, sdpa, args, how, like=out)

@@ -11,8 +11,8 @@
 
 Also the erf form, `x * 0.5 * (1 + erf(x / sqrt(2)))`, as `approximate="none"`.  aten.gelu works in
 fp32 inside, so the cube cannot overflow in fp16 on the way.  Left alone, with the reason: other
-constants (quick-gelu), inner values that something else reads as well as the whole being one gelu
-are kept for that reader.
+constants (quick-gelu, or few digits of these) and integers.  Inner values that something else reads
+as well as the whole being one gelu are kept for that reader.
 
 Source: Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415.
 """
@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
-from enginecast.passes.ir.edit import aten, erase_dead, insert
+from enginecast.passes.ir.edit import aten, dtype_of, erase_dead, insert, is_float
 from enginecast.passes.ir.match import NoMatch, is_call
 from enginecast.passes.ir.pattern import Pattern, Value, either, op, pattern
 from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.text import dtype_text
 
 _tanh, _erf = op(aten.tanh.default), op(aten.erf.default)
 
@@ -33,6 +34,7 @@ _tanh, _erf = op(aten.tanh.default), op(aten.erf.default)
 @pattern
 def gelu(x: Value) -> Pattern:
     """x * 0.5 * (1 + core), in either order of the products; the site is the core."""
+    x = x.where(is_float, lambda node: f"a gelu of {dtype_text(dtype_of(node))}: it takes floats")
     root = math.sqrt(2 / math.pi)
     scaled = (x * root).at("under tanh")
     cube = (x**3 * 0.044715).at("beside x under tanh")

@@ -21,7 +21,8 @@ steps than the source. Where the source rounded before the weight product, that 
 site says so.
 
 Must not happen: x and weight of different dtypes (ONNX Runtime refuses to load such a norm), a
-statistic over other dims, a multiplicand that is not the value that was measured.  A second reader
+statistic over other dims or over a size that varies, a multiplicand that is not the value that was
+measured, a cast inside that rounds more than the result does.  A second reader
 of rstd or of the upcast x keeps its nodes.
 
 Source: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467; ONNX RMSNormalization, opset 23.
@@ -98,6 +99,8 @@ def _fuse(program: ProgramView, match: Match) -> str:
     out, weight, low = match.root, match.get("weight"), match.get("low")
     measured, scaled = match.node("measured"), match.node("scaled")
     wanted = dtype_of(out)
+    if not isinstance(last_dim(measured), int):
+        raise NoMatch(measured, "the size that the norm is over varies")
     source = next((n for n in (match.node("x"), measured) if dtype_of(n) == wanted), None)
     if source is None and dtype_of(measured) == dtype_of(scaled):
         source, weight, out = measured, None, scaled
@@ -109,17 +112,28 @@ def _fuse(program: ProgramView, match: Match) -> str:
         raise NoMatch(weight, f"{found}: run unify-dtype first")
     elif wanted in (torch.float16, torch.bfloat16) and dtype_of(scaled) == wanted:
         note = "the statistic, in the low dtype before, is fp32 now"
-    elif low is not None and dtype_of(low) != wanted:
-        note = f"the rounding to {_dtype(low)} before the weight product is gone"
     elif low is not None and weight is not None:
         note = f"the rounding to {_dtype(out)} before the weight product moved behind it"
     else:
         note = "the products are in another order"
+    _check_casts(out, {match.node("x"), source, weight})
     args = (source, [last_dim(source)], weight, match.number("epsilon"))
     with program.graph.inserting_before(out):
         fused = insert(program.graph, aten.rms_norm.default, args, like=out)
     out.replace_all_uses_with(fused)
     return note
+
+
+def _check_casts(out: Node, ends: set[Node | None]) -> None:
+    """Raise NoMatch where a cast on the way rounds more than the result does."""
+    waiting, wanted = [out], dtype_of(out)
+    assert wanted is not None
+    while waiting:
+        node = waiting.pop()
+        found = dtype_of(node)
+        if is_float_cast(node) and found and torch.finfo(found).eps > torch.finfo(wanted).eps:
+            raise NoMatch(node, f"a cast to {_dtype(node)} rounds within the norm")
+        waiting += [source for source in node.all_input_nodes if source not in ends]
 
 
 def _changes_dtype(cast: Node) -> bool:

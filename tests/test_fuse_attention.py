@@ -286,6 +286,54 @@ def test_forms_that_fuse(function: Callable[[Tensor], Any]) -> None:
         assert torch.allclose(outputs(after, x)[0], outputs(before, x)[0], atol=2e-6)
 
 
+KEYS = (3, 2, 7, 4)
+"""Batch, heads, tokens and size."""
+BROADCAST: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], str]] = {
+    "one key of the batch": (KEYS, (1, *KEYS[1:]), (), "query, key and value have different batch"),
+    "one query of the batch": (
+        (1, *KEYS[1:]),
+        KEYS,
+        (),
+        "query, key and value have different batc",
+    ),
+    "query of rank 3": (KEYS[1:], KEYS, (), "the query has rank 3, expected 4"),
+    "key of rank 3": (KEYS, KEYS[1:], (), "the key has rank 3, expected 4"),
+    "bias of rank 1": (KEYS, KEYS, (7,), "the bias has rank 1, expected 2 to 4"),
+    "number as bias": (KEYS, KEYS, (), "the bias has rank 0, expected 2 to 4"),
+    "bias over more tokens": ((3, 2, 1, 4), KEYS, (7, 7), "the scores are broadcast to the bias"),
+    "bias over more heads": ((3, 1, 7, 4), (3, 1, 7, 4), (2, 7, 7), "the scores are broadcast"),
+}
+
+
+@pytest.mark.parametrize("name", BROADCAST)
+def test_what_broadcasts_otherwise_than_the_op_is_left_alone(name: str) -> None:
+    query, key, bias, reason = BROADCAST[name]
+
+    class Broadcasting(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Any:
+            return (q @ k.transpose(-1, -2) * 0.5 + bias).softmax(-1) @ v
+
+    inputs = tuple(torch.randn(size) for size in (query, key, (3, *key[-3:]), bias))
+    before = captured(Broadcasting(), *inputs)
+    after, sites = rewritten(before, "canonicalize,fuse-attention")
+    (found,) = reasons(sites)
+    assert found.startswith(reason)
+    assert same_bits(before, after, *inputs)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+@pytest.mark.parametrize("make", [spelled, sdpa], ids=["softmax", "sdpa"])
+def test_a_scale_that_kernels_do_not_take_is_a_product(
+    make: Callable[..., Any], scale: float
+) -> None:
+    before = program_of(lambda x: make(x, scale=scale))
+    after, _ = rewritten(before, "canonicalize,fuse-attention")
+    (fused,) = [n for n in after.graph.nodes if str(n.target) == FUSED]
+    assert fused.args[6] == 1.0
+    x = torch.randn(3, 7, WIDTH)
+    assert torch.allclose(outputs(after, x)[0], outputs(before, x)[0], atol=2e-6)
+
+
 def test_causal_flag_goes_along() -> None:
     after, _ = rewritten(program_of(lambda x: sdpa(x, is_causal=True)), "fuse-attention")
     (fused,) = [n for n in after.graph.nodes if str(n.target) == FUSED]

@@ -36,7 +36,7 @@ SPELLINGS: dict[str, tuple[Make, str]] = {
     "erf, halved last": (lambda x: 0.5 * (x * (1.0 + torch.erf(x / math.sqrt(2)))), "none"),
     "erf, halved first": (lambda x: (0.5 * x) * (torch.erf(x * math.sqrt(0.5)) + 1), "none"),
     "tanh, weight last": (
-        lambda x: x * (torch.tanh(0.79788 * (x + x**3 * 0.044715)) + 1) * 0.5,
+        lambda x: x * (torch.tanh(0.7978845608 * (x + x**3 * 0.044715)) + 1) * 0.5,
         "tanh",
     ),
 }
@@ -65,6 +65,10 @@ REFUSED: dict[str, tuple[Make, str]] = {
     "another cube": (
         lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.05 * x**3))),
         "mul.Tensor beside x under tanh has 0.05, expected 0.044715",
+    ),
+    "few digits": (
+        lambda x: 0.5 * x * (1 + torch.tanh(0.79788 * (x + 0.044715 * x**3))),
+        "mul.Tensor under tanh has 0.79788, expected 0.797885",
     ),
     "plain tanh": (lambda x: torch.tanh(x) * 2, "placeholder under tanh, expected a product"),
     "plain erf": (lambda x: torch.erf(x / 2) + 1, "div.Tensor under erf has 2, expected 1.41421"),

@@ -67,11 +67,7 @@ def softmax_attention(
         lambda node: not is_call(node, aten.dropout.default) or arguments(node)[2] is False,
         "dropout of the attention weights is active",
     )
-    whole = value.where(
-        lambda node: len(shape_of(node)) == 4,
-        lambda node: f"the value has rank {len(shape_of(node))}, expected 4",
-    )
-    return _matmul(kept.once("after the softmax"), whole).otherwise(
+    return _matmul(kept.once("after the softmax"), value).otherwise(
         "{op} reads the attention weights, expected matmul"
     )
 

@@ -42,8 +42,8 @@ from enginecast.passes.ir.traits import Trait, has, is_identity
 Reason = str | Callable[[Node], str]
 """Why a node does not fit; in a text, {op} is what was found."""
 
-DIGITS = 1e-4
-"""How far a constant may be off, relatively: sources spell them with few digits."""
+DIGITS = 1e-7
+"""How far a constant may be off, relatively: about as far as fp32 rounds it."""
 
 
 @dataclass(frozen=True)
