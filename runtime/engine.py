@@ -129,7 +129,13 @@ class Engine:
         session = self._open()  # a local name: `close` from another thread lets this run finish
         wanted = self._wanted(outputs)
         guards = [guard.output for guard in self.manifest.guards]
-        checked = check_inputs(self.inputs, self.manifest.symbols, feeds, read_devices=check_finite)
+        checked = check_inputs(
+            self.inputs,
+            self.manifest.symbols,
+            feeds,
+            size_checks=self.manifest.size_checks,
+            read_devices=check_finite,
+        )
         values = session.run(checked, [*wanted, *guards])
         for guard in self.manifest.guards:
             _require(guard, session.to_host(values.pop(guard.output)))

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from enginecast.errors import InputError
-from enginecast.runtime.bundle.manifest import Input
+from enginecast.runtime.bundle.manifest import Input, SizeCheck
+from enginecast.runtime.size_checks import check_sizes
 from enginecast.runtime.values.arrays import Array, to_array
 from enginecast.runtime.values.device_tensor import DeviceTensor, Feed, lies_on_gpu, view
 
@@ -24,6 +25,7 @@ def check_inputs(
     symbols: Ranges,
     feeds: Mapping[str, Any],
     *,
+    size_checks: Sequence[SizeCheck] = (),
     read_devices: bool = True,
 ) -> dict[str, Feed]:
     """Check feeds against the declared inputs.
@@ -33,6 +35,7 @@ def check_inputs(
         symbols: least and greatest size of each symbolic dimension.
         feeds: numpy arrays, or tensors that have `__dlpack__` (torch, jax), in CPU memory or on a
             CUDA GPU, by input name.
+        size_checks: what the sizes of symbolic dimensions have to be, besides.
         read_devices: look at the values of tensors on a GPU as well, for which the host has to
             wait; False: at their dtype and shape alone.
 
@@ -57,6 +60,7 @@ def check_inputs(
             _check_values(spec, feed)
         elif read_devices and not feed.is_within(spec.minimum, spec.maximum):
             _check_values(spec, to_array(feed.tensor.cpu()))
+    check_sizes(size_checks, {name: size for name, (size, _) in sizes.items()})
     return found
 
 

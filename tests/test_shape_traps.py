@@ -38,6 +38,51 @@ class Plain(nn.Module):
     def forward(self, x, y):
         return x.sum(0) + y.amax(0)  # two leading sizes that have nothing to do with each other
 
+class OneRow(nn.Module):
+    def forward(self, x):
+        if x.shape[0] == 1:
+            return x * 2  # one row
+        return x + 1
+
+class Product(nn.Module):
+    def forward(self, x):
+        if x.shape[0] * x.shape[1] * x.shape[2] == 991 * 997:
+            return x * 2
+        return x + 1  # product
+
+class Printed(nn.Module):
+    def forward(self, x):
+        if len(str(x.shape[0])) == 2:
+            return x * 2  # printed
+        return x + 1
+
+class Typed(nn.Module):
+    def forward(self, x):
+        if isinstance(x.shape[0], int) and x.shape[0] == 37:
+            return x * 2  # typed
+        return x + 1
+
+class Squeezed(nn.Module):
+    def forward(self, x):
+        return x.squeeze(0).sum(0)
+
+class Ids(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(16, 4)
+
+    def forward(self, input_ids):
+        x = self.table(input_ids)
+        if input_ids.shape[0] * input_ids.shape[1] == 35:
+            return x * 2  # ids
+        return x
+
+def one_row(): return OneRow(), {"x": torch.randn(3, 4)}
+def product(): return Product(), {"x": torch.randn(3, 4, 5)}
+def printed(): return Printed(), {"x": torch.randn(3, 4)}
+def typed(): return Typed(), {"x": torch.randn(3, 4)}
+def squeezed(): return Squeezed(), {"x": torch.randn(3, 4)}
+def ids(): return Ids(), {"input_ids": torch.randint(16, (3, 8))}
 def square(): return Square(), {"x": torch.randn(3, 4, 4)}
 def branch(): return Branch(), {"x": torch.randn(3, 4)}
 def fixed(): return Fixed(), {"x": torch.randn(3, 5, 4)}
@@ -146,3 +191,54 @@ def test_equal_sizes_in_the_example_do_not_tie_dimensions(capsys: Capture) -> No
     assert "x [batch=4, x_1=7]; y [batch=4, y_1=8]" in reported, reported
     with engine_of(export(capsys, "plain", "--dynamic", "x:0=1..9")) as engine:
         assert engine.inputs[0].shape == engine.inputs[1].shape == ("batch", 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "place", "way_out"),
+    [
+        ("one_row", "batch = 1 ", "one row", "x:0=2..64"),
+        ("printed", "batch = 10 ", "printed", "x:0=1..9"),
+        ("typed", "batch = 37 ", "typed", "x:0=1..36"),
+        ("squeezed", "batch = 1 ", "", "x:0=2..64"),
+    ],
+)
+def test_sizes_that_leave_no_guard_are_found_and_refused(
+    capsys: Capture, name: str, sizes: str, place: str, way_out: str
+) -> None:
+    done = export(capsys, name, "--fallback", "none", "--dynamic", "x:0=1..64")
+    reported = " ".join(done.err.split())
+    assert done.code == 2, reported
+    assert f"with {sizes}" in reported
+    assert way_out in reported
+    assert not place or line(place) in reported
+
+
+def test_a_default_range_begins_behind_the_size_that_the_code_tells_apart(capsys: Capture) -> None:
+    done = export(capsys, "one_row", "--fallback", "none")
+    with engine_of(done) as engine:
+        assert engine.manifest.symbols == {"batch": (2, 64)}
+        assert "batch takes 2..64, not 1..64" in engine.manifest.notes[0]
+        assert line("one row") in engine.manifest.notes[0]
+        for rows in (2, 64):
+            x = np.ones((rows, 4), np.float32)
+            np.testing.assert_array_equal(engine.run({"x": x})["output_0"], x + 1)
+
+
+def test_what_is_not_proved_for_all_sizes_is_checked_when_the_engine_is_fed(
+    capsys: Capture,
+) -> None:
+    ranges = [f"--dynamic=x:{index}=1..2000" for index in range(3)]
+    with engine_of(export(capsys, "product", "--fallback", "none", *ranges)) as engine:
+        assert len(engine.manifest.size_checks) == 1
+        x = np.ones((2, 991, 3), np.float32)
+        np.testing.assert_array_equal(engine.run({"x": x})["output_0"], x + 1)
+        with pytest.raises(InputError, match=r"expected sizes with .* != 988027, got batch = 1"):
+            engine.run({"x": np.ones((1, 991, 997), np.float32)})
+
+
+def test_pairs_of_sizes_in_default_ranges_are_checked_too(capsys: Capture) -> None:
+    with engine_of(export(capsys, "ids", "--fallback", "none")) as engine:
+        assert any("(batch*sequence) != 35" in note for note in engine.manifest.notes)
+        with pytest.raises(InputError, match="got batch = 5, sequence = 7"):
+            engine.run({"input_ids": np.ones((5, 7), np.int64)})
+        assert engine.run({"input_ids": np.ones((5, 8), np.int64)})["output_0"].shape == (5, 8, 4)

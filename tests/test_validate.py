@@ -10,6 +10,7 @@ import torch
 
 from enginecast.errors import InputError, MissingError
 from enginecast.runtime.bundle.manifest import Input
+from enginecast.runtime.size_checks import holds
 from enginecast.runtime.validate import check_inputs
 from enginecast.runtime.values import device_tensor
 
@@ -178,3 +179,23 @@ def test_a_transposed_bfloat16_tensor_is_refused() -> None:
 def test_feeds_without_names_are_refused() -> None:
     with pytest.raises(InputError, match="expected arrays by input name, got a list"):
         check_inputs((), {}, [np.zeros(2)])  # type: ignore[arg-type]  # what is tested
+
+
+@pytest.mark.parametrize(
+    ("condition", "sizes", "is_held"),
+    [
+        ("a*b != 1369", (37, 37), False),
+        ("a*b != 1369", (37, 36), True),
+        ("max(a, b) // 2 >= 3 and a % 2 == 1", (7, 1), True),
+        ("max(a, b) // 2 >= 3 and a % 2 == 1", (6, 1), False),
+        ("math.trunc(float(a) * 1.3) == 3 or not a > -b", (3, 1), True),
+        ("__import__('os')", (1, 1), False),
+        ("a.real > 0", (1, 1), False),
+        ("c > 0", (1, 1), False),
+        ("a >", (1, 1), False),
+    ],
+)
+def test_conditions_on_sizes_are_read_and_nothing_else(
+    condition: str, sizes: tuple[int, int], is_held: bool
+) -> None:
+    assert holds(condition, dict(zip("ab", sizes, strict=True))) is is_held

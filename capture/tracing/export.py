@@ -11,15 +11,23 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from enginecast.capture.inputs.examples import verification_inputs
+from enginecast.capture.inputs.examples import example_sizes, verification_inputs
 from enginecast.capture.inputs.specs import (
     BATCH,
     SEQUENCE,
     DimSpec,
     InputSpec,
     kind_of,
+    named_dims,
 )
-from enginecast.capture.outputs.flatten import ALL, Named, OutputSpec, Wanted, name_result
+from enginecast.capture.outputs.flatten import (
+    ALL,
+    Named,
+    OutputSpec,
+    Wanted,
+    name_outputs,
+    name_result,
+)
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.functionalize import functionalize
@@ -27,11 +35,12 @@ from enginecast.capture.tracing.ladder import Ladder
 from enginecast.capture.tracing.oracle import Guard
 from enginecast.capture.tracing.shapes import (
     OtherSizes,
+    SizeCheck,
     input_values,
-    other_sizes,
     output_specs,
     symbol_names,
     symbol_range,
+    tried_guards,
 )
 from enginecast.capture.tracing.state import (
     compute_overwritten,
@@ -39,8 +48,10 @@ from enginecast.capture.tracing.state import (
     input_writes,
     refuse_mutation,
 )
-from enginecast.capture.tracing.strategy import Fallback, Rung
-from enginecast.capture.tracing.trace import trace
+from enginecast.capture.tracing.strategy import Fallback, Name, Rung, TracingStrategy
+from enginecast.capture.tracing.sweep import Sweep
+from enginecast.capture.tracing.trace import Traced, trace
+from enginecast.capture.tracing.walk import Walker
 from enginecast.errors import SourceError, UsageError
 from enginecast.passes.ir.edit import arguments, insert, structural_copy
 from enginecast.passes.ir.match import is_call
@@ -49,6 +60,8 @@ aten = torch.ops.aten
 
 SEED = 0
 """Of the inputs that the model is run on when its trace is refused."""
+SWEPT: frozenset[Name] = frozenset({"export", "bake", "strict"})
+"""Strategies that trace the model's own code."""
 TRIALS = 2
 """How many sizes besides the traced one."""
 
@@ -77,6 +90,8 @@ class Captured:
     """Outputs that say whether inputs take the program's path; none when it takes all paths."""
     other_sizes: tuple[OtherSizes, ...] = ()
     """Sizes in range at which the model's code takes another path than the trace did."""
+    size_checks: tuple[SizeCheck, ...] = ()
+    """What an engine has to check of sizes: nothing proved or disproved it."""
     is_widened: bool = False
     """Whether code was rewritten only so that more sizes are possible."""
 
@@ -130,6 +145,8 @@ def capture(
     overwritten = compute_overwritten(program)
     refuse_mutation(program)
     outputs = output_specs(program, output_names(program), symbol_names(program, traced.specs))
+    broken, checks = tried_guards(program, traced.inputs)
+    swept = _swept(source, traced, found.strategy, wanted)
     bind_weights(program, weights)
     notes = (*traced.notes, *overwritten, *input_writes(program))
     functionalize(program)
@@ -143,9 +160,23 @@ def capture(
         branches=found.strategy.branches(),
         decided=traced.decided,
         guards=found.strategy.guards,
-        other_sizes=other_sizes(program, traced.inputs),
+        other_sizes=(*broken, *swept),
+        size_checks=checks,
         is_widened=found.is_widened,
     )
+
+
+def _swept(
+    source: Source, traced: Traced, strategy: TracingStrategy, wanted: Wanted
+) -> tuple[OtherSizes, ...]:
+    """Sizes at which eager computes something else than a program whose weights are fake still."""
+    if not named_dims(traced.inputs) or strategy.name not in SWEPT:
+        return ()
+    module = source.empty()
+    name_outputs(module, tuple(spec.name for spec in traced.inputs), wanted)
+    walker = Walker(module, traced.program, traced.inputs)
+    with strategy.entered(module):
+        return Sweep(walker, traced.inputs, example_sizes(traced.inputs)).find()
 
 
 def _trials(

@@ -7,15 +7,18 @@ dimension, such as `h * w % 7 != 0` or `h != w`, are neither in the ranges nor i
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import islice, product
 from typing import Any
 
+import numpy as np
 import sympy  # type: ignore[import-untyped] # it has no stubs
 import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims, ranges_of
@@ -24,10 +27,20 @@ from enginecast.capture.refusals.refusal import place_of
 from enginecast.errors import CaptureError
 
 Range = tuple[int, int]
-MOST_TRIED = 4000
-"""Combinations of sizes that are tried for one guard."""
+MOST_AT_ONCE = 5_000_000
+"""Combinations of sizes that are tried for one guard, where numpy can try them all at once."""
+MOST_TRIED = 100_000
+"""Those that are tried one by one."""
 NEAREST = 20
 """Sizes of one dimension that are tried from the smallest on, besides the largest."""
+_KNOWN: Mapping[str, Any] = {"max": max, "min": min, "float": float, "math": math}
+"""Functions in a printed condition."""
+_OF_ARRAYS: Mapping[str, Any] = {
+    "max": lambda *values: reduce(np.maximum, values),
+    "min": lambda *values: reduce(np.minimum, values),
+    "float": np.float64,
+    "math": np,
+}
 
 
 class FrozenDimensionError(CaptureError):
@@ -190,20 +203,38 @@ def symbol_range(program: ExportedProgram, symbol: sympy.Symbol) -> Range:
 
 @dataclass(frozen=True)
 class OtherSizes:
-    """Sizes in range that break a guard."""
+    """Sizes in range at which the model's code takes another path than the trace did."""
 
     place: str
     """FILE:LINE of the code that decided; empty when it is torch's own."""
     sizes: Mapping[str, int]
     """By dimension name."""
+    condition: str = ""
+    """What they break, in Python; empty where no guard tells."""
 
 
-def other_sizes(program: ExportedProgram, specs: tuple[InputSpec, ...]) -> tuple[OtherSizes, ...]:
-    """For each guard of the trace the smallest sizes that the specs allow and the guard does not.
+@dataclass(frozen=True)
+class SizeCheck:
+    """What must hold for the sizes of inputs, and was not proved for all in range."""
+
+    condition: str
+    """In Python, with the names of dimensions."""
+    place: str
+    """FILE:LINE of the code that decided; empty when it is torch's own."""
+
+
+def tried_guards(
+    program: ExportedProgram, specs: tuple[InputSpec, ...]
+) -> tuple[tuple[OtherSizes, ...], tuple[SizeCheck, ...]]:
+    """Try each guard of the trace on the sizes that the specs allow, on all where they are few.
 
     Args:
         program: as torch.export gave it, in this process: a stored one has no guards.
         specs: its inputs, with the ranges that were kept.
+
+    Returns:
+        For each guard that does not hold the smallest sizes that show it; and those guards that
+        hold wherever they were tried, where that was not everywhere.
     """
     symbols = symbol_names(program, specs)
     ranges = ranges_of(specs)
@@ -212,34 +243,83 @@ def other_sizes(program: ExportedProgram, specs: tuple[InputSpec, ...]) -> tuple
         size for shape in shapes for size in shape if isinstance(size, torch.SymInt)
     ]
     found: dict[tuple[tuple[str, int], ...], OtherSizes] = {}
+    open_guards: dict[str, SizeCheck] = {}
     for guard in sizes[0].node.shape_env.guards if sizes else ():
-        broken = _breaking(guard.expr, symbols, ranges)
-        if broken is not None:
-            place = place_of(guard)
-            other = OtherSizes(str(place) if place else "", broken)
+        free = sorted(guard.expr.free_symbols, key=str)
+        if not free or any(symbol not in symbols for symbol in free):
+            continue  # not about sizes
+        names = [symbols[symbol] for symbol in free]
+        condition = condition_of(guard.expr, symbols)
+        place = str(place_of(guard) or "")
+        broken = _breaking(condition, {name: ranges[name] for name in names})
+        if broken:
+            other = OtherSizes(place, broken, condition)
             found.setdefault(tuple(broken.items()), other)
-    return tuple(found.values())
+        elif broken is None:
+            open_guards.setdefault(condition, SizeCheck(condition, place))
+    return tuple(found.values()), tuple(open_guards.values())
 
 
-def _breaking(
-    guard: Any, symbols: Mapping[Any, str], ranges: Mapping[str, tuple[int, int]]
-) -> dict[str, int] | None:
-    """The first sizes that break `guard`; None when none was found, or it is not about sizes."""
-    free = sorted(guard.free_symbols, key=str)
-    if not free or any(symbol not in symbols for symbol in free):
-        return None
-    names = [symbols[symbol] for symbol in free]
-    for sizes in islice(_combinations([ranges[name] for name in names]), MOST_TRIED):
+def condition_of(expression: Any, names: Mapping[sympy.Symbol, str]) -> str:
+    """An expression of sizes in Python, with our names."""
+    renamed = expression.xreplace({s: sympy.Symbol(n, integer=True) for s, n in names.items()})
+    return str(PythonPrinter().doprint(renamed))
+
+
+def output_shapes(
+    program: ExportedProgram, specs: tuple[InputSpec, ...], sizes: Mapping[str, int]
+) -> list[tuple[int | None, ...]]:
+    """The shapes of all outputs at some sizes, as the program declares them; None for a size that
+    the values decide.
+    """
+    known = {symbol: sizes[name] for symbol, name in symbol_names(program, specs).items()}
+    nodes = {node.name: node for node in program.graph.nodes}
+    outputs = (
+        nodes[spec.arg.name].meta["val"]
+        for spec in program.graph_signature.output_specs
+        if isinstance(spec.arg, TensorArgument)
+    )
+    return [tuple(_size_at(size, known) for size in value.shape) for value in outputs]
+
+
+def _size_at(size: int | torch.SymInt, known: Mapping[sympy.Symbol, int]) -> int | None:
+    if isinstance(size, int):
+        return size
+    found = size.node.expr.xreplace({s: sympy.Integer(n) for s, n in known.items()})
+    return int(found) if found.is_number else None
+
+
+def _breaking(condition: str, ranges: Mapping[str, tuple[int, int]]) -> dict[str, int] | None:
+    """The first sizes that break a condition; empty when it holds for all; None when unknown."""
+    code = compile(condition, "<guard>", "eval")
+    everything = math.prod(high - low + 1 for low, high in ranges.values())
+    if everything <= MOST_AT_ONCE:
+        axes = [np.arange(low, high + 1) for low, high in ranges.values()]
+        grids = dict(zip(ranges, np.meshgrid(*axes, indexing="ij", sparse=True), strict=True))
         try:
-            holds = guard.subs(dict(zip(free, sizes, strict=True)))
+            holds = np.broadcast_to(
+                eval(code, dict(_OF_ARRAYS), grids), [len(axis) for axis in axes]
+            )
+        except (TypeError, ValueError, ArithmeticError):
+            pass  # max, min, trunc, and: of one number at a time
+        else:
+            index = np.unravel_index(int(np.argmin(holds)), holds.shape)
+            worst = {n: int(axis[i]) for n, axis, i in zip(ranges, axes, index, strict=True)}
+            return {} if holds[index] else worst
+    for sizes in islice(_combinations(list(ranges.values())), MOST_TRIED):
+        known = dict(zip(ranges, sizes, strict=True))
+        try:
+            if not eval(code, dict(_KNOWN), known):
+                return known
         except (TypeError, ValueError, ArithmeticError):
             continue
-        if not holds:
-            return dict(zip(names, sizes, strict=True))
-    return None
+    return {} if everything <= MOST_TRIED else None
 
 
 def _combinations(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
+    if math.prod(high - low + 1 for low, high in ranges) <= MOST_TRIED:
+        yield from product(*(range(low, high + 1) for low, high in ranges))
+        return
     sizes = [
         [*range(low, min(high, low + NEAREST) + 1), *([high] if high > low + NEAREST else [])]
         for low, high in ranges

@@ -149,6 +149,7 @@ def _capture_json(done: "Export") -> dict[str, Any]:
     return {
         "capture": msgspec.to_builtins(manifest.capture),
         "guards": msgspec.to_builtins(manifest.guards),
+        "size_checks": msgspec.to_builtins(manifest.size_checks),
         "quantization": msgspec.to_builtins(manifest.quantization),
         "engines": [
             {"target": engine.target, "file": engine.file, "outcome": engine.verdict.outcome}

@@ -30,12 +30,13 @@ from enginecast.capture.python.locations import (
 )
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.oracle import Guard
-from enginecast.capture.tracing.shapes import OtherSizes
+from enginecast.capture.tracing.shapes import OtherSizes, SizeCheck
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, UsageError
 from enginecast.passes.ir.blocks import Block, all_blocks
 from enginecast.passes.ir.interpret import Run
 from enginecast.passes.ir.source import module_path, source_line
+from enginecast.runtime.size_checks import holds
 
 SEED = 0
 """Of the verification inputs: equal calls give equal bundles."""
@@ -85,6 +86,27 @@ def with_other_sizes(
         sizes = ", ".join(f"{name} {size}" for name, size in other.sizes.items())
         added.append(Case(f"sizes that the code tells apart: {sizes}{place}", inputs))
     return (*cases, *added)
+
+
+def allowed(
+    specs: Sequence[InputSpec], cases: Sequence[Case], checks: Sequence[SizeCheck]
+) -> tuple[Case, ...]:
+    """The cases whose sizes an engine takes, and what the user gave in any case."""
+    return tuple(
+        case
+        for case in cases
+        if case.name.startswith(("given ", "example "))
+        or all(holds(check.condition, _sizes_of(specs, case)) for check in checks)
+    )
+
+
+def _sizes_of(specs: Sequence[InputSpec], case: Case) -> dict[str, int]:
+    return {
+        dim.name: size
+        for spec in specs
+        for dim, size in zip(spec.dims, case.inputs[spec.name].shape, strict=True)
+        if dim.name is not None
+    }
 
 
 @dataclass(frozen=True)

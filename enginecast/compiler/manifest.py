@@ -29,6 +29,7 @@ from enginecast.runtime.bundle.manifest import (
     Quantization,
     Rung,
     Site,
+    SizeCheck,
     Text,
     Verdict,
     Where,
@@ -101,6 +102,10 @@ def describe_program(
                 value=str(guard.read.value),
             )
             for guard in captured.guards
+        ),
+        size_checks=tuple(
+            SizeCheck(condition=check.condition, place=check.place)
+            for check in captured.size_checks
         ),
         notes=captured.notes,
         quantization=quantization,

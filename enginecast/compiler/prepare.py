@@ -38,6 +38,7 @@ from enginecast.compiler.cases import (
     MOST_TRIALS,
     SEED,
     Covered,
+    allowed,
     along_guards,
     check_values,
     choose_cases,
@@ -46,6 +47,7 @@ from enginecast.compiler.cases import (
     with_other_sizes,
 )
 from enginecast.compiler.request import EngineConfig, ModelOptions
+from enginecast.compiler.settle import settle
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, UsageError
 from enginecast.passes.ir.base import PassContext, ProgramView
@@ -179,6 +181,8 @@ def prepare(
     specs, given = input_specs(source, options.inputs, options.dynamic)
     with steps("capture"):
         captured = lifted(_capture(source, specs, given, wanted, options))
+    if not captured.guards:
+        captured = settle(source, captured, wanted)
     for rung in captured.rungs:
         (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
     if doubles := _doubles(source, captured):
@@ -190,6 +194,7 @@ def prepare(
     parameters = 0 if options.thorough else sum(tensor.numel() for tensor in weights)
     cases = choose_cases(source, captured.inputs, given, prompts, parameters, steps)
     cases = with_other_sizes(captured.inputs, cases, captured.other_sizes)
+    cases = allowed(captured.inputs, cases, captured.size_checks)
     prepared = Prepared(source, captured.inputs, cases, wanted, captured, quantization=quantization)
     if captured.guards:
         kept = along_guards(source, cases, captured.guards, steps)

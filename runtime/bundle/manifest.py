@@ -87,6 +87,15 @@ class Guard(Record, frozen=True, kw_only=True):
     """What was read there, such as "True"."""
 
 
+class SizeCheck(Record, frozen=True, kw_only=True):
+    """What the sizes of inputs have to be, besides within their ranges."""
+
+    condition: str
+    """In Python, with the names of symbols: `height * width != 1369`."""
+    place: str = ""
+    """FILE:LINE of what decides; empty when it is torch's own."""
+
+
 class PassRecord(Record, frozen=True, kw_only=True):
     """A pass of the pipeline and what it did."""
 
@@ -233,6 +242,8 @@ class Manifest(Record, frozen=True, kw_only=True):
     """How the model was captured, and what was tried before."""
     guards: tuple[Guard, ...] = ()
     """What has to hold of the inputs; the runtime refuses others."""
+    size_checks: tuple[SizeCheck, ...] = ()
+    """What has to hold of the symbols; the runtime refuses other sizes."""
     pipeline: str
     precision: Precision
     """What the engines compute in, but for what is quantized."""

@@ -70,6 +70,7 @@ def _capture(manifest: Manifest) -> list[str]:
         f"refuses inputs for which `{guard.code}` at {guard.place} does not read {guard.value}"
         for guard in manifest.guards
     ]
+    held += [f"refuses sizes without {check.condition}" for check in manifest.size_checks]
     return [*tried, *held, *manifest.notes]
 
 

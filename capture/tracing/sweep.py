@@ -1,0 +1,239 @@
+"""Walk through the sizes that a program is to take, and find those at which eager does otherwise.
+
+A guard tells of the sizes that a model's code asked about in a way that torch sees. It does not see
+a size that is printed, tested for its type, or compared with one, which a trace takes for any size.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from types import CodeType, FrameType
+from typing import Any
+
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+
+from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims
+from enginecast.capture.python.locations import SourceLocation, is_model_code, is_user_code
+from enginecast.capture.python.quiet import quiet_torch
+from enginecast.capture.tracing.shapes import OtherSizes, output_shapes
+from enginecast.capture.tracing.walk import Walk, Walker
+
+WALKED = 5000
+"""Operators that a sweep runs, about; each takes a third of a millisecond."""
+FEWEST, MOST = 5, 32
+"""Sizes that are tried."""
+SMALL = 12
+"""Sizes that are tried one by one."""
+MENTIONED = 16
+"""Numbers in the model's code and attributes that are tried as sizes, by dimension."""
+UNKNOWN = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+    NotImplementedError,
+)
+"""What code raises that reads values, which fake tensors do not have."""
+Sizes = Mapping[str, int]
+Delta = tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...], bool]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep of one model's sizes.
+
+    Args:
+        walker: of the model and its program.
+        specs: with the ranges that are swept.
+        traced: sizes of the trace.
+    """
+
+    walker: Walker
+    specs: Sequence[InputSpec]
+    traced: Sizes
+
+    def find(self) -> tuple[OtherSizes, ...]:
+        """The sizes nearest to those of the trace at which eager computes something else; none
+        where eager does not run without values.
+        """
+        with quiet_torch():
+            try:
+                mentioned = _mentioned(self.walker.module, lambda: self.walker.eager(self.traced))
+                first = self._pair(self.traced)
+            except Exception:  # the model's own code, which reads values
+                return ()
+            if first is None:
+                return ()
+            count = max(FEWEST, min(MOST, WALKED // (len(first[0].steps) + 1)))
+            plan = list(_plan(named_dims(self.specs), self.traced, mentioned))
+            return tuple(self._search(plan[:count], first))
+
+    def _search(self, plan: Iterable[Sizes], first: tuple[Walk, Walk]) -> Iterator[OtherSizes]:
+        bounds = {name: (dim.minimum, dim.maximum) for name, dim in named_dims(self.specs).items()}
+        for sizes in plan:
+            if any(not bounds[name][0] <= size <= bounds[name][1] for name, size in sizes.items()):
+                continue  # beyond what was found already
+            if not self._differs(sizes, first):
+                continue
+            changed = {name for name, size in sizes.items() if size != self.traced[name]}
+            if len(changed) == 1:
+                [name] = changed
+                sizes = self._nearest(name, sizes[name], first)
+                low, high = bounds[name]
+                beyond = sizes[name] > self.traced[name]
+                bounds[name] = (low, sizes[name] - 1) if beyond else (sizes[name] + 1, high)
+            place = self._place(sizes)
+            found = {name: sizes[name] for name in sorted(changed)}
+            yield OtherSizes(str(place) if place else "", found)
+
+    def _nearest(self, name: str, size: int, first: tuple[Walk, Walk]) -> dict[str, int]:
+        """The size of one dimension nearest to the traced one that differs, by bisection."""
+        good, bad = self.traced[name], size
+        while abs(bad - good) > 1:
+            middle = (good + bad) // 2
+            if self._differs({**self.traced, name: middle}, first):
+                bad = middle
+            else:
+                good = middle
+        return {**self.traced, name: bad}
+
+    def _differs(self, sizes: Sizes, first: tuple[Walk, Walk]) -> bool:
+        """Whether eager computes something else than the program, or raises an error."""
+        try:
+            pair = self._pair(sizes)
+        except UNKNOWN:
+            return False
+        except Exception:
+            return True
+        if pair is None:
+            return False
+        eager, captured = pair
+        if eager.writes and eager.names != first[0].names:
+            return True  # a copy may have become an alias
+        declared = output_shapes(self.walker.program, tuple(self.specs), sizes)
+        if len(declared) == len(eager.shapes) and not all(map(_fits, eager.shapes, declared)):
+            return True
+        return eager.outputs != captured.outputs and delta(*pair) != delta(*first)
+
+    def _pair(self, sizes: Sizes) -> tuple[Walk, Walk] | None:
+        """Eager and the program at these sizes; None where the program has no such walk."""
+        eager = self.walker.eager(sizes)
+        if eager.writes:
+            eager = self.walker.eager(sizes, copies_count=True)
+        try:
+            return eager, self.walker.captured(sizes, copies_count=eager.writes)
+        except Exception:
+            if dict(sizes) == dict(self.traced):
+                return None
+            raise
+
+    def _place(self, sizes: Sizes) -> SourceLocation | None:
+        """The line of model code at which eager leaves the program, as far as that shows."""
+        try:
+            eager = self.walker.eager(sizes)
+            captured = self.walker.captured(sizes)
+        except Exception as error:
+            return _raised_at(error)
+        step = eager.leaves(captured)
+        return step.place if step else None
+
+
+def _fits(shape: Sequence[int], declared: Sequence[int | None]) -> bool:
+    return len(shape) == len(declared) and all(
+        wanted in (size, None) for size, wanted in zip(shape, declared, strict=True)
+    )
+
+
+def delta(eager: Walk, captured: Walk) -> Delta:
+    """The operators that only one of two walks runs."""
+    return (*(tuple(sorted(c.items())) for c in _only(eager, captured)), bool(eager.writes))  # type: ignore[return-value]
+
+
+def _only(one: Walk, other: Walk) -> Iterator[Counter[str]]:
+    for left, right in ((one, other), (other, one)):
+        known = {step.number for step in right.steps}
+        yield Counter(step.name for step in left.steps if step.number not in known)
+
+
+def _raised_at(error: BaseException) -> SourceLocation | None:
+    trace, place = error.__traceback__, None
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if is_model_code(file):
+            place = SourceLocation(file, trace.tb_lineno)
+        trace = trace.tb_next
+    return place
+
+
+def _plan(
+    dims: Mapping[str, DimSpec], traced: Sizes, mentioned: Sequence[int]
+) -> Iterator[dict[str, int]]:
+    """Sizes to try, the most telling first."""
+    varying = {name: dim for name, dim in dims.items() if dim.minimum < dim.maximum}
+    corners = [
+        {name: dim.minimum for name, dim in varying.items()},
+        {name: dim.maximum for name, dim in varying.items()},
+    ]
+    alone = [
+        [{name: size} for size in _candidates(dim, mentioned)] for name, dim in varying.items()
+    ]
+    turns = [sizes for turn in zip_longest(*alone) for sizes in turn if sizes is not None]
+    seen: set[tuple[tuple[str, int], ...]] = {tuple(traced.items())}
+    for sizes in (*turns[: 2 * len(varying)], *corners, *turns[2 * len(varying) :]):
+        full = {**traced, **sizes}
+        if tuple(full.items()) not in seen:
+            seen.add(tuple(full.items()))
+            yield full
+
+
+def _candidates(dim: DimSpec, mentioned: Sequence[int]) -> list[int]:
+    """Sizes of one dimension, the most telling first."""
+    within = range(dim.minimum, dim.maximum + 1)
+    known = [n for n in mentioned if n in within and n > SMALL][:MENTIONED]
+    powers = [2**k for k in range(4, 20)]
+    small = range(1, SMALL + 1)
+    beside = [n + step for n in powers for step in (0, 1, -1)]
+    order = [dim.minimum, dim.maximum, 2, 3, 10, *known, *(n + 1 for n in known), *small, *beside]
+    return [size for size in dict.fromkeys(order) if size in within]
+
+
+def _mentioned(module: nn.Module, run: Callable[[], Any]) -> list[int]:
+    """Whole numbers in the code that a run goes through, and in the user's modules."""
+    found: dict[int, None] = {}
+    seen: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event != "call" or code in seen:
+            return
+        seen.add(code)
+        if is_model_code(code.co_filename):
+            known = frame.f_globals
+            constants = [*code.co_consts, *(known.get(name) for name in code.co_names)]
+            found.update(dict.fromkeys(_whole(constants)))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    for part in module.modules():
+        code = getattr(type(part).forward, "__code__", None)
+        if code is not None and is_user_code(code.co_filename):
+            found.update(dict.fromkeys(_whole(vars(part).values())))
+    return list(found)
+
+
+def _whole(values: Iterable[Any], depth: int = 2) -> Iterator[int]:
+    for value in values:
+        if type(value) is int and value > 1:
+            yield value
+        elif isinstance(value, (tuple, list, set, frozenset, dict, range)) and depth:
+            yield from _whole(list(value)[:MOST], depth - 1)

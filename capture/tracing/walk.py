@@ -1,0 +1,269 @@
+"""What a model computes at given sizes, as numbers that are equal when the computation is.
+
+Eager and its program run on fake tensors, which have shapes and no values.  Each operator gives its
+result a number made from its name, its arguments and the numbers of what it reads; so two outputs
+with one number come from the same operators on the same inputs, whatever else was run on the way.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule, Interpreter
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.python.locations import SourceLocation, is_model_code
+from enginecast.capture.sources.empty import fake_weights
+
+aten = torch.ops.aten
+
+COPIES = frozenset({"clone", "lift_fresh", "lift_fresh_copy", "_to_copy"})
+"""Give the values of their input; in memory of their own."""
+ALIASES = frozenset({"alias", "detach", "contiguous"})
+RESHAPES = frozenset(
+    {"view", "_unsafe_view", "reshape", "_reshape_alias", "squeeze", "squeeze_", "unsqueeze"}
+)
+"""Give the values of their input in their order, in another shape."""
+SELECTS = frozenset({"slice", "expand", "narrow"})
+"""Give their input where the shape stays the same."""
+KINDS = (torch.device, torch.layout, torch.memory_format)
+"""Arguments that are the same for all that is compared."""
+DIGITS = 12
+"""Of a number computed from sizes: sympy adds in another order than Python."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operator that ran."""
+
+    name: str
+    number: int
+    place: SourceLocation | None
+    """The line of model code that called it."""
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A run on fake tensors."""
+
+    steps: tuple[Step, ...]
+    outputs: tuple[tuple[int, tuple[int, ...]], ...]
+    """Number and shape of each."""
+    writes: bool
+    """Whether an operator wrote into a tensor, so that it matters which tensors share memory."""
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(shape for _, shape in self.outputs)
+
+    def leaves(self, other: "Walk") -> Step | None:
+        """The first step that the other walk does not have."""
+        known = {step.number for step in other.steps}
+        return next((step for step in self.steps if step.number not in known), None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(step.name for step in self.steps)
+
+
+class Numbering(TorchDispatchMode):
+    """Numbers what operators compute.
+
+    Args:
+        known: numbers of tensors that were there before.
+        copies_count: whether a copy is not the tensor that it copies, since something writes.
+    """
+
+    def __init__(self, known: Sequence[tuple[Tensor, str]], copies_count: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.steps: list[Step] = []
+        self.writes = False
+        self._copies_count = copies_count
+        self._kept: list[Tensor] = []  # so that no id is given twice
+        self._numbers: dict[int, int] = {}
+        self._written: dict[int, int] = {}
+        self._views: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._shapes: dict[int, tuple[int, ...]] = {}
+        for tensor, name in known:
+            self._note(tensor, hash(name))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__ if isinstance(func, OpOverload) else str(func)
+        if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
+            return result
+        number = self._number(name, args, kwargs or {}, result)
+        outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        for index, output in enumerate(outputs):
+            self._note(output, hash((number, index)) if index else number)
+        if isinstance(func, OpOverload) and func._schema.is_mutable:
+            self._write(func, args, kwargs or {}, number)
+        self.steps.append(Step(name, number, _place()))
+        return result
+
+    def of(self, tensor: Tensor) -> int:
+        """The number of a tensor."""
+        number = self._numbers.get(id(tensor))
+        if number is None:
+            number = hash(("constant", tuple(tensor.shape), str(tensor.dtype)))
+            self._note(tensor, number)
+        written = self._written.get(_memory(tensor)) if self._written else None
+        return number if written is None else hash((number, written))
+
+    def _note(self, tensor: Tensor, number: int) -> None:
+        self._kept.append(tensor)
+        self._numbers[id(tensor)] = number
+        self._shapes.setdefault(number, tuple(tensor.shape))
+
+    def _number(self, name: str, args: Any, kwargs: Mapping[str, Any], result: Any) -> int:
+        first = args[0] if args else None
+        if isinstance(first, Tensor) and isinstance(result, Tensor):
+            is_cast = result.dtype != first.dtype
+            if name in ALIASES or (name in COPIES and not self._copies_count and not is_cast):
+                return self.of(first)
+            if name in SELECTS and result.shape == first.shape:
+                return self.of(first)
+            if name in RESHAPES:
+                return self._reshaped(self.of(first), tuple(result.shape))
+        if name == "slice":
+            args = [0 if value is None else value for value in args]
+        parts = pytree.tree_leaves((args, dict(sorted(kwargs.items()))))
+        dtypes = [str(x.dtype) for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
+        return hash((name, *map(self._part, parts), *dtypes))
+
+    def _reshaped(self, number: int, shape: tuple[int, ...]) -> int:
+        base, before = self._views.get(number, (number, self._shapes[number]))
+        if before == shape:
+            return base
+        reshaped = hash(("view", base, shape))
+        self._views[reshaped] = base, before
+        return reshaped
+
+    def _part(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.of(value)
+        if isinstance(value, float):
+            return float(f"{value:.{DIGITS}g}")
+        return "" if isinstance(value, KINDS) else str(value)
+
+    def _write(self, func: OpOverload, args: Any, kwargs: Mapping[str, Any], number: int) -> None:
+        self.writes = True
+        for index, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            for tensor in pytree.tree_leaves(value):
+                if isinstance(tensor, Tensor):
+                    self._note(tensor, number)
+                    self._written[_memory(tensor)] = number
+
+
+def _memory(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _place() -> SourceLocation | None:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if is_model_code(frame.f_code.co_filename):
+            return SourceLocation(frame.f_code.co_filename, frame.f_lineno or 0)
+        frame = frame.f_back
+    return None
+
+
+@dataclass(frozen=True)
+class Walker:
+    """Walks eager and program at sizes of their inputs."""
+
+    module: nn.Module
+    """With fake weights, and returns tensors by name."""
+    program: ExportedProgram
+    specs: Sequence[InputSpec]
+    mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
+
+    def __post_init__(self) -> None:
+        fake_weights(self.module, self.mode)
+
+    def eager(self, sizes: Mapping[str, int], copies_count: bool = False) -> Walk:
+        """What eager computes; raises what its code raises."""
+        inputs = self._inputs(sizes)
+        known = [*((tensor, name) for name, tensor in (*inputs.items(), *self._state()))]
+        return self._walk(lambda: self.module(**inputs), known, copies_count)
+
+    def captured(self, sizes: Mapping[str, int], copies_count: bool = False) -> Walk:
+        """What the program computes."""
+        inputs = self._inputs(sizes)
+        first = {id(tensor): name for name, tensor in self._state()}
+        names = {name: first[id(tensor)] for name, tensor in self._state()}
+        known = []
+        values = []
+        nodes = {node.name: node for node in self.program.graph.nodes if node.op == "placeholder"}
+        for spec in self.program.graph_signature.input_specs:
+            fake = nodes[spec.arg.name].meta.get("val")
+            if spec.kind == InputKind.USER_INPUT:
+                value = inputs.get(spec.arg.name)
+            elif isinstance(fake, Tensor):
+                with self.mode:
+                    value = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype)
+            else:
+                value = None
+            values.append(value)
+            if isinstance(value, Tensor):
+                target = str(spec.target or spec.arg.name)
+                known.append((value, names.get(target, target)))
+        run = _Run(self.program.graph_module, self.mode)
+        return self._walk(lambda: run.run(*values), known, copies_count)
+
+    def _state(self) -> list[tuple[str, Tensor]]:
+        """Parameters and buffers; one that is tied has several names, the first of them last."""
+        parameters = self.module.named_parameters(remove_duplicate=False)
+        buffers = self.module.named_buffers(remove_duplicate=False)
+        return [*parameters, *buffers][::-1]
+
+    def _walk(
+        self, call: Callable[[], Any], known: Sequence[tuple[Tensor, str]], copies_count: bool
+    ) -> Walk:
+        numbering = Numbering(known, copies_count)
+        with torch.no_grad(), self.mode, numbering:
+            result = call()
+        outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        found = tuple((numbering.of(tensor), tuple(tensor.shape)) for tensor in outputs)
+        return Walk(tuple(numbering.steps), found, numbering.writes)
+
+    def _inputs(self, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+        with self.mode:
+            return {
+                spec.name: torch.empty(
+                    [sizes.get(dim.name, dim.size) if dim.name else dim.size for dim in spec.dims],
+                    dtype=spec.dtype,
+                )
+                for spec in self.specs
+            }
+
+
+class _Run(Interpreter):
+    """Runs a program's graph on fake tensors."""
+
+    def __init__(self, graph: GraphModule, mode: FakeTensorMode) -> None:
+        super().__init__(graph)
+        self._mode = mode
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        return self._mode.from_tensor(value) if isinstance(value, Tensor) else value
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(target, HigherOrderOperator) and target.name().startswith("wrap"):
+            index = next(i for i, value in enumerate(args) if isinstance(value, GraphModule))
+            return _Run(args[index], self._mode).run(*args[index + 1 :])
+        return super().call_function(target, args, kwargs)

@@ -1,0 +1,163 @@
+"""Judge the sizes at which a model's code takes another path than its trace, by what it returns.
+
+Another path that comes to the same values is no reason for anything.  Where the values differ, a
+range that nobody asked for is narrowed, and one that the user asked for is refused.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+
+from torch import nn
+
+from enginecast.capture.inputs.examples import EDGE_WORK, Case, Style, example_sizes, sample
+from enginecast.capture.inputs.specs import InputSpec, named_dims, ranges_of
+from enginecast.capture.outputs.flatten import Wanted, run_named
+from enginecast.capture.python.quiet import quiet_torch
+from enginecast.capture.sources.source import Source
+from enginecast.capture.tracing.export import Captured
+from enginecast.capture.tracing.shapes import OtherSizes, Range, SizeCheck
+from enginecast.errors import CaptureError, EnginecastError
+from enginecast.runtime.size_checks import holds
+from enginecast.verify.eager import capture_failures, make_reference
+from enginecast.verify.reference import Reference
+
+SEED = 0
+STYLES: tuple[Style, ...] = ("normal", "shifted")
+"""What float inputs are like where two paths are compared."""
+LARGER = 4
+"""A size at which inputs have this many times the elements that they had in the trace may be too
+large to run."""
+
+
+def settle(source: Source, captured: Captured, wanted: Wanted) -> Captured:
+    """Take out of the ranges the sizes at which the program is not the model.
+
+    Returns:
+        The capture with ranges that may be narrower, a note on each, and those of its other sizes
+        at which eager and program agree.
+
+    Raises:
+        CaptureError: the user asked for sizes at which the program is not the model.
+    """
+    traced = example_sizes(captured.inputs)
+    readable = tuple(c for c in captured.size_checks if holds(c.condition, traced))
+    captured = replace(captured, size_checks=readable)
+    if not captured.other_sizes:
+        return captured
+    module = source.eager()
+    ranges = ranges_of(captured.inputs)
+    kept, notes, checks = [], [], list(captured.size_checks)
+    for other in captured.other_sizes:
+        if any(not ranges[n][0] <= size <= ranges[n][1] for n, size in other.sizes.items()):
+            continue  # narrowed away already
+        why = _difference(module, captured, wanted, {**traced, **other.sizes})
+        if not why:
+            kept.append(other)
+            continue
+        changed = [name for name, size in other.sizes.items() if size != traced[name]]
+        _refuse_asked(captured, other, changed, why)
+        code = f"this model's code ({other.place})" if other.place else "this model's code"
+        if len(changed) == 1:
+            [name] = changed
+            before, size = ranges[name], other.sizes[name]
+            ranges[name] = _without(before, size, traced[name])
+            notes.append(
+                f"{name} takes {_shown(ranges[name])}, not {_shown(before)}: at {size} {code} does "
+                f"something else"
+            )
+        else:
+            checks.append(SizeCheck(other.condition, other.place))
+            notes.append(
+                f"the engine takes only sizes with {other.condition}: at others {code} does "
+                f"something else"
+            )
+    return replace(
+        captured,
+        inputs=tuple(_narrowed(spec, ranges) for spec in captured.inputs),
+        other_sizes=tuple(kept),
+        size_checks=tuple(checks),
+        notes=(*captured.notes, *notes),
+    )
+
+
+def _difference(
+    module: nn.Module, captured: Captured, wanted: Wanted, sizes: Mapping[str, int]
+) -> str:
+    """How the program differs from eager at these sizes; empty where it does not."""
+    program, specs = captured.program, captured.inputs
+    names = [spec.name for spec in captured.outputs]
+    cases = [Case(style, sample(specs, sizes, SEED, style=style)) for style in STYLES]
+    usual, elements = (
+        sum(tensor.numel() for tensor in inputs.values())
+        for inputs in (sample(specs, {}, SEED), cases[0].inputs)
+    )
+    parameters = sum(tensor.numel() for tensor in program.state_dict.values())
+    if elements > LARGER * usual and elements * parameters > EDGE_WORK:
+        return "too large to be compared"
+    forward = partial(run_named, wanted=wanted)
+    try:
+        with quiet_torch():
+            reference = make_reference(
+                program, lambda dtype: module, cases, dtype="fp32", names=names, forward=forward
+            )
+            failures = capture_failures(program, cases, names, reference)
+            return next(chain(failures, _other_shapes(captured, reference, sizes)), "")
+    except EnginecastError as error:
+        return error.message
+
+
+def _other_shapes(
+    captured: Captured, reference: Reference, sizes: Mapping[str, int]
+) -> Iterator[str]:
+    """Outputs of eager whose shapes are not those that the program declares."""
+    [case, *_] = reference.cases
+    for spec in captured.outputs:
+        shape = case.outputs[spec.name].shape
+        declared = tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.dims)
+        pairs = zip(shape, declared, strict=False)
+        if len(shape) != len(declared) or any(n != m for n, m in pairs if isinstance(m, int)):
+            yield f"output {spec.name!r} has the shape {list(shape)}, not {list(declared)}"
+
+
+def _refuse_asked(captured: Captured, other: OtherSizes, changed: list[str], why: str) -> None:
+    """Refuse where the user asked for the sizes, or no range of one dimension is without them."""
+    dims = named_dims(captured.inputs)
+    is_asked = any(dims[name].asked for name in changed)
+    is_checked = holds(other.condition, {n: dim.size for n, dim in dims.items()})
+    if not is_asked and (len(changed) == 1 or is_checked):
+        return
+    sizes = ", ".join(f"{name} = {size}" for name, size in other.sizes.items())
+    at = f" at {other.place}" if other.place else ""
+    place, dim = next(
+        (f"{spec.name}:{index}", dim)
+        for spec in captured.inputs
+        for index, dim in enumerate(spec.dims)
+        if dim.name == changed[0]
+    )
+    rest = _without((dim.minimum, dim.maximum), other.sizes[changed[0]], dim.size)
+    raise CaptureError(
+        f"with {sizes} the model's code{at} does something else than the program, which was traced "
+        f"with {', '.join(f'{name} = {dims[name].size}' for name in other.sizes)}: {why}",
+        hint=f"Leave such sizes out: --dynamic {place}={_shown(rest)}.",
+    )
+
+
+def _without(bounds: Range, size: int, traced: int) -> Range:
+    """A range up to a size, on the side of the traced one."""
+    return (bounds[0], size - 1) if size > traced else (size + 1, bounds[1])
+
+
+def _shown(bounds: Range) -> str:
+    return "..".join(map(str, dict.fromkeys(bounds)))
+
+
+def _narrowed(spec: InputSpec, ranges: Mapping[str, Range]) -> InputSpec:
+    dims = (
+        dim
+        if dim.name is None
+        else replace(dim, minimum=ranges[dim.name][0], maximum=ranges[dim.name][1])
+        for dim in spec.dims
+    )
+    return replace(spec, dims=tuple(dims))
