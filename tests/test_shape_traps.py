@@ -77,6 +77,11 @@ class Ids(nn.Module):
             return x * 2  # ids
         return x
 
+class Steps(nn.Module):
+    def forward(self, x):
+        return torch.arange(0, x.shape[0], 0.7) + x.sum()
+
+def steps(): return Steps(), {"x": torch.randn(3, 4)}
 def one_row(): return OneRow(), {"x": torch.randn(3, 4)}
 def product(): return Product(), {"x": torch.randn(3, 4, 5)}
 def printed(): return Printed(), {"x": torch.randn(3, 4)}
@@ -242,3 +247,10 @@ def test_pairs_of_sizes_in_default_ranges_are_checked_too(capsys: Capture) -> No
         with pytest.raises(InputError, match="got batch = 5, sequence = 7"):
             engine.run({"input_ids": np.ones((5, 7), np.int64)})
         assert engine.run({"input_ids": np.ones((5, 8), np.int64)})["output_0"].shape == (5, 8, 4)
+
+
+def test_steps_that_are_no_whole_numbers_are_counted_as_torch_counts(capsys: Capture) -> None:
+    with engine_of(export(capsys, "steps", "--dynamic", "x:0=1..2000")) as engine:
+        for rows in (7, 70, 1757):  # in fp32, 7 / 0.7 is more than 10
+            found = engine.run({"x": np.zeros((rows, 4), np.float32)})["output_0"]
+            np.testing.assert_allclose(found, torch.arange(0, rows, 0.7).numpy(), rtol=1e-6)

@@ -30,6 +30,8 @@ aten = torch.ops.aten
 COPIES = frozenset({"clone", "lift_fresh", "lift_fresh_copy", "_to_copy"})
 """Give the values of their input; in memory of their own."""
 ALIASES = frozenset({"alias", "detach", "contiguous"})
+LIKE = {"lift_fresh_copy": "lift_fresh"}
+"""Operators that are called otherwise in a program."""
 RESHAPES = frozenset(
     {"view", "_unsafe_view", "reshape", "_reshape_alias", "squeeze", "squeeze_", "unsqueeze"}
 )
@@ -93,7 +95,6 @@ class Numbering(TorchDispatchMode):
         self._numbers: dict[int, int] = {}
         self._written: dict[int, int] = {}
         self._views: dict[int, tuple[int, tuple[int, ...]]] = {}
-        self._shapes: dict[int, tuple[int, ...]] = {}
         for tensor, name in known:
             self._note(tensor, hash(name))
 
@@ -123,7 +124,6 @@ class Numbering(TorchDispatchMode):
     def _note(self, tensor: Tensor, number: int) -> None:
         self._kept.append(tensor)
         self._numbers[id(tensor)] = number
-        self._shapes.setdefault(number, tuple(tensor.shape))
 
     def _number(self, name: str, args: Any, kwargs: Mapping[str, Any], result: Any) -> int:
         first = args[0] if args else None
@@ -134,15 +134,16 @@ class Numbering(TorchDispatchMode):
             if name in SELECTS and result.shape == first.shape:
                 return self.of(first)
             if name in RESHAPES:
-                return self._reshaped(self.of(first), tuple(result.shape))
+                return self._reshaped(self.of(first), tuple(first.shape), tuple(result.shape))
+        name = LIKE.get(name, name)
         if name == "slice":
             args = [0 if value is None else value for value in args]
         parts = pytree.tree_leaves((args, dict(sorted(kwargs.items()))))
         dtypes = [str(x.dtype) for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
         return hash((name, *map(self._part, parts), *dtypes))
 
-    def _reshaped(self, number: int, shape: tuple[int, ...]) -> int:
-        base, before = self._views.get(number, (number, self._shapes[number]))
+    def _reshaped(self, number: int, now: tuple[int, ...], shape: tuple[int, ...]) -> int:
+        base, before = self._views.get(number, (number, now))
         if before == shape:
             return base
         reshaped = hash(("view", base, shape))

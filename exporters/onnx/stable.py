@@ -291,3 +291,39 @@ def _logcumsumexp(x: Any, dim: int) -> Any:
         moved = op.Pad(x, pads, _like(x, -math.inf), axis)
         x = _log_add(x, op.Slice(moved, op.Constant(value_ints=[0]), end, axis), math.e)
     return x
+
+
+DOUBLE = ir.DataType.DOUBLE
+
+
+@STABLE.rule(aten.arange.start_step)
+def _arange(start: Any, end: Any, step: Any = 1, dtype: int = -1, **_: Any) -> Any:
+    """Counted in fp64, as torch does: in fp32, 7 / 0.7 is more than 10."""
+    parts = start, end, step
+    if all(_is_whole(part) for part in parts):
+        first, last, by = (_number(part, ir.DataType.INT64) for part in parts)
+        numbers = op.Range(first, last, by)
+        return numbers if dtype in (-1, ir.DataType.INT64) else op.Cast(numbers, to=dtype)
+    wanted = int(FLOAT) if dtype == -1 else dtype
+    if any(isinstance(part, ir.Value) and part.dtype in _REALS for part in parts):
+        numbers = op.Range(*(_number(part, FLOAT) for part in parts))  # it was computed in fp32
+        return op.Cast(numbers, to=wanted)
+    first, last, by = (_number(part, DOUBLE) for part in parts)
+    count = op.Cast(op.Ceil(op.Div(op.Sub(last, first), by)), to=int(ir.DataType.INT64))
+    zero, one = (op.Constant(value_int=number) for number in (0, 1))
+    indices = op.Cast(op.Range(zero, count, one), to=int(DOUBLE))
+    return op.Cast(op.Add(op.Mul(indices, by), first), to=wanted)
+
+
+def _is_whole(part: Any) -> bool:
+    if isinstance(part, ir.Value):
+        return part.dtype not in _REALS
+    return isinstance(part, int)
+
+
+def _number(part: Any, dtype: ir.DataType) -> Any:
+    if isinstance(part, ir.Value):
+        return op.Cast(part, to=int(dtype))
+    if dtype == ir.DataType.INT64:
+        return op.Constant(value_int=part)
+    return scalar(float(part), dtype)
