@@ -271,3 +271,17 @@ def test_cat_of_weights_of_different_modules_has_one_name() -> None:
     )
     _, weights = hoisted(program)
     assert list(weights) == ["a+"]
+
+
+def test_complex_weights_are_stored_as_pairs() -> None:
+    def turn(module: Any, x: Tensor) -> Tensor:
+        return torch.view_as_real(torch.view_as_complex(x) * module.angles[:2])
+
+    angles = torch.polar(torch.ones(3, 4), torch.rand(3, 4))
+    program = captured(Holder(turn, angles=angles), torch.randn(2, 4, 2))
+    hoisted, sites = rewritten(program, "hoist-weights")
+    [weight] = deferred_weights(hoisted).values()
+    assert (weight.dtype, weight.shape) == (torch.float32, (2, 4, 2))
+    assert any(site.rewritten for site in sites)
+    again, _ = rewritten(hoisted, "hoist-weights")
+    assert list(deferred_weights(again)) == list(deferred_weights(hoisted))

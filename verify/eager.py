@@ -438,7 +438,8 @@ def fp64_outputs(
     """
 
     def widened(dtype: torch.dtype) -> nn.Module:
-        return eager(dtype).to(dtype)  # some keep buffers in fp32
+        # Some keep buffers in fp32.  Complex ones would lose their imaginary part by `Module.to`.
+        return eager(dtype)._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
 
     def forward_fp64(module: nn.Module, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         with in_fp64():

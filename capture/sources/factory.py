@@ -51,11 +51,13 @@ class FactorySource(Source):
     def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         """A copy of the factory's module with floats in `dtype`; weights in `dtype` are shared.
 
+        Complex numbers stay: `Module.to` would take their imaginary part away.
+
         In fp16, what transformers keeps in fp32 when it loads a model stays so.
         """
         module = copy_sharing_weights(self._module)
         kept = kept_in_fp32(module) if dtype == torch.float16 else {}
-        module.to(dtype)
+        module._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
         for parameter, tensor in kept.items():
             parameter.data = tensor.to(torch.float32)
         return module

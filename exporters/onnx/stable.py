@@ -22,25 +22,25 @@ STABLE: Rules[Callable[..., Any]] = Rules()
 """Op -> its translation, for every reader."""
 
 FLOAT = ir.DataType.FLOAT
-_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-_REALS = (FLOAT, ir.DataType.DOUBLE, *_HALVES)
+HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+REALS = (FLOAT, ir.DataType.DOUBLE, *HALVES)
 
 
-def _in_fp32(formula: Callable[..., Any]) -> Callable[..., Any]:
+def in_fp32(formula: Callable[..., Any]) -> Callable[..., Any]:
     """Compute a formula of 16-bit values, which come first, in fp32."""
 
     @functools.wraps(formula)
     def widened(*values: Any, **options: Any) -> Any:
         dtype = values[0].dtype
-        if dtype not in _HALVES:
+        if dtype not in HALVES:
             return formula(*values, **options)
-        wide = [_cast(v, FLOAT) if isinstance(v, ir.Value) else v for v in values]
+        wide = [cast(v, FLOAT) if isinstance(v, ir.Value) else v for v in values]
         return op.Cast(formula(*wide, **options), to=int(dtype))
 
     return widened
 
 
-def _cast(x: ir.Value, dtype: ir.DataType) -> Any:
+def cast(x: ir.Value, dtype: ir.DataType) -> Any:
     """A cast that knows its dtype and shape at once."""
     if x.dtype == dtype:
         return x
@@ -49,36 +49,36 @@ def _cast(x: ir.Value, dtype: ir.DataType) -> Any:
     return found
 
 
-def _like(x: Any, value: float) -> Any:
+def like(x: Any, value: float) -> Any:
     """A number in the dtype of `x`, which only inputs of the translated op know by now."""
     return op.CastLike(scalar(value), x) if x.dtype is None else scalar(value, x.dtype)
 
 
-def _value(x: Any, like: Any) -> Any:
-    """A number or a tensor, as a tensor of the dtype of `like`."""
+def value(x: Any, other: Any) -> Any:
+    """A number or a tensor, as a tensor of the dtype of `other`."""
     if not isinstance(x, ir.Value):
-        return _like(like, x)
-    return op.CastLike(x, like) if like.dtype is None else _cast(x, like.dtype)
+        return like(other, x)
+    return op.CastLike(x, other) if other.dtype is None else cast(x, other.dtype)
 
 
 def _log1p(x: Any) -> Any:
     """Goldberg, "What every computer scientist should know about floating-point arithmetic", 1991,
     theorem 4: what `1 + x` rounds off is divided out.
     """
-    one = _like(x, 1.0)
+    one = like(x, 1.0)
     total = op.Add(x, one)
     kept = op.Sub(total, one)
-    ratio = op.Div(x, op.Where(op.Equal(kept, _like(x, 0.0)), one, kept))
-    corrected = op.Where(op.Equal(kept, _like(x, 0.0)), x, op.Mul(op.Log(total), ratio))
-    return op.Where(op.Greater(op.Abs(x), _like(x, 0.5)), op.Log(total), corrected)
+    ratio = op.Div(x, op.Where(op.Equal(kept, like(x, 0.0)), one, kept))
+    corrected = op.Where(op.Equal(kept, like(x, 0.0)), x, op.Mul(op.Log(total), ratio))
+    return op.Where(op.Greater(op.Abs(x), like(x, 0.5)), op.Log(total), corrected)
 
 
 def _expm1(x: Any) -> Any:
     """Kahan's: the rounding of exp(x) is divided out by its own logarithm."""
-    zero, one = _like(x, 0.0), _like(x, 1.0)
+    zero, one = like(x, 0.0), like(x, 1.0)
     grown = op.Exp(x)
     plain = op.Sub(grown, one)
-    is_small = op.Less(op.Abs(x), _like(x, 0.5))
+    is_small = op.Less(op.Abs(x), like(x, 0.5))
     log = op.Log(op.Where(is_small, grown, one))
     is_zero = op.Equal(log, zero)
     corrected = op.Where(is_zero, x, op.Div(op.Mul(plain, x), op.Where(is_zero, one, log)))
@@ -90,33 +90,33 @@ def _softplus(x: Any) -> Any:
     return op.Add(op.Relu(x), _log1p(op.Exp(op.Neg(op.Abs(x)))))
 
 
-STABLE.rule(aten.log1p.default)(_in_fp32(_log1p))
-STABLE.rule(aten.expm1.default)(_in_fp32(_expm1))
+STABLE.rule(aten.log1p.default)(in_fp32(_log1p))
+STABLE.rule(aten.expm1.default)(in_fp32(_expm1))
 
 
 @STABLE.rule(aten.elu.default)
-@_in_fp32
+@in_fp32
 def _elu(x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
-    low = op.Mul(_expm1(op.Mul(x, _like(x, input_scale))), _like(x, alpha * scale))
-    return op.Where(op.Greater(x, _like(x, 0.0)), op.Mul(x, _like(x, scale)), low)
+    low = op.Mul(_expm1(op.Mul(x, like(x, input_scale))), like(x, alpha * scale))
+    return op.Where(op.Greater(x, like(x, 0.0)), op.Mul(x, like(x, scale)), low)
 
 
 @STABLE.rule(aten.celu.default)
-@_in_fp32
+@in_fp32
 def _celu(x: Any, alpha: float = 1.0) -> Any:
-    low = op.Mul(_expm1(op.Div(x, _like(x, alpha))), _like(x, alpha))
-    return op.Where(op.Greater(x, _like(x, 0.0)), x, low)
+    low = op.Mul(_expm1(op.Div(x, like(x, alpha))), like(x, alpha))
+    return op.Where(op.Greater(x, like(x, 0.0)), x, low)
 
 
 @STABLE.rule(aten.selu.default)
-@_in_fp32
+@in_fp32
 def _selu(x: Any) -> Any:
     """Klambauer et al., "Self-normalizing neural networks", 2017."""
     return _elu(x, 1.6732632423543772, 1.0507009873554805)
 
 
 @STABLE.rule(aten.log_sigmoid.default)
-@_in_fp32
+@in_fp32
 def _log_sigmoid(x: Any) -> Any:
     return op.Neg(_softplus(op.Neg(x)))
 
@@ -127,46 +127,46 @@ def _log_sigmoid_forward(x: Any) -> Any:
 
 
 @STABLE.rule(aten.binary_cross_entropy_with_logits.default)
-@_in_fp32
+@in_fp32
 def _bce_with_logits(
     x: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1
 ) -> Any:
     """(1 - y) x + (1 + (p - 1) y) softplus(-x)."""
     tensors = [t for t in (x, target, weight, pos_weight) if t is not None]
     if any(tensor.dtype == ir.DataType.DOUBLE for tensor in tensors):
-        x = _cast(x, ir.DataType.DOUBLE)
-    one = _like(x, 1.0)
+        x = cast(x, ir.DataType.DOUBLE)
+    one = like(x, 1.0)
     log_weight = one if pos_weight is None else op.Add(op.Mul(op.Sub(pos_weight, one), target), one)
     loss = op.Add(op.Mul(op.Sub(one, target), x), op.Mul(log_weight, _softplus(op.Neg(x))))
-    loss = loss if weight is None else op.Mul(loss, _value(weight, x))
+    loss = loss if weight is None else op.Mul(loss, value(weight, x))
     if reduction == 0:
         return loss
     return (op.ReduceMean if reduction == 1 else op.ReduceSum)(loss, keepdims=0)
 
 
-def _log_add(x: Any, y: Any, base: float) -> Any:
+def log_add(x: Any, y: Any, base: float) -> Any:
     """log(base**x + base**y) to that base; equal infinities stay."""
-    y = _value(y, x)
-    apart = op.Where(op.Equal(x, y), _like(x, 0.0), op.Neg(op.Abs(op.Sub(x, y))))
-    rest = _log1p(op.Exp(op.Mul(apart, _like(x, math.log(base)))))
-    return op.Add(op.Max(x, y), op.Div(rest, _like(x, math.log(base))))
+    y = value(y, x)
+    apart = op.Where(op.Equal(x, y), like(x, 0.0), op.Neg(op.Abs(op.Sub(x, y))))
+    rest = _log1p(op.Exp(op.Mul(apart, like(x, math.log(base)))))
+    return op.Add(op.Max(x, y), op.Div(rest, like(x, math.log(base))))
 
 
 @STABLE.rule(aten.logaddexp.default)
-@_in_fp32
+@in_fp32
 def _logaddexp(x: Any, y: Any) -> Any:
-    return _log_add(x, y, math.e)
+    return log_add(x, y, math.e)
 
 
 @STABLE.rule(aten.logaddexp2.default)
-@_in_fp32
+@in_fp32
 def _logaddexp2(x: Any, y: Any) -> Any:
-    return _log_add(x, y, 2.0)
+    return log_add(x, y, 2.0)
 
 
 def _is_negative(x: Any) -> Any:
     """The sign bit: that of -0.0, which ONNX Runtime's Where does not keep, too."""
-    zero = _like(x, 0.0)
+    zero = like(x, 0.0)
     return op.Or(op.Less(x, zero), op.Less(op.Reciprocal(x), zero))
 
 
@@ -174,24 +174,44 @@ def _is_negative(x: Any) -> Any:
 def _signbit(x: Any) -> Any:
     if x.dtype == ir.DataType.BOOL:
         return op.And(x, op.Not(x))
-    return _is_negative(x) if x.dtype in _REALS else op.Less(x, _like(x, 0))
+    return _is_negative(x) if x.dtype in REALS else op.Less(x, like(x, 0))
 
 
-@STABLE.rule(aten.copysign.Tensor)
-@_in_fp32
+@STABLE.rule(aten.copysign.Tensor, aten.copysign.Scalar)
+@in_fp32
 def _copysign(x: Any, y: Any) -> Any:
     size = op.Abs(x)
-    return op.Where(_is_negative(_value(y, x)), op.Neg(size), size)
+    return op.Where(_is_negative(value(y, x)), op.Neg(size), size)
+
+
+def _atan(x: Any, dtype: ir.DataType) -> Any:
+    """ONNX Runtime has no kernel for fp64: there one step of Newton's corrects that of fp32."""
+    if dtype != ir.DataType.DOUBLE:
+        return op.Atan(x)
+    near = op.Cast(op.Atan(op.Cast(x, to=int(FLOAT))), to=int(dtype))
+    sine, cosine = op.Sin(near), op.Cos(near)
+    large = op.Greater(op.Abs(x), scalar(1e30, dtype))  # further, fp32 ends
+    clipped = op.Clip(x, scalar(-1e30, dtype), scalar(1e30, dtype))
+    rest = op.Sub(op.Mul(clipped, cosine), sine)
+    step = op.Div(rest, op.Add(cosine, op.Mul(clipped, sine)))
+    end = op.Mul(op.Sign(x), scalar(math.pi / 2, dtype))
+    return op.Where(large, end, op.Add(near, step))
+
+
+@STABLE.rule(aten.atan.default)
+def _atan_of(x: Any) -> Any:
+    return _atan(x, x.dtype)
 
 
 @STABLE.rule(aten.atan2.default)
-@_in_fp32
+@in_fp32
 def _atan2(y: Any, x: Any) -> Any:
     """C99, F.9.1.4, without the cases of two infinities."""
-    x = _value(x, y)
-    zero, half = _like(y, 0.0), _like(y, math.pi / 2)
-    pi = op.Where(_is_negative(y), _like(y, -math.pi), _like(y, math.pi))
-    angle = op.Atan(op.Div(y, op.Where(op.Equal(x, zero), _like(y, 1.0), x)))
+    x = value(x, y)
+    zero, half = like(y, 0.0), like(y, math.pi / 2)
+    pi = op.Where(_is_negative(y), like(y, -math.pi), like(y, math.pi))
+    ratio = op.Div(y, op.Where(op.Equal(x, zero), like(y, 1.0), x))
+    angle = _atan(ratio, y.dtype)
     on_axis = op.Where(
         op.Equal(y, zero),
         op.Where(_is_negative(x), pi, y),
@@ -203,19 +223,19 @@ def _atan2(y: Any, x: Any) -> Any:
 
 
 @STABLE.rule(aten.hypot.default)
-@_in_fp32
+@in_fp32
 def _hypot(x: Any, y: Any) -> Any:
     """With the larger side divided out: the squares would leave the range."""
-    x, y = op.Abs(x), op.Abs(_value(y, x))
-    large, zero = op.Max(x, y), _like(x, 0.0)
-    by = op.Where(op.Equal(large, zero), _like(x, 1.0), large)
+    x, y = op.Abs(x), op.Abs(value(y, x))
+    large, zero = op.Max(x, y), like(x, 0.0)
+    by = op.Where(op.Equal(large, zero), like(x, 1.0), large)
     small = op.Div(op.Min(x, y), by)
-    return op.Mul(large, op.Sqrt(op.Add(op.Mul(small, small), _like(x, 1.0))))
+    return op.Mul(large, op.Sqrt(op.Add(op.Mul(small, small), like(x, 1.0))))
 
 
 def _remainder_of(x: Any, y: Any) -> Any:
     """`x % y` of floats: fmod, which is exact, moved to the sign of y."""
-    rest, zero = op.Mod(x, y, fmod=1), _like(x, 0.0)
+    rest, zero = op.Mod(x, y, fmod=1), like(x, 0.0)
     differs = op.Xor(op.Less(rest, zero), op.Less(y, zero))
     moves = op.And(op.Not(op.Equal(rest, zero)), differs)
     return op.Where(moves, op.Add(rest, y), rest)
@@ -224,35 +244,35 @@ def _remainder_of(x: Any, y: Any) -> Any:
 def _floor_div_of(x: Any, y: Any) -> Any:
     """`x // y` of floats, as in Python: (x - x % y) / y, rounded to a whole number."""
     whole = op.Div(op.Sub(x, _remainder_of(x, y)), y)
-    down, one = op.Floor(whole), _like(x, 1.0)
-    near = op.Where(op.Greater(op.Sub(whole, down), _like(x, 0.5)), op.Add(down, one), down)
-    return op.Where(op.Equal(y, _like(x, 0.0)), op.Div(x, y), near)
+    down, one = op.Floor(whole), like(x, 1.0)
+    near = op.Where(op.Greater(op.Sub(whole, down), like(x, 0.5)), op.Add(down, one), down)
+    return op.Where(op.Equal(y, like(x, 0.0)), op.Div(x, y), near)
 
 
 @STABLE.rule(aten.remainder.Tensor, aten.remainder.Scalar)
-@_in_fp32
+@in_fp32
 def _remainder(x: Any, y: Any) -> Any:
     x, y = _pair(x, y)
-    return _remainder_of(x, y) if x.dtype in _REALS else op.Mod(x, y)
+    return _remainder_of(x, y) if x.dtype in REALS else op.Mod(x, y)
 
 
 @STABLE.rule(aten.floor_divide.default, aten.floor_divide.Scalar)
-@_in_fp32
+@in_fp32
 def _floor_divide(x: Any, y: Any) -> Any:
     x, y = _pair(x, y)
-    if x.dtype in _REALS:
+    if x.dtype in REALS:
         return _floor_div_of(x, y)
     return op.Div(op.Sub(x, op.Mod(x, y)), y)
 
 
 @STABLE.rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
-@_in_fp32
+@in_fp32
 def _div(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
     if rounding_mode == "floor":
         quotient: Any = _floor_divide(x, y)
         return quotient
     x, y = _pair(x, y)
-    if x.dtype in _REALS:
+    if x.dtype in REALS:
         quotient = op.Div(x, y)
         if rounding_mode == "trunc":  # ONNX has no Trunc
             return op.Mul(op.Sign(quotient), op.Floor(op.Abs(quotient)))
@@ -264,33 +284,11 @@ def _div(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
 
 def _pair(x: Any, y: Any) -> tuple[Any, Any]:
     """Two operands in one dtype: that of a number follows the tensor, or is fp32."""
-    if isinstance(y, float) and x.dtype not in _REALS:
-        x = _cast(x, FLOAT)
-    if isinstance(y, ir.Value) and y.dtype in _REALS and x.dtype not in _REALS:
-        x = _cast(x, y.dtype)
-    return x, _value(y, x)
-
-
-LONGEST = 1 << 20
-"""Elements of a row whose length varies that a scan reaches."""
-
-
-@STABLE.rule(aten.logcumsumexp.default)
-@_in_fp32
-def _logcumsumexp(x: Any, dim: int) -> Any:
-    """A scan by doubling (Hillis and Steele, 1986): log n steps, each without a row of exp."""
-    rank = len(x.shape)
-    if not rank:
-        return op.Identity(x)
-    size = x.shape[dim]
-    length = size if isinstance(size, int) else LONGEST
-    axis = op.Constant(value_ints=[dim % rank])
-    end = op.Shape(x, start=dim % rank, end=dim % rank + 1)
-    for step in (1 << bit for bit in range(max(length - 1, 0).bit_length())):
-        pads = op.Constant(value_ints=[step, 0])
-        moved = op.Pad(x, pads, _like(x, -math.inf), axis)
-        x = _log_add(x, op.Slice(moved, op.Constant(value_ints=[0]), end, axis), math.e)
-    return x
+    if isinstance(y, float) and x.dtype not in REALS:
+        x = cast(x, FLOAT)
+    if isinstance(y, ir.Value) and y.dtype in REALS and x.dtype not in REALS:
+        x = cast(x, y.dtype)
+    return x, value(y, x)
 
 
 DOUBLE = ir.DataType.DOUBLE
@@ -305,7 +303,7 @@ def _arange(start: Any, end: Any, step: Any = 1, dtype: int = -1, **_: Any) -> A
         numbers = op.Range(first, last, by)
         return numbers if dtype in (-1, ir.DataType.INT64) else op.Cast(numbers, to=dtype)
     wanted = int(FLOAT) if dtype == -1 else dtype
-    if any(isinstance(part, ir.Value) and part.dtype in _REALS for part in parts):
+    if any(isinstance(part, ir.Value) and part.dtype in REALS for part in parts):
         numbers = op.Range(*(_number(part, FLOAT) for part in parts))  # it was computed in fp32
         return op.Cast(numbers, to=wanted)
     first, last, by = (_number(part, DOUBLE) for part in parts)
@@ -317,7 +315,7 @@ def _arange(start: Any, end: Any, step: Any = 1, dtype: int = -1, **_: Any) -> A
 
 def _is_whole(part: Any) -> bool:
     if isinstance(part, ir.Value):
-        return part.dtype not in _REALS
+        return part.dtype not in REALS
     return isinstance(part, int)
 
 

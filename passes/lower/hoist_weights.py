@@ -6,7 +6,7 @@ after the other, and never again.
              %wt = aten.t(%low)
              %y = aten.matmul(%x, %wt)                        %y = aten.matmul(%x, %w)
 
-Beside the program travels the expression of `%p` that gives the value (see `deferred_weights`): so
+A complex value is stored as pairs of real ones.  Beside the program travels the expression of `%p` that gives the value (see `deferred_weights`): so
 nothing is computed here, and whoever runs the program computes one weight at a time.  Left alone is
 an expression that is much larger than the weights it reads (an expand of a table): the engine
 computes it.
@@ -35,9 +35,11 @@ from enginecast.passes.ir.deferred_weights import (
 )
 from enginecast.passes.ir.edit import (
     add_weight,
+    aten,
     drop_unused_weights,
     erase_dead,
     free_name,
+    insert,
     shape_of,
     value,
     weight_expressions,
@@ -45,6 +47,7 @@ from enginecast.passes.ir.edit import (
     weight_tensor,
 )
 from enginecast.passes.ir.effects import is_metadata_check
+from enginecast.passes.ir.match import is_call
 from enginecast.passes.ir.sites import SiteLog
 
 GROWTH = 4096
@@ -67,6 +70,7 @@ class HoistWeights(Pass):
         log = SiteLog(context)
         _erase_asserts(program)
         stored = _stored(program, log)
+        _store_pairs(program, stored, log)
         roots = [
             node
             for node in program.graph.nodes
@@ -104,6 +108,8 @@ def _stored(program: ExportedProgram, log: SiteLog) -> set[Node]:
     for node in program.graph.nodes:
         if node not in weights or not _is_constant(node):
             continue
+        if is_call(node, aten.view_as_complex.default):
+            continue  # what is stored is the pairs
         if _is_small(node):
             stored.add(node)
         elif any(user not in weights for user in node.users):
@@ -112,6 +118,22 @@ def _stored(program: ExportedProgram, log: SiteLog) -> set[Node]:
         if node.op == "call_function" and log.skipped(node):
             stored.remove(node)
     return stored
+
+
+def _store_pairs(program: ExportedProgram, stored: set[Node], log: SiteLog) -> None:
+    """Store complex values as pairs of real ones, which every file of weights can hold."""
+    for root in [node for node in program.graph.nodes if _is_root(node, stored)]:
+        if not value(root).dtype.is_complex:
+            continue
+        users = [user for user in root.users if user not in stored]
+        with program.graph.inserting_before(min(users)):
+            pairs = insert(program.graph, aten.view_as_real.default, (root,), like=root)
+            whole = insert(program.graph, aten.view_as_complex.default, (pairs,), like=root)
+        for user in users:
+            user.replace_input_with(root, whole)
+        stored.add(pairs)
+        if root.op == "call_function":
+            log.done(root)
 
 
 def _is_root(node: Node, stored: set[Node]) -> bool:
@@ -138,9 +160,11 @@ def _without_data(root: Node) -> Tensor:
     """A tensor of the shape and dtype of an expression, in the memory of one element (stride 0).
 
     What a loop carries is a tensor of its own: torch compares its strides with those that the body
-    returns.
+    returns.  Pairs of complex numbers lie side by side.
     """
     found = value(root)
+    if is_call(root, aten.view_as_real.default):
+        return nn.Parameter(torch.zeros(found.shape, dtype=found.dtype), False)
     if any(is_structured(user) and root in operands(user)[: carried(user)] for user in root.users):
         return nn.Parameter(torch.zeros(found.shape, dtype=found.dtype), False)
     return nn.Parameter(torch.zeros((), dtype=found.dtype).expand(found.shape), False)

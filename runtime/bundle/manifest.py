@@ -11,7 +11,7 @@ MAX_MANIFEST_BYTES = 4 << 20
 """A large model has some thousand sites of about 300 bytes; more than this is not a manifest."""
 
 DType = Literal[
-    "bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"
+    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"
 ]
 InputKind = Literal[
     "token_ids", "attention_mask", "token_type_ids", "position_ids", "image", "tensor"

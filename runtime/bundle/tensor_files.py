@@ -24,6 +24,7 @@ _DTYPES = {
     "BOOL": np.dtype(np.bool_),
     "U8": np.dtype(np.uint8),
     "I8": np.dtype(np.int8),
+    "I16": np.dtype(np.int16),
     "I32": np.dtype(np.int32),
     "I64": np.dtype(np.int64),
     "F16": np.dtype(np.float16),

@@ -1,0 +1,211 @@
+"""Translations of ops whose plain form in ONNX is another computation: powers of integers in fp32,
+a diagonal by a product with a mask, which makes NaN of infinity, a pool without its divisor.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript import opset23 as op
+from onnxscript.function_libs.torch_lib.ops import nn as torch_nn
+
+from enginecast.exporters.onnx.ordered import INT64, ints
+from enginecast.exporters.onnx.stable import FLOAT, REALS, STABLE, cast, like, value
+from enginecast.passes.ir.effects import aten
+
+_BITS = 63
+"""Of an exponent that varies."""
+
+
+@STABLE.rule(aten.pow.Tensor_Scalar)
+def _pow_of_number(x: Any, exponent: Any) -> Any:
+    if x.dtype in REALS or isinstance(exponent, float):
+        x = x if x.dtype in REALS else cast(x, FLOAT)
+        return op.Pow(x, like(x, exponent))
+    base = cast(x, INT64)
+    result = None
+    while exponent:
+        if exponent & 1:
+            result = base if result is None else op.Mul(result, base)
+        exponent >>= 1
+        base = op.Mul(base, base) if exponent else base
+    if result is None:
+        result = op.Expand(op.Constant(value_int=1), op.Shape(x))
+    return op.CastLike(result, x)
+
+
+@STABLE.rule(aten.pow.Scalar)
+def _pow_of_scalar(base: Any, exponent: Any) -> Any:
+    if isinstance(base, float) and exponent.dtype not in REALS:
+        exponent = cast(exponent, FLOAT)
+    return _pow(like(exponent, base), exponent, exponent.dtype)
+
+
+@STABLE.rule(aten.pow.Tensor_Tensor)
+def _pow_of_tensor(x: Any, exponent: Any) -> Any:
+    dtype = exponent.dtype if exponent.dtype in REALS and x.dtype not in REALS else x.dtype
+    return _pow(cast(x, dtype), cast(exponent, dtype), dtype)
+
+
+def _pow(x: Any, exponent: Any, dtype: ir.DataType) -> Any:
+    """By squares, for integers; 1, -1 or 0 for a negative exponent."""
+    if dtype in REALS:
+        return op.Pow(x, exponent)
+    base, left = op.Cast(x, to=int(INT64)), op.Cast(exponent, to=int(INT64))
+    zero, one, two = (op.Constant(value_int=number) for number in range(3))
+    is_odd = op.Equal(op.Mod(left, two), one)
+    unit = op.Equal(op.Abs(base), one)
+    inverse = op.Where(unit, op.Where(is_odd, base, one), zero)
+    is_negative = op.Less(left, zero)
+    result: Any = one
+    power = base
+    for bit in range(_BITS):
+        if bit:
+            left, power = op.Div(left, two), op.Mul(power, power)
+            is_odd = op.Equal(op.Mod(left, two), one)
+        result = op.Mul(result, op.Where(is_odd, power, one))
+    return op.Cast(op.Where(is_negative, inverse, result), to=int(dtype))
+
+
+@STABLE.rule(aten.diagonal.default)
+def _diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """Elements of the two dimensions, flattened, at equal distances."""
+    rank = len(x.shape)
+    first, second = dim1 % rank, dim2 % rank
+    others = [dim for dim in range(rank) if dim not in (first, second)]
+    moved = op.Transpose(x, perm=[*others, first, second])
+    height = op.Shape(x, start=first, end=first + 1)
+    width = op.Shape(x, start=second, end=second + 1)
+    zero, one, below, right = map(ints, (0, 1, max(-offset, 0), max(offset, 0)))
+    left = [op.Sub(height, below), op.Sub(width, right)]
+    count = op.Max(op.Min(*left), zero)
+    start = op.Add(op.Mul(below, width), right)
+    step = op.Add(width, one)
+    along = op.Range(op.Constant(value_int=0), op.Squeeze(count), op.Constant(value_int=1))
+    places = op.Add(start, op.Mul(along, step))
+    sizes = [op.Shape(x, start=dim, end=dim + 1) for dim in others]
+    shape = op.Concat(*sizes, op.Mul(height, width), axis=0)
+    return op.Gather(op.Reshape(moved, shape), places, axis=-1)
+
+
+@STABLE.rule(aten.trace.default)
+def _trace(x: Any) -> Any:
+    return op.ReduceSum(_diagonal(x), keepdims=0)
+
+
+@STABLE.rule(aten.addmm.default)
+def _addmm(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """Gemm has no kernel for integers."""
+    if c.dtype in REALS:
+        return op.Gemm(a, b, c, alpha=float(alpha), beta=float(beta))
+    product, bias = op.MatMul(a, b), c
+    product = product if alpha == 1 else op.Mul(product, value(alpha, c))
+    return op.Add(product, bias if beta == 1 else op.Mul(bias, value(beta, c)))
+
+
+@STABLE.rule(aten.ceil.default)
+def _ceil(x: Any) -> Any:
+    return op.Ceil(x) if x.dtype in REALS else op.Identity(x)
+
+
+@STABLE.rule(aten.floor.default)
+def _floor(x: Any) -> Any:
+    return op.Floor(x) if x.dtype in REALS else op.Identity(x)
+
+
+@STABLE.rule(aten.round.default)
+def _round(x: Any) -> Any:
+    return op.Round(x) if x.dtype in REALS else op.Identity(x)
+
+
+@STABLE.rule(aten.trunc.default)
+def _trunc(x: Any) -> Any:
+    if x.dtype not in REALS:
+        return op.Identity(x)
+    return op.Mul(op.Sign(x), op.Floor(op.Abs(x)))
+
+
+@STABLE.rule(aten.isnan.default)
+def _isnan(x: Any) -> Any:
+    return op.IsNaN(x) if x.dtype in REALS else op.Not(op.Equal(x, x))
+
+
+@STABLE.rule(aten.avg_pool2d.default)
+def _avg_pool2d(
+    x: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    return _avg_pool(
+        torch_nn.aten_avg_pool2d,
+        x,
+        kernel_size,
+        stride,
+        padding,
+        ceil_mode,
+        count_include_pad,
+        divisor_override,
+    )
+
+
+@STABLE.rule(aten.avg_pool3d.default)
+def _avg_pool3d(
+    x: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    return _avg_pool(
+        torch_nn.aten_avg_pool3d,
+        x,
+        kernel_size,
+        stride,
+        padding,
+        ceil_mode,
+        count_include_pad,
+        divisor_override,
+    )
+
+
+def _avg_pool(
+    pool: Any,
+    x: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> Any:
+    if divisor is None:
+        return pool(x, kernel_size, stride, padding, ceil_mode, count_include_pad)
+    if ceil_mode:
+        raise ValueError("ONNX divides windows that reach beyond the input by their own size")
+    found = pool(x, kernel_size, stride, padding, False, True)
+    return op.Mul(found, like(x, math.prod(kernel_size) / divisor))
+
+
+@STABLE.rule(aten._cdist_forward.default)
+def _cdist(x: Any, y: Any, p: float, compute_mode: int | None = None) -> Any:
+    """Distances of all rows to all rows, from their differences."""
+    apart = op.Abs(op.Sub(op.Unsqueeze(x, ints(-2)), op.Unsqueeze(y, ints(-3))))
+    last = ints(-1)
+    if p == 0:
+        differs = op.Not(op.Equal(apart, like(x, 0.0)))
+        return op.ReduceSum(op.CastLike(differs, x), last, keepdims=0)
+    if p == 1:
+        return op.ReduceSum(apart, last, keepdims=0)
+    if p == math.inf:
+        return op.ReduceMax(apart, last, keepdims=0)
+    if p == 2:
+        return op.Sqrt(op.ReduceSum(op.Mul(apart, apart), last, keepdims=0))
+    total = op.ReduceSum(op.Pow(apart, like(x, p)), last, keepdims=0)
+    return op.Pow(total, like(x, 1 / p))
