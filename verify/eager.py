@@ -439,7 +439,9 @@ def fp64_outputs(
 
     def widened(dtype: torch.dtype) -> nn.Module:
         # Some keep buffers in fp32.  Complex ones would lose their imaginary part by `Module.to`.
-        return eager(dtype)._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
+        module: nn.Module = eager(dtype)
+        module._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
+        return module
 
     def forward_fp64(module: nn.Module, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         with in_fp64():

@@ -12,7 +12,13 @@ from enginecast.compiler.manifest import describe_inputs
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.compiler.rewrite import Rewritten
-from enginecast.errors import BundleError, InputError, MissingError, VerificationError
+from enginecast.errors import (
+    BundleError,
+    InputError,
+    LoweringError,
+    MissingError,
+    VerificationError,
+)
 from enginecast.exporters.registry import target_of
 from enginecast.exporters.target import LoweringRequest
 from enginecast.runtime.bundle.manifest import (
@@ -163,6 +169,13 @@ def run_engine(
     except (BundleError, InputError) as error:
         # The engine is ours, and so is what is wrong with it: that is a rejection, not bad input.
         return EngineRun(criteria.judge(more=[f"the engine does not run: {error.message}"]))
+    except MissingError as error:
+        if "NOT_IMPLEMENTED" not in error.message:
+            raise
+        raise LoweringError(
+            f"the lowering made an operator without a kernel: {error.message}",
+            hint="Replace the op of torch that it stands for.",
+        ) from error
     return EngineRun(verdict, executed, layers)
 
 

@@ -135,25 +135,23 @@ def _heaviside(x: Any, values: Any) -> Any:
     return op.Where(op.Equal(x, zero), values, op.CastLike(op.Greater(x, zero), x))
 
 
-def _keys(x: Any, *, largest: bool = True) -> Any:
-    """What is compared in place of `x`: NaN, which torch takes for the largest value and for the
-    smallest, is infinity.
-    """
-    wide = _compared(x)
-    if wide.dtype not in REALS:
-        return wide
-    return op.Where(op.IsNaN(wide), like(wide, math.inf if largest else -math.inf), wide)
-
-
 def _place(x: Any, dim: int | None, keepdim: bool, *, largest: bool) -> Any:
-    """Where the first of the largest or smallest elements is."""
+    """Where the first of the largest or smallest elements is, or else the first NaN."""
     if not x.shape:
         return op.Constant(value_int=0)
-    keys = _keys(x, largest=largest)
+    wide, axis = _compared(x), dim or 0
     if dim is None:
-        keys, keepdim = op.Reshape(keys, ints(-1)), False
+        wide, keepdim = op.Reshape(wide, ints(-1)), False
     find = op.ArgMax if largest else op.ArgMin
-    return find(keys, axis=dim or 0, keepdims=int(keepdim))
+    place = find(wide, axis=axis, keepdims=int(keepdim))
+    return _first_hole(wide, place, axis, keepdim) if x.dtype in REALS else place
+
+
+def _first_hole(x: Any, place: Any, axis: int, keepdim: bool) -> Any:
+    """A place along a dimension, or else where the first NaN is."""
+    holes = op.Cast(op.IsNaN(x), to=int(INT32))
+    some = op.Cast(op.ReduceMax(holes, ints(axis), keepdims=int(keepdim)), to=int(BOOL))
+    return op.Where(some, op.ArgMax(holes, axis=axis, keepdims=int(keepdim)), place)
 
 
 @STABLE.rule(aten.argmax.default)
@@ -238,7 +236,10 @@ def _ordered(x: Any, count: Any, dim: int, *, largest: bool) -> tuple[Any, Any]:
     """The first elements in order, equal ones in that of their places, and the places."""
     if not x.shape:
         return op.Identity(x), op.Constant(value_int=0)
-    _, places = op.TopK(_keys(x), count, axis=dim, largest=int(largest), sorted=1)
+    keys = _compared(x)
+    if keys.dtype in REALS:  # NaN comes as the largest
+        keys = op.Where(op.IsNaN(keys), like(keys, math.inf), keys)
+    _, places = op.TopK(keys, count, axis=dim, largest=int(largest), sorted=1)
     return op.GatherElements(x, places, axis=dim), places
 
 
@@ -292,10 +293,7 @@ def _median_dim(x: Any, dim: int = -1, keepdim: bool = False) -> Any:
     _, places = _ordered(x, length, dim, largest=False)
     place = op.Gather(places, middle, axis=dim)
     if x.dtype in REALS:
-        holes = op.Cast(op.IsNaN(_compared(x)), to=int(INT32))
-        first = op.ArgMax(holes, axis=dim, keepdims=1)
-        some = op.ReduceMax(holes, ints(dim), keepdims=1)
-        place = op.Where(op.Cast(some, to=int(BOOL)), first, place)
+        place = _first_hole(_compared(x), place, dim, True)
     found = op.GatherElements(x, place, axis=dim)
     if keepdim:
         return found, place

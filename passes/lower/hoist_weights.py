@@ -6,7 +6,9 @@ after the other, and never again.
              %wt = aten.t(%low)
              %y = aten.matmul(%x, %wt)                        %y = aten.matmul(%x, %w)
 
-A complex value is stored as pairs of real ones.  Beside the program travels the expression of `%p` that gives the value (see `deferred_weights`): so
+A complex value is stored as pairs of real ones.
+
+Beside the program travels the expression of `%p` that gives the value (see `deferred_weights`): so
 nothing is computed here, and whoever runs the program computes one weight at a time.  Left alone is
 an expression that is much larger than the weights it reads (an expand of a table): the engine
 computes it.

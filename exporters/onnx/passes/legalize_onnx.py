@@ -112,6 +112,23 @@ def _promoted(program: ProgramView, node: Node) -> None:
     node.update_arg(0, insert(program.graph, aten.to.dtype, args, like=node))
 
 
+def _mixes_bounds(node: Node) -> bool:
+    """Whether a clamp to floats has a whole number for a bound."""
+    dtype = dtype_of(node)
+    return dtype is not None and dtype.is_floating_point and any(_whole(b) for b in node.args[1:3])
+
+
+def _whole(bound: object) -> bool:
+    return isinstance(bound, int) and not isinstance(bound, bool)
+
+
+def _float_bounds(program: ProgramView, node: Node) -> None:
+    """torch.onnx makes a tensor of one bound, and finds no clamp by a tensor and a number."""
+    for index, bound in enumerate(arguments(node)[1:3], 1):
+        if _whole(bound):
+            node.update_arg(index, float(bound))
+
+
 def _complex_unsqueeze(program: ProgramView, node: Node) -> Node:
     """torch.onnx holds a complex value as pairs of real ones, and has no unsqueeze of them."""
     source, dim = first_input(node), int(node.args[1])  # type: ignore[arg-type]
@@ -284,6 +301,7 @@ _RULES: dict[Any, Rewrite] = {
     aten.group_norm.default: _group_norm,
     aten.rsub.Scalar: _promoted,
     aten.unsqueeze.default: _complex_unsqueeze,
+    aten.clamp.default: _float_bounds,
     aten.amax.default: _all_dims,
     aten.amin.default: _all_dims,
     aten.masked_select.default: _select_by_index,
@@ -292,6 +310,7 @@ _UNFIT: dict[Any, Callable[[Node], bool]] = {
     aten.rms_norm.default: lambda node: bool(_of_other_dtypes(node)),
     aten.rsub.Scalar: lambda node: dtype_of(first_input(node)) != dtype_of(node),
     aten.unsqueeze.default: lambda node: bool(value(node).dtype.is_complex),
+    aten.clamp.default: _mixes_bounds,
     aten.amax.default: _is_of_all_dims,
     aten.amin.default: _is_of_all_dims,
     aten.masked_select.default: lambda node: same_shape(*map(shape_of, arguments(node))),
