@@ -1,7 +1,7 @@
 """Capture a model as a program: torch.export without weights, then the weights bound to it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -30,8 +30,9 @@ from enginecast.capture.outputs.flatten import (
 )
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.sources.source import Source
+from enginecast.capture.tracing.aware import as_eager, unlike_eager
 from enginecast.capture.tracing.functionalize import functionalize
-from enginecast.capture.tracing.ladder import Ladder
+from enginecast.capture.tracing.ladder import Ladder, LadderResult
 from enginecast.capture.tracing.oracle import Guard
 from enginecast.capture.tracing.shapes import (
     OtherSizes,
@@ -52,7 +53,7 @@ from enginecast.capture.tracing.strategy import Fallback, Name, Rung, TracingStr
 from enginecast.capture.tracing.sweep import Sweep
 from enginecast.capture.tracing.trace import Traced, trace
 from enginecast.capture.tracing.walk import Walker
-from enginecast.errors import SourceError, UsageError
+from enginecast.errors import CaptureError, SourceError, UsageError
 from enginecast.passes.ir.edit import arguments, insert, structural_copy
 from enginecast.passes.ir.match import is_call
 
@@ -92,6 +93,8 @@ class Captured:
     """Sizes in range at which the model's code takes another path than the trace did."""
     size_checks: tuple[SizeCheck, ...] = ()
     """What an engine has to check of sizes: nothing proved or disproved it."""
+    unlike_eager: str = ""
+    """Where the user's code does otherwise because it is traced; empty where it does not."""
     is_widened: bool = False
     """Whether code was rewritten only so that more sizes are possible."""
 
@@ -138,7 +141,7 @@ def capture(
         fallback=fallback,
         widens=widens,
     )
-    found = ladder.climb()
+    found, unlike = _as_eager(ladder.climb(), ladder.attempt, source, wanted)
     traced = found.traced
     program = traced.program
     drop_idle_writes(program)
@@ -162,8 +165,31 @@ def capture(
         guards=found.strategy.guards,
         other_sizes=(*broken, *swept),
         size_checks=checks,
+        unlike_eager=unlike,
         is_widened=found.is_widened,
     )
+
+
+def _as_eager(
+    found: LadderResult,
+    attempt: Callable[[TracingStrategy], Traced],
+    source: Source,
+    wanted: Wanted,
+) -> tuple[LadderResult, str]:
+    """The trace, or one whose code was answered that nothing is traced; and where even so it is not
+    what eager does.
+    """
+    unlike = unlike_eager(source, found.traced, wanted) if found.strategy.name in SWEPT else ""
+    if not unlike:
+        return found, ""
+    around = (*found.strategy.around, as_eager)
+    try:
+        traced = attempt(replace(found.strategy, around=around))
+    except CaptureError:
+        return found, unlike
+    if unlike_eager(source, traced, wanted):
+        return found, unlike
+    return replace(found, traced=traced), ""
 
 
 def _swept(

@@ -7,6 +7,7 @@ with one number come from the same operators on the same inputs, whatever else w
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -63,6 +64,8 @@ class Walk:
     """Number and shape of each."""
     writes: bool
     """Whether an operator wrote into a tensor, so that it matters which tensors share memory."""
+    has_strangers: bool = False
+    """Whether it read a tensor that is neither an input, nor a weight, nor was computed."""
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -90,6 +93,7 @@ class Numbering(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[Step] = []
         self.writes = False
+        self.has_strangers = False
         self._copies_count = copies_count
         self._kept: list[Tensor] = []  # so that no id is given twice
         self._numbers: dict[int, int] = {}
@@ -101,6 +105,9 @@ class Numbering(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__ if isinstance(func, OpOverload) else str(func)
+        name = LIKE.get(name, name)
+        if name == "lift_fresh":  # a number that the code has written out
+            self._note(args[0], hash(("constant", tuple(args[0].shape), str(args[0].dtype))))
         if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
             return result
         number = self._number(name, args, kwargs or {}, result)
@@ -116,6 +123,7 @@ class Numbering(TorchDispatchMode):
         """The number of a tensor."""
         number = self._numbers.get(id(tensor))
         if number is None:
+            self.has_strangers = True
             number = hash(("constant", tuple(tensor.shape), str(tensor.dtype)))
             self._note(tensor, number)
         written = self._written.get(_memory(tensor)) if self._written else None
@@ -135,7 +143,6 @@ class Numbering(TorchDispatchMode):
                 return self.of(first)
             if name in RESHAPES:
                 return self._reshaped(self.of(first), tuple(first.shape), tuple(result.shape))
-        name = LIKE.get(name, name)
         if name == "slice":
             args = [0 if value is None else value for value in args]
         parts = pytree.tree_leaves((args, dict(sorted(kwargs.items()))))
@@ -198,14 +205,15 @@ class Walker:
     def eager(self, sizes: Mapping[str, int], copies_count: bool = False) -> Walk:
         """What eager computes; raises what its code raises."""
         inputs = self._inputs(sizes)
-        known = [*((tensor, name) for name, tensor in (*inputs.items(), *self._state()))]
+        known = [*((tensor, name) for name, tensor in (*inputs.items(), *_state(self.module)))]
         return self._walk(lambda: self.module(**inputs), known, copies_count)
 
     def captured(self, sizes: Mapping[str, int], copies_count: bool = False) -> Walk:
         """What the program computes."""
         inputs = self._inputs(sizes)
-        first = {id(tensor): name for name, tensor in self._state()}
-        names = {name: first[id(tensor)] for name, tensor in self._state()}
+        state = _state(self.module)
+        first = {id(tensor): name for name, tensor in state}
+        names = {name: first[id(tensor)] for name, tensor in state}
         known = []
         values = []
         nodes = {node.name: node for node in self.program.graph.nodes if node.op == "placeholder"}
@@ -225,21 +233,27 @@ class Walker:
         run = _Run(self.program.graph_module, self.mode)
         return self._walk(lambda: run.run(*values), known, copies_count)
 
-    def _state(self) -> list[tuple[str, Tensor]]:
-        """Parameters and buffers; one that is tied has several names, the first of them last."""
-        parameters = self.module.named_parameters(remove_duplicate=False)
-        buffers = self.module.named_buffers(remove_duplicate=False)
-        return [*parameters, *buffers][::-1]
+    def real(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> Walk:
+        """What eager computes on real tensors, for which it is run once or twice."""
+        known = [(tensor, name) for name, tensor in (*inputs.items(), *_state(module))]
+        found = self._walk(lambda: module(**inputs), known, False, nullcontext())
+        if not found.writes:
+            return found
+        return self._walk(lambda: module(**inputs), known, True, nullcontext())
 
     def _walk(
-        self, call: Callable[[], Any], known: Sequence[tuple[Tensor, str]], copies_count: bool
+        self,
+        call: Callable[[], Any],
+        known: Sequence[tuple[Tensor, str]],
+        copies_count: bool,
+        mode: AbstractContextManager[Any] | None = None,
     ) -> Walk:
         numbering = Numbering(known, copies_count)
-        with torch.no_grad(), self.mode, numbering:
+        with torch.no_grad(), self.mode if mode is None else mode, numbering:
             result = call()
         outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         found = tuple((numbering.of(tensor), tuple(tensor.shape)) for tensor in outputs)
-        return Walk(tuple(numbering.steps), found, numbering.writes)
+        return Walk(tuple(numbering.steps), found, numbering.writes, numbering.has_strangers)
 
     def _inputs(self, sizes: Mapping[str, int]) -> dict[str, Tensor]:
         with self.mode:
@@ -250,6 +264,12 @@ class Walker:
                 )
                 for spec in self.specs
             }
+
+
+def _state(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Parameters and buffers; one that is tied has several names, the first of them last."""
+    parameters = module.named_parameters(remove_duplicate=False)
+    return [*parameters, *module.named_buffers(remove_duplicate=False)][::-1]
 
 
 class _Run(Interpreter):

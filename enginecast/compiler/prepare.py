@@ -196,6 +196,8 @@ def prepare(
     cases = with_other_sizes(captured.inputs, cases, captured.other_sizes)
     cases = allowed(captured.inputs, cases, captured.size_checks)
     prepared = Prepared(source, captured.inputs, cases, wanted, captured, quantization=quantization)
+    if captured.unlike_eager:
+        prepared = _with_difference(prepared, options, steps)
     if captured.guards:
         kept = along_guards(source, cases, captured.guards, steps)
         prepared = replace(prepared, cases=kept)
@@ -224,6 +226,16 @@ def _doubles(source: Source, captured: Captured) -> list[str]:
         return []
     tensors = {**captured.program.state_dict, **source.example()}
     return [name for name, tensor in tensors.items() if tensor.dtype == torch.float64]
+
+
+def _with_difference(prepared: Prepared, options: ModelOptions, steps: Steps) -> Prepared:
+    """With what the model's code does otherwise in a trace than in eager."""
+    difference = prepared.captured.unlike_eager
+    steps.say(difference)
+    if not options.allow_unverified_branches:
+        return replace(prepared, unverified=(difference,))
+    notes = (*prepared.captured.notes, difference)
+    return replace(prepared, captured=replace(prepared.captured, notes=notes))
 
 
 def _with_branches(

@@ -1,0 +1,80 @@
+"""Code that can tell a trace from eager: its engine does what eager does, or is not published."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import enginecast
+from enginecast.api import compile as export
+from enginecast.errors import VerificationError
+
+FAR = 1e5
+"""Beyond every value that an engine is compared on."""
+
+
+class Exporting(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():
+            return x.clamp(-FAR, FAR) + 1
+        return x + 1
+
+
+class Compiling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 1 if torch.compiler.is_compiling() else x.clamp(-FAR, FAR) + 1
+
+
+class Typed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if type(x) is torch.Tensor:
+            return x.clamp(-FAR, FAR) + 1  # typed
+        return x + 1
+
+
+class Printed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if "Fake" in repr(x):
+            return x.clamp(-FAR, FAR) + 1
+        return x + 1
+
+
+class Fast(nn.Module):
+    """Other operators in eager, of torch's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x) * torch.tensor([2.0])
+        return out
+
+
+@pytest.mark.parametrize("make", [Exporting, Compiling])
+def test_questions_are_answered_as_eager_answers_them(
+    make: type[nn.Module], tmp_path: Path
+) -> None:
+    module = make().eval()
+    export(module, tmp_path / "out", example={"x": torch.randn(3, 4)})
+    x = torch.full((2, 4), 1e7)
+    with enginecast.load(tmp_path / "out", threads=1) as engine:
+        found = engine.run({"x": x.numpy()})["output_0"]
+    np.testing.assert_array_equal(found, module(x).numpy())
+
+
+@pytest.mark.parametrize("make", [Typed, Printed])
+def test_other_operators_on_real_tensors_are_an_unverified_branch(
+    make: type[nn.Module], tmp_path: Path
+) -> None:
+    with pytest.raises(VerificationError, match=r"unverified branch: .*test_traced_code.py:\d+"):
+        export(make().eval(), tmp_path / "out", example={"x": torch.randn(3, 4)})
+    assert not (tmp_path / "out").exists()
+
+
+def test_operators_that_torch_itself_takes_in_eager_reject_nothing(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    export(Fast().eval(), tmp_path / "out", example={"x": torch.randn(2, 5, 8)})
