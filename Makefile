@@ -56,10 +56,13 @@ models: $(STAMP) ## test every family and rewrite docs/models.md from what was f
 adversary: $(STAMP) ## export modules that try to mislead, and count what is wrong; ONLY=writes,edges for some
 	$(BIN)/python tests/adversary/run.py --only '$(ONLY)'
 
+mutations: $(STAMP) ## put random faults into engines, and count those that a verification finds: docs/verification.md
+	$(BIN)/python tests/mutation_score.py
+
 trt-acceptance: $(STAMP) ## build, verify and time TensorRT engines here; ONLY=t5,vit PRECISION=fp16 QUICK=1
 	$(BIN)/python benchmarks/trt_acceptance.py --only '$(ONLY)' --precision '$(PRECISION)' $(if $(QUICK),--quick)
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) demo build dist *.egg-info
 
-.PHONY: help setup demo format lint types unit test test-slow zoo control-flow adversary golden models trt-acceptance clean
+.PHONY: help setup demo format lint types unit test test-slow zoo control-flow adversary mutations golden models trt-acceptance clean
