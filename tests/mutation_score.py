@@ -119,7 +119,7 @@ def distance(now: Any, then: Any) -> float:
     """Relative L2."""
     with np.errstate(all="ignore"):
         now, then = (np.nan_to_num(np.asarray(a, np.float64)) for a in (now, then))
-        return float(np.linalg.norm(now - then) / max(np.linalg.norm(then), 1e-30))
+        return float(np.linalg.norm(now - then)) / max(float(np.linalg.norm(then)), 1e-30)
 
 
 def fault(bundle: Path, draw: random.Random, number: int) -> tuple[str, Edit]:
@@ -225,7 +225,9 @@ def constant(bundle: Path, draw: random.Random) -> tuple[str, Edit] | None:
     def edit(graph: onnx.GraphProto) -> None:
         tensor = graph.initializer[index]
         array = numpy_helper.to_array(tensor).copy()
-        array.reshape(-1)[0] = not array.reshape(-1)[0] if array.dtype == bool else array.flat[0] + 1
+        array.reshape(-1)[0] = (
+            not array.reshape(-1)[0] if array.dtype == bool else array.flat[0] + 1
+        )
         tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
 
     label = f"{graph.initializer[index].name} off by one"
@@ -269,7 +271,8 @@ KINDS: tuple[Draw, ...] = (
 
 def table(scores: Sequence[Score]) -> Iterator[str]:
     """The scores as Markdown."""
-    yield "| family | precision | found | changes nothing | below the floor | below the limit | escapes |"
+    heads = "family|precision|found|changes nothing|below the floor|below the limit|escapes"
+    yield f"| {heads.replace('|', ' | ')} |"
     yield "|---|---|---|---|---|---|---|"
     for row in scores:
         escapes = "; ".join(row.escaped) or "none"
