@@ -201,3 +201,30 @@ def test_norm_of_two_dtypes_becomes_one_of_the_dtype_that_the_program_says(tmp_p
     assert found.dtype == torch.float16
     exact = torch.nn.functional.rms_norm(x.double(), (16,), weight.double(), 1e-6)
     assert error(found, exact) <= 2 * noise(exact, exact.half())
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "value"),
+    [
+        ((5, 8), (7, 8), (7, 4)),
+        ((2, 5, 8), (2, 7, 8), (2, 7, 8)),
+        ((3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)),
+        ((1, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)),
+        ((2, 3, 5, 8), (2, 3, 7, 8), (2, 1, 7, 8)),
+    ],
+    ids=["no heads", "rank 3", "two ranks", "one query", "one value head"],
+)
+@pytest.mark.parametrize("mask", ["none", "bool", "causal"])
+def test_an_attention_that_onnx_does_not_have_is_spelled_out(
+    query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], mask: str, tmp_path: Path
+) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keep = q[..., :1] < k[..., 0].unsqueeze(-2) if mask == "bool" else None
+        attention = nn.functional.scaled_dot_product_attention
+        return attention(q, k, v, keep, is_causal=mask == "causal")
+
+    inputs = [torch.randn(shape) for shape in (query, key, value)]
+    inputs[0][..., 0, 0] = 9.0  # a row without keys
+    program, _ = rewritten(captured(Function(attend), *inputs), "canonicalize,fuse-attention")
+    lower(program, tmp_path)
+    torch.testing.assert_close(run(tmp_path, *inputs)[0], attend(*inputs), atol=2e-6, rtol=1e-5)

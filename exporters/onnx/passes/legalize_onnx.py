@@ -8,6 +8,8 @@
              %a = enginecast.attention(%q, %k, %v, %b)          %e = aten.expand(%b, ...)
                                                                 %a = enginecast.attention(..., %e)
 
+A `scaled_dot_product_attention` that broadcasts, or has other than four dims, is spelled out.
+
 A bias that is the lowest number stays above it, for ONNX Runtime's Attention takes that for -inf: a
 row whose keys are all masked so would be zeros, where torch averages the values.
 
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
 from enginecast.exporters.onnx.readers import Reader
@@ -36,7 +39,7 @@ from enginecast.passes.ir.edit import (
     shape_of,
     value,
 )
-from enginecast.passes.ir.rules import Rewrite, apply_rules
+from enginecast.passes.ir.rules import Rewrite, apply_rules, insert_traced
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,41 @@ def _complex_unsqueeze(program: ProgramView, node: Node) -> Node:
     place = dim if dim >= 0 else dim - 1  # the pair is the last dimension
     wide = insert(program.graph, aten.unsqueeze.default, (pairs, place), like=node)
     return insert(program.graph, aten.view_as_complex.default, (wide,), like=node)
+
+
+def _broadcasts(node: Node) -> bool:
+    """Whether a call of attention has other dims than batch, heads, tokens and size in common."""
+    query, key, value = (shape_of(found) for found in arguments(node)[:3])
+    if {len(query), len(key), len(value)} != {4}:
+        return True
+    return not same_shape([query[0], key[1]], [key[0], value[1]]) or not same_size(key[0], value[0])
+
+
+def _spelled_out(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention as torch defines it: a row without keys is zero."""
+    if enable_gqa:
+        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
+        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
+    factor = query.size(-1) ** -0.5 if scale is None else scale
+    scores = query @ key.transpose(-2, -1) * factor
+    if causal:
+        mask = torch.ones_like(scores, dtype=torch.bool).tril()
+    if mask is None:
+        return scores.softmax(-1) @ value
+    is_bool = mask.dtype == torch.bool
+    scores = scores.masked_fill(~mask, -math.inf) if is_bool else scores + mask
+    hidden = scores.amax(-1, keepdim=True) == -math.inf
+    return scores.softmax(-1).masked_fill(hidden, 0.0) @ value
 
 
 def _is_of_all_dims(node: Node) -> bool:
@@ -300,6 +338,9 @@ _RULES: dict[Any, Rewrite] = {
     aten.rms_norm.default: _one_dtype,
     aten.group_norm.default: _group_norm,
     aten.rsub.Scalar: _promoted,
+    aten.scaled_dot_product_attention.default: lambda program, node: insert_traced(
+        program, node, _spelled_out
+    ),
     aten.unsqueeze.default: _complex_unsqueeze,
     aten.clamp.default: _float_bounds,
     aten.amax.default: _all_dims,
@@ -309,6 +350,7 @@ _RULES: dict[Any, Rewrite] = {
 _UNFIT: dict[Any, Callable[[Node], bool]] = {
     aten.rms_norm.default: lambda node: bool(_of_other_dtypes(node)),
     aten.rsub.Scalar: lambda node: dtype_of(first_input(node)) != dtype_of(node),
+    aten.scaled_dot_product_attention.default: _broadcasts,
     aten.unsqueeze.default: lambda node: bool(value(node).dtype.is_complex),
     aten.clamp.default: _mixes_bounds,
     aten.amax.default: _is_of_all_dims,
