@@ -85,6 +85,8 @@ class _Functional:
         """After how many writes which node held the value of this one."""
         self.split: dict[Node, dict[Node, int]] = {}
         """The writes before an op that gives several views: each is as old as the op."""
+        self.named: dict[Node, dict[Node, Node]] = {}
+        """What the arguments of a node were called before they were others."""
         self.made: set[Node] = set()
 
     def root(self, node: Node) -> Node:
@@ -107,12 +109,13 @@ class _Functional:
     def _read(self, node: Node) -> None:
         """Let a node read what its arguments hold now."""
         if node.target is operator.getitem and node in self.parents:
-            self.holders[node] = self.split[first_input(node)][self.root(node)], node
+            self.holders[node] = self.split[first_input(node)].get(self.root(node), 0), node
             return
         for source in node.all_input_nodes:
             now = self.now(source)
             if now is not source:
                 node.replace_input_with(source, now)
+                self.named.setdefault(node, {})[now] = source
                 _loosen(node)
         self.split[node] = dict(self.writes)
         self.holders[node] = self.writes.get(self.root(node), 0), node
@@ -138,8 +141,9 @@ class _Functional:
     def _again(self, node: Node) -> Node:
         """A copy of a node that reads what its arguments hold now."""
         if is_identity(node):
-            return self.now(first_input(node))
-        made = self.graph.node_copy(node, self.now)
+            return self.now(self.parents[node])
+        names = self.named.get(node, {})
+        made = self.graph.node_copy(node, lambda source: self.now(names.get(source, source)))
         if node.target is aten.as_strided.default:
             self._require_strides(node, self.parents[node], first_input(made))
         _loosen(made)
@@ -259,6 +263,8 @@ class _Functional:
     def _joined(self, item: Node, part: Node, write: Node) -> Node:
         """The value that was split into parts, one of which is another now."""
         split = first_input(item)
+        if same_shape(shape_of(item), shape_of(self.parents[item])):  # of broadcast_tensors
+            return part
         if not _name(split).startswith(("unbind", "split", "chunk", "tensor_split", "unsafe_")):
             raise _refusal(write, f"it writes into a part of {_name(split)}")
         again = self._again(split)
