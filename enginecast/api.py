@@ -30,6 +30,8 @@ def compile(
     outputs: Sequence[str] = (),
     hidden_states: Sequence[int] = (),
     drop_guilty: bool = False,
+    dynamic: Sequence[str] = (),
+    values: Sequence[str] = (),
     fallback: Fallback | None = None,
     arch: str | None = None,
     also: Sequence[str] = (),
@@ -44,9 +46,11 @@ def compile(
     Args:
         outputs: names of the outputs that the engine gives, in order; empty: all.
         hidden_states: indices of hidden states that come as outputs, too, as `hidden_states.-2`.
+        dynamic: sizes of dimensions, `NAME:DIM=MIN..MAX` each, as on the command line.
+        values: ranges of inputs of integers, `NAME=MIN..MAX` each.
         fallback: how far a capture may go where torch.export refuses the model for its control
             flow: "none", "rewrite", "specialise" or "torchscript"; None: as `options` say.
-        options: weights, inputs, dynamic dimensions.
+        options: weights, inputs, and what else is said of a model.
         steps: gets the progress.
 
     The other arguments are the fields of `enginecast.compiler.request.ExportRequest`.
@@ -72,6 +76,8 @@ def compile(
             options,
             outputs=outputs or options.outputs,
             hidden_states=hidden_states or options.hidden_states,
+            dynamic=dynamic or options.dynamic,
+            values=values or options.values,
             fallback=fallback or options.fallback,
         ),
         example=example,

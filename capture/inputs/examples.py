@@ -12,7 +12,18 @@ from torch import Tensor
 
 from enginecast.capture.inputs.specs import BATCH, SEQUENCE, InputSpec, named_dims
 
-Style = Literal["normal", "constant", "scaled", "zeros", "tiny", "large", "shifted", "halves"]
+Style = Literal[
+    "normal",
+    "constant",
+    "scaled",
+    "zeros",
+    "tiny",
+    "large",
+    "shifted",
+    "halves",
+    "lowest",
+    "highest",
+]
 SCALE = 8.0
 """Factor of the images that look for range problems."""
 LONGEST = 64
@@ -41,6 +52,10 @@ _STYLES: Mapping[Style, Callable[[Tensor], Tensor]] = {
     "halves": lambda values: (values * 3).round() / 2,
 }
 """What becomes of values of a standard normal distribution."""
+ENDS: Mapping[Style, str] = {"lowest": "lowest integers", "highest": "highest integers"}
+"""Cases of inputs that hold one integer, of which one case sees one value."""
+NEAR = 4
+"""Integers from 0 on that are drawn more often than others."""
 EDGE_WORK = 1e12
 """Elements of the float inputs times parameters, above which a model does without: minutes."""
 HEAVY_WORK = 1e13
@@ -149,6 +164,8 @@ def verification_inputs(
     if "token_ids" in kinds and parameters is not None:
         plans += _corners(specs, parameters)
     plans += _alone(specs, batch=2 if heavy else 3)
+    if any(_is_number(spec) for spec in specs):
+        plans += [_Plan(name, 1, 9, 0, style=style) for style, name in ENDS.items()]
     cases: list[Case] = []
     for index, plan in enumerate(plans):
         sizes = _sizes(specs, plan)
@@ -197,6 +214,12 @@ def _float_work(specs: Sequence[InputSpec], parameters: int) -> int:
 def _is_drawn(spec: InputSpec) -> bool:
     """Whether the values of an input are floats of no known range."""
     return spec.dtype.is_floating_point and spec.low is None and spec.kind != "attention_mask"
+
+
+def _is_number(spec: InputSpec) -> bool:
+    """Whether an input holds one integer, such as the step of a diffusion."""
+    sizes = [dim.size for dim in spec.dims if dim.name != BATCH]
+    return spec.kind == "tensor" and spec.low != spec.high and math.prod(sizes) == 1
 
 
 def _alone(specs: Sequence[InputSpec], batch: int) -> list[_Plan]:
@@ -266,16 +289,31 @@ def _draw(
     if spec.kind == "attention_mask" and mask is not None:
         return mask.to(spec.dtype)
     if spec.low is not None and spec.high is not None:
-        ids = torch.randint(spec.low, spec.high + 1, shape, generator=generator).to(spec.dtype)
+        ids = _whole(spec.low, spec.high, shape, style, generator).to(spec.dtype)
         if spec.is_box:
             return ids.sort(dim=-1).values  # left <= top <= right <= bottom
         return _as_text(ids, spec, mask) if spec.kind == "token_ids" else ids
     if spec.dtype == torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
     values = torch.randn(shape, generator=generator)
-    if style in EDGES or spec.kind == "image":
+    if style in EDGES or (spec.kind == "image" and style not in ENDS):
         values = _STYLES[style](values)
     return values.to(spec.dtype)
+
+
+def _whole(
+    low: int, high: int, shape: tuple[int, ...], style: Style, generator: torch.Generator
+) -> Tensor:
+    """Whole numbers over all of a range; of a wide one both ends, and some that are near zero."""
+    if style in ENDS:
+        return torch.full(shape, low if style == "lowest" else high)
+    drawn = torch.randint(low, high + 1, shape, generator=generator)
+    if drawn.numel() < 4 or high - low < NEAR:
+        return drawn
+    near = torch.randint(0, NEAR, shape, generator=generator).clamp(low, high)
+    drawn = torch.where(torch.rand(shape, generator=generator) < 0.25, near, drawn)
+    drawn.flatten()[0], drawn.flatten()[-1] = low, high
+    return drawn
 
 
 def _as_text(ids: Tensor, spec: InputSpec, mask: Tensor | None) -> Tensor:

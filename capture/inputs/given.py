@@ -1,5 +1,6 @@
-"""What the user says of inputs: `--inputs FILE.safetensors`, `--prompts FILE.txt`, and
-`--dynamic NAME:DIM=MIN..MAX` (a range) or `--dynamic NAME:DIM=K` (a fixed size).
+"""What the user says of inputs: `--inputs FILE.safetensors`, `--prompts FILE.txt`,
+`--dynamic NAME:DIM=MIN..MAX` (a range) or `--dynamic NAME:DIM=K` (a fixed size), and
+`--values NAME=MIN..MAX`.
 """
 
 import re
@@ -18,6 +19,7 @@ from enginecast.errors import BundleError, InputError, SourceError, UsageError
 from enginecast.runtime.prompts import open_tokenizer, pad, read_prompts
 
 FORM = re.compile(r"(?P<input>[^:=]+):(?P<dim>\d+)=(?P<minimum>\d+)(?:\.\.(?P<maximum>\d+))?")
+VALUES = re.compile(r"(?P<input>[^:=]+)=(?P<low>-?\d+)\.\.(?P<high>-?\d+)")
 IMAGE_AXES = {2: "height", 3: "width"}
 
 
@@ -196,3 +198,44 @@ def _changed(
             asked=True,
         )
     return replace(spec, dims=tuple(dims))
+
+
+def apply_values(specs: tuple[InputSpec, ...], texts: Sequence[str]) -> tuple[InputSpec, ...]:
+    """Set the ranges of whole numbers, `NAME=MIN..MAX` each.
+
+    Raises:
+        UsageError: another form, no such input, one without whole numbers, or an empty range.
+    """
+    asked: dict[str, InputSpec] = {}
+    by_name = {spec.name: spec for spec in specs}
+    for text in texts:
+        match = VALUES.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(
+                f"--values {text}: expected NAME=MIN..MAX", hint="For example timestep=0..1000."
+            )
+        low, high = int(match["low"]), int(match["high"])
+        spec = by_name.get(match["input"])
+        if spec is None:
+            names = ", ".join(by_name)
+            raise UsageError(f"--values {text}: no input {match['input']!r}; there is {names}")
+        if spec.name in asked:
+            raise UsageError(f"--values {text}: {spec.name} has a range already")
+        asked[spec.name] = _with_values(spec, low, high, text)
+    return tuple(asked.get(spec.name, spec) for spec in specs)
+
+
+def _with_values(spec: InputSpec, low: int, high: int, text: str) -> InputSpec:
+    if not spec.is_whole:
+        kind = str(spec.dtype).removeprefix("torch.")
+        raise UsageError(
+            f"--values {text}: {spec.name} is {kind}; only an input of integers has a range"
+        )
+    limits = torch.iinfo(spec.dtype)
+    least, most = (0, 1) if spec.kind == "attention_mask" else (limits.min, limits.max)
+    if not least <= low <= high <= most:
+        raise UsageError(f"--values {text}: expected {least} <= MIN <= MAX <= {most}")
+    for name, number in (("padding", spec.padding), ("ending", spec.ending)):
+        if number is not None and not low <= number <= high:
+            raise UsageError(f"--values {text}: the {name} id {number} is outside")
+    return replace(spec, low=low, high=high, origin="asked")

@@ -12,6 +12,7 @@ from enginecast.capture.sources.text_config import ending_of, longest_sequence, 
 from enginecast.errors import UsageError
 
 Kind = Literal["token_ids", "attention_mask", "token_type_ids", "image", "tensor"]
+Origin = Literal["known", "example", "asked"]
 
 BATCH = "batch"
 SEQUENCE = "sequence"
@@ -70,6 +71,14 @@ class InputSpec:
     is_box: bool = False
     """Whether rows are boxes (left, top, right, bottom): models look up their widths and heights,
     which must not be negative."""
+    origin: Origin = "known"
+    """Where the range of values comes from: "known" from a config or the kind of input, "example"
+    is only what the example held, "asked" is what the user wants."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it holds whole numbers of a range."""
+        return self.low is not None and self.high is not None
 
 
 def named_dims(specs: Sequence[InputSpec]) -> dict[str, DimSpec]:
@@ -114,13 +123,15 @@ def from_example(
             tokens = tensor.shape[1]
             dims[1] = DimSpec(SEQUENCE, tokens, 1, longest, given=tokens)
         kind = kinds[name]
-        low, high = _id_range(kind, tensor, config)
+        low, high, origin = _id_range(name, tensor, config)
         padding, ending = (None, None)
         if kind == "token_ids":
             padding, ending = padding_of(config), ending_of(config)
         dtype = captured_dtype(tensor)
         is_box = name == BOXES and low is not None and tensor.shape[-1:] == (4,)
-        specs.append(InputSpec(name, kind, dtype, tuple(dims), low, high, padding, ending, is_box))
+        specs.append(
+            InputSpec(name, kind, dtype, tuple(dims), low, high, padding, ending, is_box, origin)
+        )
     return with_example_sizes(tuple(specs))
 
 
@@ -176,15 +187,20 @@ def kind_of(name: str, tensor: Tensor) -> Kind:
 
 
 def _id_range(
-    kind: Kind, tensor: Tensor, config: PreTrainedConfig | None
-) -> tuple[int | None, int | None]:
+    name: str, tensor: Tensor, config: PreTrainedConfig | None
+) -> tuple[int | None, int | None, Origin]:
+    """The range of an input's values, and where it comes from."""
+    kind = kind_of(name, tensor)
     if kind == "attention_mask":
-        return 0, 1
+        return 0, 1, "known"
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        return None, None
-    if tensor.numel() == 0:
-        return 0, 0
+        return None, None, "known"
     vocabulary = getattr(text_of(config), "vocab_size", None) if config else None
     if kind == "token_ids" and isinstance(vocabulary, int):
-        return 0, vocabulary - 1
-    return int(tensor.min()), int(tensor.max())
+        return 0, vocabulary - 1, "known"
+    if tensor.numel() == 0:
+        return 0, 0, "example"
+    low, high = int(tensor.min()), int(tensor.max())
+    if "mask" in name and low in (0, 1) and high in (0, 1):
+        return 0, 1, "known"
+    return low, high, "example"

@@ -17,6 +17,7 @@ from enginecast.capture.inputs.specs import (
     SEQUENCE,
     DimSpec,
     InputSpec,
+    Origin,
     kind_of,
     named_dims,
 )
@@ -54,8 +55,7 @@ from enginecast.capture.tracing.sweep import Sweep
 from enginecast.capture.tracing.trace import Traced, trace
 from enginecast.capture.tracing.walk import Walker
 from enginecast.errors import CaptureError, SourceError, UsageError
-from enginecast.passes.ir.edit import arguments, insert, structural_copy
-from enginecast.passes.ir.match import is_call
+from enginecast.passes.ir.edit import insert, structural_copy
 
 aten = torch.ops.aten
 
@@ -291,8 +291,8 @@ def program_inputs(program: ExportedProgram) -> tuple[InputSpec, ...]:
 
     Dimensions of text and images are called batch and sequence, as in a capture of ours; others
     keep the program's symbols.
-    Values of integer inputs range as the table that they index (token ids), else as the example
-    that was saved with the program, else over 0 and 1.
+    Values of integer inputs range as in the example that was saved with the program, else over 0
+    and 1.
     """
     values = input_values(program)
     examples = dict(zip(values, pytree.tree_leaves(program.example_inputs or ()), strict=False))
@@ -300,8 +300,9 @@ def program_inputs(program: ExportedProgram) -> tuple[InputSpec, ...]:
     specs = []
     for name, value in values.items():
         dims = tuple(_dim(program, size, names) for size in value.shape)
-        low, high = _value_range(program, name, value, examples.get(name))
-        specs.append(InputSpec(name, kind_of(name, value), value.dtype, dims, low, high))
+        low, high, origin = _value_range(name, value, examples.get(name))
+        kind = kind_of(name, value)
+        specs.append(InputSpec(name, kind, value.dtype, dims, low, high, origin=origin))
     return tuple(specs)
 
 
@@ -327,18 +328,15 @@ def _dim(program: ExportedProgram, size: int | torch.SymInt, names: Mapping[str,
 
 
 def _value_range(
-    program: ExportedProgram, name: str, value: Tensor, example: object
-) -> tuple[int | None, int | None]:
+    name: str, value: Tensor, example: object
+) -> tuple[int | None, int | None, Origin]:
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
-        return None, None
-    node = next(node for node in program.graph.nodes if node.name == name)
-    looked_up = (arguments(user) for user in node.users if is_call(user, aten.embedding.default))
-    rows = [table.meta["val"].shape[0] for table, indices, *_ in looked_up if indices is node]
-    if rows:
-        return 0, min(rows) - 1
-    if isinstance(example, Tensor) and example.numel() and kind_of(name, value) == "tensor":
-        return int(example.min()), int(example.max())
-    return 0, 1
+        return None, None, "known"
+    if kind_of(name, value) == "attention_mask":
+        return 0, 1, "known"
+    if isinstance(example, Tensor) and example.numel():
+        return int(example.min()), int(example.max()), "example"
+    return 0, 1, "example"
 
 
 STORED = (InputKind.PARAMETER, InputKind.BUFFER)

@@ -49,6 +49,7 @@ from enginecast.compiler.cases import (
 from enginecast.compiler.request import EngineConfig, ModelOptions
 from enginecast.compiler.settle import settle
 from enginecast.compiler.steps import Steps
+from enginecast.compiler.value_ranges import of_program
 from enginecast.errors import CaptureError, UsageError
 from enginecast.passes.ir.base import PassContext, ProgramView
 from enginecast.passes.ir.block_view import opened
@@ -183,6 +184,9 @@ def prepare(
         captured = lifted(_capture(source, specs, given, wanted, options))
     if not captured.guards:
         captured = settle(source, captured, wanted)
+    with steps("values"):
+        inputs, notes = of_program(captured.program, captured.inputs, options.values)
+        captured = replace(captured, inputs=inputs, notes=(*captured.notes, *notes))
     for rung in captured.rungs:
         (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
     if doubles := _doubles(source, captured):

@@ -52,6 +52,8 @@ class ModelOptions:
     """One prompt a line; they join the verification inputs."""
     dynamic: Sequence[str] = ()
     """NAME:DIM=MIN..MAX, each."""
+    values: Sequence[str] = ()
+    """NAME=MIN..MAX, each: the range of an input of integers."""
     outputs: Sequence[str] = ()
     """Names of the outputs that the engine gives, in order; empty: all."""
     hidden_states: Sequence[int | str] = ()

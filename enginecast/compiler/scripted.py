@@ -34,6 +34,7 @@ from enginecast.compiler.prepare import OpenedModel, input_specs
 from enginecast.compiler.publish import Candidate
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
 from enginecast.compiler.steps import Steps
+from enginecast.compiler.value_ranges import of_module
 from enginecast.errors import CaptureError, EnginecastError, UsageError
 from enginecast.exporters.registry import target_of
 from enginecast.exporters.target import ScriptRequest, Target
@@ -54,6 +55,9 @@ def prepare_script(source: Source, options: ModelOptions, steps: Steps) -> Opene
     prompts = None if options.prompts is None else given_prompts(options.prompts)
     specs, given = input_specs(source, options.inputs, options.dynamic)
     specs = _that_run(source, specs, steps)
+    specs, said = of_module(source.eager(torch.float32), specs, options.values)
+    for note in said:
+        steps.say(note)
     parameters = sum(source.weight_elements().values())
     work = 0 if options.thorough else parameters
     cases = choose_cases(source, specs, given, prompts, work, steps)

@@ -110,6 +110,10 @@ class ModelFlags:
         list[str] | None,
         typer.Option(metavar="NAME:DIM=MIN..MAX", help="Sizes of a dimension; repeatable."),
     ] = None
+    values: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=MIN..MAX", help="Values of an integer input; repeatable."),
+    ] = None
     outputs: Outputs = None
     hidden_state: Annotated[
         list[str] | None,
@@ -136,6 +140,7 @@ class ModelFlags:
             self.inputs,
             self.prompts,
             tuple(self.dynamic or ()),
+            tuple(self.values or ()),
             tuple(self.outputs or ()),
             tuple(self.hidden_state or ()),
             **more,

@@ -1,0 +1,336 @@
+"""Which whole numbers a model takes, where nothing but an example says so.
+
+An example with `timestep=500` says little of other steps.  What the numbers decide is run on
+others, further and further from the example, until it raises an error, as a lookup in a table does,
+or its floats are infinite or NaN.  Where neither happens the range ends at `FREE`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import cycle
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
+
+from enginecast.capture.inputs.examples import example_sizes, sample
+from enginecast.capture.inputs.given import apply_values
+from enginecast.capture.inputs.specs import InputSpec, named_dims
+from enginecast.capture.python.quiet import quiet_torch
+from enginecast.errors import UsageError
+from enginecast.passes.ir.effects import mutated_values
+from enginecast.passes.ir.interpret import Run, schedule
+from enginecast.passes.ir.traits import Trait, has
+
+Inputs = Mapping[str, Tensor]
+Whole = Callable[[Sequence[Inputs]], Sequence[Sequence[Tensor]]]
+SEED = 0
+FREE = 1000
+"""Where the range of a number ends that the model bounds nowhere: diffusion steps end there."""
+FURTHEST = 1 << 22
+"""How far a bound is searched: no table has more rows."""
+MOST_SIZE = 256
+"""How far where the number may be a size, so that memory goes with it."""
+WHOLE = 100_000_000
+"""Parameters of a model up to which all of it is run to see whether ranges go together."""
+
+
+class Probe(Protocol):
+    """Runs what depends on some inputs."""
+
+    reach: int
+    """How far a bound is searched."""
+
+    def floats(self, inputs: Inputs) -> list[Tensor]:
+        """The floats that depend on the inputs; raises where they are not taken."""
+
+
+def settled(
+    known: tuple[InputSpec, ...],
+    texts: Sequence[str],
+    probe: Callable[[Inputs, Sequence[str]], Probe],
+    whole: Whole,
+) -> tuple[tuple[InputSpec, ...], tuple[str, ...]]:
+    """Replace the ranges of values that an example gave by what the model takes.
+
+    Args:
+        known: the inputs.
+        texts: what the user asked for, `NAME=MIN..MAX` each.
+        probe: makes what runs the part that depends on some of the inputs.
+        whole: runs all of the model on some cases.
+
+    Returns:
+        The inputs, and a sentence on each range that the model does not give by itself.
+
+    Raises:
+        UsageError: a range that was asked for does not fit.
+    """
+    specs = apply_values(known, texts)
+    names = [spec.name for spec in specs if spec.origin != "known" and spec.is_whole]
+    if not names:
+        return specs, ()
+    with quiet_torch(), torch.no_grad():
+        specs, notes = _in_sizes(specs, whole)
+        base = sample(known, {name: dim.minimum for name, dim in named_dims(specs).items()}, SEED)
+        if not _runs(whole, [base]):
+            base = sample(known, example_sizes(specs), SEED)
+        search = _Search(base, probe(base, names))
+        for spec in specs:
+            if spec.origin == "asked":
+                search.check(spec)
+        found = tuple(search.widened(spec) for spec in specs)
+        kept = next((f for f in _choices(specs, found) if _fit(f, base, whole)), specs)
+    said = (_note(s, search) for s, first in zip(kept, specs, strict=True) if _is_guess(first))
+    return kept, (*notes, *(note for note in said if note))
+
+
+def _in_sizes(
+    specs: tuple[InputSpec, ...], whole: Whole
+) -> tuple[tuple[InputSpec, ...], tuple[str, ...]]:
+    """Raise the smallest sizes that nobody asked for to where the values of the example fit."""
+    notes = []
+    for name, dim in named_dims(specs).items():
+        takes = partial(_takes_size, specs, whole, name)
+        if dim.asked or takes(dim.minimum) or not takes(dim.size):
+            continue
+        least = _furthest(takes, dim.size, dim.minimum)
+        specs = tuple(
+            replace(
+                spec,
+                dims=tuple(replace(d, minimum=least) if d.name == name else d for d in spec.dims),
+            )
+            for spec in specs
+        )
+        notes.append(f"{name} takes {least} and more: the values of the example fit no smaller one")
+    return specs, tuple(notes)
+
+
+def _takes_size(specs: tuple[InputSpec, ...], whole: Whole, name: str, size: int) -> bool:
+    inputs = sample(specs, {**example_sizes(specs), name: size}, SEED)
+    return _runs(whole, [_filled(specs, inputs, end) for end in (0, 1)])
+
+
+def _runs(whole: Whole, cases: Sequence[Inputs]) -> bool:
+    try:
+        whole(cases)
+    except Exception:  # the model's own code, which may not take these values
+        return False
+    return True
+
+
+def _filled(specs: Sequence[InputSpec], inputs: Inputs, *ends: int) -> dict[str, Tensor]:
+    """Inputs with each range of integers at its lower (0) or upper end (1), in turn."""
+    guesses = [s for s in specs if s.is_whole and s.kind != "attention_mask" and s.padding is None]
+    filled = {
+        spec.name: torch.full_like(inputs[spec.name], (spec.low, spec.high)[end])  # type: ignore[arg-type]
+        for spec, end in zip(guesses, cycle(ends), strict=False)
+    }
+    return {**inputs, **filled}
+
+
+def _is_guess(spec: InputSpec) -> bool:
+    return spec.origin == "example" and spec.is_whole
+
+
+def _note(spec: InputSpec, search: "_Search") -> str:
+    if spec.name in search.bounded and spec.origin == "known":
+        return ""
+    why = "the values of the example" if spec.origin == "example" else "the model sets no bound"
+    return (
+        f"{spec.name} takes values in {spec.low}..{spec.high} ({why}); "
+        f"--values {spec.name}=MIN..MAX sets another range"
+    )
+
+
+def _choices(
+    specs: tuple[InputSpec, ...], found: tuple[InputSpec, ...]
+) -> Sequence[tuple[InputSpec, ...]]:
+    """Ranges to try, the widest first: some models take no negative number, others no zero."""
+
+    def least(floor: int) -> tuple[InputSpec, ...]:
+        pairs = zip(found, specs, strict=True)
+        return tuple(
+            replace(new, low=max(new.low, min(floor, old.low)))
+            if _is_guess(old) and new.low is not None and old.low is not None
+            else new
+            for new, old in pairs
+        )
+
+    return [found, least(0), least(1), specs]
+
+
+def _fit(specs: tuple[InputSpec, ...], base: Inputs, whole: Whole) -> bool:
+    """Whether the model takes the ends of the ranges together, in turn, and values between."""
+    cases = [_filled(specs, base, 0), _filled(specs, base, 1), _filled(specs, base, 0, 1)]
+    cases.append(sample(specs, example_sizes(specs), SEED))
+    try:
+        outputs = whole([base, *cases])
+    except Exception:  # the model's own code, which may not take these values
+        return False
+    # Of a large model nothing came back; one that makes NaN of its example says nothing.
+    return not outputs or not _is_finite(outputs[0]) or all(map(_is_finite, outputs))
+
+
+def _is_finite(tensors: Sequence[Tensor]) -> bool:
+    return all(bool(t.isfinite().all()) for t in tensors if t.is_floating_point())
+
+
+class _Search:
+    """Finds the ends of a range, one input after another; the others keep their example."""
+
+    def __init__(self, base: Inputs, probe: Probe) -> None:
+        self._base = base
+        self._probe = probe
+        self._is_finite = _is_finite(probe.floats(self._base))
+        self.bounded: set[str] = set()
+        """Names of the inputs for which the model itself raises an error past both ends."""
+
+    def check(self, spec: InputSpec) -> None:
+        """Raise UsageError where the model does not take an end of a range that was asked for."""
+        for value in (spec.low, spec.high):
+            if value is not None and not self._runs(spec, value):
+                raise UsageError(
+                    f"--values {spec.name}={spec.low}..{spec.high}: the model does not take {value}"
+                )
+
+    def widened(self, spec: InputSpec) -> InputSpec:
+        """`spec` with the values that the model takes."""
+        low, high = spec.low, spec.high
+        if not _is_guess(spec) or low is None or high is None or not self._base[spec.name].numel():
+            return spec
+        if not (self._runs(spec, low) and self._runs(spec, high)):
+            return spec
+        limits = torch.iinfo(spec.dtype)
+        reach = self._probe.reach
+        runs, fits = partial(self._runs, spec), partial(self._fits, spec)
+        most = min(limits.max, max(high, reach))
+        least = max(limits.min, min(low, -reach))
+        bottom, top = _furthest(runs, low, least), _furthest(runs, high, most)
+        if bottom > least and top < most:
+            self.bounded.add(spec.name)
+        free = min(FREE, reach)
+        bottom = bottom if bottom > least else max(least, min(low, -free))
+        top = top if top < most else min(most, max(high, free))
+        if self._is_finite:
+            bottom, top = _furthest(fits, low, bottom), _furthest(fits, high, top)
+            if bottom < 0 < low and not fits(0):
+                bottom = 1
+            elif high < 0 < top and not fits(0):
+                top = -1
+        return replace(spec, low=bottom, high=top, origin="known")
+
+    def _runs(self, spec: InputSpec, value: int) -> bool:
+        return self._floats(spec, value) is not None
+
+    def _fits(self, spec: InputSpec, value: int) -> bool:
+        floats = self._floats(spec, value)
+        return floats is not None and _is_finite(floats)
+
+    def _floats(self, spec: InputSpec, value: int) -> list[Tensor] | None:
+        full = torch.full_like(self._base[spec.name], value)
+        try:
+            return self._probe.floats({**self._base, spec.name: full})
+        except Exception:  # an index out of range, an assertion, the model's own code
+            return None
+
+
+def _furthest(takes: Callable[[int], bool], start: int, end: int) -> int:
+    """The last number from `start` towards `end` that is taken, where all before it are."""
+    good, bad, step = start, None, 1 if end > start else -1
+    while bad is None and good != end:
+        tried = start + 2 * (good - start) + step
+        tried = min(tried, end) if step > 0 else max(tried, end)
+        good, bad = (tried, None) if takes(tried) else (good, tried)
+    while bad is not None and abs(bad - good) > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if takes(middle) else (good, middle)
+    return good
+
+
+class ProgramProbe(Run):
+    """Runs the nodes of a program that depend on some inputs, up to its products and what is looked
+    up in tables of weights: those hold nothing that such an input could index.
+    """
+
+    def __init__(self, program: ExportedProgram, base: Inputs, names: Sequence[str]) -> None:
+        super().__init__(program, [base])
+        order = schedule(program, self._weights)
+        reached: dict[Node, None] = {}
+        for node in order:
+            if node.op == "placeholder" and node.name in names:
+                reached[node] = None
+            elif node.op == "call_function" and (
+                not has(node, Trait.HEAVY) or has(node, Trait.GATHERS)
+            ):
+                light = (s for s in node.all_input_nodes if not has(s, Trait.HEAVY))
+                if any(source in reached for source in light):
+                    reached[node] = None
+        self._reached = list(reached)
+        needed = {s for node in reached for s in node.all_input_nodes} - reached.keys()
+        self._written_to = mutated_values(program.graph) & needed
+        self._around: dict[Node, Any] = {}
+        self.reach = MOST_SIZE if any(map(_is_number, reached)) else FURTHEST
+        self._record(order, needed)
+
+    def _record(self, order: Sequence[Node], needed: set[Node]) -> None:
+        self.env = {}
+        for node in order:
+            if needed <= self._around.keys():
+                return
+            self.env[node] = self.evaluate(node, 0)
+            if node in needed:
+                self._around[node] = self.env[node]
+
+    def floats(self, inputs: Inputs) -> list[Tensor]:
+        copied = {node: self._around[node].clone() for node in self._written_to}
+        self._feeds[0].update(inputs)
+        self.env = {**self._around, **copied}
+        for node in self._reached:
+            self.env[node] = self.evaluate(node, 0)
+        found = (self.env[node] for node in self._reached)
+        return [value for value in found if isinstance(value, Tensor)]
+
+
+def _is_number(node: Node) -> bool:
+    """Whether a node is a number that was read from values, or a tensor of such a size."""
+    found = node.meta.get("val")
+    return bool(free_unbacked_symbols(found.shape if isinstance(found, Tensor) else found))
+
+
+class ModuleProbe:
+    """Runs a module, where there is no program of it."""
+
+    reach = MOST_SIZE
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def floats(self, inputs: Inputs) -> list[Tensor]:
+        result = self._module(**{name: tensor.clone() for name, tensor in inputs.items()})
+        return [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+
+
+def of_program(
+    program: ExportedProgram, specs: tuple[InputSpec, ...], texts: Sequence[str]
+) -> tuple[tuple[InputSpec, ...], tuple[str, ...]]:
+    """`settled` by a captured program."""
+    parameters = sum(tensor.numel() for tensor in program.state_dict.values())
+
+    def whole(cases: Sequence[Inputs]) -> Sequence[Sequence[Tensor]]:
+        results = Run(program, cases).results() if parameters <= WHOLE else []
+        return [[value for value in found if isinstance(value, Tensor)] for found in results]
+
+    return settled(specs, texts, partial(ProgramProbe, program), whole)
+
+
+def of_module(
+    module: nn.Module, specs: tuple[InputSpec, ...], texts: Sequence[str]
+) -> tuple[tuple[InputSpec, ...], tuple[str, ...]]:
+    """`settled` by a module, where there is no program."""
+    probe = ModuleProbe(module)
+    return settled(specs, texts, lambda *_: probe, lambda cases: [*map(probe.floats, cases)])

@@ -1,0 +1,166 @@
+"""Which integers an engine takes: what the model takes, and not what the example held."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import enginecast
+from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.sources.source import open_source
+from enginecast.compiler.prepare import Prepared, prepare
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.steps import Steps
+from enginecast.errors import InputError, UsageError
+
+
+class Words(nn.Module):
+    """Two tables; the positions are shifted as OPT shifts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 4), nn.Embedding(30, 4)
+
+    def forward(self, ids: Tensor, places: Tensor) -> Tensor:
+        mixed: Tensor = torch.tanh(self.words(ids) + self.places(places + 2))
+        return mixed
+
+
+class Step(nn.Module):
+    """A sinusoidal embedding of a diffusion step."""
+
+    def forward(self, x: Tensor, timestep: Tensor) -> Tensor:
+        angles = timestep[:, None].float() * torch.exp(-torch.arange(4) * 0.5)
+        return x + torch.cat([angles.sin(), angles.cos()], -1)
+
+
+class Choose(nn.Module):
+    def forward(self, x: Tensor, index: Tensor) -> Tensor:
+        return torch.gather(x, 0, index) * 2
+
+
+class Masked(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x * mask[..., None] + 1
+
+
+class Logarithm(nn.Module):
+    def forward(self, x: Tensor, n: Tensor) -> Tensor:
+        return x * n.float().log()
+
+
+class Added(nn.Module):
+    """What one input may hold depends on the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 4)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        found: Tensor = self.words(a + b)
+        return found * 2
+
+
+def prepared(module: nn.Module, values: tuple[str, ...] = (), **example: Tensor) -> Prepared:
+    options = ModelOptions(values=values)
+    return prepare(open_source(module, example=example), options, Steps())
+
+
+def limits(found: Prepared) -> dict[str, tuple[int | None, int | None]]:
+    return {spec.name: (spec.low, spec.high) for spec in found.inputs if spec.is_whole}
+
+
+X = torch.linspace(-1, 1, 16).reshape(2, 8)
+IDS = torch.tensor([[0, 3, 1], [2, 4, 0]])
+
+
+def test_tables_bound_their_indices() -> None:
+    found = prepared(Words(), ids=IDS, places=torch.arange(3).repeat(2, 1))
+    assert limits(found) == {"ids": (0, 49), "places": (-2, 27)}
+    assert not found.captured.notes
+    drawn = torch.cat([case.inputs["ids"].flatten() for case in found.cases])
+    assert (int(drawn.min()), int(drawn.max())) == (0, 49)
+
+
+def test_a_number_that_nothing_bounds_is_free_and_said_aloud() -> None:
+    found = prepared(Step(), x=X, timestep=torch.tensor([500, 500]))
+    assert limits(found) == {"timestep": (-1000, 1000)}
+    [note] = found.captured.notes
+    assert note.startswith("timestep takes values in -1000..1000 (the model sets no bound)")
+    cases = {case.name: case.inputs["timestep"].unique().tolist() for case in found.cases}
+    assert cases["lowest integers"] == [-1000]
+    assert cases["highest integers"] == [1000]
+
+
+def test_masks_hold_zeros_and_logarithms_do_not_take_them() -> None:
+    found = prepared(Masked(), x=X[..., None], mask=torch.ones(2, 8, dtype=torch.int64))
+    assert limits(found) == {"mask": (0, 1)}
+    assert limits(prepared(Logarithm(), x=X, n=torch.tensor([3]))) == {"n": (1, 1000)}
+
+
+def test_inputs_that_do_not_go_together_keep_the_example() -> None:
+    found = prepared(Added(), a=IDS, b=IDS)
+    assert limits(found) == {"a": (0, 4), "b": (0, 4)}
+    assert "a takes values in 0..4 (the values of the example)" in found.captured.notes[0]
+
+
+def test_sizes_that_the_values_do_not_fit_are_left_out() -> None:
+    found = prepared(Choose(), x=torch.randn(9, 4), index=torch.tensor([[0, 2, 1, 0]] * 9))
+    assert limits(found) == {"index": (0, 2)}
+    assert found.symbols == {"batch": (3, 64)}
+    assert found.captured.notes[0].startswith("batch takes 3 and more")
+
+
+def test_values_that_were_asked_for() -> None:
+    timestep = torch.tensor([500, 500])
+    found = prepared(Step(), ("timestep=0..999",), x=X, timestep=timestep)
+    assert limits(found) == {"timestep": (0, 999)}
+    assert not found.captured.notes
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ("timestep=5", "expected NAME=MIN..MAX"),
+        ("step=0..5", "no input 'step'; there is x, timestep"),
+        ("timestep=5..0", "expected -9223372036854775808 <= MIN <= MAX"),
+        ("x=0..5", "x is float32; only an input of integers has a range"),
+        ("timestep=0..9", "timestep: expected values in 0..9, got 500"),
+    ],
+)
+def test_values_that_are_refused(values: str, message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        prepared(Step(), (values,), x=X, timestep=torch.tensor([500, 500]))
+    assert message in refused.value.message
+
+
+def test_values_that_the_model_does_not_take() -> None:
+    with pytest.raises(UsageError, match=r"--values a=0\.\.99: the model does not take 99"):
+        prepared(Added(), ("a=0..99",), a=IDS, b=IDS)
+
+
+def test_an_engine_takes_other_values_than_the_example(tmp_path: Path) -> None:
+    module, example = Step(), {"x": X, "timestep": torch.tensor([500, 500])}
+    bundle = enginecast.compile(
+        module, tmp_path / "bundle", example=example, values=["timestep=0..999"]
+    )
+    with enginecast.load(bundle.root) as engine:
+        for step in (0, 1, 999):
+            timestep = torch.tensor([step, 7])
+            (got,) = engine.run({"x": X.numpy(), "timestep": timestep.numpy()}).values()
+            np.testing.assert_allclose(got, module(X, timestep), rtol=1e-5, atol=1e-4)
+        with pytest.raises(InputError, match=r"expected values in 0\.\.999, got 1000"):
+            engine.run({"x": X.numpy(), "timestep": np.array([1000, 7])})
+
+
+def test_an_unsigned_input_ends_with_its_dtype() -> None:
+    class Image(nn.Module):
+        def forward(self, pixels: Tensor) -> Tensor:
+            return pixels.float() / 255
+
+    found = prepared(Image(), pixels=torch.full((2, 6), 9, dtype=torch.uint8))
+    [spec] = found.inputs
+    assert isinstance(spec, InputSpec)
+    assert limits(found) == {"pixels": (0, 255)}
