@@ -91,9 +91,15 @@ def test_floats_of_an_example_are_captured_in_fp32(dtype: torch.dtype) -> None:
     assert sample((spec,), {}, seed=0)["x"].dtype == torch.float32
 
 
-def test_inputs_without_common_batch_are_static() -> None:
-    specs = from_example({"x": torch.zeros(4, 6), "y": torch.zeros(5)})
-    assert all(dim.name is None for spec in specs for dim in spec.dims)
+def test_the_batch_is_that_of_the_first_input() -> None:
+    specs = from_example({"x": torch.zeros(4, 6), "y": torch.zeros(5), "z": torch.zeros(4)})
+    assert [[dim.name for dim in spec.dims] for spec in specs] == [
+        ["batch", None],
+        [None],
+        ["batch"],
+    ]
+    alone = from_example({"x": torch.zeros(1, 6), "y": torch.zeros(5)})
+    assert all(dim.name is None for spec in alone for dim in spec.dims)
     assert from_example({"x": torch.zeros(1, 6)})[0].dims[0] == DimSpec.static(1)
 
 

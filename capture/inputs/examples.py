@@ -53,7 +53,7 @@ _STYLES: Mapping[Style, Callable[[Tensor], Tensor]] = {
 }
 """What becomes of values of a standard normal distribution."""
 ENDS: Mapping[Style, str] = {"lowest": "lowest integers", "highest": "highest integers"}
-"""Cases of inputs that hold one integer, of which one case sees one value."""
+"""What integers are like at the ends of their ranges, and the names of the cases."""
 NEAR = 4
 """Integers from 0 on that are drawn more often than others."""
 EDGE_WORK = 1e12
@@ -163,9 +163,7 @@ def verification_inputs(
         plans.append(_Plan("scaled image", 2, 9, 0, style="scaled"))
     if "token_ids" in kinds and parameters is not None:
         plans += _corners(specs, parameters)
-    plans += _alone(specs, batch=2 if heavy else 3)
-    if any(_is_number(spec) for spec in specs):
-        plans += [_Plan(name, 1, 9, 0, style=style) for style, name in ENDS.items()]
+    plans += [*_alone(specs, batch=2 if heavy else 3), *_at_ends(specs)]
     cases: list[Case] = []
     for index, plan in enumerate(plans):
         sizes = _sizes(specs, plan)
@@ -216,10 +214,15 @@ def _is_drawn(spec: InputSpec) -> bool:
     return spec.dtype.is_floating_point and spec.low is None and spec.kind != "attention_mask"
 
 
-def _is_number(spec: InputSpec) -> bool:
-    """Whether an input holds one integer, such as the step of a diffusion."""
-    sizes = [dim.size for dim in spec.dims if dim.name != BATCH]
-    return spec.kind == "tensor" and spec.low != spec.high and math.prod(sizes) == 1
+def _at_ends(specs: Sequence[InputSpec]) -> list[_Plan]:
+    """Both ends of inputs that hold one integer, such as the step of a diffusion: each case sees
+    one value of them.
+    """
+    for spec in specs:
+        sizes = [dim.size for dim in spec.dims if dim.name != BATCH]
+        if spec.kind == "tensor" and spec.low != spec.high and math.prod(sizes) == 1:
+            return [_Plan(name, 1, 9, 0, style=style) for style, name in ENDS.items()]
+    return []
 
 
 def _alone(specs: Sequence[InputSpec], batch: int) -> list[_Plan]:

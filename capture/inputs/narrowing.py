@@ -89,6 +89,28 @@ def fix(specs: tuple[InputSpec, ...], names: tuple[str, ...]) -> Narrowed | None
     return _narrowed(specs, {name: (size, size) for name, size in sizes.items()})
 
 
+def fewer(specs: tuple[InputSpec, ...], because: str) -> Narrowed | None:
+    """Let one dimension less vary: the last of those that share a name, then the rest of them.
+
+    A default takes equal leading sizes for one batch, which weights among the inputs do not have.
+    """
+    for index in reversed(range(len(specs))):
+        spec = specs[index]
+        guesses = [n for n, dim in enumerate(spec.dims) if dim.name is not None and not dim.asked]
+        if not guesses:
+            continue
+        axis = guesses[-1]
+        size = spec.dims[axis].given or _fixed_size(spec.dims[axis])
+        dims = (*spec.dims[:axis], DimSpec.static(size), *spec.dims[axis + 1 :])
+        changed = (*specs[:index], replace(spec, dims=dims), *specs[index + 1 :])
+        note = (
+            f"dimension {axis} of {spec.name} is fixed at {size}: {because}; "
+            f"--dynamic {spec.name}:{axis}=MIN..MAX lets it vary"
+        )
+        return Narrowed(with_example_sizes(changed), (note,))
+    return None
+
+
 def _guards(specs: tuple[InputSpec, ...], message: str) -> list[tuple[str, str]]:
     """(dimension, guard in the names of dimensions) for each guard that torch cannot vouch for."""
     by_place = {

@@ -96,7 +96,8 @@ def from_example(
 ) -> tuple[InputSpec, ...]:
     """Inputs of a model from one example of each.
 
-    Dimension 0 is the batch when all inputs but scalars have the same one, of two or more.
+    Dimension 0 is the batch where it is that of the first input, of two or more: others, such as
+    the positions of an image's patches, may be the same for all rows.
     Two-dimensional integer `input_ids` and masks are known for what they are: their dimension 1 is
     the sequence.  So are four-dimensional `pixel_values`.  With either, a batch of one may grow.
     Inputs of any float dtype are fp32, as the captured module is.
@@ -106,19 +107,18 @@ def from_example(
     """
     if not example:
         raise UsageError("the example inputs are empty", hint="Give at least one input.")
-    leading = {tensor.shape[0] for tensor in example.values() if tensor.ndim}
     kinds = {name: kind_of(name, tensor) for name, tensor in example.items()}
     is_known = set(kinds.values()) != {"tensor"}
-    has_batch = len(leading) == 1 and leading.pop() >= (1 if is_known else 2)
+    leading = [t.shape[0] for n, t in example.items() if t.ndim and _is_main(kinds, n)]
+    batch = leading[0] if leading and leading[0] >= (1 if is_known else 2) else None
     text = {name for name, kind in kinds.items() if kind in TEXT_INPUTS.values()}
     lengths = {example[name].shape[1] for name in text}
     longest = longest_sequence(config, max(lengths)) if lengths else 1
     specs = []
     for name, tensor in example.items():
         dims = [DimSpec.static(size) for size in tensor.shape]
-        if has_batch and tensor.ndim:
-            rows = tensor.shape[0]
-            dims[0] = DimSpec(BATCH, rows, 1, max(LARGEST_BATCH, rows), given=rows)
+        if tensor.ndim and tensor.shape[0] == batch:
+            dims[0] = DimSpec(BATCH, batch, 1, max(LARGEST_BATCH, batch), given=batch)
         if name in text and len(lengths) == 1:
             tokens = tensor.shape[1]
             dims[1] = DimSpec(SEQUENCE, tokens, 1, longest, given=tokens)
@@ -133,6 +133,11 @@ def from_example(
             InputSpec(name, kind, dtype, tuple(dims), low, high, padding, ending, is_box, origin)
         )
     return with_example_sizes(tuple(specs))
+
+
+def _is_main(kinds: Mapping[str, Kind], name: str) -> bool:
+    """Whether an input has rows for sure: where some are known for what they are, one of them."""
+    return kinds[name] != "tensor" or set(kinds.values()) == {"tensor"}
 
 
 def captured_dtype(tensor: Tensor) -> torch.dtype:

@@ -13,8 +13,8 @@ from torch.export import ExportedProgram
 from enginecast.capture.control_flow.detect import endless
 from enginecast.capture.control_flow.detect.endless import Bounded
 from enginecast.capture.inputs.examples import example_sizes, sample
-from enginecast.capture.inputs.narrowing import Narrowed, fix, narrow
-from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.inputs.narrowing import Narrowed, fewer, fix, narrow
+from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.outputs.flatten import Wanted, name_outputs
 from enginecast.capture.python.locations import SourceLocation, is_model_code
 from enginecast.capture.python.quiet import quiet_torch
@@ -28,6 +28,7 @@ from enginecast.capture.refusals.refusal import (
 )
 from enginecast.capture.sources.empty import capture_mode, fake_weights
 from enginecast.capture.sources.source import Source
+from enginecast.capture.tracing.open_sizes import open_sizes
 from enginecast.capture.tracing.shapes import (
     FrozenDimensionError,
     check_shapes,
@@ -36,10 +37,14 @@ from enginecast.capture.tracing.shapes import (
 from enginecast.capture.tracing.strategy import RefusedError, TracingStrategy
 from enginecast.errors import CaptureError, EnginecastError
 
-MOST_NARROWINGS = 4
+MOST_NARROWINGS = 6
 """How often a trace is tried again with narrower dimensions; each costs as much as the first."""
 SEED = 0
 """Of the example of a trace that is tried again."""
+
+
+WRONG_SIZES = ("model-error", "operator")
+"""Kinds of refusals by which code says that sizes do not fit."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,10 @@ def trace(
         try:
             return _once(source, specs, inputs, wanted, strategy, notes, is_proved)
         except CaptureError as error:
+            if not strategy.is_strict and _is_of_sizes(error, specs):
+                opened = _opened(source, specs, inputs, wanted, strategy, notes)
+                if opened is not None:
+                    return opened
             fitted = _fitted(specs, error)
             if fitted is None or tried == MOST_NARROWINGS:
                 raise
@@ -93,8 +102,37 @@ def _fitted(specs: tuple[InputSpec, ...], error: CaptureError) -> Narrowed | Non
     """The inputs with dimensions that the refusal allows."""
     if isinstance(error, FrozenDimensionError):
         return fix(specs, error.names)
+    if isinstance(error, RefusedError) and error.refusal.kind in WRONG_SIZES:
+        return fewer(specs, f"with a size that varies, {error.refusal.in_short}")
     place = error.refusal.place if isinstance(error, RefusedError) else ""
     return narrow(specs, str(error.__cause__), place)
+
+
+def _is_of_sizes(error: CaptureError, specs: Sequence[InputSpec]) -> bool:
+    """Whether a trace may have failed because torch tells sizes of 1 from others."""
+    kinds = {"specialized-dimension", *WRONG_SIZES}
+    is_refused = isinstance(error, RefusedError) and error.refusal.kind in kinds
+    return is_refused and bool(named_dims(specs))
+
+
+def _opened(
+    source: Source,
+    specs: tuple[InputSpec, ...],
+    inputs: Mapping[str, Tensor],
+    wanted: Wanted,
+    strategy: TracingStrategy,
+    notes: tuple[str, ...],
+) -> Traced | None:
+    """Trace without asking whether sizes are 1; None where that does not help."""
+    opened = replace(strategy, around=(*strategy.around, open_sizes))
+    for is_proved in (False, True):
+        try:
+            return _once(source, specs, inputs, wanted, opened, notes, is_proved)
+        except CaptureError as error:
+            left = narrow(specs, str(error.__cause__)) if isinstance(error, RefusedError) else None
+            if left is None or not left.is_proved:
+                return None
+    return None
 
 
 def _once(

@@ -1,0 +1,120 @@
+"""Tracing without asking whether a size is 1.
+
+torch.export guards each computed size against 1, where it would broadcast, so that `x[-10:]`,
+`x[n // 2:]`, `x[::3]` or `unfold` are refused for ranges in which one of them becomes 1.  Left
+unasked, a size that must not be 1 (or must be equal to another) is a guard still.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental import _config
+from torch.overrides import TorchFunctionMode
+
+MOST_SIZES = 10_000
+"""Sizes of one dimension for which pieces are counted."""
+
+
+_open = partial(_config.patch, backed_size_oblivious=True)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def open_sizes(_: nn.Module) -> Iterator[None]:
+    """Trace within the block so."""
+    with _open(), _Pieces():
+        yield
+
+
+class _Pieces(TorchFunctionMode):
+    """Cuts tensors into pieces by slices: `chunk` and `split` fix how many there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_off = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name in ("chunk", "split") and not self._is_off:
+
+            def whole() -> Any:
+                self._is_off = True
+                try:
+                    return func(*args, **kwargs)
+                finally:
+                    self._is_off = False
+
+            pieces = _cut(name, whole, *args, **kwargs)
+            if pieces is not None:
+                return pieces
+        return func(*args, **kwargs)
+
+
+def _cut(name: str, whole: Callable[[], Any], tensor: Tensor, *args: Any, **kwargs: Any) -> "Sequence[Tensor] | None":
+    given = [*args, *kwargs.values()]
+    number = given[0] if given else None
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    if not isinstance(number, int) or not isinstance(dim, int) or not isinstance(tensor, Tensor):
+        return None
+    size = tensor.shape[dim]
+    sizes = _sizes(size) if isinstance(size, torch.SymInt) else None
+    if sizes is None or not number:
+        return None
+    step = (size + number - 1) // number if name == "chunk" else number
+    counts = {-(-n // (-(-n // number) if name == "chunk" else number)) for n in sizes if n}
+    pieces = [_slice(tensor, dim, index, step) for index in range(min(counts))]
+    if len(counts) == 1:
+        return tuple(pieces)
+    return _Some(pieces, whole)
+
+
+def _slice(tensor: Tensor, dim: int, index: int, step: Any) -> Tensor:
+    found: Tensor = torch.ops.aten.slice.Tensor(tensor, dim, index * step, (index + 1) * step)
+    return found
+
+
+def _sizes(size: torch.SymInt) -> set[int] | None:
+    """The sizes that a dimension may have, where one symbol decides them."""
+    expression, environment = size.node.expr, size.node.shape_env
+    symbols = list(expression.free_symbols)
+    if len(symbols) != 1 or symbols[0] not in environment.var_to_range:
+        return None
+    known = environment.var_to_range[symbols[0]]
+    if not known.upper.is_finite or known.upper - known.lower > MOST_SIZES:
+        return None
+    values = range(int(known.lower), int(known.upper) + 1)
+    if expression == symbols[0]:
+        return set(values)
+    return {int(expression.subs(symbols[0], value)) for value in values}
+
+
+class _Some(Sequence[Tensor]):
+    """Pieces of which some sizes have more: those that all have can be taken."""
+
+    def __init__(self, pieces: list[Tensor], cut: Callable[[], Sequence[Tensor]]) -> None:
+        self._pieces = pieces
+        self._cut = cut
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, index: Any) -> Any:
+        count = len(self._pieces)
+        if isinstance(index, int):
+            return (self._pieces if 0 <= index < count else self._cut())[index]
+        is_there = (index.start or 0) >= 0 and index.stop is not None and 0 <= index.stop <= count
+        return tuple((self._pieces if is_there else self._cut())[index])
+
+    def __len__(self) -> int:
+        return len(self._cut())

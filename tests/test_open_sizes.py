@@ -1,0 +1,88 @@
+"""Sizes that torch.export does not vouch for by itself: parts, and sizes that do not fit."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from enginecast.capture.inputs.examples import example_sizes, sample
+from enginecast.capture.sources.source import open_source
+from enginecast.capture.tracing.export import Captured, capture
+from enginecast.compiler.prepare import input_specs
+
+
+class Called(nn.Module):
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class Twice(nn.Module):
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.function(x, y)
+
+
+def captured(module: nn.Module, *dynamic: str, **example: Tensor) -> Captured:
+    source = open_source(module, example=example)
+    specs, _ = input_specs(source, None, dynamic)
+    return capture(source, specs, sample(specs, example_sizes(specs), 0), fallback="rewrite")
+
+
+PARTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "head": lambda x: x[:10] * 2,
+    "tail": lambda x: x[-10:] * 2,
+    "half": lambda x: x[x.shape[0] // 2 :] + 1,
+    "third": lambda x: x[::3] + 1,
+    "differences": lambda x: x[1:] - x[:-1],
+    "chunk": lambda x: torch.cat(x.chunk(2)[::-1]),
+    "chunk by name": lambda x: torch.chunk(x, chunks=2, dim=0)[1] * 2,
+    "split": lambda x: torch.cat(x.split(2)[:1]) + 1,
+    "unfold": lambda x: x.unfold(0, 2, 2).sum(-1),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_an_asked_range(name: str) -> None:
+    x = torch.arange(80.0).reshape(20, 4)
+    found = captured(Called(PARTS[name]), "x:0=2..64", x=x)
+    program = found.program.module(check_guards=False)
+    for size in (2, 3, 9, 10, 11, 64):
+        inputs = torch.randn(size, 4)
+        [result] = program(x=inputs).values()
+        assert torch.equal(result, PARTS[name](inputs)), size
+
+
+def test_a_default_range_needs_no_narrowing_for_a_part() -> None:
+    found = captured(Called(PARTS["tail"]), x=torch.randn(20, 4))
+    assert not found.notes
+    assert found.inputs[0].dims[0].minimum == 1
+
+
+def test_a_path_of_size_one_is_not_lost() -> None:
+    module = Called(lambda x: x * 2 if x.shape[0] // 2 == 1 else x * 3)
+    with pytest.raises(Exception, match="does not take all sizes"):
+        captured(module, "x:0=2..64", x=torch.randn(20, 4))
+
+
+COUPLED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[str | None, str | None]]] = {
+    "product": (torch.matmul, ("batch", None)),
+    "transposed": (lambda x, y: x + y.T, (None, None)),
+    "together": (lambda x, y: x * y, ("batch", "batch")),
+}
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_equal_sizes_are_not_always_one_batch(name: str) -> None:
+    function, expected = COUPLED[name]
+    found = captured(Twice(function), x=torch.randn(4, 4), y=torch.randn(4, 4))
+    assert tuple(spec.dims[0].name for spec in found.inputs) == expected
+    fixed = [note for note in found.notes if "--dynamic" in note]
+    assert len(fixed) == expected.count(None)
