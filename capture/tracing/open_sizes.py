@@ -60,7 +60,9 @@ class _Pieces(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _cut(name: str, whole: Callable[[], Any], tensor: Tensor, *args: Any, **kwargs: Any) -> "Sequence[Tensor] | None":
+def _cut(
+    name: str, whole: Callable[[], Any], tensor: Tensor, *args: Any, **kwargs: Any
+) -> "Sequence[Tensor] | None":
     given = [*args, *kwargs.values()]
     number = given[0] if given else None
     dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)

@@ -19,6 +19,7 @@ from enginecast.capture.outputs.flatten import Wanted, name_outputs
 from enginecast.capture.python.locations import SourceLocation, is_model_code
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.python.recompile import replaced
+from enginecast.capture.python.untouched import untouched
 from enginecast.capture.refusals.refusal import (
     REASONS,
     Refusal,
@@ -158,6 +159,7 @@ def _once(
     try:
         # Without no_grad the sdpa decomposition fails on symbolic shapes.
         with (
+            untouched(module),
             Bounded(endless.LONGEST_TRACE),
             strategy.entered(module),
             torch.no_grad(),

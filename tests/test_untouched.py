@@ -1,0 +1,59 @@
+"""The caller's own model after a trace: what it keeps outside of itself holds no fake tensor."""
+
+from functools import lru_cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from enginecast.capture.inputs.examples import example_sizes, sample
+from enginecast.capture.sources.source import open_source
+from enginecast.capture.tracing.export import capture
+from enginecast.compiler.prepare import input_specs
+
+TABLES: dict[int, Tensor] = {}
+
+
+@lru_cache
+def table(length: int) -> Tensor:
+    return torch.arange(length) * 0.1
+
+
+class Cached(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + table(8)
+
+
+class OfClass(nn.Module):
+    steps: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if OfClass.steps is None:
+            OfClass.steps = torch.arange(8.0)
+        return x * OfClass.steps
+
+
+class Global(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - TABLES.setdefault(8, torch.arange(8.0))
+
+
+class OfInstance(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / self.tables.setdefault(8, torch.arange(1.0, 9))
+
+
+@pytest.mark.parametrize("kind", [Cached, OfClass, Global, OfInstance])
+def test_nothing_fake_is_left(kind: type[nn.Module]) -> None:
+    x, module = torch.randn(3, 8), kind()
+    source = open_source(module, example={"x": x})
+    specs, _ = input_specs(source, None, ())
+    found = capture(source, specs, sample(specs, example_sizes(specs), 0))
+    result = module(x)
+    assert type(result) is Tensor
+    [traced] = found.program.module()(x=x).values()
+    assert torch.equal(result, traced)
