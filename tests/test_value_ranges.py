@@ -164,3 +164,18 @@ def test_an_unsigned_input_ends_with_its_dtype() -> None:
     [spec] = found.inputs
     assert isinstance(spec, InputSpec)
     assert limits(found) == {"pixels": (0, 255)}
+
+
+def step() -> tuple[nn.Module, dict[str, Tensor]]:
+    return Step(), {"x": X, "timestep": torch.tensor([500, 500])}
+
+
+def test_a_model_is_compared_again_in_what_its_engine_takes(tmp_path: Path) -> None:
+    model, bundle = "test_value_ranges:step", tmp_path / "bundle"
+    enginecast.compile(model, bundle, dynamic=["x:0=2..7"], values=["timestep=0..600"])
+    check = enginecast.verify(bundle, model=model)
+    assert check.verdict.outcome == "verified"
+    narrower = enginecast.verify(bundle, model=model, dynamic=["timestep:0=3..4"])
+    assert narrower.verdict.outcome == "verified"
+    with pytest.raises(UsageError, match="go with --model"):
+        enginecast.verify(bundle, values=["timestep=0..1"])

@@ -5,7 +5,16 @@ from typing import Annotated
 import msgspec
 import typer
 
-from enginecast.cli.options.groups import AsJson, BundleDir, LoadFlags, RandomWeights, grouped
+from enginecast.cli.options.groups import (
+    AsJson,
+    BundleDir,
+    Dynamic,
+    Inputs,
+    LoadFlags,
+    RandomWeights,
+    Values,
+    grouped,
+)
 from enginecast.cli.terminal.output import print_json, results, results_apart, say
 
 
@@ -21,13 +30,24 @@ def verify(
         ),
     ] = None,
     random_weights: RandomWeights = None,
+    inputs: Inputs = None,
+    dynamic: Dynamic = None,
+    values: Values = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare a bundle with eager again, on this machine's hardware."""
     from enginecast.compiler.verify_bundle import verify_bundle
     from enginecast.verify.report.report import print_verdict
 
-    check = verify_bundle(bundle, model=model, random_weights=random_weights, **how.arguments())
+    check = verify_bundle(
+        bundle,
+        model=model,
+        random_weights=random_weights,
+        inputs=inputs,
+        dynamic=dynamic or (),
+        values=values or (),
+        **how.arguments(),
+    )
     verdict = check.verdict
     if as_json:
         content = msgspec.to_builtins(check) | {

@@ -1,7 +1,7 @@
 """The reference of a bundle, made anew from the model."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,11 +40,15 @@ def reference_of_model(
     *,
     allow_code: bool = False,
     random_weights: int | None = None,
+    inputs: Path | None = None,
+    dynamic: Sequence[str] = (),
+    values: Sequence[str] = (),
 ) -> Remade:
-    """Run eager over fresh verification inputs.
+    """Run eager over fresh verification inputs, in the sizes and values that the engine takes.
 
     Args:
         folder: of the bundle, where its plan lies when it is quantized.
+        inputs, dynamic, values: as for an export, instead of what the manifest says.
 
     Raises:
         UsageError: the model has other inputs or outputs than the engine.
@@ -53,6 +57,9 @@ def reference_of_model(
     options = ModelOptions(
         random_weights=random_weights,
         allow_code=allow_code,
+        inputs=inputs,
+        dynamic=(*dynamic, *_dynamic(manifest, given=dynamic)),
+        values=(*values, *_values(manifest, given=values)),
         outputs=chosen,
         # A specialised engine is compared on inputs that take its path.
         fallback="specialise" if manifest.guards else "torchscript",
@@ -76,6 +83,26 @@ def reference_of_model(
         plan = read_plan(folder / manifest.quantization.plan)
         reference = _planned(prepared, manifest.pipeline, plan, reference)
     return Remade(reference, _same(model, source, manifest), problems)
+
+
+def _dynamic(manifest: Manifest, given: Sequence[str]) -> Iterator[str]:
+    """The sizes of the engine's inputs, as an export is given them."""
+    asked = {text.partition("=")[0].strip() for text in given}
+    places = [(f"{s.name}:{n}", size) for s in manifest.inputs for n, size in enumerate(s.shape)]
+    tied = {size for place, size in places if place in asked and isinstance(size, str)}
+    for place, size in places:
+        least, most = manifest.symbols[size] if isinstance(size, str) else (size, size)
+        if place not in asked and size not in tied and least:
+            yield f"{place}={least}..{most}"
+
+
+def _values(manifest: Manifest, given: Sequence[str]) -> Iterator[str]:
+    """The values of its integer inputs."""
+    asked = {text.partition("=")[0].strip() for text in given}
+    for spec in manifest.inputs:
+        is_guess = spec.kind == "tensor" or spec.kind == "token_type_ids"
+        if is_guess and spec.name not in asked and None not in (spec.minimum, spec.maximum):
+            yield f"{spec.name}={spec.minimum:.0f}..{spec.maximum:.0f}"
 
 
 def _planned(

@@ -6,10 +6,11 @@ Without the model the bundle's stored reference is used; that needs neither the 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
-from enginecast.errors import BundleError
+from enginecast.errors import BundleError, UsageError
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Manifest, Verdict
 from enginecast.runtime.bundle.manifest_json import encode
 from enginecast.runtime.bundle.staging import write_file
@@ -53,19 +54,26 @@ def verify_bundle(
     threads: int | None = None,
     allow_code: bool = False,
     random_weights: int | None = None,
+    inputs: Path | None = None,
+    dynamic: Sequence[str] = (),
+    values: Sequence[str] = (),
 ) -> Check:
     """Run the engine of a bundle on its verification inputs and judge it by eager's noise floor.
 
     Args:
         model: MODEL to compare with; None: the reference that is stored in the bundle.
         random_weights: seed, for a MODEL that is a config alone.
+        inputs, dynamic, values: as for an export, with a MODEL; else they are as in the manifest.
 
     The other arguments are those of `load`.
 
     Raises:
         BundleError: the bundle is damaged, or has no reference and no model was given.
+        UsageError: inputs were described, and no model was given.
         MissingError: this machine cannot run the engine.
     """
+    if model is None and (inputs or dynamic or values):
+        raise UsageError("--inputs, --dynamic and --values go with --model MODEL")
     # Emulation is not a reason to warn here: this command is what completes such a verdict.
     with load(
         path,
@@ -93,6 +101,9 @@ def verify_bundle(
                 engine.folder,
                 allow_code=allow_code,
                 random_weights=random_weights,
+                inputs=inputs,
+                dynamic=dynamic,
+                values=values,
             )
             reference, notes, problems = made.reference, made.notes, made.problems
             against = model

@@ -28,6 +28,14 @@ RandomWeights = Annotated[
 ]
 Inputs = Annotated[Path | None, typer.Option(metavar="FILE", help="Inputs as safetensors.")]
 Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="Prompts, one a line.")]
+Dynamic = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME:DIM=MIN..MAX", help="Sizes of a dimension; repeatable."),
+]
+Values = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=MIN..MAX", help="Values of an integer input; repeatable."),
+]
 Outputs = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME,...", help="Outputs to keep, in order; repeatable."),
@@ -106,14 +114,8 @@ class ModelFlags:
 
     inputs: Inputs = None
     prompts: Prompts = None
-    dynamic: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME:DIM=MIN..MAX", help="Sizes of a dimension; repeatable."),
-    ] = None
-    values: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=MIN..MAX", help="Values of an integer input; repeatable."),
-    ] = None
+    dynamic: Dynamic = None
+    values: Values = None
     outputs: Outputs = None
     hidden_state: Annotated[
         list[str] | None,
