@@ -23,7 +23,6 @@ from enginecast.capture.inputs.given import apply_values
 from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.errors import UsageError
-from enginecast.passes.ir.effects import mutated_values
 from enginecast.passes.ir.interpret import Run, schedule
 from enginecast.passes.ir.traits import Trait, has
 
@@ -272,7 +271,6 @@ class ProgramProbe(Run):
                     reached[node] = None
         self._reached = list(reached)
         needed = {s for node in reached for s in node.all_input_nodes} - reached.keys()
-        self._written_to = mutated_values(program.graph) & needed
         self._around: dict[Node, Any] = {}
         self.reach = MOST_SIZE if any(map(_is_number, reached)) else FURTHEST
         self._record(order, needed)
@@ -287,9 +285,8 @@ class ProgramProbe(Run):
                 self._around[node] = self.env[node]
 
     def floats(self, inputs: Inputs) -> list[Tensor]:
-        copied = {node: self._around[node].clone() for node in self._written_to}
         self._feeds[0].update(inputs)
-        self.env = {**self._around, **copied}
+        self.env = dict(self._around)
         for node in self._reached:
             self.env[node] = self.evaluate(node, 0)
         found = (self.env[node] for node in self._reached)
