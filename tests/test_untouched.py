@@ -1,7 +1,5 @@
 """The caller's own model after a trace: what it keeps outside of itself holds no fake tensor."""
 
-from functools import lru_cache
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,16 +10,6 @@ from enginecast.capture.tracing.export import capture
 from enginecast.compiler.prepare import input_specs
 
 TABLES: dict[int, Tensor] = {}
-
-
-@lru_cache
-def table(length: int) -> Tensor:
-    return torch.arange(length) * 0.1
-
-
-class Cached(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + table(8)
 
 
 class OfClass(nn.Module):
@@ -38,7 +26,7 @@ class Global(nn.Module):
         return x - TABLES.setdefault(8, torch.arange(8.0))
 
 
-@pytest.mark.parametrize("kind", [Cached, OfClass, Global])
+@pytest.mark.parametrize("kind", [OfClass, Global])
 def test_nothing_fake_is_left(kind: type[nn.Module]) -> None:
     x, module = torch.randn(3, 8), kind()
     source = open_source(module, example={"x": x})
