@@ -132,7 +132,7 @@ def prepared_reference(module: nn.Module) -> list[str]:
 @pytest.mark.filterwarnings("ignore:The tensor attribute")  # torch's; the command holds it back
 @pytest.mark.parametrize(
     ("make", "name", "how"),
-    [(PythonCounter, "calls", "was 0, is 1"), (Assigns, "last", "a tensor")],
+    [(PythonCounter, "calls", "was 0, is 3"), (Assigns, "last", "a tensor")],
 )
 def test_state_that_changes_the_result_is_refused(
     make: Callable[[], nn.Module], name: str, how: str
@@ -147,8 +147,8 @@ def test_state_that_changes_the_result_is_refused(
 @pytest.mark.parametrize(
     ("make", "how"),
     [
-        (Appends, "seen at {} (had 0 items, has 1)"),
-        (Counts, "calls at {} (was 0, is 1)"),
+        (Appends, "seen at {} (had 0 items, has 5)"),
+        (Counts, "calls at {} (was 0, is 5)"),
         (Remembers, "given at {} (was not set, is 'x')"),
     ],
 )

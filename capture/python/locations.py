@@ -211,6 +211,14 @@ def holds(code: CodeType, line: int) -> bool:
     return code.co_firstlineno <= line <= max(line_numbers(code), default=0)
 
 
+def calling_place() -> SourceLocation | None:
+    """The line of the model's own code that is running; None: there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_model_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    return None if frame is None else SourceLocation(frame.f_code.co_filename, frame.f_lineno)
+
+
 @contextmanager
 def noting_calls(note: Callable[[FrameType], object]) -> Iterator[None]:
     """Within the block, call `note` with the frame of each Python function that is entered."""

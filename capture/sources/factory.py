@@ -33,6 +33,7 @@ class FactorySource(Source):
         module = as_written(module, name)
         self.name = name
         self.model_class = type(module)
+        self.trained = frozenset(name for name, part in module.named_modules() if part.training)
         self._module = module.eval().requires_grad_(False)
         self._example = dict(example)
         config = getattr(module, "config", None)

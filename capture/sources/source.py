@@ -23,6 +23,8 @@ class Source(ABC):
     config: PreTrainedConfig | None = None
     model_class: type[nn.Module] | None = None
     """Class of the model, where it is known before the model is built."""
+    trained: frozenset[str] = frozenset()
+    """The modules that were given in train mode; `eager` has all of them in eval mode."""
     tokenizer_files: tuple[Path, ...] = ()
     """Files that a bundle needs to tokenize prompts; empty without a tokenizer."""
 

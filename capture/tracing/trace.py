@@ -16,6 +16,7 @@ from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.narrowing import Narrowed, fewer, fix, narrow
 from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.outputs.flatten import Wanted, name_outputs
+from enginecast.capture.python.kept_caches import keeping_caches
 from enginecast.capture.python.locations import SourceLocation, is_model_code
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.python.recompile import replaced
@@ -162,6 +163,7 @@ def _once(
             untouched(module),
             Bounded(endless.LONGEST_TRACE),
             strategy.entered(module),
+            keeping_caches(module),
             torch.no_grad(),
             quiet_torch(),
             guards_at_model_code(),

@@ -30,7 +30,7 @@ from enginecast.capture.tracing.strategy import Rung
 from enginecast.compiler.cases import SEED, choose_cases, cover_branches
 from enginecast.compiler.engines import Criteria, run_engine, unsealed
 from enginecast.compiler.manifest import describe_manifest
-from enginecast.compiler.prepare import OpenedModel, input_specs
+from enginecast.compiler.prepare import OpenedModel, in_turn, input_specs
 from enginecast.compiler.publish import Candidate
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
 from enginecast.compiler.steps import Steps
@@ -114,17 +114,18 @@ def reference_of_script(model: OpenedModel, dtype: str) -> tuple[Reference, tupl
         notes.extend([note] if note else [])
         return outputs
 
+    run = in_turn(model)
     reference = make_reference(
         None,
         eager,
         model.cases,
         dtype=dtype,
         names=(),
-        forward=forward,
+        forward=run,
         mask_input=model.mask_input,
         exact=exact,
     )
-    return reference, tuple(notes)
+    return reference, (*notes, *run.notes)
 
 
 def output_specs(

@@ -125,6 +125,8 @@ class ExportSession:
             problems = (*model.unverified, *captured_wrongly(model, reference))
         for note in state_notes:
             self.steps.say(note)
+        kept = (*model.captured.notes, *state_notes)
+        model = replace(model, captured=replace(model.captured, notes=kept))
         rewritten = self._rewrite(model, reference, () if problems else self.config.engines)
         problems = (*problems, *rewritten.failures)
         plan = plan_notes(plan_of(rewritten.program))
@@ -134,7 +136,7 @@ class ExportSession:
             reference=rewritten.reference,
             runs=(),
             rungs=model.captured.rungs,
-            notes=(*model.captured.notes, *state_notes, *plan, *rewritten.notes),
+            notes=(*model.captured.notes, *plan, *rewritten.notes),
             program=print_ir(
                 rewritten.engines[0].program if rewritten.engines else rewritten.program
             ),

@@ -1,0 +1,76 @@
+"""What the model's code remembers is kept as it is while a model is traced: the tensors of a trace
+are fakes, and a cache would hand them to every later call, in the caller's own model, too.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import _lru_cache_wrapper, partial
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from enginecast.capture.python.locations import is_model_code
+
+_Container = dict[Any, Any] | list[Any] | set[Any]
+
+
+@contextmanager
+def keeping_caches(module: nn.Module) -> Iterator[None]:
+    """Within the block, the model's code may fill its caches: afterwards globals and attributes of
+    classes that hold data are as before, and what `functools.lru_cache` holds is forgotten.
+    """
+    spaces = list(_spaces(module))
+    before = [dict(space) for space, _ in spaces]
+    held = {id(value): value for names in before for value in names.values()}.values()
+    kept = [(found, found.copy()) for found in held if isinstance(found, (dict, list, set))]
+    try:
+        yield
+    finally:
+        for found, copy in kept:
+            if len(found) != len(copy) or list(map(id, found)) != list(map(id, copy)):
+                _refill(found, copy)
+            elif isinstance(found, dict):
+                found.update(copy)
+        for (space, bind), names in zip(spaces, before, strict=True):
+            changed = {name for name, value in names.items() if space.get(name) is not value}
+            for name in changed:
+                if names[name] is None or isinstance(names[name], (Tensor, int, float)):
+                    bind(name, names[name])
+        for found in held:
+            if isinstance(found, _lru_cache_wrapper):
+                found.cache_clear()
+
+
+def _refill(container: _Container, copy: Any) -> None:
+    container.clear()
+    if isinstance(container, list):
+        container.extend(copy)
+    else:
+        container.update(copy)
+
+
+def _spaces(module: nn.Module) -> Iterator[tuple[Mapping[str, Any], Callable[[str, Any], None]]]:
+    """The names in modules of the model's code, and in classes there, and what binds them."""
+    classes = {type(part) for part in module.modules()}
+    files = {kind.__module__ for kind in classes}
+    files |= {name for file in list(files) for name in _referred(file)}
+    for name in files:
+        found = sys.modules.get(name)
+        if found is None or not is_model_code(getattr(found, "__file__", None) or ""):
+            continue
+        yield vars(found), partial(setattr, found)
+        own = (kind for kind in vars(found).values() if isinstance(kind, type))
+        for kind in {kind for kind in own if kind.__module__ == name}:
+            yield vars(kind), partial(setattr, kind)
+
+
+def _referred(name: str) -> set[str]:
+    """The modules that the names in a module come from."""
+    held = vars(sys.modules[name]).values() if name in sys.modules else ()
+    found = {
+        value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        for value in held
+    }
+    return {one for one in found if isinstance(one, str)}

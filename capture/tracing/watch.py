@@ -1,0 +1,244 @@
+"""What Python keeps from call to call: attributes of modules and of their classes, globals, and
+variables of outer functions.
+"""
+
+import dis
+import gc
+import inspect
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from enginecast.capture.python.locations import is_model_code, noting_calls
+
+MOST_ITEMS = 1000
+"""Items of a container that are looked at."""
+_OWN = frozenset(vars(nn.Module()))
+"""Attributes that every module has: its hooks and registries."""
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_HELD = (Tensor, list, tuple, set, frozenset, dict, *_PLAIN)
+"""What is looked at outside of modules; and objects of classes of the model's own code."""
+_STORES = ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR")
+_LOADS = ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR", "LOAD_METHOD")
+
+
+@dataclass(frozen=True)
+class Change:
+    """An attribute that a call left different."""
+
+    name: str
+    """Dotted, from the model: `encoder.calls`."""
+    how: str
+    """Such as `was 0, is 1`."""
+    place: str
+    """`file:line` of the code that writes it; empty when that was not found."""
+
+    def __str__(self) -> str:
+        where = f" at {self.place}" if self.place else ""
+        return f"{self.name}{where} ({self.how})"
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """Something with names that calls may bind anew."""
+
+    prefix: str
+    names: Callable[[], Mapping[str, Any]]
+    """What it holds by now."""
+    write: Callable[[str, Any], None]
+    place: Callable[[str], str]
+
+
+class Watch:
+    """Looks at all that a module's calls may change.
+
+    What functions hold is known once they were called: within `following`.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._holders: list[_Holder] = []
+        self._marks: list[dict[str, Any]] = []
+        self._codes: dict[CodeType, None] = {}
+        kinds: dict[type, None] = {}
+        for name, part in module.named_modules():
+            own = [kind for kind in type(part).__mro__ if _is_models(kind)]
+            self._add(_of_module(name, part, partial(self._line, owners=own)))
+            kinds |= dict.fromkeys(own)
+        for kind in kinds:
+            self._add(
+                _Holder(
+                    kind.__name__,
+                    lambda kind=kind: {k: v for k, v in vars(kind).items() if _is_held(k, v)},  # type: ignore[misc]
+                    partial(setattr, kind),
+                    self._line,
+                )
+            )
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Take in what functions of the model's code refer to, as it is when they are called."""
+        with noting_calls(self._note):
+            yield
+
+    def changes(self) -> list["Change"]:
+        """What is another than it was; call `look` to start anew."""
+        return [change for change, _, _, _ in self.moved()]
+
+    def moved(self) -> list[tuple["Change", _Holder, str, Any]]:
+        """Likewise, each with who holds it, by what name, and what it was, as marked."""
+        found = []
+        for holder, marks in zip(self._holders, self._marks, strict=True):
+            for key, value in holder.names().items():
+                was, now = marks.get(key), _mark(value)
+                if key in marks and type(was) is type(now) and was == now:
+                    continue
+                how = _how(was, value) if key in marks else f"was not set, {_now(value)}"
+                name = f"{holder.prefix}.{key}".lstrip(".")
+                found.append((Change(name, how, holder.place(key)), holder, key, was))
+        return found
+
+    def look(self) -> None:
+        """Remember everything as it is now."""
+        self._marks = [_marked(holder) for holder in self._holders]
+
+    def _add(self, holder: _Holder) -> None:
+        self._holders.append(holder)
+        self._marks.append(_marked(holder))
+
+    def _note(self, frame: FrameType) -> None:
+        code = frame.f_code
+        if code in self._codes or not is_model_code(code.co_filename):
+            return
+        self._codes[code] = None
+        names, space = code.co_names, frame.f_globals
+        if any(name in space and _is_held(name, space[name]) for name in names):
+            self._add(_of_namespace(space, names, self._line))
+        if code.co_freevars and set(code.co_freevars) != {"__class__"}:
+            self._add(_of_closure(code, self._line))
+
+    def _line(self, key: str, owners: Sequence[type] = ()) -> str:
+        """The line that binds a name, else the first that reads it.
+
+        Args:
+            owners: classes whose methods do it; empty: any function.
+        """
+        prefixes = tuple(f"{owner.__qualname__}." for owner in owners)
+        codes = [c for c in self._codes if not owners or c.co_qualname.startswith(prefixes)]
+        for kinds in (_STORES, _LOADS):
+            for code in codes:
+                for step in dis.get_instructions(code):
+                    if step.opname in kinds and step.argval == key and step.positions:
+                        return f"{code.co_filename}:{step.positions.lineno}"
+        return ""
+
+
+def _marked(holder: _Holder) -> dict[str, Any]:
+    return {key: _mark(value) for key, value in holder.names().items()}
+
+
+def _is_models(kind: type) -> bool:
+    """Whether a class is defined in the model's own code."""
+    try:
+        return is_model_code(inspect.getfile(kind))
+    except (OSError, TypeError):
+        return False
+
+
+def _is_held(name: str, value: Any) -> bool:
+    if name.startswith("__"):
+        return False
+    return isinstance(value, _HELD) or (hasattr(value, "__dict__") and _is_models(type(value)))
+
+
+def _of_module(name: str, module: nn.Module, place: Callable[[str], str]) -> _Holder:
+    def names() -> dict[str, Any]:
+        own = {key: value for key, value in vars(module).items() if key not in _OWN}
+        return {**own, "training": module.training, **module._buffers, **module._parameters}
+
+    return _Holder(name, names, partial(setattr, module), place)
+
+
+def _of_namespace(
+    space: MutableMapping[str, Any], names: tuple[str, ...], place: Callable[[str], str]
+) -> _Holder:
+    def held() -> dict[str, Any]:
+        return {n: space[n] for n in names if n in space and _is_held(n, space[n])}
+
+    return _Holder("", held, space.__setitem__, place)
+
+
+def _of_closure(code: CodeType, place: Callable[[str], str]) -> _Holder:
+    """The variables of outer functions that the functions with this code read."""
+    made = [f for f in gc.get_referrers(code) if isinstance(f, FunctionType)]
+    cells = {
+        name: cell
+        for function in made[:1]
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True)
+    }
+
+    def held() -> dict[str, Any]:
+        found = {}
+        for name, cell in cells.items():
+            try:
+                value = cell.cell_contents
+            except ValueError:  # not bound yet
+                continue
+            if _is_held(name, value):
+                found[name] = value
+        return found
+
+    return _Holder("", held, lambda key, value: setattr(cells[key], "cell_contents", value), place)
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """A tensor as it was: it equals itself while nothing was written, and an equal one."""
+
+    tensor: Tensor
+    version: int
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Seen) or self.tensor is other.tensor:
+            return isinstance(other, _Seen) and self.version == other.version
+        one, two = self.tensor, other.tensor
+        same_kind = (one.shape, one.dtype, one.device) == (two.shape, two.dtype, two.device)
+        return same_kind and torch.equal(one, two)
+
+
+def _mark(value: Any, depth: int = 2) -> Any:
+    """What shows that a value was replaced or written into; the value itself, of plain ones."""
+    if isinstance(value, Tensor):
+        return _Seen(value, value._version)
+    if isinstance(value, _PLAIN):
+        return value
+    if depth and hasattr(value, "__dict__") and _is_models(type(value)):
+        if isinstance(value, nn.Module):
+            return id(value)  # it is looked at for itself
+        return type(value), 0, [id(value), _mark(dict(vars(value)), depth - 1)]
+    if not isinstance(value, (list, tuple, set, frozenset, dict)) or not depth:
+        return id(value)
+    values = value.values() if isinstance(value, dict) else value
+    items = [_mark(item, depth - 1) for item in islice(values, MOST_ITEMS)]
+    keys = [*islice(value, MOST_ITEMS)] if isinstance(value, dict) else []
+    return type(value), len(value), [*keys, *items]
+
+
+def _how(mark: Any, value: Any) -> str:
+    if isinstance(value, Tensor):
+        return "a tensor"
+    if isinstance(value, (list, dict, set, tuple)) and isinstance(mark, tuple) and len(mark) == 3:
+        return f"had {mark[1]} items, has {len(value)}"
+    if isinstance(value, _PLAIN) and isinstance(mark, _PLAIN):
+        return f"was {mark!r}, {_now(value)}"
+    return f"a {type(value).__name__}"
+
+
+def _now(value: Any) -> str:
+    return f"is {value!r}" if isinstance(value, _PLAIN) else f"is a {type(value).__name__}"
