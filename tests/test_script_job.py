@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -400,3 +401,26 @@ def test_t5_runs_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert cast(capsys, *run).code == 2
     assert cast(capsys, *run, "--allow-code").code == 0
     assert load_file(tmp_path / "out.safetensors")["last_hidden_state"].shape == (2, 4, 32)
+
+
+class ReadsFirst(nn.Module):
+    """A branch on what was read a line earlier."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples = x.numpy()
+        return x * 2 if samples.max() > 8.0 else x
+
+
+def test_a_read_that_is_not_scripted_is_unverified(tmp_path: Path) -> None:
+    request = ExportRequest(
+        ReadsFirst().eval(),
+        tmp_path / "engine",
+        target="torchscript",
+        example={"x": torch.ones(2, 3)},
+    )
+    verdict = export(request).report.verdict
+    assert verdict.outcome == "rejected"
+    assert verdict.reasons[0].startswith("unverified branch: ")
+    assert "the trace keeps what 'samples = x.numpy()' reads" in verdict.reasons[0]
+    allowed = ModelOptions(allow_unverified_branches=True)
+    assert export(replace(request, options=allowed)).bundle is not None

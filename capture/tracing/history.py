@@ -26,6 +26,7 @@ SAME = 1e-5
 to call stay far below it in fp32."""
 MOST_CALLS, MOST_SECONDS = 200, 2.0
 """How often a model is called whose state goes on changing."""
+_DROPS = "drops values"
 AHEAD = (1_000, 1_000_000)
 """Calls after which a counter is looked at."""
 
@@ -70,14 +71,16 @@ class CalledInTurn:
     def _look(self, module: nn.Module) -> None:
         watch = Watch(module)
         try:
-            with watch.following(), _Draws() as draws:
+            with watch.following():
                 first = self._call(module, _copies(self._inputs))
             for index, other in enumerate(self._others or [self._inputs]):
                 if index and not watch.changes():
                     break
                 self._try(module, other)
                 again = self._call(module, _copies(self._inputs))
-                _compare(first, again, watch.changes(), draws.place)
+                if any(_differ(first[name], again[name]) for name in first):
+                    draw = self._draw(module)
+                    _compare(first, again, watch.changes(), draw)
         except EnginecastError:
             raise
         except Exception:  # it is reported when the case is run for its own sake
@@ -85,13 +88,21 @@ class CalledInTurn:
         changes = watch.changes()
         if changes:
             self._go_on(module, first, watch)
-        if self._trained:
-            self._compare_modes(module, first)
-        self.notes = tuple(
-            f"forward changes {change}; an engine keeps no state, and the result is the same"
-            for change in changes
-            if change.place  # else some library's bookkeeping
+        mode = self._compare_modes(module, first) if self._trained else ()
+        self.notes = (
+            *mode,
+            *(
+                f"forward changes {change}; an engine keeps no state, and the result is the same"
+                for change in changes
+                if change.place  # else some library's bookkeeping
+            ),
         )
+
+    def _draw(self, module: nn.Module) -> str:
+        """The op that draws random numbers, and its line; empty: none was found."""
+        with _Draws() as draws:  # not at all times: torch.cond does not run under a mode of ours
+            self._try(module, self._inputs)
+        return draws.place
 
     def _try(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> Outputs | None:
         try:
@@ -126,8 +137,10 @@ class CalledInTurn:
                 if found is not None:
                     _compare(first, found, [change])
 
-    def _compare_modes(self, module: nn.Module, first: Outputs) -> None:
-        """Refuse a model that was given in train mode, where that gives another result."""
+    def _compare_modes(self, module: nn.Module, first: Outputs) -> tuple[str, ...]:
+        """Refuse a model that was given in train mode, where that gives another result; dropout
+        alone is random, and a note.
+        """
         parts = {name: part for name, part in module.named_modules() if name in self._trained}
         kept = {name: tensor.clone() for name, tensor in module.named_buffers()}
         with torch.random.fork_rng(devices=[]):
@@ -143,8 +156,13 @@ class CalledInTurn:
                     tensor.data.copy_(kept[name])
         same = found is not None and found.keys() == first.keys()
         if same and not written and not any(_differ(first[n], found[n]) for n in first):  # type: ignore[index]
-            return
+            return ()
         reasons = [why for name, part in parts.items() if (why := _trains(name, part))]
+        if reasons and not written and all(why.endswith(_DROPS) for why in reasons):
+            dropped = "; ".join(reasons[:4])
+            return (
+                f"the model was given in train mode ({dropped}): its engine is that of eval mode",
+            )
         reasons = reasons or [f"it writes to {name!r}" for name in written]
         raise CaptureError(
             "the model is in train mode, where it gives another result than for inference: "
@@ -157,7 +175,7 @@ def _trains(name: str, module: nn.Module) -> str:
     """What a module does in train mode alone, in words; empty: nothing that is known."""
     rate = getattr(module, "p", getattr(module, "dropout", 0.0))
     if isinstance(rate, float) and rate > 0:
-        return f"{name!r} ({type(module).__name__}) drops values"
+        return f"{name!r} ({type(module).__name__}) {_DROPS}"
     if isinstance(module, nn.modules.batchnorm._NormBase) and "Batch" in type(module).__name__:
         return f"{name!r} ({type(module).__name__}) uses and updates the statistics of the batch"
     return ""

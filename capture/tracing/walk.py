@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.python.kept_caches import keeping_caches
 from enginecast.capture.python.locations import SourceLocation, is_model_code
 from enginecast.capture.sources.empty import fake_weights
 
@@ -249,7 +250,8 @@ class Walker:
         mode: AbstractContextManager[Any] | None = None,
     ) -> Walk:
         numbering = Numbering(known, copies_count)
-        with torch.no_grad(), self.mode if mode is None else mode, numbering:
+        fake = self.mode if mode is None else mode
+        with torch.no_grad(), keeping_caches(self.module), fake, numbering:
             result = call()
         outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         found = tuple((numbering.of(tensor), tuple(tensor.shape)) for tensor in outputs)

@@ -5,6 +5,7 @@ variables of outer functions.
 import dis
 import gc
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -127,11 +128,11 @@ class Watch:
         """The line that binds a name, else the first that reads it.
 
         Args:
-            owners: classes whose methods do it; empty: any function.
+            owners: classes whose methods are looked at first.
         """
         prefixes = tuple(f"{owner.__qualname__}." for owner in owners)
-        codes = [c for c in self._codes if not owners or c.co_qualname.startswith(prefixes)]
-        for kinds in (_STORES, _LOADS):
+        own = [code for code in self._codes if code.co_qualname.startswith(prefixes)]
+        for kinds, codes in itertools.product((_STORES, _LOADS), (own, self._codes)):
             for code in codes:
                 for step in dis.get_instructions(code):
                     if step.opname in kinds and step.argval == key and step.positions:

@@ -202,23 +202,34 @@ class Explored:
         return tuple(dict.fromkeys(read.place for run in self.runs for read in run))
 
     def unseen(
-        self, decided: Collection[SourceLocation], baked: Collection[SourceLocation]
+        self, held: Collection[SourceLocation], baked: Collection[SourceLocation]
     ) -> tuple[str, ...]:
         """What an engine decides without having been compared on both paths, in words.
 
+        What is read of inputs and not scripted is a constant of the trace, and a line further down
+        may decide by it.
+
         Args:
-            decided: places at which it takes a path of its own.
+            held: places that are scripted: it takes a path of its own there.
             baked: places at which it always takes the path of the trace.
         """
+        decided = (*held, *baked)
         unseen = {place: self.unverified[place] for place in decided if place in self.unverified}
-        for place in baked:
-            values = {
-                tuple(str(r.value) for r in run if r.place == place and r.decides == "inputs")
-                for run in self.runs
-            } - {()}
-            if len(values) == 1 and not is_library_code(place.file):
+        for place in self.places:
+            reads = [
+                [r for r in run if r.place == place and r.decides == "inputs"] for run in self.runs
+            ]
+            values = {tuple(" ".join(str(r.value).split()) for r in run) for run in reads} - {()}
+            if not values or place in held or is_library_code(place.file):
+                continue
+            [first, *_] = (read for run in reads for read in run)
+            if len(values) == 1:
                 found = f"Python always read {', '.join(*values)}"
-                unseen.setdefault(place, str(Unverified(str(place), found)))
+            elif first.kind == "bool":
+                continue
+            else:
+                found = f"the trace keeps what {first.code!r} reads, and code may decide by it"
+            unseen.setdefault(place, str(Unverified(str(place), found)))
         return tuple(unseen.values())
 
 
@@ -313,7 +324,7 @@ class ScriptEngines:
         problems: tuple[str, ...] = ()
         if not self.request.options.allow_unverified_branches:
             # Not compared on both paths: branches that are scripted, and those that are baked.
-            problems = self.explored.unseen((*made.held, *made.unscripted), made.unscripted)
+            problems = self.explored.unseen(made.held, made.unscripted)
         note = f"{DEPRECATION}: a later torch may not load this engine"
         return self._engine(made, TorchScript(), "a TorchScript engine", note, problems)
 
