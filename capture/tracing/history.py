@@ -79,8 +79,8 @@ class CalledInTurn:
                 self._try(module, other)
                 again = self._call(module, _copies(self._inputs))
                 if any(_differ(first[name], again[name]) for name in first):
-                    draw = self._draw(module)
-                    _compare(first, again, watch.changes(), draw)
+                    changes = watch.changes()
+                    _compare(first, again, changes, self._draw(module))
         except EnginecastError:
             raise
         except Exception:  # it is reported when the case is run for its own sake
@@ -102,7 +102,8 @@ class CalledInTurn:
         """The op that draws random numbers, and its line; empty: none was found."""
         with _Draws() as draws:  # not at all times: torch.cond does not run under a mode of ours
             self._try(module, self._inputs)
-        return draws.place
+        place: str = draws.place
+        return place
 
     def _try(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> Outputs | None:
         try:
@@ -186,7 +187,7 @@ class _Draws(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.place = ""
+        self.place: str = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.place or torch.Tag.nondeterministic_seeded not in func.tags:
