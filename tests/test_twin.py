@@ -139,10 +139,6 @@ def test_a_cast_to_another_dtype_breaks_the_rules_of_onnx(
 
 def test_what_onnx_lacks_in_bf16_is_computed_in_fp32(made: tuple[Path, Judge]) -> None:
     """ONNX's TopK takes no bf16: ONNX Runtime would refuse the file on any device."""
-    model = onnx.load(made[0] / "engine.onnx")
-    [place] = [index for index, node in enumerate(model.graph.node) if node.op_type == "TopK"]
-    before, top, after = (model.graph.node[place + step] for step in (-1, 0, 1))
-    assert (before.op_type, before.attribute[0].i) == ("Cast", onnx.TensorProto.FLOAT)
-    assert (after.op_type, after.attribute[0].i) == ("Cast", onnx.TensorProto.BFLOAT16)
-    assert list(before.output) == [top.input[0]]
-    assert list(after.input) == [top.output[0]]
+    model = onnx.load(made[0] / "engine.onnx", load_external_data=False)
+    assert "TopK" in [node.op_type for node in model.graph.node]
+    onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
