@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from enginecast.capture.tracing.strategy import Fallback
-from enginecast.compiler.request import ExportRequest, ModelOptions
+from enginecast.compiler.request import ExportRequest, ModelOptions, parse_max_error
 from enginecast.compiler.session import export
 from enginecast.compiler.steps import Steps
 from enginecast.errors import VerificationError
@@ -36,7 +36,7 @@ def compile(
     arch: str | None = None,
     also: Sequence[str] = (),
     target_options: Any = None,
-    max_error: float | None = None,
+    max_error: float | str | None = None,
     plan: str | os.PathLike[str] | None = None,
     options: ModelOptions | None = None,
     steps: Steps | None = None,
@@ -68,7 +68,7 @@ def compile(
         pipeline=pipeline,
         device=device,
         arch=arch,
-        max_error=max_error,
+        max_error=None if max_error is None else parse_max_error(str(max_error)),
         plan=plan,
         also=also,
         target_options=target_options,

@@ -176,8 +176,8 @@ class Target:
             precision: a name such as "fp16" or "int8".
             device: "cpu" or "cuda".
             arch: GPU architecture, for a precision that plans; None: the CPU.
-            max_error: the largest relative L2 error of an output that a plan may have; None: its
-                default.
+            max_error: the largest relative L2 error of a row of an output that a plan may have;
+                None: its default.
 
         Raises:
             UsageError: a precision that is unknown, or that the target does not have.

@@ -89,8 +89,8 @@ def preset(
         dtype: fp32, fp16 or bf16: what is not quantized of a precision that quantizes.
         device: "cpu" or "cuda".
         arch: GPU architecture, for a precision that plans; None: the CPU.
-        max_error: the largest relative L2 error of an output that a plan may have; None: its
-            default.
+        max_error: the largest relative L2 error of a row of an output that a plan may have; None:
+            its default.
         products: whose native fp8 products there are on a GPU, as plan-fp8 calls it.
         scales: dtype that holds the scales of a plan exactly.
         fusions: the passes that fuse, as text.

@@ -9,7 +9,6 @@ from programs import (
     calibrated,
     captured,
     prompts,
-    relative_error,
     rewritten,
     same_bits,
 )
@@ -22,6 +21,7 @@ from enginecast.errors import PassError, SpecError
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, plan_of
+from enginecast.passes.quantize.measure.calibration import largest_row_error
 from enginecast.passes.quantize.measure.simulate import simulate
 from enginecast.passes.quantize.plan.forms import modeled_gain, too_small
 from enginecast.passes.registry import build
@@ -200,16 +200,16 @@ def test_torchaos_rule_decides_on_which_side_of_1_a_gain_lies(
 def test_max_error_is_kept_by_moving_the_layers_that_harm(t5: ExportedProgram) -> None:
     fast = planned(t5, "plan-int8{max_error=9}")
     assert all(x.activations == "row" for x in fast.layers if x.kind == "linear")
-    plan = planned(t5, "plan-int8{max_error=0.01}")
+    plan = planned(t5, "plan-int8{max_error=0.03}")
     assert fast.predicted_error is not None
     assert plan.predicted_error is not None
-    assert plan.predicted_error <= 0.01 < fast.predicted_error
+    assert plan.predicted_error <= 0.03 < fast.predicted_error
     moved = [x for x in plan.layers if x.kind == "linear" and x.activations != "row"]
     assert len(moved) > 0
     assert all(x.reason.startswith("not within max_error: w8a8-dynamic row/row") for x in moved)
     again = simulate(t5, plan, calibrated(t5).calibration)
     exact = simulate(t5, replace(plan, layers=()), calibrated(t5).calibration)
-    error = relative_error(again[0]["output_0"], exact[0]["output_0"])
+    error = largest_row_error(again, exact, [None])
     assert error == pytest.approx(plan.predicted_error, rel=1e-4)
     assert "simulations of the whole on 1 calibration inputs" in plan.notes[-1]
 
@@ -221,7 +221,7 @@ def test_of_all_layers_only_the_wo_whose_range_demands_it_moves() -> None:
     ids, mask = prompts(3, 11)
     ids[torch.arange(3), mask.sum(1) - 1] = EOS  # which is what the unit fires on
     given = PassContext(calibration=({"ids": ids, "mask": mask},), mask_input="mask")
-    after, _ = rewritten(program, "plan-int8{static=true max_error=0.1}", given)
+    after, _ = rewritten(program, "plan-int8{static=true max_error=0.15}", given)
     plan = plan_of(after)
     assert plan is not None
     moved = [x for x in plan.layers if x.kind == "linear" and x.choice != "w8a8-static"]

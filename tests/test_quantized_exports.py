@@ -37,13 +37,16 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_int8_on_the_cpu(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle = tmp_path / "bundle"
-    done = cast(capsys, "export", bert, "-o", bundle, "--precision", "int8", "--json")
+    asked = ("--precision", "int8", "--max-error", "cos=0.98")
+    done = cast(capsys, "export", bert, "-o", bundle, *asked, "--json")
     assert done.code == 0, done.err
     assert done.json["outcome"] == "verified"
+    assert min(output["cosine"] for output in done.json["verdict"]["outputs"]) >= 0.98
     assert done.json["precision"] == "int8"
     assert done.json["ops"]["com.microsoft::MatMulIntegerToFloat"] == 13
     manifest, plan = manifest_of(bundle), plan_of(bundle)
     assert manifest["quantization"]["precision"] == "int8"
+    assert manifest["quantization"]["least_cosine"] == pytest.approx(0.98)
     assert manifest["quantization"]["predicted_error"] == plan["predicted_error"]
     assert plan["model"] == manifest["model"]["fingerprint"]
     assert {layer["choice"] for layer in plan["layers"]} == {"storage", "w8a8-dynamic"}
@@ -113,6 +116,7 @@ def test_a_plan_of_another_model_is_refused(
         (("--precision", "fp8", "--arch", "hopper"), "--arch hopper: expected a GPU architecture"),
         (("--precision", "fp16", "--max-error", "0.1"), "--max-error is the limit of a"),
         (("--precision", "int8", "--max-error", "2"), "--max-error 2: expected a number between"),
+        (("--precision", "int8", "--max-error", "cos=x"), "--max-error cos=x: expected a number"),
         (("--precision", "int8", "--skip-modules-pattern", "nope"), "it matches no layer"),
         (("--plan", "missing.json"), "--plan missing.json: cannot be read"),
         (("--precision", "int8", "--target", "torchscript"), "does not fit --target torchscript"),

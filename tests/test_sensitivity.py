@@ -19,6 +19,7 @@ from enginecast.passes.quantize.measure.calibration import (
     BEYOND,
     ErrorSum,
     largest_output_error,
+    largest_row_error,
     masks_of,
 )
 from enginecast.passes.quantize.measure.quantizable import find_layers
@@ -208,3 +209,13 @@ def test_layers_before_a_branch_are_measured_through_it() -> None:
     found = measured(program, PassContext(calibration=({"x": given},)), ROWS)
     (reached,) = found.end_to_end.values()
     assert 1e-3 < reached[0] < 0.1
+
+
+def test_a_loud_token_hides_no_other() -> None:
+    wanted = torch.randn(1, 9, 16, generator=torch.Generator().manual_seed(0))
+    wanted[0, 0] *= 1e4
+    found = wanted.clone()
+    found[0, 5] += 0.5 * wanted[0, 6]
+    outputs = ([{"y": found}], [{"y": wanted}], [None])
+    assert largest_output_error(*outputs) < 1e-3
+    assert largest_row_error(*outputs) > 0.3

@@ -78,7 +78,7 @@ class Floor:
     """Format of a quantized engine, such as "int8": then `cases` hold eager's error and that of its
     plan, added as squares."""
     max_error: float | None = None
-    """The largest relative L2 error of an output that the plan allows; None: no such limit."""
+    """The largest relative L2 error of a row that the plan allows; None: no such limit."""
     kernels: Comparison | None = None
     """For fp32: what a backend's own kernels may lose, in some of the cases (`verify.kernels`)."""
 

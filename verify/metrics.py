@@ -26,9 +26,9 @@ Outputs = Mapping[str, Mapping[str, Array]]
 BEYOND = 1e30
 SQNR_CAP = 400.0
 SMALL_ROW = 0.1
-"""A row shorter than this part of the root mean square row is measured against that part instead of
-itself: dividing by a row of almost nothing would let it decide the verdict, and dropping it would
-hide it."""
+"""A row shorter than this part of the median row is measured against that part instead of itself:
+dividing by a row of almost nothing would let it decide the verdict, and dropping it would hide it.
+A mean row would be that of the few that are loud."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,7 @@ def measure(
         worst_at=_place(worst, found.shape, mask) if measured.rows else None,
         prompts=0 if means is None else len(means[0]),
         prompt_cosine=1.0 if means is None else _cosine_of_means(*means),
+        degenerate=measured.degenerate if usable.any() or not usable.size else "not finite",
         nonfinite=int(wrong.sum()),
         first_nonfinite=tuple(int(i) for i in first[0]) if len(first) else None,
         pad_error=None if pads is None else ratio(_norm(pads[0] - pads[1]), _norm(pads[1])),
@@ -275,7 +276,8 @@ def _measure_rows(found: NDArray[np.float64], wanted: NDArray[np.float64]) -> tu
     found, wanted = found / scale, wanted / scale
     error = found - wanted
     error_rows, wanted_rows = np.linalg.norm(error, axis=1), np.linalg.norm(wanted, axis=1)
-    least = SMALL_ROW * float(np.sqrt(np.mean(wanted_rows**2)))
+    shown = wanted_rows[wanted_rows > 0]
+    least = SMALL_ROW * float(np.median(shown)) if len(shown) else 0.0
     errors = list(map(ratio, error_rows.tolist(), np.maximum(wanted_rows, least).tolist()))
     worst = max(errors)
     measured = Metrics(

@@ -63,6 +63,7 @@ HEAVY_WORK = 1e13
 WORK = 2e10
 """Products that a run of one corner may take: seconds.  Larger models do without."""
 SCALES = (0.0, 1e-3, 0.1, 10.0, 1e3)
+HUGE = 1e6
 SHIFTS = (-100.0, -1.0, 1.0, 100.0)
 CHANCES = 48
 """Inputs drawn at random after all others."""
@@ -346,6 +347,22 @@ def perturbed(
     for _ in range(CHANCES):
         base = bases[int(torch.randint(len(bases), (), generator=generator))]
         yield {spec.name: _chance(base[spec.name], spec, generator) for spec in specs}
+
+
+def telling(
+    specs: Sequence[InputSpec], bases: Sequence[Mapping[str, Tensor]], seed: int
+) -> Iterator[dict[str, Tensor]]:
+    """Inputs near `bases`, and very large ones, within the ranges that an engine takes."""
+    large = ({n: t * HUGE if t.is_floating_point() else t for n, t in b.items()} for b in bases[:1])
+    for inputs in (*large, *perturbed(specs, bases, seed)):
+        if all(_takes(spec, inputs[spec.name]) for spec in specs):
+            yield inputs
+
+
+def _takes(spec: InputSpec, tensor: Tensor) -> bool:
+    if spec.low is None or spec.high is None or not tensor.numel():
+        return True
+    return bool(((tensor >= spec.low) & (tensor <= spec.high)).all())
 
 
 def _other_sizes(specs: Sequence[InputSpec], seed: int) -> Iterator[dict[str, Tensor]]:

@@ -19,6 +19,7 @@ from enginecast.capture.inputs.examples import (
     example_sizes,
     perturbed,
     sample,
+    telling,
     verification_inputs,
 )
 from enginecast.capture.inputs.given import tokenize
@@ -32,11 +33,12 @@ from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.oracle import Guard
 from enginecast.capture.tracing.shapes import OtherSizes, SizeCheck
 from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError, UsageError
+from enginecast.errors import CaptureError, EnginecastError, UsageError
 from enginecast.passes.ir.blocks import Block, all_blocks
-from enginecast.passes.ir.interpret import Run
+from enginecast.passes.ir.interpret import Run, interpret_cases
 from enginecast.passes.ir.source import module_path, source_line
 from enginecast.runtime.size_checks import holds
+from enginecast.verify.eager import shape_only_outputs
 
 SEED = 0
 """Of the verification inputs: equal calls give equal bundles."""
@@ -107,6 +109,46 @@ def _sizes_of(specs: Sequence[InputSpec], case: Case) -> dict[str, int]:
         for dim, size in zip(spec.dims, case.inputs[spec.name].shape, strict=True)
         if dim.name is not None
     }
+
+
+def with_telling_values(
+    program: ExportedProgram,
+    specs: Sequence[InputSpec],
+    cases: Sequence[Case],
+    names: Sequence[str],
+) -> tuple[Case, ...]:
+    """The cases, and one for each output that is zero or empty in all of them and need not be:
+    agreement on nothing but zeros would prove nothing.
+
+    Args:
+        names: of the program's outputs.
+    """
+    zero = set(names) - shape_only_outputs(program, names)
+    added = []
+    for case in cases[:LOOKED_AT]:
+        if not zero:
+            return tuple(cases)
+        zero -= _telling(program, case.inputs, names)
+    bases = [case.inputs for case in cases]
+    for inputs in islice(telling(specs, bases, SEED), MOST_TRIALS):
+        if not zero:
+            break
+        try:
+            told = zero & _telling(program, inputs, names)
+        except (EnginecastError, IndexError, RuntimeError, ValueError):
+            continue  # at values that nobody promised it takes
+        if told:
+            added.append(Case(f"{', '.join(sorted(told))} other than zero", dict(inputs)))
+            zero -= told
+    return (*cases, *added)
+
+
+def _telling(
+    program: ExportedProgram, inputs: Mapping[str, Tensor], names: Sequence[str]
+) -> set[str]:
+    """The outputs that are not zero everywhere."""
+    outputs = interpret_cases(program, [inputs], names=names)[0]
+    return {name for name, tensor in outputs.items() if tensor.numel() and bool(tensor.any())}
 
 
 @dataclass(frozen=True)
@@ -239,6 +281,8 @@ def _check_sizes(specs: Sequence[InputSpec], case: Case) -> None:
 
 Path = GraphModule
 """A path through a program, known by the graph of its block."""
+LOOKED_AT = 4
+"""Cases in which outputs are looked at for other values than zeros."""
 MOST_TRIALS = 60
 """Runs of the program in search of paths that no case takes."""
 WATCHED = 2

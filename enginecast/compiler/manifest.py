@@ -1,6 +1,7 @@
 """What the manifest says of a model and its engines: inputs, outputs, symbols, passes, text."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -88,6 +89,7 @@ def describe_program(
             format=plan.format,
             arch=plan.arch,
             max_error=plan.max_error,
+            least_cosine=math.sqrt(max(0.0, 1 - plan.max_error**2)),
             predicted_error=plan.predicted_error,
             plan=PLAN_NAME,
         )

@@ -45,6 +45,7 @@ from enginecast.compiler.cases import (
     cover_branches,
     cover_paths,
     with_other_sizes,
+    with_telling_values,
 )
 from enginecast.compiler.request import EngineConfig, ModelOptions
 from enginecast.compiler.settle import settle
@@ -221,7 +222,11 @@ def prepare(
         with steps("paths"):
             covered = cover_paths(captured.program, inputs, prepared.cases, known, trials)
         prepared = _with_branches(prepared, covered, options, steps)
-    return prepared
+    if captured.guards:
+        return prepared
+    inputs, names = prepared.captured.inputs, prepared.output_names
+    cases = with_telling_values(captured.program, inputs, prepared.cases, names)
+    return replace(prepared, cases=allowed(inputs, cases, captured.size_checks))
 
 
 def _doubles(source: Source, captured: Captured) -> list[str]:

@@ -1,5 +1,6 @@
 """What a user asks for (`ExportRequest`), and what is decided for each engine (`EngineConfig`)."""
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -119,6 +120,23 @@ class EngineConfig:
     def engine_providers(self) -> tuple[str, ...]:
         """Providers that the engine is known to suit."""
         return target_of(self.target).providers(self.precision, self.device)
+
+
+def parse_max_error(text: str) -> float:
+    """The error of a row that a text allows: "0.02", or a cosine, "cos=0.997".
+
+    An error relative to the row's length of e leaves a cosine of sqrt(1 - e^2) at least.
+    """
+    kind, _, number = text.rpartition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if kind not in ("", "cos") or not 0 < value < 1:
+        raise UsageError(
+            f"--max-error {text}: expected a number between 0 and 1, or a cosine: cos=0.997"
+        )
+    return value if not kind else math.sqrt(1 - value**2)
 
 
 @dataclass(frozen=True)
@@ -263,7 +281,10 @@ class ExportRequest:
                 " plan-int8{max_error=0.05}.",
             )
         if self.max_error is not None and not 0 < self.max_error < 1:
-            raise UsageError(f"--max-error {self.max_error:g}: expected a number between 0 and 1")
+            raise UsageError(
+                f"--max-error {self.max_error:g}: expected a number between 0 and 1, or a cosine:"
+                " cos=0.997"
+            )
         formats = {QUANTIZED[quantized].format} if quantized else set()
         if given is not None and given.format not in formats:
             other = f"--precision {quantized}" if quantized else "a pipeline that does not quantize"

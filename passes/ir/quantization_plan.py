@@ -77,9 +77,9 @@ class QuantizationPlan(Record, frozen=True, kw_only=True):
     model: dict[str, str] = {}
     """Fingerprint of the model; empty: of none in particular."""
     max_error: Fraction
-    """Largest relative L2 error of an output over valid rows that was allowed."""
+    """Largest relative L2 error of a valid row of an output that was allowed."""
     predicted_error: Fraction | None = None
-    """The largest error of an output with the whole plan, as simulated before the rewriting."""
+    """The largest error of a row with the whole plan, as simulated before the rewriting."""
     notes: tuple[str, ...] = ()
     """How the plan was found, in sentences."""
     layers: tuple[LayerPlan, ...]

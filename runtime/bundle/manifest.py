@@ -212,7 +212,9 @@ class Quantization(Record, frozen=True, kw_only=True):
     format: Literal["fp8", "int8"]
     arch: str
     max_error: float
-    """Largest relative L2 error of an output that was allowed."""
+    """Largest relative L2 error of a row of an output that was allowed."""
+    least_cosine: float | None = None
+    """Smallest cosine of a row that follows from it."""
     predicted_error: float | None = None
     plan: str
     """Name of the file."""

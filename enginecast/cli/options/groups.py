@@ -85,6 +85,12 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _max_error(text: str) -> float:
+    from enginecast.compiler.request import parse_max_error
+
+    return parse_max_error(text)
+
+
 @dataclass(frozen=True)
 class LoadFlags:
     """Which engine of a bundle is opened, and how."""
@@ -192,7 +198,10 @@ class EngineFlags(PassFlags):
     max_error: Annotated[
         float | None,
         typer.Option(
-            metavar="X", help="Largest relative error of an output that quantization may cause."
+            metavar="X",
+            parser=_max_error,
+            help="Largest relative error of a row of an output that quantization may cause, or its"
+            " least cosine: 0.02, cos=0.997.",
         ),
     ] = None
     plan: Annotated[

@@ -122,7 +122,7 @@ class ErrorSum:
 
 
 SMALL_ROW = 0.1
-"""Of a mean row: what is shorter is measured against that."""
+"""Of the median row: what is shorter is measured against that."""
 BEYOND = 1e30
 """A relative error that stands for no agreement at all; JSON has no infinity."""
 
@@ -142,14 +142,15 @@ def largest_output_error(found: Outputs, wanted: Outputs, masks: Sequence[Tensor
 
 
 def largest_row_error(found: Outputs, wanted: Outputs, masks: Sequence[Tensor | None]) -> float:
-    """The same of the row of an output that is worst; a row of next to nothing is measured against
-    a tenth of a mean one.
+    """The same of the row of an output that is worst: beside a token that is loud, another one
+    could be anything.  A row of next to nothing is measured against a tenth of the median one.
     """
     largest = 0.0
     for rows, exact in itertools.chain.from_iterable(_rows_of_outputs(found, wanted, masks)):
         error = (rows.double() - exact.double()).norm(dim=-1)
         sizes = exact.double().norm(dim=-1)
-        least = SMALL_ROW * sizes.square().mean().sqrt()
+        shown = sizes[sizes > 0]
+        least = SMALL_ROW * (shown.median() if len(shown) else sizes.new_zeros(()))
         ratios = error / sizes.maximum(least).clamp(min=torch.finfo(torch.float64).tiny)
         if len(ratios):
             largest = max(largest, float(ratios.nan_to_num(BEYOND).amax()))

@@ -30,7 +30,8 @@ class PlanOptions:
     bits: Literal[4, 8] = 8
     """Of a stored weight; 4 for int8 storage only."""
     max_error: float | None = None
-    """Largest relative L2 error of an output; None: the default of format, mode and bits."""
+    """Largest relative L2 error of a row of an output; None: the default of format, mode and
+    bits."""
     min_gain: float | None = None
     """A layer is multiplied in the format if it is this much faster; None: 1 on a GPU, 0 on cpu."""
     static: bool = False

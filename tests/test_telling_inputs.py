@@ -1,0 +1,37 @@
+"""Outputs that are zero or empty in all cases get one in which they are not."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import export
+
+from enginecast.capture.inputs.examples import Case
+from enginecast.capture.inputs.specs import from_example
+from enginecast.compiler.cases import with_telling_values
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Far(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x > 1e5, (x - 200).relu(), x * 2
+
+
+class Never(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (x != x,)
+
+
+@pytest.mark.parametrize(("module", "names", "told"), [(Far, "abc", "ab"), (Never, "a", "")])
+def test_a_case_is_added_for_outputs_that_are_zero(
+    module: type[nn.Module], names: str, told: str
+) -> None:
+    program = export(module(), (X,))
+    cases = (Case("first", {"x": X}),)
+    found = with_telling_values(program, from_example({"x": X}), cases, tuple(names))
+    assert found[0] == cases[0]
+    shown = [program.module()(case.inputs["x"]) for case in found]
+    for place, name in enumerate(names):
+        other = any(bool(outputs[place].any()) for outputs in shown[1:])
+        assert other == (name in told) or name == "c"
+    assert len(found) == 1 or told
