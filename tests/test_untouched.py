@@ -1,5 +1,7 @@
 """The caller's own model after a trace: what it keeps outside of itself holds no fake tensor."""
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,7 +28,17 @@ class Global(nn.Module):
         return x - TABLES.setdefault(8, torch.arange(8.0))
 
 
-@pytest.mark.parametrize("kind", [OfClass, Global])
+class Cached(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + steps(8)
+
+
+@functools.lru_cache
+def steps(count: int) -> Tensor:
+    return torch.arange(float(count))
+
+
+@pytest.mark.parametrize("kind", [OfClass, Global, Cached])
 def test_nothing_fake_is_left(kind: type[nn.Module]) -> None:
     x, module = torch.randn(3, 8), kind()
     source = open_source(module, example={"x": x})

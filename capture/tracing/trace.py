@@ -20,7 +20,6 @@ from enginecast.capture.python.kept_caches import keeping_caches
 from enginecast.capture.python.locations import SourceLocation, is_model_code
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.python.recompile import replaced
-from enginecast.capture.python.untouched import untouched
 from enginecast.capture.refusals.refusal import (
     REASONS,
     Refusal,
@@ -160,7 +159,6 @@ def _once(
     try:
         # Without no_grad the sdpa decomposition fails on symbolic shapes.
         with (
-            untouched(module),
             Bounded(endless.LONGEST_TRACE),
             strategy.entered(module),
             keeping_caches(module),

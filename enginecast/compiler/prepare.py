@@ -181,20 +181,7 @@ def prepare(
     wanted = parse_wanted(options.outputs, options.hidden_states)
     prompts = None if options.prompts is None else given_prompts(options.prompts)
     specs, given = input_specs(source, options.inputs, options.dynamic)
-    with steps("capture"):
-        captured = lifted(_capture(source, specs, given, wanted, options))
-    if not captured.guards:
-        captured = settle(source, captured, wanted)
-    with steps("values"):
-        inputs, notes = of_program(captured.program, captured.inputs, options.values)
-        captured = replace(captured, inputs=inputs, notes=(*captured.notes, *notes))
-    for rung in captured.rungs:
-        (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
-    if doubles := _doubles(source, captured):
-        said = f"the model computes in fp64 ({doubles[0]} is float64), and its engine does not"
-        captured = replace(captured, notes=(*captured.notes, said))
-    for note in captured.notes:
-        steps.say(note)
+    captured = _settled(source, specs, given, wanted, options, steps)
     weights = captured.program.state_dict.values()
     parameters = 0 if options.thorough else sum(tensor.numel() for tensor in weights)
     cases = choose_cases(source, captured.inputs, given, prompts, parameters, steps)
@@ -227,6 +214,32 @@ def prepare(
     inputs, names = prepared.captured.inputs, prepared.output_names
     cases = with_telling_values(captured.program, inputs, prepared.cases, names)
     return replace(prepared, cases=allowed(inputs, cases, captured.size_checks))
+
+
+def _settled(
+    source: Source,
+    specs: tuple[InputSpec, ...],
+    given: dict[str, Tensor],
+    wanted: Wanted,
+    options: ModelOptions,
+    steps: Steps,
+) -> Captured:
+    """Capture, and decide which sizes and values the program takes."""
+    with steps("capture"):
+        captured = lifted(_capture(source, specs, given, wanted, options))
+    if not captured.guards:
+        captured = settle(source, captured, wanted)
+    with steps("values"):
+        inputs, notes = of_program(captured.program, captured.inputs, options.values)
+        captured = replace(captured, inputs=inputs, notes=(*captured.notes, *notes))
+    for rung in captured.rungs:
+        (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
+    if doubles := _doubles(source, captured):
+        said = f"the model computes in fp64 ({doubles[0]} is float64), and its engine does not"
+        captured = replace(captured, notes=(*captured.notes, said))
+    for note in captured.notes:
+        steps.say(note)
+    return captured
 
 
 def _doubles(source: Source, captured: Captured) -> list[str]:
