@@ -13,6 +13,7 @@ from gpu_models import Case
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from enginecast.capture.tracing.functionalize import functionalize
 from enginecast.exporters.onnx.lower import GRAPH_FILE, lower_to_onnx, lowering
 from enginecast.exporters.onnx.readers import onnxruntime_on
 from enginecast.exporters.target import LoweringRequest
@@ -66,10 +67,12 @@ class Made:
 
 
 def captured(encoder: nn.Module, case: Case) -> ExportedProgram:
-    """Capture a model whose weights are in CPU memory at the sizes of one case."""
+    """Capture a model whose weights are in CPU memory at the sizes of one case, functionalized."""
     inputs = {name: tensor.cpu() for name, tensor in case.inputs.items()}
     with torch.no_grad():
-        return torch.export.export(encoder, (), inputs, strict=False)
+        program = torch.export.export(encoder, (), inputs, strict=False)
+    functionalize(program)
+    return program
 
 
 def on_cpu(encoder: nn.Module) -> nn.Module:

@@ -9,7 +9,6 @@ from programs import captured, rewritten
 from torch import Tensor, nn
 from torch.nn import functional
 
-from enginecast.passes.ir.edit import aten
 from enginecast.verify.emulate.emulate import emulate
 from enginecast.verify.emulate.kernels import round_to
 from enginecast.verify.emulate.profiles import PROFILES, get_profile
@@ -191,7 +190,6 @@ def test_what_is_written_in_place_is_written_in_both() -> None:
 
     x = torch.randn(4, 8)
     exported, _ = rewritten(captured(Call(filled), x), "unify-dtype{to=fp16}")
-    assert any(n.target is aten.add_.Tensor for n in exported.graph.nodes)
     name = str(exported.graph_signature.user_inputs[0])
     [found], _ = emulate(exported, {"one": {name: x}}, get_profile("torch-cpu"))
     assert torch.allclose(found["output_0"].float(), filled(x), rtol=2e-3)

@@ -73,21 +73,6 @@ def test_noise_is_refused_with_its_place(tmp_path: Path, draw: Callable[[Tensor]
     assert "programs.py:" in message
 
 
-@pytest.mark.parametrize("part", [lambda t: t, lambda t: t[1:].view(-1)], ids=["all", "part"])
-def test_state_is_refused(tmp_path: Path, part: Callable[[Tensor], Tensor]) -> None:
-    class Counter(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.steps: Tensor
-            self.register_buffer("steps", torch.zeros(4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            part(self.steps).add_(1)
-            return x + self.steps
-
-    assert "writes into steps" in refusal(captured(Counter(), torch.randn(3, 4)), tmp_path)
-
-
 def test_writing_into_a_copy_of_a_weight_is_fine(tmp_path: Path) -> None:
     class Copies(nn.Module):
         def __init__(self) -> None:

@@ -225,7 +225,6 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "tanh": (lambda n, x: (n.norms[2](x), x.tanh()), "tanh.default reads the stream, and is not"),
     "number": (lambda n, x: n.norms[2](x + 1.0), "add.Tensor reads the stream, and is not"),
     "guard": (lambda n, x: n.norms[2](x.clamp(-6e4, 6e4)), "clamp.default reads the stream: a gua"),
-    "in place": (lambda n, x: n.norms[2](x.mul_(2.0)), "a value of the stream is written in place"),
     "norm": (lambda n, x: x / x.norm(dim=-1, keepdim=True), "linalg_vector_norm"),
 }
 

@@ -24,6 +24,7 @@ from enginecast.capture.control_flow.operators import dispatch as structured
 from enginecast.capture.control_flow.operators.sites import RewriteRefused
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.exporters.onnx.convert import convert
+from enginecast.exporters.onnx.lower import OPSET
 
 QUICK = ("IfElse", "Ternary", "WhileNorm", "AppendStack")
 """Cases that go through ONNX Runtime each time; the conversion takes most of the time."""
@@ -119,7 +120,7 @@ def test_program_computes_the_same_whichever_path_it_takes(case: Case) -> None:
 )
 def test_onnx_runtime_computes_the_same_whichever_path_it_takes(case: Case) -> None:
     module = seeded(case.make)
-    model = onnx_ir.to_proto(convert(program_of(case), opset=20, reader="onnxruntime-cpu"))
+    model = onnx_ir.to_proto(convert(program_of(case), opset=OPSET, reader="onnxruntime-cpu"))
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )

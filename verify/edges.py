@@ -26,6 +26,7 @@ MISMATCHES = 0.02
 """Part of the integers of an output that may differ: what decides them may be a tie."""
 LOST = 0.25
 """Where eager fp32 itself loses more in a row, nothing can be judged."""
+LARGEST = float(np.finfo(np.float32).max)
 UNDERFLOW = 1e-30
 """Rows whose norm is less count as zero: hardware may flush the squares of such values."""
 
@@ -98,11 +99,12 @@ def _loss(eager: Floats, wanted: Floats) -> float:
 
 def _worst_row(error: Floats, eager: Floats, wanted: Floats) -> float:
     """The largest error of a row relative to its length; what is not finite is judged elsewhere."""
-    size = np.where(np.isfinite(wanted), wanted, np.where(np.isfinite(eager), eager, 0.0))
+    in_range = np.abs(wanted) <= LARGEST  # fp64 holds what fp32 does not
+    size = np.where(in_range, wanted, np.where(np.isfinite(eager), eager, 0.0))
     lengths = np.linalg.norm(size, axis=1)
     least = SMALL_ROW * float(np.sqrt(np.mean(lengths**2))) if lengths.size else 0.0
     lengths = np.maximum(np.maximum(lengths, least), UNDERFLOW)
-    errors = np.linalg.norm(np.where(np.isfinite(error), error, 0.0), axis=1)
+    errors = np.linalg.norm(np.where(error <= LARGEST, error, 0.0), axis=1)
     return float((errors / lengths).max(initial=0.0))
 
 

@@ -24,7 +24,7 @@ def keeping_caches(module: nn.Module) -> Iterator[None]:
     spaces = list(_spaces(module))
     before = [dict(space) for space, _ in spaces]
     held = {id(value): value for names in before for value in names.values()}.values()
-    kept = [(found, found.copy()) for found in held if isinstance(found, (dict, list, set))]
+    kept = [(found, found.copy()) for found in held if type(found) in (dict, list, set)]
     try:
         yield
     finally:

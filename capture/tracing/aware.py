@@ -13,7 +13,7 @@ from torch import nn
 
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.outputs.flatten import Wanted, name_outputs
-from enginecast.capture.python.locations import SourceLocation, is_user_code
+from enginecast.capture.python.locations import is_user_code
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.python.recompile import replaced
 from enginecast.capture.sources.source import Source
@@ -68,18 +68,16 @@ def unlike_eager(source: Source, traced: Traced, wanted: Wanted) -> str:
     step, other = eager.leaves(captured), captured.leaves(eager)
     if any(found is not None and found.name.startswith(OWN) for found in (step, other)):
         return ""
-    place = _shown(step.place) if step is not None and step.place is not None else ""
+    place = next((found.place for found in (step, other) if found is not None), None)
+    if place is None or not is_user_code(place.file):
+        return ""  # a branch of a library: values decide
     ran = step.name if step is not None else "nothing more"
     return (
-        f"unverified branch: {place}eager runs {ran}, and the trace, which the code can tell from "
-        f"eager, {other.name if other is not None else 'nothing more'}"
+        f"unverified branch: {place}: eager runs {ran}, and the trace, which the code can tell from"
+        f" eager, {other.name if other is not None else 'nothing more'}"
     )
 
 
 def _is_users(module: nn.Module) -> bool:
     code = getattr(type(module).forward, "__code__", None)
     return code is not None and is_user_code(code.co_filename)
-
-
-def _shown(place: SourceLocation) -> str:
-    return f"{place}: "

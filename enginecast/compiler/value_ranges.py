@@ -286,10 +286,11 @@ class ProgramProbe(Run):
 
     def floats(self, inputs: Inputs) -> list[Tensor]:
         self._feeds[0].update(inputs)
-        self.env = dict(self._around)
+        env = dict(self._around)
         for node in self._reached:
-            self.env[node] = self.evaluate(node, 0)
-        found = (self.env[node] for node in self._reached)
+            self.env = env  # a block leaves its own
+            env[node] = self.evaluate(node, 0)
+        found = (env[node] for node in self._reached)
         return [value for value in found if isinstance(value, Tensor)]
 
 

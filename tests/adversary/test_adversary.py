@@ -21,7 +21,7 @@ ALL = [case for group in GROUPS for case in group]
 QUICK = [case for case in ALL if case.is_quick]
 TOGETHER = {
     "constants": "add 1e-8|times nearly one|power nearly|log of|over norm|over deviation|normalize|leaky|clamp|lerp|softplus",
-    "edges": "log1p|expm1|elu|softsign|mish|sinh|atanh|round|floor by|remainder of|divide|logsumexp|cumulative s|ties",
+    "edges": "log1p|expm1|elu|softsign|mish|sinh|atanh|round|divide|logsumexp|cumulative s|ties",
     "writes": "swap|two views|a transpose|alias read|recurrence|relu in|silu in|add to a|overlapping|split|a chunk",
     "fusions": "gelu, [^c0]|norm, (over|sum|eps|weight|unbiased|skip)",
 }
