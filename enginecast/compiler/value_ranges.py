@@ -276,13 +276,14 @@ class ProgramProbe(Run):
         self._record(order, needed)
 
     def _record(self, order: Sequence[Node], needed: set[Node]) -> None:
-        self.env = {}
+        env: dict[Node, Any] = {}
         for node in order:
             if needed <= self._around.keys():
                 return
-            self.env[node] = self.evaluate(node, 0)
+            self.env = env  # a block leaves its own
+            env[node] = self.evaluate(node, 0)
             if node in needed:
-                self._around[node] = self.env[node]
+                self._around[node] = env[node]
 
     def floats(self, inputs: Inputs) -> list[Tensor]:
         self._feeds[0].update(inputs)
