@@ -55,7 +55,7 @@ def test_engines_agree_with_eager_within_its_own_error(
 ) -> None:
     verdict = exports(name, precision).report.verdict
     assert verdict.outcome == outcome
-    assert verdict.cases == CASES
+    assert verdict.cases[: len(CASES)] == CASES  # sizes that the code tells apart come last
     (output,) = verdict.outputs
     assert output.ratio is not None
     assert output.ratio <= 3.0
