@@ -111,7 +111,7 @@ def line(mark: str) -> str:
         ("number", 2, ["the example's x is a int, expected a tensor"]),
         ("endless", 2, [line("endless").partition(":")[2], "the loop has no end"]),
         ("deep", 2, [line("deep"), "RecursionError"]),
-        ("counter", 2, ["calls at ", line("counter"), "was 0, is 1"]),
+        ("counter", 2, ["calls at ", line("counter"), "was 0, is 3"]),
         ("custom", 2, ["enginecast_flow_test.mystery.default", "module '1'", line("custom")]),
         ("exec_ed --fallback none", 2, ["<string>:4", "source of this line is not available"]),
         (

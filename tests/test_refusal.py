@@ -77,13 +77,6 @@ class ShapeLoop(nn.Module):
         return total
 
 
-class ShapeRound(nn.Module):
-    """The guard is made inside of an operator of torch."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x[: round(x.shape[0] / 2)]  # culprit
-
-
 def refused(module: nn.Module, *dynamic: str) -> CaptureError:
     source = FactorySource("test:factory", module, {"x": torch.randn(3, 6)})
     specs = apply_dynamic(derive(source), [parse_dynamic(text) for text in dynamic])
@@ -137,7 +130,6 @@ def test_dimensions_that_cannot_vary(module: Callable[[], nn.Module], suggestion
     [
         (ShapeBranch, "not every batch satisfies 2 <= batch and batch <= 5"),
         (ShapeLoop, "batch is always 3"),
-        (ShapeRound, "not every batch satisfies round(batch / 2) != 1"),
     ],
 )
 def test_the_line_that_fixes_a_dimension(module: type[nn.Module], reported: str) -> None:

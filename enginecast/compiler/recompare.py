@@ -11,7 +11,7 @@ from enginecast.compiler.prepare import Prepared, captured_wrongly, prepare, ref
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.scripted import prepare_script, reference_of_script
 from enginecast.compiler.steps import Steps
-from enginecast.errors import UsageError
+from enginecast.errors import CaptureError, UsageError
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.quantization_plan import QuantizationPlan
@@ -73,6 +73,15 @@ def reference_of_model(
         prepared = prepare(source, options, Steps())
     except UnknownOutputError as error:
         _check_names(source.name, "gives", error.given, manifest)
+        raise
+    except (CaptureError, UsageError):  # in the sizes and values of the bundle
+        try:
+            free = prepare(source, replace(options, dynamic=(), values=()), Steps())
+        except UnknownOutputError as error:
+            _check_names(source.name, "gives", error.given, manifest)
+            raise
+        _check_names(source.name, "takes", [spec.name for spec in free.inputs], manifest)
+        _check_names(source.name, "gives", free.model_outputs, manifest)
         raise
     _check_names(source.name, "takes", [spec.name for spec in prepared.inputs], manifest)
     _check_names(source.name, "gives", prepared.model_outputs, manifest)
