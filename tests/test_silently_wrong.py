@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from enginecast.compiler.publish import Export
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export
-from enginecast.errors import CaptureError, VerificationError
+from enginecast.errors import CaptureError, InputError
 from enginecast.runtime.load import load
 
 
@@ -73,10 +74,20 @@ def test_a_path_that_only_eager_takes_is_found(make: type[nn.Module], tmp_path: 
     assert any("other path at test_silently_wrong.py:" in r for r in done.report.verdict.reasons)
 
 
-def test_sizes_that_no_range_tells_apart_are_verified(tmp_path: Path) -> None:
-    done = exported(AreaBySeven(), tmp_path, "x:0=1..64", "x:1=1..64")
-    assert done.bundle is None
-    assert any("sizes that the code tells apart" in r for r in done.report.verdict.reasons)
+def test_sizes_that_no_range_tells_apart_are_refused_by_the_engine(tmp_path: Path) -> None:
+    bundle = exported(AreaBySeven(), tmp_path, "x:0=1..64", "x:1=1..64").bundle
+    assert bundle is not None
+    assert [check.condition for check in bundle.manifest.size_checks] == ["((batch*x_1) % 7) != 0"]
+    assert any("takes only sizes with" in note for note in bundle.manifest.notes)
+    with load(bundle.root) as engine:
+        for shape in ((1, 1), (3, 4), (6, 8), (64, 64)):
+            x = np.ones(shape, np.float32)
+            np.testing.assert_array_equal(engine.run({"x": x})["output_0"], x * 2)
+        for shape in ((1, 7), (7, 1), (63, 64), (14, 14)):
+            with pytest.raises(
+                InputError, match=r"expected sizes with \(\(batch\*x_1\) % 7\) != 0"
+            ):
+                engine.run({"x": np.ones(shape, np.float32)})
 
 
 def test_what_torch_has_proved_needs_no_other_path(tmp_path: Path) -> None:
@@ -88,9 +99,33 @@ class SecondRow(nn.Module):
         return x[1] + x
 
 
-def test_a_program_that_does_not_run_at_some_size_is_not_a_crash(tmp_path: Path) -> None:
-    with pytest.raises(VerificationError, match="does not run in all its sizes"):
-        exported(SecondRow(), tmp_path)
+def test_sizes_at_which_the_code_raises_are_left_out(tmp_path: Path) -> None:
+    bundle = exported(SecondRow(), tmp_path).bundle
+    assert bundle is not None
+    assert bundle.manifest.symbols == {"batch": (2, 64)}
+    assert "batch takes 2..64, not 1..64" in bundle.manifest.notes[0]
+
+
+def test_sizes_that_were_asked_for_and_at_which_the_code_raises_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        CaptureError, match=r"with batch = 1 .*does not run in all its sizes"
+    ) as found:
+        exported(SecondRow(), tmp_path, "x:0=1..16")
+    assert "--dynamic x:0=2..16" in str(found.value)
+
+
+class SevenRows(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 7 if x.shape[0] == 7 else x * 2
+
+
+def test_small_sizes_are_tried_for_the_path_they_take(tmp_path: Path) -> None:
+    bundle = exported(SevenRows(), tmp_path, "x:0=1..16").bundle
+    assert bundle is not None
+    with load(bundle.root) as engine:
+        for rows, factor in ((1, 2), (7, 7), (16, 2)):
+            x = np.ones((rows, 4), np.float32)
+            np.testing.assert_array_equal(engine.run({"x": x})["output_0"], x * factor)
 
 
 def tenfold(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -54,6 +54,8 @@ _STYLES: Mapping[Style, Callable[[Tensor], Tensor]] = {
 """What becomes of values of a standard normal distribution."""
 ENDS: Mapping[Style, str] = {"lowest": "lowest integers", "highest": "highest integers"}
 """What integers are like at the ends of their ranges, and the names of the cases."""
+SMALL = 12
+"""Sizes that are tried one by one."""
 NEAR = 4
 """Integers from 0 on that are drawn more often than others."""
 EDGE_WORK = 1e12
@@ -343,6 +345,8 @@ def perturbed(
         for spec in specs:
             for value in _variants(base[spec.name], spec):
                 yield {**base, spec.name: value}
+        if base is bases[0]:
+            yield from _small_sizes(specs, seed)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(CHANCES):
         base = bases[int(torch.randint(len(bases), (), generator=generator))]
@@ -372,6 +376,12 @@ def _other_sizes(specs: Sequence[InputSpec], seed: int) -> Iterator[dict[str, Te
         for size in sorted(wanted - {dim.size}):
             if dim.minimum <= size <= dim.maximum:
                 yield sample(specs, {**example_sizes(specs), name: size}, seed)
+
+
+def _small_sizes(specs: Sequence[InputSpec], seed: int) -> Iterator[dict[str, Tensor]]:
+    for name, dim in named_dims(specs).items():
+        for size in range(dim.minimum, min(dim.maximum, SMALL) + 1):
+            yield sample(specs, {**example_sizes(specs), name: size}, seed)
 
 
 def _variants(tensor: Tensor, spec: InputSpec) -> Iterator[Tensor]:

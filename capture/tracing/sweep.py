@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
+from enginecast.capture.inputs.examples import SMALL
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims
 from enginecast.capture.python.locations import SourceLocation, is_model_code, is_user_code
 from enginecast.capture.python.quiet import quiet_torch
@@ -29,8 +30,6 @@ WALKED = 5000
 """Operators that a sweep runs, about; each takes a third of a millisecond."""
 FEWEST, MOST = 5, 32
 """Sizes that are tried."""
-SMALL = 12
-"""Sizes that are tried one by one."""
 MENTIONED = 16
 """Numbers in the model's code and attributes that are tried as sizes, by dimension."""
 UNKNOWN = (

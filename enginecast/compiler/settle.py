@@ -1,7 +1,8 @@
 """Judge the sizes at which a model's code takes another path than its trace, by what it returns.
 
 Another path that comes to the same values is no reason for anything.  Where the values differ, a
-range that nobody asked for is narrowed, and one that the user asked for is refused.
+range that nobody asked for is narrowed, and one that the user asked for is refused.  What no range
+says, as that a product of two sizes is not a multiple of seven, is checked when an engine is fed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -50,16 +51,19 @@ def settle(source: Source, captured: Captured, wanted: Wanted) -> Captured:
     ranges = ranges_of(captured.inputs)
     kept, notes, checks = [], [], list(captured.size_checks)
     for other in captured.other_sizes:
+        sizes = {**traced, **other.sizes}
         if any(not ranges[n][0] <= size <= ranges[n][1] for n, size in other.sizes.items()):
             continue  # narrowed away already
-        why = _difference(module, captured, wanted, {**traced, **other.sizes})
+        if not all(holds(check.condition, sizes) for check in checks):
+            continue  # refused by an engine already
+        why = _difference(module, captured, wanted, sizes)
         if not why:
             kept.append(other)
             continue
         changed = [name for name, size in other.sizes.items() if size != traced[name]]
-        _refuse_asked(captured, other, changed, why)
         code = f"this model's code ({other.place})" if other.place else "this model's code"
-        if len(changed) == 1:
+        if len(other.sizes) == 1 or not holds(other.condition, traced):
+            _refuse_asked(captured, other, changed, why)
             [name] = changed
             before, size = ranges[name], other.sizes[name]
             ranges[name] = _without(before, size, traced[name])
@@ -122,11 +126,9 @@ def _other_shapes(
 
 
 def _refuse_asked(captured: Captured, other: OtherSizes, changed: list[str], why: str) -> None:
-    """Refuse where the user asked for the sizes, or no range of one dimension is without them."""
+    """Refuse sizes that the user asked for, and those that no range of one dimension leaves out."""
     dims = named_dims(captured.inputs)
-    is_asked = any(dims[name].asked for name in changed)
-    is_checked = holds(other.condition, {n: dim.size for n, dim in dims.items()})
-    if not is_asked and (len(changed) == 1 or is_checked):
+    if len(changed) == 1 and not dims[changed[0]].asked:
         return
     sizes = ", ".join(f"{name} = {size}" for name, size in other.sizes.items())
     at = f" at {other.place}" if other.place else ""
