@@ -212,7 +212,8 @@ def prepare(
     if captured.guards:
         return prepared
     inputs, names = prepared.captured.inputs, prepared.output_names
-    cases = with_telling_values(captured.program, inputs, prepared.cases, names)
+    # In fp64, because a program that was captured in fp16 need not run as it is.
+    cases = with_telling_values(prepared.exact, inputs, prepared.cases, names)
     return replace(prepared, cases=allowed(inputs, cases, captured.size_checks))
 
 

@@ -23,6 +23,7 @@ from enginecast.capture.inputs.given import apply_values
 from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.errors import UsageError
+from enginecast.passes.ir.blocks import WHILE_LOOP
 from enginecast.passes.ir.interpret import Run, schedule
 from enginecast.passes.ir.traits import Trait, has
 
@@ -35,6 +36,8 @@ FURTHEST = 1 << 22
 """How far a bound is searched: no table has more rows."""
 MOST_SIZE = 256
 """How far where the number may be a size, so that memory goes with it."""
+MOST_ROUNDS = 64
+"""How far where the number may be how often a loop runs, so that time goes with it."""
 WHOLE = 100_000_000
 """Parameters of a model up to which all of it is run to see whether ranges go together."""
 
@@ -272,7 +275,7 @@ class ProgramProbe(Run):
         self._reached = list(reached)
         needed = {s for node in reached for s in node.all_input_nodes} - reached.keys()
         self._around: dict[Node, Any] = {}
-        self.reach = MOST_SIZE if any(map(_is_number, reached)) else FURTHEST
+        self.reach = min((_reach(node) for node in reached), default=FURTHEST)
         self._record(order, needed)
 
     def _record(self, order: Sequence[Node], needed: set[Node]) -> None:
@@ -295,10 +298,13 @@ class ProgramProbe(Run):
         return [value for value in found if isinstance(value, Tensor)]
 
 
-def _is_number(node: Node) -> bool:
-    """Whether a node is a number that was read from values, or a tensor of such a size."""
+def _reach(node: Node) -> int:
+    """How far a bound is searched where a node depends on the values."""
+    if node.target is WHILE_LOOP:
+        return MOST_ROUNDS
     found = node.meta.get("val")
-    return bool(free_unbacked_symbols(found.shape if isinstance(found, Tensor) else found))
+    is_size = free_unbacked_symbols(found.shape if isinstance(found, Tensor) else found)
+    return MOST_SIZE if is_size else FURTHEST
 
 
 class ModuleProbe:
