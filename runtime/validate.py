@@ -34,7 +34,7 @@ def check_inputs(
         inputs: what the engine declares.
         symbols: least and greatest size of each symbolic dimension.
         feeds: numpy arrays, or tensors that have `__dlpack__` (torch, jax), in CPU memory or on a
-            CUDA GPU, by input name.
+            CUDA GPU, by input name; None is left out.
         size_checks: what the sizes of symbolic dimensions have to be, besides.
         read_devices: look at the values of tensors on a GPU as well, for which the host has to
             wait; False: at their dtype and shape alone.
@@ -48,7 +48,9 @@ def check_inputs(
     """
     if not isinstance(feeds, Mapping):
         raise InputError(f"feeds: expected arrays by input name, got a {type(feeds).__name__}")
-    _check_names([spec.name for spec in inputs], list(feeds))
+    _check_names(
+        [spec.name for spec in inputs], [name for name in feeds if feeds[name] is not None]
+    )
     found = {spec.name: _feed(spec.name, feeds[spec.name]) for spec in inputs}
     sizes: dict[str, tuple[int, str]] = {}
     for spec in inputs:

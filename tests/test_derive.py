@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,28 @@ def test_ids_stay_in_the_vocabulary_wherever_the_config_keeps_it() -> None:
     assert derived("CanineModel")["input_ids"].high == 0x10FFFF  # it hashes code points
     clip = derived("CLIPModel", text_config={"vocab_size": 31})
     assert clip["input_ids"].high == 30
+
+
+@pytest.mark.parametrize(
+    ("class_name", "given", "types"),
+    [
+        ("BertModel", ("input_ids", "token_type_ids", "attention_mask"), 1),
+        ("BertModel", ("input_ids", "attention_mask"), None),
+        ("DebertaV2Model", ("input_ids", "token_type_ids", "attention_mask"), 3),
+        ("XLNetModel", ("input_ids", "token_type_ids", "attention_mask"), 3),
+        ("RobertaModel", ("input_ids", "attention_mask"), None),
+    ],
+)
+def test_what_the_tokenizer_gives_is_an_input(
+    class_name: str, given: tuple[str, ...], types: int | None
+) -> None:
+    known = facts(class_name, getattr(transformers, class_name).config_class())
+    specs = {spec.name: spec for spec in from_facts(replace(known, tokenized=given))}
+    assert set(specs) == {"input_ids", "attention_mask", *given}
+    assert types is None or (specs["token_type_ids"].low, specs["token_type_ids"].high) == (
+        0,
+        types,
+    )
 
 
 def test_boxes_are_on_the_page_and_not_turned_inside_out(tmp_path: Path) -> None:

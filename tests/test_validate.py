@@ -50,7 +50,7 @@ WRONG = {
     "beyond": ({"input_ids": changed((0, 1), 9)}, r"in 0\.\.8, got 9 at \[0, 1\]"),
     "transposed": ({"input_ids": ids(3, 2).T}, "expected a contiguous array, got strides"),
     "list": ({"input_ids": [[1, 2]]}, "got a list, which is neither numpy nor DLPack"),
-    "none": ({"input_ids": None}, "got a NoneType"),
+    "none": ({"input_ids": None}, "is missing"),
     "scalar": ({"input_ids": np.int64(3)}, "input 'input_ids'"),
 }
 
@@ -61,6 +61,15 @@ def test_wrong_inputs_are_refused_by_name(feeds: dict[str, Any], message: str) -
         feeds = feeds | {"attention_mask": ids()}
     with pytest.raises(InputError, match=message):
         check(**feeds)
+
+
+def test_none_is_left_out() -> None:
+    assert list(check(input_ids=ids(), attention_mask=ids(), position_ids=None)) == [
+        "input_ids",
+        "attention_mask",
+    ]
+    with pytest.raises(InputError, match="'attention_mask' is missing"):
+        check(input_ids=ids(), attention_mask=None)
 
 
 def test_right_inputs_pass_in_declared_order_and_uncopied() -> None:

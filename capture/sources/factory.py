@@ -116,10 +116,11 @@ def take_module(module: nn.Module, example: Mapping[str, Tensor]) -> FactorySour
     """A copy of a module: the caller's keeps its mode and its gradients.
 
     Raises:
-        SourceError: see `as_written`.
+        SourceError: see `as_written` and `tensors_of`.
     """
     name = type(module).__name__
-    return FactorySource(name, copy_sharing_weights(as_written(module, name)), example)
+    given = tensors_of(example, name)
+    return FactorySource(name, copy_sharing_weights(as_written(module, name)), given)
 
 
 def open_factory(text: str) -> FactorySource:
@@ -135,18 +136,28 @@ def open_factory(text: str) -> FactorySource:
     module, example = made if isinstance(made, tuple) and len(made) == 2 else (made, {})
     if not isinstance(module, nn.Module):
         raise SourceError(f"{text} returned {_kind(made)}, expected a module", hint=RETURNS)
+    return FactorySource(text, module, tensors_of(example, text))
+
+
+def tensors_of(example: object, name: str) -> dict[str, Tensor]:
+    """The inputs of an example; None is what its argument has without one.
+
+    Raises:
+        SourceError: it holds something else than tensors by name.
+    """
     if not isinstance(example, Mapping) or not all(isinstance(key, str) for key in example):
         raise SourceError(
-            f"{text} returned {_kind(example)} as its example, expected keyword arguments by name",
+            f"{name}: the example is {_kind(example)}, expected keyword arguments by name",
             hint=RETURNS,
         )
-    for name, value in example.items():
+    given = {key: value for key, value in example.items() if value is not None}
+    for key, value in given.items():
         if not isinstance(value, Tensor):
             raise SourceError(
-                f"{text}: the example's {name} is {_kind(value)}, expected a tensor",
-                hint="Bind other arguments inside the module that the factory returns.",
+                f"{name}: the example's {key} is {_kind(value)}, expected a tensor",
+                hint="Bind other arguments in a module around this one.",
             )
-    return FactorySource(text, module, example)
+    return given
 
 
 def _find(text: str) -> Callable[[], Any]:

@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,13 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from enginecast.capture.python.quiet import quiet_transformers
 from enginecast.capture.sources.checkpoint import (
@@ -40,7 +47,12 @@ DROPPED = ("decoder.", "lm_head.")
 """What a checkpoint of theirs holds besides the encoder."""
 
 CONFIG_FILE = "config.json"
+logger = logging.getLogger(__name__)
+
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+VOCABULARY_FILE = "vocab.txt"
+"""All that the folder of an old BERT has of its tokenizer."""
+TYPES = "token_type_ids"
 
 
 class HuggingFaceSource(Source):
@@ -133,6 +145,19 @@ class HuggingFaceSource(Source):
     def forward_signature(self) -> inspect.Signature:
         signature = inspect.signature(self.model_class.forward)
         return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    @cached_property
+    def tokenized(self) -> tuple[str, ...]:
+        has_one = self.tokenizer_files or (self.folder / VOCABULARY_FILE).is_file()
+        if not has_one or TYPES not in self.forward_arguments:
+            return ()  # all others give the inputs that are derived anyway
+        try:
+            with quiet_transformers():
+                tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        except Exception as error:  # transformers raises any kind; the model needs no tokenizer
+            logger.debug("the tokenizer of %s cannot be opened: %s", self.folder, error)
+            return ()
+        return tuple(tokenizer.model_input_names)
 
     def weight_elements(self) -> dict[torch.dtype, int]:
         return dict(self._elements)

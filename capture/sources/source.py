@@ -96,6 +96,11 @@ class Source(ABC):
         """Names of the arguments of `forward` that have no default."""
         return tuple(p.name for p in _named(self.forward_signature) if p.default is p.empty)
 
+    @property
+    def tokenized(self) -> tuple[str, ...]:
+        """Names of the inputs that the model's tokenizer gives; none without one."""
+        return ()
+
     def example(self) -> dict[str, Tensor]:
         """Example inputs that came with the model, by argument name; mostly none."""
         return {}

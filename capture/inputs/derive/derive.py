@@ -100,7 +100,8 @@ def from_facts(facts: ModelFacts) -> tuple[InputSpec, ...]:
 
 
 def _wanted(facts: ModelFacts) -> tuple[str, ...]:
-    """What the model is given: what it must have, its main input, towers, and companions."""
+    """What the model is given: what it must have, its main input, towers, companions, and what its
+    tokenizer gives."""
     known = [name for name in MODALITIES if name in facts.arguments]
     main = [*(facts.main or facts.required or known[:1])]
     wanted = {*facts.required, *main}
@@ -111,6 +112,8 @@ def _wanted(facts: ModelFacts) -> tuple[str, ...]:
         for name, owners in COMPANIONS.items()
         if wanted.intersection(owners) and _is_fitting(facts, name)
     }
+    if "input_ids" in wanted:
+        wanted |= {name for name in facts.tokenized if name in TEXT_INPUTS}
     return tuple(name for name in facts.arguments if name in wanted)
 
 

@@ -33,6 +33,8 @@ Derive = Callable[[ModelFacts], InputSpec | None]
 TARGET = "target_sequence"
 VOCABULARIES = ("src_vocab_size", "vocab_size", "text_vocab_size", "text_encoder_vocab_size")
 TARGET_VOCABULARIES = ("tgt_vocab_size", "decoder_vocab_size", "vocab_size")
+TYPES_WITHOUT_TABLE = 4
+"""XLNet's tokenizer gives the most: of two texts, of what ends them, and of padding."""
 CODE_POINTS = 0x110000
 """Ids of models that hash the characters of a text: all of Unicode."""
 
@@ -119,8 +121,9 @@ def attention_mask(facts: ModelFacts) -> InputSpec | None:
 
 
 def token_type_ids(facts: ModelFacts) -> InputSpec | None:
-    """`token_type_ids` [batch, sequence]."""
-    kinds = number_of(text_of(facts.config), "type_vocab_size") or 1
+    """`token_type_ids` [batch, sequence].  Models without a table of types ignore them, or only
+    compare them with each other."""
+    kinds = number_of(text_of(facts.config), "type_vocab_size") or TYPES_WITHOUT_TABLE
     dims = (batch(), sequence(facts.config))
     return InputSpec("token_type_ids", "token_type_ids", torch.int64, dims, 0, kinds - 1)
 

@@ -31,6 +31,8 @@ class ModelFacts:
     """`main_input_name` of the class, where `forward` has such an argument."""
     shapes: dict[str, str] = field(default_factory=dict)
     """What the class documents: "LongTensor of shape (batch_size, 4)", by argument."""
+    tokenized: tuple[str, ...] = ()
+    """What the model's tokenizer gives."""
 
     @cached_property
     def parts(self) -> tuple[PreTrainedConfig, ...]:
@@ -55,6 +57,7 @@ def facts_of(source: Source, config: PreTrainedConfig) -> ModelFacts:
         source.required_arguments,
         tuple(name for name in names if name in arguments),
         documented(source.model_class),
+        source.tokenized,
     )
 
 
