@@ -1,12 +1,13 @@
 """The noise floor: the error that eager itself has in the target's dtype, against fp64.
 
 Every tolerance is a multiple of it. So a floor that is itself absurd for its dtype is a defect of
-the reference, never a wide tolerance: a tolerance that cannot fail says nothing. What measures the
-floor is `verify.eager`.
+the reference, never a wide tolerance: a tolerance that cannot fail says nothing. In fp32 it is none
+of the model, which may jump (x // 0.1) or cancel ((x + 1e8) - 1e8): there fp64 is not the measure,
+and eager itself is. What measures the floor is `verify.eager`.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from enginecast.errors import UsageError
 from enginecast.verify.metrics import (
@@ -81,6 +82,8 @@ class Floor:
     """The largest relative L2 error of a row that the plan allows; None: no such limit."""
     kernels: Comparison | None = None
     """For fp32: what a backend's own kernels may lose, in some of the cases (`verify.kernels`)."""
+    by_eager: Mapping[str, float] = field(default_factory=dict)
+    """For fp32: the outputs that eager itself is the measure of, and how far off fp64 it is."""
 
     def __post_init__(self) -> None:
         if self.dtype not in UNIT_ROUNDOFF:
@@ -134,7 +137,8 @@ class Floor:
     def largest(self) -> float:
         """The relative L2 error of the output that is worst."""
         names = output_names(self.cases)
-        return max((pool_output(self.cases, name).relative for name in names), default=0.0)
+        found = (pool_output(self.cases, name).relative for name in names)
+        return max((*found, *self.by_eager.values()), default=0.0)
 
     @property
     def owner(self) -> str:

@@ -29,6 +29,9 @@ from enginecast.verify.metrics import Array, Loss, Metrics, compare, measure, ro
 REFERENCE_NAME = "reference.safetensors"
 BUDGET = 32 << 20
 _KEY = "enginecast"
+FLIPS = 0.02
+"""Part of the elements of an output that eager is the measure of, which may be on fp64's side of a
+jump."""
 _KINDS = ("in", "out", "ref", "loss")
 _DAMAGE = (
     safetensors.SafetensorError,
@@ -83,19 +86,39 @@ class Reference:
         return None if self.mask_input is None else case.inputs[self.mask_input]
 
     def compare(self, case: ReferenceCase, outputs: Mapping[str, Array]) -> dict[str, Metrics]:
-        """Measure what was computed for a case against fp64, over the rows that count.
+        """Measure what was computed for a case against fp64, over the rows that count; against
+        eager where that is the measure.
 
         Raises:
             VerificationError: a shape differs.
         """
         dtype = self.floor.dtype
+        wanted = {
+            name: _nearer(outputs[name], case.outputs[name], exact)
+            if name in self.floor.by_eager and name in outputs
+            else exact
+            for name, exact in case.reference.items()
+        }
         return compare(
             outputs,
-            case.reference,
+            wanted,
             attention_mask=self.mask_of(case),
             masked=self.masked,
             losses={n: Loss(a, dtype, UNIT_ROUNDOFF[dtype]) for n, a in case.losses.items()},
         )
+
+
+def _nearer(found: Array, plain: Array, exact: Array) -> Array:
+    """What eager gives, but for few elements that are on fp64's side of a jump."""
+    if not found.shape == plain.shape == exact.shape:
+        return plain
+    if found.dtype.kind in "biu":
+        jumped = np.asarray((found == exact) & (found != plain))
+    else:
+        engine, eager, wide = (side.astype(np.float64) for side in (found, plain, exact))
+        with np.errstate(invalid="ignore", over="ignore"):
+            jumped = np.asarray(np.abs(engine - wide) < np.abs(engine - eager))
+    return np.where(jumped, exact, plain) if jumped.sum() <= FLIPS * jumped.size else plain
 
 
 def fit(reference: Reference, budget: int = BUDGET) -> Reference:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enginecast.runtime.bundle.manifest import Outcome, OutputVerdict, Verdict, Where
 from enginecast.verify.floor import LIMIT, UNIT_ROUNDOFF, Floor, most_wrong
 from enginecast.verify.metrics import (
+    BEYOND,
     Comparison,
     Metrics,
     output_names,
@@ -275,6 +276,12 @@ def _where_notes(
 
 
 def _floor_notes(floor: Floor) -> Iterator[str]:
+    for name, error in floor.by_eager.items():
+        off = "gives other infinities or NaN" if error >= BEYOND or not error else ""
+        yield (
+            f"output {name!r}: eager fp32 {off or f'is off by {error:.2g}'} by fp64, so that the"
+            " engine was compared with eager itself"
+        )
     if floor.rounding:
         yield (
             f"eager {floor.label}: eager's own error and that of the plan's {floor.rounding}"

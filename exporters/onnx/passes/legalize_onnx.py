@@ -115,6 +115,22 @@ def _promoted(program: ProgramView, node: Node) -> None:
     node.update_arg(0, insert(program.graph, aten.to.dtype, args, like=node))
 
 
+def _is_low_by_number(node: Node) -> bool:
+    """Whether a quotient that is cut to a whole number is that of 16 bits and a number, which torch
+    does not round to 16 bits: 0.3 and 0.30005 give another whole number.
+    """
+    low = dtype_of(node) in (torch.float16, torch.bfloat16)
+    return low and isinstance(node.args[1], float)
+
+
+def _quotient_in_fp32(program: ProgramView, node: Node) -> Node:
+    graph, dtype = program.graph, dtype_of(node)
+    wide = insert(graph, aten.to.dtype, (node.args[0], torch.float32), like=node)
+    assert callable(node.target)
+    found = insert(graph, node.target, (wide, *node.args[1:]), node.kwargs, like=node)
+    return insert(graph, aten.to.dtype, (found, dtype), like=node)
+
+
 def _mixes_bounds(node: Node) -> bool:
     """Whether a clamp to floats has a whole number for a bound."""
     dtype = dtype_of(node)
@@ -343,6 +359,8 @@ _RULES: dict[Any, Rewrite] = {
     ),
     aten.unsqueeze.default: _complex_unsqueeze,
     aten.clamp.default: _float_bounds,
+    aten.floor_divide.default: _quotient_in_fp32,
+    aten.div.Tensor_mode: _quotient_in_fp32,
     aten.amax.default: _all_dims,
     aten.amin.default: _all_dims,
     aten.masked_select.default: _select_by_index,
@@ -353,6 +371,8 @@ _UNFIT: dict[Any, Callable[[Node], bool]] = {
     aten.scaled_dot_product_attention.default: _broadcasts,
     aten.unsqueeze.default: lambda node: bool(value(node).dtype.is_complex),
     aten.clamp.default: _mixes_bounds,
+    aten.floor_divide.default: _is_low_by_number,
+    aten.div.Tensor_mode: _is_low_by_number,
     aten.amax.default: _is_of_all_dims,
     aten.amin.default: _is_of_all_dims,
     aten.masked_select.default: lambda node: same_shape(*map(shape_of, arguments(node))),

@@ -1,0 +1,90 @@
+"""Where eager fp32 is far off fp64, for the model jumps or cancels, eager is the measure."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from lowering import engine_of
+from program_edits import WHERE
+from torch import Tensor, nn
+
+from enginecast.capture.inputs.examples import Case
+from enginecast.verify.eager import as_arrays, make_reference
+from enginecast.verify.reference import Reference
+from enginecast.verify.verdict import judge
+
+Function = Callable[[Tensor], Tensor]
+
+
+class Of(nn.Module):
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+GRID = torch.arange(-40, 40).reshape(10, 8) / 10
+WEIGHT = torch.linspace(-1, 1, 64).reshape(8, 8)
+MODELS: dict[str, tuple[Function, Function]] = {
+    "cancels": (lambda x: (x + 1e6) - 1e6, lambda x: x),
+    "scales": (lambda x: (x * (1 + 4e-6) - x) * 1e5, lambda x: x * 0.4),
+    "jumps": (lambda x: x // 0.1, lambda x: (x / 0.1).floor()),
+    "rests": (lambda x: x % 0.1, lambda x: x % 0.1 * 1.001),
+    "compares": (lambda x: x % 0.1 == 0, lambda x: x.double() % 0.1 == 0),
+    "overflows": (lambda x: (x * 1e5).half().float(), lambda x: (x * 1e5).clamp(-65504, 65504)),
+    "after a product": (lambda x: (x @ WEIGHT + 1e5) - 1e5, lambda x: x @ WEIGHT),
+}
+"""A function, and what an engine may make of it that would be wrong."""
+
+
+def reference_of(function: Function) -> Reference:
+    module = Of(function)
+    return make_reference(
+        torch.export.export(module, (GRID,)),
+        lambda dtype: module,
+        [Case("grid", {"x": GRID})],
+        dtype="fp32",
+        names=["y"],
+        forward=lambda model, inputs: {"y": model(inputs["x"])},
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_engine_has_to_do_as_eager_does(name: str) -> None:
+    function, other = MODELS[name]
+    reference = reference_of(function)
+    [case] = reference.cases
+    assert list(reference.floor.by_eager) == ["y"]
+    verdicts = [
+        judge(
+            {"grid": reference.compare(case, as_arrays({"y": found}))},
+            reference.floor,
+            where=WHERE,
+            engine_ran=True,
+        )
+        for found in (function(GRID), other(GRID).to(function(GRID).dtype))
+    ]
+    assert [verdict.outcome for verdict in verdicts] == ["verified", "rejected"]
+    assert "compared with eager itself" in verdicts[0].reasons[0]
+
+
+def test_few_elements_may_be_on_the_other_side_of_a_jump() -> None:
+    reference = reference_of(lambda x: x // 0.1)
+    [case] = reference.cases
+    found, exact = case.outputs["y"].copy(), case.reference["y"]
+    jumped = (found != exact).nonzero()
+    first = tuple(index[0] for index in jumped)
+    found[first] = exact[first]
+    assert len(jumped[0]) > 2
+    assert reference.compare(case, {"y": found})["y"].relative == 0
+    found[jumped] = exact[jumped]  # all of them
+    assert reference.compare(case, {"y": found})["y"].relative > 1e-3
+
+
+def test_a_number_stays_in_fp32_where_halves_are_divided_to_whole_numbers(tmp_path: Path) -> None:
+    halved = Of(lambda x: x.half() // 0.3)
+    found, _ = engine_of(halved, tmp_path, GRID)
+    assert torch.equal(found, halved(GRID))
