@@ -273,6 +273,24 @@ def strided(x: Tensor) -> Tensor:
 
 
 @case
+def expanded(x: Tensor) -> object:
+    y = x + 1
+    copies = y.expand(2, *y.shape)
+    copies[1][:, 0] = 2.0
+    y.unsqueeze(1).expand(-1, 3, -1)[:, 2].t()[1:3].mul_(3)
+    return y, copies
+
+
+@case
+def overlapping_windows(x: Tensor) -> Tensor:
+    y = x + 1
+    windows = y.unfold(1, 3, 2)
+    windows[:, 0].neg_()
+    windows[:, :, 2].mul_(2)
+    return y + windows.sum()
+
+
+@case
 def complex_pairs(x: Tensor) -> Tensor:
     y = torch.view_as_complex(x.view(-1, 3, 2) + 1)
     y.mul_(2j)

@@ -211,8 +211,9 @@ def test_norm_of_two_dtypes_becomes_one_of_the_dtype_that_the_program_says(tmp_p
         ((3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)),
         ((1, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)),
         ((2, 3, 5, 8), (2, 3, 7, 8), (2, 1, 7, 8)),
+        ((2, 1, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8)),
     ],
-    ids=["no heads", "rank 3", "two ranks", "one query", "one value head"],
+    ids=["no heads", "rank 3", "two ranks", "one query", "one value head", "one query head"],
 )
 @pytest.mark.parametrize("mask", ["none", "bool", "causal"])
 def test_an_attention_that_onnx_does_not_have_is_spelled_out(

@@ -75,12 +75,12 @@ def test_a_number_is_named_with_the_one_that_is_expected() -> None:
     def scaled(x: Value) -> Pattern:
         return (x * math.sqrt(2 / math.pi)).at("under tanh")
 
-    near = node_of(lambda x: x * 0.79788, aten.mul.Tensor)
+    near = node_of(lambda x: x * 0.79788456, aten.mul.Tensor)
     assert scaled.match(near).node("x") is near.args[0]
-    wrong = node_of(lambda x: x * 0.8, aten.mul.Tensor)
-    assert reason(scaled, wrong) == "mul.Tensor under tanh has 0.8, expected 0.797885"
+    wrong = node_of(lambda x: x * 0.79788, aten.mul.Tensor)
+    assert reason(scaled, wrong) == "mul.Tensor under tanh has 0.79788, expected 0.7978845608"
     without = node_of(lambda x: x * x.sin(), aten.mul.Tensor)
-    expected = "mul.Tensor under tanh, expected aten.mul.Tensor with the number 0.797885"
+    expected = "mul.Tensor under tanh, expected aten.mul.Tensor with the number 0.7978845608"
     assert reason(scaled, without) == expected
 
 

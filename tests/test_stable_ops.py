@@ -11,6 +11,7 @@ from programs import captured
 from torch import Tensor, nn
 from torch.nn import functional
 
+PLACES = torch.tensor([[3, 5, 3, 0], [1, 1, 1, 2]])
 OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "log1p": lambda x, y: torch.log1p(x),
     "expm1": lambda x, y: torch.expm1(x),
@@ -37,6 +38,19 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cummin-place": lambda x, y: torch.cummin(x, 0).indices.float(),
     "stable-sort": lambda x, y: torch.sort(x, stable=True, descending=True).indices.float(),
     "diagonal": lambda x, y: torch.diagonal(x / (y > 0), 1),
+    "diagonal-scatter": lambda x, y: torch.diagonal_scatter(x, y[:14, 0], -2),
+    "put": lambda x, y: x.put(torch.tensor([3, -1, 7]), y[0, :3]).put(
+        torch.tensor([[5, 5]]), y[1:2, :2], accumulate=True
+    ),
+    "scatter-of-more": lambda x, y: x.scatter(1, PLACES, y).scatter_add(0, PLACES, y),
+    "scatter-mean": lambda x, y: x.scatter_reduce(1, PLACES, y, "mean"),
+    "scatter-mean-alone": lambda x, y: x.scatter_reduce(0, PLACES, y, "mean", include_self=False),
+    "scatter-mean-integers": lambda x, y: (
+        (x.abs().long() * 2 - 9).scatter_reduce(0, PLACES, -y.abs().long() % 7, "mean").float()
+    ),
+    "scatter-largest": lambda x, y: (x / (y > 0)).scatter_reduce(
+        1, PLACES, (y / (x > 0)).nan_to_num(0, 9), "amax", include_self=False
+    ),
     "amax": lambda x, y: (x / (y > 0)).amax(0),
     "max-place": lambda x, y: (x / (y > 0)).max(0).indices.float(),
     "signbit": lambda x, y: torch.signbit(x).float(),

@@ -200,6 +200,33 @@ def test_a_buffer_that_is_overwritten_first_is_computed(tmp_path: Path) -> None:
     assert place(Overwrites) in note
 
 
+class Clears(nn.Module):
+    total: Tensor
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.ones(X.shape))
+        self.register_buffer("seen", torch.zeros(2, dtype=torch.int32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total.zero_()
+        self.total[:, 0].add_(x[:, 0])
+        self.seen.fill_(2)
+        self.seen[0] += 1
+        return self.total * self.seen.sum() + x
+
+
+def test_a_buffer_that_is_cleared_first_is_computed() -> None:
+    specs = from_example({"x": X})
+    found = capture(FactorySource("model", Clears(), {}), specs, {"x": torch.zeros(X.shape)})
+    notes = [note.split()[5] for note in found.notes if "overwrites" in note]
+    assert notes == ["total", "seen"]
+    module = found.program.module()
+    for x in (X, X * 2):  # the second call must not see the first one's total
+        assert torch.equal(module(x=x)["output_0"], Clears()(x))
+
+
 def test_an_input_that_is_written_into_is_reported_and_verified(tmp_path: Path) -> None:
     example = {"x": X.clone()}
     module = WritesIntoInput()

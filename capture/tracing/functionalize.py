@@ -178,12 +178,17 @@ class _Functional:
     def _put(self, target: Node, new: Node, write: Node) -> None:
         """Let a value, and all that it is a view of, be another one from here on."""
         found = [(target, new)]
-        node = target
+        node, views = target, []
         while node in self.parents:
             parent = self.parents[node]
-            new = self._put_back(node, self.now(parent), new, write)
-            found.append((parent, new))
-            node = parent
+            views.append(node)
+            whole = self.now(parent)
+            back = self._put_back(node, whole, new, write)
+            if back is None:  # a view may show an element twice, of which one place is written
+                back = self._placed(views, whole, found[0][1], write)
+                del found[1:]
+            new, node = back, parent
+            found.append((node, new))
         self.writes[node] += 1
         for shown, holder in found:
             self.holders[shown] = self.writes[node], holder
@@ -229,8 +234,8 @@ class _Functional:
         self.holders[view] = self.writes[self.root(view)], view
         self.holders[node] = -1, node
 
-    def _put_back(self, view: Node, whole: Node, part: Node, write: Node) -> Node:
-        """The value that a view shows a part of, with another part."""
+    def _put_back(self, view: Node, whole: Node, part: Node, write: Node) -> Node | None:
+        """The value that a view shows a part of, with another part; None where no op gives it."""
         if is_identity(view) or _writes(view) or has(view, Trait.CASTS):
             return part
         if view.target is operator.getitem:
@@ -241,8 +246,7 @@ class _Functional:
                 self._require_strides(write, self.parents[view], whole)
             op, rest = getattr(aten, f"{name}_scatter").default, view.args[1:]
             return self._made(op, (whole, part, *rest), like=write, **view.kwargs)
-        turned = self._turned_back(view, whole, part, write)
-        return turned or self._placed(view, whole, part, write)
+        return self._turned_back(view, whole, part, write)
 
     def _turned_back(self, view: Node, whole: Node, part: Node, write: Node) -> Node | None:
         """The value that a view shows all of in another order or shape; None where it does not."""
@@ -280,11 +284,8 @@ class _Functional:
         op = aten.cat.default if has_sizes else aten.stack.default
         return self._made(op, (parts, dim), like=write)
 
-    def _placed(self, view: Node, whole: Node, part: Node, write: Node) -> Node:
-        """Put the elements where a view of the positions says that they belong."""
-        is_other = dtype_of(part) != dtype_of(whole) or has(view, Trait.STRIDE_BOUND)
-        if is_other or len(view.all_input_nodes) != 1:
-            raise _refusal(write, f"it writes into a view by {_name(view)}")
+    def _placed(self, views: list[Node], whole: Node, part: Node, write: Node) -> Node:
+        """Put the elements where views of the positions, the innermost last, say they belong."""
         ones = self._made(aten.ones_like.default, (whole,), like=write, dtype=torch.int64)
         count = self._made(
             aten.cumsum.default,
@@ -292,11 +293,24 @@ class _Functional:
             like=write,
         )
         places = self._made(aten.sub.Tensor, (count, 1), like=write)
-        shaped = self._made(aten.reshape_as.default, (places, whole), like=write)
-        shown = self.graph.node_copy(view, lambda _: shaped)
-        shown.meta["val"] = evaluate_fake(shown)
-        self.made.add(shown)
+        shown = self._made(aten.reshape_as.default, (places, whole), like=write)
+        for view in reversed(views):
+            if is_identity(view) or _writes(view):
+                continue
+            tensors = [n for n in view.all_input_nodes if isinstance(value(n), Tensor)]
+            is_other = has(view, Trait.CASTS) or has(view, Trait.STRIDE_BOUND)
+            if is_other or len(tensors) != 1:
+                raise _refusal(write, f"it writes into a view by {_name(view)}")
+            shown = self._shown(view, tensors[0], shown)
         return self._made(aten.put.default, (whole, shown, part), like=write)
+
+    def _shown(self, view: Node, source: Node, places: Node) -> Node:
+        """What a view shows of other values than those of its source."""
+        made = self.graph.node_copy(view, lambda node: places if node is source else node)
+        _loosen(made)
+        made.meta["val"] = evaluate_fake(made)
+        self.made.add(made)
+        return made
 
     def _require_strides(self, node: Node, before: Node, after: Node) -> None:
         """Strides that the source states have to mean the same."""

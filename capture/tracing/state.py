@@ -5,6 +5,7 @@ A program shows what writes to a parameter or buffer.  What Python keeps is look
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -17,6 +18,8 @@ from enginecast.passes.ir.edit import dtype_of, first_input
 from enginecast.passes.ir.traits import Trait, has, is_identity
 
 aten = torch.ops.aten
+
+_WHOLE = (aten.copy_.default, aten.fill_.Scalar, aten.zero_.default)
 
 
 def drop_idle_writes(program: ExportedProgram) -> None:
@@ -61,8 +64,7 @@ def compute_overwritten(program: ExportedProgram) -> tuple[str, ...]:
     for node, owner in writes:
         buffer = node.args[0]
         assert isinstance(buffer, Node)
-        is_only = buffer in owners and [name for _, name in writes].count(owner) == 1
-        if node.target is aten.copy_.default and is_only and _is_whole(node, buffer):
+        if buffer in owners and node.target in _WHOLE and _is_whole(node, buffer):
             _compute(program, node, buffer)
             notes.append(
                 f"the model overwrites its buffer {owner}{_line_of(node)} before it reads it: the "
@@ -72,26 +74,33 @@ def compute_overwritten(program: ExportedProgram) -> tuple[str, ...]:
 
 
 def _is_whole(node: Node, buffer: Node) -> bool:
-    """Whether a copy fills a buffer that nothing has looked at yet."""
-    source = node.args[1]
-    assert isinstance(source, Node)
-    if source.meta["val"].shape != buffer.meta["val"].shape:
+    """Whether a write fills a buffer that nothing has looked at yet."""
+    source = node.args[1] if node.target is aten.copy_.default else None
+    if isinstance(source, Node) and source.meta["val"].shape != buffer.meta["val"].shape:
         return False
     order = {found: index for index, found in enumerate(node.graph.nodes)}
     return all(order[user] >= order[node] for user in buffer.users)
 
 
 def _compute(program: ExportedProgram, node: Node, buffer: Node) -> None:
-    source, dtype = node.args[1], dtype_of(buffer)
-    # A copy: an op that writes into either must not reach the other.
-    copy, *to = (aten.clone.default,) if dtype_of(source) == dtype else (aten.to.dtype, dtype)
+    dtype = dtype_of(buffer)
+    assert dtype is not None
+    call: tuple[Any, ...]
+    if node.target is not aten.copy_.default:
+        number = node.args[1] if len(node.args) > 1 else 0
+        call = aten.full_like.default, buffer, torch.tensor(number, dtype=dtype).item()
+    else:  # a copy: an op that writes into either must not reach the other
+        source = node.args[1]
+        same = dtype_of(source) == dtype
+        call = (aten.clone.default, source) if same else (aten.to.dtype, source, dtype)
     with program.graph.inserting_before(node):
-        made = program.graph.call_function(copy, (source, *to))
+        made = program.graph.call_function(call[0], call[1:])
     made.meta = dict(node.meta)
     node.replace_all_uses_with(made)
     program.graph.erase_node(node)
     for user in list(buffer.users):
-        user.replace_input_with(buffer, made)
+        if user is not made:
+            user.replace_input_with(buffer, made)
 
 
 def refuse_mutation(program: ExportedProgram) -> None:

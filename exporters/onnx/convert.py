@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from enginecast.errors import LoweringError, first_line
 from enginecast.exporters import files
-from enginecast.exporters.onnx import exact, ordered  # noqa: F401 - they add to STABLE
+from enginecast.exporters.onnx import exact, ordered, scatters  # noqa: F401 - they add to STABLE
 from enginecast.exporters.onnx.readers import Reader
 from enginecast.exporters.onnx.stable import STABLE
 from enginecast.exporters.onnx.translations import translation_table

@@ -1,5 +1,5 @@
 """Translations of ops whose plain form in ONNX is another computation: powers of integers in fp32,
-a diagonal by a product with a mask, which makes NaN of infinity, a pool without its divisor.
+a pool without its divisor.
 """
 
 import math
@@ -66,32 +66,6 @@ def _pow(x: Any, exponent: Any, dtype: ir.DataType) -> Any:
             is_odd = op.Equal(op.Mod(left, two), one)
         result = op.Mul(result, op.Where(is_odd, power, one))
     return op.Cast(op.Where(is_negative, inverse, result), to=int(dtype))
-
-
-@STABLE.rule(aten.diagonal.default)
-def _diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    """Elements of the two dimensions, flattened, at equal distances."""
-    rank = len(x.shape)
-    first, second = dim1 % rank, dim2 % rank
-    others = [dim for dim in range(rank) if dim not in (first, second)]
-    moved = op.Transpose(x, perm=[*others, first, second])
-    height = op.Shape(x, start=first, end=first + 1)
-    width = op.Shape(x, start=second, end=second + 1)
-    zero, one, below, right = map(ints, (0, 1, max(-offset, 0), max(offset, 0)))
-    left = [op.Sub(height, below), op.Sub(width, right)]
-    count = op.Max(op.Min(*left), zero)
-    start = op.Add(op.Mul(below, width), right)
-    step = op.Add(width, one)
-    along = op.Range(op.Constant(value_int=0), op.Squeeze(count), op.Constant(value_int=1))
-    places = op.Add(start, op.Mul(along, step))
-    sizes = [op.Shape(x, start=dim, end=dim + 1) for dim in others]
-    shape = op.Concat(*sizes, op.Mul(height, width), axis=0)
-    return op.Gather(op.Reshape(moved, shape), places, axis=-1)
-
-
-@STABLE.rule(aten.trace.default)
-def _trace(x: Any) -> Any:
-    return op.ReduceSum(_diagonal(x), keepdims=0)
 
 
 @STABLE.rule(aten.addmm.default)

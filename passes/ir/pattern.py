@@ -336,7 +336,7 @@ class Call(Pattern):
         if isinstance(pattern, Number) and not isinstance(found, int | float):
             search.fail(state, node, pattern.reason or self._expected)
         elif isinstance(pattern, Number) and not pattern.is_near(found):
-            text = f"{{op}} {self.place} has {found:g}, expected {pattern.exactly:g}"
+            text = f"{{op}} {self.place} has {found:.10g}, expected {pattern.exactly:.10g}"
             search.fail(state, node, text)
         for after in pattern.downward(found, state, search):
             yield from self._operands(node, rest, after, search)
@@ -345,7 +345,7 @@ class Call(Pattern):
     def _expected(self) -> str:
         """What is said of another op in this place."""
         numbers = [o.exactly for o in self.operands if isinstance(o, Number) and o.exactly]
-        noun = f"{self.targets[0]} with the number {numbers[0]:g}" if numbers else self.noun
+        noun = f"{self.targets[0]} with the number {numbers[0]:.10g}" if numbers else self.noun
         return self.reason or f"{{op}} {self.place}, expected {noun or self.targets[0]}"
 
 

@@ -162,7 +162,9 @@ def _broadcasts(node: Node) -> bool:
     query, key, value = (shape_of(found) for found in arguments(node)[:3])
     if {len(query), len(key), len(value)} != {4}:
         return True
-    return not same_shape([query[0], key[1]], [key[0], value[1]]) or not same_size(key[0], value[0])
+    heads = key[1] if node.kwargs.get("enable_gqa") else query[1]
+    wanted = [query[0], heads, *key[2:3]]
+    return not (same_shape(wanted, key[:3]) and same_shape(wanted, value[:3]))
 
 
 def _spelled_out(

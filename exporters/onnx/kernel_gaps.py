@@ -1,4 +1,5 @@
-"""Compute in fp32 what ONNX's own ops do not take in bf16: TopK, Einsum, OneHot, Compress, ...
+"""Compute in fp32 what ONNX's own ops do not take in bf16 (TopK, Einsum, OneHot, Compress, ...),
+and what ONNX Runtime has no fp16 kernel for: a scatter that adds or multiplies.
 
 y: bf16 = Einsum(a, b)        a': f32 = Cast(a);  b': f32 = Cast(b)
                               y': f32 = Einsum(a', b')
@@ -13,12 +14,23 @@ import onnx_ir as ir
 _BF16 = "tensor(bfloat16)"
 
 
-def fill_bf16_gaps(model: ir.Model) -> None:
-    """Cast around every node whose schema lacks bf16 where it reads or gives it, in place."""
+def fill_kernel_gaps(model: ir.Model) -> None:
+    """Cast around every node that takes no 16-bit values where it reads or gives some, in place."""
     opset = model.opset_imports[""]
     for node in list(model.graph.all_nodes()):
-        if not node.domain and _lacks_bf16(node.op_type, opset):
-            _compute_in_fp32(node)
+        if node.domain:
+            continue
+        if _reduces(node):
+            _compute_in_fp32(node, ir.DataType.FLOAT16)
+        if _reduces(node) or _lacks_bf16(node.op_type, opset):
+            _compute_in_fp32(node, ir.DataType.BFLOAT16)
+
+
+def _reduces(node: ir.Node) -> bool:
+    """Whether a scatter computes with what it finds in a place."""
+    attribute = node.attributes.get("reduction")
+    reduces = attribute is not None and attribute.as_string() != "none"
+    return reduces and node.op_type.startswith("Scatter")
 
 
 @cache
@@ -29,17 +41,17 @@ def _lacks_bf16(op: str, opset: int) -> bool:
     return any("tensor(float16)" in types and _BF16 not in types for types in taken)
 
 
-def _compute_in_fp32(node: ir.Node) -> None:
+def _compute_in_fp32(node: ir.Node, low: ir.DataType) -> None:
     for index, source in enumerate(node.inputs):
-        if source is not None and source.dtype == ir.DataType.BFLOAT16:
+        if source is not None and source.dtype == low:
             cast = _cast(node, ir.DataType.FLOAT)
             cast.replace_input_with(0, source)
             node.prepend(cast)
             node.replace_input_with(index, cast.outputs[0])
             cast.outputs[0].shape = source.shape
     for found in node.outputs:
-        if found.dtype == ir.DataType.BFLOAT16:
-            cast = _cast(node, ir.DataType.BFLOAT16)
+        if found.dtype == low:
+            cast = _cast(node, low)
             cast.outputs[0].shape = found.shape
             found.replace_all_uses_with(cast.outputs[0], replace_graph_outputs=True)
             cast.replace_input_with(0, found)
