@@ -10,7 +10,11 @@ from program_edits import WHERE
 from torch import Tensor, nn
 
 from enginecast.capture.inputs.examples import Case
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.passes.registry import build
 from enginecast.verify.eager import as_arrays, make_reference
+from enginecast.verify.program.observer import Observer
 from enginecast.verify.reference import Reference
 from enginecast.verify.verdict import judge
 
@@ -69,6 +73,13 @@ def test_an_engine_has_to_do_as_eager_does(name: str) -> None:
     ]
     assert [verdict.outcome for verdict in verdicts] == ["verified", "rejected"]
     assert "compared with eager itself" in verdicts[0].reasons[0]
+
+
+def test_a_pass_may_leave_infinities_that_fp64_does_not_have() -> None:
+    program = torch.export.export(Of(MODELS["overflows"][0]), (GRID,))
+    observer = Observer(program, [Case("grid", {"x": GRID})], names=["y"])
+    run_pipeline(build("canonicalize"), program, PassContext(), [observer])
+    assert [check.failure for check in observer.checks] == [""]
 
 
 def test_few_elements_may_be_on_the_other_side_of_a_jump() -> None:

@@ -441,7 +441,8 @@ def _depends_on_values(node: Node) -> bool:
         seen.add(found)
         if found.op != "call_function":
             return True
-        waiting += [s for s in found.all_input_nodes if isinstance(s.meta.get("val"), Tensor)]
+        values = (Tensor, tuple, list)  # several of an op with several results
+        waiting += [s for s in found.all_input_nodes if isinstance(s.meta.get("val"), values)]
         if any(source.op == "get_attr" for source in found.all_input_nodes):
             return True  # a graph within the graph
     return False

@@ -75,21 +75,6 @@ def _float_failures(found: Array, plain: Array, exact: Array) -> Iterator[str]:
         )
 
 
-def proves(case: ReferenceCase) -> bool:
-    """Whether agreement in a case says something: eager gives numbers besides zero, near fp64."""
-    return any(_proves(plain, case.reference[name]) for name, plain in case.outputs.items())
-
-
-def _proves(plain: Array, exact: Array) -> bool:
-    if plain.shape != exact.shape or not plain.any():
-        return False
-    if plain.dtype.kind in "biu":
-        return True
-    eager, wanted = _rows(plain), _rows(exact)
-    numbers = np.isfinite(wanted) & (wanted != 0)
-    return bool(numbers.any()) and _loss(eager, wanted) <= LOST
-
-
 def _loss(eager: Floats, wanted: Floats) -> float:
     """What eager fp32 loses in its worst row."""
     with np.errstate(invalid="ignore", over="ignore"):

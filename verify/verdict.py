@@ -6,7 +6,7 @@ has" and there is no constant to argue about.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from enginecast.runtime.bundle.manifest import Outcome, OutputVerdict, Verdict, Where
@@ -70,7 +70,7 @@ def judge(
     engine_ran: bool,
     emulated: Comparison | None = None,
     problems: Sequence[str] = (),
-    edges: Mapping[str, bool] | None = None,
+    edges: Sequence[str] = (),
 ) -> Verdict:
     """Judge an engine by the noise floor.
 
@@ -83,8 +83,7 @@ def judge(
             not).
         emulated: the program in true dtype arithmetic against the same reference; must pass too.
         problems: reasons to reject that were found elsewhere.
-        edges: cases of unusual values that were compared elsewhere, and whether agreement there
-            says something (`verify.edges.proves`).
+        edges: cases of unusual values that were compared elsewhere.
 
     Returns:
         A verdict whose reasons say in words why it was rejected, or else what a reader should know.
@@ -97,8 +96,7 @@ def judge(
         names = output_names(floor.cases)
         same_dtype = engine_ran and not floor.rounding and not floor.estimated
         judged = [_judge_output(comparison, floor, name, same_dtype) for name in names]
-        shown = edges is not None and any(edges.values())
-        failures += [prefix + reason for reason in _coverage_failures(comparison, floor, shown)]
+        failures += [prefix + reason for reason in _coverage_failures(comparison, floor)]
         failures += [prefix + reason for output in judged for reason in output.failures]
         rounds.append(judged)
     if not rounds and not failures:
@@ -106,18 +104,14 @@ def judge(
     worst = [max(outputs, key=lambda o: o.ratio) for outputs in zip(*rounds, strict=True)]
     passed: Outcome = "verified" if engine_ran else "verified-by-emulation"
     notes = [] if engine_ran else _where_notes(floor.dtype, where, measured, emulated)
-    notes += [
-        f"output {output.name!r}: the reference is {output.pooled.degenerate}, which proves little"
-        for output in worst
-        if output.pooled.degenerate
-    ]
+    notes += _coverage_notes(worst)
     notes += _floor_notes(floor)
     return Verdict(
         outcome="rejected" if failures else passed,
         engine="ran" if engine_ran else "not run on target",
         where=where,
         outputs=tuple(_output_verdict(output) for output in worst),
-        cases=(*floor.cases, *(edges or ())),
+        cases=(*floor.cases, *edges),
         reasons=tuple(failures or notes),
     )
 
@@ -243,25 +237,23 @@ def _row_failures(measured: Comparison, floor: Floor, name: str) -> Iterator[str
             )
 
 
-def _coverage_failures(measured: Comparison, floor: Floor, shown: bool) -> Iterator[str]:
-    """What was never compared cannot agree.
-
-    Args:
-        shown: whether other values than zeros were compared elsewhere.
-    """
+def _coverage_failures(measured: Comparison, floor: Floor) -> Iterator[str]:
+    """What was never compared cannot agree."""
     for case, outputs in floor.cases.items():
         missing = [name for name in outputs if name not in measured.get(case, {})]
         if missing:
             yield f"case {case!r}: nothing to compare for {', '.join(missing)}"
-    pooled = [pool_output(floor.cases, name) for name in output_names(floor.cases)]
-    if shown:
-        return
-    if not any(m.rows for m in pooled):
-        yield "no row was compared"
-    elif all(m.degenerate == "not finite" for m in pooled if m.rows):
-        yield "eager gives NaN or infinities alone: give inputs for which it gives numbers"
-    elif all(m.degenerate == "all zero" for m in pooled if m.rows):
-        yield "every output of the reference is all zero: agreement would prove nothing"
+
+
+def _coverage_notes(outputs: Sequence[_Judged]) -> Iterator[str]:
+    for output in outputs:
+        if not output.pooled.rows:
+            yield f"output {output.name!r} is empty in every case: its sizes alone were compared"
+        elif output.pooled.degenerate:
+            yield (
+                f"output {output.name!r}: the reference is {output.pooled.degenerate} in every"
+                " case, which proves little"
+            )
 
 
 def _where_notes(

@@ -117,8 +117,8 @@ def with_telling_values(
     cases: Sequence[Case],
     names: Sequence[str],
 ) -> tuple[Case, ...]:
-    """The cases, and one for each output that is zero or empty in all of them and need not be:
-    agreement on nothing but zeros would prove nothing.
+    """The cases, and one for each output that has no number but zero in all of them and need not:
+    agreement on nothing else proves little.
 
     Args:
         names: of the program's outputs.
@@ -149,9 +149,11 @@ def with_telling_values(
 def _telling(
     program: ExportedProgram, inputs: Mapping[str, Tensor], names: Sequence[str]
 ) -> set[str]:
-    """The outputs that are not zero everywhere."""
+    """The outputs that hold a number other than zero."""
     outputs = interpret_cases(program, [inputs], names=names)[0]
-    return {name for name, tensor in outputs.items() if tensor.numel() and bool(tensor.any())}
+    return {
+        name for name, found in outputs.items() if bool((found.isfinite() & (found != 0)).any())
+    }
 
 
 @dataclass(frozen=True)

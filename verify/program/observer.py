@@ -234,12 +234,12 @@ class Rules:
     def _output(self, promise: Promise, name: str, runs: Sequence[CaseRuns]) -> Check:
         place = f"output {name!r}"
         after = pool(self._measure(name, run, run.after) for run in runs)
-        if after.nonfinite:
+        pairs = [(run.before.outputs[name], run.after.outputs[name]) for run in runs]
+        change = pool(measure(as_array(b), as_array(a)) for a, b in pairs)
+        if after.nonfinite and change.nonfinite:
             return _lost(place, "", after.nonfinite, _first_lost(runs))
         if promise == "exact":
-            pairs = [(run.before.outputs[name], run.after.outputs[name]) for run in runs]
             same = all(_bit_equal(a, b) for a, b in pairs)
-            change = pool(measure(as_array(b), as_array(a)) for a, b in pairs)
             return _exact(place, "", change.relative, same)
         if promise == "precision":
             floor = BEYOND
