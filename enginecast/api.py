@@ -46,7 +46,7 @@ def compile(
     Args:
         outputs: names of the outputs that the engine gives, in order; empty: all.
         hidden_states: indices of hidden states that come as outputs, too, as `hidden_states.-2`.
-        dynamic: sizes of dimensions, `NAME:DIM=MIN..MAX` each, as on the command line.
+        dynamic: sizes of dimensions, `NAME:DIM=MIN..MAX[/STEP]` each, as on the command line.
         values: ranges of inputs of integers, `NAME=MIN..MAX` each.
         fallback: how far a capture may go where torch.export refuses the model for its control
             flow: "none", "rewrite", "specialise" or "torchscript"; None: as `options` say.

@@ -31,7 +31,7 @@ class LoweringRequest:
     outputs: Sequence[str]
     """Names for the outputs, in the program's order."""
     symbols: Mapping[str, str] = field(default_factory=dict)
-    """torch's symbol names to the ones that users see: {"s43": "batch"}."""
+    """torch's symbol names to the ones that users see: {"s43": "batch", "s7": "height/8"}."""
     shapes: Sequence[Sequence[int | str]] = ()
     """Of the outputs, in names that users see."""
     device: str = "cpu"

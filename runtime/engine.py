@@ -133,6 +133,7 @@ class Engine:
             self.inputs,
             self.manifest.symbols,
             feeds,
+            steps=self.manifest.steps,
             size_checks=self.manifest.size_checks,
             read_devices=check_finite,
         )

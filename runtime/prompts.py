@@ -81,10 +81,14 @@ def encode_prompts(folder: Path, manifest: Manifest, prompts: Sequence[str]) -> 
         )
     batch, sequence = _limits(manifest)
     longest = min(text.max_length, sequence[1])
+    step = max(
+        manifest.steps.get(str(size), 1) for spec in manifest.inputs for size in spec.shape[1:]
+    )
     encodings = open_tokenizer(folder / TOKENIZER_NAME, longest).encode_batch(list(prompts))
     batches = []
     for chunk in _split(encodings, batch):
-        arrays = pad(chunk, text.padding_id, least=sequence[0], side=text.padding_side)
+        least = sequence[0]
+        arrays = pad(chunk, text.padding_id, least=least, step=step, side=text.padding_side)
         batches.append({spec.name: arrays[spec.kind] for spec in manifest.inputs})
     return PromptBatches(
         batches=tuple(batches),
@@ -143,6 +147,7 @@ def pad(
     padding_id: int,
     *,
     least: int = 1,
+    step: int = 1,
     side: Literal["right", "left"] = "right",
 ) -> dict[str, Array]:
     """Token ids, attention mask and token types of some texts, padded to the longest.
@@ -151,12 +156,14 @@ def pad(
         encodings: one or more, without padding of their own.
         padding_id: fills up the token ids.
         least: tokens that a row has at least.
+        step: the number of tokens is a multiple of it.
         side: where the padding goes.
 
     Returns:
         An int64 array [texts, tokens] for each kind of input.
     """
     width = max(least, *(len(encoding.ids) for encoding in encodings), 1)
+    width += -width % step
 
     def rows(values: Iterable[list[int]], filling: int) -> Array:
         padded = []

@@ -7,6 +7,7 @@ who gets a silent cast does not learn of the precision that was lost.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ def check_inputs(
     symbols: Ranges,
     feeds: Mapping[str, Any],
     *,
+    steps: Mapping[str, int] = MappingProxyType({}),
     size_checks: Sequence[SizeCheck] = (),
     read_devices: bool = True,
 ) -> dict[str, Feed]:
@@ -35,6 +37,7 @@ def check_inputs(
         symbols: least and greatest size of each symbolic dimension.
         feeds: numpy arrays, or tensors that have `__dlpack__` (torch, jax), in CPU memory or on a
             CUDA GPU, by input name; None is left out.
+        steps: of which number the sizes of symbolic dimensions are multiples.
         size_checks: what the sizes of symbolic dimensions have to be, besides.
         read_devices: look at the values of tensors on a GPU as well, for which the host has to
             wait; False: at their dtype and shape alone.
@@ -57,7 +60,7 @@ def check_inputs(
         feed = found[spec.name]
         _check_dtype(spec, feed.dtype if isinstance(feed, DeviceTensor) else feed.dtype.name)
         _check_layout(spec, feed)
-        _check_shape(spec, feed.shape, symbols, sizes)
+        _check_shape(spec, feed.shape, symbols, steps, sizes)
         if not isinstance(feed, DeviceTensor):
             _check_values(spec, feed)
         elif read_devices and not feed.is_within(spec.minimum, spec.maximum):
@@ -113,7 +116,11 @@ def _check_layout(spec: Input, feed: Feed) -> None:
 
 
 def _check_shape(
-    spec: Input, shape: tuple[int, ...], symbols: Ranges, sizes: dict[str, tuple[int, str]]
+    spec: Input,
+    shape: tuple[int, ...],
+    symbols: Ranges,
+    steps: Mapping[str, int],
+    sizes: dict[str, tuple[int, str]],
 ) -> None:
     """Check a shape; `sizes` collects what each symbol was, and in which input it was so."""
     if len(shape) != len(spec.shape):
@@ -125,8 +132,11 @@ def _check_shape(
                 raise InputError(f"{where}: expected {declared}, got {size}")
             continue
         least, greatest = symbols[declared]
-        if not least <= size <= greatest:
-            raise InputError(f"{where}: expected {declared} in {least}..{greatest}, got {size}")
+        step = steps.get(declared, 1)
+        if not least <= size <= greatest or size % step:
+            multiple = f", a multiple of {step}" if step > 1 else ""
+            expected = f"expected {declared} in {least}..{greatest}{multiple}"
+            raise InputError(f"{where}: {expected}, got {size}")
         first, owner = sizes.setdefault(declared, (size, spec.name))
         if size != first:
             raise InputError(f"{where}: expected {declared} = {first} as in {owner!r}, got {size}")

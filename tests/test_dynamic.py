@@ -6,6 +6,7 @@ from models import t5_config, vit_config
 
 from enginecast.capture.inputs.derive.derive import from_facts
 from enginecast.capture.inputs.derive.model_facts import ModelFacts
+from enginecast.capture.inputs.examples import verification_inputs
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
 from enginecast.errors import UsageError
@@ -27,9 +28,20 @@ def test_parse() -> None:
         512,
     )
     assert parse_dynamic("x:0=4").is_static
+    stepped = parse_dynamic("sample:2=8..128/8")
+    assert (stepped.sizes, stepped.symbol) == ((8, 128, 8), "")
+    tied = parse_dynamic("x:1=seq:1..512")
+    assert (tied.sizes, tied.symbol) == ((1, 512, 1), "seq")
+    assert parse_dynamic("y:1=seq").symbol == "seq"
 
 
-@pytest.mark.parametrize("text", ["", "x", "x:0", "x=1..2", "x:a=1..2", "x:0=1..", "x:-1=1..2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["", "x", "x:0", "x:0=", "x=1..2", "x:a=1..2", "x:0=1..", "x:-1=1..2"],
+        *["x:0=seq:", "x:0=8/8", "x:0=1..8/", "x:0=2n"],
+    ],
+)
 def test_other_forms_are_refused_with_the_text(text: str) -> None:
     with pytest.raises(UsageError, match=r"expected NAME:DIM=MIN\.\.MAX") as refused:
         parse_dynamic(text)
@@ -40,6 +52,45 @@ def test_other_forms_are_refused_with_the_text(text: str) -> None:
 def test_empty_ranges_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="expected 1 <= MIN <= MAX"):
         parse_dynamic(text)
+
+
+@pytest.mark.parametrize("text", ["x:0=8..20/8", "x:0=4..16/8", "x:0=8..16/0"])
+def test_a_range_of_steps_begins_and_ends_with_one(text: str) -> None:
+    with pytest.raises(UsageError, match="expected MIN and MAX that are multiples of STEP"):
+        parse_dynamic(text)
+
+
+def test_steps_are_kept_by_every_size_that_is_chosen() -> None:
+    (pixels,) = applied(IMAGE, "pixel_values:2=8..64/8", "pixel_values:3=16..64/8")
+    height, width = pixels.dims[2:]
+    assert (height.sizes, width.sizes) == (range(8, 65, 8), range(16, 65, 8))
+    assert height.size != width.size
+    assert height.size % 8 == width.size % 8 == 0
+    cases = verification_inputs([pixels], 0)
+    sizes = {case.inputs["pixel_values"].shape[2:] for case in cases}
+    assert (8, 16) in sizes
+    assert len(sizes) > 2
+    assert all(rows in height.sizes and columns in width.sizes for rows, columns in sizes)
+
+
+def test_dimensions_are_tied_by_a_name() -> None:
+    x = InputSpec("x", "tensor", torch.float32, (DimSpec("batch", 3, 1, 9), DimSpec.static(6)))
+    y = InputSpec("y", "tensor", torch.float32, (DimSpec.static(6), DimSpec("batch", 3, 1, 9)))
+    tied = applied((x, y), "x:1=seq:2..64", "y:0=seq")
+    assert tied[0].dims[1] == tied[1].dims[0]
+    assert tied[0].dims[1].sizes == range(2, 65)
+    assert [dim.name for spec in tied for dim in spec.dims] == ["batch", "seq", "seq", "batch"]
+    apart = applied((x, y), "x:0=rows:1..9", "y:1=columns:1..8")
+    assert [dim.name for spec in apart for dim in spec.dims] == ["rows", None, None, "columns"]
+
+
+def test_a_name_that_inputs_share_is_changed_in_all_of_them() -> None:
+    ids, mask = applied(TEXT, "input_ids:1=length:8..64/8")
+    assert ids.dims[1] == mask.dims[1]
+    assert (ids.dims[1].name, ids.dims[1].sizes) == ("length", range(8, 65, 8))
+    ids, mask = applied(TEXT, "input_ids:1=length", "attention_mask:1=length")
+    assert ids.dims[1] == mask.dims[1]
+    assert (ids.dims[1].name, ids.dims[1].maximum) == ("length", 512)
 
 
 def test_a_shared_name_changes_in_all_inputs() -> None:
@@ -70,9 +121,25 @@ def test_a_static_dimension_becomes_dynamic_under_its_own_name() -> None:
         (["input_ids:2=1..2"], "input_ids has dimensions 0 to 1"),
         (["input_ids:1=1..9", "attention_mask:1=1..8"], "attention_mask:1=1..8 contradicts"),
         (["input_ids:0=2", "attention_mask:0=3"], "contradicts --dynamic input_ids:0=2"),
+        (["input_ids:1=8..64/8", "attention_mask:1=8..64/4"], "contradicts"),
+        (["input_ids:1=n:1..9", "attention_mask:1=n:1..8"], "contradicts"),
     ],
 )
 def test_options_that_do_not_fit(texts: list[str], message: str) -> None:
     with pytest.raises(UsageError) as refused:
         applied(TEXT, *texts)
+    assert message in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["x:0=n"], "n has no range"),
+        (["x:0=n:1..9", "x:1=n"], "the inputs have 4 and 5 in dimensions called n"),
+    ],
+)
+def test_names_that_do_not_fit(texts: list[str], message: str) -> None:
+    dims = (DimSpec.static(4), DimSpec.static(5))
+    with pytest.raises(UsageError) as refused:
+        applied((InputSpec("x", "tensor", torch.float32, dims),), *texts)
     assert message in refused.value.message

@@ -258,7 +258,7 @@ def _is_repeat(plan: _Plan, inputs: dict[str, Tensor], case: Case) -> bool:
 def _sizes(specs: Sequence[InputSpec], plan: _Plan) -> dict[str, int]:
     wanted = {BATCH: plan.batch, SEQUENCE: plan.sequence, plan.least: 0}
     return {
-        name: min(max(wanted.get(name, dim.size + plan.other), dim.minimum), dim.maximum)
+        name: dim.fit(wanted.get(name, dim.size + plan.other * dim.step))
         for name, dim in named_dims(specs).items()
     }
 
@@ -372,15 +372,15 @@ def _takes(spec: InputSpec, tensor: Tensor) -> bool:
 def _other_sizes(specs: Sequence[InputSpec], seed: int) -> Iterator[dict[str, Tensor]]:
     """The smallest, the largest within reason, and some between, of every named dimension."""
     for name, dim in named_dims(specs).items():
-        wanted = {dim.minimum, dim.minimum + 1, dim.size * 2, min(dim.maximum, dim.size * 8)}
+        wanted = {dim.minimum, dim.minimum + dim.step, dim.size * 2, dim.fit(dim.size * 8)}
         for size in sorted(wanted - {dim.size}):
-            if dim.minimum <= size <= dim.maximum:
+            if size in dim.sizes:
                 yield sample(specs, {**example_sizes(specs), name: size}, seed)
 
 
 def _small_sizes(specs: Sequence[InputSpec], seed: int) -> Iterator[dict[str, Tensor]]:
     for name, dim in named_dims(specs).items():
-        for size in range(dim.minimum, min(dim.maximum, SMALL) + 1):
+        for size in dim.sizes[:SMALL]:
             yield sample(specs, {**example_sizes(specs), name: size}, seed)
 
 

@@ -1,6 +1,11 @@
 """What the user says of inputs: `--inputs FILE.safetensors`, `--prompts FILE.txt`,
-`--dynamic NAME:DIM=MIN..MAX` (a range) or `--dynamic NAME:DIM=K` (a fixed size), and
-`--values NAME=MIN..MAX`.
+`--values NAME=MIN..MAX`, and `--dynamic` with one or more of these, between commas:
+
+    NAME:DIM=MIN..MAX               a range
+    NAME:DIM=MIN..MAX/STEP          every STEP-th size of it
+    NAME:DIM=K                      a fixed size
+    NAME:DIM=SYMBOL:MIN..MAX        a range with a name
+    NAME:DIM=SYMBOL                 the size that has this name
 """
 
 import re
@@ -18,7 +23,10 @@ from enginecast.capture.sources.source import Source
 from enginecast.errors import BundleError, InputError, SourceError, UsageError
 from enginecast.runtime.prompts import open_tokenizer, pad, read_prompts
 
-FORM = re.compile(r"(?P<input>[^:=]+):(?P<dim>\d+)=(?P<minimum>\d+)(?:\.\.(?P<maximum>\d+))?")
+FORM = re.compile(
+    r"(?P<input>[^:=]+):(?P<dim>\d+)=(?=.)(?P<symbol>[A-Za-z_]\w*)?"
+    r"(?:(?(symbol):)(?P<minimum>\d+)(?:\.\.(?P<maximum>\d+)(?:/(?P<step>\d+))?)?)?"
+)
 VALUES = re.compile(r"(?P<input>[^:=]+)=(?P<low>-?\d+)\.\.(?P<high>-?\d+)")
 IMAGE_AXES = {2: "height", 3: "width"}
 
@@ -87,7 +95,9 @@ def tokenize(
         tokenizer = open_tokenizer(file, sequence.maximum)
     except BundleError as error:
         raise SourceError(error.message) from error
-    arrays = pad(tokenizer.encode_batch(list(prompts)), ids.padding or 0, least=sequence.minimum)
+    encodings = tokenizer.encode_batch(list(prompts))
+    least, step = sequence.minimum, sequence.step
+    arrays = pad(encodings, ids.padding or 0, least=least, step=step)
     return {
         spec.name: torch.from_numpy(arrays[spec.kind]).to(spec.dtype)
         for spec in specs
@@ -97,37 +107,54 @@ def tokenize(
 
 @dataclass(frozen=True)
 class DynamicOption:
-    """One option, parsed: sizes `minimum..maximum` for dimension `dim` of `input`."""
+    """One option, parsed: sizes for dimension `dim` of `input`."""
 
     input: str
     dim: int
     minimum: int
+    """0: as for others of its symbol."""
     maximum: int
     text: str
     """As the user wrote it, for messages."""
+    step: int = 1
+    symbol: str = ""
 
     @property
     def is_static(self) -> bool:
-        return self.minimum == self.maximum
+        return self.minimum == self.maximum > 0
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.input, self.dim
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.minimum, self.maximum, self.step
 
 
 def parse_dynamic(text: str) -> DynamicOption:
-    """Parse `NAME:DIM=MIN..MAX` or `NAME:DIM=K`.
+    """Parse one of the forms that the module lists.
 
     Raises:
-        UsageError: another form, a size below 1, or an empty range.
+        UsageError: another form, a size below 1, an empty range, or one that does not begin and
+            end with a multiple of its step.
     """
     match = FORM.fullmatch(text.strip())
     if match is None:
         raise UsageError(
-            f"--dynamic {text}: expected NAME:DIM=MIN..MAX or NAME:DIM=K",
+            f"--dynamic {text}: expected NAME:DIM=MIN..MAX, NAME:DIM=MIN..MAX/STEP, NAME:DIM=K or "
+            "NAME:DIM=SYMBOL",
             hint="For example --dynamic input_ids:1=1..512; dimensions count from 0.",
         )
-    minimum = int(match["minimum"])
+    minimum = int(match["minimum"] or 0)
     maximum = int(match["maximum"] or minimum)
-    if not 1 <= minimum <= maximum:
+    step = int(match["step"] or 1)
+    if match["minimum"] and not 1 <= minimum <= maximum:
         raise UsageError(f"--dynamic {text}: expected 1 <= MIN <= MAX")
-    return DynamicOption(match["input"], int(match["dim"]), minimum, maximum, text.strip())
+    if step < 1 or minimum % step or maximum % step:
+        raise UsageError(f"--dynamic {text}: expected MIN and MAX that are multiples of STEP")
+    place = match["input"], int(match["dim"])
+    return DynamicOption(*place, minimum, maximum, text.strip(), step, match["symbol"] or "")
 
 
 def apply_dynamic(
@@ -138,13 +165,14 @@ def apply_dynamic(
     Raises:
         UsageError: no such input or dimension, or two options that contradict each other.
     """
+    specs = _with_symbols(specs, options)
     seen: dict[tuple[str, int], DynamicOption] = {}
     changed = specs
-    for option in options:
+    for option in (option for option in options if option.minimum):
         places = _places(specs, option)
         for place in places:
             earlier = seen.setdefault(place, option)
-            if (earlier.minimum, earlier.maximum) != (option.minimum, option.maximum):
+            if earlier.sizes != option.sizes:
                 raise UsageError(
                     f"--dynamic {option.text} contradicts --dynamic {earlier.text}: "
                     "both set the same dimension"
@@ -153,11 +181,67 @@ def apply_dynamic(
     return with_example_sizes(changed)
 
 
+def _with_symbols(
+    specs: tuple[InputSpec, ...], options: Sequence[DynamicOption]
+) -> tuple[InputSpec, ...]:
+    """The inputs with dimensions that are called as the user calls them.
+
+    Where a name that inputs share gets another one at a single place, it gets that everywhere.
+    """
+    named = {option.place: option for option in options if option.symbol}
+    symbols = {place: option.symbol for place, option in named.items()}
+    for option in named.values():
+        symbols = dict.fromkeys(_places(specs, option), option.symbol) | symbols
+    dims = {(s.name, index): dim for s in specs for index, dim in enumerate(s.dims)}
+    called = {place: symbols.get(place, dim.name) for place, dim in dims.items()}
+    found: dict[str, list[DimSpec]] = {}
+    for place, name in called.items():
+        if name is not None:
+            found.setdefault(name, []).append(dims[place])
+    for option in options:
+        if option.symbol:
+            _check_symbol(option, found[option.symbol], options)
+    new = {
+        place: replace(_widest(found[name]), name=name)
+        for place, name in called.items()
+        if name is not None and name in symbols.values()
+    }
+    return tuple(
+        replace(s, dims=tuple(new.get((s.name, index), dim) for index, dim in enumerate(s.dims)))
+        for s in specs
+    )
+
+
+def _check_symbol(
+    option: DynamicOption, dims: Sequence[DimSpec], options: Sequence[DynamicOption]
+) -> None:
+    """Refuse a symbol that nothing gives a range, and one of dimensions that the example has in
+    different sizes.
+    """
+    has_range = any(other.minimum for other in options if other.symbol == option.symbol)
+    if not has_range and all(dim.name is None for dim in dims):
+        raise UsageError(
+            f"--dynamic {option.text}: {option.symbol} has no range",
+            hint=f"Give it one: --dynamic {option.input}:{option.dim}={option.symbol}:MIN..MAX.",
+        )
+    given = {dim.size if dim.name is None else dim.given for dim in dims} - {None}
+    if len(given) > 1:
+        shown = " and ".join(map(str, sorted(size for size in given if size is not None)))
+        raise UsageError(
+            f"--dynamic {option.text}: the inputs have {shown} in dimensions called {option.symbol}"
+        )
+
+
+def _widest(dims: Sequence[DimSpec]) -> DimSpec:
+    """What dimensions of one name have in common: the first of those that may vary."""
+    return next((dim for dim in dims if dim.name is not None), dims[0])
+
+
 def _places(specs: tuple[InputSpec, ...], option: DynamicOption) -> list[tuple[str, int]]:
     """Input and index of the dimension that is meant, and of those that share its name."""
     target = _find(specs, option)
     if target.name is None:
-        return [(option.input, option.dim)]
+        return [option.place]
     return [
         (spec.name, index)
         for spec in specs
@@ -192,11 +276,12 @@ def _changed(
         dims[index] = replace(
             dim,
             name=dim.name or axes.get(index, f"{spec.name}_{index}"),
-            size=min(max(dim.size, option.minimum), option.maximum),
             minimum=option.minimum,
             maximum=option.maximum,
             asked=True,
+            step=option.step,
         )
+        dims[index] = replace(dims[index], size=dims[index].fit(dim.size))
     return replace(spec, dims=tuple(dims))
 
 

@@ -134,7 +134,7 @@ def _is_true(guard: str, dims: Mapping[str, DimSpec]) -> bool:
         names = [name for name in dims if name in code.co_names]
         if not set(code.co_names) <= {*names, *_FUNCTIONS} or len(names) > 2:
             return False
-        sizes = [range(dims[name].minimum, dims[name].maximum + 1) for name in names]
+        sizes = [dims[name].sizes for name in names]
         if math.prod(map(len, sizes)) > MOST_TRIALS:
             return False
         trials = itertools.product(*sizes)
@@ -177,10 +177,10 @@ def _allowed(dim: DimSpec, guard: str) -> tuple[int, int]:
         if not set(code.co_names) <= {dim.name, *_FUNCTIONS}:
             raise NameError(guard)
         low = high = dim.size
-        while low > dim.minimum and _holds(code, {str(dim.name): low - 1}):
-            low -= 1
-        while high < dim.maximum and _holds(code, {str(dim.name): high + 1}):
-            high += 1
+        while low > dim.minimum and _holds(code, {str(dim.name): low - dim.step}):
+            low -= dim.step
+        while high < dim.maximum and _holds(code, {str(dim.name): high + dim.step}):
+            high += dim.step
     except (SyntaxError, NameError, TypeError, ArithmeticError):
         low = high = _fixed_size(dim)
     return low, high
@@ -196,7 +196,7 @@ def _bounds(dim: DimSpec) -> tuple[int, int]:
 
 def _fixed_size(dim: DimSpec) -> int:
     wanted = FIXED.get(str(dim.name), dim.size) if dim.given is None else dim.given
-    return min(max(wanted, dim.minimum), dim.maximum)
+    return dim.fit(wanted)
 
 
 def _narrowed(

@@ -37,6 +37,7 @@ class DimSpec:
         maximum: largest size that the engine takes.
         asked: whether the user gave the range, so that it is never narrowed without a refusal.
         given: its size in the inputs that the user gave; None when they were derived.
+        step: all sizes are multiples of it, the smallest and the largest, too.
     """
 
     name: str | None
@@ -45,10 +46,27 @@ class DimSpec:
     maximum: int
     asked: bool = field(default=False, compare=False)
     given: int | None = field(default=None, compare=False)
+    step: int = 1
 
     @classmethod
     def static(cls, size: int) -> "DimSpec":
         return cls(None, size, size, size)
+
+    @property
+    def sizes(self) -> range:
+        """All sizes that the engine takes."""
+        return range(self.minimum, self.maximum + 1, self.step)
+
+    @property
+    def shown(self) -> str:
+        """The sizes as `--dynamic` has them."""
+        step = f"/{self.step}" if self.step > 1 else ""
+        return "..".join(map(str, dict.fromkeys((self.minimum, self.maximum)))) + step
+
+    def fit(self, size: int) -> int:
+        """The size that an engine takes in place of this one, not larger if that is possible."""
+        size = min(max(size, self.minimum), self.maximum)
+        return size - size % self.step
 
 
 @dataclass(frozen=True)
@@ -158,11 +176,11 @@ def with_example_sizes(specs: tuple[InputSpec, ...]) -> tuple[InputSpec, ...]:
         for dim in spec.dims:
             if dim.name is None or dim.name in chosen or dim.minimum == dim.maximum:
                 continue
-            candidates = (*_candidates(dim, spec.kind), *range(max(dim.minimum, 2), dim.maximum))
-            least = max(dim.minimum, 2)
-            allowed = (size for size in candidates if least <= size <= dim.maximum)
+            least = min(max(dim.minimum, 2 * dim.step), dim.maximum)
+            candidates = (*_candidates(dim, spec.kind), *dim.sizes)
+            allowed = (size for size in candidates if size in dim.sizes and size >= least)
             free = (size for size in allowed if size not in taken)
-            chosen[dim.name] = next(free, min(least, dim.maximum))
+            chosen[dim.name] = next(free, least)
             taken.add(chosen[dim.name])
     return tuple(
         replace(spec, dims=tuple(_sized(dim, chosen) for dim in spec.dims)) for spec in specs

@@ -58,7 +58,9 @@ def _spaces(module: nn.Module) -> Iterator[tuple[Mapping[str, Any], Callable[[st
     files |= {name for file in list(files) for name in _referred(file)}
     for name in files:
         found = sys.modules.get(name)
-        if found is None or not is_model_code(getattr(found, "__file__", None) or ""):
+        if found is None or name in sys.builtin_module_names:
+            continue  # `sys` holds every module that is imported meanwhile
+        if not is_model_code(getattr(found, "__file__", None) or ""):
             continue
         yield vars(found), partial(setattr, found)
         own = (kind for kind in vars(found).values() if isinstance(kind, type))

@@ -104,7 +104,7 @@ GUARD = re.compile(
     re.MULTILINE,
 )
 CONSTANT = re.compile(
-    r"You marked (?P<name>\w+) as dynamic but your code specialized it to be a constant "
+    r"You marked (?:\d+\*_)?(?P<name>\w+) as dynamic but your code specialized it to be a constant "
     r"\((?P<size>\d+)\)"
 )
 SIZE = re.compile(r"L\['(?P<input>\w+)'\]\.size\(\)\[(?P<dim>\d+)\]")

@@ -39,8 +39,8 @@ from enginecast.capture.tracing.shapes import (
     OtherSizes,
     SizeCheck,
     input_values,
+    named_sizes,
     output_specs,
-    symbol_names,
     symbol_range,
     tried_guards,
 )
@@ -147,7 +147,7 @@ def capture(
     drop_idle_writes(program)
     overwritten = compute_overwritten(program)
     refuse_mutation(program)
-    outputs = output_specs(program, output_names(program), symbol_names(program, traced.specs))
+    outputs = output_specs(program, output_names(program), named_sizes(program, traced.specs))
     broken, checks = tried_guards(program, traced.inputs)
     swept = _swept(source, traced, found.strategy, wanted)
     bind_weights(program, weights)
@@ -221,15 +221,15 @@ def describe(program: ExportedProgram) -> Captured:
     functionalized in place.
 
     Raises:
-        CaptureError: a dimension of an input is an expression such as 8*s0, or the program writes
-            to its own state.
+        CaptureError: a dimension of an input is an expression such as 2*s0 + 1, or the program
+            writes to its own state.
     """
     refuse_mutation(program)
     functionalize(program)
     inputs = program_inputs(program)
     named, leaves = named_leaves(program, ALL)
     names = _in_order(named, leaves)
-    outputs = output_specs(program, names, symbol_names(program, inputs))
+    outputs = output_specs(program, names, named_sizes(program, inputs))
     return Captured(program, inputs, outputs, named.notes)
 
 
@@ -320,11 +320,14 @@ def _symbol_names(values: Mapping[str, Tensor]) -> dict[str, str]:
 def _dim(program: ExportedProgram, size: int | torch.SymInt, names: Mapping[str, str]) -> DimSpec:
     if isinstance(size, int):
         return DimSpec.static(size)
-    minimum, maximum = symbol_range(program, size.node.expr)
-    minimum = max(minimum, 1)
-    hint = size.node.hint if size.node.has_hint() else min(max(minimum, 2), maximum)
-    symbol = str(size.node.expr)
-    return DimSpec(names.get(symbol, symbol), hint, minimum, maximum)
+    expression = size.node.expr
+    factor, symbol = expression.as_coeff_Mul()
+    step = int(factor) if symbol.is_symbol else 1
+    minimum, maximum = symbol_range(program, expression)
+    minimum, maximum = max(minimum, step), maximum - maximum % step
+    hint = size.node.hint if size.node.has_hint() else min(max(minimum, 2 * step), maximum)
+    name = names.get(str(expression), str(symbol if symbol.is_symbol else expression))
+    return DimSpec(name, hint, minimum, maximum, step=step)
 
 
 def _value_range(

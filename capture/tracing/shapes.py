@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
+from torch.utils._sympy.functions import FloorDiv
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims, ranges_of
+from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims
 from enginecast.capture.outputs.flatten import OutputSpec
 from enginecast.capture.refusals.refusal import place_of
 from enginecast.errors import CaptureError
@@ -52,16 +53,25 @@ class FrozenDimensionError(CaptureError):
 
 
 def dynamic_shapes(specs: tuple[InputSpec, ...]) -> dict[str, dict[int, object]]:
-    """The `dynamic_shapes` argument of torch.export: one `Dim` for each name."""
+    """The `dynamic_shapes` argument of torch.export: one `Dim` for each name, or with steps one for
+    the number of steps.
+    """
     dims: dict[str, object] = {}
     shapes: dict[str, dict[int, object]] = {}
     for spec in specs:
         shapes[spec.name] = {}
         for index, dim in enumerate(spec.dims):
             if dim.name is not None:
-                made = dims.setdefault(dim.name, Dim(dim.name, min=dim.minimum, max=dim.maximum))
-                shapes[spec.name][index] = made
+                if dim.name not in dims:
+                    dims[dim.name] = _dim_of(dim.name, dim)
+                shapes[spec.name][index] = dims[dim.name]
     return shapes
+
+
+def _dim_of(name: str, dim: DimSpec) -> object:
+    if dim.step == 1:
+        return Dim(name, min=dim.minimum, max=dim.maximum)
+    return dim.step * Dim(f"_{name}", min=dim.minimum // dim.step, max=dim.maximum // dim.step)
 
 
 def check_shapes(
@@ -83,6 +93,8 @@ def check_shapes(
     notes: list[str] = []
     for symbol, name in symbol_names(program, specs).items():
         asked, (low, high) = dims[name], symbol_range(program, symbol)
+        if asked.step > 1:  # torch makes the number of steps two at least
+            low, high = asked.minimum, asked.maximum
         low, high = max(low, asked.minimum), min(high, asked.maximum)
         kept[name] = replace(asked, minimum=low, maximum=high)
         if (low, high) != (asked.minimum, asked.maximum):
@@ -97,7 +109,8 @@ def check_shapes(
 
 
 def symbol_names(program: ExportedProgram, specs: tuple[InputSpec, ...]) -> dict[sympy.Symbol, str]:
-    """Our name of each symbol in the placeholders of `program`.
+    """Our name of each symbol in the placeholders of `program`, which of a dimension with steps is
+    the number of steps.
 
     Raises:
         CaptureError: as `check_shapes`.
@@ -109,7 +122,7 @@ def symbol_names(program: ExportedProgram, specs: tuple[InputSpec, ...]) -> dict
         for index, dim in enumerate(spec.dims):
             if dim.name is None:
                 continue
-            symbol = _symbol(values[spec.name].shape[index], spec.name, index, dim.name)
+            symbol = _symbol(values[spec.name].shape[index], spec.name, index, dim)
             if names.setdefault(symbol, dim.name) != dim.name:
                 raise FrozenDimensionError(
                     f"the model wants {names[symbol]} and {dim.name} to be equal "
@@ -136,9 +149,11 @@ def input_values(program: ExportedProgram) -> dict[str, Tensor]:
 
 
 def output_specs(
-    program: ExportedProgram, output_names: tuple[str, ...], names: Mapping[sympy.Symbol, str]
+    program: ExportedProgram,
+    output_names: tuple[str, ...],
+    names: Mapping[sympy.Symbol, sympy.Expr],
 ) -> tuple[OutputSpec, ...]:
-    """Name, dtype and dimensions of each output; dimensions in our names.
+    """Name, dtype and dimensions of each output; dimensions in our names (see `named_sizes`).
 
     A size that the values decide (how many elements a mask keeps) is called after the first output
     that has it, as `NAME_DIMENSION`: nothing is promised of its range.
@@ -149,7 +164,8 @@ def output_specs(
         for spec in program.graph_signature.output_specs
         if spec.kind == OutputKind.USER_OUTPUT and isinstance(spec.arg, TensorArgument)
     ]
-    names = {**data_sizes(output_names, [value.shape for value in values]), **names}
+    unknown = data_sizes(output_names, [value.shape for value in values])
+    names = {**{symbol: sympy.Symbol(name) for symbol, name in unknown.items()}, **names}
     return tuple(
         OutputSpec(name, value.dtype, tuple(_dim(size, names) for size in value.shape))
         for name, value in zip(output_names, values, strict=True)
@@ -170,22 +186,32 @@ def data_sizes(
     return names
 
 
-def _dim(size: int | torch.SymInt, names: Mapping[sympy.Symbol, str]) -> int | str:
-    if isinstance(size, int):
-        return size
-    expression = size.node.expr
-    renamed = expression.xreplace({symbol: sympy.Symbol(name) for symbol, name in names.items()})
-    return str(renamed)
+def named_sizes(
+    program: ExportedProgram, specs: tuple[InputSpec, ...]
+) -> dict[sympy.Symbol, sympy.Expr]:
+    """Each symbol in the placeholders of `program` in our names.
+
+    Raises:
+        CaptureError: as `check_shapes`.
+    """
+    dims = named_dims(specs)
+    names = symbol_names(program, specs)
+    return {symbol: sympy.Symbol(name) / dims[name].step for symbol, name in names.items()}
 
 
-def _symbol(size: int | torch.SymInt, input_name: str, index: int, name: str) -> sympy.Symbol:
+def _dim(size: int | torch.SymInt, names: Mapping[sympy.Symbol, sympy.Expr]) -> int | str:
+    return size if isinstance(size, int) else str(size.node.expr.xreplace(names))
+
+
+def _symbol(size: int | torch.SymInt, input_name: str, index: int, dim: DimSpec) -> sympy.Symbol:
     expression = size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
-    if isinstance(expression, sympy.Symbol):
-        return expression
+    steps = expression / dim.step
+    if isinstance(steps, sympy.Symbol):
+        return steps
     what = f"is always {expression}" if expression.is_number else f"must be {expression}"
     raise FrozenDimensionError(
-        f"{name} cannot vary: dimension {index} of {input_name} {what} in this model",
-        (name,),
+        f"{dim.name} cannot vary: dimension {index} of {input_name} {what} in this model",
+        (str(dim.name),),
         hint=f"Fix it: --dynamic {input_name}:{index}={size}."
         if expression.is_number
         else f"Fix it: --dynamic {input_name}:{index}=SIZE.",
@@ -233,37 +259,59 @@ def tried_guards(
         specs: its inputs, with the ranges that were kept.
 
     Returns:
-        For each guard that does not hold the smallest sizes that show it; and those guards that
+        For each guard that does not hold the smallest sizes that show it, or of one dimension those
+        nearest to the traced one; and those guards that
         hold wherever they were tried, where that was not everywhere.
     """
-    symbols = symbol_names(program, specs)
-    ranges = ranges_of(specs)
+    dims = named_dims(specs)
+    names = symbol_names(program, specs)
     shapes = [value.shape for value in input_values(program).values()]
     sizes: list[Any] = [
         size for shape in shapes for size in shape if isinstance(size, torch.SymInt)
     ]
+    guards = sizes[0].node.shape_env.guards if sizes else ()
     found: dict[tuple[tuple[str, int], ...], OtherSizes] = {}
     open_guards: dict[str, SizeCheck] = {}
-    for guard in sizes[0].node.shape_env.guards if sizes else ():
-        free = sorted(guard.expr.free_symbols, key=str)
-        if not free or any(symbol not in symbols for symbol in free):
+    symbols = _in_names([guard.expr for guard in guards], names, dims)
+    for guard in guards:
+        renamed = guard.expr.xreplace(symbols)
+        known = sorted(map(str, renamed.free_symbols))
+        if not known or any(name not in dims for name in known):
             continue  # not about sizes
-        names = [symbols[symbol] for symbol in free]
-        condition = condition_of(guard.expr, symbols)
+        condition = str(PythonPrinter().doprint(renamed))
         place = str(place_of(guard) or "")
-        broken = _breaking(condition, {name: ranges[name] for name in names})
-        if broken:
-            other = OtherSizes(place, broken, condition)
-            found.setdefault(tuple(broken.items()), other)
-        elif broken is None:
-            open_guards.setdefault(condition, SizeCheck(condition, place))
+        every = {name: dims[name].sizes for name in known}
+        for tried in _sides(dims[known[0]], known[0]) if len(known) == 1 else [every]:
+            broken = _breaking(condition, tried)
+            if broken:
+                other = OtherSizes(place, broken, condition)
+                found.setdefault(tuple(broken.items()), other)
+            elif broken is None:
+                open_guards.setdefault(condition, SizeCheck(condition, place))
     return tuple(found.values()), tuple(open_guards.values())
 
 
-def condition_of(expression: Any, names: Mapping[sympy.Symbol, str]) -> str:
-    """An expression of sizes in Python, with our names."""
-    renamed = expression.xreplace({s: sympy.Symbol(n, integer=True) for s, n in names.items()})
-    return str(PythonPrinter().doprint(renamed))
+def _sides(dim: DimSpec, name: str) -> list[dict[str, range]]:
+    """The sizes of a dimension below the traced one and above it, the nearest first."""
+    below = range(dim.size - dim.step, dim.minimum - 1, -dim.step)
+    return [{name: below}, {name: range(dim.size, dim.maximum + 1, dim.step)}]
+
+
+def _in_names(
+    guards: Sequence[Any], names: Mapping[sympy.Symbol, str], dims: Mapping[str, DimSpec]
+) -> dict[sympy.Symbol, sympy.Expr]:
+    """Symbols in our names, where guards say it also those that torch wrote as steps times another:
+    a guard of a dimension with steps has either.
+    """
+    symbols, sizes = {}, {}
+    for symbol, name in names.items():
+        size, step = sympy.Symbol(name, integer=True), dims[name].step
+        symbols[symbol] = FloorDiv(size, step)
+        sizes[symbol * step] = size
+    for guard in guards:
+        if isinstance(guard, sympy.Eq) and guard.rhs in sizes and guard.lhs.is_symbol:
+            symbols[guard.lhs] = sizes[guard.rhs]
+    return symbols
 
 
 def output_shapes(
@@ -272,7 +320,8 @@ def output_shapes(
     """The shapes of all outputs at some sizes, as the program declares them; None for a size that
     the values decide.
     """
-    known = {symbol: sizes[name] for symbol, name in symbol_names(program, specs).items()}
+    dims = named_dims(specs)
+    known = {s: sizes[n] // dims[n].step for s, n in symbol_names(program, specs).items()}
     nodes = {node.name: node for node in program.graph.nodes}
     outputs = (
         nodes[spec.arg.name].meta["val"]
@@ -289,12 +338,14 @@ def _size_at(size: int | torch.SymInt, known: Mapping[sympy.Symbol, int]) -> int
     return int(found) if found.is_number else None
 
 
-def _breaking(condition: str, ranges: Mapping[str, tuple[int, int]]) -> dict[str, int] | None:
+def _breaking(condition: str, ranges: Mapping[str, range]) -> dict[str, int] | None:
     """The first sizes that break a condition; empty when it holds for all; None when unknown."""
     code = compile(condition, "<guard>", "eval")
-    everything = math.prod(high - low + 1 for low, high in ranges.values())
+    everything = math.prod(map(len, ranges.values()))
+    if not everything:
+        return {}
     if everything <= MOST_AT_ONCE:
-        axes = [np.arange(low, high + 1) for low, high in ranges.values()]
+        axes = [np.array(sizes) for sizes in ranges.values()]
         grids = dict(zip(ranges, np.meshgrid(*axes, indexing="ij", sparse=True), strict=True))
         try:
             holds = np.broadcast_to(
@@ -316,14 +367,11 @@ def _breaking(condition: str, ranges: Mapping[str, tuple[int, int]]) -> dict[str
     return {} if everything <= MOST_TRIED else None
 
 
-def _combinations(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
-    if math.prod(high - low + 1 for low, high in ranges) <= MOST_TRIED:
-        yield from product(*(range(low, high + 1) for low, high in ranges))
+def _combinations(ranges: Sequence[range]) -> Iterator[tuple[int, ...]]:
+    if math.prod(map(len, ranges)) <= MOST_TRIED:
+        yield from product(*ranges)
         return
-    sizes = [
-        [*range(low, min(high, low + NEAREST) + 1), *([high] if high > low + NEAREST else [])]
-        for low, high in ranges
-    ]
+    sizes = [[*dict.fromkeys([*every[: NEAREST + 1], every[-1]])] for every in ranges]
     if math.prod(map(len, sizes)) <= MOST_TRIED:
         yield from sorted(product(*sizes), key=sum)
     else:

@@ -74,7 +74,8 @@ class Sweep:
             return tuple(self._search(plan[:count], first))
 
     def _search(self, plan: Iterable[Sizes], first: tuple[Walk, Walk]) -> Iterator[OtherSizes]:
-        bounds = {name: (dim.minimum, dim.maximum) for name, dim in named_dims(self.specs).items()}
+        dims = named_dims(self.specs)
+        bounds = {name: (dim.minimum, dim.maximum) for name, dim in dims.items()}
         for sizes in plan:
             if any(not bounds[name][0] <= size <= bounds[name][1] for name, size in sizes.items()):
                 continue  # beyond what was found already
@@ -83,19 +84,20 @@ class Sweep:
             changed = {name for name, size in sizes.items() if size != self.traced[name]}
             if len(changed) == 1:
                 [name] = changed
-                sizes = self._nearest(name, sizes[name], first)
+                step = dims[name].step
+                sizes = self._nearest(name, sizes[name], step, first)
                 low, high = bounds[name]
                 beyond = sizes[name] > self.traced[name]
-                bounds[name] = (low, sizes[name] - 1) if beyond else (sizes[name] + 1, high)
+                bounds[name] = (low, sizes[name] - step) if beyond else (sizes[name] + step, high)
             place = self._place(sizes)
             found = {name: sizes[name] for name in sorted(changed)}
             yield OtherSizes(str(place) if place else "", found)
 
-    def _nearest(self, name: str, size: int, first: tuple[Walk, Walk]) -> dict[str, int]:
+    def _nearest(self, name: str, size: int, step: int, first: tuple[Walk, Walk]) -> dict[str, int]:
         """The size of one dimension nearest to the traced one that differs, by bisection."""
         good, bad = self.traced[name], size
-        while abs(bad - good) > 1:
-            middle = (good + bad) // 2
+        while abs(bad - good) > step:
+            middle = (good + bad) // (2 * step) * step
             if self._differs({**self.traced, name: middle}, first):
                 bad = middle
             else:
@@ -193,12 +195,13 @@ def _plan(
 
 def _candidates(dim: DimSpec, mentioned: Sequence[int]) -> list[int]:
     """Sizes of one dimension, the most telling first."""
-    within = range(dim.minimum, dim.maximum + 1)
+    within = dim.sizes
     known = [n for n in mentioned if n in within and n > SMALL][:MENTIONED]
     powers = [2**k for k in range(4, 20)]
     small = range(1, SMALL + 1)
     beside = [n + step for n in powers for step in (0, 1, -1)]
     order = [dim.minimum, dim.maximum, 2, 3, 10, *known, *(n + 1 for n in known), *small, *beside]
+    order += [size * dim.step for size in small]
     return [size for size in dict.fromkeys(order) if size in within]
 
 

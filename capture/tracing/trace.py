@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 from torch._functorch import predispatch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 
 from enginecast.capture.control_flow.detect import endless
@@ -155,7 +156,7 @@ def _once(
     fake_weights(module, mode)
     renamed = name_outputs(module, tuple(inputs), wanted)
     # With fake inputs a strict export keeps no guard: a branch on a size is baked without a word.
-    given = inputs if strategy.is_strict else {n: mode.from_tensor(t) for n, t in inputs.items()}
+    given = inputs if strategy.is_strict else _fake(inputs, specs, mode)
     try:
         # Without no_grad the sdpa decomposition fails on symbolic shapes.
         with (
@@ -185,6 +186,14 @@ def _once(
     kept, cut = check_shapes(program, specs)
     narrowed = (*notes, *cut)
     return Traced(program, kept, specs, (*notes, *renamed, *cut), narrowed, frozenset(decided))
+
+
+def _fake(
+    inputs: Mapping[str, Tensor], specs: Sequence[InputSpec], mode: FakeTensorMode
+) -> dict[str, Tensor]:
+    """The inputs without values; torch derives a number of steps only from a size that is known."""
+    has_steps = any(dim.step > 1 for dim in named_dims(specs).values())
+    return {n: mode.from_tensor(t, static_shapes=has_steps or None) for n, t in inputs.items()}
 
 
 def _with_sizes(refusal: Refusal, specs: Sequence[InputSpec]) -> Refusal:

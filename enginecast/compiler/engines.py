@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from torch.export import ExportedProgram
 
-from enginecast.capture.tracing.shapes import symbol_names
+from enginecast.capture.tracing.shapes import named_sizes
 from enginecast.compiler.manifest import describe_inputs
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig
@@ -122,12 +122,12 @@ def lowering_request(
     """What a target is asked for, with the program as the lowering passes left it."""
     captured = prepared.captured
     given = prepared.source.given_program() is not None
-    names = {} if given else symbol_names(captured.program, captured.inputs)
+    names = {} if given else named_sizes(captured.program, captured.inputs)
     return LoweringRequest(
         program,
         folder,
         outputs=prepared.output_names,
-        symbols={str(symbol): name for symbol, name in names.items()},
+        symbols={str(symbol): str(size) for symbol, size in names.items()},
         shapes=[spec.dims for spec in captured.outputs],
         device=config.device,
         arch=config.arch,

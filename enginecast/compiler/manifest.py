@@ -8,7 +8,7 @@ import msgspec
 import torch
 from torch.export import ExportedProgram
 
-from enginecast.capture.inputs.specs import InputSpec
+from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.outputs.flatten import OutputSpec
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing import strategy
@@ -59,6 +59,7 @@ def describe_manifest(
         model=Model(name=model.source.name, fingerprint=model.source.fingerprint()),
         inputs=describe_inputs(model.inputs),
         symbols=dict(model.symbols),
+        steps={n: dim.step for n, dim in named_dims(model.inputs).items() if dim.step > 1},
         outputs=tuple(
             Output(name=spec.name, dtype=dtype_name(spec.dtype), shape=tuple(spec.dims))  # type: ignore[arg-type]
             for spec in outputs

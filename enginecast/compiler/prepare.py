@@ -423,7 +423,8 @@ def input_specs(
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             check_arguments(source.example(), source, "the example")
         specs, given = derive(source), {}
-    return apply_dynamic(specs, [parse_dynamic(text) for text in dynamic]), given
+    options = [parse_dynamic(part) for text in dynamic for part in text.split(",")]
+    return apply_dynamic(specs, options), given
 
 
 def _given_inputs(source: Source, file: Path) -> tuple[tuple[InputSpec, ...], dict[str, Tensor]]:

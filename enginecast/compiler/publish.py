@@ -214,8 +214,7 @@ def _input_lines(specs: Sequence[InputSpec], cases: Sequence[Case]) -> list[str]
     lines = []
     for spec in specs:
         dims = ", ".join(
-            str(dim.size) if dim.name is None else f"{dim.name}={dim.minimum}..{dim.maximum}"
-            for dim in spec.dims
+            str(dim.size) if dim.name is None else f"{dim.name}={dim.shown}" for dim in spec.dims
         )
         values = "" if spec.low is None else f", values {spec.low}..{spec.high}"
         lines.append(f"{spec.name}: {spec.kind} {spec.dtype} [{dims}]{values}")

@@ -96,13 +96,20 @@ def reference_of_model(
 
 def _dynamic(manifest: Manifest, given: Sequence[str]) -> Iterator[str]:
     """The sizes of the engine's inputs, as an export is given them."""
-    asked = {text.partition("=")[0].strip() for text in given}
+    asked = {part.partition("=")[0].strip() for text in given for part in text.split(",")}
     places = [(f"{s.name}:{n}", size) for s in manifest.inputs for n, size in enumerate(s.shape)]
     tied = {size for place, size in places if place in asked and isinstance(size, str)}
     for place, size in places:
-        least, most = manifest.symbols[size] if isinstance(size, str) else (size, size)
-        if place not in asked and size not in tied and least:
-            yield f"{place}={least}..{most}"
+        if place in asked or size in tied:
+            continue
+        if isinstance(size, int):
+            if size:
+                yield f"{place}={size}"
+            continue
+        least, most = manifest.symbols[size]
+        step = f"/{manifest.steps[size]}" if size in manifest.steps else ""
+        if least:
+            yield f"{place}={size}:{least}..{most}{step}"
 
 
 def _values(manifest: Manifest, given: Sequence[str]) -> Iterator[str]:

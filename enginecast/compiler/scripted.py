@@ -81,7 +81,7 @@ def _that_run(source: Source, specs: tuple[InputSpec, ...], steps: Steps) -> tup
     """Fix the dimensions that the model does not take in other sizes, unless the user asked."""
     module = source.eager(torch.float32)
     for name, dim in named_dims(specs).items():
-        others = [size for size in (dim.minimum, dim.size + 1) if size <= dim.maximum]
+        others = [size for size in (dim.minimum, dim.size + dim.step) if size <= dim.maximum]
         if dim.asked or all(_runs(module, specs, name, size) for size in others):
             continue
         fitted = fix(specs, (name,))
@@ -171,7 +171,7 @@ def _largest(specs: tuple[InputSpec, ...], parameters: int) -> list[Case]:
         size = dim.maximum
         others = math.prod(taken for other, taken in sizes.items() if other != name)
         while not dim.asked and size > 2 * dim.size and size * others * parameters > WORK:
-            size //= 2
+            size = dim.fit(size // 2)
         inputs = sample(specs, {**sizes, name: size}, SEED + 100 + index)
         cases.append(Case(f"largest {name}", inputs))
     return cases

@@ -8,12 +8,12 @@ says, as that a product of two sizes is not a multiple of seven, is checked when
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 
 from torch import nn
 
 from enginecast.capture.inputs.examples import EDGE_WORK, Case, Style, example_sizes, sample
-from enginecast.capture.inputs.specs import InputSpec, named_dims, ranges_of
+from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims, ranges_of
 from enginecast.capture.outputs.flatten import Wanted, run_named
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source
@@ -27,6 +27,8 @@ from enginecast.verify.reference import Reference
 SEED = 0
 STYLES: tuple[Style, ...] = ("normal", "shifted")
 """What float inputs are like where two paths are compared."""
+MOST_LOOKED_AT = 4096
+"""Sizes of one dimension that a condition is looked at for."""
 LARGER = 4
 """A size at which inputs have this many times the elements that they had in the trace may be too
 large to run."""
@@ -48,6 +50,7 @@ def settle(source: Source, captured: Captured, wanted: Wanted) -> Captured:
     if not captured.other_sizes:
         return captured
     module = source.eager()
+    dims = named_dims(captured.inputs)
     ranges = ranges_of(captured.inputs)
     kept, notes, checks = [], [], list(captured.size_checks)
     for other in captured.other_sizes:
@@ -62,11 +65,11 @@ def settle(source: Source, captured: Captured, wanted: Wanted) -> Captured:
             continue
         changed = [name for name, size in other.sizes.items() if size != traced[name]]
         code = f"this model's code ({other.place})" if other.place else "this model's code"
-        if len(other.sizes) == 1 or not holds(other.condition, traced):
+        if not holds(other.condition, traced) or _is_range(other, dims):
             _refuse_asked(captured, other, changed, why)
             [name] = changed
             before, size = ranges[name], other.sizes[name]
-            ranges[name] = _without(before, size, traced[name])
+            ranges[name] = _without(before, size, dims[name])
             notes.append(
                 f"{name} takes {_shown(ranges[name])}, not {_shown(before)}: at {size} {code} does "
                 f"something else"
@@ -125,6 +128,16 @@ def _other_shapes(
             yield f"output {spec.name!r} has the shape {list(shape)}, not {list(declared)}"
 
 
+def _is_range(other: OtherSizes, dims: Mapping[str, DimSpec]) -> bool:
+    """Whether a range of one dimension leaves out all sizes that break a condition, and no more."""
+    if len(other.sizes) > 1:
+        return False
+    [name] = other.sizes
+    tried = dims[name].sizes[:MOST_LOOKED_AT]
+    runs = groupby(tried, lambda size: holds(other.condition, {name: size}))
+    return sum(taken for taken, _ in runs) == 1
+
+
 def _refuse_asked(captured: Captured, other: OtherSizes, changed: list[str], why: str) -> None:
     """Refuse sizes that the user asked for, and those that no range of one dimension leaves out."""
     dims = named_dims(captured.inputs)
@@ -138,17 +151,18 @@ def _refuse_asked(captured: Captured, other: OtherSizes, changed: list[str], why
         for index, dim in enumerate(spec.dims)
         if dim.name == changed[0]
     )
-    rest = _without((dim.minimum, dim.maximum), other.sizes[changed[0]], dim.size)
+    rest = _without((dim.minimum, dim.maximum), other.sizes[changed[0]], dim)
+    least = replace(dim, minimum=rest[0], maximum=rest[1])
     raise CaptureError(
         f"with {sizes} the model's code{at} does something else than the program, which was traced "
         f"with {', '.join(f'{name} = {dims[name].size}' for name in other.sizes)}: {why}",
-        hint=f"Leave such sizes out: --dynamic {place}={_shown(rest)}.",
+        hint=f"Leave such sizes out: --dynamic {place}={least.shown}.",
     )
 
 
-def _without(bounds: Range, size: int, traced: int) -> Range:
+def _without(bounds: Range, size: int, dim: DimSpec) -> Range:
     """A range up to a size, on the side of the traced one."""
-    return (bounds[0], size - 1) if size > traced else (size + 1, bounds[1])
+    return (bounds[0], size - dim.step) if size > dim.size else (size + dim.step, bounds[1])
 
 
 def _shown(bounds: Range) -> str:

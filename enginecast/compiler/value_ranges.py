@@ -101,6 +101,7 @@ def _in_sizes(
         if dim.asked or takes(dim.minimum) or not takes(dim.size):
             continue
         least = _furthest(takes, dim.size, dim.minimum)
+        least += -least % dim.step
         specs = tuple(
             replace(
                 spec,

@@ -87,6 +87,9 @@ def onnx_model(request: LoweringRequest, reader: Reader) -> ir.Model:
     fill_kernel_gaps(model)
     keep_pads_of_max_pools(model)
     _name_values(model, input_names(program), outputs, request.symbols)
+    shapes = {spec.name: spec.shape for spec in request.inputs}
+    for value in model.graph.inputs:
+        value.shape = ir.Shape(shapes[value.name]) if value.name in shapes else value.shape
     for value, dims in zip(model.graph.outputs, request.shapes, strict=False):
         value.shape = ir.Shape(dims)
     plain_metadata(model)
@@ -146,10 +149,11 @@ def _rename_dims(value: ir.Value, symbols: Mapping[str, str]) -> None:
     """Users know "batch", not "s43"; also within "2*s43"."""
     if value.shape is None:
         return
+    known = {name: f"({size})" if "/" in size else size for name, size in symbols.items()}
     dims: list[int | ir.SymbolicDim] = []
     for dim in value.shape:
         if isinstance(dim, ir.SymbolicDim) and dim.value is not None:
-            renamed = _SYMBOL.sub(lambda name: symbols.get(name[0], name[0]), str(dim.value))
+            renamed = _SYMBOL.sub(lambda name: known.get(name[0], name[0]), str(dim.value))
             dims.append(ir.SymbolicDim(renamed))
         else:
             dims.append(dim)

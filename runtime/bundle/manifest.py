@@ -237,6 +237,8 @@ class Manifest(Record, frozen=True, kw_only=True):
     inputs: tuple[Input, ...]
     symbols: dict[str, tuple[int, int]]
     """Least and greatest size of each symbolic dimension."""
+    steps: dict[str, Count] = {}
+    """Symbols whose sizes are multiples of a number, and that number."""
     outputs: tuple[Output, ...]
     outputs_chosen: bool = False
     """Whether a user chose the outputs; else they are all that the model gives."""

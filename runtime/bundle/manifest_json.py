@@ -111,6 +111,9 @@ def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
                 f"$.symbols.{symbol}",
                 f"expected 0 <= minimum <= maximum, got {least}, {greatest}",
             )
+    for symbol, step in manifest.steps.items():
+        if symbol not in manifest.symbols or step < 1:
+            yield f"$.steps.{symbol}", f"expected a step of a symbol in $.symbols, got {step}"
     names = {file.name for file in manifest.files}
     for index, engine in enumerate(manifest.engines):
         for field, name in (("file", engine.file), ("weights", engine.weights)):

@@ -109,7 +109,8 @@ def _signature(manifest: Manifest) -> Iterator[Sequence[str]]:
     for output in manifest.outputs:
         yield "output", output.name, output.dtype, _shape(output.shape), ""
     for name, (least, most) in manifest.symbols.items():
-        yield "symbol", name, "", "", f"{least}..{most}"
+        step = f"/{manifest.steps[name]}" if name in manifest.steps else ""
+        yield "symbol", name, "", "", f"{least}..{most}{step}"
 
 
 def _shape(dims: Sequence[int | str]) -> str:

@@ -186,7 +186,7 @@ def _reasons(plan: PassPlan) -> str:
 
 
 def _dim(dim: DimSpec) -> str:
-    return str(dim.maximum) if dim.name is None else f"{dim.name} {dim.minimum}..{dim.maximum}"
+    return str(dim.maximum) if dim.name is None else f"{dim.name} {dim.shown}"
 
 
 def _calls(program: ExportedProgram) -> int:

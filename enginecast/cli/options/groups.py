@@ -30,7 +30,10 @@ Inputs = Annotated[Path | None, typer.Option(metavar="FILE", help="Inputs as saf
 Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="Prompts, one a line.")]
 Dynamic = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME:DIM=MIN..MAX", help="Sizes of a dimension; repeatable."),
+    typer.Option(
+        metavar="NAME:DIM=MIN..MAX[/STEP]",
+        help="Sizes of a dimension; NAME:DIM=SYMBOL[:MIN..MAX] ties dimensions; repeatable.",
+    ),
 ]
 Values = Annotated[
     list[str] | None,
