@@ -369,7 +369,7 @@ class _Retyper:
                 (start, dtype),
                 name=f"{source.name}_{dtype_text(dtype)}",
             )
-        node.meta["val"] = _retyped(value(source), dtype)
+        node.meta["val"] = value(source).to(dtype)
         if source.op == "call_function":
             take_place(node, source)
         self.casts[source, dtype] = node
@@ -413,9 +413,11 @@ class _Retyper:
 
 
 def _retyped(found: Any, dtype: torch.dtype) -> Any:
-    """A fake value with another float dtype: no op is run, so nothing is traced again."""
+    """A fake value with another float dtype that lies in memory alike; `to` would give a part of a
+    tensor strides of its own.  No op is run, so nothing is traced again.
+    """
     if isinstance(found, torch.Tensor) and found.is_floating_point():
-        return found.to(dtype)
+        return found.new_empty_strided(found.shape, found.stride(), dtype=dtype)
     if isinstance(found, tuple | list):
         return type(found)(_retyped(f, dtype) for f in found)
     return found

@@ -219,6 +219,21 @@ class Counts(nn.Module):
         self.calls += 1
 
 
+class RebindsName(Counts):
+    def forward(self, x: Tensor) -> Tensor:
+        factor = 1.0
+
+        def grow(by: float) -> None:
+            nonlocal factor
+            factor += by
+
+        if x.sum() > 0:  # HERE
+            grow(1.0)
+        else:
+            grow(2.0)
+        return x * factor
+
+
 class SetsAttribute(Counts):
     def forward(self, x: Tensor) -> Tensor:
         if x.sum() > 0:  # HERE
@@ -305,6 +320,7 @@ class Grows(Counts):
 
 
 REFUSED = {
+    RebindsName: "a branch binds 'factor' of an enclosing function anew",
     SetsAttribute: "sets self.calls",
     CountsInMethod: "changes the state of the module: calls",
     FillsList: "line \\d+ writes into a list",

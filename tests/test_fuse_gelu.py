@@ -71,7 +71,10 @@ REFUSED: dict[str, tuple[Make, str]] = {
         "mul.Tensor under tanh has 0.79788, expected 0.7978845608",
     ),
     "plain tanh": (lambda x: torch.tanh(x) * 2, "placeholder under tanh, expected a product"),
-    "plain erf": (lambda x: torch.erf(x / 2) + 1, "div.Tensor under erf has 2, expected 1.414213562"),
+    "plain erf": (
+        lambda x: torch.erf(x / 2) + 1,
+        "div.Tensor under erf has 2, expected 1.414213562",
+    ),
     "reciprocal": (
         lambda x: 0.5 * x * (1 + torch.erf(math.sqrt(2) / x)),
         "mul.Tensor under erf has 1.414213562, expected 0.7071067812",

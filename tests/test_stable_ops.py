@@ -60,6 +60,7 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "div-trunc": lambda x, y: torch.div(x, 0.3, rounding_mode="trunc"),
     "div-integers": lambda x, y: torch.div(x.long(), 3, rounding_mode="floor").float(),
     "trunc-integers": lambda x, y: torch.div(x.long(), 3, rounding_mode="trunc").float(),
+    "floor-divide-bytes": lambda x, y: ((x * 100).clamp(-128, 127).char() // 3).float(),
     "remainder-integers": lambda x, y: (x.long() % -3).float(),
     "remainder": lambda x, y: x % 0.1,
     "remainder-negative": lambda x, y: x % -0.7,

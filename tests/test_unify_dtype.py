@@ -1,5 +1,6 @@
 """unify-dtype on real models: one dtype an op, exact positions, errors no larger than eager's."""
 
+import operator
 from copy import deepcopy
 from pathlib import Path
 
@@ -235,6 +236,16 @@ def test_outputs_that_are_an_input_or_a_weight() -> None:
     same, weight, product = outputs(after, x := torch.randn(3, 5))
     assert torch.equal(same, x.double())
     assert torch.equal(product, same * weight)
+
+
+def test_parts_of_a_tensor_keep_their_strides() -> None:
+    before = program_of(
+        lambda x: x.chunk(2, -1)[0].contiguous() @ torch.ones(4, 4), torch.randn(2, 5, 8)
+    )
+    after, _ = rewritten(before, "unify-dtype{to=fp16}")
+    [part] = [n for n in after.graph.nodes if n.target is operator.getitem]
+    assert part.meta["val"].dtype == torch.float16
+    assert part.meta["val"].stride()[-2:] == (8, 1)
 
 
 def test_golden_unify_dtype() -> None:

@@ -26,7 +26,6 @@ SAME = 1e-5
 to call stay far below it in fp32."""
 MOST_CALLS, MOST_SECONDS = 200, 2.0
 """How often a model is called whose state goes on changing."""
-_DROPS = "drops values"
 AHEAD = (1_000, 1_000_000)
 """Calls after which a counter is looked at."""
 
@@ -88,14 +87,12 @@ class CalledInTurn:
         changes = watch.changes()
         if changes:
             self._go_on(module, first, watch)
-        mode = self._compare_modes(module, first) if self._trained else ()
-        self.notes = (
-            *mode,
-            *(
-                f"forward changes {change}; an engine keeps no state, and the result is the same"
-                for change in changes
-                if change.place  # else some library's bookkeeping
-            ),
+        if self._trained:
+            self._compare_modes(module, first)
+        self.notes = tuple(
+            f"forward changes {change}; an engine keeps no state, and the result is the same"
+            for change in changes
+            if change.place  # else some library's bookkeeping
         )
 
     def _draw(self, module: nn.Module) -> str:
@@ -138,10 +135,8 @@ class CalledInTurn:
                 if found is not None:
                     _compare(first, found, [change])
 
-    def _compare_modes(self, module: nn.Module, first: Outputs) -> tuple[str, ...]:
-        """Refuse a model that was given in train mode, where that gives another result; dropout
-        alone is random, and a note.
-        """
+    def _compare_modes(self, module: nn.Module, first: Outputs) -> None:
+        """Refuse a model that was given in train mode, where that gives another result."""
         parts = {name: part for name, part in module.named_modules() if name in self._trained}
         kept = {name: tensor.clone() for name, tensor in module.named_buffers()}
         with torch.random.fork_rng(devices=[]):
@@ -157,13 +152,8 @@ class CalledInTurn:
                     tensor.data.copy_(kept[name])
         same = found is not None and found.keys() == first.keys()
         if same and not written and not any(_differ(first[n], found[n]) for n in first):  # type: ignore[index]
-            return ()
+            return
         reasons = [why for name, part in parts.items() if (why := _trains(name, part))]
-        if reasons and not written and all(why.endswith(_DROPS) for why in reasons):
-            dropped = "; ".join(reasons[:4])
-            return (
-                f"the model was given in train mode ({dropped}): its engine is that of eval mode",
-            )
         reasons = reasons or [f"it writes to {name!r}" for name in written]
         raise CaptureError(
             "the model is in train mode, where it gives another result than for inference: "
@@ -176,7 +166,7 @@ def _trains(name: str, module: nn.Module) -> str:
     """What a module does in train mode alone, in words; empty: nothing that is known."""
     rate = getattr(module, "p", getattr(module, "dropout", 0.0))
     if isinstance(rate, float) and rate > 0:
-        return f"{name!r} ({type(module).__name__}) {_DROPS}"
+        return f"{name!r} ({type(module).__name__}) drops values"
     if isinstance(module, nn.modules.batchnorm._NormBase) and "Batch" in type(module).__name__:
         return f"{name!r} ({type(module).__name__}) uses and updates the statistics of the batch"
     return ""

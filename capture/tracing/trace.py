@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,6 +30,8 @@ from enginecast.capture.refusals.refusal import (
 )
 from enginecast.capture.sources.empty import capture_mode, fake_weights
 from enginecast.capture.sources.source import Source
+from enginecast.capture.tracing.autocast import inline_autocast
+from enginecast.capture.tracing.data_attribute import data_detached
 from enginecast.capture.tracing.open_sizes import open_sizes
 from enginecast.capture.tracing.shapes import (
     FrozenDimensionError,
@@ -162,6 +164,7 @@ def _once(
         with (
             Bounded(endless.LONGEST_TRACE),
             strategy.entered(module),
+            nullcontext() if strategy.is_strict else data_detached(module),
             keeping_caches(module),
             torch.no_grad(),
             quiet_torch(),
@@ -181,6 +184,7 @@ def _once(
     except Exception as error:  # torch raises many kinds, and the model's own code any
         missing = missing_requirement(error, "the model's forward")
         raise missing or RefusedError(_with_sizes(explain(error), specs)) from error
+    inline_autocast(program)
     program = without_vmap(program)
     program.example_inputs = ((), dict(inputs))
     kept, cut = check_shapes(program, specs)

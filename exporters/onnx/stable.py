@@ -23,6 +23,7 @@ STABLE: Rules[Callable[..., Any]] = Rules()
 
 FLOAT = ir.DataType.FLOAT
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+NARROW = (ir.DataType.INT8, ir.DataType.INT16)
 REALS = (FLOAT, ir.DataType.DOUBLE, *HALVES)
 
 
@@ -262,6 +263,9 @@ def _floor_divide(x: Any, y: Any) -> Any:
     x, y = _pair(x, y)
     if x.dtype in REALS:
         return _floor_div_of(x, y)
+    if x.dtype in NARROW:  # -128 less its remainder is no int8
+        wide: Any = _floor_divide(cast(x, ir.DataType.INT32), cast(y, ir.DataType.INT32))
+        return cast(wide, x.dtype)
     return op.Div(op.Sub(x, op.Mod(x, y)), y)
 
 

@@ -7,6 +7,7 @@ are is found by running it once on fake tensors where nothing is traced.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -140,7 +141,7 @@ def probe(site: Site, function: Callable[[], Any], arguments: Sequence[Tensor] =
         RewriteRefused: it changed something in Python besides what it returns.
     """
     seen = Probe(arguments)
-    before = _state_now()
+    before, cells = _state_now(), _cells(function)
     shapes = _shape_env()
     ignored = nullcontext() if shapes is None else shapes.ignore_fresh_unbacked_symbols()
     try:
@@ -152,6 +153,7 @@ def probe(site: Site, function: Callable[[], Any], arguments: Sequence[Tensor] =
         first = str(error).strip().split("\n")[0]
         raise site.refuse(f"one path of it fails: {type(error).__name__}: {first}") from error
     _refuse_changes(site, before)
+    _refuse_rebinding(site, cells)
     seen.note(seen.result)
     return seen
 
@@ -245,6 +247,32 @@ def _refuse_changes(
                 del store[name]
             place = f"{path}.{name}" if path else name
             raise site.refuse(f"a branch changes the state of the module: {place}")
+
+
+def _cells(function: Callable[[], Any]) -> list[tuple[str, CellType, object]]:
+    """The names of enclosing functions that a function and those it calls may bind, with values."""
+    found: dict[int, tuple[str, CellType, object]] = {}
+    waiting: list[object] = [function]
+    while waiting:
+        inner = waiting.pop()
+        if not isinstance(inner, FunctionType):
+            continue
+        for name, cell in zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True):
+            try:
+                content = cell.cell_contents
+            except ValueError:  # not bound yet
+                continue
+            if id(cell) not in found:
+                found[id(cell)] = name, cell, content
+                waiting.append(content)
+    return list(found.values())
+
+
+def _refuse_rebinding(site: Site, before: Sequence[tuple[str, CellType, object]]) -> None:
+    for name, cell, content in before:
+        if cell.cell_contents is not content:
+            cell.cell_contents = content
+            raise site.refuse(f"a branch binds {name!r} of an enclosing function anew")
 
 
 class _Constants(TorchFunctionMode):

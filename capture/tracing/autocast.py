@@ -1,0 +1,83 @@
+"""Regions of `torch.autocast`, which torch.export captures as graphs of their own.
+
+    before:  %mul = wrap_with_autocast(cpu, bfloat16, False, False, %submod_1, %x)
+    after:   what submod_1 holds
+
+A region that casts nothing, as one that switches autocast off, becomes a part of the graph around
+it.  One that computes in 16 bits does so whatever precision is asked for; it is refused.
+"""
+
+import operator
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from enginecast.errors import CaptureError
+from enginecast.passes.ir.edit import arguments, tracked_outputs, value
+from enginecast.passes.ir.source import source_line
+
+AUTOCAST = torch.ops.higher_order.wrap_with_autocast
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def inline_autocast(program: ExportedProgram) -> None:
+    """Put what regions of autocast hold into the graphs around them.
+
+    Raises:
+        CaptureError: a region casts.
+    """
+    with tracked_outputs(program):
+        for module in reversed(list(program.graph_module.modules())):  # from the inside out
+            regions = (
+                module.graph.find_nodes(op="call_function", target=AUTOCAST)
+                if isinstance(module, GraphModule)
+                else ()
+            )
+            for region in regions:
+                _inline(region, module)
+            if regions:
+                module.recompile()
+
+
+def _inline(region: Node, module: GraphModule) -> None:
+    _, dtype, enabled, _, block, *operands = region.args
+    graph = region.graph
+    assert isinstance(block, Node)
+    held = module.get_submodule(str(block.target))
+    assert isinstance(held, GraphModule)
+    inner = held.graph
+    placeholders = inner.find_nodes(op="placeholder")
+    known = dict(zip(placeholders, operands, strict=True))
+    with graph.inserting_before(region):
+        for node in inner.nodes:
+            if enabled and _is_half(node):
+                line = source_line(node)
+                raise CaptureError(
+                    f"forward computes in {str(dtype).removeprefix('torch.')} within"
+                    f" torch.autocast{f' at {line}' if line else ''}, whatever the precision of the"
+                    " engine",
+                    hint="Leave autocast out of forward, and give --precision fp16 or bf16.",
+                )
+            if node.op in ("placeholder", "output"):
+                continue
+            known[node] = graph.node_copy(node, known.__getitem__)
+            if node.op == "get_attr":  # a block of a branch or loop within the region
+                name = f"{block.target}_{node.target}"
+                module.add_submodule(name, held.get_submodule(node.target))
+                known[node].target = name
+    [results] = arguments(inner.output_node())
+    for user in list(region.users):
+        assert user.target is operator.getitem
+        user.replace_all_uses_with(known[results[arguments(user)[1]]])
+        graph.erase_node(user)
+    graph.erase_node(region)
+    if not block.users:
+        graph.erase_node(block)
+
+
+def _is_half(node: Node) -> bool:
+    found = pytree.tree_leaves(value(node))
+    return any(isinstance(each, Tensor) and each.dtype in HALVES for each in found)
