@@ -179,3 +179,22 @@ def test_a_sort_may_choose_among_equal_values(tmp_path: Path) -> None:
     assert verdict.outcome == "verified"
     assert "tiny values" in verdict.cases
     assert "large values" not in verdict.cases
+
+
+def test_the_noise_of_other_kernels_widens_a_row_s_limit_but_not_without_end() -> None:
+    exact = PLAIN.astype(np.float64)
+    for noise, off, passes in ((1e-5, 5e-5, True), (0.0, 5e-5, False), (0.1, 0.1, False)):
+        moved = {"y": np.full_like(PLAIN, noise)}
+        case = ReferenceCase("zeros", {}, {"y": PLAIN}, {"y": exact}, moved)
+        found = list(edge_failures(case, {"y": PLAIN + np.float32(off)}))
+        assert len(found) == (0 if passes else 1)
+
+
+def test_edges_hold_what_other_kernels_may_lose() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).eval()
+    source = open_source(module, example={"input": torch.randn(4, 8)})
+    reference = reference_of(prepare(source, ModelOptions(), Steps()), "fp32", edges=True)
+    for edge in reference.edges:
+        [losses] = edge.losses.values()
+        assert 1e-8 < losses.max() < 1e-4

@@ -122,3 +122,14 @@ def test_a_length_that_never_varies_says_nothing_of_a_mask() -> None:
     mask = np.ones((2, 8))
     static = [{"pooled": (2, 8), "hidden": (2, 8, 3)}] * 2
     assert masked_outputs(static, [mask, mask]) == frozenset()
+
+
+def test_zeros_of_relu_say_nothing_of_what_eager_loses() -> None:
+    wanted = np.abs(GENERATOR.standard_normal((64, 24)))
+    wanted[3] *= [0.01, *[0.0] * 23]
+    eager, found = noisy(wanted, "fp32"), noisy(wanted, "fp32")
+    eager[3] = wanted[3]  # by luck, for it is one value
+    found[3, 0] *= 1 + 300 * UNIT["fp32"]
+    assert verdict(wanted, eager, found).outcome == "verified"
+    found[3, 0] *= 1.001
+    assert verdict(wanted, eager, found).outcome == "rejected"

@@ -39,7 +39,7 @@ from enginecast.verify.floor import (
     Floor,
     least_floor,
 )
-from enginecast.verify.kernels import affordable, noisy_outputs
+from enginecast.verify.kernels import EDGE_WORK, WORK, affordable, noisy_outputs
 from enginecast.verify.metrics import (
     Array,
     Comparison,
@@ -212,7 +212,7 @@ def make_reference(
         return {case.name: _compared(reference, case, outputs, fixed) for case in reference.cases}
 
     if dtype == "fp32":
-        samples = [] if program is None else _samples(program, cases, names)
+        samples = [] if program is None else _samples(program, cases, names, WORK)
         by_eager = _by_eager(reference, against(plain), samples)
         reference = replace(reference, floor=Floor("fp32", {}, by_eager=by_eager))
         reference = replace(reference, floor=replace(reference.floor, cases=against(plain)))
@@ -279,11 +279,11 @@ def _is_near(found: Array, plain: Array) -> bool:
 
 
 def _samples(
-    program: ExportedProgram, cases: Sequence[Case], names: Sequence[str]
+    program: ExportedProgram, cases: Sequence[Case], names: Sequence[str], work: float
 ) -> list[Outputs]:
     """Outputs of the program with noise, of the cases that are small enough."""
     parameters = sum(tensor.numel() for tensor in program.state_dict.values())
-    some = [cases[i] for i in affordable([case.inputs for case in cases], parameters)]
+    some = [cases[i] for i in affordable([case.inputs for case in cases], parameters, work)]
     try:
         samples = noisy_outputs(program, [case.inputs for case in some], names)
     except (EnginecastError, IndexError, RuntimeError, ValueError):
@@ -320,14 +320,18 @@ def edge_reference(
     cases: Sequence[Case],
     forward: Forward,
     exact: Callable[[Sequence[Case]], Outputs],
+    program: ExportedProgram,
+    names: Sequence[str],
 ) -> tuple[ReferenceCase, ...]:
-    """What eager makes of unusual values in fp32 and fp64, where it takes them.
+    """What eager makes of unusual values in fp32 and fp64, where it takes them, and by how much
+    other kernels may move it.
 
     Args:
         eager: makes the eager module in a dtype.
         cases: unusual inputs, in sizes that the program takes.
         forward: runs a module and names its outputs.
         exact: gives the fp64 outputs of cases.
+        program: as captured, with the names of its outputs.
     """
     found = []
     module = eager(torch.float32)
@@ -339,7 +343,10 @@ def edge_reference(
         except VerificationError:
             continue
         found.append(ReferenceCase(case.name, as_arrays(case.inputs), plain, wanted))
-    return tuple(found)
+    edges = Reference(tuple(found), Floor("fp32", {}, by_eager=dict.fromkeys(names, 0.0)))
+    for sample in _samples(program, cases, names, EDGE_WORK):
+        edges = with_losses(edges, sample)
+    return edges.cases
 
 
 def _compared(

@@ -32,6 +32,8 @@ SAMPLES = 2
 """Runs with noise of each case."""
 WORK = 3e9
 """Elements of a case's inputs times parameters, summed over the cases that are run."""
+EDGE_WORK = 1e11
+"""The same for unusual values, where eager may be one sample for all rows."""
 PRODUCTS, PRODUCTS_MOST = 0.3, 5.1
 SUMS = 0.12
 SOFTMAX = 5.0
@@ -75,13 +77,15 @@ _STAYS = (
 )
 
 
-def affordable(cases: Sequence[Mapping[str, Tensor]], parameters: int) -> list[int]:
+def affordable(
+    cases: Sequence[Mapping[str, Tensor]], parameters: int, work: float = WORK
+) -> list[int]:
     """Which cases can be run with noise, the smallest first."""
     sizes = [sum(tensor.numel() for tensor in case.values()) for case in cases]
     kept, used = [], 0.0
     for index in sorted(range(len(cases)), key=sizes.__getitem__):
         used += float(sizes[index]) * max(parameters, 1)
-        if used <= WORK:
+        if used <= work:
             kept.append(index)
     return sorted(kept)
 

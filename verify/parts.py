@@ -18,7 +18,8 @@ LEAST = 8.0
 USUAL = 0.75
 """A part may lose what this share of all parts do, even if eager does not lose it there."""
 ENOUGH = 16
-"""A part of fewer elements gets a limit that is higher by as much: eager may be exact by luck."""
+"""A part of fewer elements that are rounded (a zero of relu is none) gets a limit that is higher by
+as much: eager may be exact by luck."""
 LARGEST = 0.9
 """No part may be off by more, unless eager is off by `LOST` there: one of zeros is off by 1."""
 LOST = 0.25
@@ -60,8 +61,9 @@ def worst_part(
     squares = [np.where(counts, side / scale, 0.0) ** 2 for side in (found - wanted, wanted, loss)]
     whole = _relative(*(np.sqrt(side.sum(keepdims=True)).ravel() for side in reversed(squares[1:])))
     worst: Part | None = None
+    rounded = counts & ((wanted != 0) | (loss != 0))
     for axes, name in _views(found.shape):
-        count = np.maximum(counts.sum(axis=axes), 1)
+        count = np.maximum(rounded.sum(axis=axes), 1)
         error, length, lost = (np.sqrt(side.sum(axis=axes)) for side in squares)
         few = np.maximum(ENOUGH / count, 1.0)
         usual = np.quantile(_relative(lost, length), USUAL)

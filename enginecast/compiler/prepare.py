@@ -309,7 +309,8 @@ def reference_of(
     if not edges or dtype != "fp32":
         return reference
     forward = partial(run_named, wanted=prepared.wanted)
-    found = edge_reference(prepared.source.eager, edge_cases(prepared), forward, exact)
+    program, names, cases = prepared.captured.program, prepared.output_names, edge_cases(prepared)
+    found = edge_reference(prepared.source.eager, cases, forward, exact, program, names)
     return replace(reference, edges=found)
 
 
