@@ -1,5 +1,6 @@
 """Legalized programs hold what ONNX Runtime's ops take, and compute what they computed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -229,3 +230,31 @@ def test_an_attention_that_onnx_does_not_have_is_spelled_out(
     program, _ = rewritten(captured(Function(attend), *inputs), "canonicalize,fuse-attention")
     lower(program, tmp_path)
     torch.testing.assert_close(run(tmp_path, *inputs)[0], attend(*inputs), atol=2e-6, rtol=1e-5)
+
+
+SIGMOIDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "of integers": lambda x: x.long().sigmoid(),
+    "logarithm": lambda x: torch.sigmoid(x).log(),
+    "attention": lambda x: torch.sigmoid(x @ x.mT - 80) @ x,
+    "silu": nn.functional.silu,
+    "glu": lambda x: nn.functional.glu(x, 0) * 2,
+}
+
+
+def test_sigmoids_keep_their_small_values(tmp_path: Path) -> None:
+    module = Function(lambda x: tuple(form(x) for form in SIGMOIDS.values()))
+    x = torch.linspace(-80, 20, 256).reshape(16, 16)
+    lower(captured(module, x), tmp_path, list(SIGMOIDS))
+    torch.testing.assert_close(run(tmp_path, x), module(x), rtol=1e-6, atol=0)
+
+
+def test_the_sigmoid_of_a_gate_before_a_layer_is_one_op(tmp_path: Path) -> None:
+    class Gated(Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.linear(nn.functional.silu(x) * x.sigmoid() + x)
+            return result
+
+    ops = lower(captured(Gated(bias=True), torch.randn(3, 6)), tmp_path).ops
+    assert ops["Sigmoid"] == 1
+    assert "Exp" not in ops

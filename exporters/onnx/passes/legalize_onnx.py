@@ -10,6 +10,9 @@
 
 A `scaled_dot_product_attention` that broadcasts, or has other than four dims, is spelled out.
 
+ONNX Runtime's Sigmoid on CPUs is off by up to 1e-7, which is all of sigmoid(-18): what reaches an
+output, or anything but a layer with weights, is 1 / (1 + exp(-x)), as in torch's kernels.
+
 A bias that is the lowest number stays above it, for ONNX Runtime's Attention takes that for -inf: a
 row whose keys are all masked so would be zeros, where torch averages the values.
 
@@ -57,6 +60,9 @@ class LegalizeOnnx(GraphPass):
         rule = _tensorrt_attention if for_tensorrt else _onnxruntime_attention
         unfit = _is_unfit_for_tensorrt if for_tensorrt else _is_unfit_for_onnxruntime
         rules, conditions = {**_RULES, _attention: rule}, {**_UNFIT, _attention: unfit}
+        if self.reader == "onnxruntime-cpu":
+            rules |= {op: _exact_sigmoid for op in _SIGMOIDS}
+            conditions |= dict.fromkeys(_SIGMOIDS, _needs_small_values)
         return apply_rules(program, context, rules, conditions)
 
 
@@ -192,6 +198,27 @@ def _spelled_out(
     scores = scores.masked_fill(~mask, -math.inf) if is_bool else scores + mask
     hidden = scores.amax(-1, keepdim=True) == -math.inf
     return scores.softmax(-1).masked_fill(hidden, 0.0) @ value
+
+
+def _exact_sigmoid(program: ProgramView, node: Node) -> Node:
+    found: Node = insert_traced(program, node, _SIGMOIDS[node.target])
+    return found
+
+
+def _needs_small_values(node: Node) -> bool:
+    """Whether something else than layers with weights, and norms, reads a sigmoid in fp32."""
+    if dtype_of(node) != torch.float32:
+        return False
+    waiting, seen = [node], {node}
+    while waiting:
+        for user in waiting.pop().users:
+            if user.target in _LAYERS or user in seen:
+                continue
+            if user.op == "output":
+                return True
+            seen.add(user)
+            waiting.append(user)
+    return False
 
 
 def _is_of_all_dims(node: Node) -> bool:
@@ -351,6 +378,19 @@ def _size_of(program: ProgramView, source: Node, dim: int, like: Node) -> Node |
 
 
 _attention = torch.ops.enginecast.attention.default
+_SIGMOIDS: dict[Any, Callable[..., Tensor]] = {
+    aten.sigmoid.default: lambda x: torch.reciprocal(1 + torch.exp(-x)),
+    aten.silu.default: lambda x: x / (1 + torch.exp(-x)),
+    aten.glu.default: lambda x, dim=-1: x.chunk(2, dim)[0] / (1 + torch.exp(-x.chunk(2, dim)[1])),
+}
+_LAYERS = frozenset(
+    {
+        *(aten.linear.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
+        *(aten.layer_norm.default, aten.rms_norm.default, aten.group_norm.default),
+        aten.batch_norm.default,
+    }
+)
+"""What loses a small value among others, or is of their size."""
 _RULES: dict[Any, Rewrite] = {
     aten.linear.default: _linear_to_matmul,
     aten.rms_norm.default: _one_dtype,
