@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
@@ -66,6 +67,33 @@ def test_a_dimension_that_a_loop_runs_over_is_fixed() -> None:
     assert "--dynamic x:1=K" in found.notes[0]
 
 
+class Halved(nn.Module):
+    """Takes an even number of rows alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = F.avg_pool1d(x[:, None], 2)
+        return F.interpolate(pooled, scale_factor=2.0)[:, 0] + x
+
+
+class Pairs(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], x.shape[1] // 2, 2).sum(-1)
+
+
+@pytest.mark.parametrize("make", [Halved, Pairs])
+def test_sizes_at_which_the_code_raises_are_left_out_in_steps(make: type[nn.Module]) -> None:
+    found = captured(make())
+    assert found.inputs[0].dims[1].sizes == range(2, 41, 2)
+    assert "rows takes 2..40/2, not 1..40" in found.notes[0]
+
+
+@pytest.mark.parametrize("make", [Halved, Pairs])
+def test_a_range_that_was_asked_for_is_refused_with_steps_that_fit(make: type[nn.Module]) -> None:
+    with pytest.raises(CaptureError) as refused:
+        captured(make(), "x:1=1..40")
+    assert "--dynamic x:1=2..40/2" in str(refused.value)
+
+
 def test_a_range_that_was_asked_for_is_refused_and_not_narrowed() -> None:
     with pytest.raises(CaptureError, match="does not take all sizes"):
         captured(Switch(), "x:1=1..40")
@@ -79,7 +107,7 @@ def test_a_range_that_was_asked_for_is_refused_and_not_narrowed() -> None:
         ("L['x'].size()[1] != 8", (1, 7)),
         ("((-1) + L['x'].size()[1]) != 1", (3, 40)),
         ("L['x'].size()[1] == (12 + ((-1)*max(0, 12 + ((-1)*L['x'].size()[1]))))", (1, 12)),
-        ("Mod(L['x'].size()[1], 5) == 0", (5, 5)),
+        ("Mod(L['x'].size()[1], 5) == 0", (5, 40)),
         ("L['x'].size()[0]*L['x'].size()[1] != 8", (5, 5)),
         ("Strange(L['x'].size()[1])", (5, 5)),
     ],

@@ -9,7 +9,7 @@ with --dynamic is never touched: there the refusal is the answer.
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
@@ -28,11 +28,14 @@ FIXED = {BATCH: 1, SEQUENCE: 16}
 """Sizes of dimensions that must be fixed where no inputs were given; with given ones they keep the
 size they have there, and others the size they were traced with."""
 
+STEPS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64)
+"""That sizes may vary in, where a model's code does not take all of them."""
 MOST_TRIALS = 100_000
 """Sizes that a guard is tried on before it counts as unproved."""
 
 _SUGGESTED = re.compile(r"^\s+(?P<name>\w+) = (?P<fix>.+)$", re.MULTILINE)
 _DIM = re.compile(r"Dim\('\w+'(?:, min=(?P<low>\d+))?(?:, max=(?P<high>\d+))?\)")
+_STEPS = re.compile(r"(\d+)\*_\w+")
 _FUNCTIONS: dict[str, Any] = {
     "max": max,
     "min": min,
@@ -76,7 +79,7 @@ def narrow(specs: tuple[InputSpec, ...], message: str, place: str = "") -> Narro
     ranges = _ranges(dims, guards, message)
     if not ranges or any(dims[name].asked for name in ranges):
         return None
-    changed = {name: new for name, new in ranges.items() if new != _bounds(dims[name])}
+    changed = {name: new for name, new in ranges.items() if new != dims[name].sizes}
     return _narrowed(specs, changed, place) if changed else None
 
 
@@ -86,7 +89,58 @@ def fix(specs: tuple[InputSpec, ...], names: tuple[str, ...]) -> Narrowed | None
     if any(dims[name].asked for name in names):
         return None
     sizes = {name: _fixed_size(dims[name]) for name in names}
-    return _narrowed(specs, {name: (size, size) for name, size in sizes.items()})
+    return _narrowed(specs, {name: range(size, size + 1) for name, size in sizes.items()})
+
+
+def in_steps(
+    specs: tuple[InputSpec, ...], takes: Callable[[Mapping[str, int]], bool], place: str
+) -> Narrowed | None:
+    """Let sizes vary in the smallest steps that the code takes, such as those that it halves and
+    doubles again; None where no steps help, or the user asked for the sizes.
+
+    Args:
+        takes: whether the model's code runs with inputs of these sizes.
+        place: FILE:LINE of the code that does not take all sizes.
+    """
+    dims = named_dims(specs)
+    names = [name for name, dim in dims.items() if name not in FIXED and dim.step == 1]
+    for step in STEPS if names else ():
+        steps = dict.fromkeys(names, step)
+        if not _take(takes, dims, steps):
+            continue
+        for name in names:
+            alone = {**steps, name: 1}
+            steps = alone if _take(takes, dims, alone) else steps
+        ranges = {n: _multiples(dims[n], size) for n, size in steps.items() if size > 1}
+        is_possible = ranges and not any(dims[name].asked for name in ranges)
+        return _narrowed(specs, ranges, place) if is_possible else None
+    return None
+
+
+def _take(
+    takes: Callable[[Mapping[str, int]], bool],
+    dims: Mapping[str, DimSpec],
+    steps: Mapping[str, int],
+) -> bool:
+    """Whether some sizes in steps are taken, the smallest among them."""
+    sizes = {name: _multiples(dims[name], step) for name, step in steps.items()}
+    if not all(sizes.values()):
+        return False
+    places = [(0, 0), (1, 1), (2, 3), (3, 2), (-1, -1)]
+    tried = [
+        {
+            name: each[min(place[index % 2], len(each) - 1)]
+            for index, (name, each) in enumerate(sizes.items())
+        }
+        for place in places
+    ]
+    return all(takes({**{n: dim.size for n, dim in dims.items()}, **each}) for each in tried)
+
+
+def _multiples(dim: DimSpec, step: int) -> range:
+    """The sizes that are multiples of a step."""
+    step = math.lcm(step, dim.step)
+    return range(dim.minimum + -dim.minimum % step, dim.maximum + 1, step)
 
 
 def fewer(specs: tuple[InputSpec, ...], because: str) -> Narrowed | None:
@@ -145,30 +199,34 @@ def _is_true(guard: str, dims: Mapping[str, DimSpec]) -> bool:
 
 def _ranges(
     dims: Mapping[str, DimSpec], guards: Sequence[tuple[str, str]], message: str
-) -> dict[str, tuple[int, int]]:
-    """New bounds of the dimensions that a message names."""
+) -> dict[str, range]:
+    """New sizes of the dimensions that a message names."""
     constant = {match["name"] for match in CONSTANT.finditer(message)}
-    ranges: dict[str, tuple[int, int]] = {}
+    ranges: dict[str, range] = {}
     _, _, suggested = message.partition("Suggested fixes:")
     for match in _SUGGESTED.finditer(suggested):
         found = _DIM.fullmatch(match["fix"])
-        if match["name"] in dims and found is not None:
-            dim = dims[match["name"]]
+        step = _STEPS.fullmatch(match["fix"])
+        dim = dims.get(match["name"])
+        if dim is not None and found is not None:
             low, high = int(found["low"] or 0), int(found["high"] or dim.maximum)
-            ranges[match["name"]] = max(low, dim.minimum), min(high, dim.maximum)
+            ranges[match["name"]] = range(max(low, dim.minimum), min(high, dim.maximum) + 1)
+        elif dim is not None and step is not None:
+            ranges[match["name"]] = _multiples(dim, int(step[1]))
         else:
             constant.add(match["name"])
-    ranges |= {n: (size, size) for n in dims if n in constant for size in [_fixed_size(dims[n])]}
+    fixed = {name: _fixed_size(dim) for name, dim in dims.items() if name in constant}
+    ranges |= {name: range(size, size + 1) for name, size in fixed.items()}
     suggestions = set(ranges)  # of a guard with a suggestion, torch adds a lower bound of 2
     for name, guard in guards:
         if name in dims and name not in suggestions:
-            low, high = ranges.get(name, _bounds(dims[name]))
-            ranges[name] = _allowed(replace(dims[name], minimum=low, maximum=high), guard)
+            ranges[name] = _allowed(dims[name], ranges.get(name, dims[name].sizes), guard)
     return ranges
 
 
-def _allowed(dim: DimSpec, guard: str) -> tuple[int, int]:
-    """The longest run of sizes around the traced one for which a guard holds.
+def _allowed(dim: DimSpec, sizes: range, guard: str) -> range:
+    """The longest run of sizes around the traced one for which a guard holds; where its neighbors
+    break it, of sizes in steps.
 
     A guard that mentions other dimensions as well, or that cannot be read, allows one size.
     """
@@ -176,22 +234,32 @@ def _allowed(dim: DimSpec, guard: str) -> tuple[int, int]:
         code = compile(guard, "<guard>", "eval")
         if not set(code.co_names) <= {dim.name, *_FUNCTIONS}:
             raise NameError(guard)
-        low = high = dim.size
-        while low > dim.minimum and _holds(code, {str(dim.name): low - dim.step}):
-            low -= dim.step
-        while high < dim.maximum and _holds(code, {str(dim.name): high + dim.step}):
-            high += dim.step
-    except (SyntaxError, NameError, TypeError, ArithmeticError):
-        low = high = _fixed_size(dim)
-    return low, high
+        holding = [n for n in sizes[:MOST_TRIALS] if _holds(code, {str(dim.name): n})]
+    except (SyntaxError, NameError, TypeError):
+        holding = []
+    whole, *stepped = (_run(dim.size, set(holding), sizes.step * k) for k in (1, *STEPS))
+    best = whole if len(whole) > 1 else max(stepped, key=len)
+    size = _fixed_size(dim)
+    return best if len(best) > 1 else range(size, size + 1)
+
+
+def _run(size: int, holding: Set[int], step: int) -> range:
+    """The multiples of a step next to each other, a size among them; empty where it is none."""
+    if size % step or size not in holding:
+        return range(0)
+    low = high = size
+    while low - step in holding:
+        low -= step
+    while high + step in holding:
+        high += step
+    return range(low, high + 1, step)
 
 
 def _holds(code: CodeType, sizes: dict[str, int]) -> bool:
-    return bool(eval(code, {"__builtins__": {}, **_FUNCTIONS}, sizes))
-
-
-def _bounds(dim: DimSpec) -> tuple[int, int]:
-    return dim.minimum, dim.maximum
+    try:
+        return bool(eval(code, {"__builtins__": {}, **_FUNCTIONS}, sizes))
+    except ArithmeticError:
+        return False
 
 
 def _fixed_size(dim: DimSpec) -> int:
@@ -200,20 +268,25 @@ def _fixed_size(dim: DimSpec) -> int:
 
 
 def _narrowed(
-    specs: tuple[InputSpec, ...], ranges: Mapping[str, tuple[int, int]], line: str = ""
+    specs: tuple[InputSpec, ...], ranges: Mapping[str, range], line: str = ""
 ) -> Narrowed:
     def changed(dim: DimSpec) -> DimSpec:
         if dim.name is None or dim.name not in ranges:
             return dim
-        low, high = ranges[dim.name]
-        return DimSpec.static(low) if low == high else replace(dim, minimum=low, maximum=high)
+        return _of_sizes(dim, ranges[dim.name])
 
-    notes = tuple(_note(specs, name, low, high, line) for name, (low, high) in ranges.items())
+    notes = tuple(_note(specs, name, sizes, line) for name, sizes in ranges.items())
     found = (replace(spec, dims=tuple(map(changed, spec.dims))) for spec in specs)
     return Narrowed(with_example_sizes(tuple(found)), notes)
 
 
-def _note(specs: tuple[InputSpec, ...], name: str, low: int, high: int, line: str) -> str:
+def _of_sizes(dim: DimSpec, sizes: range) -> DimSpec:
+    if len(sizes) == 1:
+        return DimSpec.static(sizes[0])
+    return replace(dim, minimum=sizes[0], maximum=sizes[-1], step=sizes.step)
+
+
+def _note(specs: tuple[InputSpec, ...], name: str, sizes: range, line: str) -> str:
     code = f"this model's code ({line})" if line else "this model's code"
     place, dim = next(
         (f"{spec.name}:{index}", dim)
@@ -221,12 +294,13 @@ def _note(specs: tuple[InputSpec, ...], name: str, low: int, high: int, line: st
         for index, dim in enumerate(spec.dims)
         if dim.name == name
     )
-    if low == high:
+    new = _of_sizes(dim, sizes).shown
+    if len(sizes) == 1:
         return (
-            f"{name} is fixed at {low}: {code} cannot be captured with a size that varies; "
+            f"{name} is fixed at {new}: {code} cannot be captured with a size that varies; "
             f"--dynamic {place}=K fixes another one"
         )
     return (
-        f"{name} takes {low}..{high}, not {dim.minimum}..{dim.maximum}: at other sizes {code} "
-        f"does something else; --dynamic {place}={low}..{high} says so"
+        f"{name} takes {new}, not {dim.shown}: at other sizes {code} does something else; "
+        f"--dynamic {place}={new} says so"
     )

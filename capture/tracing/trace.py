@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch.export import ExportedProgram
 from enginecast.capture.control_flow.detect import endless
 from enginecast.capture.control_flow.detect.endless import Bounded
 from enginecast.capture.inputs.examples import example_sizes, sample
-from enginecast.capture.inputs.narrowing import Narrowed, fewer, fix, narrow
+from enginecast.capture.inputs.narrowing import Narrowed, fewer, fix, in_steps, narrow
 from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.outputs.flatten import Wanted, name_outputs
 from enginecast.capture.python.kept_caches import keeping_caches
@@ -91,7 +92,9 @@ def trace(
                 opened = _opened(source, specs, inputs, wanted, strategy, notes)
                 if opened is not None:
                     return opened
-            fitted = _fitted(specs, error)
+            fitted = _fitted(source, specs, error)
+            if fitted is None and isinstance(error, RefusedError):
+                raise _advised(source, specs, error) from error.__cause__
             if fitted is None or tried == MOST_NARROWINGS:
                 raise
             if fitted.notes and not strategy.narrows:
@@ -102,14 +105,49 @@ def trace(
         inputs = sample(specs, example_sizes(specs), SEED)
 
 
-def _fitted(specs: tuple[InputSpec, ...], error: CaptureError) -> Narrowed | None:
+def _fitted(source: Source, specs: tuple[InputSpec, ...], error: CaptureError) -> Narrowed | None:
     """The inputs with dimensions that the refusal allows."""
     if isinstance(error, FrozenDimensionError):
         return fix(specs, error.names)
     if isinstance(error, RefusedError) and error.refusal.kind in WRONG_SIZES:
-        return fewer(specs, f"with a size that varies, {error.refusal.in_short}")
+        stepped = in_steps(specs, partial(_takes, source, specs), error.refusal.place)
+        return stepped or fewer(specs, f"with a size that varies, {error.refusal.in_short}")
     place = error.refusal.place if isinstance(error, RefusedError) else ""
     return narrow(specs, str(error.__cause__), place)
+
+
+def _takes(source: Source, specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> bool:
+    """Whether the model's code runs on inputs of these sizes, which have no values."""
+    module = source.empty()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fake_weights(module, mode)
+    inputs = sample(specs, sizes, SEED)
+    try:
+        with torch.no_grad(), quiet_torch(), keeping_caches(module), mode:
+            module(**{name: mode.from_tensor(tensor) for name, tensor in inputs.items()})
+    except Exception:  # the model's own code
+        return False
+    return True
+
+
+def _advised(source: Source, specs: tuple[InputSpec, ...], error: RefusedError) -> RefusedError:
+    """The refusal of sizes that the user asked for, with those that the code takes."""
+    dims = named_dims(specs)
+    if not any(dim.asked for dim in dims.values()):
+        return error
+    free = (replace(s, dims=tuple(replace(d, asked=False) for d in s.dims)) for s in specs)
+    fitted = _fitted(source, tuple(free), error)
+    found = [] if fitted is None else list(zip(specs, fitted.specs, strict=True))
+    advice = [
+        f"{spec.name}:{index}={new.shown}"
+        for spec, fit in found
+        for index, (dim, new) in enumerate(zip(spec.dims, fit.dims, strict=True))
+        if dim.asked and new.name is not None and new.sizes != dim.sizes
+    ]
+    if not advice:
+        return error
+    hint = f"Ask for sizes that it takes: --dynamic {','.join(advice)}."
+    return RefusedError(replace(error.refusal, hint=hint))
 
 
 def _is_of_sizes(error: CaptureError, specs: Sequence[InputSpec]) -> bool:
