@@ -118,13 +118,28 @@ def origin_of(file: str) -> Origin:
     return "installed" if _is_installed(root, top) else "user"
 
 
+_MODULES: dict[str, list[str]] = {}
+"""Names in `sys.modules` by the last part of their file's path, which links seldom change: to
+resolve the files of some thousand modules takes long."""
+
+
 def _module_of(file: str) -> ModuleType | None:
     """The module that a file was imported as; None for a script, or a module that is gone."""
-    name, real = os.path.basename(file), real_path(file)
-    for module in list(sys.modules.values()):
-        known = _file(module)
-        # Links seldom change the last part of a path, and resolving all modules takes long.
-        if known and os.path.basename(known) == name and real_path(known) == real:
+    found = _listed(file)
+    if found is None:  # imported since, or not at all
+        _MODULES.clear()
+        for name, module in list(sys.modules.items()):
+            if known := _file(module):
+                _MODULES.setdefault(os.path.basename(known), []).append(name)
+        found = _listed(file)
+    return found
+
+
+def _listed(file: str) -> ModuleType | None:
+    real = real_path(file)
+    for name in _MODULES.get(os.path.basename(file), ()):
+        module = sys.modules.get(name)
+        if module is not None and (known := _file(module)) and real_path(known) == real:
             return module
     return None
 
