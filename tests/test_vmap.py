@@ -1,13 +1,17 @@
 """Programs of models that call torch.vmap."""
 
+import pytest
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import get_dynamic_layer_stack_depth
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
 
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.tracing.export import capture
-from enginecast.capture.tracing.trace import LEVELS
+from enginecast.errors import CaptureError
 from enginecast.passes.ir.interpret import interpret_cases
 
 DIMS = (DimSpec("batch", 3, 1, 9), DimSpec("rows", 5, 1, 40))
@@ -33,11 +37,38 @@ class Masked(nn.Module):
         return result
 
 
+def calls(program: ExportedProgram) -> list[object]:
+    return [node.target for node in program.graph.nodes if node.op == "call_function"]
+
+
+class Tangent(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))[1]
+        return result
+
+
+class Gradient(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = torch.func.grad(lambda y: y.square().sum())(x)
+        return result
+
+
+def test_jvp_is_captured_and_what_fails_leaves_no_level_open() -> None:
+    captured = capture(FactorySource("t", Tangent(), {}), SPECS, {"x": torch.randn(3, 5)})
+    x = torch.randn(2, 7)
+    [found] = captured.program.module()(x=x).values()
+    torch.testing.assert_close(found, x.cos())
+    assert captured.unlike_eager == ""
+    with pytest.raises(CaptureError):
+        capture(FactorySource("g", Gradient(), {}), SPECS, {"x": torch.randn(3, 5)})
+    assert get_dynamic_layer_stack_depth() == 0
+
+
 def test_the_program_has_plain_ops_and_takes_several_cases_side_by_side() -> None:
     module = Masked().eval().requires_grad_(False)
     source = FactorySource("masked", module, {})
     captured = capture(source, SPECS, sample(SPECS, example_sizes(SPECS), 0))
-    assert not any(node.target in LEVELS for node in captured.program.graph.nodes)
+    assert all(isinstance(target, OpOverload) for target in calls(captured.program))
     names = tuple(spec.name for spec in captured.outputs)
     cases = [{"x": torch.randn(2, 7)}, {"x": torch.randn(4, 11)}, {"x": torch.randn(1, 1)}]
     for case, found in zip(

@@ -52,7 +52,9 @@ def check_arguments(names: Iterable[str], source: Source, origin: str) -> None:
     if unknown:
         raise UsageError(
             f"{origin}: {source.name} takes no input {unknown[0]!r}",
-            hint=f"It takes {', '.join(source.forward_arguments)}.",
+            hint=f"It takes {', '.join(source.forward_arguments)}."
+            if source.forward_arguments
+            else "Its forward names no arguments: name them.",
         )
 
 

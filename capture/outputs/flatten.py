@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -202,19 +203,24 @@ def name_outputs(module: nn.Module, arguments: Sequence[str], wanted: Wanted = A
     asking, own_hidden = _asking(module, wanted)
     notes: list[str] = []
     expected = set(arguments)
+    hooks, module._forward_hooks = module._forward_hooks, OrderedDict()
 
     def named_forward(*args: Any, **inputs: Any) -> Any:
         if args or inputs.keys() != expected:
             return forward(*args, **inputs)  # the model's own code calls it once more
         returned = forward(**inputs, **asking)
+        for key, hook in hooks.items():  # those of the model itself see what it returns
+            has_names = key in module._forward_hooks_with_kwargs
+            changed = hook(module, (), *([inputs] if has_names else []), returned)
+            returned = returned if changed is None else changed
         try:
-            named = name_result(returned, wanted, inputs, own_hidden)
+            outputs = name_result(returned, wanted, inputs, own_hidden)
         except CaptureError as error:
             place = return_place(forward)
             where = f" at {place}" if place else ""
             raise CaptureError(f"{error.message}{where}", hint=error.hint) from None
-        notes[:] = named.notes
-        return named.tensors
+        notes[:] = outputs.notes
+        return outputs.tensors
 
     named_forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in arguments]

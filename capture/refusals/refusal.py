@@ -94,6 +94,7 @@ BY_TEXT: tuple[tuple[str, Kind], ...] = (
     (".tolist() is not supported", "data-leaves-torch"),
     (".numpy() is not supported", "data-leaves-torch"),
     ("Cannot access data pointer", "data-leaves-torch"),
+    ("format string passed to Sym", "data-leaves-torch"),
 )
 
 SAYS_NOTHING: frozenset[Kind] = frozenset({"operator", "model-error"})

@@ -1,6 +1,5 @@
 """Modules without weights: parameters on the meta device, or fake in one FakeTensorMode."""
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from enginecast.capture.python.recompile import replaced
+from enginecast.capture.sources.copies import copy_module
 
 
 @contextmanager
@@ -35,8 +35,11 @@ def empty_copy(module: nn.Module) -> nn.Module:
     """Copy `module` in fp32, with what its state dict holds on the meta device."""
     stored = module.state_dict(keep_vars=True)
     memo: dict[int, object] = {id(tensor): _on_meta(tensor) for tensor in stored.values()}
-    empty = copy.deepcopy(module, memo).float().eval()
-    return empty.requires_grad_(False)
+    empty = copy_module(module, memo).float().eval()
+    for parameter in empty.parameters():
+        if parameter.is_leaf:
+            parameter.requires_grad_(False)
+    return empty
 
 
 def buffers_to_meta(module: nn.Module) -> nn.Module:

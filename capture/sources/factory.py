@@ -1,6 +1,5 @@
 """`package.module:factory`: a function of the user that returns a module, or (module, example)."""
 
-import copy
 import hashlib
 import importlib
 import inspect
@@ -18,11 +17,13 @@ from torch.nn.parameter import is_lazy
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from enginecast.capture.refusals.refusal import missing_requirement
+from enginecast.capture.sources.copies import copy_module
 from enginecast.capture.sources.empty import empty_copy
 from enginecast.capture.sources.finite import require_finite_module
 from enginecast.capture.sources.source import Source
 from enginecast.errors import SourceError
 
+QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 RETURNS = "A factory takes no argument and returns a torch.nn.Module, or (module, example_kwargs)."
 
 
@@ -34,7 +35,10 @@ class FactorySource(Source):
         self.name = name
         self.model_class = type(module)
         self.trained = frozenset(name for name, part in module.named_modules() if part.training)
-        self._module = module.eval().requires_grad_(False)
+        self._module = module.eval()
+        for parameter in module.parameters():
+            if parameter.is_leaf:  # the copy of a scripted module has none
+                parameter.requires_grad_(False)
         self._example = dict(example)
         config = getattr(module, "config", None)
         self.config = config if isinstance(config, PreTrainedConfig) else None
@@ -96,6 +100,13 @@ def as_written(module: nn.Module, name: str) -> nn.Module:
         for path, tensor in (*module.named_parameters(), *module.named_buffers())
         if is_lazy(tensor)
     ]
+    stored = module.state_dict().items()
+    odd = [path for path, held in stored if not isinstance(held, Tensor) or not is_dense(held)]
+    if odd:
+        raise SourceError(
+            f"{name}: {odd[0]} is sparse or quantized, which engines do not hold",
+            hint="Store dense tensors of floats and integers; --precision int8 quantizes.",
+        )
     if waiting:
         raise SourceError(
             f"{name}: the parameter {waiting[0]} has no shape yet: it is one of a lazy module",
@@ -104,12 +115,19 @@ def as_written(module: nn.Module, name: str) -> nn.Module:
     return module
 
 
+def is_dense(value: object) -> bool:
+    """Whether a tensor has an element at each place, in a dtype that is no scheme of its own."""
+    if not isinstance(value, Tensor):
+        return True
+    return value.layout is torch.strided and not value.is_nested and value.dtype not in QUANTIZED
+
+
 def copy_sharing_weights(module: nn.Module) -> nn.Module:
     """A copy whose parameters are its own, over the same storage: `.to` replaces data in place."""
     memo: dict[int, Any] = {}
     for tensor in module.parameters():
         memo[id(tensor)] = nn.Parameter(tensor.detach(), requires_grad=False)
-    return copy.deepcopy(module, memo)
+    return copy_module(module, memo)
 
 
 def take_module(module: nn.Module, example: Mapping[str, Tensor]) -> FactorySource:

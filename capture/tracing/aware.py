@@ -50,7 +50,7 @@ def unlike_eager(source: Source, traced: Traced, wanted: Wanted) -> str:
     are fake still: a sentence, empty where it does not or where that cannot be said.
     """
     empty = source.empty()
-    if not any(_is_users(part) for part in empty.modules()):
+    if traced.had_levels or not any(_is_users(part) for part in empty.modules()):
         return ""
     module, names = source.eager(), tuple(spec.name for spec in traced.inputs)
     for each in (empty, module):

@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.fx import Node
@@ -30,6 +31,7 @@ from enginecast.capture.outputs.flatten import (
     name_result,
 )
 from enginecast.capture.python.locations import SourceLocation
+from enginecast.capture.sources.factory import is_dense
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.aware import as_eager, unlike_eager
 from enginecast.capture.tracing.functionalize import functionalize
@@ -55,7 +57,9 @@ from enginecast.capture.tracing.sweep import Sweep
 from enginecast.capture.tracing.trace import Traced, trace
 from enginecast.capture.tracing.walk import Walker
 from enginecast.errors import CaptureError, SourceError, UsageError
-from enginecast.passes.ir.edit import insert, structural_copy
+from enginecast.passes.ir.blocks import all_nodes
+from enginecast.passes.ir.edit import insert, structural_copy, weight_specs
+from enginecast.passes.ir.source import source_line
 
 aten = torch.ops.aten
 
@@ -151,6 +155,7 @@ def capture(
     broken, checks = tried_guards(program, traced.inputs)
     swept = _swept(source, traced, found.strategy, wanted)
     bind_weights(program, weights)
+    _refuse_what_no_engine_holds(program)
     notes = (*traced.notes, *overwritten, *input_writes(program))
     functionalize(program)
     program.validate()
@@ -168,6 +173,28 @@ def capture(
         unlike_eager=unlike,
         is_widened=found.is_widened,
     )
+
+
+def _refuse_what_no_engine_holds(program: ExportedProgram) -> None:
+    """Refuse tensors that are not dense, and those that torch.export has made in its trace: nobody
+    has their values.
+    """
+    specs = weight_specs(program)
+    for node in all_nodes(program):
+        line = next((line for near in (node, *node.users) if (line := source_line(near))), "")
+        where = f" at {line}" if line else ""
+        if any(not is_dense(each) for each in pytree.tree_leaves(node.meta.get("val"))):
+            raise CaptureError(
+                f"forward makes a sparse or quantized tensor{where}, which engines do not hold",
+                hint="Compute it with dense tensors of floats and integers.",
+            )
+        spec = specs.get(node.name)
+        if spec is not None and isinstance(program.constants.get(spec.target or ""), FakeTensor):
+            raise CaptureError(
+                f"torch.export does not see how the model makes a tensor that it reads{where}, as"
+                " in a backward pass",
+                hint="Compute it with tensor operations alone, without torch.autograd.",
+            )
 
 
 def _as_eager(

@@ -8,6 +8,10 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch._C._functorch import (
+    get_dynamic_layer_stack_depth,
+    pop_dynamic_layer_stack_and_undo_to_depth,
+)
 from torch._functorch import predispatch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
@@ -66,6 +70,8 @@ class Traced:
     """Those of the notes that tell of dimensions that were narrowed or fixed."""
     decided: frozenset[SourceLocation] = frozenset()
     """Where the trace decided by a symbolic number."""
+    had_levels: bool = False
+    """Whether it called vmap or jvp, which were resolved: eager runs other operators."""
 
 
 def trace(
@@ -201,6 +207,7 @@ def _once(
         # Without no_grad the sdpa decomposition fails on symbolic shapes.
         with (
             Bounded(endless.LONGEST_TRACE),
+            levels_undone(),
             strategy.entered(module),
             nullcontext() if strategy.is_strict else data_detached(module),
             keeping_caches(module),
@@ -223,11 +230,13 @@ def _once(
         missing = missing_requirement(error, "the model's forward")
         raise missing or RefusedError(_with_sizes(explain(error), specs)) from error
     inline_autocast(program)
-    program = without_vmap(program)
+    traced, program = program, without_levels(program)
+    has_levels = traced is not program
     program.example_inputs = ((), dict(inputs))
     kept, cut = check_shapes(program, specs)
     narrowed = (*notes, *cut)
-    return Traced(program, kept, specs, (*notes, *renamed, *cut), narrowed, frozenset(decided))
+    said = (*notes, *renamed, *cut)
+    return Traced(program, kept, specs, said, narrowed, frozenset(decided), has_levels)
 
 
 def _fake(
@@ -279,18 +288,21 @@ def noting_decisions() -> Iterator[set[SourceLocation]]:
         yield decided
 
 
-LEVELS = frozenset(
-    {
-        predispatch._add_batch_dim,
-        predispatch._remove_batch_dim,
-        predispatch._vmap_increment_nesting,
-        predispatch._vmap_decrement_nesting,
-    }
-)
+@contextmanager
+def levels_undone() -> Iterator[None]:
+    """Close the levels of torch.func that a trace which fails leaves open: whatever the caller runs
+    afterwards would be differentiated.
+    """
+    depth = get_dynamic_layer_stack_depth()
+    try:
+        yield
+    finally:
+        if get_dynamic_layer_stack_depth() > depth:
+            pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
-def without_vmap(program: ExportedProgram) -> ExportedProgram:
-    """Return `program` itself when it has no vmap, else one without, with no op decomposed.
+def without_levels(program: ExportedProgram) -> ExportedProgram:
+    """Return `program` itself when it has no vmap or jvp, else one without, with no op decomposed.
 
     A non-strict export of a model that calls vmap, as transformers does for some attention masks,
     holds calls that open and close levels of batching. They only work in the order of one whole
@@ -299,7 +311,8 @@ def without_vmap(program: ExportedProgram) -> ExportedProgram:
     The second loses the casts to a dtype that a value has already, which tell `unify-dtype` where
     the source wants fp32.
     """
-    if not any(node.target in LEVELS for node in program.graph.nodes):
+    targets = {getattr(node.target, "__module__", "") for node in program.graph.nodes}
+    if predispatch.__name__ not in targets:
         return program
     with torch.no_grad(), quiet_torch():
         plain: ExportedProgram = program.run_decompositions({})

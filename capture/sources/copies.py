@@ -1,0 +1,53 @@
+"""Copies of modules, with what `copy.deepcopy` refuses or leaves at the original.
+
+Tensors that were computed, as those of `torch.nn.utils.weight_norm`, are copied by value.
+Functions that hold the module in their closure, as hooks do, hold the copy.
+"""
+
+import copy
+from collections.abc import Mapping
+from types import CellType, FunctionType
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Copy a module; `memo` has what to put in the place of some of its tensors, by id."""
+    for part in module.modules():
+        for held in vars(part).values():
+            if isinstance(held, Tensor) and not held.is_leaf:
+                memo.setdefault(id(held), held.detach().clone())
+    copied = copy.deepcopy(module, memo)
+    for part in copied.modules():
+        spaces: tuple[dict[Any, Any], ...] = (
+            vars(part),
+            part._forward_hooks,
+            part._forward_pre_hooks,
+        )
+        for names in spaces:
+            for name, held in list(names.items()):
+                if isinstance(held, FunctionType) and held.__closure__:
+                    names[name] = _rebound(held, memo)
+    return copied
+
+
+def _rebound(function: FunctionType, memo: Mapping[int, Any]) -> FunctionType:
+    """The function, with copies in its closure of what was copied."""
+    cells = tuple(_cell(cell, memo) for cell in function.__closure__ or ())
+    if cells == function.__closure__:
+        return function
+    found = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, cells
+    )
+    found.__kwdefaults__ = function.__kwdefaults__
+    found.__dict__.update(function.__dict__)
+    return found
+
+
+def _cell(cell: CellType, memo: Mapping[int, Any]) -> CellType:
+    try:
+        content = cell.cell_contents
+    except ValueError:  # not bound yet
+        return cell
+    return CellType(memo[id(content)]) if id(content) in memo else cell
