@@ -23,10 +23,17 @@ def test_an_engine_in_less_is_said_aloud(tmp_path: Path) -> None:
     assert any("computes in fp64 (weight is float64)" in line for line in steps.lines)
 
 
-def test_a_model_that_needs_fp64_is_not_converted(tmp_path: Path) -> None:
+class Grows(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.abs() * 100 + 100).exp()
+
+
+@pytest.mark.parametrize(("module", "does"), [(Cancels, "is off by"), (Grows, "leaves its range")])
+def test_a_model_that_needs_fp64_is_not_converted(
+    module: type[nn.Module], does: str, tmp_path: Path
+) -> None:
     x = torch.randn(3, 4, dtype=torch.float64)
-    with pytest.raises(
-        VerificationError, match="the model computes in fp64, and eager fp32 is off by"
-    ):
-        export(Cancels(), tmp_path / "bundle", example={"x": x})
+    said = f"the model computes in fp64, and eager fp32 {does}"
+    with pytest.raises(VerificationError, match=said):
+        export(module(), tmp_path / "bundle", example={"x": x})
     assert not (tmp_path / "bundle").exists()

@@ -41,6 +41,7 @@ from enginecast.verify.floor import (
 )
 from enginecast.verify.kernels import EDGE_WORK, WORK, affordable, noisy_outputs
 from enginecast.verify.metrics import (
+    BEYOND,
     Array,
     Comparison,
     Loss,
@@ -267,7 +268,7 @@ def _by_eager(
                 noisy = [sample[case.name][name] for sample in samples if case.name in sample]
                 lost |= bool(noisy) and all(_is_near(each, case.outputs[name]) for each in noisy)
         if lost:
-            found[name] = pooled.relative
+            found[name] = BEYOND if pooled.nonfinite else pooled.relative
     return found
 
 

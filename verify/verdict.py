@@ -269,10 +269,9 @@ def _where_notes(
 
 def _floor_notes(floor: Floor) -> Iterator[str]:
     for name, error in floor.by_eager.items():
-        off = "gives other infinities or NaN" if error >= BEYOND or not error else ""
+        off = f"is off by {error:.2g}" if error < BEYOND else "is infinite or NaN where fp64 is not"
         yield (
-            f"output {name!r}: eager fp32 {off or f'is off by {error:.2g}'} by fp64, so that the"
-            " engine was compared with eager itself"
+            f"output {name!r}: eager fp32 {off}, so that the engine was compared with eager itself"
         )
     if floor.rounding:
         yield (

@@ -72,6 +72,7 @@ from enginecast.verify.eager import (
     reference_outputs,
     reference_program,
 )
+from enginecast.verify.metrics import BEYOND
 from enginecast.verify.reference import Reference
 
 aten = torch.ops.aten
@@ -362,9 +363,10 @@ def _fp64_failures(prepared: Prepared, reference: Reference) -> Iterator[str]:
         and floor.largest > FP64_LOSS
         and _doubles(prepared.source, prepared.captured)
     ):
+        off = f"is off by {floor.largest:.2g}" if floor.largest < BEYOND else "leaves its range"
         yield (
-            f"the model computes in fp64, and eager fp32 is off by {floor.largest:.2g}: an engine"
-            " would be another model; convert it with .float() where that is meant"
+            f"the model computes in fp64, and eager fp32 {off}: an engine would be another model;"
+            " convert it with .float() where that is meant"
         )
 
 
