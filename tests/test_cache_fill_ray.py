@@ -73,6 +73,7 @@ def require_same(cache: Path, wanted: Path) -> None:
             np.testing.assert_allclose(got[key].outputs[name], values, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_two_workers_store_what_one_process_does(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

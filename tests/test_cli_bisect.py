@@ -51,6 +51,7 @@ def test_a_culprit_is_named_on_stdout_and_the_exit_code_is_1(t5: str, capsys: Ca
     assert f"--drop-guilty would leave 1 of {LINEARS} sites out" in done.err
 
 
+@pytest.mark.slow
 def test_a_wrong_fusion_in_half_precision_is_named(exports: Exports, capsys: Capture) -> None:
     pipeline = "unify-dtype{to=fp16},canonicalize,fuse-wrongly,fuse-skip-norm"
     done = cast(capsys, "bisect", exports.model("t5-4"), "--pipeline", pipeline)
@@ -194,6 +195,7 @@ def test_drop_guilty_publishes_without_the_guilty_sites_and_says_so(
     assert np.isfinite(np.asarray(found["last_hidden_state"])).all()
 
 
+@pytest.mark.slow
 def test_drop_guilty_does_not_publish_what_it_cannot_heal(
     t5: str, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -204,6 +206,7 @@ def test_drop_guilty_does_not_publish_what_it_cannot_heal(
     assert [path.name for path in tmp_path.iterdir()] == ["b.rejected"]
 
 
+@pytest.mark.slow
 def test_a_pass_that_cannot_do_without_the_dropped_sites_is_a_rejection(
     t5: str, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -48,6 +48,7 @@ def test_an_export_is_judged_in_the_arithmetic_of_its_target(exports: Exports) -
     assert exports("t5").report.emulation is None
 
 
+@pytest.mark.slow
 def test_a_naive_conversion_is_rejected_with_the_place(
     loud: Path, tmp_path: Path, capsys: Capture
 ) -> None:

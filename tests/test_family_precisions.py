@@ -27,6 +27,7 @@ NAMES = (
 CHOSEN = [family for family in FAMILIES if family.name in NAMES]
 
 
+@pytest.mark.slow
 def test_mixed_t5_loads_runs_and_keeps_its_fusions(exports: Exports) -> None:
     done = exports("t5", "mixed")
     verdict = done.report.verdict

@@ -83,6 +83,7 @@ def test_a_plugin_exports_verifies_and_runs(
 
 
 @pytest.mark.usefixtures("plugin")
+@pytest.mark.slow
 def test_a_plugin_is_listed_and_low_precision_is_emulated(
     exports: Exports, tmp_path: Path, capsys: Capture
 ) -> None:

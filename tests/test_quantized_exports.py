@@ -91,6 +91,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return done.err
 
 
+@pytest.mark.slow
 def test_a_plan_of_another_model_is_refused(
     bert: Path, vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,6 +210,7 @@ def test_native_fp8_is_emulated_and_runs_as_quantize_and_dequantize(
     assert any(x["choice"] == "w8a8-static" for x in plan_of(tmp_path / "bundle")["layers"])
 
 
+@pytest.mark.slow
 def test_a_pass_alone_is_judged_by_what_it_plans(
     vit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

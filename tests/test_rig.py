@@ -194,6 +194,7 @@ def test_the_naive_conversion_passes_on_the_cpu_provider_and_is_rejected(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_fp16_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = CLAMPED.save(tmp_path / "rig")
     done = cast(capsys, "export", folder, "-o", tmp_path / "out", "--precision", "fp16", "--json")

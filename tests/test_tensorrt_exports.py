@@ -114,6 +114,7 @@ def test_a_plan_that_computes_something_else_is_rejected(
     assert (tmp_path / "out.rejected").is_dir()
 
 
+@pytest.mark.slow
 def test_a_plan_without_weights_is_filled_from_the_bundle(
     exports: Exports, fake: FakeTensorRT, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_plan_without_weights_is_filled_from_the_bundle(
         assert error < 2e-3
 
 
+@pytest.mark.slow
 def test_fp8_products_and_an_engine_beside_them(
     exports: Exports, fake: FakeTensorRT, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

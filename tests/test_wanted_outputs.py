@@ -101,6 +101,7 @@ def test_outputs_of_a_folder(tmp_path: Path, capsys: Capture) -> None:
     assert "gives output_0, but the bundle's engine gives last_hidden_state" in reported
 
 
+@pytest.mark.slow
 def test_hidden_states_of_a_folder(tmp_path: Path, capsys: Capture) -> None:
     names = export(capsys, tmp_path / "all", "t5", "--hidden-state", -2, "--hidden-state", "0")
     assert names == ("last_hidden_state", "hidden_states.-2", "hidden_states.0")

@@ -26,7 +26,7 @@ from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.tracing.shapes import OtherSizes, output_shapes
 from enginecast.capture.tracing.walk import Walk, Walker
 
-WALKED = 5000
+WALKED = 2500
 """Operators that a sweep runs, about; each takes a third of a millisecond."""
 FEWEST, MOST = 5, 32
 """Sizes that are tried."""
