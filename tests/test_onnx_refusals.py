@@ -65,6 +65,12 @@ def test_op_that_is_decomposed_first_is_named_as_the_user_called_it(tmp_path: Pa
     assert "ONNX has no form for aten.special_bessel_j0.default" in refusal(program, tmp_path)
 
 
+def test_attention_with_dropout_draws_numbers(tmp_path: Path) -> None:
+    attention = nn.functional.scaled_dot_product_attention
+    program = captured(Function(lambda q: attention(q, q, q, dropout_p=0.5)), torch.randn(2, 5, 8))
+    assert "draws no random numbers for aten.scaled_dot" in refusal(program, tmp_path)
+
+
 @pytest.mark.parametrize("draw", [torch.rand_like, torch.randn_like, torch.bernoulli])
 def test_noise_is_refused_with_its_place(tmp_path: Path, draw: Callable[[Tensor], Tensor]) -> None:
     program = captured(Net(Function(lambda x: x + draw(x.sigmoid()) * 0)), torch.randn(3, 16))

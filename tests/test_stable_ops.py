@@ -51,6 +51,7 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "scatter-largest": lambda x, y: (x / (y > 0)).scatter_reduce(
         1, PLACES, (y / (x > 0)).nan_to_num(0, 9), "amax", include_self=False
     ),
+    "hardtanh-integers": lambda x, y: functional.hardtanh(x.long() * 3, -2.5, 2.5).float(),
     "amax": lambda x, y: (x / (y > 0)).amax(0),
     "max-place": lambda x, y: (x / (y > 0)).max(0).indices.float(),
     "signbit": lambda x, y: torch.signbit(x).float(),

@@ -24,6 +24,8 @@ _LOGGERS = ("torch.onnx", "torch.onnx._internal.exporter", "onnx_ir", "onnxscrip
 _NODE = re.compile(r"Error when translating node %(?P<name>\w+)")
 _OP = re.compile(r"No ONNX function found for <OpOverload\(op='\w+\.(?P<name>\w+)'")
 _NO_FUNCTION = "No ONNX function found for"
+_ATTENTION = "aten::scaled_dot_product_attention"
+"""Draws where its fifth argument, dropout, is not 0."""
 _DRAWS = re.compile(
     r"aten::(rand|randn|randint|randperm|bernoulli|multinomial|normal|uniform|exponential|random)"
     r"(_like|_)?"
@@ -67,7 +69,8 @@ def _refuse_noise(program: ExportedProgram) -> None:
         read.update(node.all_input_nodes)
         if not isinstance(node.target, torch._ops.OpOverload):
             continue
-        if _DRAWS.fullmatch(node.target.overloadpacket._qualified_op_name):
+        name = node.target.overloadpacket._qualified_op_name
+        if _DRAWS.fullmatch(name) or (name == _ATTENTION and len(node.args) > 4 and node.args[4]):
             raise LoweringError(
                 f"ONNX Runtime draws no random numbers for {call_place(node)}",
                 hint="Make the noise an input, or switch it off.",

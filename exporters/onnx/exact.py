@@ -78,6 +78,13 @@ def _addmm(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     return op.Add(product, bias if beta == 1 else op.Mul(bias, value(beta, c)))
 
 
+@STABLE.rule(aten.hardtanh.default)
+def _hardtanh(x: Any, low: float = -1.0, high: float = 1.0) -> Any:
+    """The bounds of integers are cut to integers."""
+    number = float if x.dtype in REALS else int
+    return op.Clip(x, like(x, number(low)), like(x, number(high)))
+
+
 @STABLE.rule(aten.ceil.default)
 def _ceil(x: Any) -> Any:
     return op.Ceil(x) if x.dtype in REALS else op.Identity(x)

@@ -164,7 +164,11 @@ def _complex_unsqueeze(program: ProgramView, node: Node) -> Node:
 
 
 def _broadcasts(node: Node) -> bool:
-    """Whether a call of attention has other dims than batch, heads, tokens and size in common."""
+    """Whether a call of attention has other dims than batch, heads, tokens and size in common; one
+    with dropout is refused later.
+    """
+    if node.args[4:5] not in ((), (0.0,)):
+        return False
     query, key, value = (shape_of(found) for found in arguments(node)[:3])
     if {len(query), len(key), len(value)} != {4}:
         return True
