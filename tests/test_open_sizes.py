@@ -58,6 +58,8 @@ def test_parts_of_an_asked_range(name: str) -> None:
         inputs = torch.randn(size, 4)
         [result] = program(x=inputs).values()
         assert torch.equal(result, PARTS[name](inputs)), size
+    assert not found.unlike_eager
+    assert not found.other_sizes
 
 
 def test_a_default_range_needs_no_narrowing_for_a_part() -> None:

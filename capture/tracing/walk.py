@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from types import FrameType
+from types import FrameType, NoneType
 from typing import Any
 
 import torch
@@ -40,6 +40,8 @@ RESHAPES = frozenset(
 """Give the values of their input in their order, in another shape."""
 SELECTS = frozenset({"slice", "expand", "narrow"})
 """Give their input where the shape stays the same."""
+PIECES = frozenset({"split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk"})
+"""Cut their input into pieces; a trace may cut it by slices."""
 KINDS = (torch.device, torch.layout, torch.memory_format)
 """Arguments that are the same for all that is compared."""
 DIGITS = 12
@@ -113,8 +115,10 @@ class Numbering(TorchDispatchMode):
             return result
         number = self._number(name, args, kwargs or {}, result)
         outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        numbers = self._pieces(args, kwargs or {}, outputs) if name in PIECES else []
         for index, output in enumerate(outputs):
-            self._note(output, hash((number, index)) if index else number)
+            own = hash((number, index)) if index else number
+            self._note(output, numbers[index] if numbers else own)
         if isinstance(func, OpOverload) and func._schema.is_mutable:
             self._write(func, args, kwargs or {}, number)
         self.steps.append(Step(name, number, _place()))
@@ -145,10 +149,20 @@ class Numbering(TorchDispatchMode):
             if name in RESHAPES:
                 return self._reshaped(self.of(first), tuple(first.shape), tuple(result.shape))
         if name == "slice":
-            args = [0 if value is None else value for value in args]
+            args, kwargs = [first, *_bounds(first, *args[1:], **kwargs)], {}
         parts = pytree.tree_leaves((args, dict(sorted(kwargs.items()))))
         dtypes = [str(x.dtype) for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
         return hash((name, *map(self._part, parts), *dtypes))
+
+    def _pieces(self, args: Any, kwargs: Mapping[str, Any], pieces: Sequence[Tensor]) -> list[int]:
+        """Numbers of pieces that lie one behind the other: those of slices."""
+        whole, start, numbers = args[0], 0, []
+        dim = kwargs.get("dim", args[2] if len(args) > 2 else 0) % whole.ndim
+        for piece in pieces:
+            end = start + piece.shape[dim]
+            numbers.append(self._number("slice", [whole, dim, start, end], {}, piece))
+            start = end
+        return numbers
 
     def _reshaped(self, number: int, now: tuple[int, ...], shape: tuple[int, ...]) -> int:
         base, before = self._views.get(number, (number, now))
@@ -175,6 +189,13 @@ class Numbering(TorchDispatchMode):
                 if isinstance(tensor, Tensor):
                     self._note(tensor, number)
                     self._written[_memory(tensor)] = number
+
+
+def _bounds(tensor: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
+    """What a slice takes, however it is written: an end that is left out is a very large one."""
+    if not all(isinstance(value, (int, NoneType)) for value in (start, end, step)):
+        return dim, start, end, step
+    return dim % tensor.ndim, *slice(start, end, step).indices(tensor.shape[dim])
 
 
 def _memory(tensor: Tensor) -> int:
