@@ -128,3 +128,16 @@ def test_a_run_that_fails_under_the_recorder_does_not_spoil_the_next() -> None:
     x = torch.ones(3)
     record(Conditional(), [{"x": x}])
     torch.testing.assert_close(Conditional()(x), x.sin())
+
+
+class Compares(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        zeros = torch.zeros(3)
+        return x * 2 if torch.allclose(zeros, x) or torch.equal(zeros, x) else x
+
+
+def test_comparisons_of_whole_tensors_are_reads_of_either() -> None:
+    [reads] = record(Compares(), [{"x": torch.ones(3)}])
+    assert [(read.kind, read.value, read.decides) for read in reads] == [
+        ("compare", False, "inputs")
+    ] * 2

@@ -23,8 +23,17 @@ from enginecast.capture.tracing.walk import Walker
 SEED = 0
 QUESTIONS = ("is_exporting", "is_compiling", "is_dynamo_compiling")
 """Functions of `torch.compiler` that answer otherwise in a trace."""
-OWN = ("_transformer_encoder", "_native_multi_head", "rand", "normal", "uniform", "bernoulli")
-"""Begin the names of operators that torch itself takes in eager alone, or draws with."""
+OWN = (
+    "_transformer_encoder",
+    "_native_multi_head",
+    "mkldnn_rnn",
+    "rand",
+    "normal",
+    "uniform",
+    "bernoulli",
+)
+"""Begin the names of operators that torch itself takes in eager alone or calls otherwise there, or
+draws with."""
 
 
 @contextmanager
@@ -57,7 +66,8 @@ def unlike_eager(source: Source, traced: Traced, wanted: Wanted) -> str:
         name_outputs(each, names, wanted)
     inputs = sample(traced.inputs, example_sizes(traced.inputs), SEED)
     try:
-        with quiet_torch():
+        # In inference mode eager runs some operators whole that a trace takes apart.
+        with quiet_torch(), replaced(torch, "inference_mode", torch.no_grad):
             walker = Walker(empty, traced.program, traced.inputs)
             eager = walker.real(module, inputs)
             captured = walker.captured(example_sizes(traced.inputs), copies_count=eager.writes)

@@ -99,14 +99,24 @@ class _Answers(TorchFunctionMode):
             left = self._left.get(place_of_reader())
             if left and left[0].kind == kind:
                 read = left.popleft()
-                self.checks.append((read, _holds(args[0], read)))
+                self.checks.append((read, _holds(_compared(func, args, kwargs or {}), read)))
                 return read.value
         return func(*args, **(kwargs or {}))
 
 
+def _compared(func: Any, args: Any, kwargs: Any) -> Tensor:
+    """What is read, without reading it."""
+    tensor: Tensor = args[0]
+    if func.__name__ == "equal":
+        return tensor.eq(args[1]).all()
+    if func.__name__ == "allclose":
+        return torch.isclose(*args, **kwargs).all()
+    return tensor
+
+
 def _holds(tensor: Tensor, read: Read) -> Tensor:
     """Whether `tensor` has the value that was answered: bool, without dimensions."""
-    if read.kind == "bool":
+    if read.kind in ("bool", "compare"):
         is_true = tensor.reshape(()) != 0
         return is_true.clone() if read.value else is_true.logical_not()
     wanted = torch.as_tensor(read.value)

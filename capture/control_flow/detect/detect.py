@@ -33,6 +33,7 @@ OF_READS: dict[str, tuple[Kind, bool]] = {
     "index": ("index", False),
     "tolist": ("tolist", True),
     "numpy": ("numpy", True),
+    "compare": ("boolean", True),
 }
 """Kind of finding of a read, and whether a capture needs something done about it."""
 DONE = {

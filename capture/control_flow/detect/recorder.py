@@ -31,7 +31,7 @@ from enginecast.errors import CaptureError
 
 logger = logging.getLogger(__name__)
 
-ReadKind = Literal["bool", "item", "int", "float", "index", "tolist", "numpy"]
+ReadKind = Literal["bool", "item", "int", "float", "index", "tolist", "numpy", "compare"]
 Decides = Literal["inputs", "weights", "shapes"]
 
 READERS: Mapping[str, ReadKind] = {
@@ -43,6 +43,9 @@ READERS: Mapping[str, ReadKind] = {
     "tolist": "tolist",
     "numpy": "numpy",
     "__array__": "numpy",
+    "allclose": "compare",
+    "equal": "compare",
+    "is_nonzero": "compare",
 }
 MOST_READS = 10_000
 """Reads at one line after which a loop is taken to have no end."""
@@ -106,13 +109,14 @@ class Recorder:
                 # our modes; Dynamo would remember that in later runs.
                 torch._dynamo.reset()
 
-    def note(self, kind: ReadKind, tensor: Tensor, value: Any) -> None:
+    def note(self, kind: ReadKind, tensors: Sequence[Tensor], value: Any) -> None:
         """Add a read by the innermost frame of the user's code."""
         frame = _user_frame()
         if frame is None:
             return
         place = SourceLocation.of_frame(frame)
-        history = self._histories.of(tensor)
+        histories = [self._histories.of(tensor) for tensor in tensors]
+        history = INPUTS if INPUTS in histories else histories[0]
         self.reads.append(
             Read(
                 file=place.file,
@@ -207,7 +211,7 @@ class _Readers(TorchFunctionMode):
         value = func(*args, **(kwargs or {}))
         kind = READERS.get(getattr(func, "__name__", ""))
         if kind is not None and args and isinstance(args[0], Tensor):
-            self._recorder.note(kind, args[0], value)
+            self._recorder.note(kind, [arg for arg in args if isinstance(arg, Tensor)], value)
         return value
 
 
