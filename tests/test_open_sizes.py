@@ -62,6 +62,19 @@ def test_parts_of_an_asked_range(name: str) -> None:
     assert not found.other_sizes
 
 
+def test_a_linspace_of_as_many_steps_as_a_size() -> None:
+    def evenly(x: Tensor) -> Tensor:
+        return x + torch.linspace(-1, 7, x.shape[0])[:, None]
+
+    found = captured(Called(evenly), "x:0=1..64", x=torch.randn(20, 4))
+    assert not found.unlike_eager
+    program = found.program.module(check_guards=False)
+    for size in (1, 2, 3, 9, 64):
+        inputs = torch.zeros(size, 4)
+        [result] = program(x=inputs).values()
+        torch.testing.assert_close(result, evenly(inputs), rtol=2e-7, atol=2e-7)
+
+
 def test_a_default_range_needs_no_narrowing_for_a_part() -> None:
     found = captured(Called(PARTS["tail"]), x=torch.randn(20, 4))
     assert not found.notes

@@ -27,6 +27,7 @@ OWN = (
     "_transformer_encoder",
     "_native_multi_head",
     "mkldnn_rnn",
+    "linspace",
     "rand",
     "normal",
     "uniform",

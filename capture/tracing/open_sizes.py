@@ -30,7 +30,9 @@ def open_sizes(_: nn.Module) -> Iterator[None]:
 
 
 class _Pieces(TorchFunctionMode):
-    """Cuts tensors into pieces by slices: `chunk` and `split` fix how many there are."""
+    """Cuts tensors into pieces by slices, for `chunk` and `split` fix how many there are, as
+    `linspace` does.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +59,32 @@ class _Pieces(TorchFunctionMode):
             pieces = _cut(name, whole, *args, **kwargs)
             if pieces is not None:
                 return pieces
+        if func is torch.linspace:
+            evenly = _evenly(*args, **kwargs)
+            return func(*args, **kwargs) if evenly is None else evenly
         return func(*args, **kwargs)
+
+
+def _evenly(
+    start: Any,
+    end: Any,
+    steps: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    **others: Any,
+) -> Tensor | None:
+    """What `linspace` computes, from both ends, where a size says how many: its op takes none."""
+    dtype = dtype or torch.get_default_dtype()
+    is_plain = "out" not in others and all(type(at) in (int, float) for at in (start, end))
+    if not isinstance(steps, torch.SymInt) or not is_plain or not dtype.is_floating_point:
+        return None
+    count: Any = steps  # torch's types have no symbolic numbers
+    index = torch.arange(count, dtype=dtype, device=device)
+    step = (end - start) / torch.sym_max(steps - 1, 1)
+    return torch.where(
+        index < (steps + 1) // 2, index * step + start, end - (count - 1 - index) * step
+    )
 
 
 def _cut(
