@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import enginecast
+from enginecast.capture.python.kept_caches import keeping_caches
 from enginecast.capture.tracing.history import CalledInTurn
 from enginecast.errors import CaptureError
 
@@ -239,3 +240,13 @@ def test_caches_of_the_caller_hold_no_tensors_of_a_trace(tmp_path: Path) -> None
     with enginecast.load(bundle.root) as engine:
         [found] = engine.run({"x": X.numpy()}).values()
     np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-6)
+
+
+def test_caches_behind_a_function_that_a_module_holds_are_cleared() -> None:
+    """The class of the module is elsewhere."""
+    module = nn.Linear(4, 4)
+    vars(module)["scale"] = lambda: table(4)
+    with keeping_caches(module):
+        table(4)
+        assert table.cache_info().currsize
+    assert not table.cache_info().currsize

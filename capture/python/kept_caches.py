@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import _lru_cache_wrapper, partial
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
-from enginecast.capture.python.locations import is_model_code
+from enginecast.capture.python.locations import is_model_code, is_user_code
 
 _Container = dict[Any, Any] | list[Any] | set[Any]
 
@@ -55,6 +55,13 @@ def _spaces(module: nn.Module) -> Iterator[tuple[Mapping[str, Any], Callable[[st
     """The names in modules of the model's code, and in classes there, and what binds them."""
     classes = {type(part) for part in module.modules()}
     files = {kind.__module__ for kind in classes}
+    spaces = [vars(owner) for owner in (*classes, *module.modules())]
+    files |= {
+        held.__module__
+        for space in spaces
+        for held in space.values()
+        if isinstance(held, FunctionType) and is_user_code(held.__code__.co_filename)
+    }
     files |= {name for file in list(files) for name in _referred(file)}
     for name in files:
         found = sys.modules.get(name)
