@@ -10,6 +10,7 @@ import torch
 from programs import (
     LOW,
     TOKENS,
+    Function,
     captured,
     count,
     ir_diff,
@@ -271,3 +272,9 @@ def test_golden_fuse_rms_norm() -> None:
     before, _ = rewritten(program_of(T5LayerNorm(WIDTH), torch.float16), "canonicalize")
     after, _ = rewritten(before, "fuse-rms-norm")
     golden.check("fuse_rms_norm.diff", ir_diff(before, after))
+
+
+def test_a_single_number_has_no_norm() -> None:
+    norm = Function(lambda x: (s := x.sum()) * torch.rsqrt(s.pow(2).mean(-1, keepdim=True) + 1e-6))
+    after, sites = rewritten(captured(norm, torch.randn(3)), "fuse-rms-norm")
+    assert (count(after, "rms_norm"), sites) == (0, [])

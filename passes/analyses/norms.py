@@ -2,7 +2,7 @@
 
 from torch.fx import Node
 
-from enginecast.passes.ir.edit import aten
+from enginecast.passes.ir.edit import aten, first_input, shape_of
 from enginecast.passes.ir.match import is_call, real_users, reduces_last_dim
 from enginecast.passes.ir.pattern import Number, Pattern, Value, casts, either, op, pattern
 
@@ -48,8 +48,10 @@ def normalized(x: Value, epsilon: Number) -> Pattern:
 
 
 def is_statistic(node: Node) -> bool:
-    """A mean of squares that a root follows: every such place is a site."""
+    """A mean of squares that a root follows: every such place is a site, but for single numbers."""
     if not is_call(node, aten.mean.dim) or _SQUARE.find(node.args[0]) is None:
+        return False
+    if not shape_of(first_input(node)):
         return False
     behind = [user for plus in real_users(node) for user in real_users(plus)]
     return any(is_call(user, aten.rsqrt.default, aten.sqrt.default) for user in behind)
