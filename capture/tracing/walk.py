@@ -110,7 +110,7 @@ class Numbering(TorchDispatchMode):
         name = func.overloadpacket.__name__ if isinstance(func, OpOverload) else str(func)
         name = LIKE.get(name, name)
         if name == "lift_fresh":  # a number that the code has written out
-            self._note(args[0], hash(("constant", tuple(args[0].shape), str(args[0].dtype))))
+            self._note(args[0], _constant(args[0]))
         if not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(result)):
             return result
         number = self._number(name, args, kwargs or {}, result)
@@ -129,7 +129,7 @@ class Numbering(TorchDispatchMode):
         number = self._numbers.get(id(tensor))
         if number is None:
             self.has_strangers = True
-            number = hash(("constant", tuple(tensor.shape), str(tensor.dtype)))
+            number = _constant(tensor)
             self._note(tensor, number)
         written = self._written.get(_memory(tensor)) if self._written else None
         return number if written is None else hash((number, written))
@@ -148,6 +148,10 @@ class Numbering(TorchDispatchMode):
                 return self.of(first)
             if name in RESHAPES:
                 return self._reshaped(self.of(first), tuple(first.shape), tuple(result.shape))
+        if name == "scalar_tensor":  # torch.tensor of a size, which eager writes out
+            return _constant(result)
+        if name == "stack" and all(self.of(t) == _constant(t) for t in first):
+            return _constant(result)
         if name == "slice":
             args, kwargs = [first, *_bounds(first, *args[1:], **kwargs)], {}
         parts = pytree.tree_leaves((args, dict(sorted(kwargs.items()))))
@@ -189,6 +193,10 @@ class Numbering(TorchDispatchMode):
                 if isinstance(tensor, Tensor):
                     self._note(tensor, number)
                     self._written[_memory(tensor)] = number
+
+
+def _constant(tensor: Tensor) -> int:
+    return hash(("constant", tuple(tensor.shape), str(tensor.dtype)))
 
 
 def _bounds(tensor: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
