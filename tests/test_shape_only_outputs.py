@@ -1,4 +1,4 @@
-"""An output of zeros is verified only where no value could have made it anything else."""
+"""Outputs that depend on nothing but sizes, and outputs of zeros."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +41,7 @@ class Nothing(nn.Module):
         return x * 0
 
 
-@pytest.mark.parametrize(("make", "outcome"), [(Zeros, "verified"), (Nothing, "rejected")])
-def test_the_verdict(make: type[nn.Module], outcome: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [Zeros, Nothing])
+def test_zeros_are_verified(make: type[nn.Module], tmp_path: Path) -> None:
     done = export(ExportRequest(make(), tmp_path / "bundle", example={"x": X}, threads=1))
-    assert done.report.verdict.outcome == outcome, done.report.verdict.reasons
+    assert done.report.verdict.outcome == "verified", done.report.verdict.reasons
