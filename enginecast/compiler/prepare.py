@@ -62,6 +62,7 @@ from enginecast.passes.ir.edit import (
     free_name,
     structural_copy,
 )
+from enginecast.passes.ir.effects import draws
 from enginecast.passes.ir.quantization_plan import QuantizationPlan
 from enginecast.passes.ir.source import source_line
 from enginecast.passes.quantize.plan.file import check_model, read_plan
@@ -229,6 +230,7 @@ def _settled(
     """Capture, and decide which sizes and values the program takes."""
     with steps("capture"):
         captured = lifted(_capture(source, specs, given, wanted, options))
+    _refuse_draws(captured.program)
     if not captured.guards:
         captured = settle(source, captured, wanted)
     with steps("values"):
@@ -242,6 +244,19 @@ def _settled(
     for note in captured.notes:
         steps.say(note)
     return captured
+
+
+def _refuse_draws(program: ExportedProgram) -> None:
+    """Two calls of a model may give equal values and draw nevertheless: multinomial, where one
+    probability is nearly 1.
+    """
+    drawn = next((node for node in all_nodes(program) if draws(node)), None)
+    if drawn is not None:
+        raise CaptureError(
+            f"the model draws random numbers, by {drawn.target} at "
+            f"{source_line(drawn) or drawn.name}",
+            hint="Make the noise an input, or switch it off.",
+        )
 
 
 def _doubles(source: Source, captured: Captured) -> list[str]:

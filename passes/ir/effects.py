@@ -35,6 +35,29 @@ def is_random(node: Node) -> bool:
     return has(node, Trait.RANDOM)
 
 
+def draws(node: Node) -> bool:
+    """Whether a call draws random numbers that an output of its graph depends on."""
+    if not is_random(node) or not _is_read(node):
+        return False
+    schema = node.target._schema  # type: ignore[union-attr]  # only an OpOverload is random
+    names = [argument.name for argument in schema.arguments]
+    given = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    given |= {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    in_training = given.get("train", given.get("training", True))
+    return in_training is not False and 0.0 not in (given.get("p"), given.get("dropout_p"))
+
+
+def _is_read(node: Node) -> bool:
+    waiting, seen = [node], {node}
+    while waiting:
+        users = [user for user in waiting.pop().users if user not in seen]
+        if any(user.op == "output" for user in users):
+            return True
+        waiting += users
+        seen.update(users)
+    return False
+
+
 def _without_dropout(node: Node) -> bool:
     """Whether an op that torch tags as random draws nothing here."""
     if node.target is aten.scaled_dot_product_attention.default:
