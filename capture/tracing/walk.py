@@ -150,7 +150,7 @@ class Numbering(TorchDispatchMode):
                 return self._reshaped(self.of(first), tuple(first.shape), tuple(result.shape))
         if name == "scalar_tensor":  # torch.tensor of a size, which eager writes out
             return _constant(result)
-        if name == "stack" and all(self.of(t) == _constant(t) for t in first):
+        if name == "stack" and all(self.of(part) == _constant(part) for part in args[0]):
             return _constant(result)
         if name == "slice":
             args, kwargs = [first, *_bounds(first, *args[1:], **kwargs)], {}
