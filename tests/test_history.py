@@ -78,6 +78,11 @@ def by_a_list(model: Model, x: Tensor) -> Tensor:
     return x if len(seen) < 40 else x + 1
 
 
+def by_a_default(model: Model, x: Tensor, kept: list[int] = []) -> Tensor:  # noqa: B006
+    kept.append(0)
+    return x if len(kept) < 40 else x + 1
+
+
 def by_its_class(model: Model, x: Tensor) -> Tensor:
     Model.shared += 1
     return x if Model.shared < 50 else x + 1
@@ -115,6 +120,7 @@ def look(forward: Forward, others: list[Tensor] | None = None) -> tuple[str, ...
         (of_the_longest, "count"),
         (by_a_global, "calls"),
         (by_a_list, "seen"),
+        (by_a_default, "by_a_default.kept"),
         (by_its_class, "Model.shared"),
         (closure(), "count"),
     ],

@@ -123,6 +123,8 @@ class Watch:
             self._add(_of_namespace(space, names, self._line))
         if code.co_freevars and set(code.co_freevars) != {"__class__"}:
             self._add(_of_closure(code, self._line))
+        if function := _function(frame):
+            self._add(_of_defaults(function))
 
     def _line(self, key: str, owners: Sequence[type] = ()) -> str:
         """The line that binds a name, else the first that reads it.
@@ -196,6 +198,26 @@ def _of_closure(code: CodeType, place: Callable[[str], str]) -> _Holder:
         return found
 
     return _Holder("", held, lambda key, value: setattr(cells[key], "cell_contents", value), place)
+
+
+def _function(frame: FrameType) -> FunctionType | None:
+    """The function that a frame runs, as far as its name leads there."""
+    code = frame.f_code
+    first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    for found in (frame.f_globals.get(code.co_name), getattr(type(first), code.co_name, None)):
+        if isinstance(found, FunctionType) and found.__code__ is code:
+            return found
+    return None
+
+
+def _of_defaults(function: FunctionType) -> _Holder:
+    """Default values that calls may change: a list, say, which is made once for all calls."""
+    code, defaults = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    given = {**dict(zip(names, defaults, strict=True)), **(function.__kwdefaults__ or {})}
+    held = {n: v for n, v in given.items() if _is_held(n, v) and not isinstance(v, _PLAIN)}
+    line = f"{code.co_filename}:{code.co_firstlineno}"
+    return _Holder(function.__name__, lambda: held, held.__setitem__, lambda key: line)
 
 
 @dataclass(frozen=True, eq=False)
