@@ -230,7 +230,6 @@ def _settled(
     """Capture, and decide which sizes and values the program takes."""
     with steps("capture"):
         captured = lifted(_capture(source, specs, given, wanted, options))
-    _refuse_draws(captured.program)
     if not captured.guards:
         captured = settle(source, captured, wanted)
     with steps("values"):
@@ -306,7 +305,7 @@ def reference_of(
         notes: gets sentences on state that the model keeps between calls.
 
     Raises:
-        CaptureError: a second call with equal inputs gives another result.
+        CaptureError: a second call with equal inputs gives another result, or may.
     """
     run = in_turn(prepared)
     exact = partial(reference_outputs, prepared.exact, names=prepared.output_names)
@@ -320,6 +319,7 @@ def reference_of(
         mask_input=prepared.mask_input,
         exact=exact,
     )
+    _refuse_draws(prepared.captured.program)  # where no two calls differed, which name the line
     if notes is not None:
         notes += run.notes
     if not edges or dtype != "fp32":
