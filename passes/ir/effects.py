@@ -6,7 +6,7 @@ import torch
 from torch.fx import Node
 
 from enginecast.passes.ir.blocks import blocks, is_structured
-from enginecast.passes.ir.traits import Trait, has, is_identity
+from enginecast.passes.ir.traits import Trait, has
 
 aten = torch.ops.aten
 own = torch.ops.enginecast
@@ -26,7 +26,7 @@ def is_pure(node: Node) -> bool:
         inner = (found for block in blocks(node) for found in block.module.graph.nodes)
         return all(is_pure(found) for found in inner if found.op == "call_function")
     # fx calls every op that can draw random numbers impure, whether or not this call draws any.
-    draws_nothing = _without_dropout(node) or has(node, Trait.UNFOLDABLE)
+    draws_nothing = _draws_nothing(node) or has(node, Trait.UNFOLDABLE)
     return draws_nothing or node.target is operator.getitem or not node.is_impure()
 
 
@@ -37,14 +37,7 @@ def is_random(node: Node) -> bool:
 
 def draws(node: Node) -> bool:
     """Whether a call draws random numbers that an output of its graph depends on."""
-    if not is_random(node) or not _is_read(node):
-        return False
-    schema = node.target._schema  # type: ignore[union-attr]  # only an OpOverload is random
-    names = [argument.name for argument in schema.arguments]
-    given = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    given |= {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    in_training = given.get("train", given.get("training", True))
-    return in_training is not False and 0.0 not in (given.get("p"), given.get("dropout_p"))
+    return is_random(node) and not _draws_nothing(node) and _is_read(node)
 
 
 def _is_read(node: Node) -> bool:
@@ -58,12 +51,18 @@ def _is_read(node: Node) -> bool:
     return False
 
 
-def _without_dropout(node: Node) -> bool:
-    """Whether an op that torch tags as random draws nothing here."""
-    if node.target is aten.scaled_dot_product_attention.default:
-        rate = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
-        return bool(rate == 0.0)
-    return is_identity(node)
+def _draws_nothing(node: Node) -> bool:
+    """Whether this call of an op that torch tags as random draws nothing: dropout in eval mode, or
+    with a rate of 0.
+    """
+    if not is_random(node):
+        return False
+    schema = node.target._schema  # type: ignore[union-attr]  # only an OpOverload is random
+    names = [argument.name for argument in schema.arguments]
+    given = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    given |= {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    in_training = given.get("train", given.get("training", True))
+    return in_training is False or 0.0 in (given.get("p"), given.get("dropout_p"))
 
 
 def may_alias(node: Node) -> bool:
