@@ -116,7 +116,7 @@ def as_written(module: nn.Module, name: str) -> nn.Module:
 
 
 def is_dense(value: object) -> bool:
-    """Whether a tensor has an element at each place, in a dtype that is no scheme of its own."""
+    """Whether a value is no tensor, or one that is not sparse, nested or quantized."""
     if not isinstance(value, Tensor):
         return True
     return value.layout is torch.strided and not value.is_nested and value.dtype not in QUANTIZED

@@ -139,12 +139,12 @@ def with_telling_values(
         if not zero:
             break
         try:
-            told = zero & _telling(program, inputs, names)
+            shown = zero & _telling(program, inputs, names)
         except FAILS:
             continue  # at values that nobody promised it takes
-        if told:
-            added.append(Case(f"{', '.join(sorted(told))} other than zero", dict(inputs)))
-            zero -= told
+        if shown:
+            added.append(Case(f"{', '.join(sorted(shown))} other than zero", dict(inputs)))
+            zero -= shown
     return (*cases, *added)
 
 

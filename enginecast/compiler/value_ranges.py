@@ -36,7 +36,7 @@ FURTHEST = 1 << 22
 """How far a bound is searched: no table has more rows."""
 MOST_SIZE = 256
 """How far where the number may be a size, so that memory goes with it."""
-MOST_ROUNDS = 64
+MOST_REPEATS = 64
 """How far where the number may be how often a loop runs, so that time goes with it."""
 WHOLE = 100_000_000
 """Parameters of a model up to which all of it is run to see whether ranges go together."""
@@ -302,7 +302,7 @@ class ProgramProbe(Run):
 def _reach(node: Node) -> int:
     """How far a bound is searched where a node depends on the values."""
     if node.target is WHILE_LOOP:
-        return MOST_ROUNDS
+        return MOST_REPEATS
     found = node.meta.get("val")
     is_size = free_unbacked_symbols(found.shape if isinstance(found, Tensor) else found)
     return MOST_SIZE if is_size else FURTHEST
