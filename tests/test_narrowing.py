@@ -3,12 +3,14 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import enginecast
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
 from enginecast.capture.inputs.narrowing import fix, narrow
@@ -18,7 +20,7 @@ from enginecast.capture.tracing.export import Captured, capture
 from enginecast.compiler.prepare import prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError, UsageError
+from enginecast.errors import CaptureError, UsageError, VerificationError
 
 ROWS = DimSpec("rows", 5, 1, 40)
 SPECS = (InputSpec("x", "tensor", torch.float32, (DimSpec("batch", 3, 1, 9), ROWS)),)
@@ -202,3 +204,32 @@ def test_the_example_of_a_factory_is_verified_on_and_gives_a_fixed_size() -> Non
     prepared = prepare(FactorySource("loop", RowLoop(), example), other, steps)
     assert "example inputs" not in [case.name for case in prepared.cases]
     assert any("the example inputs have 3 in dimension 0 of x" in line for line in steps.lines)
+
+
+class TwoRows(nn.Module):
+    """Takes two rows alone, which the operator does not check on tensors without values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.zeros(2, 3, 8).index_add(1, torch.tensor([0, 2, 0, 1, 0]), x)
+
+
+class TellsSizes(nn.Module):
+    """A size that varies is no int."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 3 if isinstance(x.shape[0], int) else x * 2
+
+
+@pytest.mark.parametrize("module", [TwoRows(), TellsSizes()])
+def test_what_fails_in_other_sizes_has_those_of_the_example(
+    module: nn.Module, tmp_path: Path
+) -> None:
+    x = torch.randn(2, 5, 8)
+    bundle = enginecast.compile(module, tmp_path / "b", example={"x": x})
+    assert bundle.manifest.inputs[0].shape == (2, 5, 8)
+    assert "fixed at those of the example (x:0=2): where they vary, " in bundle.manifest.notes[0]
+    with enginecast.load(bundle.root) as engine:
+        found = engine.run({"x": x.numpy()})["output_0"]
+    np.testing.assert_allclose(found, module(x), rtol=1e-6)
+    with pytest.raises(VerificationError):
+        enginecast.compile(module, tmp_path / "c", example={"x": x}, dynamic=["x:0=1..8"])

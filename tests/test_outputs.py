@@ -141,12 +141,33 @@ def test_forms_in_fp16(tmp_path: Path) -> None:
     assert enginecast.verify(bundle.root).verdict.outcome == "verified-by-emulation"
 
 
+class Numbers(nn.Module):
+    """Returns numbers of Python: constants, sizes, what sizes decide, and a value."""
+
+    def forward(self, x: Tensor) -> dict[str, object]:
+        rows, length = x.shape
+        constants = {"int": 3, "float": 0.5, "bool": True}
+        return {"y": x, "shape": x.shape, "wide": rows > length, "sum": x.sum().item(), **constants}
+
+
+def test_plain_numbers_are_outputs_without_dimensions(tmp_path: Path) -> None:
+    dynamic = ("x:0=1..8", "x:1=1..8")
+    bundle = enginecast.compile(
+        Numbers(), tmp_path / "b", example={"x": torch.ones(2, 4)}, dynamic=dynamic
+    )
+    [note] = bundle.manifest.notes
+    assert note.startswith("the model returns plain numbers as shape.0, shape.1, wide, sum, int, ")
+    with enginecast.load(bundle.root) as engine:
+        for shape in ((5, 3), (2, 6)):
+            found = engine.run({"x": np.full(shape, 0.5, dtype=np.float32)})
+            del found["y"]
+            assert [value.shape for value in found.values()] == [()] * 7
+            assert [value.item() for value in found.values()] == [
+                *(*shape, shape[0] > shape[1], shape[0] * shape[1] / 2, 3, 0.5, True)
+            ]
+
+
 REFUSED: dict[str, tuple[Form, str]] = {
-    "int": (lambda x, mask, h, y: {"y": y, "n": 3}, "a plain number as n"),
-    "float": (lambda x, mask, h, y: {"y": y, "n": 0.5}, "a plain number as n"),
-    "bool": (lambda x, mask, h, y: {"y": y, "n": True}, "a plain number as n"),
-    "size": (lambda x, mask, h, y: {"y": y, "n": y.shape[0]}, "a plain number as n"),
-    "shape": (lambda x, mask, h, y: {"y": y, "n": y.shape}, r"a plain number as n\.0"),
     "text": (lambda x, mask, h, y: {"y": y, "n": "spam"}, "a str as n"),
     "object": (lambda x, mask, h, y: Answer(y, (Thing(),)), r"a Thing as past\.0"),
 }
@@ -196,7 +217,7 @@ def test_names_that_collide(names: list[str], inputs: list[str], free: list[str]
 
 
 def test_outputs_are_kept_in_the_order_given() -> None:
-    value = {"a": torch.ones(1), "b": torch.ones(2), "c": (torch.ones(3), 5)}
+    value = {"a": torch.ones(1), "b": torch.ones(2), "c": (torch.ones(3), "spam")}
     named = name_result(value, parse_wanted(["c.0,a"]), ())
     assert [(name, tensor.numel()) for name, tensor in named.tensors.items()] == [
         ("c.0", 3),
@@ -205,7 +226,7 @@ def test_outputs_are_kept_in_the_order_given() -> None:
     with pytest.raises(UsageError, match="--outputs d: the model gives no output 'd'") as refused:
         name_result(value, parse_wanted(["d"]), ())
     assert refused.value.hint == "It gives a, b, c.0."
-    with pytest.raises(CaptureError, match=r"a plain number as c\.1"):
+    with pytest.raises(CaptureError, match=r"a str as c\.1"):
         name_result(value, parse_wanted(["c.1"]), ())
 
 

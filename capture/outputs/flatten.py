@@ -25,6 +25,8 @@ from enginecast.errors import CaptureError, UsageError
 ASK = "output_hidden_states"
 """The argument that makes a transformers model return its hidden states."""
 HIDDEN_STATES = "hidden_states"
+MOST_NAMED = 8
+"""Outputs that one note names."""
 _INDEX = re.compile(r"0|-?[1-9]\d*")
 _HIDDEN_STATE = re.compile(rf"{HIDDEN_STATES}\.(?P<index>{_INDEX.pattern})")
 
@@ -45,14 +47,22 @@ class Named:
     tensors: dict[str, Tensor]
     renamed: dict[str, str]
     """The name of an output to the one it had before, where it had to give way."""
+    numbers: tuple[str, ...] = ()
+    """Names of the outputs that are plain numbers of Python in what was returned."""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of the names, as sentences."""
-        return tuple(
+        renamed = (
             f"the output {old!r} is called {new!r}: an input or another output has its name"
             for new, old in self.renamed.items()
         )
+        one = "a plain number" if len(self.numbers) == 1 else "plain numbers"
+        names = ", ".join(
+            (*self.numbers[:MOST_NAMED], *(["..."] if self.numbers[MOST_NAMED:] else []))
+        )
+        numbers = f"the model returns {one} as {names}: the engine gives tensors"
+        return (*renamed, *([f"{numbers} without dimensions"] if self.numbers else []))
 
 
 class UnknownOutputError(UsageError):
@@ -129,6 +139,8 @@ def name_result(
     wanted: Wanted = ALL,
     inputs: Collection[str] = (),
     own_hidden: bool = True,
+    *,
+    takes_numbers: bool = True,
 ) -> Named:
     """Flatten what a model returned to tensors by name, in order; None is left out.
 
@@ -139,6 +151,7 @@ def name_result(
         wanted: the outputs that are kept.
         inputs: names that no output may have.
         own_hidden: whether hidden states that nobody named are outputs.
+        takes_numbers: whether numbers become tensors without dimensions; only code can do that.
 
     Raises:
         CaptureError: something that is kept and is neither a tensor nor a container of tensors, or
@@ -149,13 +162,18 @@ def name_result(
     names = free_names([name for name, _ in found], inputs)
     leaves = {new: leaf for new, (_, leaf) in zip(names, found, strict=True)}
     own = [name for name in leaves if own_hidden or not _is_hidden_state(name)]
+    numbers = {
+        n: _as_tensor(leaf) for n, leaf in leaves.items() if takes_numbers and _is_number(leaf)
+    }
+    leaves |= numbers
     given = tuple(name for name in own if isinstance(leaves[name], Tensor))
     chosen = wanted.chosen(own)
     tensors = {name: _chosen(name, value, leaves, given) for name in chosen}
     if not tensors:
         raise CaptureError("the model returns no tensor")
     before = {new: old for new, (old, _) in zip(names, found, strict=True)}
-    return Named(tensors, {n: old for n, old in before.items() if n != old and n in tensors})
+    renamed = {n: old for n, old in before.items() if n != old and n in tensors}
+    return Named(tensors, renamed, tuple(name for name in tensors if name in numbers))
 
 
 def free_names(names: Sequence[str], inputs: Collection[str]) -> list[str]:
@@ -293,8 +311,19 @@ def _hidden_state(value: Any, name: str, index: int) -> Tensor:
 
 
 def _what(leaf: Any) -> str:
-    number = isinstance(leaf, (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
-    return "a plain number" if number else f"a {type(leaf).__name__}"
+    return "a plain number" if _is_number(leaf) else f"a {type(leaf).__name__}"
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _as_tensor(number: Any) -> Tensor:
+    """int64, float32 or bool, without dimensions."""
+    if isinstance(number, (bool, torch.SymBool)):
+        return _as_tensor(torch.sym_ite(number, 1, 0)) == 1
+    is_float = isinstance(number, (float, torch.SymFloat))
+    return torch.scalar_tensor(number, dtype=torch.float32 if is_float else torch.int64)
 
 
 def _walk(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:

@@ -291,7 +291,8 @@ def named_leaves(program: ExportedProgram, wanted: Wanted) -> tuple[Named, list[
     assert spec is not None  # torch.export always records it
     inputs = program.graph_signature.user_inputs
     tree = pytree.tree_unflatten(leaves, spec)
-    return name_result(tree, wanted, [str(name) for name in inputs]), leaves
+    named = name_result(tree, wanted, [str(name) for name in inputs], takes_numbers=False)
+    return named, leaves
 
 
 def _stand_in(argument: object) -> object:

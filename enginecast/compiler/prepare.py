@@ -171,11 +171,13 @@ def prepare(
     options: ModelOptions,
     steps: Steps,
     quantization: QuantizationPlan | None = None,
+    notes: tuple[str, ...] = (),
 ) -> Prepared:
     """Capture a model and choose its verification inputs.
 
     Args:
         quantization: a plan for the passes to carry out.
+        notes: what a user should know besides.
 
     Raises:
         CaptureError: torch.export refused the model.
@@ -184,6 +186,7 @@ def prepare(
     prompts = None if options.prompts is None else given_prompts(options.prompts)
     specs, given = input_specs(source, options.inputs, options.dynamic)
     captured = _settled(source, specs, given, wanted, options, steps)
+    captured = replace(captured, notes=(*notes, *captured.notes))
     weights = captured.program.state_dict.values()
     parameters = 0 if options.thorough else sum(tensor.numel() for tensor in weights)
     cases = choose_cases(source, captured.inputs, given, prompts, parameters, steps)

@@ -31,6 +31,7 @@ from enginecast.compiler.prepare import (
     captured_wrongly,
     edge_cases,
     given_plan,
+    input_specs,
     prepare,
     reference_of,
 )
@@ -39,7 +40,13 @@ from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOption
 from enginecast.compiler.rewrite import Rewritten, rewrite
 from enginecast.compiler.scripted import ScriptEngines, explore, prepare_script, reference_of_script
 from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError, LoweringError, PassError, VerificationError
+from enginecast.errors import (
+    CaptureError,
+    EnginecastError,
+    LoweringError,
+    PassError,
+    VerificationError,
+)
 from enginecast.exporters.registry import target_of
 from enginecast.exporters.target import Artifact
 from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
@@ -49,6 +56,9 @@ from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.bundle.staging import Staging, stage
 from enginecast.verify.emulate.widened import widened_cases
 from enginecast.verify.reference import Reference
+
+OF_SIZES = frozenset({"specialized-dimension", "operator", "model-error"})
+"""Kinds of refusals that sizes may be the reason of."""
 
 
 def export(request: ExportRequest, steps: Steps | None = None) -> Export:
@@ -87,14 +97,56 @@ class ExportSession:
     source: Source
     staging: Staging
     steps: Steps
+    notes: tuple[str, ...] = ()
+    """What was decided before the capture, for the report."""
 
     def candidate(self) -> Candidate:
-        """Make and judge the engines: of a program, or of the module where there is none."""
+        """Make and judge the engines; in sizes that nobody asked for where that is possible, else
+        in those of the example.
+        """
+        try:
+            return self._candidate()
+        except (RefusedError, PassError, LoweringError, VerificationError) as error:
+            fixed = self._in_example_sizes(error.message.splitlines()[0])
+            if fixed is None or (
+                isinstance(error, RefusedError) and error.refusal.kind not in OF_SIZES
+            ):
+                raise
+            try:
+                return fixed._candidate()
+            except EnginecastError:
+                raise error from None
+
+    def _in_example_sizes(self, why: str) -> "ExportSession | None":
+        """This session without sizes that vary only because the example has several rows; None
+        where there is none.
+        """
+        options = self.request.options
+        specs, _ = input_specs(self.source, options.inputs, options.dynamic)
+        guesses = {
+            f"{spec.name}:{index}": dim.given
+            for spec in specs
+            for index, dim in enumerate(spec.dims)
+            if dim.name is not None and dim.given is not None and not dim.asked
+        }
+        if not guesses:
+            return None
+        sizes = ", ".join(f"{place}={size}" for place, size in guesses.items())
+        note = f"sizes are fixed at those of the example ({sizes}): where they vary, {why}"
+        texts = [f"{place}={size}" for place, size in guesses.items()]
+        request = replace(
+            self.request, options=replace(options, dynamic=(*options.dynamic, *texts))
+        )
+        self.steps.say(note)
+        return replace(self, request=request, notes=(note,))
+
+    def _candidate(self) -> Candidate:
+        """Engines of a program, or of the module where there is none."""
         takes = target_of(self.config.target).takes
         if "program" not in takes:
             return self._of_module()
         try:
-            model = self._capture()
+            model = self._as_eager(self._capture())
         except RefusedError as refused:
             if "script" not in takes or not falls_back(refused, self.request.options):
                 raise
@@ -112,7 +164,17 @@ class ExportSession:
     def _capture(self, widens: bool = True) -> Prepared:
         plan = given_plan(self.config, self.source)
         options = replace(self.request.options, widens=widens)
-        return prepare(self.source, options, self.steps, plan)
+        return prepare(self.source, options, self.steps, plan, self.notes)
+
+    def _as_eager(self, model: Prepared) -> Prepared:
+        """The model, or where its code tells sizes that vary from numbers, in the example's."""
+        difference = model.captured.unlike_eager
+        fixed = self._in_example_sizes(difference) if difference else None
+        try:
+            other = fixed._capture() if fixed else model
+        except EnginecastError:
+            return model
+        return model if other.captured.unlike_eager else other
 
     def _of_program(self, model: Prepared) -> Candidate:
         """Passes, lowering and the first run of every engine that is made of a program."""
