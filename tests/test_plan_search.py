@@ -95,3 +95,14 @@ def test_when_the_runs_are_spent_the_plan_still_fits() -> None:
     result = search(layers, simulated, 0.1, simulated(dict.fromkeys(layers, 0)), most_runs=2)
     assert result.error <= 0.1
     assert result.runs == 2
+
+
+def test_a_layer_starts_in_a_form_that_does_not_spend_the_limit_by_itself() -> None:
+    """Else the moves before its own would be spent on layers that did no harm."""
+    layers = {"loud": forms(0.5), **{str(i): forms(0.04) for i in range(8)}}
+    simulated = Simulated(layers)
+    first = simulated(dict.fromkeys(layers, 0))
+    start = {key: int(key == "loud") * 2 for key in layers}
+    result = search(layers, simulated, 0.12, first, start=start)
+    assert result.chosen == start
+    assert result.error == pytest.approx(0.04 * math.sqrt(8))

@@ -127,23 +127,12 @@ BEYOND = 1e30
 """A relative error that stands for no agreement at all; JSON has no infinity."""
 
 
-def largest_output_error(found: Outputs, wanted: Outputs, masks: Sequence[Tensor | None]) -> float:
-    """The largest relative L2 error of an output, over the rows that count of all cases.
+def largest_row_error(found: Outputs, wanted: Outputs, masks: Sequence[Tensor | None]) -> float:
+    """The relative L2 error of the row of an output that is worst, of those that count in all cases:
+    beside a token that is loud, another one could be anything.  A row of next to nothing is
+    measured against a tenth of the median one.
 
     Outputs that hold no floats have no such error.
-    """
-    largest = 0.0
-    for pairs in _rows_of_outputs(found, wanted, masks):
-        total = ErrorSum()
-        for rows, exact in pairs:
-            total.add(rows, exact)
-        largest = max(largest, total.relative)
-    return largest
-
-
-def largest_row_error(found: Outputs, wanted: Outputs, masks: Sequence[Tensor | None]) -> float:
-    """The same of the row of an output that is worst: beside a token that is loud, another one
-    could be anything.  A row of next to nothing is measured against a tenth of the median one.
     """
     largest = 0.0
     for rows, exact in itertools.chain.from_iterable(_rows_of_outputs(found, wanted, masks)):

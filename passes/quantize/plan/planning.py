@@ -246,10 +246,11 @@ class _Planner:
             found.end_to_end = measure_alone(*subject, found.readings)
         self._note_errors(found)
         searched = search(
-            {node: self._options_of(node, found) for node in self._choices},
+            {node: self._options_of(node) for node in self._choices},
             lambda chosen: self._error(chosen, found),
             self._limit,
             first,
+            start={node: self._first_within(known) for node, known in self._choices.items()},
         )
         plan = self._with(searched.chosen, found)
         return replace(
@@ -259,20 +260,29 @@ class _Planner:
         )
 
     def _note_errors(self, found: Sensitivity) -> None:
-        """Write into every form what it loses."""
+        """Write into every form what it loses: at the outputs in the measure in which it loses more
+        or less than the fastest one by itself.
+        """
         for node, known in self._choices.items():
-            alone = found.end_to_end.get(node, [None] * len(known))
+            errors, reached = found.errors[node], found.end_to_end.get(node)
             self._choices[node] = [
-                replace(form, error=error, end_to_end=reached)
-                for form, error, reached in zip(known, found.errors[node], alone, strict=True)
+                replace(
+                    form, error=error, end_to_end=reached and reached * error / (errors[0] or 1)
+                )
+                for form, error in zip(known, errors, strict=True)
             ]
+
+    def _first_within(self, known: Sequence[LayerPlan]) -> int:
+        """The place of the fastest form that does not spend the whole limit by itself."""
+        fits = (place for place, form in enumerate(known) if (form.end_to_end or 0) <= self._limit)
+        return next(fits, len(known))
 
     @property
     def _limit(self) -> float:
         """The error that the search may leave."""
         return min(MARGIN * max_error(self._options), LARGEST_ROW)
 
-    def _options_of(self, node: Node, found: Sensitivity) -> list[Option]:
+    def _options_of(self, node: Node) -> list[Option]:
         """The forms of a layer, and the layer as it is."""
         known = self._choices[node]
         whole = float(prod(known[0].shape))

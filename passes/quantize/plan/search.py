@@ -1,10 +1,11 @@
 """Choose a form for each layer: the fastest plan whose simulated error stays within a limit.
 
-Every layer starts in its fastest form.  A move takes one layer to a more exact form, at last to no
-rounding at all: to the one that takes away most squared error for what it costs in time and size
-(errors of layers are independent, so their squares add up).  Moves are ordered by the same, and the
-plan after the first k of them is simulated as a whole.  The smallest k that fits is searched
-between one that does not and one that does: a handful of runs, whatever the number of layers.
+Every layer starts in its fastest form that is within the limit alone.  A move takes one layer to a
+more exact form, at last to no rounding at all: to the one that takes away most squared error for
+what it costs in time and size (errors of layers are independent, so their squares add up).  Moves
+are ordered by the same, and the plan after the first k of them is simulated as a whole.  The
+smallest k that fits is searched between one that does not and one that does, until what is found
+is close to the limit: a handful of runs, whatever the number of layers.
 """
 
 import heapq
@@ -14,6 +15,8 @@ from typing import Generic, TypeVar
 
 MOST_RUNS = 12
 """Whole simulations of a search."""
+CLOSE = 0.9
+"""Part of the limit from which on a plan is not searched further."""
 SIZE = 1.0
 """Time that the size of a weight is worth: a byte as much as a product in fp32.  Who asks for int8
 wants a small file, too: with less, layers that int8 products harm would be kept whole instead of
@@ -54,6 +57,7 @@ def search(
     limit: float,
     first: float,
     most_runs: int = MOST_RUNS,
+    start: Mapping[Key, int] | None = None,
 ) -> Found[Key]:
     """The fastest choice that fits.
 
@@ -64,14 +68,16 @@ def search(
         limit: that this error may have.
         first: the error with every layer in its fastest form.
         most_runs: how often errors may be simulated, `first` included.
+        start: for each layer the first form that is worth a try; None: the fastest.
     """
-    start = dict.fromkeys(options, 0)
-    moves = list(_moves(options))
+    fastest = dict.fromkeys(options, 0)
     if first <= limit:
-        return Found(start, first, first, 1, 0)
-    failing, fits, error, runs = 0, len(moves), 0.0, 1
-    guess = _guess(options, moves, first, limit)
-    while fits - failing > 1 and runs < most_runs:
+        return Found(fastest, first, first, 1, 0)
+    start = fastest if start is None else dict(start)
+    moves = list(_moves(options, start))
+    failing, fits, error, runs = 0 if start == fastest else -1, len(moves), 0.0, 1
+    guess = _guess(options, start, moves, first, limit)
+    while fits - failing > 1 and runs < most_runs and error < CLOSE * limit:
         at = guess if failing < guess < fits else (failing + fits) // 2
         found, guess, runs = simulate(start | dict(moves[:at])), -1, runs + 1
         if found <= limit:
@@ -81,7 +87,9 @@ def search(
     return Found(start | dict(moves[:fits]), error, first, runs, fits)
 
 
-def _moves(options: Mapping[Key, Sequence[Option]]) -> Iterator[tuple[Key, int]]:
+def _moves(
+    options: Mapping[Key, Sequence[Option]], start: Mapping[Key, int]
+) -> Iterator[tuple[Key, int]]:
     """(layer, place of its next form), those that take away most error for their time first."""
     waiting: list[tuple[float, int, int]] = []
     keys = list(options)
@@ -92,8 +100,8 @@ def _moves(options: Mapping[Key, Sequence[Option]]) -> Iterator[tuple[Key, int]]
             ratio = _worth(forms[place], forms[_next(forms, place)])
             heapq.heappush(waiting, (-ratio, number, place))
 
-    for number in range(len(keys)):
-        push(number, 0)
+    for number, key in enumerate(keys):
+        push(number, start[key])
     while waiting:
         _, number, place = heapq.heappop(waiting)
         following = _next(options[keys[number]], place)
@@ -117,14 +125,15 @@ def _worth(form: Option, following: Option) -> float:
 
 def _guess(
     options: Mapping[Key, Sequence[Option]],
+    start: Mapping[Key, int],
     moves: Sequence[tuple[Key, int]],
     first: float,
     limit: float,
 ) -> int:
     """After how many moves the sum of squares says that it fits."""
-    squares = {key: forms[0].error ** 2 for key, forms in options.items()}
+    wanted = sum(forms[0].error ** 2 for forms in options.values()) * (limit / first) ** 2
+    squares = {key: forms[start[key]].error ** 2 for key, forms in options.items()}
     total = sum(squares.values())
-    wanted = total * (limit / first) ** 2
     for count, (key, place) in enumerate(moves, start=1):
         total += options[key][place].error ** 2 - squares[key]
         squares[key] = options[key][place].error ** 2

@@ -1,9 +1,9 @@
 """How much each layer loses when it is quantized: alone at its own output, and at the program's.
 
 One exact run over all calibration inputs measures every form of every layer on what the layer
-really reads.  A second kind of run has one variant of the program for each form of each layer, with
-that layer alone quantized; variants run side by side on a small input, and whatever a variant has
-in common with the exact program is computed once.
+really reads.  A second kind of run has one variant of the program for each layer, with that layer
+alone in its fastest form; variants run side by side on a few small inputs, and whatever a variant
+has in common with the exact program is computed once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
 from enginecast.passes.ir.source import module_path, source_line
 from enginecast.passes.quantize.measure.calibration import (
     ErrorSum,
-    largest_output_error,
+    largest_row_error,
     masks_of,
     valid_rows,
 )
@@ -34,8 +34,11 @@ Choices = Mapping[Node, Sequence[LayerPlan]]
 
 MOST_PRODUCTS = 2e12
 """Multiplications in linears that all variants of a program may take, in all."""
-ENOUGH = 16
-"""Positions that count which a case must have to stand for the others."""
+ENOUGH = 64
+"""Positions that count which the cases must have that stand for the others: where the worst row
+decides, a few rows say little."""
+FEW = 16
+"""Positions with which a case is worth a run of its own."""
 AT_ONCE = 16
 """Variants that run side by side."""
 
@@ -65,7 +68,7 @@ class Sensitivity:
     errors: dict[Node, list[float]]
     """Relative error of each layer's own output, for each of its forms."""
     readings: dict[Node, Reading]
-    end_to_end: dict[Node, list[float]] = field(default_factory=dict)
+    end_to_end: dict[Node, float] = field(default_factory=dict)
     """Of `measure_alone`; empty where it was not needed or would take too long."""
 
 
@@ -95,22 +98,22 @@ def measure_alone(
     plan: QuantizationPlan,
     choices: Choices,
     readings: Mapping[Node, Reading],
-) -> dict[Node, list[float]]:
-    """What each form of each layer, alone quantized, does to the outputs of the program.
+) -> dict[Node, float]:
+    """What each layer, alone quantized in its fastest form, does to the outputs of the program.
 
     Args:
         plan: as for `measure`.
         readings: of `measure`.
 
     Returns:
-        Relative errors of the outputs; nothing where that would take too long.
+        The error of the worst row of an output; nothing where that would take too long.
     """
     if not _is_affordable(context, choices, readings):
         return {}
+    fastest = {node: known[0] for node, known in choices.items()}
     with torch.no_grad():
-        forms = ((node, form) for node, known in choices.items() for form in known)
-        rounding = Rounding(plan, static_ranges(program, context, forms))
-        return _alone(program, context, choices, rounding)
+        rounding = Rounding(plan, static_ranges(program, context, fastest.items()))
+        return _alone(program, context, fastest, rounding)
 
 
 class _Isolated(Run):
@@ -170,69 +173,77 @@ def _is_affordable(
     """Decided by sizes and not by a clock, so that equal calls give equal plans."""
     sizes = _sizes(context)
     products = sum(reading.rows * prod(choices[n][0].shape) for n, reading in readings.items())
-    share = sizes[_small_case(context)] / max(sizes)
-    variants = sum(map(len, choices.values()))
-    return products * share * variants / 2 <= MOST_PRODUCTS
+    share = sum(sizes[place] for place in _few_cases(context)) / max(sizes)
+    return products * share * len(choices) / 2 <= MOST_PRODUCTS
 
 
 def _sizes(context: PassContext) -> list[int]:
     return [sum(value.numel() for value in case.values()) for case in context.calibration]
 
 
-def _small_case(context: PassContext) -> int:
-    """The smallest case with enough positions that count, or the one with most of them."""
-    counts = [
-        ENOUGH if mask is None else min(int(mask.sum()), ENOUGH) for mask in masks_of(context)
-    ]
+def _few_cases(context: PassContext) -> list[int]:
+    """The smallest cases that have enough positions between them; those with few come last."""
     sizes = _sizes(context)
-    return min(range(len(sizes)), key=lambda place: (-counts[place], sizes[place], place))
+    counts = [ENOUGH if mask is None else int(mask.sum()) for mask in masks_of(context)]
+    chosen: list[int] = []
+    for place in sorted(range(len(sizes)), key=lambda at: (-min(counts[at], FEW), sizes[at], at)):
+        if sum(counts[known] for known in chosen) < ENOUGH:
+            chosen.append(place)
+    return chosen
 
 
 def _alone(
-    program: ExportedProgram, context: PassContext, choices: Choices, rounding: Rounding
-) -> dict[Node, list[float]]:
-    place = _small_case(context)
-    case, mask = context.calibration[place], masks_of(context)[place]
-    variants = [(node, form) for node, forms in choices.items() for form in forms]
-    found: dict[Node, list[float]] = {node: [] for node in choices}
+    program: ExportedProgram,
+    context: PassContext,
+    layers: Mapping[Node, LayerPlan],
+    rounding: Rounding,
+) -> dict[Node, float]:
+    places = _few_cases(context)
+    cases = [context.calibration[place] for place in places]
+    masks = [masks_of(context)[place] for place in places]
+    found: dict[Node, float] = {}
+    variants, count = list(layers.items()), len(cases)
     for start in range(0, len(variants), AT_ONCE):
         some = variants[start : start + AT_ONCE]
-        run = _Variants(program, case, some, rounding)
-        exact, *others = (named(results, None) for results in run.results())
-        for (node, _), outputs in zip(some, others, strict=True):
-            found[node].append(largest_output_error([outputs], [exact], [mask]))
+        run = _Variants(program, cases, some, rounding)
+        outputs = [named(results, None) for results in run.results()]
+        for place, (node, _) in enumerate(some, start=1):
+            reached = outputs[place * count : (place + 1) * count]
+            found[node] = largest_row_error(reached, outputs[:count], masks)
     return found
 
 
 class _Variants(Run):
-    """The exact program as the first case, and one case for each layer with it quantized."""
+    """The exact program over the cases, and the same once more for each layer with it quantized."""
 
     def __init__(
         self,
         program: ExportedProgram,
-        inputs: Mapping[str, Tensor],
+        cases: Sequence[Mapping[str, Tensor]],
         layers: Sequence[tuple[Node, LayerPlan]],
         rounding: Rounding,
     ) -> None:
-        super().__init__(program, [inputs] * (len(layers) + 1))
+        super().__init__(program, [*cases] * (len(layers) + 1))
+        self._count = len(cases)
         self._layers = [(None, None), *layers]
         self._rounding = rounding
 
     def evaluate(self, node: Node, case: int) -> Any:
-        layer, form = self._layers[case]
+        variant, exact = divmod(case, self._count)
+        layer, form = self._layers[variant]
         if layer is node and form is not None:
             values, _ = self.fetch_args_kwargs_from_env(node)
             return self._rounding.output(node, form, values)
         is_outer = node.graph is self._program.graph  # what a block computes is not kept
         shareable = is_outer and node.op == "call_function"
-        if case and shareable and self._is_exact(node, case):
-            return self._own[0][node]
+        if variant and shareable and self._is_exact(node, case, exact):
+            return self._own[exact][node]
         return super().evaluate(node, case)
 
-    def _is_exact(self, node: Node, case: int) -> bool:
+    def _is_exact(self, node: Node, case: int, exact: int) -> bool:
         """Whether all that a node reads is what the exact program has."""
-        own, exact = self._own[case], self._own[0]
+        own, known = self._own[case], self._own[exact]
         return all(
-            source in self._weights or own[source] is exact[source]
+            source in self._weights or own[source] is known[source]
             for source in node.all_input_nodes
         )
