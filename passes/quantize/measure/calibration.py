@@ -128,9 +128,9 @@ BEYOND = 1e30
 
 
 def largest_row_error(found: Outputs, wanted: Outputs, masks: Sequence[Tensor | None]) -> float:
-    """The relative L2 error of the row of an output that is worst, of those that count in all cases:
-    beside a token that is loud, another one could be anything.  A row of next to nothing is
-    measured against a tenth of the median one.
+    """The relative L2 error of the row that is worst, of the rows of an output that count: beside a
+    token that is loud, another one could be anything.  A row of next to nothing is measured against
+    a tenth of the median one.
 
     Outputs that hold no floats have no such error.
     """
