@@ -28,6 +28,14 @@ Clamps that transformers puts around fp16 values (`inf_clamps`) are dropped: whe
 them depends on the dtype it was captured in.  Where values leave the range, the result is infinite
 then, which verification sees, and not finite and wrong.
 
+Where a model in fp32 computes in 16 bits by itself, in fp32 and fp64 each of these values is still
+rounded:
+
+    before:                              after unify-dtype{to=fp32}:
+        %h: f16 = aten.to.dtype(%x, f16)     %x_f16: f16 = aten.to.dtype(%x, f16)
+        %y: f16 = aten.mul(%h, 1.001)        %h: f32 = aten.to.dtype(%x_f16, f32)
+                                             %y: f32 = aten.mul(%h, 1.001), rounded likewise
+
 Must not happen, and is checked at the end: an op that reads two float dtypes, and a cast that
 stands at no border (`cast_borders`).
 """
@@ -36,10 +44,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from enginecast.errors import PassError
@@ -84,6 +94,8 @@ from enginecast.passes.precision.dtype_classes import (
 )
 from enginecast.passes.precision.inf_clamps import drop_inf_clamps
 
+HALVES = (torch.float16, torch.bfloat16)
+
 
 @dataclass(frozen=True)
 class UnifyDtype(Pass):
@@ -111,8 +123,9 @@ class UnifyDtype(Pass):
             log.done(clamp, "the source's inf-clamp dropped: it is there in fp16 alone")
         kept = self.kept(program)
         classes = classify(program, frozenset(kept))
+        rounded = {} if DTYPES[self.to] in HALVES else in_halves(program)
         _clamp_fills(program, classes, DTYPES[self.to], log)
-        _Retyper(program, classes, DTYPES[self.to], log).run()
+        _Retyper(program, classes, DTYPES[self.to], log, rounded=rounded).run()
         lift_weights(program, SiteLog(PassContext()))
         for module in all_modules(program):
             erase_dead(module.graph)
@@ -179,6 +192,25 @@ def _calls(found: set[Node], option: str) -> set[Node]:
     return calls
 
 
+def in_halves(program: ExportedProgram) -> dict[Node, torch.dtype]:
+    """The values that a model in fp32 computes in 16 bits by itself, each with its dtype; none of a
+    program that is in 16 bits as a whole.
+    """
+    weights = weight_specs(program)
+    for node in program.graph.find_nodes(op="placeholder"):
+        kind = weights[node.name].kind if node.name in weights else None
+        whole = dtype_of(node) in HALVES and kind is not InputKind.CONSTANT_TENSOR
+        if whole and not all(map(is_binding_cast, node.users)):
+            return {}
+    found = {}
+    for node in all_nodes(program):
+        dtype = dtype_of(node) if node.op == "call_function" and is_float(node) else None
+        moves = has(node, Trait.MOVES) and not is_float_cast(node)
+        if dtype in HALVES and not moves and not is_binding_cast(node):
+            found[node] = dtype
+    return found
+
+
 def _clamp_fills(
     program: ExportedProgram, classes: dict[Node, Class], to: torch.dtype, log: SiteLog
 ) -> None:
@@ -218,6 +250,7 @@ class _Retyper:
     Args:
         log: gets a site for every border and every cast of the source that changed a dtype.
         results: of a block: the dtype of each float result; None: they are as `to`.
+        rounded: values that the source computes in 16 bits, and are rounded to them here, too.
     """
 
     def __init__(
@@ -227,8 +260,10 @@ class _Retyper:
         to: torch.dtype,
         log: SiteLog,
         results: Sequence[torch.dtype | None] | None = None,
+        rounded: Mapping[Node, torch.dtype] = MappingProxyType({}),
     ) -> None:
         self.program = program
+        self.rounded = rounded
         self.results = results
         self.classes = classes
         self.low = to
@@ -250,10 +285,12 @@ class _Retyper:
                 self._retype_blocks(node)
             elif is_result(node):
                 node.meta["val"] = value(first_input(node))[arguments(node)[1]]
-            elif is_float_cast(node):
+            elif is_float_cast(node) and node not in self.rounded:
                 self._drop_cast(node)
             else:
                 self._retype(node)
+            if node in self.rounded:
+                self._round(node)
 
     def compute_dtype(self, node: Node) -> torch.dtype | None:
         """The dtype that a float op computes in; None where the op takes what it gets."""
@@ -314,6 +351,21 @@ class _Retyper:
         node.kwargs = {**node.kwargs, "dtype": dtype}
         return True
 
+    def _round(self, node: Node) -> None:
+        """Round a value to the 16 bits that the source computes it in."""
+        dtype, users = self.rounded[node], list(node.users)
+        with self.program.graph.inserting_after(node):
+            narrow: Node = self.program.graph.call_function(aten.to.dtype, (node, dtype))
+        with self.program.graph.inserting_after(narrow):
+            wide: Node = self.program.graph.call_function(aten.to.dtype, (narrow, self.low))
+        for cast, held in ((narrow, dtype), (wide, self.low)):
+            cast.meta["val"] = _retyped(value(node), held)
+            take_place(cast, node)
+            mark_border(cast, f"the source computes in {dtype_text(dtype)}")
+        for user in users:
+            user.replace_input_with(node, wide)
+        self.log.done(node, f"rounded to {dtype_text(dtype)}, as the source computes it")
+
     def _retype_blocks(self, node: Node) -> None:
         """Retype the graphs that a node runs: what crosses a border has one dtype there."""
         kinds = [self.classes.get(found) for found in blocks(node)[0].placeholders]
@@ -333,7 +385,7 @@ class _Retyper:
                     placeholder.meta["val"] = _retyped(value(placeholder), kept)
             given = [None] if block.path == "condition" else results
             with opened(self.program, node, block) as inner:
-                _Retyper(inner, self.classes, self.low, self.log, given).run()
+                _Retyper(inner, self.classes, self.low, self.log, given, self.rounded).run()
         found = zip(value(node), results, strict=True)
         node.meta["val"] = tuple(v if d is None else _retyped(v, d) for v, d in found)
 

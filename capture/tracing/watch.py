@@ -2,18 +2,23 @@
 variables of outer functions.
 """
 
+import array
 import dis
+import functools
 import gc
 import inspect
 import itertools
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +29,11 @@ MOST_ITEMS = 1000
 _OWN = frozenset(vars(nn.Module()))
 """Attributes that every module has: its hooks and registries."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-_HELD = (Tensor, list, tuple, set, frozenset, dict, *_PLAIN)
+_LISTS = (list, tuple, set, frozenset, dict, deque, bytearray, array.array)
+_CACHED = type(functools.cache(int))
+_OBJECTS = (SimpleNamespace, FunctionType, threading.local)
+_OTHERS = (np.ndarray, itertools.count, _CACHED)
+_HELD = (Tensor, *_LISTS, *_OBJECTS, *_OTHERS, *_PLAIN)
 """What is looked at outside of modules; and objects of classes of the model's own code."""
 _STORES = ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR")
 _LOADS = ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR", "LOAD_METHOD")
@@ -241,11 +250,17 @@ def _mark(value: Any, depth: int = 2) -> Any:
         return _Seen(value, value._version)
     if isinstance(value, _PLAIN):
         return value
-    if depth and hasattr(value, "__dict__") and _is_models(type(value)):
+    if isinstance(value, (np.ndarray, itertools.count)):
+        small = isinstance(value, itertools.count) or value.size <= MOST_ITEMS
+        return type(value), 0, [id(value), repr(value) if small else None]
+    if depth and isinstance(value, _CACHED):
+        return _Cached({key: _mark(each, depth - 1) for key, each in _results(value).items()})
+    named = isinstance(value, _OBJECTS) or _is_models(type(value))
+    if depth and hasattr(value, "__dict__") and named:
         if isinstance(value, nn.Module):
             return id(value)  # it is looked at for itself
         return type(value), 0, [id(value), _mark(dict(vars(value)), depth - 1)]
-    if not isinstance(value, (list, tuple, set, frozenset, dict)) or not depth:
+    if not isinstance(value, _LISTS) or not depth:
         return id(value)
     values = value.values() if isinstance(value, dict) else value
     items = [_mark(item, depth - 1) for item in islice(values, MOST_ITEMS)]
@@ -253,10 +268,33 @@ def _mark(value: Any, depth: int = 2) -> Any:
     return type(value), len(value), [*keys, *items]
 
 
+@dataclass(frozen=True, eq=False)
+class _Cached:
+    """The results that `functools.cache` keeps: they equal themselves while none is another; more
+    of them are no change.
+    """
+
+    results: Mapping[int, Any]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Cached):
+            return False
+        return all(self.results[k] == other.results[k] for k in self.results.keys() & other.results)
+
+
+def _results(cache: Any) -> dict[int, Any]:
+    """What a cached function keeps that can be written into, by identity."""
+    found = [each for each in gc.get_referents(cache) if each is not vars(cache)]
+    tables = [each for each in found if isinstance(each, dict)][-1:]  # behind the results
+    found += [result for table in tables for result in table.values()]
+    kept = (each for each in found if not any(each is table for table in tables))
+    return {id(each): each for each in kept if isinstance(each, (Tensor, *_LISTS))}
+
+
 def _how(mark: Any, value: Any) -> str:
     if isinstance(value, Tensor):
         return "a tensor"
-    if isinstance(value, (list, dict, set, tuple)) and isinstance(mark, tuple) and len(mark) == 3:
+    if isinstance(value, _LISTS) and isinstance(mark, tuple) and len(mark) == 3:
         return f"had {mark[1]} items, has {len(value)}"
     if isinstance(value, _PLAIN) and isinstance(mark, _PLAIN):
         return f"was {mark!r}, {_now(value)}"

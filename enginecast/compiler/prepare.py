@@ -63,9 +63,13 @@ from enginecast.passes.ir.edit import (
     structural_copy,
 )
 from enginecast.passes.ir.effects import draws
+from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.quantization_plan import QuantizationPlan
 from enginecast.passes.ir.source import source_line
+from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.quantize.plan.file import check_model, read_plan
+from enginecast.passes.registry import build
+from enginecast.passes.unify_dtype import in_halves
 from enginecast.verify.eager import (
     capture_failures,
     edge_reference,
@@ -243,9 +247,18 @@ def _settled(
     if doubles := _doubles(source, captured):
         said = f"the model computes in fp64 ({doubles[0]} is float64), and its engine does not"
         captured = replace(captured, notes=(*captured.notes, said))
+    if halves := in_halves(captured.program):
+        run_pipeline(build("unify-dtype{to=fp32}"), captured.program, PassContext())
+        found = "; ".join(sorted({_dtype_and_line(*each) for each in halves.items()}))
+        said = f"the model computes in 16 bits by itself, and its fp32 engine rounds alike: {found}"
+        captured = replace(captured, notes=(*captured.notes, said))
     for note in captured.notes:
         steps.say(note)
     return captured
+
+
+def _dtype_and_line(node: Node, dtype: torch.dtype) -> str:
+    return f"{dtype_text(dtype)} at {source_line(node) or node.name}"
 
 
 def _refuse_draws(program: ExportedProgram) -> None:

@@ -24,6 +24,8 @@ class Case:
     dynamic: tuple[str, ...] = ()
     precision: str = "fp32"
     target: str = "onnxruntime"
+    floor: float = 0.0
+    """A difference that is none: a rounding of what the result is the small difference of."""
     is_quick: bool = False
     """Whether the default test run has it."""
 
@@ -62,7 +64,7 @@ class Group:
     def _add(
         self, name: str, module: Callable[..., Any], expected: Expected, rest: dict[str, Any]
     ) -> None:
-        options = ("dynamic", "precision", "target", "is_quick")
+        options = ("dynamic", "precision", "target", "floor", "is_quick")
         kept = {key: rest.pop(key) for key in options if key in rest}
         self.cases.append(Case(self.name, name, _maker(name, module), rest, expected, **kept))
 

@@ -66,12 +66,15 @@ ONE = {
     "digamma": torch.digamma,
     "i0": torch.i0,
 }
+FLOORS = {"tanhshrink": 2e-11}
+"""A rounding of an input of 1e-4, where `x - tanh(x)` is less than one."""
 for name, operator in ONE.items():
     to = CASES.either if name in ("erfinv", "lgamma", "digamma", "i0", "isinf") else right
     to(
         name,
         lambda self, x, operator=operator: operator(x),
         x=X,
+        floor=FLOORS.get(name, 0.0),
     )
 
 TWO = {

@@ -26,6 +26,8 @@ OF_ROW = {"fp32": 2e-7, "fp16": 2e-3, "bf16": 2e-2, "int8": 5e-2}
 """Of the largest element of its row."""
 OWN = {"fp32": 20.0, "fp16": 6.0, "bf16": 6.0, "int8": 20.0}
 """How often eager's own error in a row an element may be off by."""
+TIES = {"fp32": 0.0, "fp16": 0.02, "bf16": 0.05, "int8": 0.05}
+"""Share of integers and booleans that may be decisions between two values a rounding apart."""
 LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 LARGEST = 300_000
 """Elements of one input."""
@@ -91,6 +93,8 @@ def judge(
     dtype = LOW.get(case.precision)
     given, double = case.make(), _doubled(case)
     given = given.to(dtype) if dtype else given
+    wide = any(found.dtype == "float64" for found in taken.values())
+    epsilon = 1.2e-16 if wide else 6e-8  # of the inputs as the engine takes them
     for what, feeds in _feeds(case, taken, symbols):
         wanted = _eager(given, _cast(feeds, dtype) if dtype else feeds)
         exact = _exactly(double, feeds) if double else None
@@ -108,7 +112,7 @@ def judge(
             judged.wrong = f"{what}: the engine does not run: {type(error).__name__}: {error}"
             return judged
         judged.compared += 1
-        judged.wrong = _difference(case, feeds, found, wanted, exact or wanted)
+        judged.wrong = _difference(case, feeds, epsilon, found, wanted, exact or wanted)
         if judged.wrong:
             judged.wrong = f"{what}: {judged.wrong}"
             return judged
@@ -167,6 +171,7 @@ def _array(leaf: Any) -> Array:
 def _difference(
     case: Case,
     feeds: Mapping[str, Tensor],
+    epsilon: float,
     found: Sequence[Array],
     wanted: Sequence[Array],
     exact: Sequence[Array],
@@ -180,8 +185,13 @@ def _difference(
             return f"output {index} is {one.dtype}, eager {two.dtype}"
         if three.shape != two.shape or not two.size:
             continue
-        compare = _inexact if _kind(two) == "f" else _exact
-        if said := compare(case, feeds, index, one, two, three):
+        is_float = _kind(two) == "f"
+        said = (
+            _inexact(case, feeds, epsilon, index, one, two, three)
+            if is_float
+            else _exact(case, feeds, index, one, two, three)
+        )
+        if said:
             return f"output {index}: {said}"
     return ""
 
@@ -199,11 +209,17 @@ def _exact(
     if off.any():
         for other in _nearby(case, feeds, index, 2e-7):
             off &= other == two if other.shape == two.shape else False
-    return _say(off, one, two)
+    return "" if off.mean() <= TIES[case.precision] else _say(off, one, two)
 
 
 def _inexact(
-    case: Case, feeds: Mapping[str, Tensor], index: int, one: Array, two: Array, three: Array
+    case: Case,
+    feeds: Mapping[str, Tensor],
+    epsilon: float,
+    index: int,
+    one: Array,
+    two: Array,
+    three: Array,
 ) -> str:
     one, two, three = (
         array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
@@ -218,10 +234,12 @@ def _inexact(
         own = _by_row(np.where(normal, np.abs(two - three), 0))
         share = np.nanmax(np.where(size > 0, own / size, 0), initial=0)
         relative = RELATIVE[case.precision] * np.abs(three) + OF_ROW[case.precision] * size
-        allowed = OWN[case.precision] * np.maximum(own, share * size) + relative + 1e-37
+        allowed = (
+            OWN[case.precision] * np.maximum(own, share * size) + relative + max(case.floor, 1e-37)
+        )
         off = normal & ~((np.abs(one - three) <= allowed) | (np.abs(one - two) <= allowed))
         if off.any():
-            allowed += 50 * _condition(case, feeds, index, three)
+            allowed += 50 * _condition(case, feeds, epsilon, index, three)
             off &= ~(np.abs(one - three) <= allowed)
     return _say(off | strange, one, two)
 
@@ -230,10 +248,10 @@ def _by_row(values: Array) -> Array:
     return values.max(-1, keepdims=True) if values.ndim else values
 
 
-def _condition(case: Case, feeds: Mapping[str, Tensor], index: int, three: Array) -> Array:
+def _condition(
+    case: Case, feeds: Mapping[str, Tensor], epsilon: float, index: int, three: Array
+) -> Array:
     """How far eager moves when its inputs move by a rounding, where that is no jump."""
-    is_double = any(tensor.dtype == torch.float64 for tensor in feeds.values())
-    epsilon = 1.2e-16 if is_double else 6e-8
     moved = []
     for size in (epsilon, epsilon / 64):
         far = np.zeros(three.shape)
