@@ -9,6 +9,7 @@ of ONNX Runtime's kernels was measured to be (1.28, CPU provider, against fp64, 
     softmax         5 of the result                                 (K=16: 4, 256: 5.4, 4096: 8.2)
     layer norm      1.5 of the result, 0.2 at least                 (0.8 to 1.2)
     attention       3 of the mean result of a channel               (2.0)
+    what else adds  as sums, of what the result moves by where each input is off by a roundoff
     erf, tanh, ...  1.3 of the result                               (0.4 to 1.3)
 
 What every kernel rounds alike (x + y, x * y) gets none, nor what ops move, select or compare, nor
@@ -18,12 +19,14 @@ as without noise: a flip is no rounding error.
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from enginecast.passes.ir.interpret import Run, named
 from enginecast.passes.ir.traits import Trait, has
@@ -41,6 +44,8 @@ NORM, NORM_LEAST = 1.5, 0.2
 ATTENTION = 3.0
 OTHER = 1.3
 UNIT = 2.0**-24
+MOST_TERMS = 256
+"""Terms of a sum that has measured ones, where an op does not say how many it adds."""
 DYADIC = 256.0
 """Multiples of one over this are taken to be exact."""
 
@@ -67,6 +72,29 @@ _STEPS = frozenset(
         *(aten.remainder.Scalar, aten.fmod.Scalar, aten.round.decimals, aten.div.Tensor_mode),
     }
 )
+_MEASURED = _PRODUCTS | _SUMS | _SOFTMAX | _NORMS | {aten.scaled_dot_product_attention.default}
+_SEVERAL = frozenset(
+    {
+        *(aten.var_mean.correction, aten.var_mean.dim, aten.var_mean.default),
+        *(aten.std_mean.correction, aten.std_mean.dim, aten.std_mean.default),
+        *(aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input),
+    }
+)
+"""Ops with several results."""
+_ADDING = frozenset(
+    {
+        *(aten.vdot.default, aten.inner.default, aten.tensordot.default, aten.trace.default),
+        *(aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default),
+        *(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default),
+        *(aten.adaptive_avg_pool3d.default, aten.scatter_add.default, aten.index_add.default),
+        *(aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_bicubic2d.vec),
+        *(aten.addr.default, aten.addcmul.default, aten.addcdiv.default, aten.lerp.Scalar),
+        *(aten.lerp.Tensor, aten.cdist.default, aten.pairwise_distance.default, aten.cov.default),
+        *(aten.cosine_similarity.default, aten.chain_matmul.default, aten.linalg_multi_dot.default),
+        *(aten.nansum.default, aten.nanmean.default, aten.linalg_cross.default, aten.cross.default),
+    }
+)
+"""Ops that add, besides those that have a trait for it: results may be small beside their terms."""
 _STAYS = (
     Trait.CORRECTLY_ROUNDED,
     Trait.EXACT,
@@ -111,9 +139,14 @@ class _Noisy(Run):
         found = super().evaluate(node, case)
         plain = case - case % (SAMPLES + 1)
         is_outer = node.graph is self._program.graph and node not in self._weights
-        if case == plain or not is_outer or not isinstance(found, Tensor):
+        if case == plain or not is_outer or node.op != "call_function":
             return found
-        if has(node, Trait.ALIASES, Trait.WRITES) or node.op != "call_function":
+        if node.target in _SEVERAL:
+            args, kwargs = self.fetch_args_kwargs_from_env(node)
+            return pytree.tree_map(torch.add, tuple(found), tuple(self._moved(node, args, kwargs)))
+        if not isinstance(found, Tensor) or has(node, Trait.WRITES):
+            return found
+        if has(node, Trait.ALIASES) and not has(node, Trait.HEAVY):  # einsum may alias
             return found
         if _decides(node, found):
             return self._own[plain][node] if _is_read(node) else found
@@ -123,7 +156,31 @@ class _Noisy(Run):
         noise = torch.rand(found.shape, generator=self._generator).sub_(0.5).mul_(math.sqrt(12.0))
         noise = (noise * _size(node, found, args, kwargs) * UNIT).nan_to_num(0.0, 0.0, 0.0)
         exact = (found * DYADIC).frac() == 0
+        if _adds(node):
+            noise += self._moved(node, args, kwargs)
         return torch.where(exact | ~found.isfinite(), found, found + noise)
+
+    def _moved(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """What a result moves by where each input is off by as much as adding loses."""
+
+        def off(value: Any) -> Any:
+            if not _is_float(value):
+                return value
+            noise = torch.rand(value.shape, generator=self._generator, dtype=torch.float64)
+            return value * (1 + (noise - 0.5) * math.sqrt(12.0) * UNIT)
+
+        given = pytree.tree_map(lambda each: each.double() if _is_float(each) else each, args)
+        op = partial(_called, node, kwargs=kwargs)
+        most = max(each.numel() for each in pytree.tree_leaves(args) if isinstance(each, Tensor))
+        factor = 1 + SUMS * math.sqrt(min(most, MOST_TERMS))
+        moved = pytree.tree_map(torch.sub, op(pytree.tree_map(off, given)), op(given))
+        return pytree.tree_map(lambda by: (by * factor).nan_to_num(0.0, 0.0, 0.0).float(), moved)
+
+
+def _adds(node: Node) -> bool:
+    if node.target in _MEASURED:
+        return False
+    return node.target in _ADDING or has(node, Trait.REDUCES, Trait.ACCUMULATES, Trait.HEAVY)
 
 
 def _decides(node: Node, found: Tensor) -> bool:
@@ -163,10 +220,14 @@ def _size(node: Node, found: Tensor, args: Any, kwargs: Any) -> Tensor:
 
 def _again(node: Node, args: Sequence[Any], kwargs: Any) -> Tensor:
     """What the op of a node gives for other values."""
-    assert callable(node.target)
-    found = node.target(*args, **kwargs)
+    found = _called(node, args, kwargs)
     assert isinstance(found, Tensor)
     return found
+
+
+def _called(node: Node, args: Sequence[Any], kwargs: Any) -> Any:
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
 
 
 def _is_float(value: object) -> bool:

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import is_fake
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
 from torch.fx import Node
@@ -189,7 +189,7 @@ def _refuse_what_no_engine_holds(program: ExportedProgram) -> None:
                 hint="Compute it with dense tensors of floats and integers.",
             )
         spec = specs.get(node.name)
-        if spec is not None and isinstance(program.constants.get(spec.target or ""), FakeTensor):
+        if spec is not None and is_fake(program.constants.get(spec.target or "")):
             raise CaptureError(
                 f"torch.export does not see how the model makes a tensor that it reads{where}, as"
                 " in a backward pass",

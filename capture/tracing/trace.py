@@ -224,13 +224,13 @@ def _once(
                 strict=strategy.is_strict,
                 prefer_deferred_runtime_asserts_over_guards=is_proved,
             )
+        inline_autocast(program)
+        traced, program = program, without_levels(program)
     except EnginecastError:
         raise
     except Exception as error:  # torch raises many kinds, and the model's own code any
         missing = missing_requirement(error, "the model's forward")
         raise missing or RefusedError(_with_sizes(explain(error), specs)) from error
-    inline_autocast(program)
-    traced, program = program, without_levels(program)
     has_levels = traced is not program
     program.example_inputs = ((), dict(inputs))
     kept, cut = check_shapes(program, specs)

@@ -13,6 +13,7 @@ from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.sources.source import Source, open_source
 from enginecast.capture.torchscript.script import DEPRECATION, require_torchscript
 from enginecast.capture.tracing.ladder import LEADS_ON
+from enginecast.capture.tracing.shapes import FrozenDimensionError
 from enginecast.capture.tracing.strategy import RefusedError
 from enginecast.compiler import budget
 from enginecast.compiler.culprits import find_culprits, is_wrong, without_culprits
@@ -87,6 +88,13 @@ def falls_back(error: CaptureError, options: ModelOptions) -> bool:
     return leads_on and options.fallback == "torchscript"
 
 
+def _is_of_sizes(error: EnginecastError) -> bool:
+    """Whether sizes that vary may be the reason of a failure."""
+    if isinstance(error, RefusedError):
+        return error.refusal.kind in OF_SIZES
+    return isinstance(error, FrozenDimensionError) or not isinstance(error, CaptureError)
+
+
 @dataclass(frozen=True)
 class ExportSession:
     """One export of an open model."""
@@ -106,16 +114,18 @@ class ExportSession:
         """
         try:
             return self._candidate()
-        except (RefusedError, PassError, LoweringError, VerificationError) as error:
-            fixed = self._in_example_sizes(error.message.splitlines()[0])
-            if fixed is None or (
-                isinstance(error, RefusedError) and error.refusal.kind not in OF_SIZES
-            ):
+        except (CaptureError, PassError, LoweringError, VerificationError) as error:
+            fixed = (
+                self._in_example_sizes(error.message.splitlines()[0])
+                if _is_of_sizes(error)
+                else None
+            )
+            if fixed is None:
                 raise
             try:
                 return fixed._candidate()
-            except EnginecastError:
-                raise error from None
+            except EnginecastError as second:
+                raise (second if isinstance(error, FrozenDimensionError) else error) from None
 
     def _in_example_sizes(self, why: str) -> "ExportSession | None":
         """This session without sizes that vary only because the example has several rows; None
