@@ -160,8 +160,10 @@ def zeroed(bundle: Path, draw: random.Random) -> tuple[str, Edit]:
     return replaced(name, "zeroed", array, np.zeros_like(array))
 
 
-def scaled(bundle: Path, draw: random.Random) -> tuple[str, Edit]:
+def scaled(bundle: Path, draw: random.Random) -> tuple[str, Edit] | None:
     found = {n: a for n, a in tensors(bundle).items() if a.dtype.kind == "f"}
+    if not found:
+        return None  # scales of quantized weights may all be in the graph
     name, array = draw.choice(list(found.items()))
     return replaced(name, "scaled by 1.001", array, array.astype(np.float64) * 1.001)
 

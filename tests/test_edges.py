@@ -145,8 +145,7 @@ def test_a_captured_program_that_is_another_model_at_the_edges_is_found() -> Non
     source = open_source(nn.Softsign(), example={"input": torch.randn(4, 8)})
     made = prepare(source, ModelOptions(), Steps())
     reference = reference_of(made, "fp32", edges=True)
-    program, names = made.captured.program, made.output_names
-    assert list(capture_failures(program, made.cases, names, reference, [])) == []
+    assert list(capture_failures(made.plain, made.cases, reference)) == []
     edges = [
         replace(case, outputs={name: np.negative(array) for name, array in case.outputs.items()})
         if "large" in case.name
@@ -154,7 +153,7 @@ def test_a_captured_program_that_is_another_model_at_the_edges_is_found() -> Non
         for case in reference.edges
     ]
     changed = replace(reference, edges=tuple(edges))
-    [found] = capture_failures(program, made.cases, names, changed, [])
+    [found] = capture_failures(made.plain, made.cases, changed)
     assert "case 'large values': the captured program is not the model" in found
 
 

@@ -8,6 +8,7 @@ from torch.export import export
 from enginecast.capture.inputs.examples import Case
 from enginecast.capture.inputs.specs import from_example
 from enginecast.compiler.cases import with_telling_values
+from enginecast.verify.runs import Runs
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -35,7 +36,8 @@ def test_a_case_is_added_for_outputs_that_are_zero(
 ) -> None:
     program = export(module(), (X,))
     cases = (Case("first", {"x": X}),)
-    found = with_telling_values(program, from_example({"x": X}), cases, tuple(names))
+    runs = Runs(lambda: program, tuple(names))
+    found = with_telling_values(runs, from_example({"x": X}), cases, tuple(names))
     assert found[0] == cases[0]
     shown = [program.module()(case.inputs["x"]) for case in found]
     for place, name in enumerate(names):

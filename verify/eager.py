@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from enginecast.errors import EnginecastError, VerificationError
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import structural_copy
-from enginecast.passes.ir.interpret import AssertionFailedError, interpret_cases
+from enginecast.passes.ir.interpret import AssertionFailedError
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.source import module_path
 from enginecast.passes.ir.text import DTYPES
@@ -61,6 +61,7 @@ from enginecast.verify.reference import (
     other_padding,
     padded_case,
 )
+from enginecast.verify.runs import Runs
 
 Eager = Callable[[torch.dtype], nn.Module]
 """Makes the eager module in a dtype."""
@@ -101,9 +102,7 @@ def reference_program(program: ExportedProgram) -> ExportedProgram:
     return copy
 
 
-def reference_outputs(
-    exact: ExportedProgram, cases: Sequence[Case], names: Sequence[str]
-) -> Outputs:
+def reference_outputs(exact: Runs, cases: Sequence[Case]) -> Outputs:
     """The fp64 outputs of every case, by the `reference_program` of what was captured.
 
     Raises:
@@ -111,7 +110,7 @@ def reference_outputs(
     """
     inputs = [case.inputs for case in cases]
     try:
-        outputs = interpret_cases(exact, inputs, names=names)
+        outputs = exact.outputs(inputs)
     except AssertionFailedError as error:
         case = cases[error.case].name
         raise VerificationError(f"case {case!r}: {error.message}", hint=error.hint) from error
@@ -179,7 +178,7 @@ def make_reference(
     """
     if exact is None:
         assert program is not None
-        exact = partial(reference_outputs, reference_program(program), names=names)
+        exact = partial(reference_outputs, Runs(partial(reference_program, program), names))
     inputs = {case.name: as_arrays(case.inputs) for case in cases}
     masks = {n: None if mask_input is None else found[mask_input] for n, found in inputs.items()}
     padded, again = padded_case(masks), list[Case]()
@@ -515,9 +514,8 @@ def fp64_outputs(
 
 
 def capture_failures(
-    program: ExportedProgram,
+    captured: Runs,
     cases: Sequence[Case],
-    names: Sequence[str],
     reference: Reference,
     guards: Collection[str] = (),
 ) -> Iterator[str]:
@@ -529,6 +527,7 @@ def capture_failures(
     another order may differ by what the program itself loses against its own fp64 reference.
 
     Args:
+        captured: runs the program.
         guards: outputs that the program has besides the model's, and that have to be true.
         reference: holds eager fp32 and the program's fp64 outputs for the same cases.
     """
@@ -536,7 +535,7 @@ def capture_failures(
     inputs = {case.name: case.inputs for case in cases}
     for edge in reference.edges:
         inputs[edge.name] = {name: torch.from_numpy(a) for name, a in edge.inputs.items()}
-    found_in = interpret_cases(program, list(inputs.values()), names=names)
+    found_in = captured.outputs(list(inputs.values()))
     for case, outputs in zip(inputs, found_in, strict=True):
         for name, found in as_arrays(outputs).items():
             if name in guards:

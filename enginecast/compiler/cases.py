@@ -35,10 +35,11 @@ from enginecast.capture.tracing.shapes import OtherSizes, SizeCheck
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, EnginecastError, UsageError
 from enginecast.passes.ir.blocks import Block, all_blocks
-from enginecast.passes.ir.interpret import Run, interpret_cases
+from enginecast.passes.ir.interpret import Run
 from enginecast.passes.ir.source import module_path, source_line
 from enginecast.runtime.size_checks import holds
 from enginecast.verify.eager import shape_only_outputs
+from enginecast.verify.runs import Runs
 
 SEED = 0
 """Of the verification inputs: equal calls give equal bundles."""
@@ -114,7 +115,7 @@ def _sizes_of(specs: Sequence[InputSpec], case: Case) -> dict[str, int]:
 
 
 def with_telling_values(
-    program: ExportedProgram,
+    runs: Runs,
     specs: Sequence[InputSpec],
     cases: Sequence[Case],
     names: Sequence[str],
@@ -123,15 +124,16 @@ def with_telling_values(
     agreement on nothing else proves little.
 
     Args:
-        names: of the program's outputs.
+        runs: of the program.
+        names: of its outputs.
     """
-    zero = set(names) - shape_only_outputs(program, names)
+    zero = set(names) - shape_only_outputs(runs.program, names)
     added = []
     for case in cases[:LOOKED_AT]:
         if not zero:
             return tuple(cases)
         try:
-            zero -= _telling(program, case.inputs, names)
+            zero -= _telling(runs, case.inputs)
         except FAILS:  # the reference says so, and names the case
             return tuple(cases)
     bases = [case.inputs for case in cases]
@@ -139,7 +141,7 @@ def with_telling_values(
         if not zero:
             break
         try:
-            shown = zero & _telling(program, inputs, names)
+            shown = zero & _telling(runs, inputs)
         except FAILS:
             continue  # at values that nobody promised it takes
         if shown:
@@ -148,11 +150,9 @@ def with_telling_values(
     return (*cases, *added)
 
 
-def _telling(
-    program: ExportedProgram, inputs: Mapping[str, Tensor], names: Sequence[str]
-) -> set[str]:
+def _telling(runs: Runs, inputs: Mapping[str, Tensor]) -> set[str]:
     """The outputs that hold a number other than zero."""
-    outputs = interpret_cases(program, [inputs], names=names)[0]
+    [outputs] = runs.outputs([inputs])
     return {
         name for name, found in outputs.items() if bool((found.isfinite() & (found != 0)).any())
     }

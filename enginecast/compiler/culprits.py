@@ -6,7 +6,7 @@ from dataclasses import replace
 from enginecast.compiler.engines import criteria_of
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig
-from enginecast.compiler.rewrite import Rewritten, observed_cases, rewrite
+from enginecast.compiler.rewrite import Rewritten, rewrite
 from enginecast.compiler.steps import Steps
 from enginecast.passes.ir.base import Pass, SiteKey
 from enginecast.passes.ir.pipeline import PassRun
@@ -79,7 +79,7 @@ def find_culprits(
         names=prepared.output_names,
     )
     with steps("bisect"):
-        found = bisect(subject, checks, observed_cases(prepared), _worst_first(prepared, rewritten))
+        found = bisect(subject, checks, prepared.observed, _worst_first(prepared, rewritten))
     steps.log(f"bisect: {found.trials} runs")
     for line in found.lines():
         steps.log(line)

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from enginecast.capture.control_flow.detect.detect import overlooked
 from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.inputs.derive.derive import check_required, derive
-from enginecast.capture.inputs.examples import Case, edge_inputs, example_sizes, sample
+from enginecast.capture.inputs.examples import Case, edge_inputs, example_sizes, is_heavy, sample
 from enginecast.capture.inputs.given import (
     apply_dynamic,
     check_arguments,
@@ -79,6 +79,7 @@ from enginecast.verify.eager import (
 )
 from enginecast.verify.metrics import BEYOND
 from enginecast.verify.reference import Reference
+from enginecast.verify.runs import Runs
 
 aten = torch.ops.aten
 SORTING = frozenset(
@@ -90,6 +91,8 @@ SORTING = frozenset(
 """Ops that name one of several equal values; torch does not say which."""
 FP64_LOSS = 1e-3
 """Relative error in fp32 of a model in fp64, past which nobody means it to be converted."""
+OBSERVED = 2
+"""Cases that are run after every pass; more take longer and find little more."""
 WITNESSED = 2
 """Cases on which it is recorded what the model reads of its inputs."""
 
@@ -120,6 +123,10 @@ class Prepared(OpenedModel):
     """A model that was captured."""
 
     captured: Captured
+    plain: Runs
+    """Of the captured program."""
+    exact: Runs
+    """Of the captured program in fp64."""
     unverified: tuple[str, ...] = ()
     """Branches of which no case takes one of the paths, where that was not allowed."""
     watched: tuple[Case, ...] = ()
@@ -135,10 +142,13 @@ class Prepared(OpenedModel):
         eager = overlooked(self.runs, self.captured.decided)
         return tuple(dict.fromkeys((*self.captured.branches, *eager)))
 
-    @cached_property
-    def exact(self) -> ExportedProgram:
-        """The captured program in fp64."""
-        return reference_program(self.captured.program)
+    @property
+    def observed(self) -> tuple[Case, ...]:
+        """The cases that are run after every pass; they take every path that any case takes."""
+        if self.watched:
+            return self.watched
+        parameters = sum(t.numel() for t in self.captured.program.state_dict.values())
+        return self.cases[: 1 if is_heavy(self.inputs, parameters) else OBSERVED]
 
     @property
     def context(self) -> PassContext:
@@ -196,7 +206,13 @@ def prepare(
     cases = choose_cases(source, captured.inputs, given, prompts, parameters, steps)
     cases = with_other_sizes(captured.inputs, cases, captured.other_sizes)
     cases = allowed(captured.inputs, cases, captured.size_checks)
-    prepared = Prepared(source, captured.inputs, cases, wanted, captured, quantization=quantization)
+    program, names = captured.program, tuple(spec.name for spec in captured.outputs)
+    opened = OpenedModel(source, captured.inputs, cases, wanted)
+    plain = Runs(lambda: program, names, opened.mask_input)
+    exact = Runs(partial(reference_program, program), names, opened.mask_input)
+    prepared = Prepared(
+        *(source, captured.inputs, cases, wanted, captured, plain, exact), quantization=quantization
+    )
     if captured.unlike_eager:
         prepared = _with_difference(prepared, options, steps)
     if captured.guards:
@@ -204,7 +220,8 @@ def prepare(
         prepared = replace(prepared, cases=kept)
     elif source.given_program() is None:
         with quiet_torch():
-            runs = record(source.eager(), [case.inputs for case in cases[:WITNESSED]])
+            some = cases[: min(WITNESSED, len(prepared.observed))]
+            runs = record(source.eager(), [case.inputs for case in some])
         prepared = replace(prepared, runs=runs)
     if prepared.branches:
         with steps("branches"):
@@ -221,6 +238,9 @@ def prepare(
     if captured.guards:
         return prepared
     inputs, names = prepared.captured.inputs, prepared.output_names
+    observed = [case.inputs for case in prepared.observed]
+    plain.watch(observed)
+    exact.watch(observed)
     # In fp64, because a program that was captured in fp16 need not run as it is.
     cases = with_telling_values(prepared.exact, inputs, prepared.cases, names)
     return replace(prepared, cases=allowed(inputs, cases, captured.size_checks))
@@ -324,7 +344,7 @@ def reference_of(
         CaptureError: a second call with equal inputs gives another result, or may.
     """
     run = in_turn(prepared)
-    exact = partial(reference_outputs, prepared.exact, names=prepared.output_names)
+    exact = partial(reference_outputs, prepared.exact)
     reference = make_reference(
         prepared.captured.program,
         prepared.source.eager,
@@ -381,8 +401,7 @@ def edge_cases(prepared: Prepared) -> list[Case]:
 def captured_wrongly(prepared: Prepared, reference: Reference) -> tuple[str, ...]:
     """Where the captured program is not the model, which every comparison stands on."""
     guards = [guard.output for guard in prepared.captured.guards]
-    program, names = prepared.captured.program, prepared.output_names
-    failures = capture_failures(program, prepared.cases, names, reference, guards)
+    failures = capture_failures(prepared.plain, prepared.cases, reference, guards)
     return (*failures, *_fp64_failures(prepared, reference))
 
 

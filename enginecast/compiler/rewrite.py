@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch.export import ExportedProgram
 
-from enginecast.capture.inputs.examples import Case, is_heavy
 from enginecast.compiler.prepare import Prepared, reference_of
 from enginecast.compiler.request import EngineConfig, computed_dtype
 from enginecast.compiler.steps import Steps
@@ -28,9 +27,6 @@ from enginecast.verify.program.observer import Observer
 from enginecast.verify.program.quantized_floor import PlannedFloor
 from enginecast.verify.reference import Reference
 from enginecast.verify.report.data import PassCheck
-
-OBSERVED = 2
-"""Cases that are run after every pass; more take longer and find little more."""
 
 
 @dataclass(frozen=True)
@@ -210,22 +206,14 @@ def _log_runs(runs: Sequence[PassRun], steps: Steps) -> None:
         )
 
 
-def observed_cases(prepared: Prepared) -> tuple[Case, ...]:
-    """The cases that are run after every pass; they take every path that any case takes."""
-    if prepared.watched:
-        return prepared.watched
-    parameters = sum(t.numel() for t in prepared.captured.program.state_dict.values())
-    few = 1 if is_heavy(prepared.inputs, parameters) else OBSERVED
-    return prepared.cases[:few]
-
-
 def _observers(
     prepared: Prepared, passes: Sequence[Pass], reference: Reference
 ) -> tuple[PlannedFloor, Observer]:
     """What looks at the program after each pass: what a plan costs, and then what compares."""
     program, names = prepared.captured.program, prepared.output_names
-    cases = observed_cases(prepared)
-    observer = Observer(program, cases, reference, names=names, exact=prepared.exact)
+    inputs = [case.inputs for case in prepared.observed]
+    known = (prepared.exact.snapshots(inputs), prepared.plain.snapshots(inputs))
+    observer = Observer(program, prepared.observed, reference, names=names, known=known)
     return PlannedFloor(passes, program, prepared.cases, reference, observer, names), observer
 
 

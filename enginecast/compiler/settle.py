@@ -23,6 +23,7 @@ from enginecast.errors import CaptureError, EnginecastError
 from enginecast.runtime.size_checks import holds
 from enginecast.verify.eager import capture_failures, make_reference
 from enginecast.verify.reference import Reference
+from enginecast.verify.runs import Runs
 
 SEED = 0
 STYLES: tuple[Style, ...] = ("normal", "shifted")
@@ -109,7 +110,7 @@ def _difference(
             reference = make_reference(
                 program, lambda dtype: module, cases, dtype="fp32", names=names, forward=forward
             )
-            failures = capture_failures(program, cases, names, reference)
+            failures = capture_failures(Runs(lambda: program, names), cases, reference)
             return next(chain(failures, _other_shapes(captured, reference, sizes)), "")
     except EnginecastError as error:
         return error.message

@@ -60,7 +60,8 @@ class Observer:
         reference: of these cases and others; its floor judges passes that change precision. Without
             it those are only checked for values that are not finite, and every row counts.
         start: the program as it stands before the first pass that is looked at; None: `program`.
-        exact: `reference_program(program)`, where it was made already.
+        known: what `reference_program(program)` and `program` give for the cases, where they were
+            run already.
 
     A broken promise is recorded in `checks`, and what comes after it is checked all the same.
     """
@@ -73,16 +74,18 @@ class Observer:
         *,
         names: Sequence[str] | None = None,
         start: ExportedProgram | None = None,
-        exact: ExportedProgram | None = None,
+        known: tuple[list[Snapshot], list[Snapshot]] | None = None,
     ) -> None:
         self.names = None if names is None else tuple(names)
         self.cases = tuple(cases)
         mask_input = None if reference is None else reference.mask_input
         self.masks = [mask_of(case, mask_input) for case in self.cases]
         self.judge_by(reference)
-        self._reference = self._run(reference_program(program) if exact is None else exact)
         start = program if start is None else start
-        self._before, self._state = self._run(start), _State.of(start)
+        if known is None:
+            known = self._run(reference_program(program)), self._run(start)
+        self._reference, self._before = known
+        self._state = _State.of(start)
         self.checks: list[PassCheck] = []
 
     def __call__(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> None:

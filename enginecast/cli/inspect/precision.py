@@ -20,7 +20,6 @@ from enginecast.capture.inputs.examples import Case
 from enginecast.cli.terminal.output import print_table, say
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig
-from enginecast.compiler.rewrite import observed_cases
 from enginecast.errors import PassError
 from enginecast.exporters.registry import target_of
 from enginecast.passes.ir.base import Pass, PassContext
@@ -322,7 +321,7 @@ def emulated(
     """The program after its passes, emulated over the first verification inputs; None for fp32."""
     if config.precision == "fp32":
         return None
-    cases = observed_cases(prepared)
+    cases = prepared.observed
     _, found = emulate(
         program,
         {case.name: case.inputs for case in cases},

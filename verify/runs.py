@@ -1,0 +1,75 @@
+"""The runs of one program, so that what it gives for a case is computed once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from enginecast.passes.ir.interpret import AssertionFailedError, interpret_cases
+from enginecast.verify.boundaries import Snapshot, snapshots
+
+Inputs = Mapping[str, Tensor]
+
+
+class Runs:
+    """Runs a program; what it gives for the cases that passes are watched on is kept.
+
+    Args:
+        make: makes the program, when it is run for the first time.
+        names: of its outputs.
+        mask_input: input that marks valid rows; None: every row counts.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], ExportedProgram],
+        names: Sequence[str],
+        mask_input: str | None = None,
+    ) -> None:
+        self._make = make
+        self._names = tuple(names)
+        self._mask_input = mask_input
+        self._watched: list[Inputs] = []
+        self._kept: dict[int, tuple[Inputs, Snapshot]] = {}
+
+    @cached_property
+    def program(self) -> ExportedProgram:
+        """The program that is run."""
+        return self._make()
+
+    def watch(self, cases: Sequence[Inputs]) -> None:
+        """Keep what the program gives for these cases, from their next run on."""
+        self._watched = list(cases)
+
+    def outputs(self, cases: Sequence[Inputs]) -> list[Mapping[str, Tensor]]:
+        """The outputs for each case.
+
+        Raises:
+            AssertionFailedError: with the place of the case among `cases`.
+        """
+        asked = {id(inputs) for inputs in cases}
+        if any(id(inputs) in asked for inputs in self._watched):
+            self.snapshots(self._watched)
+        new = [inputs for inputs in cases if id(inputs) not in self._kept]
+        found = iter(self._placed(new, cases) if new else ())
+        kept = (self._kept.get(id(inputs)) for inputs in cases)
+        return [next(found) if known is None else known[1].outputs for known in kept]
+
+    def snapshots(self, cases: Sequence[Inputs]) -> list[Snapshot]:
+        """The outputs for each case and what leaves each module."""
+        new = [inputs for inputs in cases if id(inputs) not in self._kept]
+        if new:
+            name = self._mask_input
+            masks = [None if name is None else inputs[name] for inputs in new]
+            made = snapshots(self.program, new, names=self._names, masks=masks)
+            for inputs, snapshot in zip(new, made, strict=True):
+                self._kept[id(inputs)] = (inputs, snapshot)
+        return [self._kept[id(inputs)][1] for inputs in cases]
+
+    def _placed(self, new: Sequence[Inputs], cases: Sequence[Inputs]) -> list[dict[str, Tensor]]:
+        try:
+            return interpret_cases(self.program, new, names=self._names)
+        except AssertionFailedError as error:
+            place = next(i for i, inputs in enumerate(cases) if inputs is new[error.case])
+            raise AssertionFailedError(error.message, place, hint=error.hint) from error
