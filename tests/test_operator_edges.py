@@ -19,7 +19,7 @@ REFUSALS = (
 )
 """Of ours, and of ONNX Runtime: an export reports both."""
 
-BY_DEFAULT = ("cummax", "diagonal", "maximum")
+BY_DEFAULT = ("cummax", "diagonal", "maximum", "prod")
 """Those that ONNX Runtime or torch.onnx was found to be wrong for."""
 
 LEFT_OUT = (

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,13 @@ def test_a_module_that_was_given_stays_as_it_is(tmp_path: Path) -> None:
         assert tensor.dtype == state[name].dtype
         assert torch.equal(tensor, state[name])
         assert tensor._version == versions[name], name
+
+
+def test_a_module_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
+    module = nn.Linear(4, 4)
+    module.lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(CaptureError, match="the module cannot be copied"):
+        enginecast.compile(module, tmp_path / "bundle", example={"input": X}, threads=1)
 
 
 class Holds(nn.Module):

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from enginecast.errors import CaptureError, first_line
+
 
 def copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     """Copy a module; `memo` has what to put in the place of some of its tensors, by id."""
@@ -18,7 +20,14 @@ def copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         for held in vars(part).values():
             if isinstance(held, Tensor) and not held.is_leaf:
                 memo.setdefault(id(held), held.detach().clone())
-    copied = copy.deepcopy(module, memo)
+    try:
+        copied = copy.deepcopy(module, memo)
+    except Exception as error:  # of whatever the module holds
+        raise CaptureError(
+            f"the module cannot be copied, which an export works on: {first_line(error)}",
+            hint="Give a function that makes it, as MODULE:FUNCTION, or leave out of it what"
+            " copy.deepcopy does not take.",
+        ) from error
     for part in copied.modules():
         spaces: tuple[dict[Any, Any], ...] = (
             vars(part),

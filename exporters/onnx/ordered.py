@@ -387,6 +387,30 @@ def _cumprod(x: Any, dim: int, *, dtype: int = -1) -> Any:
     return _scan((x,), (like(x, 1),), dim, lambda a, b: (op.Mul(a, b),))[0]
 
 
+@STABLE.rule(aten.prod.dim_int)
+def _prod(x: Any, dim: int, keepdim: bool = False, *, dtype: int = -1) -> Any:
+    """ReduceProd of integers saturates where torch's overflows."""
+    wanted = x.dtype if dtype == -1 else ir.DataType(dtype)
+    if wanted in REALS:
+        return op.ReduceProd(cast(x, wanted), ints(dim), keepdims=int(keepdim))
+    if not x.shape:
+        return op.Cast(x, to=int(INT64))
+    rows = _cumprod(x, dim)
+    one = op.Constant(value_int=1)  # the product of nothing
+    rows = op.Pad(rows, ints(1, 0), one, ints(dim))
+    last = op.Slice(rows, ints(-1), ints(1 << 62), ints(dim))
+    return last if keepdim else op.Squeeze(last, ints(dim))
+
+
+@STABLE.rule(aten.prod.default)
+def _prod_of_all(x: Any, *, dtype: int = -1) -> Any:
+    flat = op.Reshape(x, ints(-1))
+    sizes = list(x.shape)
+    known = all(isinstance(size, int) for size in sizes)
+    flat.dtype, flat.shape = x.dtype, ir.Shape([math.prod(sizes) if known else None])
+    return _prod(flat, 0, dtype=dtype)
+
+
 def _cumulative(x: Any, dim: int, *, largest: bool) -> tuple[Any, Any]:
     """The last of the extremes so far and its place; NaN stays."""
     if not x.shape:
