@@ -1,10 +1,13 @@
 """Outputs that are zero or empty in all cases get one in which they are not."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import export
 
+import enginecast
 from enginecast.capture.inputs.examples import Case
 from enginecast.capture.inputs.specs import from_example
 from enginecast.compiler.cases import with_telling_values
@@ -44,3 +47,19 @@ def test_a_case_is_added_for_outputs_that_are_zero(
         other = any(bool(outputs[place].nan_to_num().any()) for outputs in shown[1:])
         assert other == (name in told) or name == "c"
     assert len(found) == 1 or told
+
+
+class OfProbabilities(nn.Module):
+    """Raises an error for any other values."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.binary_cross_entropy(x, y)
+
+
+def test_floats_are_the_examples_where_the_model_refuses_others(tmp_path: Path) -> None:
+    example = {name: torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) for name in "xy"}
+    bundle = enginecast.compile(OfProbabilities(), tmp_path / "b", example=example)
+    [found] = bundle.manifest.notes
+    assert found.startswith(
+        "floats were compared at the example's values alone: the captured program"
+    )

@@ -9,6 +9,10 @@ from torch import Tensor, nn
 
 import enginecast
 from enginecast.api import compile as export
+from enginecast.capture.sources.source import open_source
+from enginecast.compiler.prepare import prepare
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.steps import Steps
 from enginecast.errors import VerificationError
 
 FAR = 1e5
@@ -114,3 +118,39 @@ def test_a_tensor_of_sizes_is_no_other_path(tmp_path: Path) -> None:
     x = torch.randn(5, 8)
     found = engine.run({"x": x.numpy()})["output_0"]
     torch.testing.assert_close(torch.from_numpy(found), SizeAsTensor()(x))
+
+
+class OneHot(nn.Module):
+    """Torch looks for the largest class in eager alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(x, 6)
+
+
+class InNumpy(nn.Module):
+    """Dynamo translates what eager computes outside of torch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(np.sin(x.numpy()))
+
+
+class AssertsNot(nn.Module):
+    """Torch takes this for `assert x.isnan().any()`, and raises an error."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert not x.isnan().any()
+        return x * 2
+
+
+class ByPosition(nn.Module):
+    def forward(self, x: Tensor, /) -> Tensor:
+        return x * 2
+
+
+@pytest.mark.parametrize("make", [OneHot, InNumpy, AssertsNot, ByPosition])
+def test_what_only_torch_does_otherwise_is_captured(make: type[nn.Module]) -> None:
+    x = torch.tensor([1, 0, 5]) if make is OneHot else torch.ones(2, 3)
+    found = prepare(open_source(make(), example={"x": x}), ModelOptions(), Steps())
+    assert not found.unverified
+    [output] = found.captured.program.module()(x=x).values()
+    assert output.allclose(make()(x))

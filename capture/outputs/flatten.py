@@ -206,7 +206,18 @@ def run_named(module: nn.Module, inputs: Mapping[str, Tensor], wanted: Wanted) -
         CaptureError, UsageError: see `name_result`.
     """
     asking, own_hidden = _asking(module, wanted)
-    return name_result(module(**inputs, **asking), wanted, inputs, own_hidden).tensors
+    returned = _called(module, module.forward, {**inputs, **asking})
+    return name_result(returned, wanted, inputs, own_hidden).tensors
+
+
+def _called(
+    function: Callable[..., Any], forward: Callable[..., Any], given: Mapping[str, Any]
+) -> Any:
+    """Call a module or its forward by keyword, but for parameters that are positional alone."""
+    parameters = inspect.signature(forward).parameters.values()
+    names = [each.name for each in parameters if each.kind is each.POSITIONAL_ONLY]
+    first = [given[name] for name in names if name in given]
+    return function(*first, **{name: each for name, each in given.items() if name not in names})
 
 
 def name_outputs(module: nn.Module, arguments: Sequence[str], wanted: Wanted = ALL) -> list[str]:
@@ -226,7 +237,7 @@ def name_outputs(module: nn.Module, arguments: Sequence[str], wanted: Wanted = A
     def named_forward(*args: Any, **inputs: Any) -> Any:
         if args or inputs.keys() != expected:
             return forward(*args, **inputs)  # the model's own code calls it once more
-        returned = forward(**inputs, **asking)
+        returned = _called(forward, forward, {**inputs, **asking})
         for key, hook in hooks.items():  # those of the model itself see what it returns
             has_names = key in module._forward_hooks_with_kwargs
             changed = hook(module, (), *([inputs] if has_names else []), returned)

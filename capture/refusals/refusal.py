@@ -5,6 +5,7 @@ in the text of the message. Of a dimension that cannot vary, the message lists t
 all sizes satisfy; the place of each is in the ShapeEnv that stands in the frames of the error.
 """
 
+import dis
 import linecache
 import re
 import sys
@@ -110,6 +111,7 @@ CONSTANT = re.compile(
 )
 SIZE = re.compile(r"L\['(?P<input>\w+)'\]\.size\(\)\[(?P<dim>\d+)\]")
 _USER_FRAME = "_get_user_frame"
+_IS_ASSERT = "_is_python_assert"
 _MOST_SIZES = 512
 """Sizes that a guard is tried on to learn whether it is one of those that fail."""
 _NO_CUDA = (
@@ -256,8 +258,28 @@ def guards_at_model_code() -> Iterator[None]:
             frame = frame.f_back
         return original(self)  # the model is not running at all
 
-    with replaced(ShapeEnv, _USER_FRAME, user_frame):
+    is_assert: Callable[[ShapeEnv], bool] = getattr(ShapeEnv, _IS_ASSERT)
+
+    def is_plain_assert(self: ShapeEnv) -> bool:
+        return is_assert(self) and not _jumps_if_false(user_frame(self))
+
+    with (
+        replaced(ShapeEnv, _USER_FRAME, user_frame),
+        replaced(ShapeEnv, _IS_ASSERT, is_plain_assert),
+    ):
         yield
+
+
+def _jumps_if_false(frame: FrameType | None) -> bool:
+    """Whether a frame is at the condition of `assert not x`, which torch takes for `assert x`."""
+    if frame is None:
+        return False
+    jumps = (
+        step.opname
+        for step in dis.get_instructions(frame.f_code)
+        if step.offset >= frame.f_lasti and step.opname.startswith("POP_JUMP")
+    )
+    return "FALSE" in next(jumps, "")
 
 
 def violations(message: str) -> str:

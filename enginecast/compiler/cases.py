@@ -114,6 +114,27 @@ def _sizes_of(specs: Sequence[InputSpec], case: Case) -> dict[str, int]:
     }
 
 
+def in_example_values(cases: Sequence[Case], example: Mapping[str, Tensor]) -> tuple[Case, ...]:
+    """The cases with floats of the example in any order, for a model that takes no others: its
+    inputs may be probabilities.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+
+    def drawn(name: str, tensor: Tensor) -> Tensor:
+        held = example.get(name)
+        if held is None or not held.numel() or not tensor.is_floating_point():
+            return tensor
+        places = torch.randint(held.numel(), tensor.shape, generator=generator)
+        return held.flatten()[places].to(tensor.dtype)
+
+    return tuple(
+        case
+        if all(tensor is example.get(name) for name, tensor in case.inputs.items())
+        else replace(case, inputs={name: drawn(name, t) for name, t in case.inputs.items()})
+        for case in cases
+    )
+
+
 def with_telling_values(
     runs: Runs,
     specs: Sequence[InputSpec],

@@ -16,6 +16,7 @@ from enginecast.capture.tracing.ladder import LEADS_ON
 from enginecast.capture.tracing.shapes import FrozenDimensionError
 from enginecast.capture.tracing.strategy import RefusedError
 from enginecast.compiler import budget
+from enginecast.compiler.cases import in_example_values
 from enginecast.compiler.culprits import find_culprits, is_wrong, without_culprits
 from enginecast.compiler.engines import (
     Criteria,
@@ -192,8 +193,7 @@ class ExportSession:
             self.source.fingerprint()  # refuses weights that are not numbers
         state_notes: list[str] = []
         with self.steps("reference"):
-            plain = not self.config.quantized
-            reference = reference_of(model, self.config.precision, state_notes, edges=plain)
+            model, reference = self._reference(model, state_notes)
             problems = (*model.unverified, *captured_wrongly(model, reference))
         for note in state_notes:
             self.steps.say(note)
@@ -237,6 +237,25 @@ class ExportSession:
             manifest=manifest,
             fusions=fusions,
         )
+
+    def _reference(self, model: Prepared, notes: list[str]) -> tuple[Prepared, Reference]:
+        """What eager gives; for values of the example alone where the model refuses others."""
+        refer = partial(reference_of, dtype=self.config.precision, edges=not self.config.quantized)
+        try:
+            return model, refer(model, notes=notes)
+        except VerificationError as error:
+            if model.watched or model.branches:  # other values may take other paths
+                raise
+            cases = in_example_values(model.cases, model.source.example())
+            model = replace(model, cases=cases)
+            for runs in (model.plain, model.exact):
+                runs.watch([case.inputs for case in model.observed])
+            try:
+                reference = refer(model, notes=notes)
+            except EnginecastError:
+                raise error from None
+            notes.append(f"floats were compared at the example's values alone: {error.message}")
+            return model, reference
 
     def _rewrite(
         self, model: Prepared, reference: Reference, engines: tuple[EngineConfig, ...]
