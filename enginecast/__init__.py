@@ -12,12 +12,17 @@ from enginecast.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from enginecast.api import compile as compile
+    from enginecast.api import record as record
     from enginecast.compiler.verify_bundle import verify_bundle as verify
     from enginecast.runtime.load import load as load
 
-__all__ = ["__version__", "compile", "load", "verify"]
+__all__ = ["__version__", "compile", "load", "record", "verify"]
 
-_WHERE = {"compile": "enginecast.api", "load": "enginecast.runtime.load"}
+_WHERE = {
+    "compile": "enginecast.api",
+    "load": "enginecast.runtime.load",
+    "record": "enginecast.api",
+}
 
 
 class CallableFolder(ModuleType):

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from enginecast.capture.sources.recording import Recorded
+from enginecast.capture.sources.recording import record as record
 from enginecast.capture.tracing.strategy import Fallback
 from enginecast.compiler.request import ExportRequest, ModelOptions, parse_max_error
 from enginecast.compiler.session import export
@@ -20,7 +22,7 @@ def compile(
     model: str | os.PathLike[str] | nn.Module,
     output: str | os.PathLike[str],
     *,
-    example: Mapping[str, Any] | None = None,
+    example: Mapping[str, Any] | Recorded | None = None,
     target: str = DEFAULT,
     precision: str | None = None,
     pipeline: str | None = None,
@@ -44,6 +46,9 @@ def compile(
     """Export a model and publish the bundle.
 
     Args:
+        example: inputs by name, for a module: tensors, and dicts, lists, tuples and dataclasses of
+            them, which become inputs called `NAME_KEY`; numbers are part of the engine.  Or what
+            `enginecast.record` kept of the module's calls.
         outputs: names of the outputs that the engine gives, in order; empty: all.
         hidden_states: indices of hidden states that come as outputs, too, as `hidden_states.-2`.
         dynamic: sizes of dimensions, `NAME:DIM=MIN..MAX[/STEP]` each, as on the command line.
@@ -76,7 +81,7 @@ def compile(
             options,
             outputs=outputs or options.outputs,
             hidden_states=hidden_states or options.hidden_states,
-            dynamic=dynamic or options.dynamic,
+            dynamic=_dynamic(dynamic or options.dynamic, example),
             values=values or options.values,
             fallback=fallback or options.fallback,
         ),
@@ -92,3 +97,8 @@ def compile(
             hint=f"The report is in {done.folder}.",
         )
     return done.bundle
+
+
+def _dynamic(asked: Sequence[str], example: object) -> Sequence[str]:
+    """What was asked for, and what recorded calls say of other dimensions."""
+    return (*asked, *example.dynamic(asked)) if isinstance(example, Recorded) else asked

@@ -258,3 +258,43 @@ def test_the_sigmoid_of_a_gate_before_a_layer_is_one_op(tmp_path: Path) -> None:
     ops = lower(captured(Gated(bias=True), torch.randn(3, 6)), tmp_path).ops
     assert ops["Sigmoid"] == 1
     assert "Exp" not in ops
+
+
+class Cropped(nn.Module):
+    """As transformers of images crop their table of positions, at every second size."""
+
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(1, 16, 16, 4))
+        self.conv = nn.Conv2d(4, 4, 2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        high, wide = x.shape[-2] // 2, x.shape[-1] // 2
+        top, left = (16 - high) // 2, (16 - wide) // 2
+        part = self.table[:, top : top + high, left : left + wide]
+        found: Tensor = self.conv(x).flatten(2).transpose(1, 2) + part.reshape(1, -1, 4)
+        return found
+
+
+def test_a_part_of_varying_size_is_reshaped(tmp_path: Path) -> None:
+    sides = {2: 2 * Dim("high", min=2, max=16), 3: 2 * Dim("wide", min=2, max=16)}
+    model = Cropped().eval()
+    lower(captured(model, torch.randn(2, 4, 12, 16), dynamic=sides), tmp_path)
+    other = torch.randn(2, 4, 20, 6)
+    assert torch.allclose(run(tmp_path, other)[0], model(other), atol=1e-5)
+
+
+def test_choices_among_booleans(tmp_path: Path) -> None:
+    def chosen(x: Tensor) -> tuple[Tensor, ...]:
+        low, high = x < 0, x > 1
+        return (
+            low.masked_fill(high, True),
+            torch.ones_like(low).masked_fill(low, False),
+            torch.where(x > 0.5, low, high[:1]),
+        )
+
+    x = torch.randn(3, 5)
+    lower(captured(Function(chosen), x), tmp_path, outputs=("a", "b", "c"))
+    assert all(map(torch.equal, run(tmp_path, x), chosen(x)))

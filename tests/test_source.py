@@ -296,9 +296,11 @@ def test_factories_give_modules_with_and_without_example(user_module: str) -> No
 
 def test_a_module_s_example_holds_tensors_or_nothing() -> None:
     given = {"input": torch.ones(2, 4), "mask": None}
-    assert list(open_source(nn.Linear(4, 6), example=given).example()) == ["input"]  # type: ignore[arg-type]
+    assert list(open_source(nn.Linear(4, 6), example=given).example()) == ["input"]
     with pytest.raises(SourceError, match="Linear: the example's scale is a float, expected a"):
-        open_source(nn.Linear(4, 6), example={"scale": 2.0})  # type: ignore[dict-item]
+        open_source(nn.Linear(4, 6), example={"scale": 2.0})
+    with pytest.raises(SourceError, match="Linear: the example's by is a slice, expected tensors"):
+        open_source(nn.Linear(4, 6), example={"input": torch.ones(2, 4), "by": slice(2)})
 
 
 @pytest.mark.parametrize(

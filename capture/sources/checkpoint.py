@@ -1,5 +1,5 @@
-"""The weight files of a Hugging Face folder, one safetensors or shards with an index, and the
-model's own names for their tensors, each in the dtype it is stored in.
+"""The weight files of a folder, one safetensors or shards with an index, and the names that a model
+of transformers has for their tensors, each in the dtype it is stored in.
 
 transformers renames keys, adds and drops prefixes, and merges or splits tensors on the way from a
 file to a model, and it converts dtypes while it does.  Here it does the first without the second:
@@ -29,32 +29,68 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 LOADABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-def find_weight_files(folder: Path) -> tuple[Path, ...]:
+@dataclass(frozen=True)
+class WeightNames:
+    """What the weight files of a folder are called."""
+
+    single: str = SINGLE
+    index: str = INDEX
+    variant: str = ""
+
+    @classmethod
+    def of(cls, stem: str, variant: str = "") -> "WeightNames":
+        """The names that `save_pretrained` gives: of a variant, it stands before the ending."""
+        part = f".{variant}" if variant else ""
+        return cls(f"{stem}{part}.safetensors", f"{stem}.safetensors.index{part}.json", variant)
+
+
+NAMES = WeightNames()
+"""Those of transformers."""
+
+
+def find_weight_files(folder: Path, names: WeightNames = NAMES) -> tuple[Path, ...]:
     """The safetensors files that hold the weights; empty when the folder has no weights at all.
 
     Raises:
-        SourceError: only pickle checkpoints, a missing shard, or an index that cannot be read.
+        SourceError: only files of another kind, a missing shard or variant, or an index that cannot
+            be read.
     """
-    if (folder / SINGLE).is_file():
-        return (folder / SINGLE,)
-    if (folder / INDEX).is_file():
-        return tuple(sorted({folder / name for name in _weight_map(folder / INDEX).values()}))
-    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
-    if pickles:
-        raise SourceError(
-            f"{folder / pickles[0]} is a pickle: loading it can run code, so it is refused",
-            hint=f"Convert it to {SINGLE}, with safetensors.torch.save_file or save_pretrained.",
-        )
+    single, index = names.single, names.index
+    if (folder / single).is_file():
+        return (folder / single,)
+    if (folder / index).is_file():
+        return tuple(sorted({folder / name for name in _weight_map(folder / index).values()}))
     others = sorted(file.name for file in folder.glob("*.safetensors"))
-    if others:
+    if names.variant and others:
         raise SourceError(
-            f"{folder} holds {', '.join(others[:3])} and no {SINGLE} or {INDEX}",
-            hint=f"Rename the file to {SINGLE}, or add the index of the shards.",
+            f"{folder} has no variant {names.variant!r} ({single}); it has {', '.join(others[:3])}",
+            hint="Leave --variant out, or name one of those that are there.",
+        )
+    for file in sorted(folder.iterdir()):
+        if file.suffix in PICKLES:
+            raise SourceError(
+                f"{file} is a pickle: loading it can run code, so it is refused",
+                hint=f"Convert it to {single}, with safetensors.torch.save_file or"
+                " save_pretrained.",
+            )
+        if file.suffix == ".gguf":
+            raise SourceError(
+                f"{file} is a GGUF file, whose quantized blocks are not read",
+                hint=f"Load it with from_single_file, dequantize it and save it with"
+                f" save_pretrained, as {single}.",
+            )
+    if others:
+        variants = [name.split(".")[1] for name in others if name.count(".") == 2]
+        raise SourceError(
+            f"{folder} holds {', '.join(others[:3])} and no {single} or {index}",
+            hint=f"Give --variant {variants[0].partition('-')[0]}."
+            if variants
+            else f"Rename the file to {single}, or add the index of the shards.",
         )
     return ()
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
+def read_weights(folder: Path, names: WeightNames = NAMES) -> dict[str, Tensor]:
     """Map every tensor of the folder's weight files, by its name in the file, in its own dtype.
 
     Raises:
@@ -63,25 +99,25 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor] = {}
     holders: dict[str, Path] = {}
-    for file in find_weight_files(folder):
+    for file in find_weight_files(folder, names):
         for name, tensor in _read(file).items():
             if name in holders:
                 raise SourceError(
                     f"{file} holds {name}, and so does {holders[name].name}",
-                    hint=f"Keep the one that {INDEX} names.",
+                    hint=f"Keep the one that {names.index} names.",
                 )
             tensors[name], holders[name] = tensor, file
-    if not (folder / SINGLE).is_file() and (folder / INDEX).is_file():
-        _check_index(folder, holders)
+    if not (folder / names.single).is_file() and (folder / names.index).is_file():
+        _check_index(folder / names.index, holders)
     return tensors
 
 
-def weights_file(folder: Path, name: str = "") -> Path:
+def weights_file(folder: Path, name: str = "", names: WeightNames = NAMES) -> Path:
     """The file that lists the folder's weights, or the shard that holds the tensor `name`."""
-    if (folder / SINGLE).is_file():
-        return folder / SINGLE
-    shard = _weight_map(folder / INDEX).get(name) if name else None
-    return folder / (shard or INDEX)
+    if (folder / names.single).is_file():
+        return folder / names.single
+    shard = _weight_map(folder / names.index).get(name) if name else None
+    return folder / (shard or names.index)
 
 
 def some(names: Iterable[str]) -> str:
@@ -100,7 +136,7 @@ def sha256_of(files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def sha256_of_weights(folder: Path) -> tuple[str, dict[str, Lost]]:
+def sha256_of_weights(folder: Path, names: WeightNames = NAMES) -> tuple[str, dict[str, Lost]]:
     """sha256 over name, dtype, shape and bytes of every tensor of the folder, sorted by name.
 
     Files that hold the same tensors in another order, or in other shards, have the same.  The bytes
@@ -112,8 +148,9 @@ def sha256_of_weights(folder: Path) -> tuple[str, dict[str, Lost]]:
     Raises:
         SourceError: see `read_weights`.
     """
-    read_weights(folder)  # refuses what is damaged
-    found = {n: (f, entry) for f in find_weight_files(folder) for n, entry in _entries(f).items()}
+    read_weights(folder, names)  # refuses what is damaged
+    files = find_weight_files(folder, names)
+    found = {n: (f, entry) for f in files for n, entry in _entries(f).items()}
     digest = hashlib.sha256()
     lost: dict[str, Lost] = {}
     for name, (file, entry) in sorted(found.items()):
@@ -187,21 +224,23 @@ def _read(file: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _check_index(folder: Path, holders: Mapping[str, Path]) -> None:
+def _check_index(index: Path, holders: Mapping[str, Path]) -> None:
     """Refuse an index that is not the one of these shards: tensors would come from anywhere."""
-    listed = _weight_map(folder / INDEX)
-    hint = f"Copy or download {INDEX} and its shards again, from one place."
+    folder, listed = index.parent, _weight_map(index)
+    hint = f"Copy or download {index.name} and its shards again, from one place."
     absent = {name for name, shard in listed.items() if holders.get(name) != folder / shard}
     for name in sorted(absent):
         others = sorted(other for other in absent if listed[other] == listed[name])
         raise SourceError(
-            f"{folder / listed[name]} does not hold {some(others)}: {INDEX} says that it does"
+            f"{folder / listed[name]} does not hold {some(others)}: {index.name} says that it does"
             + (f", and {holders[name].name} holds {name}" if name in holders else ""),
             hint=hint,
         )
     for name in sorted(holders.keys() - listed.keys()):
         same = [n for n in holders.keys() - listed.keys() if holders[n] == holders[name]]
-        raise SourceError(f"{holders[name]} holds {some(same)}, not named in {INDEX}", hint=hint)
+        raise SourceError(
+            f"{holders[name]} holds {some(same)}, not named in {index.name}", hint=hint
+        )
 
 
 @dataclass(frozen=True)
@@ -217,10 +256,11 @@ class Checkpoint:
     """Further keyword arguments of `from_pretrained`."""
     dropped: tuple[str, ...] = ()
     """Beginnings of names that the class leaves out on purpose."""
+    names: WeightNames = NAMES
 
     def file(self, name: str = "") -> Path:
         """The file that holds a tensor, or lists all of them."""
-        return weights_file(self.folder, name)
+        return weights_file(self.folder, name, self.names)
 
 
 def name_weights(checkpoint: Checkpoint, expected: Iterable[str]) -> dict[str, Tensor]:

@@ -17,9 +17,11 @@ from torch.nn.parameter import is_lazy
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from enginecast.capture.refusals.refusal import missing_requirement
+from enginecast.capture.sources.calls import call_of, taking
 from enginecast.capture.sources.copies import copy_module
 from enginecast.capture.sources.empty import empty_copy
 from enginecast.capture.sources.finite import require_finite_module
+from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import Source
 from enginecast.errors import SourceError
 
@@ -30,16 +32,24 @@ RETURNS = "A factory takes no argument and returns a torch.nn.Module, or (module
 class FactorySource(Source):
     """A module that the user's own code built."""
 
-    def __init__(self, name: str, module: nn.Module, example: Mapping[str, Tensor]) -> None:
+    def __init__(self, name: str, module: nn.Module, example: Mapping[str, Any] | Recorded) -> None:
         module = as_written(module, name)
+        if isinstance(example, Recorded):
+            example.require(module)
+            call, tensors = example.call, example.example
+            self.recorded = example.calls
+            self.notes = example.notes
+        else:
+            call, tensors = call_of(arguments_of(example, name), name)
         self.name = name
+        self.call = None if call.is_plain else call
         self.model_class = type(module)
         self.trained = frozenset(name for name, part in module.named_modules() if part.training)
         self._module = module.eval()
         for parameter in module.parameters():
             if parameter.is_leaf:  # the copy of a scripted module has none
                 parameter.requires_grad_(False)
-        self._example = dict(example)
+        self._example = tensors
         config = getattr(module, "config", None)
         self.config = config if isinstance(config, PreTrainedConfig) else None
 
@@ -65,17 +75,18 @@ class FactorySource(Source):
         module._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
         for parameter, tensor in kept.items():
             parameter.data = tensor.to(torch.float32)
-        return module
+        return taking(module, self.call)
 
     def empty(self) -> nn.Module:
-        return empty_copy(self._module)
+        return taking(empty_copy(self._module), self.call)
 
     def weights(self) -> dict[str, Tensor]:
         return dict(self._module.state_dict())
 
     @property
     def forward_signature(self) -> inspect.Signature:
-        return inspect.signature(self._module.forward)
+        plain = inspect.signature(self._module.forward)
+        return plain if self.call is None else self.call.signature
 
     def example(self) -> dict[str, Tensor]:
         return dict(self._example)
@@ -130,15 +141,14 @@ def copy_sharing_weights(module: nn.Module) -> nn.Module:
     return copy_module(module, memo)
 
 
-def take_module(module: nn.Module, example: Mapping[str, Tensor]) -> FactorySource:
+def take_module(module: nn.Module, example: Mapping[str, Any] | Recorded) -> FactorySource:
     """A copy of a module: the caller's keeps its mode and its gradients.
 
     Raises:
-        SourceError: see `as_written` and `tensors_of`.
+        SourceError: see `as_written`, `arguments_of` and `call_of`.
     """
     name = type(module).__name__
-    given = tensors_of(example, name)
-    return FactorySource(name, copy_sharing_weights(as_written(module, name)), given)
+    return FactorySource(name, copy_sharing_weights(as_written(module, name)), example)
 
 
 def open_factory(text: str) -> FactorySource:
@@ -154,28 +164,21 @@ def open_factory(text: str) -> FactorySource:
     module, example = made if isinstance(made, tuple) and len(made) == 2 else (made, {})
     if not isinstance(module, nn.Module):
         raise SourceError(f"{text} returned {_kind(made)}, expected a module", hint=RETURNS)
-    return FactorySource(text, module, tensors_of(example, text))
+    return FactorySource(text, module, example)
 
 
-def tensors_of(example: object, name: str) -> dict[str, Tensor]:
-    """The inputs of an example; None is what its argument has without one.
+def arguments_of(example: object, name: str) -> Mapping[str, Any]:
+    """The arguments of an example.
 
     Raises:
-        SourceError: it holds something else than tensors by name.
+        SourceError: they are not given by name.
     """
     if not isinstance(example, Mapping) or not all(isinstance(key, str) for key in example):
         raise SourceError(
             f"{name}: the example is {_kind(example)}, expected keyword arguments by name",
             hint=RETURNS,
         )
-    given = {key: value for key, value in example.items() if value is not None}
-    for key, value in given.items():
-        if not isinstance(value, Tensor):
-            raise SourceError(
-                f"{name}: the example's {key} is {_kind(value)}, expected a tensor",
-                hint="Bind other arguments in a module around this one.",
-            )
-    return given
+    return example
 
 
 def _find(text: str) -> Callable[[], Any]:

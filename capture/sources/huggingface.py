@@ -27,7 +27,9 @@ from transformers import (
 
 from enginecast.capture.python.quiet import quiet_transformers
 from enginecast.capture.sources.checkpoint import (
+    NAMES,
     Checkpoint,
+    WeightNames,
     find_weight_files,
     name_weights,
     read_json,
@@ -37,7 +39,7 @@ from enginecast.capture.sources.checkpoint import (
 )
 from enginecast.capture.sources.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.sources.finite import Lost, require_finite
-from enginecast.capture.sources.source import Source, elements_of
+from enginecast.capture.sources.source import DEFAULTS, ComponentOptions, Source, elements_of
 from enginecast.capture.sources.text_config import parts_of
 from enginecast.capture.sources.text_encoders import TEXT_ENCODERS
 from enginecast.capture.sources.widened import NARROW, fill_widened
@@ -58,8 +60,15 @@ TYPES = "token_type_ids"
 class HuggingFaceSource(Source):
     """A folder with config.json and weights, or with config.json and a seed for random weights."""
 
-    def __init__(self, folder: Path, config: PreTrainedConfig, seed: int | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: PreTrainedConfig,
+        seed: int | None,
+        names: WeightNames = NAMES,
+    ) -> None:
         self.name = folder.resolve().name
+        self.names = names
         self.folder = folder
         self.config: PreTrainedConfig = config
         self.seed = seed
@@ -81,9 +90,11 @@ class HuggingFaceSource(Source):
         if self.seed is not None:
             weights = {"random_weights": str(self.seed)}
         else:
-            digest, lost = sha256_of_weights(self.folder)
+            digest, lost = sha256_of_weights(self.folder, self.names)
             self._require_finite(lost)
             weights = {"weights": digest}
+        if self.names.variant:
+            weights["variant"] = self.names.variant
         return {"config": hashlib.sha256(canonical).hexdigest(), **weights}
 
     def _require_finite(self, lost: Mapping[str, Lost]) -> None:
@@ -95,7 +106,7 @@ class HuggingFaceSource(Source):
         for name, each in lost.items():
             if not name.startswith(self._dropped):
                 own = names.get(self._tensors[name].data_ptr(), "")
-                what = f"{weights_file(self.folder, name)}: {name}"
+                what = f"{weights_file(self.folder, name, self.names)}: {name}"
                 require_finite(each, what, is_buffer=own in buffers)
 
     def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -126,7 +137,7 @@ class HuggingFaceSource(Source):
     @cached_property
     def _tensors(self) -> Mapping[str, Tensor]:
         """What the files hold, mapped once: pages of a second mapping would count as memory."""
-        return read_weights(self.folder)
+        return read_weights(self.folder, self.names)
 
     @cached_property
     def _named(self) -> Mapping[str, Tensor]:
@@ -137,6 +148,7 @@ class HuggingFaceSource(Source):
             tensors=self._tensors,
             options=self._options,
             dropped=self._dropped,
+            names=self.names,
         )
         with quiet_transformers():
             return name_weights(checkpoint, self.empty().state_dict())
@@ -196,15 +208,35 @@ class HuggingFaceSource(Source):
         return model
 
 
-def open_folder(folder: Path, random_weights: int | None) -> HuggingFaceSource:
+def open_folder(
+    folder: Path, random_weights: int | None, component: ComponentOptions = DEFAULTS
+) -> HuggingFaceSource:
     """Open a Hugging Face folder.
 
     Raises:
         SourceError: config.json or the weights cannot be used.
         UsageError: a seed for random weights where the folder has weights.
     """
+    sizes = [name for name in component.given if name != "variant"]
+    if sizes:
+        raise UsageError(
+            f"--{sizes[0]} does not fit {folder}: it is for a component of diffusers",
+            hint="The sizes of this model's inputs are set by --dynamic.",
+        )
     config = read_config(folder)
-    files = find_weight_files(folder)
+    names = WeightNames.of("model", component.variant)
+    require_weights(folder, names, random_weights)
+    return HuggingFaceSource(folder, config, random_weights, names)
+
+
+def require_weights(folder: Path, names: WeightNames, random_weights: int | None) -> None:
+    """Refuse a folder that has neither weights nor a seed for random ones, or both.
+
+    Raises:
+        SourceError: it has no weights, or none that can be read.
+        UsageError: it has weights, and a seed was given.
+    """
+    files = find_weight_files(folder, names)
     if files and random_weights is not None:
         raise UsageError(
             f"--random-weights {random_weights} does not fit {folder}: it has {files[0].name}",
@@ -212,10 +244,9 @@ def open_folder(folder: Path, random_weights: int | None) -> HuggingFaceSource:
         )
     if not files and random_weights is None:
         raise SourceError(
-            f"{folder} has a config.json and no weights (model.safetensors)",
+            f"{folder} has a config.json and no weights ({names.single})",
             hint="Add the weights, or give --random-weights SEED.",
         )
-    return HuggingFaceSource(folder, config, random_weights)
 
 
 def read_config(folder: Path) -> PreTrainedConfig:

@@ -1,18 +1,51 @@
 """What a MODEL argument may be: a folder, a config alone, a factory, or a `.pt2` program."""
 
 import inspect
+import json
 import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from transformers import PreTrainedConfig
 
+from enginecast.capture.sources.calls import Call
+from enginecast.capture.sources.recording import Recorded
 from enginecast.errors import SourceError, UsageError
+
+
+@dataclass(frozen=True)
+class ComponentOptions:
+    """What a user says of a component of a diffusion pipeline, besides its folder."""
+
+    variant: str = ""
+    """Of the weight files: "fp16"."""
+    entry: str = ""
+    """The method that the engine is: "encode" or "decode" of an autoencoder."""
+    height: int | None = None
+    """In pixels, as the two that follow: sizes of what the pipeline makes."""
+    width: int | None = None
+    frames: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, size in (("height", self.height), ("width", self.width), ("frames", self.frames)):
+            if size is not None and size < 1:
+                raise UsageError(f"--{name} {size}: expected at least 1")
+
+    @property
+    def given(self) -> dict[str, str]:
+        """What was given, by name."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: str(value) for name, value in found.items() if value}
+
+
+DEFAULTS = ComponentOptions()
 
 
 class Source(ABC):
@@ -25,6 +58,12 @@ class Source(ABC):
     """Class of the model, where it is known before the model is built."""
     trained: frozenset[str] = frozenset()
     """The modules that were given in train mode; `eager` has all of them in eval mode."""
+    call: Call | None = None
+    """How the inputs become the arguments of `forward`; None: they are its arguments."""
+    recorded: tuple[Mapping[str, Tensor], ...] = ()
+    """Inputs of calls that were recorded."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of the inputs, as sentences."""
     tokenizer_files: tuple[Path, ...] = ()
     """Files that a bundle needs to tokenize prompts; empty without a tokenizer."""
 
@@ -129,30 +168,40 @@ def open_source(
     *,
     random_weights: int | None = None,
     allow_code: bool = False,
-    example: Mapping[str, Tensor] | None = None,
+    example: Mapping[str, Any] | Recorded | None = None,
+    component: ComponentOptions = DEFAULTS,
 ) -> Source:
     """Open a MODEL argument: the one place that looks at what it is.
 
     Args:
-        model: a Hugging Face folder, `package.module:factory`, a `.pt2` file, or a module, of which
-            a copy is taken.
+        model: a Hugging Face folder, that of a component of diffusers, `package.module:factory`, a
+            `.pt2` file, or a module, of which a copy is taken.
         random_weights: seed for random weights; only for a folder that has a config and no weights.
         allow_code: whether a file may be loaded whose loading can run code.
         example: inputs by name, for a module.
+        component: for a folder.
 
     Raises:
         SourceError: the model cannot be read.
         UsageError: an option does not fit the kind of model.
     """
+    is_folder = isinstance(model, str) and Path(model).is_dir()
+    if component.given and not is_folder:
+        name = next(iter(component.given))
+        raise UsageError(f"--{name} does not fit {_shown(model)}: it is for a component's folder")
     if isinstance(model, nn.Module):
         from enginecast.capture.sources.factory import take_module
 
         return take_module(model, example or {})
     path = Path(model)
-    if path.is_dir():
+    if is_folder and _is_of_diffusers(path):
+        from enginecast.capture.sources.diffusion import open_component
+
+        return open_component(path, random_weights, component)
+    if is_folder:
         from enginecast.capture.sources.huggingface import open_folder
 
-        return open_folder(path, random_weights)
+        return open_folder(path, random_weights, component)
     if random_weights is not None:
         raise UsageError(
             f"--random-weights {random_weights} does not fit {model!r}: it is for a folder with a "
@@ -171,3 +220,18 @@ def open_source(
         + ("a file of unknown kind" if path.exists() else "no such file or folder"),
         hint="Give a Hugging Face folder, package.module:factory, or a .pt2 program.",
     )
+
+
+def _shown(model: str | nn.Module) -> str:
+    return model if isinstance(model, str) else type(model).__name__
+
+
+def _is_of_diffusers(folder: Path) -> bool:
+    """Whether diffusers wrote a folder; one whose config is broken is left to who reads it."""
+    if any((folder / name).is_file() for name in ("model_index.json", "scheduler_config.json")):
+        return True
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and "_class_name" in config

@@ -67,7 +67,7 @@ def choose_cases(
     cases = verification_inputs(specs, SEED, parameters=parameters)
     if given:
         cases = [Case("given inputs", dict(given)), *cases]
-    cases = [*_example_case(source, specs, steps), *cases]
+    cases = [*_example_case(source, specs, steps), *_recorded_cases(source, specs), *cases]
     if prompts is not None:
         encoded = tokenize(prompts, source, specs)
         lacking = [spec.name for spec in specs if spec.name not in encoded]
@@ -262,6 +262,21 @@ def _example_case(source: Source, specs: Sequence[InputSpec], steps: Steps) -> l
         steps.say(f"not verified on the example: {error.message}")
         return []
     return [case]
+
+
+def _recorded_cases(source: Source, specs: Sequence[InputSpec]) -> Iterator[Case]:
+    """The recorded calls in the sizes that the program takes; the example is one of them."""
+    example = source.example()
+    for number, call in enumerate(source.recorded, 1):
+        if all(call[name] is tensor for name, tensor in example.items()):
+            continue
+        inputs = {spec.name: call[spec.name].to(spec.dtype) for spec in specs}
+        if all(
+            size in dim.sizes
+            for spec in specs
+            for size, dim in zip(inputs[spec.name].shape, spec.dims, strict=True)
+        ):
+            yield Case(f"recorded call {number}", inputs)
 
 
 def check_values(given: Mapping[str, Tensor], specs: Sequence[InputSpec], origin: str) -> None:

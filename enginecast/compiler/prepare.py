@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from enginecast.capture.control_flow.detect.detect import overlooked
 from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.inputs.derive.derive import check_required, derive
+from enginecast.capture.inputs.derive.diffusion import bound
 from enginecast.capture.inputs.examples import Case, edge_inputs, example_sizes, is_heavy, sample
 from enginecast.capture.inputs.given import (
     apply_dynamic,
@@ -30,7 +31,8 @@ from enginecast.capture.inputs.specs import InputSpec, captured_dtype, from_exam
 from enginecast.capture.outputs.flatten import Wanted, parse_wanted, run_named
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.capture.sources.source import Source
+from enginecast.capture.sources.recording import Recorded
+from enginecast.capture.sources.source import Source, open_source
 from enginecast.capture.tracing.export import Captured, capture, describe, named_leaves
 from enginecast.capture.tracing.history import CalledInTurn
 from enginecast.capture.tracing.shapes import Range
@@ -171,6 +173,28 @@ class Prepared(OpenedModel):
         return tuple(spec.name for spec in self.captured.outputs)
 
 
+def open_model(
+    model: str | nn.Module,
+    options: ModelOptions,
+    example: Mapping[str, Any] | Recorded | None = None,
+) -> Source:
+    """Open a MODEL, with the call of its class where that is known.
+
+    Raises:
+        SourceError: the model cannot be read.
+        UsageError: an option does not fit the kind of model.
+    """
+    return bound(
+        open_source(
+            model,
+            random_weights=options.random_weights,
+            allow_code=options.allow_code,
+            example=example,
+            component=options.component,
+        )
+    )
+
+
 def given_plan(config: EngineConfig, source: Source) -> QuantizationPlan | None:
     """The quantization plan that a user gave for this model."""
     if config.plan is None:
@@ -264,6 +288,11 @@ def _settled(
         captured = replace(captured, inputs=inputs, notes=(*captured.notes, *notes))
     for rung in captured.rungs:
         (steps.say if len(captured.rungs) > 1 else steps.log)(f"capture: {rung}")
+    captured = replace(captured, notes=(*captured.notes, *source.notes))
+    if source.call is not None and source.call.constants:
+        fixed = ", ".join(f"{name} {value}" for name, value in source.call.constants.items())
+        notes = (*captured.notes, f"part of the engine: {fixed}")
+        captured = replace(captured, notes=notes)
     if doubles := _doubles(source, captured):
         said = f"the model computes in fp64 ({doubles[0]} is float64), and its engine does not"
         captured = replace(captured, notes=(*captured.notes, said))

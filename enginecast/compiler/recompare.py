@@ -6,8 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from enginecast.capture.outputs.flatten import UnknownOutputError
-from enginecast.capture.sources.source import Source, open_source
-from enginecast.compiler.prepare import Prepared, captured_wrongly, prepare, reference_of
+from enginecast.capture.sources.source import ComponentOptions, Source
+from enginecast.compiler.prepare import (
+    Prepared,
+    captured_wrongly,
+    open_model,
+    prepare,
+    reference_of,
+)
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.scripted import prepare_script, reference_of_script
 from enginecast.compiler.steps import Steps
@@ -63,10 +69,9 @@ def reference_of_model(
         outputs=chosen,
         # A specialised engine is compared on inputs that take its path.
         fallback="specialise" if manifest.guards else "torchscript",
+        component=_component(manifest),
     )
-    source = open_source(
-        model, random_weights=options.random_weights, allow_code=options.allow_code
-    )
+    source = open_model(model, options)
     if any(rung.name == "torchscript" for rung in manifest.capture):
         return _of_script(model, source, options, manifest)
     try:
@@ -92,6 +97,15 @@ def reference_of_model(
         plan = read_plan(folder / manifest.quantization.plan)
         reference = _planned(prepared, manifest.pipeline, plan, reference)
     return Remade(reference, _same(model, source, manifest), problems)
+
+
+def _component(manifest: Manifest) -> ComponentOptions:
+    """What the user said of the component that the bundle was made from."""
+    known = manifest.model.fingerprint
+    height, width, frames = (
+        int(known[name]) if name in known else None for name in ("height", "width", "frames")
+    )
+    return ComponentOptions(known.get("variant", ""), known.get("entry", ""), height, width, frames)
 
 
 def _dynamic(manifest: Manifest, given: Sequence[str]) -> Iterator[str]:

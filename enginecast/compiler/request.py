@@ -11,6 +11,8 @@ from typing import Any, cast, get_args
 import torch
 from torch import nn
 
+from enginecast.capture.sources.recording import Recorded
+from enginecast.capture.sources.source import DEFAULTS, ComponentOptions
 from enginecast.capture.tracing.strategy import Fallback
 from enginecast.errors import SpecError, UsageError
 from enginecast.exporters.registry import DEFAULT, target_of
@@ -65,6 +67,8 @@ class ModelOptions:
     """How far down the control-flow ladder a capture may go."""
     widens: bool = True
     """Whether code may be rewritten only so that more sizes are possible."""
+    component: ComponentOptions = DEFAULTS
+    """Variant, entry and sizes, for the folder of a component of a diffusion pipeline."""
     allow_unverified_branches: bool = False
     """Publish although no input was found that takes some path of a branch."""
 
@@ -175,8 +179,8 @@ class ExportRequest:
     """An instance of the target's own `options`, such as `TensorRTOptions`; None: the defaults."""
     options: ModelOptions = field(default_factory=ModelOptions)
     """Weights, inputs, dynamic dimensions."""
-    example: Mapping[str, Any] | None = None
-    """Inputs by name, for a module."""
+    example: Mapping[str, Any] | Recorded | None = None
+    """Inputs by name, or recorded calls, for a module."""
     threads: int | None = None
     """Threads within one operator, when the engine is verified."""
     overwrite: bool = False

@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from enginecast.capture.python.locations import SourceLocation
-from enginecast.capture.sources.source import Source, open_source
+from enginecast.capture.sources.source import Source
 from enginecast.capture.torchscript.script import DEPRECATION, require_torchscript
 from enginecast.capture.tracing.ladder import LEADS_ON
 from enginecast.capture.tracing.shapes import FrozenDimensionError
@@ -34,6 +34,7 @@ from enginecast.compiler.prepare import (
     edge_cases,
     given_plan,
     input_specs,
+    open_model,
     prepare,
     reference_of,
 )
@@ -72,12 +73,7 @@ def export(request: ExportRequest, steps: Steps | None = None) -> Export:
     config, steps = request.resolve(), steps or Steps()
     target_of(config.target).require(config.options)  # before the work, and not after it
     with stage(request.output, overwrite=request.overwrite) as staging, steps.listening():
-        source = open_source(
-            request.model,
-            random_weights=request.options.random_weights,
-            allow_code=request.options.allow_code,
-            example=request.example,
-        )
+        source = open_model(request.model, request.options, request.example)
         budget.require(source, config, staging.folder)
         session = ExportSession(request, config, source, staging, steps)
         return publish(session.candidate(), request, staging, steps)

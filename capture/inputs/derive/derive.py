@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from enginecast.capture.inputs.derive.diffusion import component_inputs
 from enginecast.capture.inputs.derive.known_inputs import (
     AUDIO_INPUTS,
     SERIES_INPUTS,
@@ -11,6 +12,7 @@ from enginecast.capture.inputs.derive.known_inputs import (
 )
 from enginecast.capture.inputs.derive.model_facts import ModelFacts, facts_of
 from enginecast.capture.inputs.specs import InputSpec, from_example, with_example_sizes
+from enginecast.capture.sources.diffusion import ComponentSource
 from enginecast.capture.sources.source import Source
 from enginecast.errors import UsageError
 
@@ -55,6 +57,8 @@ def derive(source: Source) -> tuple[InputSpec, ...]:
     Raises:
         UsageError: an input cannot be derived.
     """
+    if isinstance(source, ComponentSource):
+        return with_example_sizes(component_inputs(source))
     example = source.example()
     if example:
         return check_required(source, from_example(example, source.config))

@@ -43,6 +43,13 @@ Outputs = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME,...", help="Outputs to keep, in order; repeatable."),
 ]
+Height = Annotated[
+    int | None, typer.Option(metavar="PIXELS", help="Of a diffusion pipeline's images.")
+]
+Width = Annotated[
+    int | None, typer.Option(metavar="PIXELS", help="Of a diffusion pipeline's images.")
+]
+Frames = Annotated[int | None, typer.Option(metavar="N", help="Of a diffusion pipeline's videos.")]
 Precision = Annotated[
     str | None,
     typer.Option(
@@ -133,16 +140,27 @@ class ModelFlags:
         ),
     ] = None
     random_weights: RandomWeights = None
+    variant: Annotated[
+        str, typer.Option(metavar="NAME", help="Variant of a folder's weight files, such as fp16.")
+    ] = ""
+    entry: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Of an autoencoder of diffusers: decode or encode."),
+    ] = ""
+    height: Height = None
+    width: Width = None
+    frames: Frames = None
     allow_code: AllowCode = False
 
     def source(self, model: str) -> "Source":
         """Open a MODEL argument."""
-        from enginecast.capture.sources.source import open_source
+        from enginecast.compiler.prepare import open_model
 
-        return open_source(model, random_weights=self.random_weights, allow_code=self.allow_code)
+        return open_model(model, self.options())
 
     def options(self, **more: Any) -> "ModelOptions":
         """The same as one value, with `more` of its fields."""
+        from enginecast.capture.sources.source import ComponentOptions
         from enginecast.compiler.request import ModelOptions
 
         return ModelOptions(
@@ -154,6 +172,9 @@ class ModelFlags:
             tuple(self.values or ()),
             tuple(self.outputs or ()),
             tuple(self.hidden_state or ()),
+            component=ComponentOptions(
+                self.variant, self.entry, self.height, self.width, self.frames
+            ),
             **more,
         )
 

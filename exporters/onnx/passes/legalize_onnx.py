@@ -121,6 +121,42 @@ def _promoted(program: ProgramView, node: Node) -> None:
     node.update_arg(0, insert(program.graph, aten.to.dtype, args, like=node))
 
 
+def _is_cropped(node: Node) -> bool:
+    """Whether a part of a tensor is reshaped whose size varies, as a table of positions is cropped
+    to an image: torch.onnx takes it for a view, which it is not.
+    """
+    source = first_input(node)
+    is_part = source.target is aten.slice.Tensor and not source.meta["val"].is_contiguous()
+    return is_part and any(isinstance(size, torch.SymInt) for size in shape_of(source))
+
+
+def _as_copy(program: ProgramView, node: Node) -> None:
+    kept = {"memory_format": torch.contiguous_format}
+    copied = insert(program.graph, aten.clone.default, (first_input(node),), kept, like=node)
+    node.update_arg(0, copied)
+
+
+def _is_of_bools(node: Node) -> bool:
+    """Whether a choice is among booleans, for which ONNX Runtime has no kernel of Where."""
+    return dtype_of(node) == torch.bool
+
+
+def _bools_where(program: ProgramView, node: Node) -> Node:
+    graph, (condition, first, second) = program.graph, node.args
+    negated = insert(graph, aten.logical_not.default, (condition,), like=node)
+    taken = insert(graph, aten.logical_and.default, (condition, first), like=node)
+    other = insert(graph, aten.logical_and.default, (negated, second), like=node)
+    return insert(graph, aten.logical_or.default, (taken, other), like=node)
+
+
+def _bools_filled(program: ProgramView, node: Node) -> Node:
+    graph, (source, mask, fill) = program.graph, node.args
+    if fill:
+        return insert(graph, aten.logical_or.default, (source, mask), like=node)
+    kept = insert(graph, aten.logical_not.default, (mask,), like=node)
+    return insert(graph, aten.logical_and.default, (source, kept), like=node)
+
+
 def _is_low_by_number(node: Node) -> bool:
     """Whether a quotient that is cut to a whole number is that of 16 bits and a number, which torch
     does not round to 16 bits: 0.3 and 0.30005 give another whole number.
@@ -407,6 +443,9 @@ _RULES: dict[Any, Rewrite] = {
     aten.clamp.default: _float_bounds,
     aten.floor_divide.default: _quotient_in_fp32,
     aten.div.Tensor_mode: _quotient_in_fp32,
+    aten.reshape.default: _as_copy,
+    aten.where.self: _bools_where,
+    aten.masked_fill.Scalar: _bools_filled,
     aten.amax.default: _all_dims,
     aten.amin.default: _all_dims,
     aten.masked_select.default: _select_by_index,
@@ -419,6 +458,9 @@ _UNFIT: dict[Any, Callable[[Node], bool]] = {
     aten.clamp.default: _mixes_bounds,
     aten.floor_divide.default: _is_low_by_number,
     aten.div.Tensor_mode: _is_low_by_number,
+    aten.reshape.default: _is_cropped,
+    aten.where.self: _is_of_bools,
+    aten.masked_fill.Scalar: _is_of_bools,
     aten.amax.default: _is_of_all_dims,
     aten.amin.default: _is_of_all_dims,
     aten.masked_select.default: lambda node: same_shape(*map(shape_of, arguments(node))),

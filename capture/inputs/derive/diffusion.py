@@ -1,0 +1,526 @@
+"""Inputs of the components of diffusion pipelines, a function for each class.
+
+Names are paths: `added_cond_kwargs.text_embeds` is the input `added_cond_kwargs_text_embeds`.  An
+image has the size of its latents, or of its pixels for an encoder.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from enginecast.capture.inputs.specs import BATCH, DimSpec, InputSpec
+from enginecast.capture.sources.calls import call_of_names
+from enginecast.capture.sources.diffusion import CLASS, ComponentSource
+from enginecast.capture.sources.source import Source
+from enginecast.errors import UsageError
+
+Dim = DimSpec | int
+
+MOST_ROWS = 32
+"""Upsampling in UNets and autoencoders takes another path from 64 on."""
+LARGEST_SIDE = 2048
+"""Pixels: the largest image that is taken, or four times the side of the example."""
+LONGEST_TEXT = 512
+CLIP_TOKENS = 77
+MOST_PATCHES = 16384
+MOST_FRAMES = 64
+STEPS = 1000
+"""Of the schedule that a model was trained with."""
+SIDE = 512
+"""Pixels where neither the config nor the user gives a size, and the model takes one size alone."""
+EXAMPLE_SIDE = 256
+EXAMPLE_VIDEO_SIDE = 128
+"""Pixels of the example where sizes vary, so that it may be small."""
+FRAMES = 17
+TIME_IDS = 6
+"""Sizes and crops that SDXL is told of an image."""
+REFINER_TIME_IDS = 5
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a component is called with."""
+
+    inputs: tuple[InputSpec, ...]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Component:
+    """A component as its config and the user describe it."""
+
+    source: ComponentSource
+
+    def __getitem__(self, name: str) -> Any:
+        """A setting of the config."""
+        return self.source.settings.get(name)
+
+    def first(self, *names: str) -> int | None:
+        """The first of these settings that is a whole number; of a list, its first item."""
+        for name in names:
+            value = self[name]
+            value = value[0] if isinstance(value, (list, tuple)) and value else value
+            if isinstance(value, int):
+                return value
+        return None
+
+    def sides(
+        self, factor: int, step: int = 1, default: int | None = None
+    ) -> tuple[DimSpec, DimSpec]:
+        """Height and width, which vary in steps.
+
+        Args:
+            factor: pixels of an image to one of the input.
+            step: sizes are multiples of it.
+            default: size where the user gives none; the config's `sample_size`, or 256 pixels.
+        """
+        options = self.source.options
+        size = default or self.first("sample_size") or EXAMPLE_SIDE // factor
+        found = []
+        for name, given in (("height", options.height), ("width", options.width)):
+            if given is not None and given % (factor * step):
+                raise UsageError(
+                    f"--{name} {given}: {self.source.name} takes multiples of {factor * step}"
+                )
+            example = max(size - size % step, step) if given is None else given // factor
+            least = min(2 * step, example)
+            most = max(LARGEST_SIDE // factor, 4 * example)
+            found.append(_varying(name, example, least, most - most % step, step))
+        return found[0], found[1]
+
+    def fixed_sides(self, factor: int, step: int, height: int, width: int) -> tuple[int, int]:
+        """Height and width of a model that takes one size."""
+        return self.sides(factor, step, height)[0].size, self.sides(factor, step, width)[1].size
+
+    def frames(self, factor: int, default: int | None = None) -> int:
+        """Frames of the input, where the first frame stands alone and then `factor` make one."""
+        options = self.source.options
+        count = options.frames or default or FRAMES
+        if (count - 1) % factor:
+            raise UsageError(
+                f"--frames {count}: {self.source.name} takes {factor}k + 1 frames, such as"
+                f" {count - 1 - (count - 1) % factor + factor + 1}"
+            )
+        return (count - 1) // factor + 1
+
+
+def batch() -> DimSpec:
+    """The first dimension of most inputs."""
+    return DimSpec(BATCH, 2, 1, MOST_ROWS)
+
+
+def text(tokens: int = CLIP_TOKENS) -> DimSpec:
+    """Tokens of the prompt."""
+    return _varying("text", tokens, 1, max(LONGEST_TEXT, tokens))
+
+
+def patches(of_image: int = 256) -> DimSpec:
+    """Patches of the image, where a model takes them in one row."""
+    return _varying("patches", of_image, 1, MOST_PATCHES)
+
+
+def latent_frames(it: Component, factor: int, patch: int, default: int | None = None) -> Dim:
+    """Frames of a video's latents, which vary where each is a patch."""
+    count = it.frames(factor, default)
+    return _varying("frames", max(count, 2), 1, MOST_FRAMES) if patch == 1 else count
+
+
+def _varying(name: str, example: int, least: int, most: int, step: int = 1) -> DimSpec:
+    """A size that varies where the model's code allows it, and else is that of the example."""
+    return DimSpec(name, example, least, most, given=example, step=step)
+
+
+def floats(name: str, *dims: Dim) -> InputSpec:
+    """An input of floats."""
+    return InputSpec(name, "tensor", torch.float32, _dims(dims))
+
+
+def whole(name: str, most: int, *dims: Dim) -> InputSpec:
+    """An input of integers from 0 on."""
+    return InputSpec(name, "tensor", torch.int64, _dims(dims), 0, most)
+
+
+def step_of() -> InputSpec:
+    """`timestep`, one for each row: as integers, which no precision rounds."""
+    return whole("timestep", STEPS - 1, batch())
+
+
+def mask(name: str, *dims: Dim) -> InputSpec:
+    """Ones where there is text."""
+    return whole(name, 1, *dims)
+
+
+def _dims(dims: tuple[Dim, ...]) -> tuple[DimSpec, ...]:
+    return tuple(DimSpec.static(dim) if isinstance(dim, int) else dim for dim in dims)
+
+
+def unet(it: Component) -> Described:
+    """UNets of Stable Diffusion, with what SDXL adds."""
+    step = 2 ** (len(it["block_out_channels"]) - 1)
+    sample = floats("sample", batch(), it["in_channels"], *it.sides(8, step))
+    return Described((sample, step_of(), *_conditions(it)))
+
+
+def controlnet(it: Component) -> Described:
+    """A ControlNet beside them; its image is 8 times the sample, so that sizes are fixed."""
+    step = 2 ** (len(it["block_out_channels"]) - 1)
+    factor = 2 ** (len(it["conditioning_embedding_out_channels"]) - 1)
+    size = it.first("sample_size") or SIDE // factor
+    high, wide = it.fixed_sides(factor, step, size, size)
+    sample = floats("sample", batch(), it["in_channels"], high, wide)
+    image = it["conditioning_channels"], high * factor, wide * factor
+    cond = floats("controlnet_cond", batch(), *image)
+    return Described((sample, step_of(), *_conditions(it), cond))
+
+
+def _conditions(it: Component) -> tuple[InputSpec, ...]:
+    """What a UNet takes beside sample and timestep."""
+    width = it.first("encoder_hid_dim") or it.first("cross_attention_dim") or 1280
+    found = [floats("encoder_hidden_states", batch(), text(), width)]
+    if it["num_class_embeds"]:
+        found.append(whole("class_labels", it["num_class_embeds"] - 1, batch()))
+    if it["time_cond_proj_dim"]:
+        found.append(floats("timestep_cond", batch(), it["time_cond_proj_dim"]))
+    if it["addition_embed_type"] == "text_time":
+        each, whole_width = (
+            it["addition_time_embed_dim"],
+            it["projection_class_embeddings_input_dim"],
+        )
+        is_refiner = whole_width - REFINER_TIME_IDS * each == width
+        count = REFINER_TIME_IDS if is_refiner else TIME_IDS
+        found += [
+            floats("added_cond_kwargs.text_embeds", batch(), whole_width - count * each),
+            floats("added_cond_kwargs.time_ids", batch(), count),
+        ]
+    elif it["addition_embed_type"]:
+        raise _unknown(it, f"addition_embed_type {it['addition_embed_type']!r}")
+    return tuple(found)
+
+
+def unet_2d(it: Component) -> Described:
+    """A UNet without text."""
+    step = 2 ** (len(it["block_out_channels"]) - 1)
+    labels = it["num_class_embeds"]
+    more = (whole("class_labels", labels - 1, batch()),) if labels else ()
+    sample = floats("sample", batch(), it["in_channels"], *it.sides(1, step))
+    return Described((sample, step_of(), *more))
+
+
+def autoencoder(it: Component) -> Described:
+    """Autoencoders of images."""
+    names = ("block_out_channels", "encoder_block_out_channels", "dim_mult")
+    levels = next(it[name] for name in names if it[name])
+    factor = 2 ** (len(levels) - 1)
+    if it.source.entry == "encode":
+        sides = it.sides(1, factor, min(it.first("sample_size") or EXAMPLE_SIDE, EXAMPLE_SIDE))
+        return Described((floats("x", batch(), it.first("in_channels") or 3, *sides),))
+    latents = min(it.first("sample_size") or EXAMPLE_SIDE, EXAMPLE_SIDE) // factor
+    argument = "x" if it.source.settings[CLASS] == "AutoencoderTiny" else "z"
+    sides = it.sides(factor, 1, latents)
+    return Described((floats(argument, batch(), it["latent_channels"], *sides),))
+
+
+def video_autoencoder(it: Component) -> Described:
+    """Autoencoders of videos; they loop over the frames, so that their number is fixed."""
+    space, time = _compression(it)
+    if it.source.entry == "encode":
+        channels = it.first("input_channels", "out_channels") or 3
+        count = (it.frames(time) - 1) * time + 1
+        sides = it.sides(1, space, EXAMPLE_VIDEO_SIDE)
+        return Described((floats("x", batch(), channels, count, *sides),))
+    channels = it.first("latent_channels", "z_dim") or 16
+    latents = EXAMPLE_VIDEO_SIDE // space
+    return Described(
+        (floats("z", batch(), channels, it.frames(time), *it.sides(space, 1, latents)),)
+    )
+
+
+def _compression(it: Component) -> tuple[int, int]:
+    """Pixels to a latent, along a side and in time."""
+    if it["temperal_downsample"]:  # as diffusers spells it
+        return (
+            2 ** len(it["temperal_downsample"]) * (it.first("patch_size") or 1),
+            2 ** sum(it["temperal_downsample"]),
+        )
+    if it["spatio_temporal_scaling"]:
+        levels = sum(it["spatio_temporal_scaling"])
+        return 2**levels * it["patch_size"], 2**levels * it["patch_size_t"]
+    if it["temporal_expansions"]:
+        return math.prod(it["spatial_expansions"]), math.prod(it["temporal_expansions"])
+    space = it.first("spatial_compression_ratio") or 2 ** (len(it["block_out_channels"]) - 1)
+    return space, int(it["temporal_compression_ratio"])
+
+
+def pixart(it: Component) -> Described:
+    """PixArt-alpha and Sigma."""
+    step = it["patch_size"]
+    more: tuple[InputSpec, ...] = ()
+    constants: dict[str, Any] = {"added_cond_kwargs": {"resolution": None, "aspect_ratio": None}}
+    uses = it["use_additional_conditions"]
+    if uses if uses is not None else it["sample_size"] == 128:
+        more = (
+            floats("added_cond_kwargs.resolution", batch(), 2),
+            floats("added_cond_kwargs.aspect_ratio", batch(), 1),
+        )
+        constants = {}
+    inputs = (
+        floats("hidden_states", batch(), it["in_channels"], *it.sides(8, step)),
+        floats("encoder_hidden_states", batch(), text(), it["caption_channels"]),
+        step_of(),
+        *more,
+        mask("encoder_attention_mask", batch(), text()),
+    )
+    return Described(inputs, constants)
+
+
+def dit(it: Component) -> Described:
+    """DiT, by classes: it takes squares, of one size."""
+    side = it["sample_size"]
+    sample = floats("hidden_states", batch(), it["in_channels"], side, side)
+    return Described((sample, step_of(), whole("class_labels", it["num_embeds_ada_norm"], batch())))
+
+
+def flux(it: Component) -> Described:
+    """Flux and Kontext; positions have no batch."""
+    return Described(
+        (
+            floats("hidden_states", batch(), patches(), it["in_channels"]),
+            floats("encoder_hidden_states", batch(), text(), it["joint_attention_dim"]),
+            floats("pooled_projections", batch(), it["pooled_projection_dim"]),
+            floats("timestep", batch()),
+            floats("img_ids", patches(), len(it["axes_dims_rope"])),
+            floats("txt_ids", text(), len(it["axes_dims_rope"])),
+            *_guidance(it),
+        )
+    )
+
+
+def flux2(it: Component) -> Described:
+    """Flux 2, without pooled text."""
+    inputs = flux(it).inputs
+    return Described(tuple(spec for spec in inputs if spec.name != "pooled_projections"))
+
+
+def _guidance(it: Component) -> tuple[InputSpec, ...]:
+    return (floats("guidance", batch()),) if it["guidance_embeds"] else ()
+
+
+def sd3(it: Component) -> Described:
+    """Stable Diffusion 3."""
+    step = it["patch_size"]
+    return Described(
+        (
+            floats("hidden_states", batch(), it["in_channels"], *_within_table(it, step)),
+            floats("encoder_hidden_states", batch(), text(), it["joint_attention_dim"]),
+            floats("pooled_projections", batch(), it["pooled_projection_dim"]),
+            floats("timestep", batch()),
+        )
+    )
+
+
+def _within_table(it: Component, step: int) -> tuple[DimSpec, ...]:
+    """Sides up to the size of the table of positions."""
+    most = it["pos_embed_max_size"] * step
+    sides = it.sides(8, step)
+    return tuple(replace(side, maximum=min(side.maximum, most)) for side in sides)
+
+
+def sana(it: Component) -> Described:
+    """Sana."""
+    return Described(
+        (
+            floats("hidden_states", batch(), it["in_channels"], *it.sides(32, it["patch_size"])),
+            floats("encoder_hidden_states", batch(), text(), it["caption_channels"]),
+            floats("timestep", batch()),
+            *_guidance(it),
+            mask("encoder_attention_mask", batch(), text()),
+        )
+    )
+
+
+def lumina2(it: Component) -> Described:
+    """Lumina 2."""
+    return Described(
+        (
+            floats("hidden_states", batch(), it["in_channels"], *it.sides(8, it["patch_size"])),
+            floats("timestep", batch()),
+            floats("encoder_hidden_states", batch(), text(), it["cap_feat_dim"]),
+            mask("encoder_attention_mask", batch(), text()),
+        )
+    )
+
+
+def qwen_image(it: Component) -> Described:
+    """Qwen-Image, whose positions are numbers: one size."""
+    high, wide = it.fixed_sides(16, 1, SIDE // 16, SIDE // 16)
+    return Described(
+        (
+            floats("hidden_states", batch(), high * wide, it["in_channels"]),
+            floats("encoder_hidden_states", batch(), text(), it["joint_attention_dim"]),
+            mask("encoder_hidden_states_mask", batch(), text()),
+            floats("timestep", batch()),
+            *_guidance(it),
+        ),
+        {"img_shapes": [[(1, high, wide)]]},
+    )
+
+
+def wan(it: Component) -> Described:
+    """Wan, text to video and image to video."""
+    time, step, _ = it["patch_size"]
+    image = it["image_dim"]
+    more = (floats("encoder_hidden_states_image", batch(), 257, image),) if image else ()
+    frames = latent_frames(it, 4, time)
+    return Described(
+        (
+            floats("hidden_states", batch(), it["in_channels"], frames, *it.sides(8, step, 16)),
+            step_of(),
+            floats("encoder_hidden_states", batch(), text(), it["text_dim"]),
+            *more,
+        )
+    )
+
+
+def ltx(it: Component) -> Described:
+    """LTX-Video, with the coordinates of its patches."""
+    return Described(
+        (
+            floats("hidden_states", batch(), patches(), it["in_channels"]),
+            floats("encoder_hidden_states", batch(), text(), it["caption_channels"]),
+            step_of(),
+            mask("encoder_attention_mask", batch(), text()),
+            floats("video_coords", batch(), 3, patches()),
+        )
+    )
+
+
+def cogvideox(it: Component) -> Described:
+    """CogVideoX, in the size that it was trained with; positions go with the size."""
+    step, time = it["patch_size"], it["patch_size_t"]
+    high, wide = it.fixed_sides(8, step, it["sample_height"], it["sample_width"])
+    frames = it.frames(it["temporal_compression_ratio"], it["sample_frames"])
+    frames += -frames % (time or 1)
+    more: tuple[InputSpec, ...] = ()
+    if it["use_rotary_positional_embeddings"]:
+        count = frames // (time or 1) * (high // step) * (wide // step)
+        more = tuple(
+            floats(f"image_rotary_emb.{n}", count, it["attention_head_dim"]) for n in (0, 1)
+        )
+    if it["ofs_embed_dim"]:
+        more = (floats("ofs", 1), *more)
+    tokens = it["max_text_seq_length"]
+    return Described(
+        (
+            floats("hidden_states", batch(), frames, it["in_channels"], high, wide),
+            floats("encoder_hidden_states", batch(), tokens, it["text_embed_dim"]),
+            step_of(),
+            *more,
+        )
+    )
+
+
+def hunyuan_video(it: Component) -> Described:
+    """HunyuanVideo."""
+    return Described(
+        (
+            floats(
+                "hidden_states",
+                *(batch(), it["in_channels"]),
+                latent_frames(it, 4, it["patch_size_t"]),
+                *it.sides(8, it["patch_size"], 16),
+            ),
+            step_of(),
+            floats("encoder_hidden_states", batch(), text(), it["text_embed_dim"]),
+            mask("encoder_attention_mask", batch(), text()),
+            floats("pooled_projections", batch(), it["pooled_projection_dim"]),
+            *_guidance(it),
+        )
+    )
+
+
+def mochi(it: Component) -> Described:
+    """Mochi."""
+    frames = latent_frames(it, 6, 1, 19)
+    sides = it.sides(8, it["patch_size"], 16)
+    tokens = text(it["max_sequence_length"])
+    return Described(
+        (
+            floats("hidden_states", batch(), it["in_channels"], frames, *sides),
+            floats("encoder_hidden_states", batch(), tokens, it["text_embed_dim"]),
+            step_of(),
+            mask("encoder_attention_mask", batch(), tokens),
+        )
+    )
+
+
+FAMILIES: Mapping[str, Callable[[Component], Described]] = {
+    "UNet2DConditionModel": unet,
+    "UNet2DModel": unet_2d,
+    "ControlNetModel": controlnet,
+    "AutoencoderKL": autoencoder,
+    "AutoencoderTiny": autoencoder,
+    "AutoencoderDC": autoencoder,
+    "AutoencoderKLWan": video_autoencoder,
+    "AutoencoderKLQwenImage": video_autoencoder,
+    "AutoencoderKLCogVideoX": video_autoencoder,
+    "AutoencoderKLLTXVideo": video_autoencoder,
+    "AutoencoderKLHunyuanVideo": video_autoencoder,
+    "AutoencoderKLMochi": video_autoencoder,
+    "PixArtTransformer2DModel": pixart,
+    "DiTTransformer2DModel": dit,
+    "FluxTransformer2DModel": flux,
+    "Flux2Transformer2DModel": flux2,
+    "SD3Transformer2DModel": sd3,
+    "SanaTransformer2DModel": sana,
+    "Lumina2Transformer2DModel": lumina2,
+    "QwenImageTransformer2DModel": qwen_image,
+    "WanTransformer3DModel": wan,
+    "LTXVideoTransformer3DModel": ltx,
+    "CogVideoXTransformer3DModel": cogvideox,
+    "HunyuanVideoTransformer3DModel": hunyuan_video,
+    "MochiTransformer3DModel": mochi,
+}
+"""For each class, what it is called with."""
+
+
+def bound(source: Source) -> Source:
+    """The source, with the call of its class where that is known."""
+    described = _described(source)
+    if described is None or not isinstance(source, ComponentSource):
+        return source
+    paths = [spec.name for spec in described.inputs]
+    return source.calling(call_of_names(paths, described.constants, source.entry or "forward"))
+
+
+def component_inputs(source: ComponentSource) -> tuple[InputSpec, ...]:
+    """The inputs of a component.
+
+    Raises:
+        UsageError: its class is none of those that are known.
+    """
+    described = _described(source)
+    if described is None:
+        raise UsageError(
+            f"the inputs of {source.settings[CLASS]} are not known",
+            hint="Record them from a pipeline (enginecast.record), or give them:"
+            " --inputs FILE.safetensors.",
+        )
+    return tuple(replace(each, name=each.name.replace(".", "_")) for each in described.inputs)
+
+
+def _described(source: Source) -> Described | None:
+    if not isinstance(source, ComponentSource):
+        return None
+    family = FAMILIES.get(source.settings[CLASS])
+    return None if family is None else family(Component(source))
+
+
+def _unknown(it: Component, what: str) -> UsageError:
+    return UsageError(
+        f"the inputs of {it.source.name} cannot be derived: {what}",
+        hint="Record them from a pipeline (enginecast.record), or give them:"
+        " --inputs FILE.safetensors.",
+    )

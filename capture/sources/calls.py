@@ -1,0 +1,183 @@
+"""How named tensors become what a method of a model takes: nested arguments, and constants.
+
+Engines take tensors by name.  A model may take them in dicts, lists, tuples and dataclasses, beside
+numbers: `added_cond_kwargs={"text_embeds": t}` is the input `added_cond_kwargs_text_embeds`, and
+`height=64` is part of the engine.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from enginecast.errors import SourceError
+
+CONSTANT = (bool, int, float, str, type(None))
+"""What may stand beside tensors; it is the same in every call of an engine."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a tensor goes."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a model, without its tensors."""
+
+    arguments: Mapping[str, Any]
+    """By name; a `Slot` wherever a tensor goes."""
+    entry: str = "forward"
+    """The method that is called."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the tensors, in order."""
+        found = (leaf for _, leaf in _leaves(self.arguments))
+        return tuple(leaf.name for leaf in found if isinstance(leaf, Slot))
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What is neither a tensor nor None, by argument."""
+        return {
+            name: value
+            for name, value in self.arguments.items()
+            if all(not isinstance(leaf, Slot) for _, leaf in _leaves(value))
+            and any(leaf is not None for _, leaf in _leaves(value))
+        }
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each argument is a tensor of the same name, of `forward`."""
+        slots = (isinstance(v, Slot) and v.name == n for n, v in self.arguments.items())
+        return self.entry == "forward" and all(slots)
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """Of a function that takes the tensors alone."""
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Signature([inspect.Parameter(name, kind) for name in self.inputs])
+
+    def filled(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The arguments, with tensors in their places."""
+        return {name: _filled(value, tensors) for name, value in self.arguments.items()}
+
+
+def call_of(arguments: Mapping[str, Any], owner: str) -> tuple[Call, dict[str, Tensor]]:
+    """Take the tensors out of the arguments of a call; an argument that is None is left out.
+
+    Raises:
+        SourceError: something is neither a tensor, a number nor a container of them.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    tensors: dict[str, Tensor] = {}
+    for path, leaf in _leaves(given):
+        if isinstance(leaf, Tensor):
+            tensors["_".join(path)] = leaf
+        elif not isinstance(leaf, CONSTANT):
+            raise SourceError(
+                f"{owner}: the example's {'.'.join(path)} is a {type(leaf).__name__}, expected"
+                " tensors and numbers, in dicts, lists, tuples and dataclasses",
+                hint="Bind other arguments in a module around this one.",
+            )
+    if given and not tensors:
+        name, value = next(iter(given.items()))
+        raise SourceError(
+            f"{owner}: the example's {name} is a {type(value).__name__}, expected a tensor"
+        )
+    return Call({name: _slotted(value, (name,)) for name, value in given.items()}), tensors
+
+
+def call_of_names(paths: Sequence[str], constants: Mapping[str, Any], entry: str) -> Call:
+    """A call that takes a tensor at each path, such as `added_cond_kwargs.text_embeds`."""
+    arguments: dict[str, Any] = dict(constants)
+    for path in paths:
+        argument, *keys = path.split(".")
+        slot = Slot("_".join((argument, *keys)))
+        if keys:
+            arguments[argument] = {**arguments.get(argument, {}), ".".join(keys): slot}
+        else:
+            arguments[argument] = slot
+    return Call({name: _as_tuple(value) for name, value in arguments.items()}, entry)
+
+
+def taking(module: nn.Module, call: Call | None) -> nn.Module:
+    """Make `module` take the tensors of `call` by name, in place.
+
+    Wrapping the module instead would put a prefix before every module path in the program.
+    """
+    if call is None:
+        return module
+    bound, names = call, set(call.inputs)
+    plain = getattr(type(module), bound.entry)
+
+    def forward(*args: Any, **tensors: Any) -> Any:
+        if args or tensors.keys() != names:
+            return type(module).forward(module, *args, **tensors)  # the model's own code calls it
+        returned = plain(module, **bound.filled(tensors))
+        latent = getattr(returned, "latent_dist", None)  # an object, made of one tensor
+        return returned if latent is None else {"moments": latent.parameters}
+
+    forward.__signature__ = bound.signature  # type: ignore[attr-defined]
+    forward.__wrapped__ = plain  # type: ignore[attr-defined]
+    module.forward = forward
+    return module
+
+
+def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    items = _items(value)
+    if items is None:
+        yield path, value
+        return
+    for key, item in items.items():
+        yield from _leaves(item, (*path, key))
+
+
+def _items(value: Any) -> dict[str, Any] | None:
+    """What a container holds, by name; None for anything else."""
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, (type, Slot)):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return {str(index): item for index, item in enumerate(value)}
+    return None
+
+
+def _rebuilt(value: Any, items: Sequence[Any]) -> Any:
+    """A container of the same kind that holds other items, in the same order."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [each.name for each in dataclasses.fields(value)]
+        return type(value)(**dict(zip(names, items, strict=True)))
+    if isinstance(value, Mapping):
+        return dict(zip(value, items, strict=True))
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def _slotted(value: Any, path: tuple[str, ...]) -> Any:
+    if isinstance(value, Tensor):
+        return Slot("_".join(path))
+    items = _items(value)
+    if items is None:
+        return value
+    return _rebuilt(value, [_slotted(item, (*path, key)) for key, item in items.items()])
+
+
+def _filled(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, Slot):
+        return tensors[value.name]
+    items = _items(value)
+    return (
+        value if items is None else _rebuilt(value, [_filled(i, tensors) for i in items.values()])
+    )
+
+
+def _as_tuple(value: Any) -> Any:
+    """A dict with the keys 0, 1, ... is a tuple."""
+    is_numbered = isinstance(value, dict) and [*value] == [str(n) for n in range(len(value))]
+    return tuple(value.values()) if is_numbered and value else value

@@ -1,0 +1,280 @@
+"""Folders of diffusers' components: config.json with `_class_name`, and safetensors weights or a
+seed for random ones.
+"""
+
+import copy
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from enginecast.capture.python.quiet import quiet_torch
+from enginecast.capture.sources.calls import Call, taking
+from enginecast.capture.sources.checkpoint import (
+    LOADABLE,
+    WeightNames,
+    read_json,
+    read_weights,
+    sha256_of_weights,
+    some,
+    weights_file,
+)
+from enginecast.capture.sources.empty import buffers_to_meta, parameters_on_meta
+from enginecast.capture.sources.finite import require_finite
+from enginecast.capture.sources.huggingface import CONFIG_FILE, require_weights
+from enginecast.capture.sources.source import ComponentOptions, Source, elements_of
+from enginecast.capture.sources.widened import fill_widened
+from enginecast.errors import MissingError, SourceError, UsageError
+
+STEM = "diffusion_pytorch_model"
+CLASS = "_class_name"
+WHERE_FROM = ("_name_or_path", "_diffusers_version")
+"""Entries that say where a config comes from, and not what it is."""
+ENTRIES = ("decode", "encode")
+"""Methods of an autoencoder that are engines of their own; the first is what pipelines end with."""
+
+
+class ComponentSource(Source):
+    """A transformer, UNet, autoencoder or other model of a diffusion pipeline."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model_class: type[nn.Module],
+        settings: Mapping[str, Any],
+        seed: int | None,
+        options: ComponentOptions,
+    ) -> None:
+        self.name = folder.resolve().name
+        self.folder = folder
+        self.model_class = model_class
+        self.settings = settings
+        """The config, with the defaults of the class."""
+        self.seed = seed
+        self.options = options
+        self.names = WeightNames.of(STEM, options.variant)
+        self.entry = _entry(model_class, options.entry, folder)
+
+    def calling(self, call: Call) -> "ComponentSource":
+        """The same model, whose inputs are those of `call`."""
+        found = copy.copy(self)
+        found.call = call
+        return found
+
+    def write_beside(self, folder: Path) -> None:
+        super().write_beside(folder)
+        config = read_json(self.folder / CONFIG_FILE)
+        text = json.dumps(config, sort_keys=True, indent=2, ensure_ascii=False)
+        (folder / CONFIG_FILE).write_text(f"{text}\n", encoding="utf-8")
+
+    @cached_property
+    def _fingerprint(self) -> Mapping[str, str]:
+        stored = read_json(self.folder / CONFIG_FILE)
+        told = {name: value for name, value in stored.items() if name not in WHERE_FROM}
+        config = json.dumps(told, sort_keys=True).encode()
+        digest, lost = ("", {}) if self.in_memory else sha256_of_weights(self.folder, self.names)
+        buffers = {name for name, _ in self._construct().named_buffers()} if lost else set()
+        for name, each in lost.items():
+            what = f"{weights_file(self.folder, name, self.names)}: {name}"
+            require_finite(each, what, is_buffer=name in buffers)
+        weights = {"random_weights": str(self.seed)} if self.in_memory else {"weights": digest}
+        asked = {**self.options.given, **({"entry": self.entry} if self.entry else {})}
+        return {"config": hashlib.sha256(config).hexdigest(), **weights, **asked}
+
+    def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        if dtype == torch.float32:
+            return taking(fill_widened(self._bare(), self.weights()), self.call)
+        module = self._bare(dtype)
+        kept = set(getattr(self.model_class, "_keep_in_fp32_modules", None) or ())
+        module.load_state_dict(
+            {n: _cast(t, n, kept, dtype) for n, t in self.weights().items()}, assign=True
+        )
+        return taking(module.requires_grad_(False), self.call)
+
+    def empty(self) -> nn.Module:
+        return taking(self._bare(), self.call)
+
+    def weights(self) -> dict[str, Tensor]:
+        if self.seed is not None:
+            return dict(self._construct(self.seed).state_dict())
+        return dict(self._named)
+
+    @property
+    def in_memory(self) -> bool:
+        return self.seed is not None
+
+    @property
+    def forward_signature(self) -> inspect.Signature:
+        if self.call is not None:
+            return self.call.signature
+        assert self.model_class is not None
+        signature = inspect.signature(getattr(self.model_class, self.entry or "forward"))
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    def weight_elements(self) -> dict[torch.dtype, int]:
+        tensors = self._bare().state_dict() if self.in_memory else self._named
+        return elements_of(tensors.values())
+
+    @cached_property
+    def _named(self) -> Mapping[str, Tensor]:
+        """What the files hold, mapped once, by the names that the class has today."""
+        empty: Any = self._construct()
+        tensors = read_weights(self.folder, self.names)
+        empty._fix_state_dict_keys_on_load(tensors)
+        expected = empty.state_dict()
+        self._check(tensors, expected)
+        return {name: _at_most_fp32(tensors[name]) for name in expected}
+
+    def _check(self, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+        """Refuse weights that are not those of the class."""
+        file, owner = weights_file(self.folder, names=self.names), self.settings[CLASS]
+        ignored = getattr(self.model_class, "_keys_to_ignore_on_load_unexpected", None) or ()
+        extra = {
+            name
+            for name in tensors.keys() - expected.keys()
+            if not any(re.search(pattern, name) for pattern in ignored)
+        }
+        for names, what in (
+            (expected.keys() - tensors.keys(), "misses"),
+            (extra, "has no place for"),
+        ):
+            if names:
+                raise SourceError(
+                    f"{file}: {owner} {what} {some(names)}",
+                    hint="config.json does not belong to these weights.",
+                )
+        for name, tensor in expected.items():
+            found = tensors[name]
+            if found.shape != tensor.shape:
+                raise SourceError(
+                    f"{file}: {name} has shape {list(found.shape)}, {owner} expects"
+                    f" {list(tensor.shape)}",
+                    hint="config.json does not belong to these weights.",
+                )
+            if found.is_floating_point() and found.dtype not in LOADABLE:
+                raise SourceError(
+                    f"{file}: {name} is stored as {found.dtype}, expected float32, float16,"
+                    " bfloat16 or float64"
+                )
+
+    def _bare(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """The model, its parameters and persistent buffers on the meta device."""
+        with parameters_on_meta(), _default(dtype):
+            module = self._construct()
+        return buffers_to_meta(module)
+
+    def _construct(self, seed: int = 0) -> nn.Module:
+        build: Any = self.model_class
+        try:
+            with torch.random.fork_rng(devices=[]), quiet_torch():
+                torch.manual_seed(seed)
+                module: nn.Module = build.from_config(dict(self.settings))
+        except Exception as error:  # its constructor raises any kind
+            first = str(error).strip().partition("\n")[0]
+            raise SourceError(
+                f"{self.folder / CONFIG_FILE}: {self.settings[CLASS]} cannot be built from it:"
+                f" {first or type(error).__name__}"
+            ) from error
+        return module.eval().requires_grad_(False)
+
+
+def open_component(
+    folder: Path, random_weights: int | None, options: ComponentOptions
+) -> ComponentSource:
+    """Open the folder of a component.
+
+    Raises:
+        SourceError: its config or its weights cannot be used.
+        UsageError: an option does not fit it.
+        MissingError: diffusers is not installed.
+    """
+    if not (folder / CONFIG_FILE).is_file():
+        raise _no_component(folder)
+    file, settings = folder / CONFIG_FILE, read_json(folder / CONFIG_FILE)
+    model_class = _find_class(settings[CLASS], file)
+    if "auto_map" in settings:
+        raise SourceError(
+            f"{file}: auto_map: the model needs code from its own repository, which is not run",
+            hint="Write a factory that builds the model, and give package.module:factory.",
+        )
+    if settings.get("quantization_config") is not None:
+        raise SourceError(
+            f"{file}: quantization_config: quantized checkpoints are not read",
+            hint="Give the checkpoint it was quantized from.",
+        )
+    require_weights(folder, WeightNames.of(STEM, options.variant), random_weights)
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(model_class.__init__).parameters.items()
+        if parameter.default is not parameter.empty
+    }
+    return ComponentSource(folder, model_class, {**defaults, **settings}, random_weights, options)
+
+
+def _no_component(folder: Path) -> SourceError:
+    if (folder / "model_index.json").is_file():
+        parts = [each.parent.name for each in sorted(folder.glob(f"*/{CONFIG_FILE}"))]
+        return SourceError(
+            f"{folder} is a whole pipeline, not a model",
+            hint=f"Give one of its components: {', '.join(str(folder / part) for part in parts)}.",
+        )
+    return SourceError(
+        f"{folder} is a scheduler, which has no weights", hint="It stays in Python beside engines."
+    )
+
+
+def _find_class(name: object, file: Path) -> type[nn.Module]:
+    try:
+        import diffusers
+    except ImportError as error:
+        raise MissingError(
+            f"{file}: {name} is a class of diffusers, which is not installed",
+            hint="pip install diffusers",
+        ) from error
+    found = getattr(diffusers, name, None) if isinstance(name, str) else None
+    if not isinstance(found, type) or not issubclass(found, diffusers.ModelMixin):
+        raise SourceError(
+            f"{file}: {CLASS}: diffusers {diffusers.__version__} has no model class {name!r}",
+            hint="A newer diffusers may have it; for a class of your own, write a factory.",
+        )
+    return found
+
+
+def _entry(model_class: type[nn.Module], asked: str, folder: Path) -> str:
+    """The method that is exported; empty: `forward`."""
+    has = tuple(name for name in ENTRIES if callable(getattr(model_class, name, None)))
+    if asked and asked not in has:
+        raise UsageError(
+            f"--entry {asked} does not fit {folder}: {model_class.__name__} has"
+            f" {' and '.join(has) or 'forward alone'}"
+        )
+    return asked or (has[0] if len(has) == len(ENTRIES) else "")
+
+
+@contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _cast(tensor: Tensor, name: str, kept: set[str], dtype: torch.dtype) -> Tensor:
+    """As `from_pretrained` casts it."""
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.to(torch.float32 if kept.intersection(name.split(".")) else dtype)
+
+
+def _at_most_fp32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype == torch.float64 else tensor

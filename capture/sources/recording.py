@@ -1,0 +1,279 @@
+"""What a pipeline calls its components with, kept while it runs."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from enginecast.capture.sources.calls import Call, call_of
+from enginecast.errors import UsageError
+
+METHODS = ("encode", "decode")
+"""What pipelines call besides `forward`."""
+PACKING = ("return_dict",)
+"""Arguments that only say how results are packed; a packed one has names."""
+MOST_CALLS = 8
+"""Calls of different sizes that are kept of a component, besides the last one."""
+
+Place = tuple[str, int]
+"""An input, and one of its dimensions."""
+Sizes = tuple[int, ...]
+"""Of a dimension, in each call."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The calls of one component: the first of each size, and the last."""
+
+    name: str
+    model_class: str
+    call: Call
+    calls: tuple[Mapping[str, Tensor], ...]
+    """The tensors of each call, by the name of the input."""
+
+    @property
+    def example(self) -> dict[str, Tensor]:
+        """The call that is traced: the first one with the largest batch."""
+        rows = [_rows(call) for call in self.calls]
+        return dict(self.calls[rows.index(max(rows))])
+
+    @cached_property
+    def _varying(self) -> dict[Sizes, list[Place]]:
+        """Dimensions that vary; those that always have equal sizes together."""
+        found: dict[Sizes, list[Place]] = {}
+        for name, tensor in self.calls[0].items():
+            for axis in range(tensor.ndim):
+                sizes = tuple(call[name].shape[axis] for call in self.calls)
+                if len(set(sizes)) > 1:
+                    found.setdefault(sizes, []).append((name, axis))
+        return found
+
+    @cached_property
+    def _tied(self) -> dict[Sizes, tuple[Sizes, ...]]:
+        """Sizes that are a multiple of others, or go with the product of two or three others."""
+        found: dict[Sizes, tuple[Sizes, ...]] = {}
+        for sizes in self._varying:
+            others = [other for other in self._varying if other != sizes]
+            for factors in _combinations(others):
+                products = [math.prod(each) for each in zip(*factors, strict=True)]
+                ratios = {size / product for size, product in zip(sizes, products, strict=True)}
+                if len(ratios) == 1 and (len(factors) > 1 or min(ratios) > 1):
+                    found[sizes] = factors
+                    break
+        return found
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on dimensions that vary together in a way that engines cannot follow."""
+        shown = {sizes: _shown(places[0]) for sizes, places in self._varying.items()}
+        return tuple(
+            f"{shown[sizes]} and {' and '.join(shown[factor] for factor in factors)} are fixed:"
+            " they vary together in a way that --dynamic cannot say"
+            for sizes, factors in self._tied.items()
+        )
+
+    def dynamic(self, asked: Sequence[str] = ()) -> list[str]:
+        """The dimensions that vary, as `--dynamic` has them, without those that were asked for."""
+        taken = {part.partition("=")[0].strip() for text in asked for part in text.split(",")}
+        rows = tuple(_rows(call) for call in self.calls)
+        fixed = {sizes for tied, factors in self._tied.items() for sizes in (tied, *factors)}
+        found = []
+        for sizes, places in self._varying.items():
+            names = [_shown(place) for place in places]
+            if sizes == rows or taken.intersection(names):
+                continue  # rows vary in any case
+            if sizes in fixed:
+                found += [
+                    f"{_shown((n, axis))}={self.example[n].shape[axis]}" for n, axis in places
+                ]
+                continue
+            symbol, step = names[0].replace(":", "_"), math.gcd(*sizes)
+            through = f"{min(sizes)}..{max(sizes)}" + (f"/{step}" if step > 1 else "")
+            found += [f"{name}={symbol}:{through}" for name in names]
+        return found
+
+    def require(self, module: nn.Module) -> None:
+        """Refuse a module of another class than the one that was recorded."""
+        if type(module).__name__ != self.model_class:
+            raise UsageError(
+                f"the recording is of {self.name}, a {self.model_class}, and the model is a"
+                f" {type(module).__name__}"
+            )
+
+
+class Calls(Mapping[str, Recorded]):
+    """The recorded calls by component: "transformer", "vae.decode"."""
+
+    def __init__(self) -> None:
+        self._heard: dict[str, list[tuple[nn.Module, str, dict[str, Any]]]] = {}
+
+    def __getitem__(self, name: str) -> Recorded:
+        if name not in self._heard:
+            called = ", ".join(self._heard) or "nothing"
+            raise UsageError(
+                f"{name!r} was not called while the pipeline was recorded; called: {called}"
+            )
+        return _together(name, self._heard[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._heard)
+
+    def __len__(self) -> int:
+        return len(self._heard)
+
+    def hear(self, name: str, module: nn.Module, entry: str, given: dict[str, Any]) -> None:
+        """Keep a call when it is the first of its sizes; the one before is then not the last."""
+        arguments = {n: value for n, value in given.items() if n not in PACKING}
+        arguments = tree_map_only(Tensor, lambda t: t.detach().to("cpu", copy=True), arguments)
+        heard = self._heard.setdefault(name, [])
+        shapes = [_shapes(known) for _, _, known in heard]
+        if len(heard) > 1 and shapes.count(shapes[-1]) > 1:
+            heard.pop()  # it was kept as the last one
+        if len(heard) <= MOST_CALLS or _shapes(arguments) in shapes:
+            heard.append((module, entry, arguments))
+
+
+@contextmanager
+def record(pipeline: Any) -> Iterator[Calls]:
+    """Keep what each component of a pipeline is called with, while the block runs.
+
+    Args:
+        pipeline: one of diffusers, or a module, or modules by name.
+    """
+    calls = Calls()
+    with ExitStack() as stack:
+        for name, module in _components(pipeline).items():
+            hook = partial(_heard_forward, calls, name)
+            handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+            stack.callback(handle.remove)
+            for method in METHODS:
+                plain = getattr(module, method, None)
+                if callable(plain):
+                    heard = _hearing(calls, f"{name}.{method}", module, method, plain)
+                    stack.enter_context(_on_instance(module, method, heard))
+        yield calls
+
+
+def _components(pipeline: Any) -> dict[str, nn.Module]:
+    if isinstance(pipeline, nn.Module):
+        return {type(pipeline).__name__: pipeline}
+    found = pipeline if isinstance(pipeline, Mapping) else getattr(pipeline, "components", None)
+    modules = {n: part for n, part in (found or {}).items() if isinstance(part, nn.Module)}
+    if not modules:
+        raise UsageError(
+            f"a {type(pipeline).__name__} has no components to record",
+            hint="Give a pipeline of diffusers, a module, or modules by name.",
+        )
+    return modules
+
+
+def _heard_forward(
+    calls: Calls, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    calls.hear(name, module, "forward", _by_name(type(module).forward, module, args, kwargs))
+
+
+def _hearing(
+    calls: Calls, name: str, module: nn.Module, method: str, plain: Callable[..., Any]
+) -> Callable[..., Any]:
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        declared = getattr(type(module), method)
+        calls.hear(name, module, method, _by_name(declared, module, args, kwargs))
+        return plain(*args, **kwargs)
+
+    return heard
+
+
+@contextmanager
+def _on_instance(module: nn.Module, name: str, value: Any) -> Iterator[None]:
+    before = vars(module).get(name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(module, name)
+        else:
+            setattr(module, name, before)
+
+
+def _by_name(
+    function: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a call by name, in the order of the function."""
+    bound = inspect.signature(function).bind(module, *args, **kwargs)
+    named = dict(list(bound.arguments.items())[1:])
+    kinds = inspect.signature(function).parameters
+    for name in [n for n in named if kinds[n].kind is inspect.Parameter.VAR_KEYWORD]:
+        named.update(named.pop(name))
+    return named
+
+
+def _together(name: str, heard: Sequence[tuple[nn.Module, str, dict[str, Any]]]) -> Recorded:
+    """All calls of a component as one.
+
+    Raises:
+        UsageError: they differ in more than the values and sizes of tensors.
+    """
+    module, entry, _ = heard[0]
+    made = [call_of(arguments, name) for _, _, arguments in heard]
+    call, tensors = made[0]
+    for other, found in made[1:]:
+        if other != call:
+            raise UsageError(
+                f"{name} was called in two ways: {_difference(call, other)}",
+                hint="What is no tensor is part of an engine: record calls of one kind.",
+            )
+        odd = next((n for n, t in found.items() if t.dtype != tensors[n].dtype), None)
+        odd = odd or next((n for n, t in found.items() if t.ndim != tensors[n].ndim), None)
+        if odd is not None:
+            raise UsageError(
+                f"{name} was called in two ways: {odd} is {_kind(tensors[odd])} and"
+                f" {_kind(found[odd])}",
+                hint="Record calls of one kind.",
+            )
+    return Recorded(
+        name, type(module).__name__, replace(call, entry=entry), tuple(each for _, each in made)
+    )
+
+
+def _difference(one: Call, other: Call) -> str:
+    for name in dict.fromkeys((*one.arguments, *other.arguments)):
+        first, second = one.arguments.get(name), other.arguments.get(name)
+        if first != second:
+            return f"{name} is {_said(first)} and {_said(second)}"
+    return "the order of its arguments differs"
+
+
+def _said(value: Any) -> str:
+    return "not given" if value is None else str(value).replace("Slot(name=", "the tensor(")
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _shapes(arguments: Mapping[str, Any]) -> str:
+    """Equal for calls that differ in the values of tensors alone."""
+    return str(tree_map_only(Tensor, lambda t: (t.shape, t.dtype), dict(arguments)))
+
+
+def _rows(call: Mapping[str, Tensor]) -> int:
+    first = next((tensor for tensor in call.values() if tensor.ndim), None)
+    return 0 if first is None else first.shape[0]
+
+
+def _combinations(others: Sequence[Sizes]) -> list[tuple[Sizes, ...]]:
+    pairs = [(a, b) for a in others for b in others if a <= b]
+    triples = [(a, b, c) for a, b in pairs for c in others if b <= c]
+    return [*((a,) for a in others), *pairs, *triples]
+
+
+def _shown(place: Place) -> str:
+    return f"{place[0]}:{place[1]}"

@@ -1,0 +1,214 @@
+"""Recorded calls of components: what is kept, which dimensions vary, what is refused."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import enginecast
+from enginecast.capture.sources.calls import call_of
+from enginecast.capture.sources.recording import Calls, record
+from enginecast.errors import SourceError, UsageError
+
+
+@dataclass
+class Conditions:
+    text: Tensor
+    scale: float = 1.0
+
+
+class Denoiser(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inside = nn.Linear(4, 4)
+        self.text = nn.Linear(6, 4)
+
+    def forward(
+        self,
+        sample: Tensor,
+        timestep: Tensor,
+        added: dict[str, Any] | None = None,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        conditions: Conditions | None = None,
+        factor: float = 1.0,
+        return_dict: bool = True,
+    ) -> Any:
+        found = self.inside(sample) * factor + timestep
+        if added is not None:
+            found = found + self.text(added["embeds"])[:, None] * len(added["sizes"])
+        if rotary is not None:
+            found = found * rotary[0] + rotary[1]
+        if conditions is not None:
+            found = found + self.text(conditions.text).mean(1, keepdim=True) * conditions.scale
+        return {"sample": found} if return_dict else (found,)
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 8)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return x[..., :4]
+
+    def decode(self, z: Tensor, return_dict: bool = True) -> Any:
+        return (self.up(z),)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.decode(self.encode(x))
+
+
+class Pipe:
+    """Calls its parts as a pipeline does."""
+
+    def __init__(self) -> None:
+        self.components = {
+            "transformer": Denoiser().eval(),
+            "vae": Decoder().eval(),
+            "tokenizer": 1,
+        }
+
+    def __call__(self, size: int, rows: int = 2, steps: int = 2, **more: Any) -> Tensor:
+        transformer, vae = self.components["transformer"], self.components["vae"]
+        assert isinstance(transformer, Denoiser)
+        assert isinstance(vae, Decoder)
+        sample = torch.randn(rows, size * size, 4)
+        given = {
+            "added": {"embeds": torch.randn(rows, 6), "sizes": [size * 0, 1]},
+            "rotary": (torch.randn(size * size, 1), torch.randn(size * size, 1)),
+            "conditions": Conditions(torch.randn(rows, 3, 6), 0.5),
+            **more,
+        }
+        for step in range(steps):
+            (sample,) = transformer(sample, torch.tensor(step * 1.0), **given, return_dict=False)
+        vae.decode(sample)
+        return sample
+
+
+def recorded(*sizes: int, **more: Any) -> tuple[Pipe, Calls]:
+    pipe = Pipe()
+    with record(pipe) as calls, torch.no_grad():
+        for size in sizes:
+            pipe(size, **more)
+    return pipe, calls
+
+
+def test_each_component_is_kept_with_its_inputs_by_name() -> None:
+    pipe, calls = recorded(2, steps=3)
+    assert list(calls) == ["transformer", "vae.decode"]
+    found = calls["transformer"]
+    assert {name: list(tensor.shape) for name, tensor in found.example.items()} == {
+        "sample": [2, 4, 4],
+        "timestep": [],
+        "added_embeds": [2, 6],
+        "rotary_0": [4, 1],
+        "rotary_1": [4, 1],
+        "conditions_text": [2, 3, 6],
+    }
+    assert len(found.calls) == 2  # the first and the last
+    assert [float(call["timestep"]) for call in found.calls] == [0, 2]
+    assert found.dynamic() == []
+    assert calls["vae.decode"].call.entry == "decode"
+    assert "decode" not in vars(pipe.components["vae"])
+
+
+def test_two_sizes_say_what_varies_and_hangs_together() -> None:
+    _, calls = recorded(2, 4)
+    found = calls["transformer"].dynamic()
+    assert found == [f"{n}=sample_1:4..16/4" for n in ("sample:1", "rotary_0:0", "rotary_1:0")]
+    assert calls["transformer"].dynamic(["rotary_0:0=4"]) == []
+
+
+def test_rows_vary_in_any_case_and_the_largest_batch_is_traced() -> None:
+    pipe = Pipe()
+    with record(pipe) as calls, torch.no_grad():
+        pipe(2, rows=1)
+        pipe(2, rows=2)
+    assert calls["transformer"].example["sample"].shape[0] == 2
+    assert calls["transformer"].dynamic() == []
+
+
+def test_products_of_sizes_are_fixed_and_said() -> None:
+    class Both(nn.Module):
+        def forward(self, image: Tensor, rows: Tensor) -> Tensor:
+            return image.flatten(2).transpose(1, 2) + rows
+
+    model = Both()
+    with record({"both": model}) as calls:
+        for high, wide in ((2, 3), (4, 5)):
+            model(torch.randn(2, 3, high, wide), torch.randn(high * wide, 1))
+    found = calls["both"]
+    assert sorted(found.dynamic()) == ["image:2=2", "image:3=3", "rows:0=6"]
+    assert found.notes == (
+        "rows:0 and image:2 and image:3 are fixed: they vary together in a way that --dynamic"
+        " cannot say",
+    )
+
+
+def test_calls_that_contradict_each_other_are_refused() -> None:
+    pipe = Pipe()
+    with record(pipe) as calls, torch.no_grad():
+        pipe(2)
+        pipe(2, factor=2.0)
+    with pytest.raises(
+        UsageError, match=r"transformer was called in two ways: factor is not given"
+    ):
+        calls["transformer"]
+    with record(pipe) as calls, torch.no_grad():
+        pipe(2)
+        pipe(2, rotary=None)
+    with pytest.raises(UsageError, match=r"rotary is \(the tensor\('rotary_0'\).* and not given"):
+        calls["transformer"]
+    with record(pipe) as calls, torch.no_grad():
+        pipe(2)
+        pipe(2, rotary=(torch.ones(1), torch.ones(1)))
+    with pytest.raises(UsageError, match=r"rotary_0 is float32 \[4, 1\] and float32 \[1\]"):
+        calls["transformer"]
+
+
+def test_a_component_that_was_not_called_and_a_wrong_module() -> None:
+    pipe, calls = recorded(2)
+    with pytest.raises(
+        UsageError, match=r"'text_encoder' was not called .*: transformer, vae.decode"
+    ):
+        calls["text_encoder"]
+    with pytest.raises(
+        UsageError, match="is of transformer, a Denoiser, and the model is a Decoder"
+    ):
+        calls["transformer"].require(pipe.components["vae"])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="a int has no components to record"), record(3):
+        pass
+
+
+def test_what_is_no_tensor_and_no_number_is_refused() -> None:
+    with pytest.raises(SourceError, match=r"the example's a\.0 is a slice, expected tensors"):
+        call_of({"x": torch.ones(2), "a": [slice(2)]}, "it")
+
+
+@pytest.mark.slow
+def test_an_engine_of_recorded_calls(tmp_path: Path) -> None:
+    pipe, calls = recorded(2, 3)
+    model = pipe.components["transformer"]
+    assert isinstance(model, Denoiser)
+    bundle = enginecast.compile(model, tmp_path / "engine", example=calls["transformer"])
+    assert bundle.manifest.symbols == {"batch": (1, 64), "sample_1": (4, 9)}
+    inputs = {n: t for n, t in calls["transformer"].calls[-1].items()}
+    with torch.no_grad(), enginecast.load(bundle.root) as engine:
+        found = engine.run({name: tensor.numpy() for name, tensor in inputs.items()})["sample_out"]
+        expected = model(**calls["transformer"].call.filled(inputs))["sample"]
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_method_is_an_engine(tmp_path: Path) -> None:
+    pipe, calls = recorded(2)
+    decoder = pipe.components["vae"]
+    assert isinstance(decoder, Decoder)
+    bundle = enginecast.compile(decoder, tmp_path / "engine", example=calls["vae.decode"])
+    z = calls["vae.decode"].example["z"]
+    with enginecast.load(bundle.root) as engine:
+        found = engine.run({"z": z.numpy()})["output_0"]
+    torch.testing.assert_close(torch.from_numpy(found), decoder.decode(z)[0])
