@@ -150,6 +150,13 @@ def test_masks_are_ragged_on_the_right_and_ids_are_padded_there() -> None:
     assert inputs["input_ids"][2, 1:].tolist() == [0] * 5
 
 
+def test_one_text_is_padded_on_the_left() -> None:
+    """A causal model gives the same with and without a mask of padding on the right."""
+    mask = by_name(verification_inputs(TEXT, 0))["ragged masks"]["attention_mask"]
+    assert mask[2].tolist() == [0] * 12 + [1] * 5
+    assert mask[1].tolist() == [1] * 11 + [0] * 6
+
+
 def by_name(cases: list[Case]) -> dict[str, dict[str, torch.Tensor]]:
     return {case.name: case.inputs for case in cases}
 
@@ -263,6 +270,6 @@ def test_every_text_ends_with_the_models_end_of_text() -> None:
     specs = from_facts(ModelFacts(config, ("input_ids", "attention_mask")))
     for case in verification_inputs(specs, seed=0):
         ids, mask = case.inputs["input_ids"], case.inputs["attention_mask"]
-        last = ids.gather(1, mask.sum(1, keepdim=True) - 1)
+        last = ids.gather(1, (mask * torch.arange(mask.shape[1])).amax(1, keepdim=True))
         assert last.unique().tolist() == [config.eos_token_id], case.name
         assert (ids[mask == 0] == config.pad_token_id).all(), case.name

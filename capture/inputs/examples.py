@@ -118,8 +118,9 @@ def sample(
         specs: the inputs.
         sizes: size of each named dimension; the example size where a name is absent.
         seed: seeds a generator of this call alone.
-        lengths: real tokens of each row, the rest is padding on the right.  By default the first
-            row is full and the others are ragged.  Without an attention mask all rows are full.
+        lengths: real tokens of each row, the rest is padding on the right; negative: on the left.
+            By default the first row is full and the others are ragged.  Without an attention mask
+            all rows are full.
         style: what images, or floats at all, look like.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -150,7 +151,8 @@ def verification_inputs(
     elif heavy:
         plans.append(_Plan("odd sizes", 2, 13, 1))
     elif "attention_mask" in kinds:
-        plans.append(_Plan("ragged masks", 4, 17, 0, (17, 11, 5, 2)))
+        # On the left, too: a causal model gives the same with and without padding on the right.
+        plans.append(_Plan("ragged masks", 4, 17, 0, (17, 11, -5, 2)))
         # Without padding: models, transformers' among them, have a path of their own for a mask
         # that is all ones, and a program holds only one of the two.
         plans.append(_Plan("odd sizes", 2, 13, 1, (13, 13)))
@@ -280,9 +282,14 @@ def _mask(
     batch, sequence = _shape(spec, sizes)
     drawn = torch.randint(1, sequence + 1, (batch,), generator=generator)
     drawn[0] = sequence
-    for row, length in enumerate((lengths or ())[:batch]):
-        drawn[row] = min(length, sequence)
-    return torch.arange(sequence)[None, :] < drawn[:, None]
+    lengths = (lengths or ())[:batch]
+    for row, length in enumerate(lengths):
+        drawn[row] = min(abs(length), sequence)
+    mask = torch.arange(sequence)[None, :] < drawn[:, None]
+    for row, length in enumerate(lengths):
+        if length < 0:
+            mask[row] = mask[row].flip(0)
+    return mask
 
 
 def _draw(
@@ -327,7 +334,7 @@ def _as_text(ids: Tensor, spec: InputSpec, mask: Tensor | None) -> Tensor:
     if mask is None or ids.ndim != 2:
         return ids
     if spec.ending is not None:
-        last = mask.sum(1, keepdim=True) - 1
+        last = (mask * torch.arange(mask.shape[1])).amax(1, keepdim=True)
         ids = ids.scatter(1, last, spec.ending)
     return ids if spec.padding is None else ids.masked_fill(~mask, spec.padding)
 
