@@ -81,4 +81,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> "Exports":
     """Exports that test files share: one takes seconds."""
     from exports import Exports  # imports torch, which most test files do without
 
-    return Exports(tmp_path_factory.mktemp("exports"))
+    root = tmp_path_factory.getbasetemp()
+    shared = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "shared-exports"
+    shared.mkdir(exist_ok=True)
+    return Exports(tmp_path_factory.mktemp("exports"), shared)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from cache_fixtures import words_clip, words_t5
 from family_models import FAMILIES
+from filelock import FileLock
 from models import add_tokenizer, tiny_bert, tiny_llama, tiny_t5, tiny_vit
 from transformers import T5EncoderModel
 
@@ -21,7 +23,8 @@ from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.session import export
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, FileRecord
 from enginecast.runtime.bundle.manifest_json import decode, encode
-from enginecast.runtime.bundle.reader import digest
+from enginecast.runtime.bundle.reader import Bundle, digest
+from enginecast.verify.report.data import Report
 
 
 @dataclass(frozen=True)
@@ -121,12 +124,26 @@ MODELS: Mapping[str, Callable[[Path], Path]] = {
 FACTORIES = {f"family-{family.name}": family for family in FAMILIES if family.factory is not None}
 
 
-class Exports:
-    """Models and their bundles, each made when a test first asks for it and never changed."""
+@dataclass(frozen=True)
+class Made:
+    """What tests ask of an export that was accepted."""
 
-    def __init__(self, root: Path) -> None:
+    folder: Path
+    bundle: Bundle
+    report: Report
+    nodes: int
+
+
+class Exports:
+    """Models and their bundles, each made when a test first asks for it and never changed.
+
+    The processes that run the tests share the bundles: an export takes seconds.
+    """
+
+    def __init__(self, root: Path, shared: Path | None = None) -> None:
         self._root = root
-        self._made: dict[tuple[str, str], Export] = {}
+        self._shared = shared or root
+        self._made: dict[tuple[str, str], Made] = {}
 
     def model(self, name: str) -> str:
         """The MODEL argument; a factory wants `root` as the current folder."""
@@ -143,14 +160,23 @@ class Exports:
     def root(self) -> Path:
         return self._root
 
-    def __call__(self, name: str, precision: str = "fp32") -> Export:
+    def __call__(self, name: str, precision: str = "fp32") -> Made:
         """The accepted export of a model."""
         key = (name, precision)
         if key not in self._made:
-            with contextlib.chdir(self.root):
-                output = self.root / f"{name}-{precision}"
-                self._made[key] = make(self.model(name), output.with_suffix(".bundle"), precision)
+            file = self._shared / f"{name}-{precision}.pickle"
+            with FileLock(file.with_suffix(".lock"), timeout=300):
+                if not file.exists():
+                    file.write_bytes(pickle.dumps(self._export(name, precision)))
+            self._made[key] = pickle.loads(file.read_bytes())
         return self._made[key]
+
+    def _export(self, name: str, precision: str) -> Made:
+        output = self._shared / f"{name}-{precision}.bundle"
+        with contextlib.chdir(self.root):
+            done = make(self.model(name), output, precision)
+        assert done.bundle is not None
+        return Made(done.folder, done.bundle, done.report, done.nodes)
 
 
 def reseal(bundle: Path) -> None:

@@ -61,9 +61,7 @@ def decoder_like(
     )
 
 
-def t5_like(
-    name: str, model_class: type[PreTrainedModel], *, is_slow: bool, **fields: object
-) -> Family:
+def t5_like(name: str, model_class: type[PreTrainedModel], **fields: object) -> Family:
     """A T5 encoder, saved alone."""
     config_class = model_class.config_class
     assert config_class is not None
@@ -74,7 +72,7 @@ def t5_like(
         tokens(512),
         WIDE,
         {"rms-norm": 5, "residual+norm": 4, "attention": 2},
-        is_slow,
+        is_slow=True,
         weight="encoder.block.1.layer.0.SelfAttention.o.weight",
     )
 
@@ -122,9 +120,9 @@ RMS = {"rms-norm": 5, "attention": 2, **SKIPS}
 def text_families() -> list[Family]:
     """Encoders of text."""
     return [
-        t5_like("t5", transformers.T5EncoderModel, is_slow=True),
-        t5_like("mt5", transformers.MT5EncoderModel, is_slow=True, feed_forward_proj="gated-gelu"),
-        t5_like("umt5", transformers.UMT5EncoderModel, is_slow=False),
+        t5_like("t5", transformers.T5EncoderModel),
+        t5_like("mt5", transformers.MT5EncoderModel, feed_forward_proj="gated-gelu"),
+        t5_like("umt5", transformers.UMT5EncoderModel),
         Family(
             "flan-t5",
             transformers.T5EncoderModel,
@@ -152,6 +150,7 @@ def text_families() -> list[Family]:
             tokens(64),
             {"batch": 3, "sequence": 64},
             {"attention": 2},
+            is_slow=True,
             weight="encoder.layer.1.intermediate.dense.weight",
         ),
         Family(
@@ -161,6 +160,7 @@ def text_families() -> list[Family]:
             tokens(80),
             WIDE,
             {"attention": 3},
+            is_slow=True,
             weight="layers.1.mlp.Wi.weight",
         ),
         Family(

@@ -168,6 +168,7 @@ def vision_families() -> list[Family]:
             image(32, 32),
             FEW,
             {"attention": 2},
+            is_slow=True,
             weight="layers.1.mlp.lin1.weight",
         ),
         Family(
@@ -177,6 +178,7 @@ def vision_families() -> list[Family]:
             {"input_features": (BATCH, 16, 40)},
             FEW,
             {"attention": 2},
+            is_slow=True,
             weight="layers.1.fc1.weight",
         ),
         Family(

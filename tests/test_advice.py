@@ -220,6 +220,7 @@ def test_masks_and_what_stays_in_a_module_do_not_count() -> None:
     assert max(largest[node] for node in counted) < 100
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("converted")
 def test_inspect_shows_it(
     loud: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

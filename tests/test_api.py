@@ -97,6 +97,7 @@ def test_equal_calls_give_equal_bundles(tmp_path: Path) -> None:
     assert replace(first, files=()) == replace(second, files=())
 
 
+@pytest.mark.slow
 def test_thorough_takes_the_longest_texts_of_a_large_model(
     exports: Exports, monkeypatch: pytest.MonkeyPatch
 ) -> None:

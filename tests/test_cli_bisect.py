@@ -80,11 +80,12 @@ def test_json_names_pass_site_and_modules(t5: str, capsys: Capture) -> None:
     assert [p["name"] for p in found["passes"] if p["failure"]] == ["touch-linears"]
 
 
-def test_a_model_that_is_fine_is_said_to_be(t5: str, capsys: Capture) -> None:
-    done = cast(capsys, "bisect", t5, "--precision", "fp32")
+def test_a_model_that_is_fine_is_said_to_be(exports: Exports, capsys: Capture) -> None:
+    model = exports.model("plain")
+    done = cast(capsys, "bisect", model, "--precision", "fp32")
     assert done.code == 0
     assert done.out.startswith("nothing is guilty: canonicalize, ")
-    reported = cast(capsys, "bisect", t5, "--pipeline", "canonicalize", "--json")
+    reported = cast(capsys, "bisect", model, "--pipeline", "canonicalize", "--json")
     assert (reported.code, reported.json["guilty"], reported.json["culprits"]) == (0, False, [])
 
 

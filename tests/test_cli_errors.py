@@ -346,6 +346,7 @@ def test_a_pass_that_breaks_its_promise_publishes_nothing(
     assert (done.code, (exports.root / "p.pt2").exists()) == (1, False)
 
 
+@pytest.mark.slow
 def test_an_overflow_that_cannot_be_removed_is_rejected_by_name(
     exports: Exports, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -56,7 +56,11 @@ def programs(folders: Path) -> Programs:
     return Programs(folders)
 
 
-NAMES = [f"{kind}-{dtype}" for kind in MAKERS for dtype in DTYPES] + ["t5_relu-fp16"]
+FEW = ("t5-fp16", "t5-bf16", "llama-bf16", "bert-fp16", "vit-fp32", "t5_relu-fp16")
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.slow] * (name not in FEW))
+    for name in (*(f"{kind}-{dtype}" for kind in MAKERS for dtype in DTYPES), "t5_relu-fp16")
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -25,7 +25,7 @@ some channels by 12 here: one such weight more in a value matrix is less than fp
         *((family, "fp32", "verified") for family in FAMILIES),
         ("t5", "fp16", "verified-by-emulation"),
         ("plain", "fp16", "verified-by-emulation"),
-        ("bert", "fp16", "verified-by-emulation"),
+        pytest.param("bert", "fp16", "verified-by-emulation", marks=pytest.mark.slow),
     ],
 )
 def test_an_unchanged_copy_passes(
@@ -74,7 +74,7 @@ def test_another_epsilon_is_found(exports: Exports, tmp_path: Path, family: str)
         ("t5", drop_mask("attention_mask")),
         ("plain", drop_mask("keep")),
         # Here eager's own error in fp16 is larger: the engine is compared with itself.
-        ("bert", drop_mask("attention_mask")),
+        pytest.param("bert", drop_mask("attention_mask"), marks=pytest.mark.slow),
         ("t5", change_epsilon(0, 0.1)),
         ("plain", change_epsilon(0, 0.01)),
         ("t5", perturb_weight("encoder.block.0.layer.0.SelfAttention.o.weight", 4.0)),

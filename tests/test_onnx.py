@@ -320,6 +320,7 @@ print(json.dumps({"growth": peak - before, "written": written, "computed": len(c
 """
 
 
+@pytest.mark.slow
 def test_weights_are_never_all_in_memory(tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", MEMORY, str(Path(__file__).parent), str(tmp_path)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)

@@ -103,13 +103,18 @@ def test_a_plugin_is_listed_and_low_precision_is_emulated(
 
 
 def test_a_bundle_of_a_target_that_is_not_installed(
-    install: Install, exports: Exports, tmp_path: Path, capsys: Capture
+    install: Install,
+    exports: Exports,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bundle = tmp_path / "out"
+    monkeypatch.chdir(exports.root)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EXAMPLE))
         install({group: dict(names) for group, names in PROJECT["entry-points"].items()})
-        made = cast(capsys, "export", exports.model("t5"), "-o", bundle, "--target", "pt2")
+        made = cast(capsys, "export", exports.model("plain"), "-o", bundle, "--target", "pt2")
         assert made.code == 0, made.err
     shutil.rmtree(tmp_path / "site")
     assert cast(capsys, "inspect", bundle).code == 0

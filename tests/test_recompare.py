@@ -7,8 +7,8 @@ from exports import Exports
 from program_edits import scale_after
 from torch.fx import Node
 
-from enginecast.compiler import recompare
-from enginecast.compiler.prepare import prepare
+from enginecast.capture.tracing.export import capture
+from enginecast.compiler import prepare
 from enginecast.compiler.verify_bundle import verify_bundle
 
 
@@ -16,18 +16,20 @@ from enginecast.compiler.verify_bundle import verify_bundle
 def test_a_program_that_is_not_the_model_is_no_reference(
     exports: Exports, monkeypatch: pytest.MonkeyPatch, factor: float, outcome: str
 ) -> None:
-    def otherwise(*args: Any) -> Any:
-        prepared = prepare(*args)
-        program = prepared.captured.program
+    def otherwise(*args: Any, **options: Any) -> Any:
+        captured = capture(*args, **options)
+        program = captured.program
         [output] = [node for node in program.graph.nodes if node.op == "output"]
         last = next(arg for arg in output.args[0] if isinstance(arg, Node))
         if factor != 1:
             scale_after(last, factor)
             spec = program.graph_signature.output_specs[0]
             spec.arg.name = output.args[0][0].name
-        return prepared
+        return captured
 
-    monkeypatch.setattr(recompare, "prepare", otherwise)
-    check = verify_bundle(exports("plain").folder, model=str(exports.model("plain")))
+    bundle = exports("plain").folder
+    monkeypatch.chdir(exports.root)
+    monkeypatch.setattr(prepare, "capture", otherwise)
+    check = verify_bundle(bundle, model=str(exports.model("plain")))
     assert check.verdict.outcome == outcome
     assert (outcome == "verified") or "is not the model" in check.verdict.reasons[0]

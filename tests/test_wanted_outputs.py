@@ -166,6 +166,7 @@ def test_what_a_model_does_not_give(
     assert expected in refused(capsys, tmp_path, *arguments)
 
 
+@pytest.mark.slow
 def test_a_cache_is_left_out(tmp_path: Path, capsys: Capture) -> None:
     model = "wanted_factories:cached"
     names = export(capsys, tmp_path / "b", model, "--outputs", "last_hidden_state")
