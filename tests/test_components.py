@@ -261,7 +261,7 @@ def agrees(folder: Path, bundle: Path, entry: str, height: int, width: int) -> N
         torch.testing.assert_close(torch.from_numpy(found[name]), tensor, rtol=1e-3, atol=1e-4)
 
 
-REFUSED = {"lumina2": "torch.export refused the model", "qwen-image": "stride 1"}
+REFUSED = {"lumina2": "torch.export refused the model"}
 """Why a family is refused: part of the message."""
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from lowering import lower, run
 from programs import Function, captured, rewritten
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 
@@ -48,3 +48,24 @@ def test_the_engine_computes_what_torch_does(
     program, _ = rewritten(captured(Function(form), x), "canonicalize")
     lower(program, tmp_path)
     torch.testing.assert_close(run(tmp_path, x)[0], form(x), rtol=1e-5, atol=1e-5)
+
+
+class Turned(nn.Module):
+    """Rotary positions of a complex table, as QwenImage has them."""
+
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.polar(torch.ones(9, 4), torch.randn(9, 4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * self.table[: x.shape[1]].unsqueeze(1)).flatten(3)
+
+
+def test_a_table_of_complex_numbers_with_a_new_dim(tmp_path: Path) -> None:
+    """Legalizing makes an unsqueeze of pairs of it, which is a weight that is stored, too."""
+    module, x = Turned(), torch.randn(2, 5, 6, 8)
+    lower(captured(module, x), tmp_path)
+    torch.testing.assert_close(run(tmp_path, x)[0], module(x), rtol=1e-5, atol=1e-5)

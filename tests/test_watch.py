@@ -34,6 +34,9 @@ def helper() -> None:
     helper.calls = getattr(helper, "calls", 0) + 1  # type: ignore[attr-defined]
 
 
+HELPERS = (helper, factor)
+
+
 class Calls(nn.Module):
     """Does something at every call."""
 
@@ -55,7 +58,7 @@ ACTS: dict[str, Callable[[], object]] = {
     "SPACE": lambda: setattr(SPACE, "n", SPACE.n + 1),
     "LOCAL": lambda: setattr(LOCAL, "n", LOCAL.n + 1),
     "helper": helper,
-    "": lambda: (factor(3), factor(4), COUNTS.sum()),
+    "": lambda: (factor(3), factor(4), COUNTS.sum(), len(HELPERS)),
 }
 
 

@@ -259,7 +259,8 @@ def _mark(value: Any, depth: int = 2) -> Any:
     if depth and hasattr(value, "__dict__") and named:
         if isinstance(value, nn.Module):
             return id(value)  # it is looked at for itself
-        return type(value), 0, [id(value), _mark(dict(vars(value)), depth - 1)]
+        own = vars(value)
+        return type(value), 0, [id(value), *own, *(_mark(each, 0) for each in own.values())]
     if not isinstance(value, _LISTS) or not depth:
         return id(value)
     values = value.values() if isinstance(value, dict) else value

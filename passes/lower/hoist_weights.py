@@ -165,10 +165,10 @@ def _without_data(root: Node) -> Tensor:
     returns.  Pairs of complex numbers lie side by side.
     """
     found = value(root)
-    if is_call(root, aten.view_as_real.default):
-        return nn.Parameter(torch.zeros(found.shape, dtype=found.dtype), False)
-    if any(is_structured(user) and root in operands(user)[: carried(user)] for user in root.users):
-        return nn.Parameter(torch.zeros(found.shape, dtype=found.dtype), False)
+    for user in root.users:
+        is_carried = is_structured(user) and root in operands(user)[: carried(user)]
+        if is_carried or is_call(user, aten.view_as_complex.default):
+            return nn.Parameter(torch.zeros(found.shape, dtype=found.dtype), False)
     return nn.Parameter(torch.zeros((), dtype=found.dtype).expand(found.shape), False)
 
 
