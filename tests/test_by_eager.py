@@ -61,7 +61,8 @@ def test_an_engine_has_to_do_as_eager_does(name: str) -> None:
     function, other = MODELS[name]
     reference = reference_of(function)
     [case] = reference.cases
-    assert list(reference.floor.by_eager) == ["y"]
+    # A rounding to fp16 is in the fp64 program, too: there fp64 has the same infinities.
+    assert list(reference.floor.by_eager) == ["y"] * (name != "overflows")
     verdicts = [
         judge(
             {"grid": reference.compare(case, as_arrays({"y": found}))},
@@ -72,7 +73,7 @@ def test_an_engine_has_to_do_as_eager_does(name: str) -> None:
         for found in (function(GRID), other(GRID).to(function(GRID).dtype))
     ]
     assert [verdict.outcome for verdict in verdicts] == ["verified", "rejected"]
-    assert "compared with eager itself" in verdicts[0].reasons[0]
+    assert ("compared with eager itself" in " ".join(verdicts[0].reasons)) is (name != "overflows")
 
 
 def test_a_pass_may_leave_infinities_that_fp64_does_not_have() -> None:

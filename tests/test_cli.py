@@ -176,7 +176,7 @@ def test_verify_against_the_model(exports: Exports, capsys: Capture) -> None:
 def test_verify_against_another_model(exports: Exports, capsys: Capture) -> None:
     done = cast(capsys, "verify", exports("t5").folder, "--model", exports.model("plain"))
     assert done.code == 2
-    assert "--model plain_model:make gives hidden, pooled" in done.err
+    assert "--model plain_model:make takes features, keep, but the bundle's engine" in done.err
 
 
 def test_verify_against_other_weights(exports: Exports, tmp_path: Path, capsys: Capture) -> None:

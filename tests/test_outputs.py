@@ -167,6 +167,17 @@ def test_plain_numbers_are_outputs_without_dimensions(tmp_path: Path) -> None:
             ]
 
 
+def test_complex_outputs_are_pairs(tmp_path: Path) -> None:
+    module = Returns(lambda x, mask, h, y: {"y": y, "turned": torch.complex(y, y * 2).conj()})
+    bundle = enginecast.compile(module, tmp_path / "b", example=example())
+    [note] = bundle.manifest.notes
+    assert note.startswith(
+        "turned: complex in the model, and real and imaginary parts side by side"
+    )
+    y, turned = bundle.manifest.outputs
+    assert turned.shape == (*y.shape, 2)
+
+
 REFUSED: dict[str, tuple[Form, str]] = {
     "text": (lambda x, mask, h, y: {"y": y, "n": "spam"}, "a str as n"),
     "object": (lambda x, mask, h, y: Answer(y, (Thing(),)), r"a Thing as past\.0"),

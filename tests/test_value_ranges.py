@@ -13,7 +13,7 @@ from enginecast.capture.sources.source import open_source
 from enginecast.compiler.prepare import Prepared, prepare
 from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
-from enginecast.errors import InputError, UsageError
+from enginecast.errors import EnginecastError, InputError, UsageError
 
 
 class Words(nn.Module):
@@ -179,3 +179,20 @@ def test_a_model_is_compared_again_in_what_its_engine_takes(tmp_path: Path) -> N
     assert narrower.verdict.outcome == "verified"
     with pytest.raises(UsageError, match="go with --model"):
         enginecast.verify(bundle, values=["timestep=0..1"])
+
+
+class Bags(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(10, 4)
+
+    def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
+        found: Tensor = self.bags(ids, offsets)
+        return found
+
+
+def test_integers_that_an_op_does_not_take_are_an_error_of_ours(tmp_path: Path) -> None:
+    """Offsets have to begin with 0, which what is drawn does not."""
+    example = {"ids": torch.arange(8), "offsets": torch.tensor([0, 4])}
+    with pytest.raises(EnginecastError, match=r"offsets\[0\] has to be 0"):
+        enginecast.compile(Bags(), tmp_path / "b", example=example)

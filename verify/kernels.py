@@ -81,6 +81,11 @@ _SEVERAL = frozenset(
     }
 )
 """Ops with several results."""
+_TRANSFORMS = tuple(
+    f"{kind}{dims}"
+    for kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+    for dims in ("", "2", "n")
+)
 _ADDING = frozenset(
     {
         *(aten.vdot.default, aten.inner.default, aten.tensordot.default, aten.trace.default),
@@ -92,6 +97,8 @@ _ADDING = frozenset(
         *(aten.lerp.Tensor, aten.cdist.default, aten.pairwise_distance.default, aten.cov.default),
         *(aten.cosine_similarity.default, aten.chain_matmul.default, aten.linalg_multi_dot.default),
         *(aten.nansum.default, aten.nanmean.default, aten.linalg_cross.default, aten.cross.default),
+        *(getattr(aten, f"fft_{name}").default for name in _TRANSFORMS),
+        *(aten.stft.default, aten.stft.center, aten.istft.default),
     }
 )
 """Ops that add, besides those that have a trait for it: results may be small beside their terms."""
@@ -150,9 +157,11 @@ class _Noisy(Run):
             return found
         if _decides(node, found):
             return self._own[plain][node] if _is_read(node) else found
-        if found.dtype != torch.float32 or has(node, *_STAYS):
+        if found.dtype not in (torch.float32, torch.complex64) or has(node, *_STAYS):
             return found
         args, kwargs = self.fetch_args_kwargs_from_env(node)
+        if found.is_complex():
+            return found + self._moved(node, args, kwargs) if _adds(node) else found
         noise = torch.rand(found.shape, generator=self._generator).sub_(0.5).mul_(math.sqrt(12.0))
         noise = (noise * _size(node, found, args, kwargs) * UNIT).nan_to_num(0.0, 0.0, 0.0)
         exact = (found * DYADIC).frac() == 0
@@ -164,17 +173,19 @@ class _Noisy(Run):
         """What a result moves by where each input is off by as much as adding loses."""
 
         def off(value: Any) -> Any:
+            if _is_complex(value):
+                return torch.view_as_complex(off(torch.view_as_real(value.resolve_conj())))
             if not _is_float(value):
                 return value
             noise = torch.rand(value.shape, generator=self._generator, dtype=torch.float64)
             return value * (1 + (noise - 0.5) * math.sqrt(12.0) * UNIT)
 
-        given = pytree.tree_map(lambda each: each.double() if _is_float(each) else each, args)
+        given = pytree.tree_map(_wide, args)
         op = partial(_called, node, kwargs=kwargs)
         most = max(each.numel() for each in pytree.tree_leaves(args) if isinstance(each, Tensor))
         factor = 1 + SUMS * math.sqrt(min(most, MOST_TERMS))
         moved = pytree.tree_map(torch.sub, op(pytree.tree_map(off, given)), op(given))
-        return pytree.tree_map(lambda by: (by * factor).nan_to_num(0.0, 0.0, 0.0).float(), moved)
+        return pytree.tree_map(lambda by: _narrow((by * factor).nan_to_num(0.0, 0.0, 0.0)), moved)
 
 
 def _adds(node: Node) -> bool:
@@ -230,8 +241,22 @@ def _called(node: Node, args: Sequence[Any], kwargs: Any) -> Any:
     return node.target(*args, **kwargs)
 
 
+def _wide(value: Any) -> Any:
+    if _is_complex(value):
+        return value.to(torch.complex128)
+    return value.double() if _is_float(value) else value
+
+
+def _narrow(value: Tensor) -> Tensor:
+    return value.to(torch.complex64) if value.is_complex() else value.float()
+
+
 def _is_float(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _is_complex(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_complex()
 
 
 def _terms(node: Node, args: Any) -> int:

@@ -49,6 +49,8 @@ class Named:
     """The name of an output to the one it had before, where it had to give way."""
     numbers: tuple[str, ...] = ()
     """Names of the outputs that are plain numbers of Python in what was returned."""
+    pairs: tuple[str, ...] = ()
+    """Names of the outputs that are complex in what was returned."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -58,11 +60,17 @@ class Named:
             for new, old in self.renamed.items()
         )
         one = "a plain number" if len(self.numbers) == 1 else "plain numbers"
-        names = ", ".join(
-            (*self.numbers[:MOST_NAMED], *(["..."] if self.numbers[MOST_NAMED:] else []))
+        numbers = f"the model returns {one} as {_some(self.numbers)}: the engine gives tensors"
+        pairs = f"{_some(self.pairs)}: complex in the model, and real and imaginary parts side by"
+        return (
+            *renamed,
+            *([f"{numbers} without dimensions"] if self.numbers else []),
+            *([f"{pairs} side, in a last dimension of 2, in the engine"] if self.pairs else []),
         )
-        numbers = f"the model returns {one} as {names}: the engine gives tensors"
-        return (*renamed, *([f"{numbers} without dimensions"] if self.numbers else []))
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join((*names[:MOST_NAMED], *(["..."] if names[MOST_NAMED:] else [])))
 
 
 class UnknownOutputError(UsageError):
@@ -151,7 +159,8 @@ def name_result(
         wanted: the outputs that are kept.
         inputs: names that no output may have.
         own_hidden: whether hidden states that nobody named are outputs.
-        takes_numbers: whether numbers become tensors without dimensions; only code can do that.
+        takes_numbers: whether numbers become tensors without dimensions, and complex tensors pairs
+            of real ones; only code can do that.
 
     Raises:
         CaptureError: something that is kept and is neither a tensor nor a container of tensors, or
@@ -165,7 +174,12 @@ def name_result(
     numbers = {
         n: _as_tensor(leaf) for n, leaf in leaves.items() if takes_numbers and _is_number(leaf)
     }
-    leaves |= numbers
+    pairs = {
+        name: torch.view_as_real(leaf.resolve_conj())
+        for name, leaf in leaves.items()
+        if takes_numbers and isinstance(leaf, Tensor) and leaf.is_complex()
+    }
+    leaves |= numbers | pairs
     given = tuple(name for name in own if isinstance(leaves[name], Tensor))
     chosen = wanted.chosen(own)
     tensors = {name: _chosen(name, value, leaves, given) for name in chosen}
@@ -173,7 +187,8 @@ def name_result(
         raise CaptureError("the model returns no tensor")
     before = {new: old for new, (old, _) in zip(names, found, strict=True)}
     renamed = {n: old for n, old in before.items() if n != old and n in tensors}
-    return Named(tensors, renamed, tuple(name for name in tensors if name in numbers))
+    kinds = (tuple(name for name in tensors if name in kind) for kind in (numbers, pairs))
+    return Named(tensors, renamed, *kinds)
 
 
 def free_names(names: Sequence[str], inputs: Collection[str]) -> list[str]:

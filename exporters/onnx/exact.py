@@ -112,6 +112,27 @@ def _isnan(x: Any) -> Any:
     return op.IsNaN(x) if x.dtype in REALS else op.Not(op.Equal(x, x))
 
 
+@STABLE.rule(aten.conv3d.default)
+def _conv3d(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Sequence[int] = (1, 1, 1),
+    padding: Sequence[int] = (0, 0, 0),
+    dilation: Sequence[int] = (1, 1, 1),
+    groups: int = 1,
+) -> Any:
+    """torchlib's gives a convolution without bias one of two dims."""
+    strides, pads, dilations = ([*each] * (3 // len(each)) for each in (stride, padding, dilation))
+    return op.Conv(
+        *((x, weight) if bias is None else (x, weight, bias)),
+        strides=strides,
+        pads=[*pads, *pads],
+        dilations=dilations,
+        group=groups,
+    )
+
+
 @STABLE.rule(aten.avg_pool2d.default)
 def _avg_pool2d(
     x: Any,
