@@ -62,6 +62,8 @@ def spawned(*arguments: object) -> subprocess.Popen[bytes]:
 
 
 def _main(words: list[str], file_size: int | None) -> None:
+    # A shell lets what it starts in the background ignore interrupts, and tests may run there.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if file_size is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
