@@ -22,7 +22,7 @@ from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.given import apply_values
 from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.python.quiet import quiet_torch
-from enginecast.errors import UsageError
+from enginecast.errors import UsageError, first_line
 from enginecast.passes.ir.blocks import WHILE_LOOP
 from enginecast.passes.ir.interpret import Run, schedule
 from enginecast.passes.ir.traits import Trait, has
@@ -83,15 +83,35 @@ def settled(
             base = sample(known, example_sizes(specs), SEED)
         try:
             search = _Search(base, probe(base, names))
-        except Exception:  # an op that does not take what was drawn, such as offsets out of order
-            return specs, notes
+        except Exception as error:  # an op does not take what was drawn: offsets out of order
+            return _untried(specs, error), (*notes, *map(_note, filter(_is_guess, specs)))
         for spec in specs:
             if spec.origin == "asked":
                 search.check(spec)
         found = tuple(search.widened(spec) for spec in specs)
         kept = next((f for f in _choices(specs, found) if _fit(f, base, whole)), specs)
-    said = (_note(s, search) for s, first in zip(kept, specs, strict=True) if _is_guess(first))
-    return kept, (*notes, *(note for note in said if note))
+    said = (
+        _note(spec)
+        for spec, first in zip(kept, specs, strict=True)
+        if _is_guess(first) and not (spec.name in search.bounded and spec.origin == "known")
+    )
+    return kept, (*notes, *said)
+
+
+def _untried(specs: tuple[InputSpec, ...], error: Exception) -> tuple[InputSpec, ...]:
+    """The ranges of the example, where none can be searched.
+
+    Raises:
+        UsageError: a range was asked for, which cannot be tried either.
+    """
+    asked = next((spec for spec in specs if spec.origin == "asked"), None)
+    if asked is not None:
+        raise UsageError(
+            f"--values {asked.name}={asked.low}..{asked.high}: the model cannot be run on values in"
+            f" this range: {first_line(error)}",
+            hint="Leave it out: then the range is that of the example.",
+        )
+    return specs
 
 
 def _in_sizes(
@@ -143,9 +163,7 @@ def _is_guess(spec: InputSpec) -> bool:
     return spec.origin == "example" and spec.is_whole
 
 
-def _note(spec: InputSpec, search: "_Search") -> str:
-    if spec.name in search.bounded and spec.origin == "known":
-        return ""
+def _note(spec: InputSpec) -> str:
     why = "the values of the example" if spec.origin == "example" else "the model sets no bound"
     return (
         f"{spec.name} takes values in {spec.low}..{spec.high} ({why}); "
