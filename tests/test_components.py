@@ -90,6 +90,23 @@ def test_weights_are_those_of_the_file_and_are_not_copied(dit: Path) -> None:
     assert source.empty().state_dict()[name].is_meta
 
 
+def test_weights_are_read_without_a_second_model_in_memory(
+    dit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, construct = [], ComponentSource._construct
+
+    def noted(self: ComponentSource, seed: int = 0) -> torch.nn.Module:
+        made.append(construct(self, seed))
+        return made[-1]
+
+    monkeypatch.setattr(ComponentSource, "_construct", noted)
+    source = opened(dit)
+    source.weights()
+    source.eager()
+    assert made
+    assert all(parameter.is_meta for parameter in made[0].parameters())
+
+
 def test_shards_and_variants_are_the_same_model(dit: Path, tmp_path: Path) -> None:
     model = diffusers.DiTTransformer2DModel.from_pretrained(dit)
     model.save_pretrained(tmp_path / "shards", max_shard_size="10KB")

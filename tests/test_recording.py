@@ -187,6 +187,8 @@ def test_a_component_that_was_not_called_and_a_wrong_module() -> None:
 def test_what_is_no_tensor_and_no_number_is_refused() -> None:
     with pytest.raises(SourceError, match=r"the example's a\.0 is a slice, expected tensors"):
         call_of({"x": torch.ones(2), "a": [slice(2)]}, "it")
+    with pytest.raises(SourceError, match="two tensors of the example would be the input 'a_b'"):
+        call_of({"a_b": torch.ones(2), "a": {"b": torch.zeros(2)}}, "it")
 
 
 @pytest.mark.slow

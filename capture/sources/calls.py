@@ -72,13 +72,21 @@ def call_of(arguments: Mapping[str, Any], owner: str) -> tuple[Call, dict[str, T
     """Take the tensors out of the arguments of a call; an argument that is None is left out.
 
     Raises:
-        SourceError: something is neither a tensor, a number nor a container of them.
+        SourceError: something is neither a tensor, a number nor a container of them, or two tensors
+            would have one name.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
     tensors: dict[str, Tensor] = {}
     for path, leaf in _leaves(given):
         if isinstance(leaf, Tensor):
-            tensors["_".join(path)] = leaf
+            name = "_".join(path)
+            if name in tensors:
+                raise SourceError(
+                    f"{owner}: two tensors of the example would be the input {name!r}, one of"
+                    f" them {'.'.join(path)}",
+                    hint="Rename an argument or a key.",
+                )
+            tensors[name] = leaf
         elif not isinstance(leaf, CONSTANT):
             raise SourceError(
                 f"{owner}: the example's {'.'.join(path)} is a {type(leaf).__name__}, expected"

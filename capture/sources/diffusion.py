@@ -29,10 +29,10 @@ from enginecast.capture.sources.checkpoint import (
 )
 from enginecast.capture.sources.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.sources.finite import require_finite
-from enginecast.capture.sources.huggingface import CONFIG_FILE, require_weights
+from enginecast.capture.sources.huggingface import CONFIG_FILE, require_weights, write_config
 from enginecast.capture.sources.source import ComponentOptions, Source, elements_of
 from enginecast.capture.sources.widened import fill_widened
-from enginecast.errors import MissingError, SourceError, UsageError
+from enginecast.errors import MissingError, SourceError, UsageError, first_line
 
 STEM = "diffusion_pytorch_model"
 CLASS = "_class_name"
@@ -71,17 +71,15 @@ class ComponentSource(Source):
 
     def write_beside(self, folder: Path) -> None:
         super().write_beside(folder)
-        config = read_json(self.folder / CONFIG_FILE)
-        text = json.dumps(config, sort_keys=True, indent=2, ensure_ascii=False)
-        (folder / CONFIG_FILE).write_text(f"{text}\n", encoding="utf-8")
+        write_config(self.folder, folder)
 
     @cached_property
     def _fingerprint(self) -> Mapping[str, str]:
         stored = read_json(self.folder / CONFIG_FILE)
-        told = {name: value for name, value in stored.items() if name not in WHERE_FROM}
-        config = json.dumps(told, sort_keys=True).encode()
+        kept = {name: value for name, value in stored.items() if name not in WHERE_FROM}
+        config = json.dumps(kept, sort_keys=True).encode()
         digest, lost = ("", {}) if self.in_memory else sha256_of_weights(self.folder, self.names)
-        buffers = {name for name, _ in self._construct().named_buffers()} if lost else set()
+        buffers = {name for name, _ in self._bare().named_buffers()} if lost else set()
         for name, each in lost.items():
             what = f"{weights_file(self.folder, name, self.names)}: {name}"
             require_finite(each, what, is_buffer=name in buffers)
@@ -126,7 +124,7 @@ class ComponentSource(Source):
     @cached_property
     def _named(self) -> Mapping[str, Tensor]:
         """What the files hold, mapped once, by the names that the class has today."""
-        empty: Any = self._construct()
+        empty: Any = self._bare()
         tensors = read_weights(self.folder, self.names)
         empty._fix_state_dict_keys_on_load(tensors)
         expected = empty.state_dict()
@@ -178,10 +176,9 @@ class ComponentSource(Source):
                 torch.manual_seed(seed)
                 module: nn.Module = build.from_config(dict(self.settings))
         except Exception as error:  # its constructor raises any kind
-            first = str(error).strip().partition("\n")[0]
             raise SourceError(
                 f"{self.folder / CONFIG_FILE}: {self.settings[CLASS]} cannot be built from it:"
-                f" {first or type(error).__name__}"
+                f" {first_line(error)}"
             ) from error
         return module.eval().requires_grad_(False)
 

@@ -79,9 +79,7 @@ class HuggingFaceSource(Source):
 
     def write_beside(self, folder: Path) -> None:
         super().write_beside(folder)
-        config = read_json(self.folder / CONFIG_FILE)
-        text = json.dumps(config, sort_keys=True, indent=2, ensure_ascii=False)
-        (folder / CONFIG_FILE).write_text(f"{text}\n", encoding="utf-8")
+        write_config(self.folder, folder)
 
     @cached_property
     def _fingerprint(self) -> Mapping[str, str]:
@@ -227,6 +225,12 @@ def open_folder(
     names = WeightNames.of("model", component.variant)
     require_weights(folder, names, random_weights)
     return HuggingFaceSource(folder, config, random_weights, names)
+
+
+def write_config(source: Path, folder: Path) -> None:
+    """Write the config of one folder into another, its keys in order."""
+    text = json.dumps(read_json(source / CONFIG_FILE), sort_keys=True, indent=2, ensure_ascii=False)
+    (folder / CONFIG_FILE).write_text(f"{text}\n", encoding="utf-8")
 
 
 def require_weights(folder: Path, names: WeightNames, random_weights: int | None) -> None:
