@@ -127,7 +127,7 @@ def as_written(module: nn.Module, name: str) -> nn.Module:
 
 
 def is_dense(value: object) -> bool:
-    """Whether a value is no tensor, or one that is not sparse, nested or quantized."""
+    """False for a tensor that is sparse, nested or quantized; true for anything else."""
     if not isinstance(value, Tensor):
         return True
     return value.layout is torch.strided and not value.is_nested and value.dtype not in QUANTIZED

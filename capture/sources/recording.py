@@ -228,7 +228,7 @@ def _together(name: str, heard: Sequence[tuple[nn.Module, str, dict[str, Any]]])
         if other != call:
             raise UsageError(
                 f"{name} was called in two ways: {_difference(call, other)}",
-                hint="What is no tensor is part of an engine: record calls of one kind.",
+                hint="Numbers and text become part of an engine: record calls that agree in them.",
             )
         odd = next((n for n, t in found.items() if t.dtype != tensors[n].dtype), None)
         odd = odd or next((n for n, t in found.items() if t.ndim != tensors[n].ndim), None)

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from enginecast.capture.python.locations import calling_place
 from enginecast.capture.tracing.watch import Change, Watch
 from enginecast.errors import CaptureError, EnginecastError
+from enginecast.passes.ir.effects import WITHOUT_NOISE
 
 Outputs = Mapping[str, Tensor]
 Call = Callable[[nn.Module, Mapping[str, Tensor]], Outputs]
@@ -202,7 +203,7 @@ def _refuse(changes: list[Change], output: str, draw: str) -> None:
         raise CaptureError(
             f"two calls with equal inputs give different values of {output!r}: the model draws"
             f" random numbers, by {draw}",
-            hint="Make the noise an input, or switch it off.",
+            hint=WITHOUT_NOISE,
         )
     if changes:
         raise CaptureError(
@@ -215,7 +216,7 @@ def _refuse(changes: list[Change], output: str, draw: str) -> None:
     raise CaptureError(
         f"two calls with equal inputs give different values of {output!r}: the model draws random "
         "numbers, or keeps state outside of its modules",
-        hint="Make the noise an input, or switch it off.",
+        hint=WITHOUT_NOISE,
     )
 
 

@@ -271,8 +271,8 @@ def _mark(value: Any, depth: int = 2) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class _Cached:
-    """The results that `functools.cache` keeps: they equal themselves while none is another; more
-    of them are no change.
+    """The results that `functools.cache` keeps.  Two marks are equal while the results that both
+    have are; a result that was added does not count as a change.
     """
 
     results: Mapping[int, Any]

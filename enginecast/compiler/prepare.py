@@ -64,7 +64,7 @@ from enginecast.passes.ir.edit import (
     free_name,
     structural_copy,
 )
-from enginecast.passes.ir.effects import draws
+from enginecast.passes.ir.effects import WITHOUT_NOISE, draws
 from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.ir.quantization_plan import QuantizationPlan
 from enginecast.passes.ir.source import source_line
@@ -319,7 +319,7 @@ def _refuse_draws(program: ExportedProgram) -> None:
         raise CaptureError(
             f"the model draws random numbers, by {drawn.target} at "
             f"{source_line(drawn) or drawn.name}",
-            hint="Make the noise an input, or switch it off.",
+            hint=WITHOUT_NOISE,
         )
 
 

@@ -18,6 +18,7 @@ from enginecast.exporters.onnx.readers import Reader
 from enginecast.exporters.onnx.stable import STABLE
 from enginecast.exporters.onnx.translations import translation_table
 from enginecast.passes.ir.blocks import all_nodes, is_structured
+from enginecast.passes.ir.effects import WITHOUT_NOISE
 from enginecast.passes.ir.source import call_place
 
 _LOGGERS = ("torch.onnx", "torch.onnx._internal.exporter", "onnx_ir", "onnxscript")
@@ -73,7 +74,7 @@ def _refuse_noise(program: ExportedProgram) -> None:
         if _DRAWS.fullmatch(name) or (name == _ATTENTION and len(node.args) > 4 and node.args[4]):
             raise LoweringError(
                 f"ONNX Runtime draws no random numbers for {call_place(node)}",
-                hint="Make the noise an input, or switch it off.",
+                hint=WITHOUT_NOISE,
             )
 
 

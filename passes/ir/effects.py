@@ -11,6 +11,8 @@ from enginecast.passes.ir.traits import Trait, has
 aten = torch.ops.aten
 own = torch.ops.enginecast
 """Namespace of our ops."""
+WITHOUT_NOISE = "Make the noise an input, or switch it off."
+"""What to do about a model that draws random numbers."""
 
 
 def is_metadata_check(node: Node) -> bool:

@@ -36,7 +36,7 @@ EXAMPLE_VIDEO_SIDE = 128
 """Pixels of the example where sizes vary, so that it may be small."""
 FRAMES = 17
 TIME_IDS = 6
-"""Sizes and crops that SDXL is told of an image."""
+"""Sizes and crops of an image that SDXL takes as numbers."""
 REFINER_TIME_IDS = 5
 
 
