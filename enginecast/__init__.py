@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from enginecast.api import compile as compile
     from enginecast.api import record as record
     from enginecast.compiler.verify_bundle import verify_bundle as verify
+    from enginecast.pipelines.attach import attach as attach
     from enginecast.runtime.load import load as load
 
-__all__ = ["__version__", "compile", "load", "record", "verify"]
+__all__ = ["__version__", "attach", "compile", "load", "record", "verify"]
 
 _WHERE = {
+    "attach": "enginecast.pipelines.attach",
     "compile": "enginecast.api",
     "load": "enginecast.runtime.load",
     "record": "enginecast.api",

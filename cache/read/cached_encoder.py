@@ -11,13 +11,12 @@ import os
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, NoReturn, Self, SupportsIndex, overload
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from transformers import CONFIG_MAPPING, PreTrainedConfig, modeling_outputs
 from transformers.models.clip.modeling_clip import CLIPTextModelOutput
 from transformers.utils import ModelOutput
@@ -25,12 +24,11 @@ from transformers.utils import ModelOutput
 from enginecast.cache.read.datasets import as_batch
 from enginecast.cache.read.reader import EmbeddingCache, open_cache, query_of
 from enginecast.cache.store.spec import About, EncoderSpec
+from enginecast.capture.outputs.flatten import HIDDEN_STATES
+from enginecast.capture.outputs.partial import UncountedHiddenStates, assemble
 from enginecast.errors import CacheError, UsageError
 from enginecast.runtime.values.arrays import Array
 
-HIDDEN = "hidden_states"
-_ALWAYS = ("last_hidden_state", "pooler_output", "text_embeds", "logits")
-"""Fields that a model fills whenever its output has them."""
 _NO_EFFECT = ("use_cache", "cache_position")
 """Arguments that change nothing in what an encoder gives for a whole text."""
 
@@ -136,7 +134,9 @@ class CachedEncoder(nn.Module):
         layers = getattr(self.config.get_text_config(), "num_hidden_layers", None)
         hidden = self._asked(output_hidden_states, "output_hidden_states", False)
         count = layers + 1 if isinstance(layers, int) else None
-        made = assemble(self._kind, tensors, count, hidden=hidden)
+        made = assemble(
+            self._kind, tensors, count, absent_output, hidden=hidden, uncounted=CachedHiddenStates
+        )
         return made if self._asked(return_dict, "return_dict", True) else made.to_tuple()
 
     def _asked(self, given: bool | None, name: str, default: bool) -> bool:
@@ -245,79 +245,24 @@ class AbsentOutputError(CacheError, AttributeError):
     """
 
 
-class Absent:
-    """Stands where the model returns an output that the cache does not hold; any use is an error.
-
-    Its place counts: `[0]` has to stay what it is.
-    """
-
-    def __init__(self, name: str, there: Iterable[str]) -> None:
-        self._name = name
-        self._there = ", ".join(there) or "none"
-
-    def refuse(self) -> AbsentOutputError:
-        return AbsentOutputError(
-            f"{self._name} is not in the cache; there is {self._there}",
-            hint=f"Fill a cache with --outputs {self._name} besides what is needed.",
-        )
-
-    @property
-    def ndim(self) -> int:
-        """Pipelines look at it to tell what came first from what they want."""
-        return 2 if self._name in ("pooler_output", "text_embeds") else 3
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # what copying and printing look for
-            raise AttributeError(name)
-        raise self.refuse()
-
-    def __getitem__(self, index: Any) -> Any:
-        raise self.refuse()
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, given: Any = (), named: Any = None
-    ) -> Any:
-        """Called in place of a function of torch (`torch.cat`, `+`) that is given one of these."""
-        raise next(one for one in tree_leaves((given, named)) if isinstance(one, cls)).refuse()
-
-    def __repr__(self) -> str:
-        return f"Absent({self._name!r})"
-
-
-class HiddenStates(tuple[Tensor | Absent, ...]):
-    """All hidden states of a model; asked for one that is not in the cache, it says so.
-
-    Going through them gives `Absent` for those: what moves or casts outputs (accelerate does) makes
-    another of these from what it went through.
-    """
-
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> Tensor: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Tensor, ...]: ...
-    def __getitem__(self, index: Any) -> Any:
-        try:
-            found = super().__getitem__(index)
-        except IndexError:
-            raise IndexError(f"hidden_states[{index}]: the model has {len(self)}") from None
-        for one in found if isinstance(index, slice) else (found,):
-            if isinstance(one, Absent):
-                raise one.refuse()
-        return found
-
-
-class UncountedHiddenStates(dict[int, Tensor]):
-    """Hidden states of a model of which nobody knows how many it has: by index, as the fill did."""
-
-    def __missing__(self, index: int) -> NoReturn:
-        raise Absent(f"{HIDDEN}.{index}", (f"{HIDDEN}.{one}" for one in self.keys())).refuse()
-
-    def __iter__(self) -> NoReturn:
-        raise CacheError(
-            f"{HIDDEN}: expected one index, as the cache does not know how many the model has",
+def absent_output(name: str, there: str) -> CacheError:
+    if name == HIDDEN_STATES:
+        return CacheError(
+            f"{name}: expected one index, as the cache does not know how many the model has",
             hint="Give the model's config.json beside the bundle when the cache is filled.",
         )
+    return AbsentOutputError(
+        f"{name} is not in the cache; there is {there}",
+        hint=f"Fill a cache with --outputs {name} besides what is needed.",
+    )
+
+
+class CachedHiddenStates(UncountedHiddenStates):
+    """Hidden states of a cache that does not know how many the model has."""
+
+    @staticmethod
+    def refuse(name: str, there: str) -> CacheError:
+        return absent_output(name, there)
 
 
 def output_class(about: About, names: Sequence[str]) -> type[ModelOutput]:
@@ -345,32 +290,3 @@ def _declared(model: Any) -> type[ModelOutput] | None:
         if inspect.isclass(one) and issubclass(one, ModelOutput):
             return one
     return None
-
-
-def assemble(
-    kind: type[ModelOutput], tensors: Mapping[str, Tensor], count: int | None, *, hidden: bool
-) -> ModelOutput:
-    """Put outputs into their fields; `count` of the model's hidden states, where it is known."""
-    made = kind()
-    for field in fields(kind):
-        if field.name in tensors:
-            made[field.name] = tensors[field.name]
-        elif field.name == HIDDEN and hidden:
-            made[field.name] = _hidden_states(tensors, count)
-        elif field.name in _ALWAYS:
-            made[field.name] = Absent(field.name, tensors)
-    return made
-
-
-def _hidden_states(
-    tensors: Mapping[str, Tensor], count: int | None
-) -> HiddenStates | UncountedHiddenStates:
-    prefix = f"{HIDDEN}."
-    there = [name for name in tensors if name.startswith(prefix)]
-    found = {int(name.removeprefix(prefix)): tensors[name] for name in there}
-    if count is None:
-        return UncountedHiddenStates(found)
-    counted = {index % count: tensor for index, tensor in found.items()}
-    return HiddenStates(
-        counted.get(index, Absent(f"{prefix}{index}", there)) for index in range(count)
-    )

@@ -7,10 +7,12 @@ numbers: `added_cond_kwargs={"text_embeds": t}` is the input `added_cond_kwargs_
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from enginecast.errors import SourceError
@@ -69,13 +71,13 @@ class Call:
 
 
 def call_of(arguments: Mapping[str, Any], owner: str) -> tuple[Call, dict[str, Tensor]]:
-    """Take the tensors out of the arguments of a call; an argument that is None is left out.
+    """Take the tensors out of the arguments of a call; see `left_out`.
 
     Raises:
         SourceError: something is neither a tensor, a number nor a container of them, or two tensors
             would have one name.
     """
-    given = {name: value for name, value in arguments.items() if value is not None}
+    given = {name: value for name, value in arguments.items() if not left_out(value)}
     tensors: dict[str, Tensor] = {}
     for path, leaf in _leaves(given):
         if isinstance(leaf, Tensor):
@@ -99,6 +101,22 @@ def call_of(arguments: Mapping[str, Any], owner: str) -> tuple[Call, dict[str, T
             f"{owner}: the example's {name} is a {type(value).__name__}, expected a tensor"
         )
     return Call({name: _slotted(value, (name,)) for name, value in given.items()}), tensors
+
+
+def left_out(value: Any) -> bool:
+    """Whether an argument says nothing: None, or generators, for engines draw no numbers."""
+    drawn = (isinstance(leaf, torch.Generator) for _, leaf in _leaves(value))
+    return value is None or any(drawn)
+
+
+def leaves_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What is not a container, by path, without None; numbers that are not finite as text."""
+    given = {name: value for name, value in arguments.items() if not left_out(value)}
+    return {
+        ".".join(path): str(leaf) if isinstance(leaf, float) and not math.isfinite(leaf) else leaf
+        for path, leaf in _leaves(given)
+        if leaf is not None
+    }
 
 
 def call_of_names(paths: Sequence[str], constants: Mapping[str, Any], entry: str) -> Call:

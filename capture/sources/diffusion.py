@@ -71,7 +71,7 @@ class ComponentSource(Source):
 
     def write_beside(self, folder: Path) -> None:
         super().write_beside(folder)
-        write_config(self.folder, folder)
+        write_config(read_json(self.folder / CONFIG_FILE), folder)
 
     @cached_property
     def _fingerprint(self) -> Mapping[str, str]:

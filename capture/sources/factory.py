@@ -3,12 +3,14 @@
 import hashlib
 import importlib
 import inspect
+import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from enginecast.capture.sources.calls import call_of, taking
 from enginecast.capture.sources.copies import copy_module
 from enginecast.capture.sources.empty import empty_copy
 from enginecast.capture.sources.finite import require_finite_module
+from enginecast.capture.sources.huggingface import write_config
 from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import Source
 from enginecast.errors import SourceError
@@ -63,6 +66,11 @@ class FactorySource(Source):
             digest.update(flat.view(torch.uint8).numpy().data)
         return {"factory": self.name, "weights": digest.hexdigest()}
 
+    def write_beside(self, folder: Path) -> None:
+        super().write_beside(folder)
+        if config := config_of(self._module):
+            write_config(config, folder)
+
     def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         """A copy of the factory's module with floats in `dtype`; weights in `dtype` are shared.
 
@@ -90,6 +98,16 @@ class FactorySource(Source):
 
     def example(self) -> dict[str, Tensor]:
         return dict(self._example)
+
+
+def config_of(module: nn.Module) -> dict[str, Any]:
+    """What `save_pretrained` of diffusers or transformers writes; empty for any other module."""
+    config = getattr(module, "config", None)
+    if isinstance(config, PreTrainedConfig):
+        known = json.loads(config.to_json_string(use_diff=False))
+        return {**known, "architectures": [type(module).__name__]}
+    text = getattr(module, "to_json_string", None)
+    return json.loads(text()) if callable(text) else {}
 
 
 def as_written(module: nn.Module, name: str) -> nn.Module:

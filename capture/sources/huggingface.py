@@ -79,7 +79,7 @@ class HuggingFaceSource(Source):
 
     def write_beside(self, folder: Path) -> None:
         super().write_beside(folder)
-        write_config(self.folder, folder)
+        write_config(read_json(self.folder / CONFIG_FILE), folder)
 
     @cached_property
     def _fingerprint(self) -> Mapping[str, str]:
@@ -227,9 +227,9 @@ def open_folder(
     return HuggingFaceSource(folder, config, random_weights, names)
 
 
-def write_config(source: Path, folder: Path) -> None:
-    """Write the config of one folder into another, its keys in order."""
-    text = json.dumps(read_json(source / CONFIG_FILE), sort_keys=True, indent=2, ensure_ascii=False)
+def write_config(config: Mapping[str, Any], folder: Path) -> None:
+    """Write a config into a folder, its keys in order."""
+    text = json.dumps(config, sort_keys=True, indent=2, ensure_ascii=False)
     (folder / CONFIG_FILE).write_text(f"{text}\n", encoding="utf-8")
 
 

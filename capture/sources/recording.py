@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from enginecast.capture.sources.calls import Call, call_of
+from enginecast.capture.sources.calls import Call, call_of, left_out
 from enginecast.errors import UsageError
 
 METHODS = ("encode", "decode")
@@ -129,7 +129,11 @@ class Calls(Mapping[str, Recorded]):
 
     def hear(self, name: str, module: nn.Module, entry: str, given: dict[str, Any]) -> None:
         """Keep a call when it is the first of its sizes; the one before is then not the last."""
-        arguments = {n: value for n, value in given.items() if n not in PACKING}
+        arguments = {
+            name: value
+            for name, value in given.items()
+            if name not in PACKING and not left_out(value)
+        }
         arguments = tree_map_only(Tensor, lambda t: t.detach().to("cpu", copy=True), arguments)
         heard = self._heard.setdefault(name, [])
         shapes = [_shapes(known) for _, _, known in heard]
@@ -176,7 +180,7 @@ def _components(pipeline: Any) -> dict[str, nn.Module]:
 def _heard_forward(
     calls: Calls, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    calls.hear(name, module, "forward", _by_name(type(module).forward, module, args, kwargs))
+    calls.hear(name, module, "forward", by_name(type(module).forward, module, args, kwargs))
 
 
 def _hearing(
@@ -184,7 +188,7 @@ def _hearing(
 ) -> Callable[..., Any]:
     def heard(*args: Any, **kwargs: Any) -> Any:
         declared = getattr(type(module), method)
-        calls.hear(name, module, method, _by_name(declared, module, args, kwargs))
+        calls.hear(name, module, method, by_name(declared, module, args, kwargs))
         return plain(*args, **kwargs)
 
     return heard
@@ -203,7 +207,7 @@ def _on_instance(module: nn.Module, name: str, value: Any) -> Iterator[None]:
             setattr(module, name, before)
 
 
-def _by_name(
+def by_name(
     function: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """The arguments of a call by name, in the order of the function."""

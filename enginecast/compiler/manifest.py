@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 
 from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.outputs.flatten import OutputSpec
+from enginecast.capture.sources.calls import Slot, leaves_of
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing import strategy
 from enginecast.compiler.prepare import OpenedModel, Prepared
@@ -20,6 +21,7 @@ from enginecast.passes.ir.edit import dtype_of
 from enginecast.passes.ir.options import spec_from_pass
 from enginecast.passes.ir.quantization_plan import plan_of
 from enginecast.runtime.bundle.manifest import (
+    Call,
     EngineRecord,
     Guard,
     Input,
@@ -68,6 +70,7 @@ def describe_manifest(
         pipeline=config.pipeline,
         precision=config.precision,
         text=_describe_text(model.source, model.inputs),
+        call=_describe_call(model.source, model.inputs),
         engines=tuple(
             _describe_engine(engine, artifact)
             for engine, artifact in zip(config.engines, artifacts, strict=True)
@@ -155,6 +158,22 @@ def _outputs_after(specs: Sequence[OutputSpec], program: ExportedProgram) -> lis
         dataclasses.replace(spec, dtype=dtype_of(node) or spec.dtype)
         for spec, node in zip(specs, found, strict=True)
     ]
+
+
+def _describe_call(source: Source, inputs: Sequence[InputSpec]) -> Call | None:
+    """How the model is called; None for a program."""
+    if source.model_class is None:
+        return None
+    name = source.model_class.__name__
+    if source.call is None:
+        return Call(model_class=name, inputs={spec.name: spec.name for spec in inputs})
+    leaves = leaves_of(source.call.arguments)
+    return Call(
+        model_class=name,
+        entry=source.call.entry,
+        inputs={path: leaf.name for path, leaf in leaves.items() if isinstance(leaf, Slot)},
+        constants={path: leaf for path, leaf in leaves.items() if not isinstance(leaf, Slot)},
+    )
 
 
 def _describe_text(source: Source, inputs: Sequence[InputSpec]) -> Text | None:

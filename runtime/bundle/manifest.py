@@ -55,6 +55,20 @@ class Model(Record, frozen=True, kw_only=True):
     fingerprint: dict[str, str]
 
 
+class Call(Record, frozen=True, kw_only=True):
+    """How Python code calls the method that the engines stand for.
+
+    What is in a dict or a tuple is called by its path: "added_cond_kwargs.text_embeds".
+    """
+
+    model_class: str
+    entry: str = "forward"
+    inputs: dict[str, str]
+    """The input for each path."""
+    constants: dict[str, bool | int | float | str] = {}
+    """What is part of the engines, by path; numbers that are not finite as text."""
+
+
 class Site(Record, frozen=True, kw_only=True):
     """A place a pass looked at; an empty reason means that it was rewritten."""
 
@@ -257,6 +271,8 @@ class Manifest(Record, frozen=True, kw_only=True):
     text: Text | None = None
     notes: tuple[str, ...] = ()
     """What a user of the engine should know, such as that its format is deprecated."""
+    call: Call | None = None
+    """None: the model is a program, and no class."""
     engines: tuple[EngineRecord, ...]
     files: tuple[FileRecord, ...] = ()
     """Every file of the bundle but the manifest."""

@@ -1,0 +1,160 @@
+"""`enginecast.attach`: engines in the place of a pipeline's components.
+
+A component stays an object of its class: what pipelines read of it (config, attributes of its
+parts, `cache_context`) is there.  Its weights are not, and its methods run engines.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from torch import nn
+
+from enginecast.capture.sources.checkpoint import read_json
+from enginecast.capture.sources.huggingface import CONFIG_FILE
+from enginecast.errors import UsageError
+from enginecast.pipelines.components import differences
+from enginecast.pipelines.engine_component import LoadOptions, close_engines, engine_component
+from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Manifest
+from enginecast.runtime.bundle.reader import Bundle, Check, open_bundle
+
+OFFLOAD = "_exclude_from_cpu_offload"
+AGAIN = "Export the component again from this pipeline."
+StrPath = str | os.PathLike[str]
+
+
+class Replaced(dict[str, nn.Module]):
+    """The components that engines replaced, by name.  As a context, it puts them back at its end.
+
+    Their memory is free once nobody holds them, this object included.
+    """
+
+    def __init__(self, pipe: Any, components: Mapping[str, nn.Module]) -> None:
+        super().__init__(components)
+        self._pipe = pipe
+
+    def put_back(self) -> None:
+        """Give the pipeline its components back, and free the engines."""
+        for name, component in self.items():
+            close_engines(getattr(self._pipe, name))
+            setattr(self._pipe, name, component)
+        kept = [name for name in getattr(self._pipe, OFFLOAD, ()) if name not in self]
+        setattr(self._pipe, OFFLOAD, kept)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.put_back()
+
+
+def attach(
+    pipe: Any,
+    engines: StrPath | Mapping[str, StrPath],
+    *,
+    prefer: list[str] | None = None,
+    allow_code: bool = False,
+    threads: int | None = None,
+    check: Check = "full",
+) -> Replaced:
+    """Let engines compute in the place of a pipeline's components.
+
+    Args:
+        pipe: a pipeline of diffusers.
+        engines: a folder with a folder for each component; or bundles by component, and by method
+            where one has two: {"unet": "unet.bundle", "vae.decode": "decoder.bundle"}.
+        prefer, allow_code, threads, check: as for `enginecast.load`.
+
+    Returns:
+        The components that were replaced; `put_back()` puts them back.
+
+    Raises:
+        BundleError: a bundle is damaged, or holds no engine that runs here.
+        UsageError: a bundle is not of this pipeline's component: class or config differ.
+        MissingError: this machine cannot run an engine.
+    """
+    components: Mapping[str, Any] | None = getattr(pipe, "components", None)
+    if not isinstance(components, Mapping):
+        raise UsageError(f"a {type(pipe).__name__} has no components: expected a pipeline")
+    found = dict(_bundles(components, engines, check))
+    options = LoadOptions(None if prefer is None else tuple(prefer), allow_code, threads, check)
+    made = {}
+    for name, bundles in found.items():
+        component = components[name]
+        for bundle in bundles:
+            _require_same(name, component, bundle)
+        made[name] = engine_component(name, component, bundles, options)
+    for name, module in made.items():
+        setattr(pipe, name, module)
+    # Its parts hold nothing that could be moved one by one.
+    setattr(pipe, OFFLOAD, [*dict.fromkeys((*getattr(pipe, OFFLOAD, ()), *made))])
+    return Replaced(pipe, {name: components[name] for name in made})
+
+
+def _bundles(
+    components: Mapping[str, Any], engines: StrPath | Mapping[str, StrPath], check: Check
+) -> Iterator[tuple[str, list[Bundle]]]:
+    """Each component with its bundles."""
+    if isinstance(engines, Mapping):
+        folders: dict[str, list[Path]] = {}
+        for key, path in engines.items():
+            folders.setdefault(key.partition(".")[0], []).extend(_within(Path(path)))
+    else:
+        root = Path(engines)
+        inside = {part.name: _within(part) for part in sorted(root.glob("*")) if part.is_dir()}
+        folders = {n: held for n, held in inside.items() if held and components.get(n) is not None}
+        if not folders:
+            raise UsageError(
+                f"{root}: holds no engines of {', '.join(components)}",
+                hint="Expected COMPONENT/METHOD/ with a bundle each, such as vae/decode; or give"
+                ' them by name: {"unet": "unet.bundle"}.',
+            )
+    for name, held in folders.items():
+        if not isinstance(components.get(name), nn.Module):
+            models = ", ".join(n for n, each in components.items() if isinstance(each, nn.Module))
+            raise UsageError(f"the pipeline has no model {name!r}; it has {models}")
+        if not held:
+            raise UsageError(f"{name}: there is no bundle in {engines}")
+        yield name, [open_bundle(path, check=check) for path in held]
+
+
+def _within(folder: Path) -> list[Path]:
+    """The bundle that a folder is, or those that it holds."""
+    if (folder / MANIFEST_NAME).is_file():
+        return [folder]
+    return sorted(file.parent for file in folder.glob(f"*/{MANIFEST_NAME}"))
+
+
+def _require_same(name: str, component: nn.Module, bundle: Bundle) -> None:
+    """Refuse the engine of another class, or of another config.
+
+    Raises:
+        UsageError: with the fields that differ.
+    """
+    manifest: Manifest = bundle.manifest
+    kind = type(component).__name__
+    if manifest.call is None:
+        raise UsageError(
+            f"{bundle.root}: does not say how {name} is called: it was made of a program, or by an"
+            " older enginecast",
+            hint=AGAIN,
+        )
+    if manifest.call.model_class != kind:
+        raise UsageError(
+            f"{bundle.root}: an engine of {manifest.call.model_class}, and {name} is a {kind}"
+        )
+    if not (bundle.root / CONFIG_FILE).is_file():
+        return
+    if found := differences(component, read_json(bundle.root / CONFIG_FILE)):
+        raise UsageError(
+            f"{bundle.root}: the engine's {name} is another one than the pipeline's:"
+            f" {'; '.join(found)}",
+            hint=AGAIN,
+        )

@@ -1,0 +1,224 @@
+"""A call of a component, as tensors by name for the engine that stands for it, and back."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from enginecast.capture.outputs.flatten import ASK, HIDDEN_STATES
+from enginecast.capture.sources.calls import leaves_of
+from enginecast.capture.sources.recording import PACKING, by_name
+from enginecast.errors import InputError
+from enginecast.pipelines.returned import Returned, tensor_of
+from enginecast.runtime.bundle.manifest import Call, Input, Manifest
+from enginecast.runtime.engine import Engine
+
+STEP = "timestep"
+"""An input that pipelines give as one number for all rows."""
+IDS, MASK = "input_ids", "attention_mask"
+AGAIN = "Record a call that has it (enginecast.record), and export {0} again."
+_FUSED = "Engines hold their weights as they are: call pipe.fuse_lora() and export {0} again."
+_IMAGES = "Load the IP-Adapter, record a call, and export {0} again."
+_CONTROLLED = "Record a call of the pipeline with its ControlNet, and export {0} again."
+_HINTS = {
+    "attention_kwargs.ip_adapter": _IMAGES,
+    "image_embeds": _IMAGES,
+    "attention_kwargs": _FUSED,
+    "residual": _CONTROLLED,
+    "controlnet": _CONTROLLED,
+}
+"""What to do about an argument, by part of its name."""
+
+
+@dataclass(frozen=True)
+class EngineCall:
+    """A method of a component that an engine stands for.
+
+    Args:
+        owner: name of the component, for errors.
+        method: of the component's class.
+    """
+
+    owner: str
+    method: Any
+    call: Call
+    manifest: Manifest
+    returned: Returned
+
+    def __call__(
+        self, module: nn.Module, engine: Engine, device: str, args: Sequence[Any], kwargs: Any
+    ) -> Any:
+        """Run the engine.
+
+        Args:
+            device: where the engine runs.
+
+        Raises:
+            InputError: the engine was made without an argument, or takes no such sizes or dtypes.
+        """
+        given = by_name(self.method, module, tuple(args), dict(kwargs))
+        packing = [given.pop(name, None) for name in PACKING]
+        leaves = leaves_of(given)
+        hidden = self._hidden(module, leaves.pop(ASK, None))
+        feeds = self._feeds(module, leaves, device)
+        try:
+            found = engine.run(feeds, as_dlpack=True)
+        except InputError as error:
+            hint = self._wider(feeds) or error.hint
+            raise InputError(f"{self.owner}: {error.message}", hint=hint) from error
+        like: Any = module  # of diffusers or transformers, which have both
+        outputs = {}
+        for spec in self.manifest.outputs:
+            tensor = tensor_of(found[spec.name], spec.dtype).to(like.device)
+            outputs[spec.name] = tensor.to(like.dtype) if tensor.is_floating_point() else tensor
+        return self.returned.packed(
+            outputs,
+            as_dict=packing[0] is not False and _setting(module, "return_dict") is not False,
+            hidden=hidden,
+            count=_layers(module),
+        )
+
+    def _hidden(self, module: nn.Module, asked: object) -> bool:
+        """Whether the call asks for hidden states."""
+        if not (_setting(module, ASK) if asked is None else asked):
+            return False
+        if HIDDEN_STATES not in self.returned.names:
+            raise InputError(
+                f"{self.owner}: {ASK} is True, and the engine gives no hidden states",
+                hint=f"Record a call that asks for them, or export {self.owner} again with"
+                " --hidden-state INDEX.",
+            )
+        return True
+
+    def _feeds(
+        self, module: nn.Module, leaves: Mapping[str, Any], device: str
+    ) -> dict[str, Tensor]:
+        call, defaults = self.call, _defaults(self.method)
+        for path, value in leaves.items():
+            if path in call.inputs or self._is_default(module, defaults, path, value):
+                continue
+            if path not in call.constants:
+                self._refuse(path, f"{_said(value)}, and the engine was made without it")
+            if isinstance(value, Tensor) or value != call.constants[path]:
+                self._refuse(path, f"{_said(value)}, and {call.constants[path]!r} in the engine")
+        for path, value in call.constants.items():
+            if path not in leaves and not self._is_default(module, defaults, path, value):
+                self._refuse(path, f"not given, and {value!r} in the engine")
+        values = {name: leaves.get(path) for path, name in call.inputs.items()}
+        if call.inputs.get(MASK) and values[MASK] is None and isinstance(values.get(IDS), Tensor):
+            values[MASK] = torch.ones_like(values[IDS])  # type: ignore[arg-type]  # what None means
+        for path, name in call.inputs.items():
+            if values[name] is None:
+                self._refuse(path, "not given, and an input of the engine", given=True)
+        specs = {spec.name: spec for spec in self.manifest.inputs}
+        rows = _rows(specs, values)
+        return {name: self._fed(specs[name], value, rows, device) for name, value in values.items()}
+
+    def _is_default(
+        self, module: nn.Module, defaults: Mapping[str, Any], path: str, value: Any
+    ) -> bool:
+        """Whether an argument has the value that it has where it is not given."""
+        if isinstance(value, Tensor):
+            return False
+        default = defaults.get(path)
+        return bool(value == (_setting(module, path) or False if default is None else default))
+
+    def _refuse(self, path: str, why: str, *, given: bool = False) -> None:
+        hint = next((hint for part, hint in _HINTS.items() if part in path), AGAIN)
+        if given:
+            hint = "Record a call without it, and export {0} again."
+        raise InputError(f"{self.owner}: {path} is {why}", hint=hint.format(self.owner))
+
+    def _fed(self, spec: Input, value: Any, rows: int | None, device: str) -> Tensor:
+        """A value as the engine takes it; nothing is rounded."""
+        tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
+        wanted = getattr(torch, spec.dtype)
+        if not _widens(tensor.dtype, wanted):
+            small = tensor.ndim <= 1 or not tensor.is_floating_point()
+            if not small or not torch.equal(tensor.to(wanted).to(tensor.dtype), tensor):
+                self._refuse_dtype(spec, tensor)
+        tensor = tensor.to(device, wanted)
+        is_one = tensor.ndim == 0 or tensor.shape == (1,)
+        if spec.name == STEP and len(spec.shape) == 1 and is_one and rows:
+            tensor = tensor.expand(rows)
+        return tensor.contiguous()
+
+    def _refuse_dtype(self, spec: Input, tensor: Tensor) -> None:
+        said = str(tensor.dtype).removeprefix("torch.")
+        if tensor.ndim <= 1 and tensor.is_floating_point() and spec.dtype.startswith("int"):
+            raise InputError(
+                f"{self.owner}: {spec.name} is {tensor.flatten()[0].item():g}, and the engine takes"
+                f" {spec.dtype}",
+                hint="Record a call of the pipeline with this scheduler (enginecast.record), and"
+                f" export {self.owner} again: its {spec.name} is a float then.",
+            )
+        raise InputError(
+            f"{self.owner}: {spec.name} is {said}, and the engine takes {spec.dtype}, which cannot"
+            " hold all of its values",
+            hint=f"Run the pipeline in {spec.dtype}: pipe.to(torch.{spec.dtype})."
+            if tensor.is_floating_point() and spec.dtype.startswith(("float", "bfloat"))
+            else "",
+        )
+
+    def _wider(self, feeds: Mapping[str, Tensor]) -> str:
+        """How to export for sizes that the engine does not take; empty: they are in its ranges."""
+        symbols = self.manifest.symbols
+        for spec in self.manifest.inputs:
+            sizes = feeds[spec.name].shape
+            for axis, (declared, size) in enumerate(zip(spec.shape, sizes, strict=False)):
+                fixed = (declared, declared) if isinstance(declared, int) else None
+                least, most = fixed or symbols[str(declared)]
+                if not least <= size <= most:
+                    asked = f"{spec.name}:{axis}={min(least, size)}..{max(most, size)}"
+                    return (
+                        f"Export {self.owner} again for more: --dynamic {asked}, or record calls of"
+                        " all sizes (enginecast.record)."
+                    )
+        return ""
+
+
+def _defaults(method: Any) -> dict[str, Any]:
+    parameters = inspect.signature(method).parameters.values()
+    return {each.name: each.default for each in parameters if each.default is not each.empty}
+
+
+def _setting(module: nn.Module, name: str) -> Any:
+    """What a model of transformers takes where an argument is not given."""
+    config = getattr(module, "config", None)
+    return getattr(config, name, None) if isinstance(config, PreTrainedConfig) else None
+
+
+def _layers(module: nn.Module) -> int | None:
+    config = getattr(module, "config", None)
+    if not isinstance(config, PreTrainedConfig):
+        return None
+    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    return layers + 1 if isinstance(layers, int) else None
+
+
+def _widens(dtype: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether every value of a dtype is one of another."""
+    if dtype == torch.bool or dtype == wanted:
+        return True
+    if dtype.is_floating_point != wanted.is_floating_point:
+        return False
+    return torch.promote_types(dtype, wanted) == wanted
+
+
+def _rows(specs: Mapping[str, Input], values: Mapping[str, Any]) -> int | None:
+    """Of the first input that has as many as `timestep`."""
+    step = specs.get(STEP)
+    if step is None or len(step.shape) != 1:
+        return None
+    for name, spec in specs.items():
+        if name != STEP and spec.shape[:1] == step.shape and isinstance(values[name], Tensor):
+            return int(values[name].shape[0])
+    return None
+
+
+def _said(value: Any) -> str:
+    return "a tensor" if isinstance(value, Tensor) else repr(value)

@@ -1,0 +1,222 @@
+"""A component whose methods run engines: an object of its class, without weights."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from enginecast.errors import UsageError
+from enginecast.pipelines.components import without_weights
+from enginecast.pipelines.engine_call import EngineCall
+from enginecast.pipelines.returned import Returned
+from enginecast.runtime.bundle.reader import Bundle, Check
+from enginecast.runtime.engine import Engine
+from enginecast.runtime.load import backends, load
+
+FIXED = "Change the component before it is exported; `put_back()` of what attach returned gives it."
+REFUSED = (
+    *("load_lora_adapter", "load_attn_procs", "load_adapter", "add_adapter", "set_adapters"),
+    *("fuse_lora", "_load_ip_adapter_weights", "_convert_ip_adapter_image_proj_to_diffusers"),
+    *("enable_freeu", "enable_tiling", "enable_cache", "enable_layerwise_casting"),
+    *("enable_group_offload", "save_pretrained", "state_dict", "load_state_dict"),
+)
+"""Methods that change or read what an engine has fixed: their effect would be lost."""
+TWO_WAYS = ("encode", "decode")
+ENGINES, PLACE = "_engines", "_engine_place"
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """As `load` has them."""
+
+    prefer: tuple[str, ...] | None
+    allow_code: bool
+    threads: int | None
+    check: Check
+
+
+class Slot:
+    """The engine of a method.  It is loaded for the device that it is used on."""
+
+    def __init__(self, bundle: Bundle, call: EngineCall, options: LoadOptions) -> None:
+        self._bundle = bundle
+        self._call = call
+        self._options = options
+        self._device = ""
+        self._engine: Engine | None = None
+
+    def move(self, device: str) -> None:
+        """Free the engine where it was loaded for another device."""
+        if device != self._device and self._options.prefer is None:
+            self.close()
+
+    def close(self) -> None:
+        """Free the engine; a call loads it again."""
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
+
+    def load(self, device: str) -> Engine:
+        """Load the engine for a device, once."""
+        if self._engine is None:
+            given = self._options
+            self._engine = load(
+                self._bundle.root,
+                prefer=given.prefer,
+                device=device if given.prefer is None else None,
+                allow_code=given.allow_code,
+                threads=given.threads,
+                check=given.check,
+            )
+            self._device = device
+        return self._engine
+
+    def run(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call the method."""
+        engine = self.load(module.get_parameter(PLACE).device.type)
+        return self._call(module, engine, backends()[engine.backend].device, args, kwargs)
+
+
+def engine_component(
+    name: str, component: nn.Module, bundles: Sequence[Bundle], options: LoadOptions
+) -> nn.Module:
+    """A component like another one, of the same class, whose methods run the engines of bundles.
+
+    Raises:
+        UsageError: hooks or adapters change the component, or two bundles are of one method.
+        MissingError, BundleError: see `load`.
+    """
+    _require_plain(name, component)
+    plain = type(component)
+    slots: dict[str, Slot] = {}
+    for bundle in bundles:
+        call = bundle.manifest.call
+        assert call is not None
+        if call.entry in slots:
+            raise UsageError(f"{name}: {bundle.root}: there is another engine of {call.entry}")
+        returned = Returned.of(name, plain, bundle.manifest)
+        made = EngineCall(name, getattr(plain, call.entry), call, bundle.manifest, returned)
+        slots[call.entry] = Slot(bundle, made, options)
+    device = _device_of(component)
+    for slot in slots.values():
+        slot.load(device.type)
+    module = without_weights(component)
+    _put_first(module, torch.empty(0, dtype=_dtype_of(component), device=device))
+    own: Any = vars(module)
+    own.pop("_diffusers_hook", None)
+    own.update(
+        _methods(name, module, slots), **{ENGINES: slots, "_apply": _applying(module, slots)}
+    )
+    for path, part in module.named_modules():
+        if part is not module:
+            part.register_forward_pre_hook(partial(_refuse_part, name, path))
+    return module
+
+
+def close_engines(component: nn.Module) -> None:
+    """Free the engines of a component that another one replaces."""
+    for slot in vars(component).get(ENGINES, {}).values():
+        slot.close()
+
+
+def _put_first(module: nn.Module, tensor: Tensor) -> None:
+    """Give a module a first parameter: its device and dtype are what pipelines take for its own."""
+    others = dict(module._parameters)
+    module._parameters.clear()
+    module.register_parameter(PLACE, nn.Parameter(tensor, requires_grad=False))
+    module._parameters.update(others)
+
+
+def _applying(module: nn.Module, slots: Mapping[str, Slot]) -> Any:
+    """What `.to`, `.half`, `.cuda` and the like do with a module whose parameters have no data."""
+    plain: Any = partial(type(module)._apply, module)
+
+    def apply(fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        def applied(tensor: Tensor) -> Tensor:
+            if not tensor.is_meta:
+                return fn(tensor)
+            return torch.empty_like(tensor, dtype=fn(torch.empty(0, dtype=tensor.dtype)).dtype)
+
+        plain(applied, recurse)
+        for slot in slots.values():
+            slot.move(module.get_parameter(PLACE).device.type)
+        return module
+
+    return apply
+
+
+def _methods(name: str, module: nn.Module, slots: Mapping[str, Slot]) -> dict[str, Any]:
+    """Methods of the module itself; its class stays, which pipelines look at."""
+    plain, found = type(module), {}
+    for method in REFUSED:
+        if callable(getattr(plain, method, None)):
+            found[method] = _refusing(name, method, FIXED)
+    if all(callable(getattr(plain, method, None)) for method in TWO_WAYS):
+        for method in TWO_WAYS:
+            hint = f"Export it (--entry {method}), and attach both."
+            found[method] = _refusing(name, method, hint)
+    elif "forward" not in slots:
+        found["forward"] = _refusing(name, "forward", "Export it, and attach it too.")
+    for entry, slot in slots.items():
+        found[entry] = _running(module, slot, getattr(plain, entry))
+    return found
+
+
+def _running(module: nn.Module, slot: Slot, plain: Any) -> Any:
+    @wraps(plain)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return slot.run(module, args, kwargs)
+
+    method.__signature__ = inspect.signature(plain.__get__(module))  # type: ignore[attr-defined]
+    return torch.compiler.disable(method)
+
+
+def _refusing(name: str, method: str, hint: str) -> Any:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        raise UsageError(f"{name} is an engine, which has no {method}", hint=hint)
+
+    return refused
+
+
+def _refuse_part(name: str, path: str, part: nn.Module, args: Any) -> None:
+    raise UsageError(
+        f"{name}.{path} was called, and {name} is an engine, whose parts cannot be called alone",
+        hint=FIXED,
+    )
+
+
+def _require_plain(name: str, component: nn.Module) -> None:
+    """Refuse what changes a component besides its weights."""
+    if ENGINES in vars(component):
+        raise UsageError(
+            f"{name} is an engine already", hint="Call `put_back()` of what attach returned first."
+        )
+    if hasattr(component, "_hf_hook") or "forward" in vars(component):
+        raise UsageError(
+            f"{name} has hooks, of offloading for instance",
+            hint="Call pipe.remove_all_hooks(), attach, and set offloading up again.",
+        )
+    if getattr(component, "peft_config", None):
+        raise UsageError(
+            f"{name} has adapters loaded, which the engine does not know of",
+            hint="Fuse them (pipe.fuse_lora(), pipe.unload_lora_weights()), and export it again.",
+        )
+    if getattr(component, "use_tiling", False):
+        raise UsageError(
+            f"{name} works by tiles, and an engine on whole images",
+            hint=f"Call pipe.{name}.disable_tiling() first.",
+        )
+
+
+def _device_of(component: nn.Module) -> torch.device:
+    tensor = next(component.parameters(), None)
+    return torch.device("cpu") if tensor is None or tensor.is_meta else tensor.device
+
+
+def _dtype_of(component: nn.Module) -> torch.dtype:
+    found = getattr(component, "dtype", None)
+    return found if isinstance(found, torch.dtype) else torch.get_default_dtype()

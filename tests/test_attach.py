@@ -1,0 +1,352 @@
+"""Engines in the place of a pipeline's components: what pipelines see of them, and refusals."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import diffusers
+import pytest
+import torch
+from engine_stand_ins import StandIn, loaded, stand_in
+from tiny_components import CONFIGS
+from torch import Tensor
+from transformers import CLIPTextConfig, CLIPTextModel
+
+import enginecast
+from enginecast.capture.sources.recording import Calls, record
+from enginecast.errors import EnginecastError, InputError, UsageError
+from enginecast.pipelines.attach import Replaced, attach
+from enginecast.pipelines.components import empty_component, save_empty
+
+
+def model(kind: str, **more: Any) -> Any:
+    name, config = CONFIGS[kind]
+    torch.manual_seed(0)
+    return getattr(diffusers, name).from_config({**config, **more}).eval()
+
+
+def clip() -> Any:
+    torch.manual_seed(1)
+    config = CLIPTextConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=24,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        projection_dim=16,
+        eos_token_id=2,
+    )
+    return CLIPTextModel(config).eval()
+
+
+def stable_diffusion(**more: Any) -> Any:
+    parts = {
+        "vae": model("vae"),
+        "unet": model("sd15-unet"),
+        "text_encoder": clip(),
+        "tokenizer": None,
+        "scheduler": diffusers.DDIMScheduler(steps_offset=1, clip_sample=False),
+        "safety_checker": None,
+        "feature_extractor": None,
+    }
+    pipe = diffusers.StableDiffusionPipeline(**parts | more, requires_safety_checker=False)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def image(pipe: Any, **more: Any) -> Tensor:
+    ids = torch.arange(2 * 77).reshape(2, 77) % 50
+    text = pipe.text_encoder(ids, attention_mask=None)[0]
+    generator = torch.Generator().manual_seed(3)
+    given = {"height": 16, "width": 16, "num_inference_steps": 2, **more}
+    found = pipe(
+        prompt_embeds=text[:1],
+        negative_prompt_embeds=text[1:],
+        generator=generator,
+        output_type="pt",
+        **given,
+    ).images
+    assert isinstance(found, Tensor)
+    return found
+
+
+class Attached:
+    """A pipeline with engines that eager computes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pipe = stable_diffusion()
+        with record(self.pipe) as calls, torch.no_grad():
+            self.before = image(self.pipe)
+            image(self.pipe, height=32, width=24)
+            self.pipe.vae.encode(self.before)
+        self.calls: Calls = calls
+        self.engines: dict[str, StandIn] = {
+            name: stand_in(folder / name.replace(".", "/"), self.part(name), calls[name])
+            for name in calls
+        }
+        self.folder = folder
+        self.eager: Replaced
+
+    def part(self, name: str) -> Any:
+        return getattr(self.pipe, name.partition(".")[0])
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Attached:
+    return Attached(tmp_path_factory.mktemp("engines"))
+
+
+@pytest.fixture
+def attached(parts: Attached) -> Iterator[Attached]:
+    with loaded(*parts.engines.values()):
+        parts.eager = attach(parts.pipe, parts.folder)
+        yield parts
+        parts.eager.put_back()
+
+
+def test_a_pipeline_computes_the_same_with_engines(attached: Attached) -> None:
+    pipe, eager = attached.pipe, attached.eager
+    assert [*eager] == ["text_encoder", "unet", "vae"]
+    assert torch.equal(image(pipe), attached.before)
+    assert image(pipe, height=32, width=24).shape == (1, 3, 32, 24)
+    assert all(engine.runs for name, engine in attached.engines.items() if name != "vae.encode")
+    assert all(p.is_meta for name in eager for p in [*getattr(pipe, name).parameters()][1:])
+    eager.put_back()
+    assert pipe.unet is eager["unet"]
+    assert torch.equal(image(pipe), attached.before)
+
+
+def test_pipelines_find_what_they_read(attached: Attached) -> None:
+    pipe, eager = attached.pipe, attached.eager
+    for name, module in eager.items():
+        found: Any = getattr(pipe, name)
+        assert type(found) is type(module)
+        assert found.config == module.config
+        assert (found.dtype, found.device) == (torch.float32, torch.device("cpu"))
+    assert pipe.unet.config.in_channels == 4
+    assert pipe.unet.time_embedding.linear_1.in_features == 8
+    assert next(iter(pipe.vae.post_quant_conv.parameters())).dtype == torch.float32
+    z = torch.randn(1, 4, 8, 8)
+    assert torch.equal(pipe.vae.decode(z).sample, pipe.vae.decode(z, return_dict=False)[0])
+    x = torch.randn(1, 3, 16, 16)
+    with torch.no_grad():
+        expected = cast(Any, eager["vae"]).encode(x).latent_dist
+        found = pipe.vae.encode(x).latent_dist
+        assert torch.equal(found.mean, expected.mean)
+        assert torch.equal(found.std, expected.std)
+        ids = torch.ones(2, 77, dtype=torch.int64)
+        assert pipe.text_encoder(ids).pooler_output.shape == (2, 16)
+    other = diffusers.StableDiffusionImg2ImgPipeline.from_pipe(pipe)
+    assert other.unet is pipe.unet
+
+
+def test_dtypes_are_the_pipelines(attached: Attached) -> None:
+    pipe = attached.pipe
+    pipe.to(torch.float16)
+    found = image(pipe)
+    assert {pipe.unet.dtype, pipe.vae.dtype, found.dtype} == {torch.float16}
+    assert attached.engines["unet"].runs[-1]["sample"].dtype == torch.float32
+    torch.testing.assert_close(found.float(), attached.before, atol=0.02, rtol=0)
+    with pytest.raises(InputError, match="sample is float64, and the engine takes float32, which"):
+        pipe.unet(torch.ones(2, 4, 8, 8, dtype=torch.float64), 1.0, torch.ones(2, 77, 16))
+
+
+@pytest.mark.parametrize("how", ["enable_model_cpu_offload", "enable_sequential_cpu_offload"])
+def test_offloading_leaves_engines_where_they_are(attached: Attached, how: str) -> None:
+    getattr(attached.pipe, how)(device="cpu")
+    try:
+        assert torch.equal(image(attached.pipe), attached.before)
+    finally:
+        attached.pipe.remove_all_hooks()
+
+
+def test_an_engine_is_freed_where_the_component_moves_away(attached: Attached) -> None:
+    slot, engine = attached.pipe.unet._engines["forward"], attached.engines["unet"]
+    attached.pipe.unet.to("cpu")
+    assert not engine.closed
+    slot.move("cuda")
+    assert engine.closed
+    image(attached.pipe)
+    assert not engine.closed
+
+
+def test_attached_engines_can_be_recorded(attached: Attached) -> None:
+    with record(attached.pipe) as calls:
+        image(attached.pipe)
+    assert [*calls] == ["text_encoder", "unet", "vae.decode"]
+    assert calls["unet"].call == attached.calls["unet"].call
+
+
+UNET = (torch.ones(2, 4, 8, 8), torch.tensor(5), torch.ones(2, 77, 16))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "hint"),
+    [
+        ({"cross_attention_kwargs": {"scale": 0.5}}, r"cross_attention_kwargs.scale is 0.5, and the"
+         " engine was made without it", "fuse_lora"),
+        ({"added_cond_kwargs": {"image_embeds": [torch.ones(2)]}}, "image_embeds.0 is a tensor, and"
+         " the engine was made without it", "IP-Adapter"),
+        ({"mid_block_additional_residual": torch.ones(2)}, "mid_block_additional_residual is a"
+         " tensor, and the engine was", "ControlNet"),
+        ({"class_labels": torch.ones(2)}, "class_labels is a tensor, and the", "enginecast.record"),
+    ],
+)  # fmt: skip
+def test_arguments_that_the_engine_was_made_without(
+    attached: Attached, given: dict[str, Any], expected: str, hint: str
+) -> None:
+    with pytest.raises(InputError, match=f"unet: .*{expected}") as refused:
+        attached.pipe.unet(*UNET, **given)
+    assert hint in refused.value.hint
+
+
+def test_arguments_that_say_nothing_are_taken(attached: Attached) -> None:
+    sample, _, text = UNET
+    plain = attached.pipe.unet(sample, torch.tensor(5), text).sample
+    given: dict[str, Any] = {
+        "cross_attention_kwargs": {},
+        "class_labels": None,
+        "return_dict": False,
+    }
+    (found,) = attached.pipe.unet(sample, 5, encoder_hidden_states=text, **given)
+    assert torch.equal(found, plain)
+
+
+def test_sizes_out_of_range_say_how_to_export_for_them(attached: Attached) -> None:
+    _, step, text = UNET
+    with pytest.raises(InputError, match=r"unet: .*expected sample_2 in 8\.\.16.*, got 40") as no:
+        attached.pipe.unet(torch.ones(2, 4, 40, 8), step, text)
+    assert "Export unet again for more: --dynamic sample:2=8..40" in no.value.hint
+    with pytest.raises(InputError, match=r"unet: .*expected 16, got 12") as no:
+        attached.pipe.unet(torch.ones(2, 4, 8, 8), step, torch.ones(2, 77, 12))
+    assert "--dynamic encoder_hidden_states:2=12..16" in no.value.hint
+
+
+def test_what_engines_have_fixed_is_refused(attached: Attached) -> None:
+    pipe = attached.pipe
+    for call, expected in (
+        (lambda: pipe.enable_freeu(0.9, 0.2, 1.2, 1.4), "unet is an engine, which has no enable_f"),
+        (pipe.vae.enable_tiling, "vae is an engine, which has no enable_tiling"),
+        (pipe.unet.state_dict, "unet is an engine, which has no state_dict"),
+        (lambda: pipe.text_encoder.final_layer_norm(torch.ones(1)), "final_layer_norm was called"),
+        (lambda: attach(pipe, attached.folder), "text_encoder is an engine already"),
+    ):
+        with pytest.raises(UsageError, match=expected):
+            call()
+
+
+def test_lora_weights_are_refused(attached: Attached) -> None:
+    """By what pipelines call, for PEFT may not be installed."""
+    pipe = attached.pipe
+    calls: list[Callable[[], Any]] = [
+        lambda: pipe.unet.load_lora_adapter({}),
+        lambda: pipe.unet._load_ip_adapter_weights([]),
+        lambda: pipe.text_encoder.load_adapter("lora"),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match=r"is an engine, which has no _?load_"):
+            call()
+
+
+def test_hidden_states_that_the_engine_does_not_give(parts: Attached, tmp_path: Path) -> None:
+    pipe, ids = parts.pipe, torch.arange(77)[None] % 50
+    example = {"input_ids": ids}
+    plain = stand_in(tmp_path / "plain", pipe.text_encoder, example)
+    some = stand_in(tmp_path / "some", pipe.text_encoder, example, outputs=["pooler_output"],
+                    hidden_states=[-2])  # fmt: skip
+    eager = pipe.text_encoder(ids, output_hidden_states=True)
+    with loaded(plain, some):
+        with attach(pipe, {"text_encoder": plain.folder}):
+            with pytest.raises(InputError, match="is True, and the engine gives no hidden states"):
+                pipe.text_encoder(ids, output_hidden_states=True)
+            assert pipe.text_encoder(ids, output_hidden_states=False).hidden_states is None
+        with attach(pipe, {"text_encoder": some.folder}):
+            found = pipe.text_encoder(ids, output_hidden_states=True)
+            assert torch.equal(found.hidden_states[-2], eager.hidden_states[1])
+            assert torch.equal(found[1], eager[1])
+            uses: list[Callable[[], Any]] = [
+                lambda: found.hidden_states[-1],
+                lambda: found[0].float(),
+            ]
+            for use in uses:
+                with pytest.raises(
+                    InputError, match="text_encoder: the engine does not give"
+                ) as no:
+                    use()
+                assert "Export text_encoder again" in no.value.hint
+
+
+def test_steps_are_never_truncated(tmp_path: Path) -> None:
+    """Engines made from a folder take steps as integers, and one for each row."""
+    pipe = stable_diffusion()
+    pipe.unet.save_pretrained(tmp_path / "unet")
+    unet = stand_in(tmp_path / "engine", str(tmp_path / "unet"))
+    sample, _, text = UNET
+    with loaded(unet), torch.no_grad(), attach(pipe, {"unet": unet.folder}) as eager:
+        for step in (torch.tensor(7.0), torch.tensor([7, 7]), 7, torch.tensor([7])):
+            found = pipe.unet(sample, step, text).sample
+            torch.testing.assert_close(found, eager["unet"](sample, step, text).sample)
+            assert unet.runs[-1]["timestep"].tolist() == [7, 7]
+        with pytest.raises(InputError, match=r"timestep is 7\.5, and the engine takes int64") as no:
+            pipe.unet(sample, torch.tensor(7.5), text)
+        assert "Record a call of the pipeline with this scheduler" in no.value.hint
+
+
+def test_engines_of_another_model_are_refused(parts: Attached, tmp_path: Path) -> None:
+    other = stand_in(tmp_path / "unet", model("sd15-unet", norm_eps=1e-3), parts.calls["unet"])
+    decoder = parts.engines["vae.decode"]
+    given: list[tuple[Any, str]] = [
+        ({"unet": other.folder}, r"the engine's unet is another .*: norm_eps 1e-05, not 0\.001"),
+        ({"unet": decoder.folder}, r"an engine of AutoencoderKL, and unet is a UNet2DCondition"),
+        ({"vae": decoder.folder, "vae.decode": decoder.folder}, "another engine of decode"),
+        ({"transformer": decoder.folder}, r"no model 'transformer'; it has .*unet"),
+        ({"unet": tmp_path / "nowhere"}, "unet: there is no bundle in"),
+        (tmp_path / "nowhere", "holds no engines of vae"),
+    ]
+    for engines, expected in given:
+        with loaded(other, decoder), pytest.raises(UsageError, match=expected):
+            attach(parts.pipe, engines)
+    with pytest.raises(UsageError, match="a int has no components"):
+        attach(3, tmp_path)
+
+
+def test_a_method_without_an_engine_and_changed_components(parts: Attached) -> None:
+    pipe, decoder = parts.pipe, parts.engines["vae.decode"]
+    with loaded(decoder):
+        with attach(pipe, {"vae.decode": decoder.folder}):
+            with pytest.raises(UsageError, match="vae is an engine, which has no encode") as no:
+                pipe.vae.encode(torch.ones(1, 3, 16, 16))
+            assert "--entry encode" in no.value.hint
+        pipe.vae.enable_tiling()
+        with pytest.raises(UsageError, match="vae works by tiles"):
+            attach(pipe, {"vae": decoder.folder})
+        pipe.vae.disable_tiling()
+        pipe.enable_model_cpu_offload(device="cpu")
+        with pytest.raises(UsageError, match="vae has hooks"):
+            attach(pipe, {"vae": decoder.folder})
+        pipe.remove_all_hooks()
+
+
+def test_an_empty_component_is_one_without_weights(tmp_path: Path) -> None:
+    for name, made in (("vae", model("vae")), ("text_encoder", clip()), ("bn", model("vae-ltx"))):
+        save_empty(made, tmp_path / name)
+        found = empty_component(tmp_path / name)
+        assert type(found) is type(made)
+        assert all(parameter.is_meta for parameter in found.parameters())
+        for path, buffer in made.named_buffers():
+            assert torch.equal(found.get_buffer(path), buffer), path
+    assert (tmp_path / "bn" / "buffers.safetensors").is_file()
+    (tmp_path / "config.json").write_text('{"_class_name": "Mine"}')
+    with pytest.raises(EnginecastError, match="have no model class 'Mine'"):
+        empty_component(tmp_path)
+
+
+def test_a_bundle_that_was_really_exported(tmp_path: Path) -> None:
+    pipe = stable_diffusion(vae=model("vae-tiny"))
+    with enginecast.record(pipe) as calls:
+        before = image(pipe)
+    enginecast.compile(pipe.vae, tmp_path / "vae" / "decode", example=calls["vae.decode"])
+    assert enginecast.load(tmp_path / "vae" / "decode").manifest.call is not None
+    eager = enginecast.attach(pipe, tmp_path)
+    assert [*eager] == ["vae"]
+    torch.testing.assert_close(image(pipe), before, atol=1e-4, rtol=0)
