@@ -9,7 +9,7 @@ Exact: every output keeps every bit.  Left alone: a cast that changes the dtype,
 mode, anything random, a copy whose strides reach an op that rounds by them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -272,13 +272,23 @@ LARGEST = 4096
 """Elements of a folded tensor at most: beyond, computing it costs less than carrying it."""
 
 
-def fold_constants(program: ProgramView, log: SiteLog) -> None:
+def fold_constants(
+    program: ProgramView,
+    log: SiteLog,
+    *,
+    among: Container[Node] | None = None,
+    largest: int = LARGEST,
+) -> None:
     """Replace maximal constant expressions by lifted constants.
 
     A constant expression reads nothing but literals and lifted constants.  Parameters and buffers
     stay as they are: the exporter evaluates their expressions while it writes them.
+
+    Args:
+        among: the nodes that may go; None: all.
+        largest: elements of a folded tensor at most.
     """
-    constants = _constant_expressions(program)
+    constants = _constant_expressions(program, among, largest)
     for node in list(program.graph.nodes):
         if not _is_end(node, constants) or log.skipped(node):
             continue
@@ -292,12 +302,15 @@ def fold_constants(program: ProgramView, log: SiteLog) -> None:
         program.graph.erase_node(node)
 
 
-def _constant_expressions(program: ProgramView) -> set[Node]:
+def _constant_expressions(
+    program: ProgramView, among: Container[Node] | None, largest: int
+) -> set[Node]:
     specs = weight_specs(program).items()
     lifted = {name for name, spec in specs if spec.kind is InputKind.CONSTANT_TENSOR}
     found: set[Node] = set()
     for node in program.graph.nodes:
-        known = node.name in lifted if node.op == "placeholder" else _foldable(node)
+        known = node.name in lifted if node.op == "placeholder" else _foldable(node, largest)
+        known = known and (among is None or node.op == "placeholder" or node in among)
         if known and found.issuperset(node.all_input_nodes):
             found.add(node)
     for node in reversed(program.graph.nodes):
@@ -313,16 +326,16 @@ def _is_end(node: Node, constants: set[Node]) -> bool:
     return inside and not constants.issuperset(node.users)
 
 
-def _foldable(node: Node) -> bool:
+def _foldable(node: Node, largest: int) -> bool:
     if not is_pure(node) or has(node, Trait.RANDOM, Trait.UNFOLDABLE):
         return False
     found = value(node)
     several = found if isinstance(found, tuple | list) and found else [found]
-    return all(isinstance(one, Tensor) and _is_small(one) for one in several)
+    return all(isinstance(one, Tensor) and _is_small(one, largest) for one in several)
 
 
-def _is_small(tensor: Tensor) -> bool:
-    return all(isinstance(size, int) for size in tensor.shape) and tensor.numel() <= LARGEST
+def _is_small(tensor: Tensor, largest: int) -> bool:
+    return all(isinstance(size, int) for size in tensor.shape) and tensor.numel() <= largest
 
 
 def rules_of(node: Node) -> tuple[Rule, ...]:

@@ -31,6 +31,7 @@ PASSES = {
     "drop-assertions": "enginecast.passes.lower.drop_assertions:DropAssertions",
     "decompose-fused": "enginecast.passes.lower.decompose_fused:DecomposeFused",
     "legalize-quantized": "enginecast.exporters.onnx.passes.legalize_quantized:LegalizeQuantized",
+    "legalize-fourier": "enginecast.exporters.onnx.passes.legalize_fourier:LegalizeFourier",
     "legalize-onnx": "enginecast.exporters.onnx.passes.legalize_onnx:LegalizeOnnx",
     "keep-norms-whole": "enginecast.exporters.tensorrt.passes.keep_norms_whole:KeepNormsWhole",
     "lift-weights": "enginecast.passes.lower.lift_weights:LiftWeights",

@@ -270,6 +270,8 @@ class _Retyper:
         self.high = to if to is torch.float64 else torch.float32
         self.log = log
         self.casts: dict[tuple[Node, torch.dtype], Node] = {}
+        views = self.program.graph.find_nodes(op="call_function", target=aten.view.dtype)
+        self.read_as_bits = {node: dtype_of(first_input(node)) for node in views}
         self.weights = weight_specs(program)
         # Casts of placeholders stand behind all placeholders, in the order in which they were
         # needed.
@@ -287,6 +289,8 @@ class _Retyper:
                 node.meta["val"] = value(first_input(node))[arguments(node)[1]]
             elif is_float_cast(node) and node not in self.rounded:
                 self._drop_cast(node)
+            elif node in self.read_as_bits:
+                self._keep_bits(node)
             else:
                 self._retype(node)
             if node in self.rounded:
@@ -327,6 +331,12 @@ class _Retyper:
                 node.replace_input_with(source, self.cast(source, dtype, node))
         if is_float(node) and self._set_explicit_dtype(node, dtype):
             node.meta["val"] = _retyped(value(node), dtype)
+
+    def _keep_bits(self, node: Node) -> None:
+        """What reads the bits of a value reads those of the dtype that the source has."""
+        source, dtype = first_input(node), self.read_as_bits[node]
+        if dtype is not None and dtype != dtype_of(source):
+            node.update_arg(0, self.cast(source, dtype, node))
 
     def _set_explicit_dtype(self, node: Node, dtype: torch.dtype) -> bool:
         """Rewrite `softmax(x, -1, torch.float32)`, `full(..., dtype=torch.float32)`, `to(ids,

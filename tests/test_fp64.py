@@ -37,3 +37,20 @@ def test_a_model_that_needs_fp64_is_not_converted(
     with pytest.raises(VerificationError, match=said):
         export(module(), tmp_path / "bundle", example={"x": x})
     assert not (tmp_path / "bundle").exists()
+
+
+class Widens(nn.Module):
+    """A layer in fp64 among others, whose code casts what goes into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.wide = nn.Linear(6, 6), nn.Linear(6, 6, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.wide(self.first(x).double())
+        return found.float()
+
+
+def test_a_layer_in_fp64_among_others_stays_so_in_eager(tmp_path: Path) -> None:
+    export(Widens(), tmp_path / "bundle", example={"x": torch.randn(3, 6)})
+    assert (tmp_path / "bundle" / "manifest.json").exists()

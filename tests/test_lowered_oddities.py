@@ -37,12 +37,32 @@ def unbiased_convolution(x: Tensor) -> Tensor:
     return F.conv3d(x.unsqueeze(1), x[:1, :2, :2, :2].unsqueeze(0), stride=(1, 2, 1), padding=1)
 
 
+def largest_of_infinities(x: Tensor) -> Tensor:
+    """ONNX Runtime's MaxPool gives the lowest number where a window holds -inf alone."""
+    return F.max_pool2d(x.masked_fill(x < -3.0, -torch.inf), 2)
+
+
+def labels_that_end(x: Tensor) -> Tensor:
+    """torch's decomposition counts class 0 for every place from the first -1 on."""
+    labels = torch.tensor([2, 5, -1, 0, 3, 1, 1, 1]).expand(2, 8)
+    return F.multilabel_margin_loss(x[:, 0, 0], labels, reduction="none")
+
+
+def scaled_complement(x: Tensor) -> Tensor:
+    """exp(x^2) overflows where erfc is zero."""
+    found: Tensor = torch.special.erfcx(torch.cat([x, -30.0 * x, -1e18 * x]))
+    return found
+
+
 FORMS: list[Callable[[Tensor], Tensor]] = [
     pad_before_pool,
     squeeze_of_more_than_one,
     inverted_mask,
     rotated,
     unbiased_convolution,
+    largest_of_infinities,
+    labels_that_end,
+    scaled_complement,
 ]
 
 

@@ -11,6 +11,7 @@ import torch
 from programs import (
     LOW,
     TOKENS,
+    Function,
     Text,
     captured,
     count,
@@ -246,6 +247,15 @@ def test_parts_of_a_tensor_keep_their_strides() -> None:
     [part] = [n for n in after.graph.nodes if n.target is operator.getitem]
     assert part.meta["val"].dtype == torch.float16
     assert part.meta["val"].stride()[-2:] == (8, 1)
+
+
+def test_bits_are_those_of_the_dtype_that_the_source_has() -> None:
+    def exponents(x: Tensor) -> Tensor:
+        return ((x * 2).view(torch.int32) >> 23).float() + x
+
+    x = torch.randn(4, 6)
+    unified, _ = rewritten(captured(Function(exponents), x), "unify-dtype{to=fp64}")
+    torch.testing.assert_close(outputs(unified, x)[0].float(), exponents(x))
 
 
 def test_golden_unify_dtype() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from types import CellType, FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from enginecast.errors import CaptureError, first_line
@@ -60,3 +61,34 @@ def _cell(cell: CellType, memo: Mapping[int, Any]) -> CellType:
     except ValueError:  # not bound yet
         return cell
     return CellType(memo[id(content)]) if id(content) in memo else cell
+
+
+def cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Cast the floats of a module, in place.
+
+    Complex numbers stay: `Module.to` would take their imaginary part away.  So do the layers in
+    fp64 of a model that has others, too: its code casts what goes into them.
+    """
+
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    doubles = _layers_in_fp64(module)
+    if not doubles or dtype == torch.float64:
+        module._apply(cast)
+        return module
+    for part in set(module.modules()) - doubles:
+        part._apply(cast, recurse=False)
+    return module
+
+
+def _layers_in_fp64(module: nn.Module) -> set[nn.Module]:
+    """The layers with weights in fp64, of a model that has others as well."""
+    found, others = set[nn.Module](), False
+    for part in module.modules():
+        weights = part.parameters(recurse=False)
+        dtypes = {weight.dtype for weight in weights if weight.is_floating_point()}
+        if dtypes == {torch.float64}:
+            found.add(part)
+        others |= bool(dtypes - {torch.float64})
+    return found if others else set()

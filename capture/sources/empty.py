@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from enginecast.capture.python.recompile import replaced
-from enginecast.capture.sources.copies import copy_module
+from enginecast.capture.sources.copies import cast_module, copy_module
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def empty_copy(module: nn.Module) -> nn.Module:
     """Copy `module` in fp32, with what its state dict holds on the meta device."""
     stored = module.state_dict(keep_vars=True)
     memo: dict[int, object] = {id(tensor): _on_meta(tensor) for tensor in stored.values()}
-    empty = copy_module(module, memo).float().eval()
+    empty = cast_module(copy_module(module, memo), torch.float32).eval()
     for parameter in empty.parameters():
         if parameter.is_leaf:
             parameter.requires_grad_(False)

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from enginecast.capture.refusals.refusal import missing_requirement
 from enginecast.capture.sources.calls import call_of, taking
-from enginecast.capture.sources.copies import copy_module
+from enginecast.capture.sources.copies import cast_module, copy_module
 from enginecast.capture.sources.empty import empty_copy
 from enginecast.capture.sources.finite import require_finite_module
 from enginecast.capture.sources.huggingface import write_config
@@ -74,13 +74,11 @@ class FactorySource(Source):
     def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         """A copy of the factory's module with floats in `dtype`; weights in `dtype` are shared.
 
-        Complex numbers stay: `Module.to` would take their imaginary part away.
-
         In fp16, what transformers keeps in fp32 when it loads a model stays so.
         """
         module = copy_sharing_weights(self._module)
         kept = kept_in_fp32(module) if dtype == torch.float16 else {}
-        module._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+        cast_module(module, dtype)
         for parameter, tensor in kept.items():
             parameter.data = tensor.to(torch.float32)
         return taking(module, self.call)

@@ -58,7 +58,7 @@ def lowering(reader: Reader, *, gemm_float8: bool = False) -> str:
     gemm = " gemm_float8=true" if gemm_float8 else ""
     return (
         f"drop-assertions,{tables}legalize-quantized{{reader={reader}{gemm}}},"
-        f"legalize-onnx{{reader={reader}}},"
+        f"legalize-fourier,legalize-onnx{{reader={reader}}},"
         "lift-weights,merge-equal,separate-block-memory,hoist-weights"
     )
 

@@ -18,7 +18,7 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from enginecast.passes.ir.base import PassContext, ProgramView, Site
-from enginecast.passes.ir.edit import dtype_of, insert, value
+from enginecast.passes.ir.edit import dtype_of, take_place, value
 from enginecast.passes.ir.sites import SiteLog
 from enginecast.passes.ir.traits import Trait, has
 
@@ -76,5 +76,8 @@ def insert_traced(program: ProgramView, node: Node, function: Callable[..., Any]
         if has(found, Trait.CASTS) and dtype_of(args[0]) == args[1]:
             known[found] = args[0]
         else:
-            known[found] = insert(program.graph, found.target, args, kwargs, like=node)
+            made = program.graph.create_node("call_function", found.target, args, kwargs)
+            take_place(made, node)
+            made.meta["val"] = found.meta["val"]
+            known[found] = made
     return torch.fx.map_arg(traced.output_node().args[0], known.__getitem__)

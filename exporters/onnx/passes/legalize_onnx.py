@@ -13,6 +13,9 @@ A `scaled_dot_product_attention` that broadcasts, or has other than four dims, i
 ONNX Runtime's Sigmoid on CPUs is off by up to 1e-7, which is all of sigmoid(-18): what reaches an
 output, or anything but a layer with weights, is 1 / (1 + exp(-x)), as in torch's kernels.
 
+ONNX Runtime's MaxPool gives the lowest number for a window of -inf, and torch's decomposition of
+`multilabel_margin_loss` is another loss: both are said otherwise.
+
 A bias that is the lowest number stays above it, for ONNX Runtime's Attention takes that for -inf: a
 row whose keys are all masked so would be zeros, where torch averages the values.
 
@@ -240,6 +243,47 @@ def _spelled_out(
     return scores.softmax(-1).masked_fill(hidden, 0.0) @ value
 
 
+def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Tensor:
+    """As in torch's kernel; torch's decomposition also counts what comes after the first -1."""
+    is_given = (target < 0).to(torch.int64).cumsum(-1) == 0
+    places = torch.where(is_given, target, 0)
+    classes = torch.arange(x.size(-1), device=x.device)
+    is_target = ((places.unsqueeze(-1) == classes) & is_given.unsqueeze(-1)).any(-2)
+    margins = 1 - x.gather(-1, places).unsqueeze(-1) + x.unsqueeze(-2)
+    counts = is_given.unsqueeze(-1) & ~is_target.unsqueeze(-2)
+    loss = torch.where(counts, margins.clamp_min(0), 0).sum((-2, -1)) / x.size(-1)
+    return (loss, loss.mean(), loss.sum())[reduction]
+
+
+def _max_pool(program: ProgramView, node: Node) -> Node:
+    def form(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        assert callable(node.target)
+        largest = node.target(x, *args, **kwargs)
+        some = node.target((x != -math.inf).to(x.dtype), *args, **kwargs)
+        found: Tensor = torch.where(some > 0, largest, -math.inf)
+        return found
+
+    found: Node = insert_traced(program, node, form)
+    return found
+
+
+def _may_hold_infinity(node: Node) -> bool:
+    """Whether a max pool may read -inf, on which ONNX Runtime's gives the lowest number: where an
+    infinity or a logarithm stands before it, up to the next layer with weights.
+    """
+    if dtype_of(node) not in (torch.float32, torch.float64):
+        return False
+    waiting, seen = [node], {node}
+    while waiting:
+        here = waiting.pop()
+        if here.target in _LOGARITHMS or any(a in (math.inf, -math.inf) for a in here.args):
+            return True
+        sources = set(here.all_input_nodes) - seen if here.target not in _LAYERS else set()
+        seen |= sources
+        waiting += sources
+    return False
+
+
 def _exact_sigmoid(program: ProgramView, node: Node) -> Node:
     found: Node = insert_traced(program, node, _SIGMOIDS[node.target])
     return found
@@ -423,6 +467,8 @@ _SIGMOIDS: dict[Any, Callable[..., Tensor]] = {
     aten.silu.default: lambda x: x / (1 + torch.exp(-x)),
     aten.glu.default: lambda x, dim=-1: x.chunk(2, dim)[0] / (1 + torch.exp(-x.chunk(2, dim)[1])),
 }
+_LOGARITHMS = frozenset({aten.log.default, aten.log2.default, aten.log10.default})
+_MAX_POOLS = (aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
 _LAYERS = frozenset(
     {
         *(aten.linear.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
@@ -430,7 +476,7 @@ _LAYERS = frozenset(
         aten.batch_norm.default,
     }
 )
-"""What loses a small value among others, or is of their size."""
+"""What loses a small value among others, or is of their size; infinities become NaN in them."""
 _RULES: dict[Any, Rewrite] = {
     aten.linear.default: _linear_to_matmul,
     aten.rms_norm.default: _one_dtype,
@@ -439,6 +485,10 @@ _RULES: dict[Any, Rewrite] = {
     aten.scaled_dot_product_attention.default: lambda program, node: insert_traced(
         program, node, _spelled_out
     ),
+    aten.multilabel_margin_loss.default: lambda program, node: insert_traced(
+        program, node, _multilabel_margin_loss
+    ),
+    **dict.fromkeys(_MAX_POOLS, _max_pool),
     aten.unsqueeze.default: _complex_unsqueeze,
     aten.clamp.default: _float_bounds,
     aten.floor_divide.default: _quotient_in_fp32,
@@ -454,6 +504,7 @@ _UNFIT: dict[Any, Callable[[Node], bool]] = {
     aten.rms_norm.default: lambda node: bool(_of_other_dtypes(node)),
     aten.rsub.Scalar: lambda node: dtype_of(first_input(node)) != dtype_of(node),
     aten.scaled_dot_product_attention.default: _broadcasts,
+    **dict.fromkeys(_MAX_POOLS, _may_hold_infinity),
     aten.unsqueeze.default: lambda node: bool(value(node).dtype.is_complex),
     aten.clamp.default: _mixes_bounds,
     aten.floor_divide.default: _is_low_by_number,
