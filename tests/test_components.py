@@ -20,6 +20,7 @@ from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import named_dims
 from enginecast.capture.outputs.flatten import ALL, run_named
 from enginecast.capture.sources.diffusion import STEM, ComponentSource
+from enginecast.capture.sources.recorded import RecordedSource
 from enginecast.capture.sources.source import ComponentOptions, open_source
 from enginecast.compiler.request import ModelOptions
 from enginecast.errors import EnginecastError, SourceError, UsageError
@@ -293,3 +294,26 @@ def test_every_family(name: str, entry: str, tmp_path: Path) -> None:
         return
     export(folder, tmp_path / "engine", options=given)
     agrees(folder, tmp_path / "engine", entry, 8, 12)
+
+
+def test_a_folder_takes_recorded_calls_and_refuses_those_of_another_class(
+    dit: Path, tmp_path: Path
+) -> None:
+    model = diffusers.DiTTransformer2DModel.from_pretrained(dit)
+    given = {"timestep": torch.tensor([7, 7]), "class_labels": torch.tensor([1, 2])}
+    sample_of = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    with enginecast.record({"transformer": model}) as calls, torch.no_grad():
+        expected = model(sample_of, **given, return_dict=False)[0]
+    recorded = calls["transformer"]
+    source = bound(open_source(str(dit), example=recorded))
+    assert isinstance(source, RecordedSource)
+    assert {spec.name for spec in derive(source)} == {"hidden_states", *given}
+    assert source.fingerprint() == opened(dit).fingerprint()
+    with torch.no_grad():
+        found = run_named(source.eager(), source.example(), ALL)
+    assert torch.equal(found["sample"], expected)
+    name = next(iter(source.weights()))
+    stored = opened(dit).weights()[name]
+    assert torch.equal(source.weights()[name], stored)
+    with pytest.raises(UsageError, match="the recording is of transformer, a DiTTransformer2DMod"):
+        open_source(str(save("pixart", tmp_path / "pixart")), example=recorded)

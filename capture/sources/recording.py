@@ -98,6 +98,16 @@ class Recorded:
             found += [f"{name}={symbol}:{through}" for name in names]
         return found
 
+    def fixed(self) -> list[str]:
+        """All dimensions but the rows at the sizes of the example, as `--dynamic` has them."""
+        rows = tuple(_rows(call) for call in self.calls)
+        return [
+            f"{_shown((name, axis))}={self.example[name].shape[axis]}"
+            for sizes, places in self._varying.items()
+            for name, axis in places
+            if sizes != rows
+        ]
+
     def require(self, module: nn.Module) -> None:
         """Refuse a module of another class than the one that was recorded."""
         if type(module).__name__ != self.model_class:
@@ -111,7 +121,8 @@ class Calls(Mapping[str, Recorded]):
     """The recorded calls by component: "transformer", "vae.decode"."""
 
     def __init__(self) -> None:
-        self._heard: dict[str, list[tuple[nn.Module, str, dict[str, Any]]]] = {}
+        self._heard: dict[str, list[tuple[str, str, dict[str, Any]]]] = {}
+        # Class, method, arguments: not the modules, which may be freed.
 
     def __getitem__(self, name: str) -> Recorded:
         if name not in self._heard:
@@ -140,7 +151,7 @@ class Calls(Mapping[str, Recorded]):
         if len(heard) > 1 and shapes.count(shapes[-1]) > 1:
             heard.pop()  # it was kept as the last one
         if len(heard) <= MOST_CALLS or _shapes(arguments) in shapes:
-            heard.append((module, entry, arguments))
+            heard.append((type(module).__name__, entry, arguments))
 
 
 @contextmanager
@@ -160,7 +171,7 @@ def record(pipeline: Any) -> Iterator[Calls]:
                 plain = getattr(module, method, None)
                 if callable(plain):
                     heard = _hearing(calls, f"{name}.{method}", module, method, plain)
-                    stack.enter_context(_on_instance(module, method, heard))
+                    stack.enter_context(on_instance(module, method, heard))
         yield calls
 
 
@@ -195,7 +206,7 @@ def _hearing(
 
 
 @contextmanager
-def _on_instance(module: nn.Module, name: str, value: Any) -> Iterator[None]:
+def on_instance(module: nn.Module, name: str, value: Any) -> Iterator[None]:
     before = vars(module).get(name)
     setattr(module, name, value)
     try:
@@ -219,13 +230,13 @@ def by_name(
     return named
 
 
-def _together(name: str, heard: Sequence[tuple[nn.Module, str, dict[str, Any]]]) -> Recorded:
+def _together(name: str, heard: Sequence[tuple[str, str, dict[str, Any]]]) -> Recorded:
     """All calls of a component as one.
 
     Raises:
         UsageError: they differ in more than the values and sizes of tensors.
     """
-    module, entry, _ = heard[0]
+    model_class, entry, _ = heard[0]
     made = [call_of(arguments, name) for _, _, arguments in heard]
     call, tensors = made[0]
     for other, found in made[1:]:
@@ -242,9 +253,7 @@ def _together(name: str, heard: Sequence[tuple[nn.Module, str, dict[str, Any]]])
                 f" {_kind(found[odd])}",
                 hint="Record calls of one kind.",
             )
-    return Recorded(
-        name, type(module).__name__, replace(call, entry=entry), tuple(each for _, each in made)
-    )
+    return Recorded(name, model_class, replace(call, entry=entry), tuple(each for _, each in made))
 
 
 def _difference(one: Call, other: Call) -> str:

@@ -178,7 +178,7 @@ def open_source(
             `.pt2` file, or a module, of which a copy is taken.
         random_weights: seed for random weights; only for a folder that has a config and no weights.
         allow_code: whether a file may be loaded whose loading can run code.
-        example: inputs by name, for a module.
+        example: inputs by name, for a module; or recorded calls, for a folder, too.
         component: for a folder.
 
     Raises:
@@ -194,14 +194,13 @@ def open_source(
 
         return take_module(model, example or {})
     path = Path(model)
-    if is_folder and _is_of_diffusers(path):
-        from enginecast.capture.sources.diffusion import open_component
-
-        return open_component(path, random_weights, component)
     if is_folder:
-        from enginecast.capture.sources.huggingface import open_folder
+        found = _open_folder(path, random_weights, component)
+        if isinstance(example, Recorded):
+            from enginecast.capture.sources.recorded import RecordedSource
 
-        return open_folder(path, random_weights, component)
+            return RecordedSource(found, example)
+        return found
     if random_weights is not None:
         raise UsageError(
             f"--random-weights {random_weights} does not fit {model!r}: it is for a folder with a "
@@ -220,6 +219,16 @@ def open_source(
         + ("a file of unknown kind" if path.exists() else "no such file or folder"),
         hint="Give a Hugging Face folder, package.module:factory, or a .pt2 program.",
     )
+
+
+def _open_folder(folder: Path, random_weights: int | None, component: ComponentOptions) -> Source:
+    if _is_of_diffusers(folder):
+        from enginecast.capture.sources.diffusion import open_component
+
+        return open_component(folder, random_weights, component)
+    from enginecast.capture.sources.huggingface import open_folder
+
+    return open_folder(folder, random_weights, component)
 
 
 def _shown(model: str | nn.Module) -> str:

@@ -1,0 +1,63 @@
+"""A folder's model whose inputs are those of recorded calls."""
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from enginecast.capture.sources.calls import taking
+from enginecast.capture.sources.recording import Recorded
+from enginecast.capture.sources.source import Source
+from enginecast.errors import UsageError
+
+
+class RecordedSource(Source):
+    """The model of another source, called as it was recorded."""
+
+    def __init__(self, model: Source, recorded: Recorded) -> None:
+        found = model.model_class
+        if found is not None and found.__name__ != recorded.model_class:
+            raise UsageError(
+                f"the recording is of {recorded.name}, a {recorded.model_class}, and the model is"
+                f" a {found.__name__}"
+            )
+        self._model = model
+        self._example = recorded.example
+        self.name = model.name
+        self.config = model.config
+        self.model_class = model.model_class
+        self.call = None if recorded.call.is_plain else recorded.call
+        self.recorded = recorded.calls
+        self.notes = (*model.notes, *recorded.notes)
+
+    def write_beside(self, folder: Path) -> None:
+        self._model.write_beside(folder)
+
+    @property
+    def _fingerprint(self) -> Mapping[str, str]:
+        return self._model.fingerprint()
+
+    def eager(self, dtype: torch.dtype = torch.float32) -> nn.Module:
+        return taking(self._model.eager(dtype), self.call)
+
+    def empty(self) -> nn.Module:
+        return taking(self._model.empty(), self.call)
+
+    def weights(self) -> dict[str, Tensor]:
+        return self._model.weights()
+
+    def weight_elements(self) -> dict[torch.dtype, int]:
+        return self._model.weight_elements()
+
+    @property
+    def in_memory(self) -> bool:
+        return self._model.in_memory
+
+    @property
+    def forward_signature(self) -> inspect.Signature:
+        return self._model.forward_signature if self.call is None else self.call.signature
+
+    def example(self) -> dict[str, Tensor]:
+        return dict(self._example)
