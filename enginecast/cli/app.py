@@ -12,6 +12,7 @@ import typer
 from enginecast import errors
 from enginecast.cli.bisect import bisect
 from enginecast.cli.cache.app import app as cache_app
+from enginecast.cli.diffusers import app as diffusers_app
 from enginecast.cli.doctor import doctor
 from enginecast.cli.export import export
 from enginecast.cli.inspect.command import inspect
@@ -77,6 +78,7 @@ def _root(
 for command in (verify, run, export, inspect, opt, bisect, passes, doctor):
     app.command()(command)
 app.add_typer(cache_app, name="cache")
+app.add_typer(diffusers_app, name="diffusers")
 
 
 def fail(error: EnginecastError, *, as_json: bool) -> int:

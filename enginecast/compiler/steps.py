@@ -37,7 +37,7 @@ class Steps:
     """Measures what happens inside `with steps("capture"):`; shows progress on a console."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console
+        self.console = console
         self.seconds: dict[str, float] = {}
         self.memory: dict[str, int] = {}
         """Step -> most bytes of anonymous memory at once; 0 where there is no /proc."""
@@ -63,10 +63,10 @@ class Steps:
 
     @contextmanager
     def _shown(self, name: str) -> Iterator[None]:
-        if self._console is None or not self._console.is_terminal:
+        if self.console is None or not self.console.is_terminal:
             yield
             return
-        with self._console.status(name) as self._status:
+        with self.console.status(name) as self._status:
             try:
                 yield
             finally:
@@ -106,9 +106,9 @@ class Steps:
 
     def say(self, line: str) -> None:
         """Add a line to the build log and show it."""
-        if self._console is None or self._console.quiet:
+        if self.console is None or self.console.quiet:
             self.log(line)
             return
         self.shown.add(line)
         self.lines.append(line)  # and not to the logger, which may show it on the same terminal
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,5 +1,5 @@
-"""Pipelines of diffusers: engines in the place of their components.
+"""Whole diffusion pipelines: exported, checked and run, engines in the place of their components.
 
-Enters: what knows how pipelines use their components. It runs engines through `runtime`, and
-imports `compiler` for exports.
+Enters: what knows how pipelines use their components. It exports them through `compiler`, and runs
+engines through `runtime`.
 """

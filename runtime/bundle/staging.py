@@ -36,10 +36,11 @@ class Staging:
     Made by `stage`.  Write files into `folder`, then call `publish` or `reject`, once.
     """
 
-    def __init__(self, folder: Path, target: Path, *, overwrite: bool) -> None:
+    def __init__(self, folder: Path, target: Path, *, overwrite: bool, marker: str) -> None:
         self.folder = folder
         self.target = target
         self._overwrite = overwrite
+        self._marker = marker
 
     def publish(self, manifest: Manifest) -> Path:
         """Flush every file, list them in the manifest, and give the folder its final name.
@@ -60,11 +61,39 @@ class Staging:
             path.write_bytes(encode(msgspec.structs.replace(manifest, files=files)))
             _flush_file(path)
             flush_folder(self.folder)
-            _require_free(self.target, overwrite=self._overwrite)
-            _swap_in(self.folder, self.target, replace=self._overwrite)
-        with _disk_errors(f"{self.target} is published, but the disk did not confirm it"):
-            flush_folder(self.target.parent)
-        return self.target
+            self._swap_in()
+        return self._confirmed(self.target)
+
+    def publish_folders(self, *, rejected: bool = False) -> Path:
+        """Flush every file, in folders within the folder, too, and give it its final name.
+
+        Args:
+            rejected: that name is `TARGET.rejected`, in place of an older one.
+
+        Raises:
+            BundleError: as `publish`.
+        """
+        target = self.target.with_name(f"{self.target.name}.rejected") if rejected else self.target
+        with _disk_errors(f"publishing {target}"):
+            for folder, _, names in os.walk(self.folder):
+                for name in names:
+                    _flush_file(Path(folder, name))
+                flush_folder(Path(folder))
+            if rejected:
+                _require_free(target, overwrite=True, marker=self._marker)
+                _swap_in(self.folder, target, replace=True)
+            else:
+                self._swap_in()
+        return self._confirmed(target)
+
+    def _swap_in(self) -> None:
+        _require_free(self.target, overwrite=self._overwrite, marker=self._marker)
+        _swap_in(self.folder, self.target, replace=self._overwrite)
+
+    def _confirmed(self, target: Path) -> Path:
+        with _disk_errors(f"{target} is published, but the disk did not confirm it"):
+            flush_folder(target.parent)
+        return target
 
     def reject(self, names: Sequence[str]) -> Path:
         """Keep only the named report files, as `TARGET.rejected`, in place of an older one.
@@ -92,12 +121,15 @@ class Staging:
 
 
 @contextmanager
-def stage(target: str | os.PathLike[str], *, overwrite: bool = False) -> Iterator[Staging]:
+def stage(
+    target: str | os.PathLike[str], *, overwrite: bool = False, marker: str = MANIFEST_NAME
+) -> Iterator[Staging]:
     """Open a staging folder beside `target`; whatever was not published by the end is removed.
 
     Args:
         target: the folder the bundle will be; a link is followed.
         overwrite: replace a bundle that is there, at the moment of publishing and not before.
+        marker: the file by which a folder of this kind is known.
 
     Raises:
         BundleError: the target exists (and is not a bundle, or `overwrite` is off), or cannot be
@@ -105,8 +137,8 @@ def stage(target: str | os.PathLike[str], *, overwrite: bool = False) -> Iterato
     """
     path = Path(target).resolve()
     with _disk_errors(f"restoring {path}"):
-        _restore(path)
-    _require_free(path, overwrite=overwrite)
+        _restore(path, marker)
+    _require_free(path, overwrite=overwrite, marker=marker)
     folder, lock = _beside(path, "tmp"), None
     try:
         with _disk_errors(f"creating {folder}"):
@@ -114,7 +146,7 @@ def stage(target: str | os.PathLike[str], *, overwrite: bool = False) -> Iterato
             _sweep(path)
             folder.mkdir()
             lock = _lock(folder)
-        yield Staging(folder, path, overwrite=overwrite)
+        yield Staging(folder, path, overwrite=overwrite, marker=marker)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:
@@ -193,13 +225,13 @@ def _sweep(target: Path) -> None:
             os.close(lock)
 
 
-def _require_free(target: Path, *, overwrite: bool) -> None:
+def _require_free(target: Path, *, overwrite: bool, marker: str) -> None:
     """Refuse a target that exists, unless it is a bundle that may be replaced."""
     if not os.path.lexists(target):
         return
-    if not (target / MANIFEST_NAME).is_file():
+    if not (target / marker).is_file():
         raise BundleError(
-            f"{target}: exists and is not a bundle (it holds no {MANIFEST_NAME})",
+            f"{target}: exists and is not a bundle (it holds no {marker})",
             hint="Choose another folder; this one is never replaced.",
         )
     if not overwrite:
@@ -294,12 +326,12 @@ def _exchange(one: Path, other: Path) -> bool:
     raise OSError(code, os.strerror(code), str(other))
 
 
-def _restore(target: Path) -> None:
+def _restore(target: Path, marker: str) -> None:
     """Give a bundle its name back that a process was replacing, without `_exchange`, when it was
     killed.
     """
     for aside in target.parent.glob(f".{glob.escape(target.name)}.old-{'[0-9a-f]' * 32}"):
         is_old = time.time() - aside.stat().st_ctime > _ABANDONED_SECONDS
-        is_bundle = (aside / MANIFEST_NAME).is_file()
+        is_bundle = (aside / marker).is_file()
         if is_old and is_bundle and not os.path.lexists(target):
             aside.rename(target)

@@ -1,0 +1,278 @@
+"""`enginecast diffusers`: whole diffusion pipelines, from a folder to engines and to pictures."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from enginecast.cli.options.groups import (
+    AllowCode,
+    Arch,
+    AsJson,
+    Device,
+    Frames,
+    Height,
+    Precision,
+    Quiet,
+    Threads,
+    Width,
+    grouped,
+)
+from enginecast.cli.terminal.output import (
+    print_json,
+    print_table,
+    progress,
+    results,
+    results_apart,
+    say,
+    show_log,
+)
+from enginecast.errors import UsageError
+from enginecast.exporters.registry import DEFAULT
+
+if TYPE_CHECKING:
+    from enginecast.pipelines.export import PipelineExport
+    from enginecast.pipelines.record import CheckOutcome
+
+app = typer.Typer(
+    help="Make engines of a whole diffusion pipeline, and run it.",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+)
+
+Steps = Annotated[int | None, typer.Option("--steps", metavar="N", help="Steps of the denoiser.")]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Of the noise.")]
+Guidance = Annotated[
+    float | None, typer.Option("--guidance-scale", metavar="X", help="How far the prompt guides.")
+]
+Negative = Annotated[
+    str | None, typer.Option("--negative-prompt", metavar="TEXT", help="What not to make.")
+]
+More = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Another argument of the pipeline, such as max_sequence_length=128; repeatable.",
+    ),
+]
+
+
+@app.command()
+@grouped
+@results_apart()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A pipeline of diffusers.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", help="New folder of engines.")
+    ],
+    precision: Precision = None,
+    component: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PRECISION", help="Another precision of one; repeatable."),
+    ] = None,
+    eager: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A component that stays as it is; repeatable."),
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PROMPT", help="Of the run that is recorded; repeatable."),
+    ] = None,
+    negative_prompt: Negative = None,
+    steps: Steps = 4,
+    guidance_scale: Guidance = None,
+    height: Height = None,
+    width: Width = None,
+    frames: Frames = None,
+    seed: Seed = 0,
+    more: More = None,
+    variant: Annotated[
+        str, typer.Option(metavar="NAME", help="Variant of the weight files, such as fp16.")
+    ] = "",
+    target: Annotated[
+        str, typer.Option(metavar="NAME", help="What runs the engines, as for `export`.")
+    ] = DEFAULT,
+    device: Device = None,
+    arch: Arch = None,
+    threads: Threads = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a folder of engines that is there.")
+    ] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, help="Show the log.", show_default=False)
+    ] = 0,
+) -> None:
+    """Make engines of a pipeline's components, and compare the whole pipeline with eager."""
+    show_log(verbose)
+    from enginecast.compiler.steps import Steps as Progress
+    from enginecast.pipelines.export import PipelineRequest, export_pipeline
+    from enginecast.pipelines.generate import PROMPTS, Wish
+
+    wish = Wish(
+        prompts=_two(text, PROMPTS),
+        negative_prompt=negative_prompt or "",
+        steps=steps,
+        height=height,
+        width=width,
+        frames=frames,
+        guidance_scale=guidance_scale,
+        seed=seed or 0,
+        more=_values(more),
+    )
+    request = PipelineRequest(
+        folder,
+        output,
+        wish,
+        precision=precision or "fp32",
+        precisions=_pairs("--component", component),
+        eager=tuple(eager or ()),
+        variant=variant,
+        target=target,
+        device=device,
+        arch=arch,
+        threads=threads,
+        overwrite=overwrite,
+    )
+    console = progress(quiet)
+    progressed = Progress(console)
+    done = export_pipeline(request, progressed)
+    if as_json:
+        print_json(_as_json(done, progressed.seconds))
+    else:
+        _show(done)
+    raise typer.Exit(0 if done.is_whole else 1)
+
+
+@app.command()
+@grouped
+@results_apart()
+def run(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of engines.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="An image; of a video .gif, .mp4, or a new folder of frames.",
+        ),
+    ],
+    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What to make.")],
+    negative_prompt: Negative = None,
+    steps: Steps = None,
+    guidance_scale: Guidance = None,
+    height: Height = None,
+    width: Width = None,
+    frames: Frames = None,
+    seed: Seed = None,
+    more: More = None,
+    device: Device = None,
+    threads: Threads = None,
+    prefer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Engines to try in this order; repeatable."),
+    ] = None,
+    allow_code: AllowCode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a pipeline of engines; sizes and the like are those of its recording by default."""
+    from enginecast.pipelines.pictures import require_output, save_pictures
+    from enginecast.pipelines.record import read_record
+    from enginecast.pipelines.run import load_pipeline, run_pipeline, wish_of
+
+    require_output(output)
+    record = read_record(folder)
+    recorded = wish_of(record)
+    asked: dict[str, Any] = {
+        "negative_prompt": negative_prompt,
+        "steps": steps,
+        "guidance_scale": guidance_scale,
+        "height": height,
+        "width": width,
+        "frames": frames,
+        "seed": seed,
+    }
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    wish = replace(recorded, prompts=(prompt,), **given, more={**recorded.more, **_values(more)})
+    pipe = load_pipeline(folder, threads=threads, prefer=prefer, allow_code=allow_code)
+    if device is not None:
+        pipe.to(device)
+    made = run_pipeline(pipe, record, wish)
+    files = save_pictures(made.pictures, output)
+    if as_json:
+        print_json({"output": str(output), "files": [str(file) for file in files]})
+    else:
+        say(results(), f"{output}" + (f": {len(files)} frames" if len(files) > 1 else ""))
+
+
+def _two(given: list[str] | None, default: tuple[str, ...]) -> tuple[str, ...]:
+    """Two prompts at least: so the batch varies."""
+    found = tuple(given or ())
+    return found if len(found) > 1 else (*found, *default)[:2]
+
+
+def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
+    found = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise UsageError(f"{option} {text}: expected NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def _values(given: list[str] | None) -> dict[str, Any]:
+    """Numbers, true, false, null and lists as in JSON; anything else is text."""
+    found: dict[str, Any] = {}
+    for name, value in _pairs("--set", given).items():
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def _show(done: "PipelineExport") -> None:
+    console = results()
+    rows: list[tuple[str, ...]] = []
+    for name, part in done.record.components.items():
+        for entry, engine in part.engines.items():
+            row = (f"{name}/{entry}", part.kind, part.precision, engine.outcome)
+            rows.append((*row, f"{engine.error:.2g}"))
+        if not part.engines:
+            rows.append((name, part.kind, "eager", part.outcome, part.reason))
+    print_table(console, ("component", "class", "precision", "outcome", "error"), rows)
+    _show_check(done.record.check)
+    say(console, str(done.folder))
+
+
+def _show_check(check: "CheckOutcome") -> None:
+    console = results()
+    stages = [*check.steps, *([check.pictures] if check.pictures else [])]
+    rows = [
+        (
+            each.name,
+            "not finite" if each.error is None else f"{each.error:.2g}",
+            f"{each.limit:.2g}",
+        )
+        for each in stages
+    ]
+    if rows:
+        print_table(console, ("whole pipeline", "relative error", "allowed"), rows)
+        psnr = "equal" if check.psnr is None else f"PSNR {check.psnr:.1f} dB"
+        parted = f"they part at {check.parts_at}" if check.parts_at else "they do not part"
+        say(console, f"pictures: {psnr}; worst: {check.worst}; {parted}")
+    reasons = f": {'; '.join(check.reasons)}" if check.reasons else ""
+    say(console, f"whole pipeline: {check.outcome}{reasons}")
+
+
+def _as_json(done: "PipelineExport", seconds: dict[str, float]) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins(done.record)
+    return {**found, "folder": str(done.folder), "failed": list(done.failed), "seconds": seconds}

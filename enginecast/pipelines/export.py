@@ -1,0 +1,365 @@
+"""From the folder of a pipeline to one of engines: record, export, check the whole."""
+
+import gc
+import math
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from enginecast.capture.sources.recording import Calls, Recorded, record
+from enginecast.capture.sources.source import ComponentOptions, open_source
+from enginecast.compiler.memory import available
+from enginecast.compiler.request import ExportRequest, ModelOptions
+from enginecast.compiler.session import export
+from enginecast.compiler.steps import Steps
+from enginecast.errors import (
+    EnginecastError,
+    MissingError,
+    UsageError,
+    VerificationError,
+    first_line,
+)
+from enginecast.exporters.registry import DEFAULT
+from enginecast.pipelines.check import Stage, compare, with_noise
+from enginecast.pipelines.components import save_empty
+from enginecast.pipelines.folder import INDEX, KNOWN, PipelineFolder, open_pipeline
+from enginecast.pipelines.generate import Made, Wish, generate
+from enginecast.pipelines.record import (
+    RECORD,
+    CheckOutcome,
+    ComponentOutcome,
+    EngineOutcome,
+    PipelineRecord,
+    StageOutcome,
+    versions,
+    write_record,
+)
+from enginecast.pipelines.run import with_engines
+from enginecast.runtime.bundle.staging import stage
+
+SIDE_STEP = 16
+"""Pixels: pipelines take multiples of 8 or 16 at least."""
+
+
+@dataclass(frozen=True)
+class PipelineRequest:
+    """What a user asks for."""
+
+    folder: Path
+    output: Path
+    wish: Wish = field(default_factory=Wish)
+    precision: str = "fp32"
+    precisions: Mapping[str, str] = field(default_factory=dict)
+    """By component."""
+    eager: tuple[str, ...] = ()
+    """Components that stay as they are."""
+    variant: str = ""
+    target: str = DEFAULT
+    device: str | None = None
+    arch: str | None = None
+    threads: int | None = None
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class PipelineExport:
+    """What an export ended in."""
+
+    folder: Path
+    """The pipeline of engines, or what was rejected."""
+    record: PipelineRecord
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Components that were to become engines and did not."""
+        parts = self.record.components.items()
+        return tuple(name for name, part in parts if part.outcome == "failed")
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.failed and self.record.check.outcome != "rejected"
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What the eager pipeline did."""
+
+    calls: Calls
+    made: Made
+    noisy: Made
+    dtype: torch.dtype
+    sizes: tuple[tuple[int, int], ...]
+    """Heights and widths that were recorded."""
+
+
+def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> PipelineExport:
+    """Export the components of a pipeline, and compare the pipeline of engines with eager.
+
+    Raises:
+        EnginecastError: see the tree in `enginecast.errors`; a component that fails is no error.
+    """
+    steps = steps or Steps()
+    folder = open_pipeline(request.folder, request.variant)
+    _require_names(folder, request)
+    for precision in {request.precision, *request.precisions.values()}:
+        _asked(request, folder.path, precision).resolve()  # before the work
+    with stage(request.output, overwrite=request.overwrite, marker=RECORD) as staging:
+        with steps("run the eager pipeline"):
+            rehearsal = _rehearse(folder, request, staging.folder, steps)
+        gc.collect()
+        shutil.copy(folder.path / INDEX, staging.folder)
+        for name in folder.parts.keys() - set(folder.models):
+            _copy(folder, name, staging.folder)
+        components = {
+            name: _component(folder, name, rehearsal.calls, request, staging.folder, steps)
+            for name in folder.models
+        }
+        with steps("compare the pipelines"):
+            check = _check(request, components, rehearsal, staging.folder)
+        made = PipelineRecord(
+            pipeline=folder.kind.__name__,
+            versions=versions(),
+            variant=request.variant,
+            recording=asdict(request.wish),
+            sizes=rehearsal.sizes,
+            components=components,
+            check=check,
+        )
+        write_record(staging.folder, made)
+        published = staging.publish_folders(rejected=check.outcome == "rejected")
+        return PipelineExport(published, made)
+
+
+def _require_names(folder: PipelineFolder, request: PipelineRequest) -> None:
+    """Refuse components that the pipeline does not have, or that have no weights."""
+    named = [("--component", name) for name in request.precisions]
+    for option, name in (*named, *(("--eager", name) for name in request.eager)):
+        if name not in folder.models:
+            what = "has no weights" if name in folder.parts else "is no component of the pipeline"
+            raise UsageError(
+                f"{option} {name}: it {what}",
+                hint=f"Components with weights: {', '.join(folder.models)}.",
+            )
+        if option == "--component" and name in request.eager:
+            raise UsageError(f"--component {name} and --eager {name} exclude each other")
+
+
+def _rehearse(
+    folder: PipelineFolder, request: PipelineRequest, output: Path, steps: Steps
+) -> Rehearsal:
+    """Run the eager pipeline: as asked, once more with noise, and in another size.
+
+    What engines need beside them of the components that ran is written into `output`.
+    """
+    dtype = _eager_dtype(folder, steps)
+    pipe, wish = folder.load(dtype=dtype), request.wish
+    with record(pipe) as calls:
+        made = generate(pipe, wish)
+        height, width = made.pictures.shape[-2:]
+        sizes, other = [(height, width)], other_size(pipe, height, width)
+        try:
+            generate(pipe, replace(wish.sized(*other), steps=2))
+            sizes.append(other)
+        except UsageError as error:
+            steps.say(f"sizes are fixed at {height} x {width}: {first_line(error)}")
+    with with_noise(pipe):
+        noisy = generate(pipe, wish)
+    for name in folder.models:
+        if _stays(folder, name, calls, request) is None:
+            save_empty(getattr(pipe, name), output / name)
+    return Rehearsal(calls, made, noisy, dtype, tuple(sizes))
+
+
+def _eager_dtype(folder: PipelineFolder, steps: Steps) -> torch.dtype:
+    """fp32, which engines are compared with; the stored dtype where that does not fit in memory."""
+    elements: dict[torch.dtype, int] = {}
+    for name in folder.models:
+        if folder.parts[name][0] in KNOWN:
+            options = ComponentOptions(variant=folder.variant_of(name))
+            source = open_source(str(folder.path / name), component=options)
+            for dtype, count in source.weight_elements().items():
+                elements[dtype] = elements.get(dtype, 0) + count
+    needed = sum(4 * count for dtype, count in elements.items() if dtype != torch.float32)
+    there = available()
+    if not elements or there is None or needed <= there:
+        return torch.float32
+    stored = max(elements, key=lambda dtype: elements[dtype])
+    steps.say(
+        f"the eager pipeline runs in {str(stored).removeprefix('torch.')}: fp32 takes"
+        f" {needed / 1e9:.1f} GB, and {there / 1e9:.1f} GB are free"
+    )
+    return stored
+
+
+def other_size(pipe: Any, height: int, width: int) -> tuple[int, int]:
+    """Another size that the pipeline takes: in small steps from the first, its sides unlike each
+    other.
+    """
+    places = ("vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_scale_factor")
+    factor = next((n for n in (getattr(pipe, place, None) for place in places) if n), 8)
+    denoiser = pipe.components.get("unet") or pipe.components.get("transformer")
+    config = getattr(denoiser, "config", {})
+    levels, patch = config.get("block_out_channels"), config.get("patch_size")
+    patch = patch[-1] if isinstance(patch, (list, tuple)) else patch
+    step = math.lcm(SIDE_STEP, factor * (2 ** (len(levels) - 1) if levels else 2 * (patch or 1)))
+    first, second = _coprime(height // step), _coprime(width // step)
+    others = second if second[0] != first[0] or height != width else second[1:]
+    return (
+        first[0] * step if height % step == 0 else height,
+        others[0] * step if width % step == 0 else width,
+    )
+
+
+def _coprime(count: int) -> list[int]:
+    """Numbers without a common divisor with `count`, those near its half first: the sizes between
+    are then possible step by step.
+    """
+    found = [n for n in range(1, count + 3) if n != count and math.gcd(n, count) == 1]
+    return sorted(found, key=lambda n: abs(n - count / 2))
+
+
+def _copy(folder: PipelineFolder, name: str, output: Path) -> None:
+    shutil.copytree(folder.path / name, output / name, dirs_exist_ok=True)
+
+
+def _component(
+    folder: PipelineFolder,
+    name: str,
+    calls: Calls,
+    request: PipelineRequest,
+    output: Path,
+    steps: Steps,
+) -> ComponentOutcome:
+    """Export a component, or copy it where it stays eager."""
+    kind, reason = folder.parts[name][1], _stays(folder, name, calls, request)
+    if reason is not None:
+        _copy(folder, name, output)
+        return ComponentOutcome(kind=kind, outcome="eager", reason=reason)
+    precision = request.precisions.get(name, request.precision)
+    steps.say(f"{name}: {kind}, {precision}")
+    engines: dict[str, EngineOutcome] = {}
+    try:
+        for called in _entries(name, calls):
+            entry = called.partition(".")[2]
+            options = ComponentOptions(folder.variant_of(name), entry)
+            asked = replace(
+                _asked(request, folder.path / name, precision),
+                output=output / name / (entry or "forward"),
+                options=ModelOptions(component=options),
+                example=calls[called],
+            )
+            engines[entry or "forward"] = _engine(asked, steps)
+    except EnginecastError as error:
+        steps.say(f"{name} stays eager: {error.message}")
+        for entry in engines:
+            shutil.rmtree(output / name / entry)
+        _copy(folder, name, output)
+        reason = " ".join(part for part in (error.message, error.hint) if part)
+        return ComponentOutcome(kind=kind, outcome="failed", reason=reason)
+    return ComponentOutcome(kind=kind, outcome="engine", precision=precision, engines=engines)
+
+
+def _entries(name: str, calls: Calls) -> list[str]:
+    return [called for called in calls if called.partition(".")[0] == name]
+
+
+def _stays(folder: PipelineFolder, name: str, calls: Calls, request: PipelineRequest) -> str | None:
+    """Why a component stays eager; None: it becomes an engine."""
+    if name in request.eager:
+        return "as asked"
+    if not _entries(name, calls):
+        return "the recorded run does not call it"
+    library = folder.parts[name][0]
+    return None if library in KNOWN else f"a class of {library}"
+
+
+def _asked(request: PipelineRequest, model: Path, precision: str) -> ExportRequest:
+    return ExportRequest(
+        str(model),
+        target=request.target,
+        precision=precision,
+        device=request.device,
+        arch=request.arch,
+        threads=request.threads,
+    )
+
+
+def _engine(request: ExportRequest, steps: Steps) -> EngineOutcome:
+    """Export in the sizes that were recorded, and else in those of the first run alone."""
+    recorded = request.example
+    assert isinstance(recorded, Recorded)
+    ranges, fixed = recorded.dynamic(), recorded.fixed()
+    if ranges == fixed:
+        return _export(request, fixed, steps)
+    try:
+        return _export(request, ranges, steps, fallback="rewrite")
+    except MissingError:
+        raise
+    except EnginecastError as error:
+        note = f"sizes are fixed at those of the first run: {first_line(error)}"
+        steps.say(note)
+        shutil.rmtree(f"{request.output}.rejected", ignore_errors=True)
+        outcome = _export(request, fixed, steps)
+        return msgspec.structs.replace(outcome, notes=(note, *outcome.notes))
+
+
+def _export(
+    request: ExportRequest, dynamic: list[str], steps: Steps, **options: Any
+) -> EngineOutcome:
+    """Export a component.
+
+    Raises:
+        VerificationError: it does not agree with eager.
+    """
+    model = replace(request.options, dynamic=dynamic, **options)
+    done = export(replace(request, options=model), Steps(steps.console))
+    verdict = done.report.verdict
+    if verdict.outcome == "rejected":
+        raise VerificationError(f"rejected: {'; '.join(verdict.reasons)}")
+    return EngineOutcome(
+        outcome=verdict.outcome,
+        error=max((output.error or 0.0 for output in verdict.outputs), default=0.0),
+        notes=done.report.notes,
+    )
+
+
+def _check(
+    request: PipelineRequest,
+    components: Mapping[str, ComponentOutcome],
+    eager: Rehearsal,
+    output: Path,
+) -> CheckOutcome:
+    """Run the pipeline of engines, and compare it with what the eager one did."""
+    made = [engine for part in components.values() for engine in part.engines.values()]
+    if not made:
+        return CheckOutcome(outcome="not run", reasons=("no component is an engine",))
+    try:
+        how = {"threads": request.threads, "allow_code": True}
+        pipe = with_engines(output, components, request.variant, **how)
+        found = generate(pipe, request.wish)
+    except MissingError as error:
+        return CheckOutcome(outcome="not run", reasons=(error.message,))
+    except EnginecastError as error:
+        return CheckOutcome(outcome="rejected", reasons=(error.message,))
+    off = max(engine.error for engine in made)
+    check = compare(eager.made, eager.noisy, found, off)
+    return CheckOutcome(
+        outcome="rejected" if check.reasons else "verified",
+        reasons=check.reasons,
+        dtype=str(eager.dtype).removeprefix("torch."),
+        steps=tuple(_described(each) for each in check.steps),
+        pictures=_described(check.pictures),
+        psnr=check.psnr,
+        worst=check.worst.name,
+        parts_at=check.parts_at,
+    )
+
+
+def _described(found: Stage) -> StageOutcome:
+    error = found.error if math.isfinite(found.error) else None
+    return StageOutcome(name=found.name, error=error, limit=found.limit)

@@ -1,0 +1,188 @@
+"""The folder of a diffusion pipeline, as diffusers writes it: what is in it, and loading it."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from logging import CRITICAL
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from enginecast.capture.python.quiet import quiet_transformers
+from enginecast.capture.sources.checkpoint import WeightNames, find_weight_files, read_json
+from enginecast.capture.sources.diffusion import CLASS, STEM
+from enginecast.capture.sources.huggingface import CONFIG_FILE
+from enginecast.errors import MissingError, SourceError, first_line
+
+INDEX = "model_index.json"
+KNOWN = ("diffusers", "transformers")
+"""Libraries whose models are exported."""
+
+
+@dataclass(frozen=True)
+class PipelineFolder:
+    """A folder with a model_index.json that diffusers can load without code of its own."""
+
+    path: Path
+    kind: Any
+    """The class of the pipeline."""
+    index: Mapping[str, Any]
+    variant: str = ""
+
+    @property
+    def version(self) -> str:
+        """The diffusers that wrote the folder."""
+        return str(self.index.get("_diffusers_version", ""))
+
+    @cached_property
+    def parts(self) -> dict[str, tuple[str, str]]:
+        """Library and class of each component that the folder has."""
+        found = {name: value for name, value in self.index.items() if _is_part(value)}
+        return {n: (str(v[0]), str(v[1])) for n, v in found.items() if (self.path / n).is_dir()}
+
+    @cached_property
+    def absent(self) -> tuple[str, ...]:
+        """Components that the pipeline does without, and the folder does not have."""
+        optional = self.kind._optional_components
+        return tuple(name for name in optional if name not in self.parts)
+
+    @cached_property
+    def models(self) -> tuple[str, ...]:
+        """Components that have weights.
+
+        Raises:
+            SourceError: weights that are not read, such as pickles.
+        """
+        return tuple(
+            name for name in self.parts if find_weight_files(self.path / name, self._files(name))
+        )
+
+    def variant_of(self, name: str) -> str:
+        """That of the weights of a component: as in diffusers, none where it has no such files."""
+        return self._files(name).variant
+
+    def _files(self, name: str) -> WeightNames:
+        stem = STEM if self.parts[name][0] == "diffusers" else "model"
+        names = WeightNames.of(stem, self.variant)
+        there = [(self.path / name / file).is_file() for file in (names.single, names.index)]
+        return names if any(there) else WeightNames.of(stem)
+
+    def load(
+        self, given: Mapping[str, Any] | None = None, dtype: torch.dtype = torch.float32
+    ) -> Any:
+        """The pipeline, from files alone.
+
+        Args:
+            given: components that are there already.
+
+        Raises:
+            SourceError: diffusers cannot load it.
+        """
+        options: dict[str, Any] = {name: None for name in self.absent} | dict(given or {})
+        if self.variant:
+            options["variant"] = self.variant
+        with quiet_diffusers():
+            try:
+                pipe = self.kind.from_pretrained(
+                    self.path,
+                    dtype=dtype,
+                    local_files_only=True,
+                    use_safetensors=True,
+                    **options,
+                )
+            except Exception as error:  # its components raise any kind
+                raise SourceError(
+                    f"{self.path}: diffusers cannot load it: {first_line(error)}"
+                ) from error
+        pipe.set_progress_bar_config(disable=True)
+        return pipe
+
+
+def open_pipeline(path: Path, variant: str = "") -> PipelineFolder:
+    """Look at the folder of a pipeline.
+
+    Raises:
+        SourceError: it is none, or wants code of its own, or a class that diffusers does not have.
+        MissingError: diffusers is not installed.
+    """
+    try:
+        import diffusers
+    except ImportError as error:
+        raise MissingError(
+            f"{path}: pipelines need diffusers, which is not installed",
+            hint="pip install diffusers",
+        ) from error
+    file = path / INDEX
+    if not file.is_file():
+        has_config = (path / CONFIG_FILE).is_file()
+        raise SourceError(
+            f"{path} is not a diffusion pipeline: it has no {INDEX}",
+            hint=f"`enginecast export {path}` exports one model."
+            if has_config
+            else "Give the folder that `pipe.save_pretrained` wrote.",
+        )
+    index = read_json(file)
+    name = index.get(CLASS)
+    if isinstance(name, (list, tuple)) or any(path.glob("*.py")):
+        raise SourceError(
+            f"{file}: the pipeline needs code from its own repository, which is not run",
+            hint="Load it in Python; `enginecast.record` and `enginecast.compile` take its models.",
+        )
+    with quiet_diffusers():
+        kind = getattr(diffusers, name, None) if isinstance(name, str) else None
+    if not isinstance(kind, type) or not issubclass(kind, diffusers.DiffusionPipeline):
+        raise SourceError(
+            f"{file}: {CLASS}: diffusers {diffusers.__version__} has no pipeline {name!r}",
+            hint="A newer diffusers may have it.",
+        )
+    folder = PipelineFolder(path, kind, index, variant)
+    _require_parts(folder)
+    return folder
+
+
+def _require_parts(folder: PipelineFolder) -> None:
+    """Refuse a folder that lacks a component, code of a component's own, and a missing variant."""
+    expected, _ = folder.kind._get_signature_keys(folder.kind)
+    for name in expected:
+        needed = name not in folder.kind._optional_components and _is_part(folder.index.get(name))
+        if needed and name not in folder.parts:
+            raise SourceError(f"{folder.path}: the component {name} of {INDEX} is missing")
+    for name in folder.parts:
+        if any((folder.path / name).glob("*.py")):
+            raise SourceError(
+                f"{folder.path / name}: the component needs code from its own repository, which is"
+                " not run"
+            )
+    if folder.variant and not any(folder.variant_of(name) for name in folder.models):
+        raise SourceError(
+            f"{folder.path}: no component has weights of the variant {folder.variant!r}",
+            hint="Leave --variant out for the plain ones.",
+        )
+
+
+def _is_part(value: object) -> bool:
+    """Whether an entry of the index names a component: ["library", "Class"]."""
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        return False
+    return all(isinstance(each, str) for each in value)
+
+
+@contextmanager
+def quiet_diffusers() -> Iterator[None]:
+    """Without bars, and what diffusers says of how it likes its configs."""
+    from diffusers.utils import logging
+
+    level, had_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(CRITICAL)  # errors are raised, too
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings(), quiet_transformers():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if had_bar:
+            logging.enable_progress_bar()

@@ -1,0 +1,116 @@
+"""`enginecast.json` of a folder of engines: how it was made, and how far it agrees with eager."""
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from enginecast.errors import BundleError
+from enginecast.runtime.bundle.staging import write_file
+from enginecast.version import __version__
+
+RECORD = "enginecast.json"
+FORMAT = 1
+
+
+class Record(Struct, frozen=True, kw_only=True):
+    """Base of every object in the file."""
+
+
+class EngineOutcome(Record, frozen=True, kw_only=True):
+    """An engine of a component."""
+
+    outcome: Literal["verified", "verified-by-emulation"]
+    error: float
+    """The largest relative error of an output."""
+    notes: tuple[str, ...] = ()
+
+
+class ComponentOutcome(Record, frozen=True, kw_only=True):
+    """What became of a component that has weights."""
+
+    kind: str
+    """Its class."""
+    outcome: Literal["engine", "eager", "failed"]
+    precision: str = ""
+    engines: dict[str, EngineOutcome] = {}
+    """By entry point: "forward", "decode"."""
+    reason: str = ""
+    """Why it stays eager."""
+
+
+class StageOutcome(Record, frozen=True, kw_only=True):
+    """How far the pipelines are apart after a step, or in the pictures."""
+
+    name: str
+    error: float | None
+    """Relative; None: not a number, or of another shape."""
+    limit: float
+
+
+class CheckOutcome(Record, frozen=True, kw_only=True):
+    """The whole check."""
+
+    outcome: Literal["verified", "rejected", "not run"]
+    reasons: tuple[str, ...] = ()
+    dtype: str = ""
+    """Of the eager pipeline."""
+    steps: tuple[StageOutcome, ...] = ()
+    pictures: StageOutcome | None = None
+    psnr: float | None = None
+    """In dB; None: the pictures are equal, or the check was not run."""
+    worst: str = ""
+    parts_at: str | None = None
+
+
+class PipelineRecord(Record, frozen=True, kw_only=True):
+    """The whole file."""
+
+    format: int = FORMAT
+    pipeline: str
+    versions: dict[str, str]
+    recording: dict[str, Any]
+    """What the pipeline was asked for."""
+    sizes: tuple[tuple[int, int], ...]
+    """Heights and widths that were recorded; the engines are for those and what lies between."""
+    variant: str = ""
+    """Of the weights of components that stayed eager."""
+    components: dict[str, ComponentOutcome]
+    check: CheckOutcome
+
+
+def versions() -> dict[str, str]:
+    """Of what decides how a pipeline behaves."""
+    names = ("torch", "diffusers", "transformers")
+    return {"enginecast": __version__, **{name: version(name) for name in names}}
+
+
+def write_record(folder: Path, record: PipelineRecord) -> None:
+    """Write the file, for people to read, too."""
+    write_file(folder / RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+
+
+def read_record(folder: Path) -> PipelineRecord:
+    """Read the file.
+
+    Raises:
+        BundleError: it is missing, damaged, or of another version.
+    """
+    file = folder / RECORD
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=PipelineRecord)
+    except OSError as error:
+        raise BundleError(
+            f"{folder} is not a pipeline of engines: it has no {RECORD}",
+            hint="Make one with `enginecast diffusers export FOLDER -o DIR`.",
+        ) from error
+    except msgspec.DecodeError as error:
+        raise BundleError(f"{file}: {error}") from error
+    if found.format != FORMAT:
+        raise BundleError(
+            f"{file}: format {found.format}, and this version reads {FORMAT}",
+            hint="Export the pipeline again.",
+        )
+    return found

@@ -1,0 +1,94 @@
+"""A folder of engines as a pipeline of diffusers."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from enginecast.errors import BundleError, InputError, UsageError
+from enginecast.pipelines.attach import attach
+from enginecast.pipelines.components import empty_component
+from enginecast.pipelines.folder import open_pipeline
+from enginecast.pipelines.generate import Made, Wish, generate
+from enginecast.pipelines.record import ComponentOutcome, PipelineRecord, read_record, versions
+from enginecast.runtime.load import EnginecastWarning
+
+
+def load_pipeline(path: Path, **how: Any) -> Any:
+    """The pipeline of a folder of engines; components that stayed eager hold their weights.
+
+    Args:
+        how: of `attach`.
+
+    Raises:
+        BundleError: the folder is no such, or was rejected.
+
+    Warns:
+        EnginecastWarning: it was made with another diffusers.
+    """
+    record = read_record(path)
+    folder = open_pipeline(path)
+    if folder.kind.__name__ != record.pipeline:
+        raise BundleError(
+            f"{path}: it was made of a {record.pipeline}, and its index says"
+            f" {folder.kind.__name__}",
+            hint="Export the pipeline again.",
+        )
+    if record.check.outcome == "rejected":
+        raise BundleError(f"{path}: the pipeline was rejected: {'; '.join(record.check.reasons)}")
+    _warn_of_versions(path, record)
+    return with_engines(path, record.components, record.variant, **how)
+
+
+def with_engines(
+    path: Path, components: Mapping[str, ComponentOutcome], variant: str, **how: Any
+) -> Any:
+    """The pipeline of a folder whose record may not be written yet."""
+    engines = [name for name, each in components.items() if each.outcome == "engine"]
+    empty: dict[str, Any] = {name: empty_component(path / name) for name in engines}
+    folder = replace(open_pipeline(path), variant=variant)
+    if not any(folder.variant_of(name) for name in folder.parts):
+        folder = replace(folder, variant="")  # all that had it are engines
+    pipe = folder.load(empty)
+    attach(pipe, {name: path / name for name in engines}, **how)
+    return pipe
+
+
+def run_pipeline(pipe: Any, record: PipelineRecord, wish: Wish) -> Made:
+    """Make pictures of PIL with a pipeline of engines.
+
+    Raises:
+        EnginecastError: the engines do not take what is asked for.
+    """
+    try:
+        return generate(pipe, wish, output_type="pil")
+    except (InputError, UsageError) as error:
+        asked = (wish.height, wish.width) if wish.height and wish.width else record.sizes[0]
+        recorded = wish_of(record)
+        if asked not in record.sizes or wish.frames != recorded.frames:
+            sizes = " and ".join(f"{height} x {width}" for height, width in record.sizes)
+            frames = f", {recorded.frames} frames" if recorded.frames else ""
+            error.hint = (
+                f"The pipeline was recorded at {sizes}{frames} (height x width): export it again"
+                " with the largest size that you want."
+            )
+        raise
+
+
+def wish_of(record: PipelineRecord) -> Wish:
+    """What the pipeline was asked for when it was recorded."""
+    said = dict(record.recording)
+    return Wish(**{**said, "prompts": tuple(said["prompts"])})
+
+
+def _warn_of_versions(path: Path, record: PipelineRecord) -> None:
+    here = versions()
+    for name in ("diffusers", "transformers"):
+        made_with = record.versions.get(name, "")
+        if made_with != here[name]:
+            warnings.warn(
+                f"{path} was made with {name} {made_with}; here is {here[name]}",
+                EnginecastWarning,
+                stacklevel=3,
+            )

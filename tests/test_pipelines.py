@@ -1,0 +1,251 @@
+"""Whole pipelines: a folder of diffusers in, a folder of engines out, pictures, what is refused."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exports import cast
+from PIL import Image
+from tiny_pipelines import PIPELINES, asked, save_pipeline
+
+from enginecast.capture.sources.recording import Recorded, record
+from enginecast.errors import CaptureError
+from enginecast.pipelines import export as exporting
+from enginecast.pipelines.check import NOISE, compare, relative_error, with_noise
+from enginecast.pipelines.folder import open_pipeline
+from enginecast.pipelines.generate import Made, Wish, generate
+from enginecast.pipelines.record import RECORD, read_record
+from enginecast.pipelines.run import load_pipeline
+from enginecast.runtime.load import EnginecastWarning
+
+SMALL = ("--height", 48, "--width", 48, "--steps", 2)
+EAGER = ("--eager", "unet", "--eager", "vae")
+
+
+@pytest.fixture(scope="module")
+def sd15(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_pipeline("sd15", tmp_path_factory.mktemp("pipelines") / "sd15")
+
+
+@pytest.fixture
+def broken(sd15: Path, tmp_path: Path) -> Path:
+    """A copy that may be broken."""
+    return shutil.copytree(sd15, tmp_path / "broken")
+
+
+def edit(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text("utf-8")), **changes}), "utf-8")
+
+
+def test_a_pipeline_is_exported_checked_and_run(
+    sd15: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "engines"
+    done = cast(capsys, "diffusers", "export", sd15, "-o", output, *SMALL, *EAGER, "--json", "-q")
+    assert done.code == 0, done.err
+    parts = done.json["components"]
+    assert parts["text_encoder"]["outcome"] == "engine"
+    assert parts["text_encoder"]["engines"]["forward"]["outcome"] == "verified"
+    assert {parts[name]["reason"] for name in ("unet", "vae")} == {"as asked"}
+    check = done.json["check"]
+    assert check["outcome"] == "verified"
+    assert [step["name"] for step in check["steps"]] == ["step 1", "step 2"]
+    assert check["parts_at"] is None
+    assert check["psnr"] > 100
+    assert not list((output / "text_encoder").glob("*.safetensors"))
+    assert list((output / "unet").glob("*.safetensors"))
+
+    ran = cast(capsys, "diffusers", "run", output, "--prompt", "a fox", "-o", tmp_path / "fox.png")
+    assert ran.code == 0, ran.err
+    with Image.open(tmp_path / "fox.png") as image:
+        assert image.size == (48, 48)
+
+    again = cast(capsys, "diffusers", "export", sd15, "-o", output, *SMALL)
+    assert again.code == 2
+    assert "--overwrite" in again.err
+
+    edit(output / RECORD, versions={**done.json["versions"], "diffusers": "0.1"})
+    with pytest.warns(EnginecastWarning, match=r"made with diffusers 0\.1; here is"):
+        load_pipeline(output)
+    edit(output / RECORD, check={**check, "outcome": "rejected", "reasons": ["step 1: off"]})
+    refused = cast(
+        capsys, "diffusers", "run", output, "--prompt", "a fox", "-o", tmp_path / "a.png"
+    )
+    assert refused.code == 2
+    assert "the pipeline was rejected: step 1: off" in refused.err
+
+
+def test_a_component_that_fails_is_named_and_stays_eager(
+    sd15: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise CaptureError("torch.export refused the model", hint="Try another one.")
+
+    monkeypatch.setattr(exporting, "export", refuse)
+    output = tmp_path / "engines"
+    done = cast(capsys, "diffusers", "export", sd15, "-o", output, *SMALL, "--eager", "vae")
+    assert done.code == 1
+    record = read_record(output)
+    assert {n: part.outcome for n, part in record.components.items()} == {
+        "text_encoder": "failed",
+        "unet": "failed",
+        "vae": "eager",
+    }
+    assert record.components["unet"].reason == "torch.export refused the model Try another one."
+    assert "unet stays eager: torch.export refused the model" in done.err
+    assert record.sizes == ((48, 48), (16, 32))
+    ran = cast(capsys, "diffusers", "run", output, "--prompt", "a fox", "-o", tmp_path / "fox.png")
+    assert ran.code == 0, ran.err
+    everything = (*EAGER, "--eager", "text_encoder", "--overwrite")
+    done = cast(capsys, "diffusers", "export", sd15, "-o", output, *SMALL, *everything)
+    assert done.code == 0, done.err
+    assert "whole pipeline: not run: no component is an engine" in done.out
+    assert {part.outcome for part in read_record(output).components.values()} == {"eager"}
+
+
+def no_index(folder: Path) -> None:
+    (folder / "model_index.json").unlink()
+
+
+def unknown_class(folder: Path) -> None:
+    edit(folder / "model_index.json", _class_name="OtherPipeline")
+
+
+def own_code(folder: Path) -> None:
+    (folder / "pipeline.py").write_text("raise SystemExit", "utf-8")
+
+
+def own_component(folder: Path) -> None:
+    (folder / "unet" / "modeling.py").write_text("raise SystemExit", "utf-8")
+
+
+def no_unet(folder: Path) -> None:
+    shutil.rmtree(folder / "unet")
+
+
+def pickled(folder: Path) -> None:
+    weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    weights.rename(weights.with_suffix(".bin"))
+
+
+@pytest.mark.parametrize(
+    ("break_it", "options", "said"),
+    [
+        (no_index, (), "is not a diffusion pipeline: it has no model_index.json"),
+        (unknown_class, (), "has no pipeline 'OtherPipeline'"),
+        (own_code, (), "needs code from its own repository"),
+        (own_component, (), "needs code from its own repository"),
+        (no_unet, (), "the component unet of model_index.json is missing"),
+        (pickled, (), "is a pickle: loading it can run code"),
+        (None, ("--variant", "fp16"), "no component has weights of the variant 'fp16'"),
+        (None, ("--component", "prior=fp16"), "is no component of the pipeline"),
+        (None, ("--component", "scheduler=fp16"), "has no weights"),
+        (None, ("--component", "unet"), "expected NAME=VALUE"),
+        (None, ("--component", "unet=fp3"), "fp3"),
+        (None, ("--eager", "unet", "--component", "unet=fp16"), "exclude each other"),
+        (None, ("--frames", "5"), "StableDiffusionPipeline has no num_frames"),
+        (None, ("--set", "wrong=1"), "StableDiffusionPipeline has no wrong"),
+        (None, ("--height", "30", "--width", "30"), "divisible by 8"),
+        (None, ("--height", "32"), "--height and --width go together"),
+        (None, ("--steps", "0"), "--steps 0: expected at least 1"),
+    ],
+)
+def test_bad_input_is_one_clear_error(
+    break_it: Callable[[Path], None] | None,
+    options: tuple[str, ...],
+    said: str,
+    broken: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if break_it:
+        break_it(broken)
+    done = cast(capsys, "diffusers", "export", broken, "-o", tmp_path / "engines", *options)
+    assert done.code == 2
+    assert said in done.err
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "engines").exists()
+
+
+def test_a_folder_that_is_something_else_is_never_replaced(
+    sd15: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = cast(capsys, "diffusers", "export", sd15, "-o", tmp_path, "--overwrite")
+    assert done.code == 2
+    assert f"{tmp_path}: exists and is not a bundle (it holds no {RECORD})" in done.err
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [("a.bmp", "ends in .png"), ("none/a.png", "there is no folder"), ("", "is not a pipeline of")],
+)
+def test_run_refuses_before_the_work(
+    output: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / (output or "a.png")
+    done = cast(capsys, "diffusers", "run", tmp_path, "--prompt", "a fox", "-o", file)
+    assert done.code == 2
+    assert said in done.err
+
+
+def test_two_sizes_are_recorded_and_vary_in_small_steps(sd15: Path) -> None:
+    pipe = open_pipeline(sd15).load()
+    assert exporting.other_size(pipe, 48, 48) == (16, 32)
+    with record(pipe) as calls:
+        for height, width in ((48, 48), (16, 32)):
+            generate(pipe, Wish(steps=1, height=height, width=width))
+    unet = calls["unet"]
+    assert isinstance(unet, Recorded)
+    assert unet.dynamic() == ["sample:2=sample_2:8..24/8", "sample:3=sample_3:16..24/8"]
+    assert unet.fixed() == ["sample:2=24", "sample:3=24"]
+
+
+def test_what_the_engines_do_not_explain_is_rejected_where_it_begins(sd15: Path) -> None:
+    pipe, wish = open_pipeline(sd15).load(), Wish(steps=3, height=32, width=32)
+    eager = generate(pipe, wish)
+    with with_noise(pipe):
+        noisy = generate(pipe, wish)
+    assert relative_error(eager.pictures, noisy.pictures) > NOISE / 10
+    assert generate(pipe, wish).latents[-1].equal(eager.latents[-1])  # the noise is gone
+
+    same = compare(eager, noisy, eager, 1e-6)
+    assert not same.reasons
+    assert same.psnr is None
+    late = [eager.latents[0], *(each * 1.01 for each in eager.latents[1:])]
+    found = compare(eager, noisy, Made(eager.pictures + 0.01, tuple(late)), 1e-6)
+    assert found.parts_at == "step 2"
+    assert found.psnr == pytest.approx(40, abs=0.1)
+    nothing = Made(eager.pictures * math.nan, eager.latents)
+    assert compare(eager, noisy, nothing, 1e-6).parts_at == "pictures"
+    assert compare(eager, noisy, Made(noisy.pictures, noisy.latents), 1.0).steps[0].limit == 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_pipeline_goes_in_and_makes_pictures(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, output = save_pipeline(name, tmp_path / name), tmp_path / "engines"
+    sizes = ("--steps", 3, *asked(name))
+    done = cast(capsys, "diffusers", "export", folder, "-o", output, *sizes, "--json", "-q")
+    assert done.code == 0, done.err
+    assert {part["outcome"] for part in done.json["components"].values()} == {"engine"}
+    assert done.json["check"]["outcome"] == "verified"
+    is_video = "--frames" in sizes
+    made = tmp_path / ("made" if is_video else "made.png")
+    ran = cast(capsys, "diffusers", "run", output, "--prompt", "a tower", "-o", made, "--steps", 4)
+    assert ran.code == 0, ran.err
+    files = sorted(made.iterdir()) if is_video else [made]
+    assert len(files) == (PIPELINES[name].sizes["frames"] if is_video else 1)
+    too_large = ("--height", 256, "--width", 256)
+    image = tmp_path / "large.gif"
+    ran = cast(capsys, "diffusers", "run", output, "--prompt", "a", "-o", image, *too_large)
+    assert ran.code == 2
+    assert "The pipeline was recorded at" in ran.err
