@@ -16,9 +16,10 @@ from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import ranges_of
 from enginecast.capture.outputs.flatten import OutputSpec, parse_wanted, run_named
 from enginecast.capture.sources.recording import Recorded
-from enginecast.capture.sources.source import Source, open_source
+from enginecast.capture.sources.source import DEFAULTS, ComponentOptions, Source
 from enginecast.compiler.manifest import describe_manifest
-from enginecast.compiler.prepare import OpenedModel, input_specs
+from enginecast.compiler.prepare import OpenedModel, input_specs, open_model
+from enginecast.compiler.request import ModelOptions
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.bundle.manifest_json import decode, encode
 from enginecast.runtime.bundle.reader import Bundle
@@ -58,13 +59,10 @@ def stand_in(
     dynamic: Iterable[str] = (),
     outputs: Iterable[str] = (),
     hidden_states: Iterable[int] = (),
+    component: ComponentOptions = DEFAULTS,
 ) -> StandIn:
     """Write a manifest as an export of a module would, and what lies beside it."""
-    from enginecast.compiler.prepare import open_model
-    from enginecast.compiler.request import ModelOptions
-
-    source = open_source(module, example=example) if isinstance(module, nn.Module) else None
-    source = source or open_model(module, ModelOptions(), example)
+    source = open_model(module, ModelOptions(component=component), example)
     asked = list(dynamic)
     if isinstance(example, Recorded):
         asked += example.dynamic(asked)

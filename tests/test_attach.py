@@ -1,18 +1,23 @@
 """Engines in the place of a pipeline's components: what pipelines see of them, and refusals."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import diffusers
 import pytest
 import torch
 from engine_stand_ins import StandIn, loaded, stand_in
-from tiny_components import CONFIGS
+from exports import Exports
+from test_components import ENTRIES, small
+from tiny_components import CONFIGS, save
 from torch import Tensor
 from transformers import CLIPTextConfig, CLIPTextModel
 
 import enginecast
+from enginecast.capture.inputs.derive.derive import derive
+from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.sources.recording import Calls, record
 from enginecast.errors import EnginecastError, InputError, UsageError
 from enginecast.pipelines.attach import Replaced, attach
@@ -277,6 +282,17 @@ def test_hidden_states_that_the_engine_does_not_give(parts: Attached, tmp_path: 
                 assert "Export text_encoder again" in no.value.hint
 
 
+def test_recorded_hidden_states_are_given_when_asked_for(parts: Attached, tmp_path: Path) -> None:
+    pipe, ids = parts.pipe, torch.arange(77)[None] % 50
+    with record(pipe) as calls, torch.no_grad():
+        expected = pipe.text_encoder(ids, output_hidden_states=True)
+    engine = stand_in(tmp_path / "engine", pipe.text_encoder, calls["text_encoder"])
+    with loaded(engine), attach(pipe, {"text_encoder": engine.folder}):
+        found = pipe.text_encoder(ids, output_hidden_states=True)
+        require_close(found, expected)
+        assert pipe.text_encoder(ids).hidden_states is None
+
+
 def test_steps_are_never_truncated(tmp_path: Path) -> None:
     """Engines made from a folder take steps as integers, and one for each row."""
     pipe = stable_diffusion()
@@ -342,12 +358,65 @@ def test_an_empty_component_is_one_without_weights(tmp_path: Path) -> None:
         empty_component(tmp_path)
 
 
-def test_a_bundle_that_was_really_exported(tmp_path: Path) -> None:
+def test_an_exported_text_encoder(exports: Exports) -> None:
+    encoder = CLIPTextModel.from_pretrained(exports.model("words-clip")).eval()
+    pipe = stable_diffusion(text_encoder=encoder)
+    ids = torch.arange(2 * 9).reshape(2, 9)
+    with torch.no_grad():
+        expected = pipe.text_encoder(ids, attention_mask=None)
+    eager = enginecast.attach(pipe, {"text_encoder": exports("words-clip").folder})
+    found = pipe.text_encoder(ids, attention_mask=None)
+    assert type(found) is type(expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5)
+    eager.put_back()
+    assert pipe.text_encoder is encoder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["onnxruntime", "torchscript", "aotinductor"])
+def test_recorded_exported_and_put_back(target: str, tmp_path: Path) -> None:
     pipe = stable_diffusion(vae=model("vae-tiny"))
     with enginecast.record(pipe) as calls:
         before = image(pipe)
-    enginecast.compile(pipe.vae, tmp_path / "vae" / "decode", example=calls["vae.decode"])
-    assert enginecast.load(tmp_path / "vae" / "decode").manifest.call is not None
-    eager = enginecast.attach(pipe, tmp_path)
-    assert [*eager] == ["vae"]
+    for name in ("unet", "vae.decode"):
+        folder = tmp_path / name.replace(".", "/")
+        part = getattr(pipe, name.partition(".")[0])
+        enginecast.compile(part, folder, example=calls[name], target=target)
+    eager = enginecast.attach(pipe, tmp_path, allow_code=True)
+    assert [*eager] == ["unet", "vae"]
     torch.testing.assert_close(image(pipe), before, atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:In CPU autocast")  # Mochi's
+@pytest.mark.parametrize(("name", "entry"), ENTRIES)
+def test_every_family_is_called_as_its_class(name: str, entry: str, tmp_path: Path) -> None:
+    folder = save(name, tmp_path / name)
+    eager: Any = getattr(diffusers, CONFIGS[name][0]).from_pretrained(folder).eval()
+    engine = stand_in(tmp_path / "engine", str(folder), component=small(entry))
+    call = engine.source.call
+    assert call is not None
+    specs = derive(engine.source)
+    given = call.filled(sample(specs, example_sizes(specs), 0))
+    pipe = SimpleNamespace(components={"it": eager})
+    with torch.no_grad(), loaded(engine):
+        attach(pipe, {"it": engine.folder})
+        for packing in ({}, {"return_dict": False}):
+            expected = getattr(eager, call.entry)(**given, **packing)
+            found = getattr(pipe.it, call.entry)(**given, **packing)
+            assert type(found) is type(expected)
+            require_close(found, expected)
+
+
+def require_close(found: Any, expected: Any) -> None:
+    """Compare tensors, tuples, outputs by name, and distributions."""
+    if isinstance(expected, Tensor):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    elif isinstance(expected, Mapping):
+        require_close([*found.values()], [*expected.values()])
+    elif isinstance(expected, (tuple, list)):
+        for one, other in zip(found, expected, strict=True):
+            require_close(one, other)
+    else:
+        require_close(found.parameters, expected.parameters)

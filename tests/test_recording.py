@@ -55,7 +55,7 @@ class Decoder(nn.Module):
     def encode(self, x: Tensor) -> Tensor:
         return x[..., :4]
 
-    def decode(self, z: Tensor, return_dict: bool = True) -> Any:
+    def decode(self, z: Tensor, return_dict: bool = True, generator: Any = None) -> Any:
         return (self.up(z),)
 
     def forward(self, x: Tensor) -> Any:
@@ -147,6 +147,15 @@ def test_products_of_sizes_are_fixed_and_said() -> None:
         "rows:0 and image:2 and image:3 are fixed: they vary together in a way that --dynamic"
         " cannot say",
     )
+
+
+def test_generators_are_left_out() -> None:
+    decoder = Decoder()
+    with record({"vae": decoder}) as calls, torch.no_grad():
+        for _ in range(3):
+            decoder.decode(torch.randn(1, 4), generator=[torch.Generator()])
+    assert calls["vae.decode"].call.inputs == ("z",)
+    assert len(calls["vae.decode"].calls) == 2
 
 
 def test_calls_that_contradict_each_other_are_refused() -> None:

@@ -106,7 +106,8 @@ class EngineCall:
             if isinstance(value, Tensor) or value != call.constants[path]:
                 self._refuse(path, f"{_said(value)}, and {call.constants[path]!r} in the engine")
         for path, value in call.constants.items():
-            if path not in leaves and not self._is_default(module, defaults, path, value):
+            known = path == ASK or path in leaves
+            if not known and not self._is_default(module, defaults, path, value):
                 self._refuse(path, f"not given, and {value!r} in the engine")
         values = {name: leaves.get(path) for path, name in call.inputs.items()}
         if call.inputs.get(MASK) and values[MASK] is None and isinstance(values.get(IDS), Tensor):
