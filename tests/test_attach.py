@@ -191,6 +191,8 @@ UNET = (torch.ones(2, 4, 8, 8), torch.tensor(5), torch.ones(2, 77, 16))
     [
         ({"cross_attention_kwargs": {"scale": 0.5}}, r"cross_attention_kwargs.scale is 0.5, and the"
          " engine was made without it", "fuse_lora"),
+        ({"cross_attention_kwargs": {"scale": 0.0}}, r"cross_attention_kwargs.scale is 0.0, and the"
+         " engine was made without it", "fuse_lora"),
         ({"added_cond_kwargs": {"image_embeds": [torch.ones(2)]}}, "image_embeds.0 is a tensor, and"
          " the engine was made without it", "IP-Adapter"),
         ({"mid_block_additional_residual": torch.ones(2)}, "mid_block_additional_residual is a"
@@ -311,9 +313,13 @@ def test_steps_are_never_truncated(tmp_path: Path) -> None:
 
 def test_engines_of_another_model_are_refused(parts: Attached, tmp_path: Path) -> None:
     other = stand_in(tmp_path / "unet", model("sd15-unet", norm_eps=1e-3), parts.calls["unet"])
+    trained = model("sd15-unet")
+    torch.nn.init.normal_(trained.conv_in.weight)
+    trained = stand_in(tmp_path / "trained", trained, parts.calls["unet"])
     decoder = parts.engines["vae.decode"]
     given: list[tuple[Any, str]] = [
         ({"unet": other.folder}, r"the engine's unet is another .*: norm_eps 1e-05, not 0\.001"),
+        ({"unet": trained.folder}, r"other weights than the pipeline's: conv_in.weight"),
         ({"unet": decoder.folder}, r"an engine of AutoencoderKL, and unet is a UNet2DCondition"),
         ({"vae": decoder.folder, "vae.decode": decoder.folder}, "another engine of decode"),
         ({"transformer": decoder.folder}, r"no model 'transformer'; it has .*unet"),
@@ -321,7 +327,7 @@ def test_engines_of_another_model_are_refused(parts: Attached, tmp_path: Path) -
         (tmp_path / "nowhere", "holds no engines of vae"),
     ]
     for engines, expected in given:
-        with loaded(other, decoder), pytest.raises(UsageError, match=expected):
+        with loaded(other, trained, decoder), pytest.raises(UsageError, match=expected):
             attach(parts.pipe, engines)
     with pytest.raises(UsageError, match="a int has no components"):
         attach(3, tmp_path)

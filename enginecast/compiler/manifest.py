@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from enginecast.capture.inputs.specs import InputSpec, named_dims
 from enginecast.capture.outputs.flatten import OutputSpec
 from enginecast.capture.sources.calls import Slot, leaves_of
+from enginecast.capture.sources.sketch import sketch_of
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing import strategy
 from enginecast.compiler.prepare import OpenedModel, Prepared
@@ -165,14 +166,17 @@ def _describe_call(source: Source, inputs: Sequence[InputSpec]) -> Call | None:
     if source.model_class is None:
         return None
     name = source.model_class.__name__
+    weights = {} if source.in_memory else sketch_of(source.weights())
     if source.call is None:
-        return Call(model_class=name, inputs={spec.name: spec.name for spec in inputs})
+        plain = {spec.name: spec.name for spec in inputs}
+        return Call(model_class=name, inputs=plain, weights=weights)
     leaves = leaves_of(source.call.arguments)
     return Call(
         model_class=name,
         entry=source.call.entry,
         inputs={path: leaf.name for path, leaf in leaves.items() if isinstance(leaf, Slot)},
         constants={path: leaf for path, leaf in leaves.items() if not isinstance(leaf, Slot)},
+        weights=weights,
     )
 
 

@@ -14,9 +14,15 @@ from torch import nn
 
 from enginecast.capture.sources.checkpoint import read_json
 from enginecast.capture.sources.huggingface import CONFIG_FILE
+from enginecast.capture.sources.sketch import unlike
 from enginecast.errors import UsageError
 from enginecast.pipelines.components import differences
-from enginecast.pipelines.engine_component import LoadOptions, close_engines, engine_component
+from enginecast.pipelines.engine_component import (
+    LoadOptions,
+    close_engines,
+    engine_component,
+    require_plain,
+)
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Manifest
 from enginecast.runtime.bundle.reader import Bundle, Check, open_bundle
 
@@ -77,7 +83,7 @@ def attach(
 
     Raises:
         BundleError: a bundle is damaged, or holds no engine that runs here.
-        UsageError: a bundle is not of this pipeline's component: class or config differ.
+        UsageError: a bundle is not of this pipeline's component: class, config or weights differ.
         MissingError: this machine cannot run an engine.
     """
     components: Mapping[str, Any] | None = getattr(pipe, "components", None)
@@ -88,6 +94,7 @@ def attach(
     made = {}
     for name, bundles in found.items():
         component = components[name]
+        require_plain(name, component)
         for bundle in bundles:
             _require_same(name, component, bundle)
         made[name] = engine_component(name, component, bundles, options)
@@ -133,7 +140,7 @@ def _within(folder: Path) -> list[Path]:
 
 
 def _require_same(name: str, component: nn.Module, bundle: Bundle) -> None:
-    """Refuse the engine of another class, or of another config.
+    """Refuse the engine of another class, of another config, or of other weights.
 
     Raises:
         UsageError: with the fields that differ.
@@ -150,11 +157,15 @@ def _require_same(name: str, component: nn.Module, bundle: Bundle) -> None:
         raise UsageError(
             f"{bundle.root}: an engine of {manifest.call.model_class}, and {name} is a {kind}"
         )
-    if not (bundle.root / CONFIG_FILE).is_file():
-        return
-    if found := differences(component, read_json(bundle.root / CONFIG_FILE)):
+    stored = bundle.root / CONFIG_FILE
+    if found := differences(component, read_json(stored)) if stored.is_file() else []:
         raise UsageError(
             f"{bundle.root}: the engine's {name} is another one than the pipeline's:"
             f" {'; '.join(found)}",
+            hint=AGAIN,
+        )
+    if weight := unlike(component.state_dict(), manifest.call.weights):
+        raise UsageError(
+            f"{bundle.root}: the engine's {name} has other weights than the pipeline's: {weight}",
             hint=AGAIN,
         )

@@ -123,10 +123,11 @@ class EngineCall:
         self, module: nn.Module, defaults: Mapping[str, Any], path: str, value: Any
     ) -> bool:
         """Whether an argument has the value that it has where it is not given."""
-        if isinstance(value, Tensor):
-            return False
         default = defaults.get(path)
-        return bool(value == (_setting(module, path) or False if default is None else default))
+        if default is None:  # flags of transformers: None is what the config says
+            default = _setting(module, path) or False
+        is_flag = isinstance(value, bool) == isinstance(default, bool)
+        return not isinstance(value, Tensor) and is_flag and bool(value == default)
 
     def _refuse(self, path: str, why: str, *, given: bool = False) -> None:
         hint = next((hint for part, hint in _HINTS.items() if part in path), AGAIN)

@@ -87,10 +87,9 @@ def engine_component(
     """A component like another one, of the same class, whose methods run the engines of bundles.
 
     Raises:
-        UsageError: hooks or adapters change the component, or two bundles are of one method.
+        UsageError: two bundles are of one method.
         MissingError, BundleError: see `load`.
     """
-    _require_plain(name, component)
     plain = type(component)
     slots: dict[str, Slot] = {}
     for bundle in bundles:
@@ -189,8 +188,12 @@ def _refuse_part(name: str, path: str, part: nn.Module, args: Any) -> None:
     )
 
 
-def _require_plain(name: str, component: nn.Module) -> None:
-    """Refuse what changes a component besides its weights."""
+def require_plain(name: str, component: nn.Module) -> None:
+    """Refuse what changes a component besides its weights.
+
+    Raises:
+        UsageError: hooks, adapters or tiling do, or it is an engine.
+    """
     if ENGINES in vars(component):
         raise UsageError(
             f"{name} is an engine already", hint="Call `put_back()` of what attach returned first."

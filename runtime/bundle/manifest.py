@@ -67,6 +67,8 @@ class Call(Record, frozen=True, kw_only=True):
     """The input for each path."""
     constants: dict[str, bool | int | float | str] = {}
     """What is part of the engines, by path; numbers that are not finite as text."""
+    weights: dict[str, float] = {}
+    """A value of some of the model's weights, which tell it from another one of its class."""
 
 
 class Site(Record, frozen=True, kw_only=True):
