@@ -182,6 +182,21 @@ def test_a_folder_that_is_something_else_is_never_replaced(
     assert f"{tmp_path}: exists and is not a bundle (it holds no {RECORD})" in done.err
 
 
+def test_an_eager_component_has_the_weights_of_the_variant(
+    sd15: Path, broken: Path, tmp_path: Path
+) -> None:
+    pipe = open_pipeline(sd15).load()
+    unet = pipe.unet.half()
+    unet.save_pretrained(broken / "unet", variant="fp16", max_shard_size="100KB")
+    folder = open_pipeline(broken, "fp16")
+    assert [folder.variant_of(name) for name in ("unet", "vae", "text_encoder")] == ["fp16", "", ""]
+    loaded = folder.load().unet.state_dict()
+    assert all(tensor.equal(loaded[name].half()) for name, tensor in unet.state_dict().items())
+    folder.copy("unet", tmp_path / "unet")
+    stored = type(unet).from_pretrained(tmp_path / "unet").state_dict()
+    assert all(tensor.equal(loaded[name]) for name, tensor in stored.items())
+
+
 @pytest.mark.parametrize(
     ("output", "said"),
     [("a.bmp", "ends in .png"), ("none/a.png", "there is no folder"), ("", "is not a pipeline of")],

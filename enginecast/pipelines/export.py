@@ -3,10 +3,11 @@
 import gc
 import math
 import shutil
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import msgspec
 import torch
@@ -41,7 +42,10 @@ from enginecast.pipelines.record import (
 )
 from enginecast.pipelines.run import with_engines
 from enginecast.runtime.bundle.staging import stage
+from enginecast.runtime.load import EnginecastWarning
 
+EMULATED: Final = "verified-by-emulation"
+NOT_ON_TARGET = "engines ran here, and not on their target"
 SIDE_STEP = 16
 """Pixels: pipelines take multiples of 8 or 16 at least."""
 
@@ -114,7 +118,7 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
         gc.collect()
         shutil.copy(folder.path / INDEX, staging.folder)
         for name in folder.parts.keys() - set(folder.models):
-            _copy(folder, name, staging.folder)
+            folder.copy(name, staging.folder / name)
         components = {
             name: _component(folder, name, rehearsal.calls, request, staging.folder, steps)
             for name in folder.models
@@ -124,7 +128,6 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
         made = PipelineRecord(
             pipeline=folder.kind.__name__,
             versions=versions(),
-            variant=request.variant,
             recording=asdict(request.wish),
             sizes=rehearsal.sizes,
             components=components,
@@ -223,10 +226,6 @@ def _coprime(count: int) -> list[int]:
     return sorted(found, key=lambda n: abs(n - count / 2))
 
 
-def _copy(folder: PipelineFolder, name: str, output: Path) -> None:
-    shutil.copytree(folder.path / name, output / name, dirs_exist_ok=True)
-
-
 def _component(
     folder: PipelineFolder,
     name: str,
@@ -238,7 +237,7 @@ def _component(
     """Export a component, or copy it where it stays eager."""
     kind, reason = folder.parts[name][1], _stays(folder, name, calls, request)
     if reason is not None:
-        _copy(folder, name, output)
+        folder.copy(name, output / name)
         return ComponentOutcome(kind=kind, outcome="eager", reason=reason)
     precision = request.precisions.get(name, request.precision)
     steps.say(f"{name}: {kind}, {precision}")
@@ -258,7 +257,7 @@ def _component(
         steps.say(f"{name} stays eager: {error.message}")
         for entry in engines:
             shutil.rmtree(output / name / entry)
-        _copy(folder, name, output)
+        folder.copy(name, output / name)
         reason = " ".join(part for part in (error.message, error.hint) if part)
         return ComponentOutcome(kind=kind, outcome="failed", reason=reason)
     return ComponentOutcome(kind=kind, outcome="engine", precision=precision, engines=engines)
@@ -340,17 +339,21 @@ def _check(
         return CheckOutcome(outcome="not run", reasons=("no component is an engine",))
     try:
         how = {"threads": request.threads, "allow_code": True}
-        pipe = with_engines(output, components, request.variant, **how)
-        found = generate(pipe, request.wish)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EnginecastWarning)  # the outcome says it
+            pipe = with_engines(output, components, **how)
+            found = generate(pipe, request.wish)
     except MissingError as error:
         return CheckOutcome(outcome="not run", reasons=(error.message,))
     except EnginecastError as error:
         return CheckOutcome(outcome="rejected", reasons=(error.message,))
     off = max(engine.error for engine in made)
     check = compare(eager.made, eager.noisy, found, off)
+    emulated = any(engine.outcome == EMULATED for engine in made)
+    held: Literal["verified", "verified-by-emulation"] = EMULATED if emulated else "verified"
     return CheckOutcome(
-        outcome="rejected" if check.reasons else "verified",
-        reasons=check.reasons,
+        outcome="rejected" if check.reasons else held,
+        reasons=check.reasons or ((NOT_ON_TARGET,) if emulated else ()),
         dtype=str(eager.dtype).removeprefix("torch."),
         steps=tuple(_described(each) for each in check.steps),
         pictures=_described(check.pictures),

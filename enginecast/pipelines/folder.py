@@ -1,5 +1,6 @@
 """The folder of a diffusion pipeline, as diffusers writes it: what is in it, and loading it."""
 
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -64,11 +65,25 @@ class PipelineFolder:
         """That of the weights of a component: as in diffusers, none where it has no such files."""
         return self._files(name).variant
 
+    def copy(self, name: str, target: Path) -> None:
+        """Copy a component; the weights of the variant get the plain names."""
+        shutil.copytree(self.path / name, target, dirs_exist_ok=True)
+        names, plain = self._files(name), self._plain(name)
+        if names == plain:
+            return
+        for file, plain_file in ((names.single, plain.single), (names.index, plain.index)):
+            (target / plain_file).unlink(missing_ok=True)
+            if (target / file).is_file():
+                (target / file).rename(target / plain_file)
+
     def _files(self, name: str) -> WeightNames:
-        stem = STEM if self.parts[name][0] == "diffusers" else "model"
-        names = WeightNames.of(stem, self.variant)
+        plain = self._plain(name)
+        names = WeightNames.of(plain.single.removesuffix(".safetensors"), self.variant)
         there = [(self.path / name / file).is_file() for file in (names.single, names.index)]
-        return names if any(there) else WeightNames.of(stem)
+        return names if any(there) else plain
+
+    def _plain(self, name: str) -> WeightNames:
+        return WeightNames.of(STEM if self.parts[name][0] == "diffusers" else "model")
 
     def load(
         self, given: Mapping[str, Any] | None = None, dtype: torch.dtype = torch.float32

@@ -53,7 +53,7 @@ class StageOutcome(Record, frozen=True, kw_only=True):
 class CheckOutcome(Record, frozen=True, kw_only=True):
     """The whole check."""
 
-    outcome: Literal["verified", "rejected", "not run"]
+    outcome: Literal["verified", "verified-by-emulation", "rejected", "not run"]
     reasons: tuple[str, ...] = ()
     dtype: str = ""
     """Of the eager pipeline."""
@@ -75,8 +75,6 @@ class PipelineRecord(Record, frozen=True, kw_only=True):
     """What the pipeline was asked for."""
     sizes: tuple[tuple[int, int], ...]
     """Heights and widths that were recorded; the engines are for those and what lies between."""
-    variant: str = ""
-    """Of the weights of components that stayed eager."""
     components: dict[str, ComponentOutcome]
     check: CheckOutcome
 

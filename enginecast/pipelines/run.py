@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +37,14 @@ def load_pipeline(path: Path, **how: Any) -> Any:
     if record.check.outcome == "rejected":
         raise BundleError(f"{path}: the pipeline was rejected: {'; '.join(record.check.reasons)}")
     _warn_of_versions(path, record)
-    return with_engines(path, record.components, record.variant, **how)
+    return with_engines(path, record.components, **how)
 
 
-def with_engines(
-    path: Path, components: Mapping[str, ComponentOutcome], variant: str, **how: Any
-) -> Any:
+def with_engines(path: Path, components: Mapping[str, ComponentOutcome], **how: Any) -> Any:
     """The pipeline of a folder whose record may not be written yet."""
     engines = [name for name, each in components.items() if each.outcome == "engine"]
     empty: dict[str, Any] = {name: empty_component(path / name) for name in engines}
-    folder = replace(open_pipeline(path), variant=variant)
-    if not any(folder.variant_of(name) for name in folder.parts):
-        folder = replace(folder, variant="")  # all that had it are engines
-    pipe = folder.load(empty)
+    pipe = open_pipeline(path).load(empty)
     attach(pipe, {name: path / name for name in engines}, **how)
     return pipe
 
