@@ -1,7 +1,6 @@
 """What leaves each module while a program runs: the values at which two programs of one model can
 be compared."""
 
-import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import xxhash
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -25,6 +25,8 @@ from enginecast.verify.metrics import ratio
 SAMPLE = 1 << 16
 """Elements kept of a boundary: enough for an L2 norm, little enough to keep hundreds of boundaries
 in memory."""
+PART = 1 << 18
+"""Elements of a boundary that are digested at a time: they stay in the processor's cache."""
 FILL = 1e37
 """Larger magnitudes are fill values of masks, not activations."""
 
@@ -302,11 +304,17 @@ def _extent(flat: Tensor) -> tuple[float, int]:
 
 
 def _digest(tensor: Tensor) -> bytes:
-    if tensor.is_floating_point():
-        tensor = tensor + 0.0  # -0.0 + 0.0 is 0.0
-        tensor = tensor.masked_fill(tensor.isnan(), torch.nan)  # of all the bits that mean NaN
-    data: Any = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return hashlib.sha256(data).digest()
+    flat = tensor.contiguous().reshape(-1)
+    buffer = torch.empty(min(PART, flat.numel()), dtype=flat.dtype)
+    digest = xxhash.xxh3_128()
+    for part in flat.split(PART) if flat.numel() else ():
+        if part.is_floating_point():
+            part = torch.add(part, 0.0, out=buffer[: part.numel()])  # -0.0 + 0.0 is 0.0
+            if part.aminmax().min.isnan():
+                part.masked_fill_(part.isnan(), torch.nan)  # of all the bits that mean NaN
+        values: Any = part.view(torch.uint8).numpy()
+        digest.update(values)
+    return digest.digest()
 
 
 def enclosing(path: str) -> list[str]:

@@ -8,15 +8,15 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
 from enginecast.passes.ir.base import Pass, Promise
+from enginecast.passes.ir.computation import Computation, computation
 from enginecast.passes.ir.pipeline import PassRun
-from enginecast.passes.ir.text import print_ir
 from enginecast.verify.boundaries import Boundary, Snapshot, snapshots
 from enginecast.verify.eager import Case, as_array, mask_of, reference_program
 from enginecast.verify.floor import LIMIT, ROUNDING, UNIT_ROUNDOFF, Floor, least_floor
@@ -51,7 +51,7 @@ class Observer:
     """Compares the program with what it was, after every pass; hand it to `run_pipeline`.
 
     Two programs are run per case at the start (fp64 reference, captured program) and one after
-    every pass that changed anything.
+    every pass that changed what is computed.
 
     Args:
         program: as captured, before any pass; not altered.
@@ -85,7 +85,7 @@ class Observer:
         if known is None:
             known = self._run(reference_program(program)), self._run(start)
         self._reference, self._before = known
-        self._state = _State.of(start)
+        self._state = computation(start)
         self.checks: list[PassCheck] = []
 
     def __call__(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> None:
@@ -103,8 +103,9 @@ class Observer:
     def look(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> "Look":
         """Check one pass; the next is compared with what was there before."""
         start = time.perf_counter()
-        state = _State.of(program)
-        after = self._before if state == self._state else self._run(program)
+        state = computation(program)
+        same = state.outputs == self._state.outputs and state.checks <= self._state.checks
+        after = self._before if same else self._run(program)
         runs = [
             CaseRuns(case.name, mask, *snapshots)
             for case, mask, *snapshots in zip(
@@ -137,25 +138,7 @@ class Look:
     check: PassCheck
     runs: Sequence["CaseRuns"]
     after: list[Snapshot]
-    state: "_State"
-
-
-@dataclass(frozen=True)
-class _State:
-    """What a program computes: its graph, and the weights behind it, which no pass may write to."""
-
-    text: str
-    weights: tuple[tuple[str, int], ...]
-    """Name and identity."""
-    held: tuple[Tensor, ...] = field(compare=False)
-    """The same weights: as long as they are held, no other tensor takes their identity."""
-
-    @classmethod
-    def of(cls, program: ExportedProgram) -> "_State":
-        named = (*program.state_dict.items(), *program.constants.items())
-        held = [(name, t) for name, t in named if isinstance(t, Tensor)]
-        weights = tuple((name, id(t)) for name, t in held)
-        return cls(print_ir(program), weights, tuple(t for _, t in held))
+    state: Computation
 
 
 @dataclass(frozen=True)
