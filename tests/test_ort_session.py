@@ -23,9 +23,10 @@ from enginecast.errors import (
     VerificationError,
 )
 from enginecast.runtime.bundle.manifest import Output
+from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
-from enginecast.runtime.sessions.onnxruntime import profile_ops
+from enginecast.runtime.sessions.onnxruntime import CPU_PROVIDER, OrtSession, profile_ops
 
 BF16 = TensorProto.BFLOAT16
 
@@ -271,3 +272,17 @@ def test_profile_names_the_operator_without_its_domain(tmp_path: Path) -> None:
     model = bundles.write_unary(tmp_path / "m.onnx", "Gelu", TensorProto.FLOAT)
     feeds = {"x": np.ones((2, 3), np.float32)}
     assert profile_ops(model, feeds) == ["Gelu"]
+
+
+def test_a_session_says_what_its_first_run_executed_where_it_was_asked_to(tmp_path: Path) -> None:
+    bundle = open_bundle(bundles.make_bundle(tmp_path / "out"))
+    [record] = bundle.manifest.engines
+    for counts in (True, False):
+        session = OrtSession.open(bundle, record, [CPU_PROVIDER], 1, counts_ops=counts)
+        outputs = [output.name for output in bundle.manifest.outputs]
+        for _ in range(2):
+            session.run(bundles.feeds(), outputs)
+        found = session.executed_ops()
+        assert (found and sorted(found)) == (
+            ["Cast", "Gather", "Mul", "Unsqueeze"] if counts else None
+        )

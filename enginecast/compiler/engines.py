@@ -158,14 +158,11 @@ def run_engine(
             criteria.judge(twin=run_twin(bundle, record, criteria.reference, threads, widened))
         )
     try:
-        session = session_class(config.target)
-        opened = session.open(bundle, record, config.providers, threads)
+        opened = session_class(config.target).open(
+            bundle, record, config.providers, threads, counts_ops=counts_ops
+        )
         with Engine(bundle, record, opened) as engine:
             verdict, layers = criteria.judge(engine), engine.layers()
-        executed = None
-        if counts_ops:
-            inputs = criteria.reference.cases[0].inputs
-            executed = session.executed_ops(bundle, record, inputs, config.providers, threads)
     except (BundleError, InputError) as error:
         # The engine is ours, and so is what is wrong with it: that is a rejection, not bad input.
         return EngineRun(criteria.judge(more=[f"the engine does not run: {error.message}"]))
@@ -176,7 +173,7 @@ def run_engine(
             f"the lowering made an operator without a kernel: {error.message}",
             hint="Replace the op of torch that it stands for.",
         ) from error
-    return EngineRun(verdict, executed, layers)
+    return EngineRun(verdict, opened.executed_ops(), layers)
 
 
 def run_twin(

@@ -46,6 +46,7 @@ class AOTInductorSession(TorchSession):
         threads: int | None,
         *,
         cuda_graphs: bool = True,
+        counts_ops: bool = False,
     ) -> Self:
         provider = provider_of(providers[0], "AOTInductor")
         torch = require_torch(record, "AOTInductor")

@@ -43,10 +43,22 @@ class OrtSession(Session):
     runs_code = False
     packages = ("onnxruntime-gpu", "onnxruntime")
 
-    def __init__(self, session: onnxruntime.InferenceSession, provider: str, file: str) -> None:
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        provider: str,
+        file: str,
+        profile: tempfile.TemporaryDirectory[str] | None = None,
+    ) -> None:
+        """
+        Args:
+            profile: where the session, made with `profiled` options, writes what it runs.
+        """
         self._session = session
         self._provider = provider
         self._file = file
+        self._profile = profile
+        self._executed: tuple[str, ...] | None = None
 
     @classmethod
     def open(
@@ -57,6 +69,7 @@ class OrtSession(Session):
         threads: int | None,
         *,
         cuda_graphs: bool = True,
+        counts_ops: bool = False,
     ) -> Self:
         require_runtime(record.minimum_runtime)
         _require_providers(providers)
@@ -67,30 +80,15 @@ class OrtSession(Session):
                 hint="Run it on CUDA (device='cuda'), or export with --precision fp32 or fp16.",
             )
         options = options_for(record.precision, providers[0], record.quantized)
+        profile = _profiled(options) if counts_ops else None
         session = create_session(bundle.path(record.file), providers, threads, options)
         declared = bundle.manifest.engine_outputs
         _require_signature(record.file, "inputs", bundle.manifest.inputs, session.get_inputs())
         _require_signature(record.file, "outputs", declared, session.get_outputs())
-        return cls(session, providers[0], record.file)
+        return cls(session, providers[0], record.file, profile)
 
-    @classmethod
-    def executed_ops(
-        cls,
-        bundle: Bundle,
-        record: EngineRecord,
-        feeds: Mapping[str, Array],
-        providers: Sequence[str],
-        threads: int | None,
-    ) -> tuple[str, ...]:
-        ops = profile_ops(
-            bundle.path(record.file),
-            feeds,
-            providers=providers,
-            threads=threads,
-            precision=record.precision,
-            quantized=record.quantized,
-        )
-        return tuple(ops)
+    def executed_ops(self) -> tuple[str, ...] | None:
+        return self._executed
 
     @property
     def provider(self) -> str:
@@ -117,6 +115,10 @@ class OrtSession(Session):
                 binding.bind_output(name, device)
             self._session.run_with_iobinding(binding)
             del held
+            if self._profile is not None:
+                self._executed = _kernels(Path(self._session.end_profiling()))
+                self._profile.cleanup()
+                self._profile = None
         except Exception as error:  # ONNX Runtime's errors have no common base of their own
             shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
             if lacks_memory(error):
@@ -274,26 +276,36 @@ def profile_ops(
     """Run a model once and list the types of the nodes that ran, in order, without their domains; a
     loop's body once per turn.
 
-    The nodes are those of the graph as ONNX Runtime's own optimizer left it.  Asking the profiler
-    writes no weights, unlike saving the optimized model.
+    The nodes are those of the graph as ONNX Runtime's own optimizer left it.
 
     Raises:
         MissingError, BundleError: the model cannot be loaded.
         InputError: it cannot be run on these feeds.
     """
-    with tempfile.TemporaryDirectory(prefix="enginecast-profile-") as folder:
-        options = options_for(precision, providers[0], quantized)
-        options.enable_profiling = True
-        options.profile_file_prefix = str(Path(folder) / "ops")
-        session = create_session(model_path, providers, threads, options)
-        try:
-            outputs = [output.name for output in session.get_outputs()]
-            OrtSession(session, providers[0], model_path.name).run(feeds, outputs)
-        finally:
-            profile = Path(session.end_profiling())
-        events = json.loads(profile.read_bytes())
-    return [
+    options = options_for(precision, providers[0], quantized)
+    profile = _profiled(options)
+    session = create_session(model_path, providers, threads, options)
+    outputs = [output.name for output in session.get_outputs()]
+    profiled = OrtSession(session, providers[0], model_path.name, profile)
+    profiled.run(feeds, outputs)
+    return list(profiled.executed_ops() or ())
+
+
+def _profiled(options: onnxruntime.SessionOptions) -> tempfile.TemporaryDirectory[str]:
+    """Let a session write down what it runs; return the folder where it does.
+
+    Asking the profiler writes no weights, unlike saving the optimized model.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="enginecast-profile-")
+    options.enable_profiling = True
+    options.profile_file_prefix = str(Path(folder.name) / "ops")
+    return folder
+
+
+def _kernels(profile: Path) -> tuple[str, ...]:
+    """The types of the nodes that ran, in order, without their domains."""
+    return tuple(
         event["args"]["op_name"]
-        for event in events
+        for event in json.loads(profile.read_bytes())
         if event.get("cat") == "Node" and event["name"].endswith(_KERNEL_SUFFIX)
-    ]
+    )

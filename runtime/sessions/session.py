@@ -46,6 +46,7 @@ class Session(ABC):
         threads: int | None,
         *,
         cuda_graphs: bool = True,
+        counts_ops: bool = False,
     ) -> Self:
         """Open an engine of a bundle.
 
@@ -55,6 +56,7 @@ class Session(ABC):
             providers: ONNX Runtime's names, the wanted one first, or one of `providers`' values.
             threads: threads within one operator; None: as many as the runtime takes.
             cuda_graphs: whether it may record runs on a GPU whose shapes repeat.
+            counts_ops: whether `executed_ops` is asked for, which slows the first run.
 
         Raises:
             MissingError: this machine cannot run the engine.
@@ -83,22 +85,10 @@ class Session(ABC):
         """The versions of those of `packages` that are installed."""
         return installed(*self.packages)
 
-    @classmethod
-    def executed_ops(
-        cls,
-        bundle: Bundle,
-        record: EngineRecord,
-        feeds: Mapping[str, Array],
-        providers: Sequence[str],
-        threads: int | None,
-    ) -> tuple[str, ...] | None:
-        """Run an engine once; return the types of the ops that ran, without their domains.
-
-        None: the runtime does not say.
-
-        Raises:
-            MissingError, BundleError: the engine cannot be opened.
-            InputError: it does not run on these feeds.
+    def executed_ops(self) -> tuple[str, ...] | None:
+        """The types of the ops that the first run executed, in order, without their domains; a
+        loop's body once per turn.  None: the session was not opened with `counts_ops`, or its
+        runtime does not say.
         """
         return None
 

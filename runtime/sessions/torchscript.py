@@ -39,6 +39,7 @@ class TorchScriptSession(TorchSession):
         threads: int | None,
         *,
         cuda_graphs: bool = True,
+        counts_ops: bool = False,
     ) -> Self:
         provider = provider_of(providers[0], "TorchScript")
         torch = _require_torchscript(record)

@@ -31,6 +31,7 @@ class Pt2Session(TorchSession):
         threads: int | None,
         *,
         cuda_graphs: bool = True,
+        counts_ops: bool = False,
     ) -> Self:
         provider_of(providers[0], "pt2")
         torch = require_torch(record, "pt2")

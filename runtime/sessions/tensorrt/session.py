@@ -53,6 +53,7 @@ class TensorRTSession(Session):
         threads: int | None,
         *,
         cuda_graphs: bool = True,
+        counts_ops: bool = False,
     ) -> Self:
         if providers[0] != PROVIDER and providers[0] not in cls.providers:
             raise UsageError(
