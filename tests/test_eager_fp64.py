@@ -1,13 +1,16 @@
 """The fp64 reference of a model without a program."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
-from enginecast.capture.inputs.examples import Case
-from enginecast.verify.eager import fp64_outputs, in_fp64
+from enginecast.capture.inputs.examples import Case, verification_inputs
+from enginecast.capture.inputs.specs import DimSpec, InputSpec
+from enginecast.verify.eager import fp64_outputs, in_fp64, make_reference
+from enginecast.verify.metrics import Outputs
 
 
 class Upcasts(nn.Module):
@@ -59,3 +62,57 @@ def test_a_model_that_does_not_run_in_fp64_is_measured_by_fp32() -> None:
     assert "fp32 only" in note
     assert outputs["one"]["y"].dtype == np.float32
     assert outputs["one"]["y"].tolist() == [[2.0] * 4] * 3
+
+
+class Alone(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.tanh() @ torch.linspace(0, 1, 12, dtype=x.dtype).reshape(4, 3)
+
+
+class Together(nn.Module):
+    """Rows know of each other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+@pytest.mark.parametrize(("module", "alone"), [(Alone(), True), (Together(), False)])
+def test_a_batch_is_computed_by_its_rows_where_it_comes_to_the_same(
+    module: nn.Module, alone: bool
+) -> None:
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+    one, batch = Case("one", {"x": x[:1]}), Case("batch", {"x": x}, ({"x": x[:1]}, {"x": x[1:]}))
+    asked: list[list[int]] = []
+
+    def exact(cases: Sequence[Case]) -> Outputs:
+        asked.append([len(case.inputs["x"]) for case in cases])
+        return fp64_outputs(lambda dtype: module, cases, forward)[0]
+
+    reference = make_reference(
+        None,
+        lambda dtype: module,
+        [one, batch],
+        dtype="fp32",
+        names=(),
+        forward=forward,
+        exact=exact,  # type: ignore[arg-type]  # cases have singles, too
+        singles={"batch": batch.singles},
+    )
+    assert asked == [[1], [1], *([] if alone else [[2]])]
+    whole = fp64_outputs(lambda dtype: module, [batch], forward)[0]["batch"]["y"]
+    found = torch.from_numpy(reference.cases[1].reference["y"])
+    torch.testing.assert_close(found, torch.from_numpy(whole), rtol=1e-12, atol=1e-15)
+
+
+def test_a_heavy_batch_begins_with_the_smallest_case() -> None:
+    image = (DimSpec("batch", 2, 1, 8), *(DimSpec(None, n, n, n) for n in (3, 64, 64)))
+    specs = [InputSpec("pixel_values", "image", torch.float32, image)]
+    smallest, batch = verification_inputs(specs, 0, parameters=10**9)
+    assert [len(case.inputs["pixel_values"]) for case in (smallest, batch)] == [1, 2]
+    assert not smallest.singles
+    first, second = (single["pixel_values"] for single in batch.singles)
+    assert torch.equal(first, smallest.inputs["pixel_values"])
+    assert torch.equal(torch.cat([first, second]), batch.inputs["pixel_values"])
+    assert second.std() > 4  # scaled
+    light = verification_inputs(specs, 0, parameters=1000)
+    assert not any(case.singles for case in light)

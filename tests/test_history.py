@@ -3,7 +3,7 @@ kept and its line; caches and counters that decide nothing are not.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +164,23 @@ def test_what_decides_nothing_is_noted(forward: Forward, names: list[str]) -> No
     notes = look(forward)
     assert [note.split()[2] for note in notes] == names
     assert all(f" at {__file__}:" in note for note in notes)
+
+
+def test_what_the_first_calls_gave_is_not_computed_again() -> None:
+    called: list[int] = []
+    note = called.append  # which is not watched
+
+    def run(module: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        note(len(given["x"]))
+        return {"y": module(given["x"])}
+
+    model, batch = Model(lambda _, x: x * 2), torch.ones(6, 4)
+    call = CalledInTurn(run, {"x": X}, [{"x": batch}])
+    found = [call(model, {"x": x.clone()})["y"] for x in (X, batch, X)]
+    assert called == [3, 6, 3, 3]  # the last one was asked for once more
+    assert all(torch.equal(y, x * 2) for x, y in zip((X, batch, X), found, strict=True))
+    call(Model(lambda _, x: x * 2), {"x": batch})
+    assert called[4:] == [6]  # another module
 
 
 def test_a_counter_is_left_as_it_is_after_it_was_followed() -> None:

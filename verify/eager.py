@@ -68,6 +68,9 @@ Eager = Callable[[torch.dtype], nn.Module]
 Forward = Callable[[nn.Module, Mapping[str, Tensor]], Mapping[str, Tensor]]
 """Runs a module on a case's inputs and names its outputs."""
 
+ALIKE = 4.0
+"""How much farther off eager may be for a batch than for one of its rows, for the others to have no
+part in it."""
 NARROW = "Where the model does not take such sizes, narrow them: --dynamic NAME:DIM=MIN..MAX."
 
 
@@ -165,6 +168,7 @@ def make_reference(
     forward: Forward,
     mask_input: str | None = None,
     exact: Callable[[Sequence[Case]], Outputs] | None = None,
+    singles: Mapping[str, Sequence[Mapping[str, Tensor]]] | None = None,
 ) -> Reference:
     """Run everything an engine will be judged by: fp64 reference, eager fp32, and eager in the
     target dtype.
@@ -175,7 +179,10 @@ def make_reference(
         dtype: that the engine computes in: "fp32", "fp16" or "bf16".
         mask_input: input that marks valid rows; None: every row counts.
         exact: gives the fp64 outputs of cases.
+        singles: inputs of cases as batches of one: fp64 is computed for each alone, where a batch
+            comes to the same.
     """
+    singles = singles or {}
     if exact is None:
         assert program is not None
         exact = partial(reference_outputs, Runs(partial(reference_program, program), names))
@@ -185,9 +192,14 @@ def make_reference(
     if padded is not None and mask_input is not None:
         arrays = other_padding(inputs[padded], mask_input)
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        again = [_Repadded(f"{padded}, padded otherwise", tensors)]
-    exact_outputs = exact([*cases, *again])
+        again = [_Unnamed(f"{padded}, padded otherwise", tensors)]
+    exact_outputs = dict(exact([case for case in [*cases, *again] if case.name not in singles]))
     plain = eager_outputs(eager, cases, dtype="fp32", forward=forward)
+    for case in cases:
+        if case.name in singles:
+            rows = singles[case.name]
+            stacked = _stacked(exact, case, rows, cases, exact_outputs, plain)
+            exact_outputs[case.name] = stacked or exact([case])[case.name]
     masked = masked_outputs(
         ({n: a.shape for n, a in exact_outputs[case].items()} for case in masks), masks.values()
     )
@@ -226,6 +238,49 @@ def make_reference(
         floor = _fp16_floor(replace(floor, wider=against(wider)), program, cases)
         reference = with_losses(replace(reference, floor=floor), wider, 1 / FP16_PER_BF16)
     return reference
+
+
+def _stacked(
+    exact: Callable[[Sequence[Case]], Outputs],
+    case: Case,
+    rows: Sequence[Mapping[str, Tensor]],
+    cases: Sequence[Case],
+    known: Outputs,
+    plain: Outputs,
+) -> dict[str, Array]:
+    """The fp64 outputs of a batch, from those of its rows alone: half the work where one of the
+    rows is a case.  Eager computes all of them together, and it must be no farther off than it is
+    for that case.
+
+    Args:
+        rows: inputs of the batch, as batches of one.
+        known: fp64 outputs of other cases.
+        plain: of eager fp32.
+
+    Returns:
+        Nothing where a row depends on others.
+    """
+    given = [c for c in cases if any(_are_equal(c.inputs, row) for row in rows)]
+    alone = [
+        next((c for c in given if _are_equal(c.inputs, row)), _Unnamed(f"{case.name}, {n}", row))
+        for n, row in enumerate(rows)
+    ]
+    outputs = {**known, **exact([row for row in alone if row.name not in known])}
+    parts = [outputs[row.name] for row in alone]
+    stacked = {}
+    for name, wanted in plain[case.name].items():
+        arrays = [part[name] for part in parts]
+        if not all(array.shape[:1] == (1,) for array in arrays):
+            return {}
+        stacked[name] = np.concatenate(arrays)
+        usual = max((_distance(plain[c.name][name], known[c.name][name]) for c in given), default=0)
+        if not _distance(wanted, stacked[name]) <= ALIKE * max(usual, least_floor("fp32")):
+            return {}
+    return stacked
+
+
+def _are_equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
+    return all(torch.equal(tensor, right[name]) for name, tensor in left.items())
 
 
 def with_losses(reference: Reference, outputs: Outputs, factor: float = 1.0) -> Reference:
@@ -375,8 +430,8 @@ def _compared(
 
 
 @dataclass(frozen=True)
-class _Repadded:
-    """A case once more, with other values in its padding."""
+class _Unnamed:
+    """Inputs that no engine is judged by: a case with other padding, or one row of it."""
 
     name: str
     inputs: Mapping[str, Tensor]

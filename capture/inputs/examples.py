@@ -4,7 +4,7 @@ near given ones, in search of those with which a model takes another path.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -79,6 +79,9 @@ class Case:
 
     name: str
     inputs: dict[str, Tensor]
+    singles: tuple[Mapping[str, Tensor], ...] = ()
+    """The inputs as batches of one, in order, where the smallest case is the first of them: what
+    is expensive may be computed for each alone, if it comes to the same.  Empty: they are not."""
 
 
 @dataclass(frozen=True)
@@ -174,8 +177,24 @@ def verification_inputs(
         sizes = _sizes(specs, plan)
         inputs = sample(specs, sizes, seed + index, lengths=plan.lengths, style=plan.style)
         if not any(_is_repeat(plan, inputs, case) for case in cases):
-            cases.append(Case(plan.name, inputs))
+            case = Case(plan.name, inputs)
+            cases.append(_of_singles(specs, cases[0], case) if heavy and cases else case)
     return cases
+
+
+def _of_singles(specs: Sequence[InputSpec], smallest: Case, case: Case) -> Case:
+    """The case with the smallest one as its first row, where only the batch is larger."""
+    sizes = set()
+    for spec in specs:
+        one, several = smallest.inputs[spec.name], case.inputs[spec.name]
+        if not spec.dims or spec.dims[0].name != BATCH or one.shape[1:] != several.shape[1:]:
+            return case
+        sizes |= {one.shape[0], several.shape[0]}
+    if len(sizes) != 2 or min(sizes) != 1:
+        return case
+    inputs = {n: torch.cat([smallest.inputs[n], t[1:]]) for n, t in case.inputs.items()}
+    rest = ({n: t[i : i + 1] for n, t in inputs.items()} for i in range(1, max(sizes)))
+    return replace(case, inputs=inputs, singles=(smallest.inputs, *rest))
 
 
 def edge_inputs(

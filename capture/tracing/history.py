@@ -34,7 +34,8 @@ AHEAD = (1_000, 1_000_000)
 class CalledInTurn:
     """Calls a module; before it does so for the first time, sees whether it keeps anything.
 
-    That costs three runs, and a few more where something changes: the inputs should be small.
+    That costs three runs, and a few more where something changes: the inputs should be small.  What
+    the first two gave is what a later call with these inputs gets.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class CalledInTurn:
         self._others = others
         self._trained = trained
         self._is_done = False
+        self._known: list[tuple[nn.Module, Mapping[str, Tensor], Outputs]] = []
+        """What the first calls gave, until it is asked for."""
         self.notes: tuple[str, ...] = ()
         """What the module's own code changes without another result, as sentences."""
 
@@ -66,17 +69,24 @@ class CalledInTurn:
         if not self._is_done:
             self._is_done = True
             self._look(module)
+        for index, (called, known, outputs) in enumerate(self._known):
+            if called is module and _are_equal(known, inputs):
+                del self._known[index]
+                return outputs
         return self._call(module, inputs)
 
     def _look(self, module: nn.Module) -> None:
         watch = Watch(module)
         try:
             with watch.following():
-                first = self._call(module, _copies(self._inputs))
+                first = _copies(self._call(module, _copies(self._inputs)))
+            self._known.append((module, self._inputs, first))
             for index, other in enumerate(self._others or [self._inputs]):
                 if index and not watch.changes():
                     break
-                self._try(module, other)
+                between = self._try(module, other)
+                if between is not None:
+                    self._known.append((module, other, _copies(between)))
                 again = self._call(module, _copies(self._inputs))
                 if any(_differ(first[name], again[name]) for name in first):
                     changes = watch.changes()
@@ -229,6 +239,13 @@ def _differ(left: Tensor, right: Tensor) -> bool:
     if not torch.equal(left.isfinite(), right.isfinite()):
         return True
     return bool((one - other).norm() > SAME * one.norm())
+
+
+def _are_equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(
+        found.dtype == right[name].dtype and torch.equal(found, right[name])
+        for name, found in left.items()
+    )
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

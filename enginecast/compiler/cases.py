@@ -130,7 +130,7 @@ def in_example_values(cases: Sequence[Case], example: Mapping[str, Tensor]) -> t
     return tuple(
         case
         if all(tensor is example.get(name) for name, tensor in case.inputs.items())
-        else replace(case, inputs={name: drawn(name, t) for name, t in case.inputs.items()})
+        else Case(case.name, {name: drawn(name, t) for name, t in case.inputs.items()})
         for case in cases
     )
 

@@ -124,8 +124,9 @@ def reference_of_script(model: OpenedModel, dtype: str) -> tuple[Reference, tupl
         forward=run,
         mask_input=model.mask_input,
         exact=exact,
+        singles={case.name: case.singles for case in model.cases if case.singles},
     )
-    return reference, (*notes, *run.notes)
+    return reference, (*dict.fromkeys(notes), *run.notes)
 
 
 def output_specs(
