@@ -5,10 +5,10 @@
 
 T5 v1.1-base shapes with seeded random weights.  `--models` takes ViT-B at 512x512, a UNet of 1.1
 million parameters and T5-base instead, and has the CPU seconds of each step; with `--profile`, the
-functions that take most of them.  Each export is a process of its own, imports
-included, the making of the folder not; CPU seconds are user and system time of all its threads.  enginecast's include the
-verification against eager; torch.onnx verifies nothing, and fails on weights that require
-gradients, so its model is set up without them.
+functions that take most of them.  Each export is a process of its own, imports included, the making
+of the model's folder not; CPU seconds are user and system time of all its threads.  enginecast's
+include the verification against eager; torch.onnx verifies nothing, and fails on weights that
+require gradients, so its model is set up without them.
 """
 
 import argparse
