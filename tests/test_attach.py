@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import diffusers
 import pytest
 import torch
+from diffusers.models import attention_processor
 from engine_stand_ins import StandIn, loaded, stand_in
 from exports import Exports
 from test_components import ENTRIES, small
@@ -112,7 +114,9 @@ def attached(parts: Attached) -> Iterator[Attached]:
 def test_a_pipeline_computes_the_same_with_engines(attached: Attached) -> None:
     pipe, eager = attached.pipe, attached.eager
     assert [*eager] == ["text_encoder", "unet", "vae"]
-    assert torch.equal(image(pipe), attached.before)
+    with patch("enginecast.pipelines.engine_component.backends") as slow:
+        assert torch.equal(image(pipe), attached.before)
+    assert not slow.called  # it reads what packages are installed
     assert image(pipe, height=32, width=24).shape == (1, 3, 32, 24)
     assert all(engine.runs for name, engine in attached.engines.items() if name != "vae.encode")
     assert all(p.is_meta for name in eager for p in [*getattr(pipe, name).parameters()][1:])
@@ -241,6 +245,17 @@ def test_what_engines_have_fixed_is_refused(attached: Attached) -> None:
     ):
         with pytest.raises(UsageError, match=expected):
             call()
+
+
+def test_attention_of_another_kind_is_refused(attached: Attached) -> None:
+    unet = attached.pipe.unet
+    part = unet.mid_block.attentions[0].transformer_blocks[0].attn1
+    plain = unet(*UNET).sample
+    part.set_processor(attention_processor.SlicedAttnProcessor(1))
+    assert torch.equal(unet(*UNET).sample, plain)
+    part.set_processor(attention_processor.PAGIdentitySelfAttnProcessor2_0())
+    with pytest.raises(InputError, match=r"unet: .*attn1 has got a PAGIdentity"):
+        unet(*UNET)
 
 
 def test_lora_weights_are_refused(attached: Attached) -> None:

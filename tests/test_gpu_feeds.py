@@ -1,6 +1,7 @@
 """Tensors on a GPU, fed where they lie.  Never run so far: no GPU was at hand."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import bundles
@@ -9,9 +10,12 @@ import onnxruntime
 import pytest
 import torch
 import torch.utils.dlpack as dlpack
+from exports import Exports
 from onnxruntime import OrtValue
+from transformers import CLIPTextModel
 
 from enginecast.errors import InputError, VerificationError
+from enginecast.pipelines.attach import attach
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import EnginecastWarning, load
 from enginecast.runtime.sessions.onnxruntime import CUDA_PROVIDER
@@ -95,3 +99,19 @@ def test_infinite_outputs_are_found_on_the_gpu(tmp_path: Path) -> None:
         engine = load(root, device="cuda")
     with pytest.raises(VerificationError, match=r"got 1 of 3 .* at \[0, 1\]"):
         engine.run({"x": torch.tensor([[1.0, -1.0, 4.0]]).cuda()}, as_dlpack=True)
+
+
+def test_an_attached_engine_reads_and_gives_tensors_of_the_gpu(exports: Exports) -> None:
+    encoder = CLIPTextModel.from_pretrained(exports.model("words-clip")).eval().cuda()
+    pipe = SimpleNamespace(components={"text_encoder": encoder}, text_encoder=encoder)
+    ids = torch.arange(18, device="cuda").reshape(2, 9)
+    with torch.no_grad():
+        expected = encoder(ids).last_hidden_state
+    with pytest.warns(EnginecastWarning, match="verified on CPUExecutionProvider"):
+        eager = attach(pipe, {"text_encoder": exports("words-clip").folder})
+    found = pipe.text_encoder(ids).last_hidden_state
+    assert found.device == pipe.text_encoder.device == ids.device
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    pipe.text_encoder.to("cpu")
+    assert pipe.text_encoder(ids.cpu()).last_hidden_state.device.type == "cpu"
+    eager.put_back()

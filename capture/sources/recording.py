@@ -222,9 +222,10 @@ def by_name(
     function: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """The arguments of a call by name, in the order of the function."""
-    bound = inspect.signature(function).bind(module, *args, **kwargs)
+    signature = inspect.signature(function)
+    bound = signature.bind(module, *args, **kwargs)
     named = dict(list(bound.arguments.items())[1:])
-    kinds = inspect.signature(function).parameters
+    kinds = signature.parameters
     for name in [n for n in named if kinds[n].kind is inspect.Parameter.VAR_KEYWORD]:
         named.update(named.pop(name))
     return named

@@ -3,7 +3,8 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -50,12 +51,19 @@ class EngineCall:
     returned: Returned
 
     def __call__(
-        self, module: nn.Module, engine: Engine, device: str, args: Sequence[Any], kwargs: Any
+        self,
+        module: nn.Module,
+        engine: Engine,
+        device: str,
+        like: Tensor,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> Any:
         """Run the engine.
 
         Args:
             device: where the engine runs.
+            like: outputs get its device, and floats its dtype.
 
         Raises:
             InputError: the engine was made without an argument, or takes no such sizes or dtypes.
@@ -70,7 +78,6 @@ class EngineCall:
         except InputError as error:
             hint = self._wider(feeds) or error.hint
             raise InputError(f"{self.owner}: {error.message}", hint=hint) from error
-        like: Any = module  # of diffusers or transformers, which have both
         outputs = {}
         for spec in self.manifest.outputs:
             tensor = tensor_of(found[spec.name], spec.dtype).to(like.device)
@@ -81,6 +88,11 @@ class EngineCall:
             hidden=hidden,
             count=_layers(module),
         )
+
+    @cached_property
+    def _defaults(self) -> dict[str, Any]:
+        parameters = inspect.signature(self.method).parameters.values()
+        return {each.name: each.default for each in parameters if each.default is not each.empty}
 
     def _hidden(self, module: nn.Module, asked: object) -> bool:
         """Whether the call asks for hidden states."""
@@ -97,7 +109,7 @@ class EngineCall:
     def _feeds(
         self, module: nn.Module, leaves: Mapping[str, Any], device: str
     ) -> dict[str, Tensor]:
-        call, defaults = self.call, _defaults(self.method)
+        call, defaults = self.call, self._defaults
         for path, value in leaves.items():
             if path in call.inputs or self._is_default(module, defaults, path, value):
                 continue
@@ -149,6 +161,14 @@ class EngineCall:
             tensor = tensor.expand(rows)
         return tensor.contiguous()
 
+    def refuse_processor(self, path: str, processor: object) -> NoReturn:
+        """Refuse another way of attention than that of the export."""
+        raise InputError(
+            f"{self.owner}: {path} has got a {type(processor).__name__}, and the engine computes"
+            " attention as it was exported",
+            hint="`put_back()` of what attach returned gives the component that takes it.",
+        )
+
     def _refuse_dtype(self, spec: Input, tensor: Tensor) -> None:
         said = str(tensor.dtype).removeprefix("torch.")
         if tensor.ndim <= 1 and tensor.is_floating_point() and spec.dtype.startswith("int"):
@@ -181,11 +201,6 @@ class EngineCall:
                         " all sizes (enginecast.record)."
                     )
         return ""
-
-
-def _defaults(method: Any) -> dict[str, Any]:
-    parameters = inspect.signature(method).parameters.values()
-    return {each.name: each.default for each in parameters if each.default is not each.empty}
 
 
 def _setting(module: nn.Module, name: str) -> Any:

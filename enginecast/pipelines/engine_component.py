@@ -21,10 +21,18 @@ FIXED = "Change the component before it is exported; `put_back()` of what attach
 REFUSED = (
     *("load_lora_adapter", "load_attn_procs", "load_adapter", "add_adapter", "set_adapters"),
     *("fuse_lora", "_load_ip_adapter_weights", "_convert_ip_adapter_image_proj_to_diffusers"),
-    *("enable_freeu", "enable_tiling", "enable_cache", "enable_layerwise_casting"),
-    *("enable_group_offload", "save_pretrained", "state_dict", "load_state_dict"),
+    *("resize_token_embeddings", "enable_freeu", "enable_tiling", "enable_cache"),
+    *(
+        "enable_layerwise_casting",
+        "enable_group_offload",
+        "save_pretrained",
+        "state_dict",
+        "load_state_dict",
+    ),
 )
 """Methods that change or read what an engine has fixed: their effect would be lost."""
+OTHERWISE = ("PAG", "IPAdapter", "Custom")
+"""In names of the attention processors of diffusers that compute something else than attention."""
 TWO_WAYS = ("encode", "decode")
 ENGINES, PLACE = "_engines", "_engine_place"
 
@@ -47,7 +55,9 @@ class Slot:
         self._call = call
         self._options = options
         self._device = ""
+        self._runs_on = ""
         self._engine: Engine | None = None
+        self._processors: dict[str, tuple[Any, object]] = {}
 
     def move(self, device: str) -> None:
         """Free the engine where it was loaded for another device."""
@@ -73,12 +83,22 @@ class Slot:
                 check=given.check,
             )
             self._device = device
+            self._runs_on = backends()[self._engine.backend].device
         return self._engine
+
+    def watch(self, module: nn.Module) -> None:
+        """Remember the attention processors, which pipelines exchange to compute otherwise."""
+        parts = dict(module.named_modules()).items()
+        self._processors = {p: (each, each.processor) for p, each in parts if _has_processor(each)}
 
     def run(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the method."""
-        engine = self.load(module.get_parameter(PLACE).device.type)
-        return self._call(module, engine, backends()[engine.backend].device, args, kwargs)
+        for path, (part, processor) in self._processors.items():
+            if part.processor is not processor and _is_otherwise(part.processor):
+                self._call.refuse_processor(path, part.processor)
+        place = module.get_parameter(PLACE)
+        engine = self.load(place.device.type)
+        return self._call(module, engine, self._runs_on, place, args, kwargs)
 
 
 def engine_component(
@@ -110,6 +130,8 @@ def engine_component(
     own.update(
         _methods(name, module, slots), **{ENGINES: slots, "_apply": _applying(module, slots)}
     )
+    for slot in slots.values():
+        slot.watch(module)
     for path, part in module.named_modules():
         if part is not module:
             part.register_forward_pre_hook(partial(_refuse_part, name, path))
@@ -213,6 +235,17 @@ def require_plain(name: str, component: nn.Module) -> None:
             f"{name} works by tiles, and an engine on whole images",
             hint=f"Call pipe.{name}.disable_tiling() first.",
         )
+
+
+def _has_processor(part: Any) -> bool:
+    return callable(getattr(part, "set_processor", None)) and hasattr(part, "processor")
+
+
+def _is_otherwise(processor: object) -> bool:
+    """Whether a processor computes something else than those of diffusers that only are faster."""
+    kind = type(processor)
+    is_own = kind.__module__.startswith("diffusers.models.")
+    return not is_own or any(part in kind.__name__ for part in OTHERWISE)
 
 
 def _device_of(component: nn.Module) -> torch.device:
