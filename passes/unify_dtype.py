@@ -318,6 +318,9 @@ class _Retyper:
             )
         raised_weight = self.classes[node] is Class.PRECISE and self.classes[source] is Class.WEIGHT
         replacement = self.cast(source, self.high, node) if raised_weight else source
+        if self.classes.get(source) is Class.INPUT and {dtype_of(node), self.low} <= set(HALVES):
+            replacement = self.cast(source, self.low, node)  # it is rounded before anything else
+            self.classes[replacement] = self.classes[node]
         for user in list(node.users):
             user.replace_input_with(node, replacement)
         self.program.graph.erase_node(node)

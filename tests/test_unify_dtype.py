@@ -258,6 +258,15 @@ def test_bits_are_those_of_the_dtype_that_the_source_has() -> None:
     torch.testing.assert_close(outputs(unified, x)[0].float(), exponents(x))
 
 
+def test_an_input_that_the_source_rounds_first_is_rounded() -> None:
+    def shares(x: Tensor) -> Tensor:
+        return x.half().softmax(-1).float() * 2
+
+    x = torch.randn(4, 6) + 100.0
+    unified, _ = rewritten(captured(Function(shares), x), "unify-dtype{to=fp16}")
+    torch.testing.assert_close(outputs(unified, x)[0].float(), shares(x), rtol=2e-3, atol=1e-3)
+
+
 def test_golden_unify_dtype() -> None:
     def norm(x: Tensor) -> Tensor:
         statistic = x.float().pow(2).mean(-1, keepdim=True)

@@ -79,8 +79,17 @@ def narrow(specs: tuple[InputSpec, ...], message: str, place: str = "") -> Narro
     ranges = _ranges(dims, guards, message)
     if not ranges or any(dims[name].asked for name in ranges):
         return None
-    changed = {name: new for name, new in ranges.items() if new != dims[name].sizes}
+    changed = {
+        name: _with_given(dims[name], new)
+        for name, new in ranges.items()
+        if new != dims[name].sizes
+    }
     return _narrowed(specs, changed, place) if changed else None
+
+
+def _with_given(dim: DimSpec, sizes: range) -> range:
+    """The sizes, or that of the inputs that the user gave where it is none of them."""
+    return sizes if dim.given is None or dim.given in sizes else range(dim.given, dim.given + 1)
 
 
 def fix(specs: tuple[InputSpec, ...], names: tuple[str, ...]) -> Narrowed | None:
@@ -112,6 +121,7 @@ def in_steps(
             alone = {**steps, name: 1}
             steps = alone if _take(takes, dims, alone) else steps
         ranges = {n: _multiples(dims[n], size) for n, size in steps.items() if size > 1}
+        ranges = {name: _with_given(dims[name], sizes) for name, sizes in ranges.items()}
         is_possible = ranges and not any(dims[name].asked for name in ranges)
         return _narrowed(specs, ranges, place) if is_possible else None
     return None

@@ -143,7 +143,10 @@ def _refuse_asked(captured: Captured, other: OtherSizes, changed: list[str], why
     """Refuse sizes that the user asked for, and those that no range of one dimension leaves out."""
     dims = named_dims(captured.inputs)
     if len(changed) == 1 and not dims[changed[0]].asked:
-        return
+        dim, size = dims[changed[0]], other.sizes[changed[0]]
+        least, most = _without((dim.minimum, dim.maximum), size, dim)
+        if dim.given is None or least <= dim.given <= most:
+            return  # else the export is done once more in the sizes of the example
     sizes = ", ".join(f"{name} = {size}" for name, size in other.sizes.items())
     at = f" at {other.place}" if other.place else ""
     place, dim = next(
