@@ -175,6 +175,10 @@ def test_a_helper_inside_transformers_is_named(tmp_path: Path) -> None:
         ("Data-dependent branching\n  Explanation: ...", "data-dependent-branch"),
         ("Found DynamicCache in output, which is not a known type", "unsupported-output"),
         ("Constraints violated (s0)!", "specialized-dimension"),
+        ("parameter j.weight is not an instance of torch.nn.Parameter.", "scripted-part"),
+        ("aten._nested_tensor_from_tensor_list.default", "other-tensors"),
+        ("Creating a new Tensor subclass Sub but the raw Tensor object", "other-tensors"),
+        ('"type must be tuple of ints,but got FakeTensor"', "data-dependent-size"),
     ],
 )
 def test_messages_of_other_releases(text: str, kind: Kind) -> None:

@@ -287,6 +287,19 @@ def test_a_module_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
         enginecast.compile(module, tmp_path / "bundle", example={"input": X}, threads=1)
 
 
+class CopiesItselfOtherwise(nn.Linear):
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        return CopiesItselfOtherwise(4, 4)  # with other weights
+
+
+def test_the_module_that_was_given_is_exported_whatever_its_copies_are(tmp_path: Path) -> None:
+    module = nn.Sequential(CopiesItselfOtherwise(4, 4), nn.ReLU()).eval()
+    bundle = enginecast.compile(module, tmp_path / "bundle", example={"input": X}, threads=1)
+    with enginecast.load(bundle.root, threads=1) as engine:
+        found = engine.run({"input": X.numpy()})["output_0"]
+    torch.testing.assert_close(torch.as_tensor(found), module(X).detach())
+
+
 class Holds(nn.Module):
     n: Tensor
 

@@ -63,3 +63,17 @@ def test_floats_are_the_examples_where_the_model_refuses_others(tmp_path: Path) 
     assert found.startswith(
         "floats were compared at the example's values alone: the captured program"
     )
+
+
+class OfPositives(nn.Module):
+    """Asserts it, which is a branch on a value."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.min() >= 0
+        return x.sqrt()
+
+
+def test_floats_are_the_examples_where_the_model_asserts_something_of_them(tmp_path: Path) -> None:
+    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
+    bundle = enginecast.compile(OfPositives(), tmp_path / "b", example={"x": x})
+    assert any("at the example's values alone" in note for note in bundle.manifest.notes)

@@ -31,6 +31,8 @@ Kind = Literal[
     "specialized-dimension",
     "unsupported-output",
     "unsupported-python",
+    "scripted-part",
+    "other-tensors",
     "operator",
     "model-error",
 ]
@@ -59,6 +61,15 @@ REASONS: dict[Kind, tuple[str, str]] = {
     "unsupported-python": (
         "the code uses Python that torch.export cannot follow",
         "Write it with tensor operations, or move it out of forward.",
+    ),
+    "scripted-part": (
+        "a part of the model is TorchScript, which torch.export does not take",
+        "Give the nn.Module that it was made from.",
+    ),
+    "other-tensors": (
+        "the model makes tensors that are not dense: nested, packed, quantized, or of a class of"
+        " its own",
+        "Pad what is nested or packed, and mask it; --precision int8 quantizes.",
     ),
     "operator": (
         "an operator refuses the shapes or dtypes of its inputs",
@@ -89,11 +100,16 @@ BY_TEXT: tuple[tuple[str, Kind], ...] = (
     ("Data-dependent branching", "data-dependent-branch"),
     ("Could not guard on data-dependent expression", "data-dependent-branch"),
     ("Could not extract specialized integer", "data-dependent-size"),
+    ("but got FakeTensor", "data-dependent-size"),
     ("Constraints violated", "specialized-dimension"),
     ("not a known type", "unsupported-output"),
     ("pytree-able", "unsupported-output"),
     (".tolist() is not supported", "data-leaves-torch"),
     (".numpy() is not supported", "data-leaves-torch"),
+    ("is not an instance of torch.nn.Parameter", "scripted-part"),
+    ("aten._nested_", "other-tensors"),
+    ("Creating a new Tensor subclass", "other-tensors"),
+    ("PackedSequence", "other-tensors"),
     ("Cannot access data pointer", "data-leaves-torch"),
     ("format string passed to Sym", "data-leaves-torch"),
 )

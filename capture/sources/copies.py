@@ -1,6 +1,7 @@
 """Copies of modules, with what `copy.deepcopy` refuses or leaves at the original.
 
-Tensors that were computed, as those of `torch.nn.utils.weight_norm`, are copied by value.
+Tensors that were computed, as those of `torch.nn.utils.weight_norm`, are copied by value, and a
+module whose own `__deepcopy__` may return another one by what it holds.
 Functions that hold the module in their closure, as hooks do, hold the copy.
 """
 
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from enginecast.capture.python.locations import is_model_code
 from enginecast.errors import CaptureError, first_line
 
 
@@ -22,6 +24,9 @@ def copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
             if isinstance(held, Tensor) and not held.is_leaf:
                 memo.setdefault(id(held), held.detach().clone())
     try:
+        for part in filter(_copies_itself, reversed(list(module.modules()))):
+            memo[id(part)] = plain = type(part).__new__(type(part))
+            vars(plain).update(copy.deepcopy(vars(part), memo))
         copied = copy.deepcopy(module, memo)
     except Exception as error:  # of whatever the module holds
         raise CaptureError(
@@ -40,6 +45,13 @@ def copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
                 if isinstance(held, FunctionType) and held.__closure__:
                     names[name] = _rebound(held, memo)
     return copied
+
+
+def _copies_itself(module: nn.Module) -> bool:
+    """Whether the model's own code says what a copy is."""
+    method = getattr(type(module), "__deepcopy__", None)
+    code = getattr(method, "__code__", None)
+    return code is not None and is_model_code(code.co_filename)
 
 
 def _rebound(function: FunctionType, memo: Mapping[int, Any]) -> FunctionType:

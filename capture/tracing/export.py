@@ -183,7 +183,9 @@ def _refuse_what_no_engine_holds(program: ExportedProgram) -> None:
     for node in all_nodes(program):
         line = next((line for near in (node, *node.users) if (line := source_line(near))), "")
         where = f" at {line}" if line else ""
-        if any(not is_dense(each) for each in pytree.tree_leaves(node.meta.get("val"))):
+        values = pytree.tree_leaves(node.meta.get("val"))
+        quantizes = str(node.target).startswith("aten.quantize_per_")  # fake results are dense
+        if quantizes or any(not is_dense(each) for each in values):
             raise CaptureError(
                 f"forward makes a sparse or quantized tensor{where}, which engines do not hold",
                 hint="Compute it with dense tensors of floats and integers.",

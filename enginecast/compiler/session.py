@@ -16,7 +16,7 @@ from enginecast.capture.tracing.ladder import LEADS_ON
 from enginecast.capture.tracing.shapes import FrozenDimensionError
 from enginecast.capture.tracing.strategy import RefusedError
 from enginecast.compiler import budget
-from enginecast.compiler.cases import in_example_values
+from enginecast.compiler.cases import cover_branches, in_example_values
 from enginecast.compiler.culprits import find_culprits, is_wrong, without_culprits
 from enginecast.compiler.engines import (
     Criteria,
@@ -240,9 +240,14 @@ class ExportSession:
         try:
             return model, refer(model, notes=notes)
         except VerificationError as error:
-            if model.watched or model.branches:  # other values may take other paths
+            if model.watched:  # other values may take other paths
                 raise
             cases = in_example_values(model.cases, model.source.example())
+            if model.branches:  # on values, which assertions are, too
+                covered = cover_branches(model.source, model.inputs, cases, model.branches)
+                if covered.unverified:
+                    raise
+                cases = covered.cases
             model = replace(model, cases=cases)
             for runs in (model.plain, model.exact):
                 runs.watch([case.inputs for case in model.observed])

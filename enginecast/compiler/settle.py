@@ -143,9 +143,9 @@ def _refuse_asked(captured: Captured, other: OtherSizes, changed: list[str], why
     """Refuse sizes that the user asked for, and those that no range of one dimension leaves out."""
     dims = named_dims(captured.inputs)
     if len(changed) == 1 and not dims[changed[0]].asked:
-        dim, size = dims[changed[0]], other.sizes[changed[0]]
-        least, most = _without((dim.minimum, dim.maximum), size, dim)
-        if dim.given is None or least <= dim.given <= most:
+        guess = dims[changed[0]]
+        left = _without((guess.minimum, guess.maximum), other.sizes[changed[0]], guess)
+        if guess.given is None or left[0] <= guess.given <= left[1]:
             return  # else the export is done once more in the sizes of the example
     sizes = ", ".join(f"{name} = {size}" for name, size in other.sizes.items())
     at = f" at {other.place}" if other.place else ""
