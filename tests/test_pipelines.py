@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from exports import cast
 from PIL import Image
 from tiny_pipelines import PIPELINES, asked, save_pipeline
 
 from enginecast.capture.sources.recording import Recorded, record
+from enginecast.compiler.request import ExportRequest
 from enginecast.errors import CaptureError
 from enginecast.pipelines import export as exporting
 from enginecast.pipelines.check import NOISE, compare, relative_error, with_noise
@@ -85,7 +87,9 @@ def test_a_component_that_fails_is_named_and_stays_eager(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(*_: Any) -> None:
+    def refuse(asked: ExportRequest, _: object) -> None:
+        if str(asked.model).endswith("text_encoder"):
+            raise KeyError("wrong")
         raise CaptureError("torch.export refused the model", hint="Try another one.")
 
     monkeypatch.setattr(exporting, "export", refuse)
@@ -99,6 +103,8 @@ def test_a_component_that_fails_is_named_and_stays_eager(
         "vae": "eager",
     }
     assert record.components["unet"].reason == "torch.export refused the model Try another one."
+    reason = record.components["text_encoder"].reason
+    assert reason == "a defect of enginecast: KeyError: 'wrong'"
     assert "unet stays eager: torch.export refused the model" in done.err
     assert record.sizes == ((48, 48), (16, 32))
     ran = cast(capsys, "diffusers", "run", output, "--prompt", "a fox", "-o", tmp_path / "fox.png")
@@ -174,6 +180,16 @@ def test_bad_input_is_one_clear_error(
     assert not (tmp_path / "engines").exists()
 
 
+@pytest.mark.parametrize("command", ["export", "run"])
+def test_help_shows_whole_names_of_options(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = cast(capsys, "diffusers", command, "--help")
+    assert done.code == 0
+    assert "…" not in done.out
+    assert "--json" in done.out
+
+
 def test_a_folder_that_is_something_else_is_never_replaced(
     sd15: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,6 +224,18 @@ def test_run_refuses_before_the_work(
     done = cast(capsys, "diffusers", "run", tmp_path, "--prompt", "a fox", "-o", file)
     assert done.code == 2
     assert said in done.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="without a GPU")
+@pytest.mark.parametrize(("device", "code"), [("cuda", 3), ("tpu", 2)])
+def test_run_refuses_a_device_that_is_not_here(
+    device: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--prompt", "a fox", "-o", tmp_path / "a.png", "--device", device)
+    (tmp_path / RECORD).write_text("{}", encoding="utf-8")
+    refused = cast(capsys, "diffusers", "run", tmp_path, *options)
+    assert refused.code == code
+    assert f"device {device}" in refused.err
 
 
 def test_two_sizes_are_recorded_and_vary_in_small_steps(sd15: Path) -> None:
@@ -253,6 +281,7 @@ def test_every_pipeline_goes_in_and_makes_pictures(
     assert done.code == 0, done.err
     assert {part["outcome"] for part in done.json["components"].values()} == {"engine"}
     assert done.json["check"]["outcome"] == "verified"
+    assert len(done.json["check"]["steps"]) == 3
     is_video = "--frames" in sizes
     made = tmp_path / ("made" if is_video else "made.png")
     ran = cast(capsys, "diffusers", "run", output, "--prompt", "a tower", "-o", made, "--steps", 4)

@@ -185,9 +185,11 @@ def run(
     """Run a pipeline of engines; sizes and the like are those of its recording by default."""
     from enginecast.pipelines.pictures import require_output, save_pictures
     from enginecast.pipelines.record import read_record
-    from enginecast.pipelines.run import load_pipeline, run_pipeline, wish_of
+    from enginecast.pipelines.run import load_pipeline, require_device, run_pipeline, wish_of
 
+    device = device or "cpu"
     require_output(output)
+    require_device(device)
     record = read_record(folder)
     recorded = wish_of(record)
     asked: dict[str, Any] = {
@@ -201,9 +203,7 @@ def run(
     }
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     wish = replace(recorded, prompts=(prompt,), **given, more={**recorded.more, **_values(more)})
-    pipe = load_pipeline(folder, threads=threads, prefer=prefer, allow_code=allow_code)
-    if device is not None:
-        pipe.to(device)
+    pipe = load_pipeline(folder, device, threads=threads, prefer=prefer, allow_code=allow_code)
     made = run_pipeline(pipe, record, wish)
     files = save_pictures(made.pictures, output)
     if as_json:
@@ -247,8 +247,11 @@ def _show(done: "PipelineExport") -> None:
             row = (f"{name}/{entry}", part.kind, part.precision, engine.outcome)
             rows.append((*row, f"{engine.error:.2g}"))
         if not part.engines:
-            rows.append((name, part.kind, "eager", part.outcome, part.reason))
+            reason = part.reason if part.outcome == "eager" else ""
+            rows.append((name, part.kind, "eager", part.outcome, reason))
     print_table(console, ("component", "class", "precision", "outcome", "error"), rows)
+    for name in done.failed:
+        say(console, f"{name} stays eager: {done.record.components[name].reason}")
     _show_check(done.record.check)
     say(console, str(done.folder))
 

@@ -3,6 +3,7 @@
 import gc
 import math
 import shutil
+import traceback
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -253,14 +254,22 @@ def _component(
                 example=calls[called],
             )
             engines[entry or "forward"] = _engine(asked, steps)
-    except EnginecastError as error:
-        steps.say(f"{name} stays eager: {error.message}")
+    except Exception as error:  # the others go on, whatever it is
+        if not isinstance(error, EnginecastError):
+            steps.log(traceback.format_exc())
+        reason = _reason(error)
+        steps.say(f"{name} stays eager: {reason}")
         for entry in engines:
             shutil.rmtree(output / name / entry)
         folder.copy(name, output / name)
-        reason = " ".join(part for part in (error.message, error.hint) if part)
         return ComponentOutcome(kind=kind, outcome="failed", reason=reason)
     return ComponentOutcome(kind=kind, outcome="engine", precision=precision, engines=engines)
+
+
+def _reason(error: Exception) -> str:
+    if not isinstance(error, EnginecastError):
+        return f"a defect of enginecast: {type(error).__name__}: {first_line(error)}"
+    return " ".join(part for part in (error.message, error.hint) if part)
 
 
 def _entries(name: str, calls: Calls) -> list[str]:

@@ -95,13 +95,18 @@ def generate(pipe: Any, wish: Wish, output_type: str = "pt") -> Made:
     """
     arguments, latents = wish.arguments(pipe), list[Tensor]()
 
-    def keep(pipe: Any, step: int, timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
-        latents.append(given["latents"].detach().to("cpu", torch.float32, copy=True))
+    def keep(step: int, timestep: Any, found: Tensor) -> None:
+        latents.append(found.detach().to("cpu", torch.float32, copy=True))
+
+    def keep_at_end(pipe: Any, step: int, timestep: Any, given: dict[str, Any]) -> dict[str, Any]:
+        keep(step, timestep, given["latents"])
         return given
 
     known = inspect.signature(type(pipe).__call__).parameters
     if "callback_on_step_end" in known:
-        arguments["callback_on_step_end"] = keep
+        arguments["callback_on_step_end"] = keep_at_end
+    elif "callback" in known:  # of older pipelines, such as PixArt's
+        arguments |= {"callback": keep, "callback_steps": 1}
     if "generator" in known:
         arguments["generator"] = torch.Generator().manual_seed(wish.seed)
     with quiet_diffusers(), torch.no_grad():

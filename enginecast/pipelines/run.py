@@ -5,19 +5,37 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from enginecast.errors import BundleError, InputError, UsageError
 from enginecast.pipelines.attach import attach
 from enginecast.pipelines.components import empty_component
 from enginecast.pipelines.folder import open_pipeline
 from enginecast.pipelines.generate import Made, Wish, generate
 from enginecast.pipelines.record import ComponentOutcome, PipelineRecord, read_record, versions
+from enginecast.runtime.device.gpu import require_cuda
 from enginecast.runtime.load import EnginecastWarning
+from enginecast.runtime.sessions.session import PROVIDERS
 
 
-def load_pipeline(path: Path, **how: Any) -> Any:
+def require_device(device: str) -> None:
+    """Refuse a device that is not here, before the work.
+
+    Raises:
+        MissingError: there is no GPU.
+        UsageError: the device is something else.
+    """
+    if device not in PROVIDERS:
+        raise UsageError(f"--device {device}: expected {' or '.join(PROVIDERS)}")
+    if device == "cuda":
+        require_cuda(torch)
+
+
+def load_pipeline(path: Path, device: str = "cpu", **how: Any) -> Any:
     """The pipeline of a folder of engines; components that stayed eager hold their weights.
 
     Args:
+        device: "cpu" or "cuda".
         how: of `attach`.
 
     Raises:
@@ -37,7 +55,7 @@ def load_pipeline(path: Path, **how: Any) -> Any:
     if record.check.outcome == "rejected":
         raise BundleError(f"{path}: the pipeline was rejected: {'; '.join(record.check.reasons)}")
     _warn_of_versions(path, record)
-    return with_engines(path, record.components, **how)
+    return with_engines(path, record.components, **how).to(device)
 
 
 def with_engines(path: Path, components: Mapping[str, ComponentOutcome], **how: Any) -> Any:
