@@ -7,6 +7,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import diffusers
+import msgspec
 import pytest
 import torch
 from diffusers.models import attention_processor
@@ -21,9 +22,11 @@ import enginecast
 from enginecast.capture.inputs.derive.derive import derive
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.sources.recording import Calls, record
-from enginecast.errors import EnginecastError, InputError, UsageError
+from enginecast.errors import BundleError, EnginecastError, InputError, UsageError
 from enginecast.pipelines.attach import Replaced, attach
 from enginecast.pipelines.components import empty_component, save_empty
+from enginecast.pipelines.record import RECORD, CheckOutcome, PipelineRecord, versions, write_record
+from enginecast.runtime.load import EnginecastWarning
 
 
 def model(kind: str, **more: Any) -> Any:
@@ -363,6 +366,25 @@ def test_a_method_without_an_engine_and_changed_components(parts: Attached) -> N
         with pytest.raises(UsageError, match="vae has hooks"):
             attach(pipe, {"vae": decoder.folder})
         pipe.remove_all_hooks()
+
+
+def test_what_the_record_of_a_folder_says(parts: Attached) -> None:
+    check = CheckOutcome(outcome="verified")
+    made_with = {**versions(), "diffusers": "0.1"}
+    record = PipelineRecord(
+        pipeline="", versions=made_with, recording={}, sizes=(), components={}, check=check
+    )
+    write_record(parts.folder, record)
+    try:
+        with loaded(*parts.engines.values()):
+            with pytest.warns(EnginecastWarning, match=r"was made with diffusers 0\.1; here is"):
+                attach(parts.pipe, parts.folder).put_back()
+            check = CheckOutcome(outcome="rejected", reasons=("step 1: off",))
+            write_record(parts.folder, msgspec.structs.replace(record, check=check))
+            with pytest.raises(BundleError, match="the pipeline was rejected: step 1: off"):
+                attach(parts.pipe, parts.folder)
+    finally:
+        (parts.folder / RECORD).unlink()
 
 
 def test_an_empty_component_is_one_without_weights(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from enginecast.pipelines.engine_component import (
     engine_component,
     require_plain,
 )
+from enginecast.pipelines.record import RECORD, usable_record
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Manifest
 from enginecast.runtime.bundle.reader import Bundle, Check, open_bundle
 
@@ -115,6 +116,8 @@ def _bundles(
             folders.setdefault(key.partition(".")[0], []).extend(_within(Path(path)))
     else:
         root = Path(engines)
+        if (root / RECORD).is_file():
+            usable_record(root)
         inside = {part.name: _within(part) for part in sorted(root.glob("*")) if part.is_dir()}
         folders = {n: held for n, held in inside.items() if held and components.get(n) is not None}
         if not folders:

@@ -126,7 +126,8 @@ def engine_component(
     module = without_weights(component)
     _put_first(module, torch.empty(0, dtype=_dtype_of(component), device=device))
     own: Any = vars(module)
-    own.pop("_diffusers_hook", None)
+    for left in ("_diffusers_hook", "forward"):
+        own.pop(left, None)
     own.update(
         _methods(name, module, slots), **{ENGINES: slots, "_apply": _applying(module, slots)}
     )
@@ -220,7 +221,9 @@ def require_plain(name: str, component: nn.Module) -> None:
         raise UsageError(
             f"{name} is an engine already", hint="Call `put_back()` of what attach returned first."
         )
-    if hasattr(component, "_hf_hook") or "forward" in vars(component):
+    forward = vars(component).get("forward")  # hooks that were removed leave the class's own there
+    is_plain = forward is None or getattr(forward, "__func__", None) is type(component).forward
+    if hasattr(component, "_hf_hook") or not is_plain:
         raise UsageError(
             f"{name} has hooks, of offloading for instance",
             hint="Call pipe.remove_all_hooks(), attach, and set offloading up again.",

@@ -1,5 +1,6 @@
 """`enginecast.json` of a folder of engines: how it was made, and how far it agrees with eager."""
 
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from msgspec import Struct
 
 from enginecast.errors import BundleError
 from enginecast.runtime.bundle.staging import write_file
+from enginecast.runtime.load import EnginecastWarning
 from enginecast.version import __version__
 
 RECORD = "enginecast.json"
@@ -111,4 +113,28 @@ def read_record(folder: Path) -> PipelineRecord:
             f"{file}: format {found.format}, and this version reads {FORMAT}",
             hint="Export the pipeline again.",
         )
+    return found
+
+
+def usable_record(folder: Path) -> PipelineRecord:
+    """Read the file of a folder whose engines are about to run.
+
+    Raises:
+        BundleError: see `read_record`; or the pipeline of engines was rejected.
+
+    Warns:
+        EnginecastWarning: it was made with another diffusers.
+    """
+    found = read_record(folder)
+    if found.check.outcome == "rejected":
+        raise BundleError(f"{folder}: the pipeline was rejected: {'; '.join(found.check.reasons)}")
+    here = versions()
+    for name in ("diffusers", "transformers"):
+        made_with = found.versions.get(name, "")
+        if made_with != here[name]:
+            warnings.warn(
+                f"{folder} was made with {name} {made_with}; here is {here[name]}",
+                EnginecastWarning,
+                stacklevel=3,
+            )
     return found

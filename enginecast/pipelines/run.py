@@ -1,6 +1,5 @@
 """A folder of engines as a pipeline of diffusers."""
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ from enginecast.pipelines.attach import attach
 from enginecast.pipelines.components import empty_component
 from enginecast.pipelines.folder import open_pipeline
 from enginecast.pipelines.generate import Made, Wish, generate
-from enginecast.pipelines.record import ComponentOutcome, PipelineRecord, read_record, versions
+from enginecast.pipelines.record import ComponentOutcome, PipelineRecord, usable_record
 from enginecast.runtime.device.gpu import require_cuda
-from enginecast.runtime.load import EnginecastWarning
 from enginecast.runtime.sessions.session import PROVIDERS
 
 
@@ -44,7 +42,7 @@ def load_pipeline(path: Path, device: str = "cpu", **how: Any) -> Any:
     Warns:
         EnginecastWarning: it was made with another diffusers.
     """
-    record = read_record(path)
+    record = usable_record(path)
     folder = open_pipeline(path)
     if folder.kind.__name__ != record.pipeline:
         raise BundleError(
@@ -52,9 +50,6 @@ def load_pipeline(path: Path, device: str = "cpu", **how: Any) -> Any:
             f" {folder.kind.__name__}",
             hint="Export the pipeline again.",
         )
-    if record.check.outcome == "rejected":
-        raise BundleError(f"{path}: the pipeline was rejected: {'; '.join(record.check.reasons)}")
-    _warn_of_versions(path, record)
     return with_engines(path, record.components, **how).to(device)
 
 
@@ -92,15 +87,3 @@ def wish_of(record: PipelineRecord) -> Wish:
     """What the pipeline was asked for when it was recorded."""
     said = dict(record.recording)
     return Wish(**{**said, "prompts": tuple(said["prompts"])})
-
-
-def _warn_of_versions(path: Path, record: PipelineRecord) -> None:
-    here = versions()
-    for name in ("diffusers", "transformers"):
-        made_with = record.versions.get(name, "")
-        if made_with != here[name]:
-            warnings.warn(
-                f"{path} was made with {name} {made_with}; here is {here[name]}",
-                EnginecastWarning,
-                stacklevel=3,
-            )
