@@ -12,9 +12,12 @@ import torch
 from exports import cast
 from PIL import Image
 from tiny_pipelines import PIPELINES, asked, save_pipeline
+from torch import Tensor, nn
+from transformers import CLIPTextConfig, CLIPTextModel
 
 from enginecast.capture.sources.recording import Recorded, record
 from enginecast.compiler.request import ExportRequest
+from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError
 from enginecast.pipelines import export as exporting
 from enginecast.pipelines.check import NOISE, compare, relative_error, with_noise
@@ -141,6 +144,13 @@ def pickled(folder: Path) -> None:
     weights.rename(weights.with_suffix(".bin"))
 
 
+def other_text(folder: Path) -> None:
+    """A text encoder that the UNet does not fit."""
+    config = CLIPTextConfig.from_pretrained(folder / "text_encoder")
+    config.hidden_size = 16
+    CLIPTextModel(config).save_pretrained(folder / "text_encoder")
+
+
 @pytest.mark.parametrize(
     ("break_it", "options", "said"),
     [
@@ -150,6 +160,7 @@ def pickled(folder: Path) -> None:
         (own_component, (), "needs code from its own repository"),
         (no_unet, (), "the component unet of model_index.json is missing"),
         (pickled, (), "is a pickle: loading it can run code"),
+        (other_text, (), "the eager StableDiffusionPipeline fails: RuntimeError: "),
         (None, ("--variant", "fp16"), "no component has weights of the variant 'fp16'"),
         (None, ("--component", "prior=fp16"), "is no component of the pipeline"),
         (None, ("--component", "scheduler=fp16"), "has no weights"),
@@ -241,6 +252,9 @@ def test_run_refuses_a_device_that_is_not_here(
 def test_two_sizes_are_recorded_and_vary_in_small_steps(sd15: Path) -> None:
     pipe = open_pipeline(sd15).load()
     assert exporting.other_size(pipe, 48, 48) == (16, 32)
+    assert exporting.other_size(pipe, 512, 512) == (240, 272)
+    assert exporting.other_size(pipe, 512, 512, 4) == (192, 320)
+    assert exporting.other_size(pipe, 50, 50) == (50, 50)
     with record(pipe) as calls:
         for height, width in ((48, 48), (16, 32)):
             generate(pipe, Wish(steps=1, height=height, width=width))
@@ -248,6 +262,22 @@ def test_two_sizes_are_recorded_and_vary_in_small_steps(sd15: Path) -> None:
     assert isinstance(unet, Recorded)
     assert unet.dynamic() == ["sample:2=sample_2:8..24/8", "sample:3=sample_3:16..24/8"]
     assert unet.fixed() == ["sample:2=24", "sample:3=24"]
+
+
+def test_a_size_that_is_a_number_of_the_call_is_that_of_the_first_run() -> None:
+    class Sized(nn.Module):
+        def forward(self, x: Tensor, height: int) -> Tensor:
+            return x * height
+
+    model, made = Sized(), Made(torch.zeros(1), ())
+    with record({"model": model}) as calls:
+        with record({"model": model}) as first:
+            model(torch.zeros(2, 4), height=4)
+        model(torch.zeros(2, 2), height=2)
+    ran = exporting.Rehearsal(calls, first, made, made, torch.float32, ())
+    found = exporting.recorded_of("model", ran, Steps())
+    assert found.example["x"].shape == (2, 4)
+    assert found.dynamic() == []
 
 
 def test_what_the_engines_do_not_explain_is_rejected_where_it_begins(sd15: Path) -> None:

@@ -22,6 +22,7 @@ from enginecast.compiler.steps import Steps
 from enginecast.errors import (
     EnginecastError,
     MissingError,
+    SourceError,
     UsageError,
     VerificationError,
     first_line,
@@ -95,6 +96,8 @@ class Rehearsal:
     """What the eager pipeline did."""
 
     calls: Calls
+    first: Calls
+    """Of the run in the size that was asked for, alone."""
     made: Made
     noisy: Made
     dtype: torch.dtype
@@ -121,7 +124,7 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
         for name in folder.parts.keys() - set(folder.models):
             folder.copy(name, staging.folder / name)
         components = {
-            name: _component(folder, name, rehearsal.calls, request, staging.folder, steps)
+            name: _component(folder, name, rehearsal, request, staging.folder, steps)
             for name in folder.models
         }
         with steps("compare the pipelines"):
@@ -163,20 +166,47 @@ def _rehearse(
     dtype = _eager_dtype(folder, steps)
     pipe, wish = folder.load(dtype=dtype), request.wish
     with record(pipe) as calls:
-        made = generate(pipe, wish)
+        with record(pipe) as first:
+            made = _eager_run(pipe, wish)
         height, width = made.pictures.shape[-2:]
-        sizes, other = [(height, width)], other_size(pipe, height, width)
-        try:
-            generate(pipe, replace(wish.sized(*other), steps=2))
-            sizes.append(other)
-        except UsageError as error:
-            steps.say(f"sizes are fixed at {height} x {width}: {first_line(error)}")
+        sizes = ((height, width), *_in_another_size(pipe, wish, height, width, steps))
     with with_noise(pipe):
         noisy = generate(pipe, wish)
     for name in folder.models:
         if _stays(folder, name, calls, request) is None:
             save_empty(getattr(pipe, name), output / name)
-    return Rehearsal(calls, made, noisy, dtype, tuple(sizes))
+    return Rehearsal(calls, first, made, noisy, dtype, sizes)
+
+
+def _eager_run(pipe: Any, wish: Wish) -> Made:
+    try:
+        return generate(pipe, wish)
+    except EnginecastError:
+        raise
+    except Exception as error:  # its components raise any kind
+        raise SourceError(
+            f"the eager {type(pipe).__name__} fails: {type(error).__name__}: {first_line(error)}",
+            hint="Its components may not fit each other; run it in diffusers.",
+        ) from error
+
+
+def _in_another_size(
+    pipe: Any, wish: Wish, height: int, width: int, steps: Steps
+) -> list[tuple[int, int]]:
+    """Run the pipeline in another size; in coarser steps where it wants that."""
+    why = "it is not a multiple of the pipeline's step"
+    for times in (1, 2, 4):
+        other = other_size(pipe, height, width, times)
+        if other == (height, width):
+            break
+        try:
+            generate(pipe, replace(wish.sized(*other), steps=2))
+        except UsageError as error:
+            why = first_line(error)
+        else:
+            return [other]
+    steps.say(f"the size is fixed at {height} x {width}: {why}")
+    return []
 
 
 def _eager_dtype(folder: PipelineFolder, steps: Steps) -> torch.dtype:
@@ -200,9 +230,12 @@ def _eager_dtype(folder: PipelineFolder, steps: Steps) -> torch.dtype:
     return stored
 
 
-def other_size(pipe: Any, height: int, width: int) -> tuple[int, int]:
+def other_size(pipe: Any, height: int, width: int, times: int = 1) -> tuple[int, int]:
     """Another size that the pipeline takes: in small steps from the first, its sides unlike each
     other.
+
+    Args:
+        times: steps are so many of the smallest ones.
     """
     places = ("vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_scale_factor")
     factor = next((n for n in (getattr(pipe, place, None) for place in places) if n), 8)
@@ -210,7 +243,8 @@ def other_size(pipe: Any, height: int, width: int) -> tuple[int, int]:
     config = getattr(denoiser, "config", {})
     levels, patch = config.get("block_out_channels"), config.get("patch_size")
     patch = patch[-1] if isinstance(patch, (list, tuple)) else patch
-    step = math.lcm(SIDE_STEP, factor * (2 ** (len(levels) - 1) if levels else 2 * (patch or 1)))
+    cells = 2 ** (len(levels) - 1) if levels else 2 * (patch or 1)
+    step = times * math.lcm(SIDE_STEP, factor * cells)
     first, second = _coprime(height // step), _coprime(width // step)
     others = second if second[0] != first[0] or height != width else second[1:]
     return (
@@ -230,13 +264,13 @@ def _coprime(count: int) -> list[int]:
 def _component(
     folder: PipelineFolder,
     name: str,
-    calls: Calls,
+    ran: Rehearsal,
     request: PipelineRequest,
     output: Path,
     steps: Steps,
 ) -> ComponentOutcome:
     """Export a component, or copy it where it stays eager."""
-    kind, reason = folder.parts[name][1], _stays(folder, name, calls, request)
+    kind, reason = folder.parts[name][1], _stays(folder, name, ran.calls, request)
     if reason is not None:
         folder.copy(name, output / name)
         return ComponentOutcome(kind=kind, outcome="eager", reason=reason)
@@ -244,14 +278,14 @@ def _component(
     steps.say(f"{name}: {kind}, {precision}")
     engines: dict[str, EngineOutcome] = {}
     try:
-        for called in _entries(name, calls):
+        for called in _entries(name, ran.calls):
             entry = called.partition(".")[2]
             options = ComponentOptions(folder.variant_of(name), entry)
             asked = replace(
                 _asked(request, folder.path / name, precision),
                 output=output / name / (entry or "forward"),
                 options=ModelOptions(component=options),
-                example=calls[called],
+                example=recorded_of(called, ran, steps),
             )
             engines[entry or "forward"] = _engine(asked, steps)
     except Exception as error:  # the others go on, whatever it is
@@ -264,6 +298,16 @@ def _component(
         folder.copy(name, output / name)
         return ComponentOutcome(kind=kind, outcome="failed", reason=reason)
     return ComponentOutcome(kind=kind, outcome="engine", precision=precision, engines=engines)
+
+
+def recorded_of(called: str, ran: Rehearsal, steps: Steps) -> Recorded:
+    """The calls in both sizes, or those in one, where sizes are numbers of the call."""
+    try:
+        return ran.calls[called]
+    except UsageError as error:
+        found = ran.first[called]
+        steps.say(f"{called}: the size is fixed: {error.message}")
+        return found
 
 
 def _reason(error: Exception) -> str:
