@@ -25,6 +25,7 @@ from enginecast.capture.sources.recording import Calls, record
 from enginecast.errors import BundleError, EnginecastError, InputError, UsageError
 from enginecast.pipelines.attach import Replaced, attach
 from enginecast.pipelines.components import empty_component, save_empty
+from enginecast.pipelines.engine_component import require_plain
 from enginecast.pipelines.record import RECORD, CheckOutcome, PipelineRecord, versions, write_record
 from enginecast.runtime.load import EnginecastWarning
 
@@ -362,10 +363,15 @@ def test_a_method_without_an_engine_and_changed_components(parts: Attached) -> N
         with pytest.raises(UsageError, match="vae works by tiles"):
             attach(pipe, {"vae": decoder.folder})
         pipe.vae.disable_tiling()
+        pipe.enable_freeu(0.9, 0.2, 1.2, 1.4)
+        with pytest.raises(UsageError, match="unet has FreeU on"):
+            require_plain("unet", pipe.unet)
+        pipe.disable_freeu()
         pipe.enable_model_cpu_offload(device="cpu")
         with pytest.raises(UsageError, match="vae has hooks"):
             attach(pipe, {"vae": decoder.folder})
         pipe.remove_all_hooks()
+        attach(pipe, {"vae": decoder.folder}).put_back()
 
 
 def test_what_the_record_of_a_folder_says(parts: Attached) -> None:

@@ -215,7 +215,7 @@ def require_plain(name: str, component: nn.Module) -> None:
     """Refuse what changes a component besides its weights.
 
     Raises:
-        UsageError: hooks, adapters or tiling do, or it is an engine.
+        UsageError: hooks, adapters, tiling or FreeU do, or it is an engine.
     """
     if ENGINES in vars(component):
         raise UsageError(
@@ -237,6 +237,11 @@ def require_plain(name: str, component: nn.Module) -> None:
         raise UsageError(
             f"{name} works by tiles, and an engine on whole images",
             hint=f"Call pipe.{name}.disable_tiling() first.",
+        )
+    if any(getattr(block, "s1", None) is not None for block in getattr(component, "up_blocks", ())):
+        raise UsageError(
+            f"{name} has FreeU on, and an engine has it or not, as it was exported",
+            hint=f"Call pipe.{name}.disable_freeu() first.",
         )
 
 
