@@ -23,7 +23,7 @@ from enginecast.pipelines import export as exporting
 from enginecast.pipelines.check import NOISE, compare, relative_error, with_noise
 from enginecast.pipelines.folder import open_pipeline
 from enginecast.pipelines.generate import Made, Wish, generate
-from enginecast.pipelines.record import RECORD, read_record
+from enginecast.pipelines.record import RECORD, CheckOutcome, read_record
 from enginecast.pipelines.run import load_pipeline
 from enginecast.runtime.load import EnginecastWarning
 
@@ -117,6 +117,26 @@ def test_a_component_that_fails_is_named_and_stays_eager(
     assert done.code == 0, done.err
     assert "whole pipeline: not run: no component is an engine" in done.out
     assert {part.outcome for part in read_record(output).components.values()} == {"eager"}
+
+
+def test_a_rejected_pipeline_is_kept_beside(
+    sd15: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rejected = CheckOutcome(outcome="rejected", reasons=("step 2: off",), parts_at="step 2")
+    monkeypatch.setattr(exporting, "_check", lambda *_: rejected)
+    everything = (*SMALL, *EAGER, "--eager", "text_encoder")
+    for _ in range(2):  # the second one replaces the first
+        done = cast(capsys, "diffusers", "export", sd15, "-o", tmp_path / "engines", *everything)
+        assert done.code == 1
+        assert "whole pipeline: rejected: step 2: off" in done.out
+    assert [each.name for each in tmp_path.iterdir()] == ["engines.rejected"]
+    options = ("--prompt", "a fox", "-o", tmp_path / "a.png")
+    refused = cast(capsys, "diffusers", "run", tmp_path / "engines.rejected", *options)
+    assert refused.code == 2
+    assert "step 2: off" in refused.err
 
 
 def no_index(folder: Path) -> None:
