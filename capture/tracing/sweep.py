@@ -63,8 +63,12 @@ class Sweep:
         """
         with quiet_torch():
             try:
-                mentioned = _mentioned(self.walker.module, lambda: self.walker.eager(self.traced))
-                first = self._pair(self.traced)
+                eager, mentioned = _mentioned(
+                    self.walker.module, lambda: self.walker.eager(self.traced)
+                )
+                if eager.writes:
+                    eager = self._eager(self.traced, writes=True)
+                first = self._pair(self.traced, eager)
             except Exception:  # the model's own code, which reads values
                 return ()
             if first is None:
@@ -107,7 +111,7 @@ class Sweep:
     def _differs(self, sizes: Sizes, first: tuple[Walk, Walk]) -> bool:
         """Whether eager computes something else than the program, or raises an error."""
         try:
-            pair = self._pair(sizes)
+            pair = self._pair(sizes, self._eager(sizes, writes=first[0].writes))
         except UNKNOWN:
             return False
         except Exception:
@@ -122,11 +126,19 @@ class Sweep:
             return True
         return eager.outputs != captured.outputs and delta(*pair) != delta(*first)
 
-    def _pair(self, sizes: Sizes) -> tuple[Walk, Walk] | None:
+    def _eager(self, sizes: Sizes, *, writes: bool) -> Walk:
+        """Eager at these sizes; copies count where it writes.
+
+        Args:
+            writes: whether it does at other sizes, as it is likely to do at these.
+        """
+        eager = self.walker.eager(sizes, copies_count=writes)
+        if eager.writes == writes:
+            return eager
+        return self.walker.eager(sizes, copies_count=eager.writes)
+
+    def _pair(self, sizes: Sizes, eager: Walk) -> tuple[Walk, Walk] | None:
         """Eager and the program at these sizes; None where the program has no such walk."""
-        eager = self.walker.eager(sizes)
-        if eager.writes:
-            eager = self.walker.eager(sizes, copies_count=True)
         try:
             return eager, self.walker.captured(sizes, copies_count=eager.writes)
         except Exception:
@@ -205,8 +217,10 @@ def _candidates(dim: DimSpec, mentioned: Sequence[int]) -> list[int]:
     return [size for size in dict.fromkeys(order) if size in within]
 
 
-def _mentioned(module: nn.Module, run: Callable[[], Any]) -> list[int]:
-    """Whole numbers in the code that a run goes through, and in the user's modules."""
+def _mentioned(module: nn.Module, run: Callable[[], Walk]) -> tuple[Walk, list[int]]:
+    """What a run gives, and whole numbers in the code that it goes through and in the user's
+    modules.
+    """
     found: dict[int, None] = {}
     seen: set[CodeType] = set()
 
@@ -223,14 +237,14 @@ def _mentioned(module: nn.Module, run: Callable[[], Any]) -> list[int]:
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        run()
+        walk = run()
     finally:
         sys.setprofile(before)
     for part in module.modules():
         code = getattr(type(part).forward, "__code__", None)
         if code is not None and is_user_code(code.co_filename):
             found.update(dict.fromkeys(_whole(vars(part).values())))
-    return list(found)
+    return walk, list(found)
 
 
 def _whole(values: Iterable[Any], depth: int = 2) -> Iterator[int]:
