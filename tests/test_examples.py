@@ -180,6 +180,20 @@ def test_text_cases_cover_corners_and_leave_out_the_traced_shape() -> None:
     assert all(torch.equal(cases[n]["input_ids"], again[n]["input_ids"]) for n in cases)
 
 
+def test_each_dimension_is_tried_at_its_largest_size_alone_where_that_is_cheap() -> None:
+    dims = (DimSpec("batch", 3, 1, 8), DimSpec("width", 6, 2, 40, step=2), DimSpec(None, 4, 4, 4))
+    specs = [InputSpec("x", "tensor", torch.float32, dims)]
+
+    def largest(parameters: int | None) -> dict[str, list[int]]:
+        made = verification_inputs(specs, 0, parameters=parameters)
+        return {c.name: list(c.inputs["x"].shape) for c in made if c.name.startswith("largest")}
+
+    both = {"largest batch": [8, 4, 4], "largest width": [2, 40, 4]}
+    assert largest(100) == largest(0) == both
+    assert largest(60_000) == {"largest batch": [8, 4, 4]}
+    assert largest(10**6) == largest(None) == {}
+
+
 @pytest.mark.parametrize(
     ("most", "parameters", "expected"),
     [
@@ -200,7 +214,8 @@ def test_corners_of_long_texts_are_verified_as_far_as_the_work_allows(
         InputSpec("attention_mask", "attention_mask", torch.int64, dims, 0, 1),
     )
     usual = {case.name for case in verification_inputs(specs, 0)}
-    cases = [c for c in verification_inputs(specs, 0, parameters=parameters) if c.name not in usual]
+    made = verification_inputs(specs, 0, parameters=parameters)
+    cases = [c for c in made if c.name not in usual and not c.name.startswith("largest ")]
     masks = [case.inputs["attention_mask"] for case in cases]
     assert [(*mask.shape, int(mask.sum())) for mask in masks] == expected
     pads = [f"empty prompt, {tokens - 1} pads" for _, tokens, real in expected if real == 1]

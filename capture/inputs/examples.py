@@ -3,6 +3,7 @@ near given ones, in search of those with which a model takes another path.
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -64,6 +65,8 @@ HEAVY_WORK = 1e13
 """The same for a batch of two, above which few cases have to do: a ViT-B takes seconds an image."""
 WORK = 2e10
 """Products that a run of one corner may take: seconds.  Larger models do without."""
+LARGEST_WORK = 1e7
+"""Elements of the inputs times parameters of a case with the largest size of one dimension."""
 SCALES = (0.0, 1e-3, 0.1, 10.0, 1e3)
 HUGE = 1e6
 SHIFTS = (-100.0, -1.0, 1.0, 100.0)
@@ -97,6 +100,8 @@ class _Plan:
     style: Style = "normal"
     least: str = ""
     """A dimension that has its smallest size, whatever the others have."""
+    most: str = ""
+    """A dimension that has its largest size."""
 
 
 _EDGE_PLAN = _Plan("", 2, 9, 0)
@@ -144,7 +149,8 @@ def verification_inputs(
         seed: of the first case; each has its own.
         longest: tokens of the case called "long".
         parameters: of the model; given them, corners of long texts are added as far as `WORK`
-            allows: every position up to the longest, and an empty prompt with nothing but pads.
+            allows: every position up to the longest, and an empty prompt with nothing but pads; and
+            each dimension at its largest size, as far as `LARGEST_WORK` allows.  0: of no limit.
     """
     kinds = {spec.kind for spec in specs}
     plans = [_Plan("smallest", 1, 1, -(10**9))]
@@ -172,6 +178,7 @@ def verification_inputs(
     if "token_ids" in kinds and parameters is not None:
         plans += _corners(specs, parameters)
     plans += [*_alone(specs, batch=2 if heavy else 3), *_at_ends(specs)]
+    plans += _largest(specs, parameters)
     cases: list[Case] = []
     for index, plan in enumerate(plans):
         sizes = _sizes(specs, plan)
@@ -259,6 +266,19 @@ def _alone(specs: Sequence[InputSpec], batch: int) -> list[_Plan]:
     return [_Plan(f"smallest {name}", batch, 7, 0, least=name) for name in names]
 
 
+def _largest(specs: Sequence[InputSpec], parameters: int | None) -> list[_Plan]:
+    """Each dimension at its largest size, alone, as far as the work allows."""
+    if parameters is None:
+        return []
+    plans = [_Plan(f"largest {name}", 2, 7, 0, most=name) for name in named_dims(specs)]
+    return [plan for plan in plans if _elements(specs, plan) * max(parameters, 1) <= LARGEST_WORK]
+
+
+def _elements(specs: Sequence[InputSpec], plan: _Plan) -> int:
+    sizes = _sizes(specs, plan)
+    return sum(math.prod(_shape(spec, sizes)) for spec in specs)
+
+
 def _corners(specs: Sequence[InputSpec], parameters: int) -> list[_Plan]:
     """Long texts, as far as the work and the range of the sequence allow."""
     [most] = {dim.maximum for spec in specs for dim in spec.dims if dim.name == SEQUENCE} or {0}
@@ -277,7 +297,7 @@ def _is_repeat(plan: _Plan, inputs: dict[str, Tensor], case: Case) -> bool:
 
 
 def _sizes(specs: Sequence[InputSpec], plan: _Plan) -> dict[str, int]:
-    wanted = {BATCH: plan.batch, SEQUENCE: plan.sequence, plan.least: 0}
+    wanted = {BATCH: plan.batch, SEQUENCE: plan.sequence, plan.least: 0, plan.most: sys.maxsize}
     return {
         name: dim.fit(wanted.get(name, dim.size + plan.other * dim.step))
         for name, dim in named_dims(specs).items()
