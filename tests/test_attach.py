@@ -1,5 +1,7 @@
 """Engines in the place of a pipeline's components: what pipelines see of them, and refusals."""
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -342,7 +344,9 @@ def test_engines_of_another_model_are_refused(parts: Attached, tmp_path: Path) -
         ({"unet": decoder.folder}, r"an engine of AutoencoderKL, and unet is a UNet2DCondition"),
         ({"vae": decoder.folder, "vae.decode": decoder.folder}, "another engine of decode"),
         ({"transformer": decoder.folder}, r"no model 'transformer'; it has .*unet"),
-        ({"unet": tmp_path / "nowhere"}, "unet: there is no bundle in"),
+        ({"unet": tmp_path / "nowhere"}, "unet: there is no bundle in .*nowhere$"),
+        ({"vae.encode": decoder.folder}, "vae.encode: .* holds an engine of decode"),
+        ({"vae.unite": decoder.folder}, "vae.unite: .* holds an engine of decode"),
         (tmp_path / "nowhere", "holds no engines of vae"),
     ]
     for engines, expected in given:
@@ -372,6 +376,31 @@ def test_a_method_without_an_engine_and_changed_components(parts: Attached) -> N
             attach(pipe, {"vae": decoder.folder})
         pipe.remove_all_hooks()
         attach(pipe, {"vae": decoder.folder}).put_back()
+
+
+def test_one_method_of_a_folder_of_two(parts: Attached) -> None:
+    with loaded(*parts.engines.values()):
+        with (
+            attach(parts.pipe, {"vae.encode": parts.folder / "vae"}),
+            pytest.raises(UsageError, match="vae is an engine, which has no decode"),
+        ):
+            parts.pipe.vae.decode(torch.ones(1, 4, 8, 8))
+
+
+def test_copies_would_act_on_the_original_and_are_refused(attached: Attached) -> None:
+    for copied in (copy.deepcopy, pickle.dumps):
+        for it in (attached.pipe.unet, attached.pipe):
+            with pytest.raises(UsageError, match="is an engine, which cannot be copied or pickled"):
+                copied(it)
+
+
+def test_components_come_back_whatever_became_of_the_engines(attached: Attached) -> None:
+    pipe = attached.pipe
+    other = model("vae")
+    pipe.text_encoder, pipe.vae = None, other
+    attached.eager.put_back()
+    assert {name: getattr(pipe, name) for name in attached.eager} == dict(attached.eager)
+    assert attached.engines["unet"].closed
 
 
 def test_what_the_record_of_a_folder_says(parts: Attached) -> None:

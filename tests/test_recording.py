@@ -1,6 +1,6 @@
 """Recorded calls of components: what is kept, which dimensions vary, what is refused."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,29 @@ def test_generators_are_left_out() -> None:
             decoder.decode(torch.randn(1, 4), generator=[torch.Generator()])
     assert calls["vae.decode"].call.inputs == ("z",)
     assert len(calls["vae.decode"].calls) == 2
+
+
+def test_what_a_model_changes_in_place_is_kept_as_it_was_given() -> None:
+    @dataclass(frozen=True)
+    class Given:
+        x: Tensor
+        half: Tensor = field(init=False)
+
+        def __post_init__(self) -> None:
+            object.__setattr__(self, "half", self.x[: len(self.x) // 2])
+
+    class InPlace(nn.Module):
+        def forward(self, given: Given) -> Tensor:
+            return given.x.add_(1)
+
+    module = InPlace()
+    with record(module) as calls:
+        for rows in (2, 4, 4, 4):
+            module(Given(torch.zeros(rows, 3)))
+    found = calls["InPlace"]
+    assert found.call.inputs == ("given_x", "given_half")
+    assert [call["given_x"].shape[0] for call in found.calls] == [2, 4, 4]
+    assert not any(call["given_x"].any() for call in found.calls)
 
 
 def test_calls_that_contradict_each_other_are_refused() -> None:

@@ -5,10 +5,11 @@ numbers: `added_cond_kwargs={"text_embeds": t}` is the input `added_cond_kwargs_
 `height=64` is part of the engine.
 """
 
+import copy
 import dataclasses
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,6 +156,16 @@ def taking(module: nn.Module, call: Call | None) -> nn.Module:
     return module
 
 
+def with_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """A copy of what a model is called with, its tensors changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    items = _items(value)
+    if items is None:
+        return value
+    return _rebuilt(value, [with_tensors(item, change) for item in items.values()])
+
+
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     items = _items(value)
     if items is None:
@@ -177,11 +188,13 @@ def _items(value: Any) -> dict[str, Any] | None:
 
 def _rebuilt(value: Any, items: Sequence[Any]) -> Any:
     """A container of the same kind that holds other items, in the same order."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [each.name for each in dataclasses.fields(value)]
-        return type(value)(**dict(zip(names, items, strict=True)))
     if isinstance(value, Mapping):
         return dict(zip(value, items, strict=True))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        made = copy.copy(value)  # its constructor may want other arguments, or tensors
+        for field, item in zip(dataclasses.fields(value), items, strict=True):
+            object.__setattr__(made, field.name, item)
+        return made
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 

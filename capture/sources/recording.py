@@ -9,9 +9,8 @@ from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
-from enginecast.capture.sources.calls import Call, call_of, left_out
+from enginecast.capture.sources.calls import Call, call_of, left_out, with_tensors
 from enginecast.errors import UsageError
 
 METHODS = ("encode", "decode")
@@ -145,7 +144,7 @@ class Calls(Mapping[str, Recorded]):
             for name, value in given.items()
             if name not in PACKING and not left_out(value)
         }
-        arguments = tree_map_only(Tensor, lambda t: t.detach().to("cpu", copy=True), arguments)
+        arguments = with_tensors(arguments, lambda t: t.detach().to("cpu", copy=True))
         heard = self._heard.setdefault(name, [])
         shapes = [_shapes(known) for _, _, known in heard]
         if len(heard) > 1 and shapes.count(shapes[-1]) > 1:
@@ -275,7 +274,7 @@ def _kind(tensor: Tensor) -> str:
 
 def _shapes(arguments: Mapping[str, Any]) -> str:
     """Equal for calls that differ in the values of tensors alone."""
-    return str(tree_map_only(Tensor, lambda t: (t.shape, t.dtype), dict(arguments)))
+    return str(with_tensors(arguments, lambda t: (t.shape, t.dtype)))
 
 
 def _rows(call: Mapping[str, Tensor]) -> int:

@@ -5,7 +5,7 @@ parts, `cache_context`) is there.  Its weights are not, and its methods run engi
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -90,7 +90,7 @@ def attach(
     components: Mapping[str, Any] | None = getattr(pipe, "components", None)
     if not isinstance(components, Mapping):
         raise UsageError(f"a {type(pipe).__name__} has no components: expected a pipeline")
-    found = dict(_bundles(components, engines, check))
+    found = _bundles(components, engines, check)
     options = LoadOptions(None if prefer is None else tuple(prefer), allow_code, threads, check)
     made = {}
     for name, bundles in found.items():
@@ -108,31 +108,40 @@ def attach(
 
 def _bundles(
     components: Mapping[str, Any], engines: StrPath | Mapping[str, StrPath], check: Check
-) -> Iterator[tuple[str, list[Bundle]]]:
+) -> dict[str, list[Bundle]]:
     """Each component with its bundles."""
+    models = [name for name, each in components.items() if isinstance(each, nn.Module)]
     if isinstance(engines, Mapping):
-        folders: dict[str, list[Path]] = {}
-        for key, path in engines.items():
-            folders.setdefault(key.partition(".")[0], []).extend(_within(Path(path)))
+        folders = {key: Path(path) for key, path in engines.items()}
     else:
         root = Path(engines)
         if (root / RECORD).is_file():
             usable_record(root)
-        inside = {part.name: _within(part) for part in sorted(root.glob("*")) if part.is_dir()}
-        folders = {n: held for n, held in inside.items() if held and components.get(n) is not None}
+        folders = {name: root / name for name in sorted(models) if _within(root / name)}
         if not folders:
             raise UsageError(
-                f"{root}: holds no engines of {', '.join(components)}",
+                f"{root}: holds no engines of {', '.join(models)}",
                 hint="Expected COMPONENT/METHOD/ with a bundle each, such as vae/decode; or give"
                 ' them by name: {"unet": "unet.bundle"}.',
             )
-    for name, held in folders.items():
-        if not isinstance(components.get(name), nn.Module):
-            models = ", ".join(n for n, each in components.items() if isinstance(each, nn.Module))
-            raise UsageError(f"the pipeline has no model {name!r}; it has {models}")
-        if not held:
-            raise UsageError(f"{name}: there is no bundle in {engines}")
-        yield name, [open_bundle(path, check=check) for path in held]
+    found: dict[str, list[Bundle]] = {}
+    for key, path in folders.items():
+        name, _, method = key.partition(".")
+        if name not in models:
+            raise UsageError(f"the pipeline has no model {name!r}; it has {', '.join(models)}")
+        found.setdefault(name, []).extend(_opened(key, method, path, check))
+    return found
+
+
+def _opened(key: str, method: str, path: Path, check: Check) -> list[Bundle]:
+    """The bundles in a folder; of one method, where it is named."""
+    held = [open_bundle(each, check=check) for each in _within(path)]
+    if not held:
+        raise UsageError(f"{key}: there is no bundle in {path}")
+    entries = [each.manifest.call.entry if each.manifest.call else method for each in held]
+    if method and method not in entries:
+        raise UsageError(f"{key}: {path} holds an engine of {' and '.join(entries)}")
+    return [each for each, entry in zip(held, entries, strict=True) if method in ("", entry)]
 
 
 def _within(folder: Path) -> list[Path]:

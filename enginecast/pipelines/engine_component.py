@@ -31,6 +31,8 @@ REFUSED = (
     ),
 )
 """Methods that change or read what an engine has fixed: their effect would be lost."""
+COPYING = ("__deepcopy__", "__reduce_ex__")
+"""What `copy.deepcopy` and pickles call: a copy would act on the component it was copied from."""
 OTHERWISE = ("PAG", "IPAdapter", "Custom")
 """In names of the attention processors of diffusers that compute something else than attention."""
 TWO_WAYS = ("encode", "decode")
@@ -131,6 +133,7 @@ def engine_component(
     own.update(
         _methods(name, module, slots), **{ENGINES: slots, "_apply": _applying(module, slots)}
     )
+    own.update(dict.fromkeys(COPYING, partial(_refuse_copy, name)))
     for slot in slots.values():
         slot.watch(module)
     for path, part in module.named_modules():
@@ -139,9 +142,9 @@ def engine_component(
     return module
 
 
-def close_engines(component: nn.Module) -> None:
-    """Free the engines of a component that another one replaces."""
-    for slot in vars(component).get(ENGINES, {}).values():
+def close_engines(component: object) -> None:
+    """Free the engines of a component that another one replaces, if it has any."""
+    for slot in getattr(component, ENGINES, {}).values():
         slot.close()
 
 
@@ -202,6 +205,13 @@ def _refusing(name: str, method: str, hint: str) -> Any:
         raise UsageError(f"{name} is an engine, which has no {method}", hint=hint)
 
     return refused
+
+
+def _refuse_copy(name: str, *args: Any) -> None:
+    raise UsageError(
+        f"{name} is an engine, which cannot be copied or pickled",
+        hint="Attach engines to the copy: `put_back()` of what attach returned, and copy then.",
+    )
 
 
 def _refuse_part(name: str, path: str, part: nn.Module, args: Any) -> None:
