@@ -379,12 +379,12 @@ def test_a_method_without_an_engine_and_changed_components(parts: Attached) -> N
 
 
 def test_one_method_of_a_folder_of_two(parts: Attached) -> None:
-    with loaded(*parts.engines.values()):
-        with (
-            attach(parts.pipe, {"vae.encode": parts.folder / "vae"}),
-            pytest.raises(UsageError, match="vae is an engine, which has no decode"),
-        ):
-            parts.pipe.vae.decode(torch.ones(1, 4, 8, 8))
+    with (
+        loaded(*parts.engines.values()),
+        attach(parts.pipe, {"vae.encode": parts.folder / "vae"}),
+        pytest.raises(UsageError, match="vae is an engine, which has no decode"),
+    ):
+        parts.pipe.vae.decode(torch.ones(1, 4, 8, 8))
 
 
 def test_copies_would_act_on_the_original_and_are_refused(attached: Attached) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from exports import cast
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tiny_pipelines import PIPELINES, asked, save_pipeline
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
@@ -21,7 +22,7 @@ from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError
 from enginecast.pipelines import export as exporting
 from enginecast.pipelines.check import NOISE, compare, relative_error, with_noise
-from enginecast.pipelines.folder import open_pipeline
+from enginecast.pipelines.folder import INDEX, open_pipeline
 from enginecast.pipelines.generate import Made, Wish, generate
 from enginecast.pipelines.record import RECORD, CheckOutcome, read_record
 from enginecast.pipelines.run import load_pipeline
@@ -44,6 +45,10 @@ def broken(sd15: Path, tmp_path: Path) -> Path:
 
 def edit(file: Path, **changes: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text("utf-8")), **changes}), "utf-8")
+
+
+def to_images(folder: Path) -> None:
+    edit(folder / INDEX, _class_name="StableDiffusionImg2ImgPipeline")
 
 
 def test_a_pipeline_is_exported_checked_and_run(
@@ -69,6 +74,19 @@ def test_a_pipeline_is_exported_checked_and_run(
     with Image.open(tmp_path / "fox.png") as image:
         assert image.size == (48, 48)
 
+    several = ("-o", tmp_path / "foxes.png", "--set", "num_images_per_prompt=2")
+    ran = cast(capsys, "diffusers", "run", output, "--prompt", "a fox", *several, "--json")
+    assert ran.json["files"] == [str(tmp_path / name) for name in ("foxes.png", "foxes-2.png")]
+    assert (tmp_path / "foxes.png").read_bytes() != (tmp_path / "foxes-2.png").read_bytes()
+    for wrong in ("num_images_per_prompt=0", "latents=[1]"):  # it fails in the pipeline's own code
+        one = ("--prompt", "a", "-o", tmp_path / "fox.png", "--set", wrong)
+        ran = cast(capsys, "diffusers", "run", output, *one)
+        assert ran.code == 2
+        assert "error: StableDiffusionPipeline: " in ran.err
+
+    again = cast(capsys, "diffusers", "export", output, "-o", tmp_path / "again")
+    assert again.code == 2
+    assert f"{output} holds engines already" in again.err
     again = cast(capsys, "diffusers", "export", sd15, "-o", output, *SMALL)
     assert again.code == 2
     assert "--overwrite" in again.err
@@ -91,6 +109,7 @@ def test_a_component_that_fails_is_named_and_stays_eager(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(asked: ExportRequest, _: object) -> None:
+        Path(f"{asked.output}.rejected").mkdir(exist_ok=True)
         if str(asked.model).endswith("text_encoder"):
             raise KeyError("wrong")
         raise CaptureError("torch.export refused the model", hint="Try another one.")
@@ -99,6 +118,10 @@ def test_a_component_that_fails_is_named_and_stays_eager(
     output = tmp_path / "engines"
     done = cast(capsys, "diffusers", "export", sd15, "-o", output, *SMALL, "--eager", "vae")
     assert done.code == 1
+    for part in ("text_encoder", "unet"):
+        assert sorted(file.name for file in (output / part).iterdir()) == sorted(
+            file.name for file in (sd15 / part).iterdir()
+        )
     record = read_record(output)
     assert {n: part.outcome for n, part in record.components.items()} == {
         "text_encoder": "failed",
@@ -189,6 +212,13 @@ def other_text(folder: Path) -> None:
         (None, ("--eager", "unet", "--component", "unet=fp16"), "exclude each other"),
         (None, ("--frames", "5"), "StableDiffusionPipeline has no num_frames"),
         (None, ("--set", "wrong=1"), "StableDiffusionPipeline has no wrong"),
+        (None, ("--set", "output_type=latent"), "--set output_type: the command sets it"),
+        (None, ("--set", "width=64"), "--set width: give --width"),
+        (None, ("--set", "eta=0.1", "--set", "eta=0.2"), "eta is given twice"),
+        (None, ("--component", "unet=fp16", "--component", "unet=bf16"), "unet is given twice"),
+        (None, ("--guidance-scale", "nan"), "--guidance-scale nan: expected a finite number"),
+        (None, ("--seed", str(2**64)), "expected -9223372036854775808..18446744073709551615"),
+        (to_images, (), "A pipeline that needs images is exported in Python"),
         (None, ("--height", "30", "--width", "30"), "divisible by 8"),
         (None, ("--height", "32"), "--height and --width go together"),
         (None, ("--steps", "0"), "--steps 0: expected at least 1"),
@@ -267,6 +297,38 @@ def test_run_refuses_a_device_that_is_not_here(
     refused = cast(capsys, "diffusers", "run", tmp_path, *options)
     assert refused.code == code
     assert f"device {device}" in refused.err
+
+
+def test_a_folder_within_the_pipelines_is_refused(
+    broken: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    within = broken / "unet" / "engines"  # copies of unet would hold themselves
+    done = cast(capsys, "diffusers", "export", broken, "-o", within, *SMALL)
+    assert done.code == 2
+    assert "is within the pipeline's own folder" in done.err
+
+
+def test_what_is_drawn_without_a_generator_is_seeded() -> None:
+    class Drawing:
+        def __call__(self, prompt: str, output_type: str, return_dict: bool) -> tuple[Tensor]:
+            return (torch.rand(1, 3, 4, 4),)
+
+    before = torch.get_rng_state()
+    made = [generate(Drawing(), Wish(seed=seed)).pictures for seed in (1, 1, 2)]
+    assert torch.equal(made[0], made[1])
+    assert not torch.equal(made[0], made[2])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_an_eager_pipeline_that_overflows_is_refused(
+    broken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = broken / "vae" / "diffusion_pytorch_model.safetensors"
+    weights = {name: tensor * 1e30 for name, tensor in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})
+    done = cast(capsys, "diffusers", "export", broken, "-o", tmp_path / "engines", *SMALL)
+    assert done.code == 2
+    assert "the eager StableDiffusionPipeline gives values that are not finite" in done.err
 
 
 def test_two_sizes_are_recorded_and_vary_in_small_steps(sd15: Path) -> None:

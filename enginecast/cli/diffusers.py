@@ -209,7 +209,7 @@ def run(
     if as_json:
         print_json({"output": str(output), "files": [str(file) for file in files]})
     else:
-        say(results(), f"{output}" + (f": {len(files)} frames" if len(files) > 1 else ""))
+        say(results(), f"{output}" + (f": {len(files)} files" if len(files) > 1 else ""))
 
 
 def _two(given: list[str] | None, default: tuple[str, ...]) -> tuple[str, ...]:
@@ -224,6 +224,8 @@ def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
             raise UsageError(f"{option} {text}: expected NAME=VALUE")
+        if name in found:
+            raise UsageError(f"{option} {text}: {name} is given twice")
         found[name] = value
     return found
 

@@ -113,6 +113,12 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
     """
     steps = steps or Steps()
     folder = open_pipeline(request.folder, request.variant)
+    if (folder.path / RECORD).is_file():
+        raise SourceError(
+            f"{folder.path} holds engines already", hint="Give the folder that they were made from."
+        )
+    if request.output.resolve().is_relative_to(folder.path.resolve()):
+        raise UsageError(f"-o {request.output}: it is within the pipeline's own folder")
     _require_names(folder, request)
     for precision in {request.precision, *request.precisions.values()}:
         _asked(request, folder.path, precision).resolve()  # before the work
@@ -180,7 +186,7 @@ def _rehearse(
 
 def _eager_run(pipe: Any, wish: Wish) -> Made:
     try:
-        return generate(pipe, wish)
+        made = generate(pipe, wish)
     except EnginecastError:
         raise
     except Exception as error:  # its components raise any kind
@@ -188,6 +194,12 @@ def _eager_run(pipe: Any, wish: Wish) -> Made:
             f"the eager {type(pipe).__name__} fails: {type(error).__name__}: {first_line(error)}",
             hint="Its components may not fit each other; run it in diffusers.",
         ) from error
+    if not all(each.isfinite().all() for each in (*made.latents, made.pictures)):
+        raise SourceError(
+            f"the eager {type(pipe).__name__} gives values that are not finite",
+            hint="Nothing can be compared with them; run it in diffusers.",
+        )
+    return made
 
 
 def _in_another_size(
@@ -201,7 +213,7 @@ def _in_another_size(
             break
         try:
             generate(pipe, replace(wish.sized(*other), steps=2))
-        except UsageError as error:
+        except Exception as error:  # its components raise any kind
             why = first_line(error)
         else:
             return [other]
@@ -293,8 +305,7 @@ def _component(
             steps.log(traceback.format_exc())
         reason = _reason(error)
         steps.say(f"{name} stays eager: {reason}")
-        for entry in engines:
-            shutil.rmtree(output / name / entry)
+        shutil.rmtree(output / name)
         folder.copy(name, output / name)
         return ComponentOutcome(kind=kind, outcome="failed", reason=reason)
     return ComponentOutcome(kind=kind, outcome="engine", precision=precision, engines=engines)

@@ -1,6 +1,7 @@
 """Running a diffusion pipeline: what it is asked for, and what it gave on the way."""
 
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +13,26 @@ from enginecast.errors import UsageError
 from enginecast.pipelines.folder import quiet_diffusers
 
 PROMPTS = ("a red fox in the snow", "a small boat on a lake, mountains behind it, oil painting")
+SEEDS = (-(2**63), 2**64 - 1)
+"""What torch takes."""
+OPTIONS = {
+    "prompt": "--prompt",
+    "negative_prompt": "--negative-prompt",
+    "num_inference_steps": "--steps",
+    "height": "--height",
+    "width": "--width",
+    "num_frames": "--frames",
+    "guidance_scale": "--guidance-scale",
+}
+"""By argument of a pipeline."""
+OWN = {
+    **{name: f"give {option}" for name, option in OPTIONS.items()},
+    **dict.fromkeys(("output_type", "return_dict"), "the command sets it"),
+    **dict.fromkeys(("callback", "callback_steps", "callback_on_step_end"), "the command sets it"),
+    "prompt": "give --prompt, or --text for an export",
+    "generator": "give --seed",
+}
+"""Arguments that `--set` does not take, and what to do instead."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +56,13 @@ class Wish:
         for name, size in {**sizes, "width": self.width, "frames": self.frames}.items():
             if size is not None and size < 1:
                 raise UsageError(f"--{name} {size}: expected at least 1")
+        if self.guidance_scale is not None and not math.isfinite(self.guidance_scale):
+            raise UsageError(f"--guidance-scale {self.guidance_scale}: expected a finite number")
+        if not SEEDS[0] <= self.seed <= SEEDS[1]:
+            raise UsageError(f"--seed {self.seed}: expected {SEEDS[0]}..{SEEDS[1]}")
+        for name in self.more:
+            if name in OWN:
+                raise UsageError(f"--set {name}: {OWN[name]}")
         if (self.height is None) != (self.width is None):
             raise UsageError("--height and --width go together: pipelines ignore one alone")
 
@@ -50,23 +78,21 @@ class Wish:
         """
         known = inspect.signature(type(pipe).__call__).parameters
         many = len(self.prompts) > 1
-        named = {
-            "prompt": ("--prompt", list(self.prompts) if many else self.prompts[0]),
-            "negative_prompt": ("--negative-prompt", self._negative(many)),
-            "num_inference_steps": ("--steps", self.steps),
-            "height": ("--height", self.height),
-            "width": ("--width", self.width),
-            "num_frames": ("--frames", self.frames),
-            "guidance_scale": ("--guidance-scale", self.guidance_scale),
-            **{name: (f"--set {name}", value) for name, value in self.more.items()},
+        asked = {
+            "prompt": list(self.prompts) if many else self.prompts[0],
+            "negative_prompt": self._negative(many),
+            "num_inference_steps": self.steps,
+            "height": self.height,
+            "width": self.width,
+            "num_frames": self.frames,
+            "guidance_scale": self.guidance_scale,
+            **self.more,
         }
-        found: dict[str, Any] = {}
-        for name, (option, value) in named.items():
-            if value is None:
-                continue
+        found = {name: value for name, value in asked.items() if value is not None}
+        for name in found:
             if name not in known:
+                option = OPTIONS.get(name, f"--set {name}")
                 raise UsageError(f"{option}: {type(pipe).__name__} has no {name}")
-            found[name] = value
         if "use_resolution_binning" in known:  # it would make another size than was asked for
             found.setdefault("use_resolution_binning", False)
         return found
@@ -109,9 +135,16 @@ def generate(pipe: Any, wish: Wish, output_type: str = "pt") -> Made:
         arguments |= {"callback": keep, "callback_steps": 1}
     if "generator" in known:
         arguments["generator"] = torch.Generator().manual_seed(wish.seed)
-    with quiet_diffusers(), torch.no_grad():
+    with quiet_diffusers(), torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(wish.seed)  # for schedulers that draw without a generator
         try:
             found = pipe(**arguments, output_type=output_type, return_dict=False)
         except (ValueError, TypeError) as error:  # of the pipeline's own checks
-            raise UsageError(f"{type(pipe).__name__}: {error}") from error
+            raise UsageError(
+                f"{type(pipe).__name__}: {error}",
+                hint="A pipeline that needs images is exported in Python: `enginecast.record` and"
+                " `enginecast.compile`."
+                if "image" in known
+                else "",
+            ) from error
     return Made(found[0], tuple(latents))

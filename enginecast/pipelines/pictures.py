@@ -29,7 +29,7 @@ def require_output(path: Path) -> None:
 
 
 def save_pictures(pictures: Sequence[Any], path: Path) -> list[Path]:
-    """Write the first image or video of a batch.
+    """Write each image or video of a batch; those after the first as `NAME-2`, `NAME-3`.
 
     Args:
         pictures: pictures of PIL, or lists of them: videos.
@@ -41,10 +41,18 @@ def save_pictures(pictures: Sequence[Any], path: Path) -> list[Path]:
         MissingError: a video needs a package that is not here.
         UsageError: a video does not fit the file.
     """
+    places = [path, *(path.with_stem(f"{path.stem}-{n + 1}") for n in range(1, len(pictures)))]
+    return [
+        file
+        for made, place in zip(pictures, places, strict=True)
+        for file in _save(list(made) if isinstance(made, (list, tuple)) else [made], place)
+    ]
+
+
+def _save(frames: list[Any], path: Path) -> list[Path]:
     from diffusers.utils import export_to_gif, export_to_video
 
-    first, ending = pictures[0], path.suffix.lower()
-    frames = list(first) if isinstance(first, (list, tuple)) else [first]
+    ending = path.suffix.lower()
     if not ending:
         path.mkdir(exist_ok=True)
         files = [path / FRAME.format(number) for number in range(len(frames))]

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import torch
 
-from enginecast.errors import BundleError, InputError, UsageError
+from enginecast.errors import BundleError, EnginecastError, InputError, UsageError, first_line
 from enginecast.pipelines.attach import attach
 from enginecast.pipelines.components import empty_component
 from enginecast.pipelines.folder import open_pipeline
@@ -70,7 +71,7 @@ def run_pipeline(pipe: Any, record: PipelineRecord, wish: Wish) -> Made:
     """
     try:
         return generate(pipe, wish, output_type="pil")
-    except (InputError, UsageError) as error:
+    except InputError as error:
         asked = (wish.height, wish.width) if wish.height and wish.width else record.sizes[0]
         recorded = wish_of(record)
         if asked not in record.sizes or wish.frames != recorded.frames:
@@ -78,9 +79,22 @@ def run_pipeline(pipe: Any, record: PipelineRecord, wish: Wish) -> Made:
             frames = f", {recorded.frames} frames" if recorded.frames else ""
             error.hint = (
                 f"The pipeline was recorded at {sizes}{frames} (height x width): export it again"
-                " with the largest size that you want."
+                " with the sizes that you want."
             )
         raise
+    except Exception as error:
+        if isinstance(error, EnginecastError) or _is_ours(error):
+            raise
+        raise UsageError(
+            f"{type(pipe).__name__}: {type(error).__name__}: {first_line(error)}"
+        ) from error
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether the pipeline fails in code of enginecast, and not in its own."""
+    names = [frame.f_globals["__name__"] for frame, _ in walk_tb(error.__traceback__)]
+    inside = names[names.index(generate.__module__) + 1 :]
+    return any(name.startswith("enginecast.") for name in inside)
 
 
 def wish_of(record: PipelineRecord) -> Wish:
