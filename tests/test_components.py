@@ -254,7 +254,7 @@ def options(**given: Any) -> ModelOptions:
 
 def agrees(folder: Path, bundle: Path, entry: str, height: int, width: int) -> None:
     """Compare engine and eager in other sizes and other timesteps than those of the export."""
-    source = opened(folder, entry=entry)
+    source = opened(folder, **vars(small(entry)))  # numbers in its inputs go with the sizes
     specs = {spec.name: spec for spec in derive(source)}
     sizes = {"batch": 3, "height": height, "width": width, "text": 5, "patches": 24, "frames": 3}
     generator = torch.Generator().manual_seed(7)
