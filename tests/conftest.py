@@ -26,6 +26,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 COLLECTED = (10_000, 10, 100)
 """Objects that are made before the garbage collector looks, and how rarely it looks at all."""
+SLOW_SECONDS = 900
+"""Timeout of a slow test without one of its own: the exports of a pipeline took longer on a busy
+machine than what pyproject.toml gives a test.
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give slow tests more time."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
 
 
 def pytest_collection_finish() -> None:

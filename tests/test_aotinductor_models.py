@@ -23,7 +23,7 @@ from enginecast.exporters.target import LoweringRequest
 from enginecast.exporters.weights.file import WEIGHTS_FILE
 from enginecast.runtime.sessions.aotinductor import NAMES
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 Engine = Callable[..., list[Tensor]]
 
 

@@ -133,7 +133,6 @@ def test_two_writers_double_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_two_writers_of_many_captions_double_nothing(exports: Exports, tmp_path: Path) -> None:
     made = exports("words-t5").bundle
     assert made is not None

@@ -308,7 +308,6 @@ def test_a_spent_budget_leaves_what_there_is(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["t5", "vit"])
 def test_the_script_runs_from_end_to_end(tmp_path: Path, name: str) -> None:
     out = tmp_path / "out.json"

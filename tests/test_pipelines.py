@@ -34,7 +34,10 @@ EAGER = ("--eager", "unet", "--eager", "vae")
 
 @pytest.fixture(scope="module")
 def sd15(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_pipeline("sd15", tmp_path_factory.mktemp("pipelines") / "sd15")
+    """With a text encoder of one layer, which is the one component that is exported."""
+    folder = save_pipeline("sd15", tmp_path_factory.mktemp("pipelines") / "sd15")
+    edit_text_encoder(folder, num_hidden_layers=1)
+    return folder
 
 
 @pytest.fixture
@@ -45,6 +48,11 @@ def broken(sd15: Path, tmp_path: Path) -> Path:
 
 def edit(file: Path, **changes: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text("utf-8")), **changes}), "utf-8")
+
+
+def edit_text_encoder(folder: Path, **changes: Any) -> None:
+    config = CLIPTextConfig.from_pretrained(folder / "text_encoder", **changes)
+    CLIPTextModel(config).save_pretrained(folder / "text_encoder")
 
 
 def to_images(folder: Path) -> None:
@@ -189,9 +197,7 @@ def pickled(folder: Path) -> None:
 
 def other_text(folder: Path) -> None:
     """A text encoder that the UNet does not fit."""
-    config = CLIPTextConfig.from_pretrained(folder / "text_encoder")
-    config.hidden_size = 16
-    CLIPTextModel(config).save_pretrained(folder / "text_encoder")
+    edit_text_encoder(folder, hidden_size=16)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,6 @@ def test_a_row_of_a_plan_is_filled_by_way_of_the_fake(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("script", "chosen"), [("trt_acceptance", "t5-tiny,vit-tiny"), ("gpu_ort", "vit-tiny")]
 )
