@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,11 +20,13 @@ from transformers import CLIPTextConfig, CLIPTextModel
 from enginecast.capture.sources.recording import Recorded, record
 from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError
+from enginecast.errors import CaptureError, MissingError, UsageError
 from enginecast.pipelines import export as exporting
+from enginecast.pipelines import pictures
 from enginecast.pipelines.check import NOISE, compare, relative_error, with_noise
 from enginecast.pipelines.folder import INDEX, open_pipeline
 from enginecast.pipelines.generate import Made, Wish, generate
+from enginecast.pipelines.pictures import require_frames_fit, require_output, save_pictures
 from enginecast.pipelines.record import RECORD, CheckOutcome, read_record
 from enginecast.pipelines.run import load_pipeline
 from enginecast.runtime.load import EnginecastWarning
@@ -64,7 +67,7 @@ def test_a_pipeline_is_exported_checked_and_run(
 ) -> None:
     output = tmp_path / "engines"
     done = cast(capsys, "diffusers", "export", sd15, "-o", output, *SMALL, *EAGER, "--json", "-q")
-    assert done.code == 0, done.err
+    assert done.code == 0, done.out
     parts = done.json["components"]
     assert parts["text_encoder"]["outcome"] == "engine"
     assert parts["text_encoder"]["engines"]["forward"]["outcome"] == "verified"
@@ -271,11 +274,13 @@ def test_an_eager_component_has_the_weights_of_the_variant(
     pipe = open_pipeline(sd15).load()
     unet = pipe.unet.half()
     unet.save_pretrained(broken / "unet", variant="fp16", max_shard_size="100KB")
+    (broken / "unet").chmod(0o555)
     folder = open_pipeline(broken, "fp16")
     assert [folder.variant_of(name) for name in ("unet", "vae", "text_encoder")] == ["fp16", "", ""]
     loaded = folder.load().unet.state_dict()
     assert all(tensor.equal(loaded[name].half()) for name, tensor in unet.state_dict().items())
     folder.copy("unet", tmp_path / "unet")
+    assert (tmp_path / "unet").stat().st_mode & 0o200
     stored = type(unet).from_pretrained(tmp_path / "unet").state_dict()
     assert all(tensor.equal(loaded[name]) for name, tensor in stored.items())
 
@@ -291,6 +296,27 @@ def test_run_refuses_before_the_work(
     done = cast(capsys, "diffusers", "run", tmp_path, "--prompt", "a fox", "-o", file)
     assert done.code == 2
     assert said in done.err
+
+
+def test_videos_are_refused_before_the_work_where_they_cannot_be_written(tmp_path: Path) -> None:
+    class MakesVideos:
+        def __call__(self, num_frames: int) -> None: ...
+
+    require_frames_fit(tmp_path / "one.png", MakesVideos(), 1)
+    require_frames_fit(tmp_path / "frames", MakesVideos(), None)
+    with pytest.raises(UsageError, match="MakesVideos makes videos"):
+        require_frames_fit(tmp_path / "a.png", MakesVideos(), None)
+    with (
+        patch.object(pictures, "find_spec", return_value=None),
+        pytest.raises(MissingError, match="need imageio, which is not installed"),
+    ):
+        require_output(tmp_path / "a.mp4")
+
+
+def test_a_picture_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "a.png").symlink_to(tmp_path / "none" / "a.png")
+    with pytest.raises(UsageError, match=r"a\.png: cannot be written: No such file"):
+        save_pictures([Image.new("RGB", (4, 4))], tmp_path / "a.png")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="without a GPU")

@@ -183,7 +183,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run a pipeline of engines; sizes and the like are those of its recording by default."""
-    from enginecast.pipelines.pictures import require_output, save_pictures
+    from enginecast.pipelines.pictures import require_frames_fit, require_output, save_pictures
     from enginecast.pipelines.record import read_record
     from enginecast.pipelines.run import load_pipeline, require_device, run_pipeline, wish_of
 
@@ -204,6 +204,7 @@ def run(
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     wish = replace(recorded, prompts=(prompt,), **given, more={**recorded.more, **_values(more)})
     pipe = load_pipeline(folder, device, threads=threads, prefer=prefer, allow_code=allow_code)
+    require_frames_fit(output, pipe, wish.frames)
     made = run_pipeline(pipe, record, wish)
     files = save_pictures(made.pictures, output)
     if as_json:

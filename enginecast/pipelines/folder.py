@@ -1,5 +1,6 @@
 """The folder of a diffusion pipeline, as diffusers writes it: what is in it, and loading it."""
 
+import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -33,11 +34,6 @@ class PipelineFolder:
     index: Mapping[str, Any]
     variant: str = ""
 
-    @property
-    def version(self) -> str:
-        """The diffusers that wrote the folder."""
-        return str(self.index.get("_diffusers_version", ""))
-
     @cached_property
     def parts(self) -> dict[str, tuple[str, str]]:
         """Library and class of each component that the folder has."""
@@ -68,6 +64,8 @@ class PipelineFolder:
     def copy(self, name: str, target: Path) -> None:
         """Copy a component; the weights of the variant get the plain names."""
         shutil.copytree(self.path / name, target, dirs_exist_ok=True)
+        for folder, _, _ in os.walk(target):
+            Path(folder).chmod(0o755)  # the pipeline's may be read-only
         names, plain = self._files(name), self._plain(name)
         if names == plain:
             return

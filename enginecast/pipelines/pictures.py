@@ -1,10 +1,13 @@
 """Images and videos as files."""
 
+import inspect
+import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from enginecast.errors import MissingError, UsageError, first_line
+from enginecast.errors import MissingError, UsageError
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp")
 VIDEOS = (".gif", ".mp4")
@@ -15,6 +18,7 @@ def require_output(path: Path) -> None:
     """Refuse what cannot be written, before the work and not after it.
 
     Raises:
+        MissingError: a video needs a package that is not here.
         UsageError: the ending is unknown, or the folder is not there or not free.
     """
     if path.suffix and path.suffix.lower() not in (*IMAGES, *VIDEOS):
@@ -24,8 +28,30 @@ def require_output(path: Path) -> None:
         )
     if not path.parent.is_dir():
         raise UsageError(f"-o {path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"-o {path}: the folder {path.parent} cannot be written")
+    writer = "imageio_ffmpeg" if find_spec("imageio") else "cv2"  # as diffusers has it
+    if path.suffix.lower() == ".mp4" and not find_spec(writer):
+        raise MissingError(
+            f"-o {path}: .mp4 files need imageio, which is not installed",
+            hint="pip install imageio imageio-ffmpeg, or give a .gif or a folder for frames.",
+        )
     if path.is_dir() and (path.suffix or any(path.iterdir())):
         raise UsageError(f"-o {path}: expected a name that is free, got a folder that is there")
+
+
+def require_frames_fit(path: Path, pipe: Any, frames: int | None) -> None:
+    """Refuse the file of an image for a video, before the work.
+
+    Raises:
+        UsageError: the pipeline makes videos.
+    """
+    makes_videos = "num_frames" in inspect.signature(type(pipe).__call__).parameters
+    if makes_videos and frames != 1 and path.suffix.lower() in IMAGES:
+        raise UsageError(
+            f"-o {path}: {type(pipe).__name__} makes videos",
+            hint="Give a name that ends in .gif or .mp4, or a folder for frames.",
+        )
 
 
 def save_pictures(pictures: Sequence[Any], path: Path) -> list[Path]:
@@ -38,15 +64,17 @@ def save_pictures(pictures: Sequence[Any], path: Path) -> list[Path]:
         The files that were written.
 
     Raises:
-        MissingError: a video needs a package that is not here.
-        UsageError: a video does not fit the file.
+        UsageError: the file cannot be written.
     """
     places = [path, *(path.with_stem(f"{path.stem}-{n + 1}") for n in range(1, len(pictures)))]
-    return [
-        file
-        for made, place in zip(pictures, places, strict=True)
-        for file in _save(list(made) if isinstance(made, (list, tuple)) else [made], place)
-    ]
+    try:
+        return [
+            file
+            for made, place in zip(pictures, places, strict=True)
+            for file in _save(list(made) if isinstance(made, (list, tuple)) else [made], place)
+        ]
+    except OSError as error:
+        raise UsageError(f"-o {path}: cannot be written: {error.strerror or error}") from error
 
 
 def _save(frames: list[Any], path: Path) -> list[Path]:
@@ -62,18 +90,7 @@ def _save(frames: list[Any], path: Path) -> list[Path]:
     if ending == ".gif":
         export_to_gif(frames, str(path))
     elif ending == ".mp4":
-        try:
-            export_to_video(frames, str(path))
-        except (ImportError, AttributeError) as error:
-            raise MissingError(
-                f"-o {path}: {first_line(error)}",
-                hint="pip install imageio imageio-ffmpeg, or give a .gif or a folder for frames.",
-            ) from error
-    elif len(frames) > 1:
-        raise UsageError(
-            f"-o {path}: a video of {len(frames)} frames",
-            hint="Give a name that ends in .gif or .mp4, or a folder for frames.",
-        )
+        export_to_video(frames, str(path))
     else:
         frames[0].save(path)
     return [path]
