@@ -279,19 +279,11 @@ def agrees(folder: Path, bundle: Path, entry: str, height: int, width: int) -> N
         torch.testing.assert_close(torch.from_numpy(found[name]), tensor, rtol=1e-3, atol=1e-4)
 
 
-REFUSED = {"lumina2": "torch.export refused the model"}
-"""Why a family is refused: part of the message."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "entry"), ENTRIES)
 def test_every_family(name: str, entry: str, tmp_path: Path) -> None:
     folder = save(name, tmp_path / name)
     given = ModelOptions(component=small(entry))
-    if name in REFUSED:
-        with pytest.raises(EnginecastError, match=REFUSED[name]):
-            export(folder, tmp_path / "engine", options=given)
-        return
     export(folder, tmp_path / "engine", options=given)
     agrees(folder, tmp_path / "engine", entry, 8, 12)
 

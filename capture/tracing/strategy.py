@@ -13,6 +13,7 @@ from enginecast.capture.control_flow.detect.findings import summarize
 from enginecast.capture.control_flow.detect.recorder import Read
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.refusals.refusal import Refusal
+from enginecast.capture.tracing.equivalents import with_equivalents
 from enginecast.capture.tracing.oracle import Guard
 from enginecast.errors import CaptureError
 
@@ -60,8 +61,9 @@ class TracingStrategy:
     """Why it does not help, once it was refused too."""
 
     def entered(self, module: nn.Module) -> ExitStack:
-        """All of `around`, for `module`."""
+        """All of `around`, for `module`, and forwards that torch.export takes."""
         stack = ExitStack()
+        stack.enter_context(with_equivalents(module))
         for manager in self.around:
             stack.enter_context(manager(module))
         return stack

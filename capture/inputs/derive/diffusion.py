@@ -342,13 +342,21 @@ def sana(it: Component) -> Described:
 
 
 def lumina2(it: Component) -> Described:
-    """Lumina 2."""
+    """Lumina 2, whose text and sides end with its tables of positions."""
+    step = it["patch_size"]
+    longest, high, wide = it["axes_lens"]
+    height, width = it.sides(8, step)
+    sides = (
+        replace(height, maximum=min(height.maximum, high * step)),
+        replace(width, maximum=min(width.maximum, wide * step)),
+    )
+    tokens = replace(text(), maximum=min(longest - 1, LONGEST_TEXT))
     return Described(
         (
-            floats("hidden_states", batch(), it["in_channels"], *it.sides(8, it["patch_size"])),
+            floats("hidden_states", batch(), it["in_channels"], *sides),
             floats("timestep", batch()),
-            floats("encoder_hidden_states", batch(), text(), it["cap_feat_dim"]),
-            mask("encoder_attention_mask", batch(), text()),
+            floats("encoder_hidden_states", batch(), tokens, it["cap_feat_dim"]),
+            mask("encoder_attention_mask", batch(), tokens),
         )
     )
 
