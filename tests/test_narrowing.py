@@ -1,7 +1,10 @@
 """Dimensions that nobody asked for are narrowed to what the model's code takes."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +20,10 @@ from enginecast.capture.inputs.narrowing import fix, narrow
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, ranges_of
 from enginecast.capture.sources.factory import FactorySource
 from enginecast.capture.tracing.export import Captured, capture
+from enginecast.capture.tracing.shapes import FrozenDimensionError, OtherSizes
 from enginecast.compiler.prepare import prepare
 from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.settle import _refuse_asked
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, UsageError, VerificationError
 
@@ -241,3 +246,19 @@ def test_what_fails_in_other_sizes_has_those_of_the_example(
     np.testing.assert_allclose(found, module(x), rtol=1e-6)
     with pytest.raises(VerificationError):
         enginecast.compile(module, tmp_path / "c", example={"x": x}, dynamic=["x:0=1..8"])
+
+
+@pytest.mark.parametrize(
+    ("size", "asked", "error"),
+    [(20, False, None), (8, False, FrozenDimensionError), (20, True, CaptureError)],
+)
+def test_a_range_is_narrowed_as_long_as_it_has_the_size_that_was_given(
+    size: int, asked: bool, error: type[CaptureError] | None
+) -> None:
+    """The trace has 10, so that no two dimensions look alike."""
+    dim = DimSpec("width", 10, 2, 64, asked=asked, given=8)
+    captured: Any = SimpleNamespace(inputs=(InputSpec("x", "tensor", torch.float32, (dim,)),))
+    context: Any = nullcontext() if error is None else pytest.raises(error)
+    with context as caught:
+        _refuse_asked(captured, OtherSizes("model.py:3", {"width": size}), ["width"], "it differs")
+    assert error is None or type(caught.value) is error

@@ -18,7 +18,7 @@ from enginecast.capture.outputs.flatten import Wanted, run_named
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.export import Captured
-from enginecast.capture.tracing.shapes import OtherSizes, Range, SizeCheck
+from enginecast.capture.tracing.shapes import FrozenDimensionError, OtherSizes, Range, SizeCheck
 from enginecast.errors import CaptureError, EnginecastError
 from enginecast.runtime.size_checks import holds
 from enginecast.verify.eager import (
@@ -153,13 +153,18 @@ def _is_range(other: OtherSizes, dims: Mapping[str, DimSpec]) -> bool:
 
 
 def _refuse_asked(captured: Captured, other: OtherSizes, changed: list[str], why: str) -> None:
-    """Refuse sizes that the user asked for, and those that no range of one dimension leaves out."""
+    """Refuse sizes that the user asked for, and those that no range of one dimension leaves out.
+
+    Raises:
+        CaptureError: the user asked for them.
+        FrozenDimensionError: nobody did: the export is done once more in the sizes of the example.
+    """
     dims = named_dims(captured.inputs)
     if len(changed) == 1 and not dims[changed[0]].asked:
         guess = dims[changed[0]]
         left = _without((guess.minimum, guess.maximum), other.sizes[changed[0]], guess)
         if guess.given is None or left[0] <= guess.given <= left[1]:
-            return  # else the export is done once more in the sizes of the example
+            return
     sizes = ", ".join(f"{name} = {size}" for name, size in other.sizes.items())
     at = f" at {other.place}" if other.place else ""
     place, dim = next(
@@ -170,11 +175,14 @@ def _refuse_asked(captured: Captured, other: OtherSizes, changed: list[str], why
     )
     rest = _without((dim.minimum, dim.maximum), other.sizes[changed[0]], dim)
     least = replace(dim, minimum=rest[0], maximum=rest[1])
-    raise CaptureError(
+    message = (
         f"with {sizes} the model's code{at} does something else than the program, which was traced "
-        f"with {', '.join(f'{name} = {dims[name].size}' for name in other.sizes)}: {why}",
-        hint=f"Leave such sizes out: --dynamic {place}={least.shown}.",
+        f"with {', '.join(f'{name} = {dims[name].size}' for name in other.sizes)}: {why}"
     )
+    hint = f"Leave such sizes out: --dynamic {place}={least.shown}."
+    if any(dims[name].asked for name in changed):
+        raise CaptureError(message, hint=hint)
+    raise FrozenDimensionError(message, tuple(changed), hint=hint)
 
 
 def _without(bounds: Range, size: int, dim: DimSpec) -> Range:
