@@ -29,6 +29,8 @@ from enginecast.pipelines.attach import Replaced, attach
 from enginecast.pipelines.components import empty_component, save_empty
 from enginecast.pipelines.engine_component import require_plain
 from enginecast.pipelines.record import RECORD, CheckOutcome, PipelineRecord, versions, write_record
+from enginecast.runtime.bundle import reader
+from enginecast.runtime.bundle.reader import digest
 from enginecast.runtime.load import EnginecastWarning
 
 
@@ -330,6 +332,8 @@ def test_steps_are_never_truncated(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"timestep is 7\.5, and the engine takes int64") as no:
             pipe.unet(sample, torch.tensor(7.5), text)
         assert "Record a call of the pipeline with this scheduler" in no.value.hint
+        with pytest.raises(InputError, match=r"timestep is 666\.00006"):  # not "is 666"
+            pipe.unet(sample, torch.tensor([666.0, 666.00006]), text)
 
 
 def test_engines_of_another_model_are_refused(parts: Attached, tmp_path: Path) -> None:
@@ -436,7 +440,11 @@ def test_an_empty_component_is_one_without_weights(tmp_path: Path) -> None:
         empty_component(tmp_path)
 
 
-def test_an_exported_text_encoder(exports: Exports) -> None:
+def test_an_exported_text_encoder(exports: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+    monkeypatch.setattr(
+        reader, "digest", lambda path: [compared.append(str(path)), digest(path)][1]
+    )
     encoder = CLIPTextModel.from_pretrained(exports.model("words-clip")).eval()
     pipe = stable_diffusion(text_encoder=encoder)
     ids = torch.arange(2 * 9).reshape(2, 9)
@@ -449,6 +457,8 @@ def test_an_exported_text_encoder(exports: Exports) -> None:
         torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5)
     eager.put_back()
     assert pipe.text_encoder is encoder
+    assert compared
+    assert len(compared) == len({*compared})  # a digest takes seconds for each GB
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ def attach(
     if not isinstance(components, Mapping):
         raise UsageError(f"a {type(pipe).__name__} has no components: expected a pipeline")
     found = _bundles(components, engines, check)
-    options = LoadOptions(None if prefer is None else tuple(prefer), allow_code, threads, check)
+    options = LoadOptions(None if prefer is None else tuple(prefer), allow_code, threads)
     made = {}
     for name, bundles in found.items():
         component = components[name]

@@ -172,9 +172,10 @@ class EngineCall:
     def _refuse_dtype(self, spec: Input, tensor: Tensor) -> None:
         said = str(tensor.dtype).removeprefix("torch.")
         if tensor.ndim <= 1 and tensor.is_floating_point() and spec.dtype.startswith("int"):
+            flat = tensor.flatten()
+            odd = flat[flat.to(getattr(torch, spec.dtype)).to(flat.dtype) != flat][0].item()
             raise InputError(
-                f"{self.owner}: {spec.name} is {tensor.flatten()[0].item():g}, and the engine takes"
-                f" {spec.dtype}",
+                f"{self.owner}: {spec.name} is {odd!r}, and the engine takes {spec.dtype}",
                 hint="Record a call of the pipeline with this scheduler (enginecast.record), and"
                 f" export {self.owner} again: its {spec.name} is a float then.",
             )

@@ -13,7 +13,7 @@ from enginecast.errors import UsageError
 from enginecast.pipelines.components import without_weights
 from enginecast.pipelines.engine_call import EngineCall
 from enginecast.pipelines.returned import Returned
-from enginecast.runtime.bundle.reader import Bundle, Check
+from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import backends, load
 
@@ -46,7 +46,6 @@ class LoadOptions:
     prefer: tuple[str, ...] | None
     allow_code: bool
     threads: int | None
-    check: Check
 
 
 class Slot:
@@ -82,7 +81,7 @@ class Slot:
                 device=device if given.prefer is None else None,
                 allow_code=given.allow_code,
                 threads=given.threads,
-                check=given.check,
+                check="size",  # its digests were compared when the bundle was opened
             )
             self._device = device
             self._runs_on = backends()[self._engine.backend].device

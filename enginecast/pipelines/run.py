@@ -82,7 +82,7 @@ def run_pipeline(pipe: Any, record: PipelineRecord, wish: Wish) -> Made:
                 " with the sizes that you want."
             )
         raise
-    except Exception as error:
+    except Exception as error:  # the pipeline's own code raises any kind
         if isinstance(error, EnginecastError) or _is_ours(error):
             raise
         raise UsageError(
