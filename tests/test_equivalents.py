@@ -7,7 +7,7 @@ from tiny_components import CONFIGS
 from torch import nn
 
 from enginecast.capture.python.recompile import innermost
-from enginecast.capture.tracing.equivalents import lumina2, with_equivalents
+from enginecast.capture.tracing.equivalents import lumina2, replaced_in, with_equivalents
 
 TEXT = 7
 
@@ -42,6 +42,12 @@ def test_lumina2_is_the_library_s(lumina: nn.Module, mask: torch.Tensor) -> None
             found = lumina(*given).sample
         assert torch.equal(found, lumina2(lumina, *given, return_dict=False)[0])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_captured_in_the_place_of_a_forward_is_said(lumina: nn.Module) -> None:
+    [note] = replaced_in(nn.Sequential(lumina))
+    assert note.startswith("the forward of Lumina2Transformer2DModel is captured as one")
+    assert replaced_in(nn.Linear(1, 1)) == ()
 
 
 def test_the_library_s_code_is_back_afterwards(lumina: nn.Module) -> None:

@@ -85,6 +85,16 @@ EQUIVALENTS: Mapping[str, Callable[..., Any]] = {
 """By the class that has the forward."""
 
 
+def replaced_in(module: nn.Module) -> tuple[str, ...]:
+    """Notes on the forwards of `module` that are captured as others."""
+    kinds = {f"{type(part).__module__}.{type(part).__qualname__}" for part in module.modules()}
+    return tuple(
+        f"the forward of {kind.rpartition('.')[2]} is captured as one that gives the same from"
+        " operators alone"
+        for kind in sorted(kinds & EQUIVALENTS.keys())
+    )
+
+
 @contextmanager
 def with_equivalents(module: nn.Module) -> Iterator[None]:
     """Replace the forwards of these classes, where `module` has parts of them."""

@@ -37,6 +37,7 @@ from enginecast.capture.sources.empty import capture_mode, fake_weights
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.autocast import inline_autocast
 from enginecast.capture.tracing.data_attribute import data_detached
+from enginecast.capture.tracing.equivalents import replaced_in
 from enginecast.capture.tracing.open_sizes import open_sizes
 from enginecast.capture.tracing.shapes import (
     FrozenDimensionError,
@@ -235,7 +236,7 @@ def _once(
     program.example_inputs = ((), dict(inputs))
     kept, cut = check_shapes(program, specs)
     narrowed = (*notes, *cut)
-    said = (*notes, *renamed, *cut)
+    said = (*notes, *renamed, *replaced_in(module), *cut)
     return Traced(program, kept, specs, said, narrowed, frozenset(decided), has_levels)
 
 
