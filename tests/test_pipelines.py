@@ -319,7 +319,7 @@ def test_a_picture_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> 
         save_pictures([Image.new("RGB", (4, 4))], tmp_path / "a.png")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="without a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 @pytest.mark.parametrize(("device", "code"), [("cuda", 3), ("tpu", 2)])
 def test_run_refuses_a_device_that_is_not_here(
     device: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -18,6 +18,7 @@ from enginecast.cli.options.groups import (
     Precision,
     Quiet,
     Threads,
+    Verbose,
     Width,
     grouped,
 )
@@ -105,9 +106,7 @@ def export(
     ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
-    verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, help="Show the log.", show_default=False)
-    ] = 0,
+    verbose: Verbose = 0,
 ) -> None:
     """Make engines of a pipeline's components, and compare the whole pipeline with eager."""
     show_log(verbose)

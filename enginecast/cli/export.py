@@ -15,6 +15,7 @@ from enginecast.cli.options.groups import (
     ModelFlags,
     Quiet,
     Threads,
+    Verbose,
     grouped,
 )
 from enginecast.cli.options.tensorrt import TensorRTFlags
@@ -66,9 +67,7 @@ def export(
     ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
-    verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, help="Show the log.", show_default=False)
-    ] = 0,
+    verbose: Verbose = 0,
 ) -> None:
     """Make an engine, compare it with eager, publish a bundle."""
     show_log(verbose)

@@ -67,6 +67,9 @@ Threads = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Threads within one operator.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables.")]
+Verbose = Annotated[
+    int, typer.Option("--verbose", "-v", count=True, help="Show the log.", show_default=False)
+]
 Arch = Annotated[str | None, typer.Option(metavar="NAME", help="GPU architecture, such as sm90.")]
 
 
