@@ -442,9 +442,12 @@ def test_an_empty_component_is_one_without_weights(tmp_path: Path) -> None:
 
 def test_an_exported_text_encoder(exports: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
-    monkeypatch.setattr(
-        reader, "digest", lambda path: [compared.append(str(path)), digest(path)][1]
-    )
+
+    def noted(path: Path) -> str:
+        compared.append(str(path))
+        return digest(path)
+
+    monkeypatch.setattr(reader, "digest", noted)
     encoder = CLIPTextModel.from_pretrained(exports.model("words-clip")).eval()
     pipe = stable_diffusion(text_encoder=encoder)
     ids = torch.arange(2 * 9).reshape(2, 9)
