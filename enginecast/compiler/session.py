@@ -361,7 +361,7 @@ class ExportSession:
 
 
 def plan_notes(found: QuantizationPlan | None) -> tuple[str, ...]:
-    """A quantization plan in one sentence; none without one."""
+    """A quantization plan in one sentence, and how it was found; nothing without one."""
     if found is None:
         return ()
     choices = Counter(layer.choice for layer in found.layers)
@@ -371,4 +371,5 @@ def plan_notes(found: QuantizationPlan | None) -> tuple[str, ...]:
     return (
         f"{found.format} plan for {found.arch}: {counts}; {error}allowed {found.max_error:.2g}"
         f" ({PLAN_NAME})",
+        *found.notes,
     )

@@ -46,6 +46,8 @@ class PlanOptions:
     """Class names of modules to keep, with all that is inside of them."""
     heads: bool = False
     """Whether linears that make an output of the program are quantized."""
+    sensitive: bool = False
+    """Whether layers are quantized that the model's class keeps from low precision."""
     measure: bool = True
     """Whether errors are measured on the calibration inputs; otherwise max_error bounds nothing."""
 

@@ -34,6 +34,7 @@ from enginecast.passes.quantize.measure.quantizable import Layer, find_layers, p
 from enginecast.passes.quantize.measure.simulate import simulate
 from enginecast.passes.quantize.plan.architectures import CPU, architecture, require
 from enginecast.passes.quantize.plan.check import check_plan
+from enginecast.passes.quantize.plan.declared import OVERRIDE, declared_reason
 from enginecast.passes.quantize.plan.forms import forms, native_scales, planned
 from enginecast.passes.quantize.plan.layer_timing import Timing, timing_on, with_measured_gains
 from enginecast.passes.quantize.plan.options import BEFORE, PlanOptions, QuantizingPass
@@ -70,6 +71,7 @@ class PlanPass(QuantizingPass):
     skip_modules: tuple[str, ...] = ()
     include_modules: tuple[str, ...] = ()
     heads: bool = False
+    sensitive: bool = False
     measure: bool = True
 
     def __post_init__(self) -> None:
@@ -150,6 +152,7 @@ def make_plan(
             del choices[node]
     _require_some(layers, kept.values(), options)
     plan = _Planner(program, context, options, layers, kept, choices).plan()
+    plan = replace(plan, notes=(*_declared_in_words(layers, kept), *plan.notes))
     _require_some(layers, [p.reason for p in plan.layers if p.choice == "keep"], options)
     return plan
 
@@ -215,6 +218,14 @@ def _require_some(layers: list[Layer], kept: Iterable[str], options: PlanOptions
         f"no layer is left to quantize: {counted or 'the program has none'}",
         hint=f"max_error is {max_error(options):g}; min_gain=0 takes layers that gain nothing.",
     )
+
+
+def _declared_in_words(layers: Sequence[Layer], kept: Mapping[Node, str]) -> Iterator[str]:
+    """How many layers the model's classes keep."""
+    reasons = (kept.get(layer.node, "") for layer in layers)
+    counts = Counter(reason for reason in reasons if reason.endswith(OVERRIDE))
+    for reason, count in counts.items():
+        yield f"{reason.removesuffix(OVERRIDE)}: {count} layer{'s' if count > 1 else ''}"
 
 
 class _Planner:
@@ -406,6 +417,8 @@ def _reasons(
     yield from (f"skip_modules_pattern={p.pattern!r}" for p in patterns if p.search(layer.module))
     around = module_classes(layer.node)
     yield from (f"skip_modules_classes={n!r}" for n in options.skip_modules_classes if n in around)
+    if not options.sensitive and (declared := declared_reason(layer)):
+        yield declared
     if layer.kind == "embedding" and options.format == "fp8":
         yield "an embedding: fp8 rounds its few bits away and saves no time; int8 stores it"
     if layer.kind != "embedding" and not options.heads and _reaches_output(layer.node):

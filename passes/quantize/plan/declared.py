@@ -1,0 +1,56 @@
+"""What the classes of diffusers keep from low precision, as their `enable_layerwise_casting` does.
+
+    _skip_layerwise_casting_patterns = ["pos_embed", "norm"]      of FluxTransformer2DModel
+
+That keeps `transformer_blocks.0.norm1.linear`, for one: the modulation, whose error every token of
+a block gets.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+from enginecast.passes.quantize.measure.quantizable import Layer
+
+OVERRIDE = " (sensitive=true quantizes it)"
+_DECLARED = "_skip_layerwise_casting_patterns"
+
+
+def declared_reason(layer: Layer) -> str:
+    """Why the model's class keeps a layer; empty: it does not.
+
+    The model is the outermost module around the layer whose class says anything: diffusers does not
+    ask the models within a model.
+    """
+    around = ((path, kind, _patterns(kind)) for path, kind in _around(layer))
+    path, kind, patterns = next((found for found in around if found[2]), ("", "", ()))
+    inside = layer.module.removeprefix(path).removeprefix(".")
+    within = list(accumulate(inside.split("."), "{}.{}".format))
+    kept = (p for p in patterns if any(re.search(p, module) for module in within))
+    return next(
+        (f"{kind.rpartition('.')[2]} keeps {p!r} from low precision{OVERRIDE}" for p in kept), ""
+    )
+
+
+def _around(layer: Layer) -> Iterator[tuple[str, str]]:
+    """Path and class of each module around a layer, the outermost first."""
+    stack = layer.node.meta.get("nn_module_stack") or {}
+    for path, kind in stack.values():
+        yield path, kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+
+
+@cache
+def _patterns(kind: str) -> tuple[str, ...]:
+    """The patterns of a class, and those that diffusers has for all of its models."""
+    module, _, name = kind.rpartition(".")
+    # A model that was captured is imported.
+    found: Any = getattr(sys.modules.get(module), name, None)
+    if not hasattr(found, _DECLARED):
+        return ()
+    from diffusers.hooks.layerwise_casting import DEFAULT_SKIP_MODULES_PATTERN
+
+    own = (getattr(found, _DECLARED), found._keep_in_fp32_modules)
+    return (*(pattern for each in own for pattern in each or ()), *DEFAULT_SKIP_MODULES_PATTERN)

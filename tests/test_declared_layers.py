@@ -1,0 +1,149 @@
+"""Layers that a model's class keeps from low precision: what diffusers' own casting leaves."""
+
+from pathlib import Path
+
+import diffusers
+import pytest
+import torch
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from programs import calibrated, captured
+from tiny_components import CONFIGS, save
+from torch import Tensor, nn
+
+from enginecast.compiler.prepare import open_model, prepare
+from enginecast.compiler.request import ModelOptions
+from enginecast.compiler.steps import Steps
+from enginecast.errors import PassError
+from enginecast.passes.ir.pipeline import run_pipeline
+from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
+from enginecast.passes.quantize.measure.quantizable import find_layers
+from enginecast.passes.quantize.plan.declared import declared_reason
+from enginecast.passes.registry import build
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1 = nn.ModuleDict({"linear": nn.Linear(16, 32)})
+        self.wo = nn.Linear(16, 16)
+        self.proj_out = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        shift, scale = self.norm1["linear"](time)[:, None].chunk(2, -1)
+        found: Tensor = self.proj_out(torch.tanh(self.wo(x * (1 + scale) + shift)))
+        return x + found
+
+
+class Within(ModelMixin, ConfigMixin):  # type: ignore[misc]
+    """A model within the model: nobody asks what its class keeps."""
+
+    @register_to_config  # type: ignore[untyped-decorator]
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj_in = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.proj_in(x)
+        return found
+
+
+class Denoiser(ModelMixin, ConfigMixin):  # type: ignore[misc]
+    _skip_layerwise_casting_patterns = ["norm", "^time$"]  # noqa: RUF012 - as diffusers has it
+    _keep_in_fp32_modules = ["wo"]  # noqa: RUF012
+
+    @register_to_config  # type: ignore[untyped-decorator]
+    def __init__(self, layers: int = 2) -> None:
+        super().__init__()
+        self.proj_in = nn.Linear(16, 16)
+        self.time = nn.Sequential(nn.Linear(16, 16), nn.SiLU())
+        self.time_too = nn.Linear(16, 16)
+        self.within = Within()
+        self.blocks = nn.ModuleList(Block() for _ in range(layers))
+        self.proj_out = nn.Linear(16, 16)
+
+    def forward(self, sample: Tensor, time: Tensor) -> Tensor:
+        x, time = self.proj_in(sample), self.time_too(self.time(time))
+        for block in self.blocks:
+            x = block(self.within(x), time)
+        found: Tensor = torch.sin(self.proj_out(x))
+        return found
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(16, 16)
+        self.norm = nn.Linear(16, 16)
+        self.denoiser = Denoiser()
+
+    def forward(self, sample: Tensor, time: Tensor) -> Tensor:
+        found: Tensor = self.denoiser(self.norm(self.before(sample)), time)
+        return found
+
+
+def left_by_diffusers(model: ModelMixin) -> set[str]:
+    model.enable_layerwise_casting(torch.float8_e4m3fn, torch.float32)
+    kinds = (nn.Linear, nn.Conv2d, nn.Conv3d)
+    layers = {name: each for name, each in model.named_modules() if isinstance(each, kinds)}
+    return {name for name, layer in layers.items() if not hasattr(layer, "_diffusers_hook")}
+
+
+def planned(module: nn.Module, spec: str) -> QuantizationPlan:
+    inputs = torch.randn(2, 4, 16), torch.randn(2, 16)
+    program = captured(module, *inputs)
+    run_pipeline(build(spec), program, calibrated(program, *inputs))
+    plan = plan_of(program)
+    assert plan is not None
+    return plan
+
+
+@pytest.mark.parametrize("spec", ["plan-int8", "plan-fp8", "plan-fp8{mode=storage}"])
+def test_a_plan_keeps_what_casting_by_diffusers_leaves(spec: str) -> None:
+    plan = planned(Denoiser().eval().requires_grad_(False), spec)
+    kept = {layer.module: layer.reason for layer in plan.layers if layer.choice == "keep"}
+    assert kept.keys() == left_by_diffusers(Denoiser())
+    assert kept["blocks.1.norm1.linear"] == (
+        "Denoiser keeps 'norm' from low precision (sensitive=true quantizes it)"
+    )
+    assert "Denoiser keeps 'wo' from low precision: 2 layers" in plan.notes
+    assert "Denoiser keeps '^proj_in$' from low precision: 1 layer" in plan.notes
+
+
+def test_patterns_are_those_of_a_module_within_the_model() -> None:
+    plan = planned(Around().eval().requires_grad_(False), "plan-int8")
+    kept = {layer.module for layer in plan.layers if layer.choice == "keep"}
+    assert kept == {f"denoiser.{name}" for name in left_by_diffusers(Denoiser())}
+
+
+def test_layers_that_are_asked_for_are_quantized_all_the_same() -> None:
+    model = Denoiser().eval().requires_grad_(False)
+    named = planned(model, 'plan-int8{include_modules="blocks.0.wo"}')
+    choices = {layer.module: layer.choice for layer in named.layers}
+    assert choices["blocks.0.wo"] != "keep"
+    assert choices["blocks.1.wo"] == "keep"
+    assert not any(
+        layer.choice == "keep" for layer in planned(model, "plan-int8{sensitive=true}").layers
+    )
+
+
+class Careful(Denoiser):
+    _skip_layerwise_casting_patterns = ["."]  # noqa: RUF012
+
+
+def test_a_model_that_keeps_all_of_its_layers_is_refused_with_the_way_out() -> None:
+    with pytest.raises(PassError, match=r"12 x Careful keeps '\.' .*sensitive=true"):
+        planned(Careful().eval().requires_grad_(False), "plan-int8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pixart", "flux", "wan", "sd15-unet"])
+def test_of_classes_of_diffusers(name: str, tmp_path: Path) -> None:
+    options = ModelOptions()
+    prepared = prepare(open_model(str(save(name, tmp_path)), options), options, Steps())
+    program = prepared.captured.program
+    found = {layer.module for layer in find_layers(program) if declared_reason(layer)}
+    kind, config = CONFIGS[name]
+    left = left_by_diffusers(getattr(diffusers, kind)(**config))
+    assert bool(found) == (name != "sd15-unet")  # it asks for its norms alone
+    assert found == left & {layer.module for layer in find_layers(program)}
