@@ -42,7 +42,7 @@ def computation(program: ExportedProgram) -> Computation:
         if node.op == "placeholder":
             known[node] = _placeholder(program, specs[node.name], held)
         else:
-            known[node] = _call(node, known)
+            known[node] = call_digest(node, known)
         if node.op == "output":
             return Computation(known[node], frozenset(checks), tuple(held))
         if has(node, Trait.CHECKS):
@@ -55,35 +55,40 @@ def _whole(program: ExportedProgram) -> Computation:
     held = [(name, found) for name, found in named if isinstance(found, Tensor)]
     identities = [f"{name} {id(tensor)}" for name, tensor in held]
     return Computation(
-        _digest([print_ir(program), *identities]), frozenset(), tuple(t for _, t in held)
+        digest([print_ir(program), *identities]), frozenset(), tuple(t for _, t in held)
     )
 
 
 def _placeholder(program: ExportedProgram, spec: InputSpec, held: list[Tensor]) -> str:
     if isinstance(spec.arg, ConstantArgument):
-        return _digest(["constant", repr(spec.arg.value)])
+        return digest(["constant", repr(spec.arg.value)])
     if spec.kind not in WEIGHT_KINDS:
-        return _digest(["input", spec.arg.name])
+        return digest(["input", spec.arg.name])
     deferred = deferred_weight(program, str(spec.target))
     if deferred is None:
         return _weight(weight_tensor(program, spec), held)
     inner: dict[Node, str] = {}
     for node in deferred.compute.nodes:
         given = deferred.compute.tensors.get(node)
-        inner[node] = _call(node, inner) if given is None else _weight(given, held)
+        inner[node] = call_digest(node, inner) if given is None else _weight(given, held)
     return inner[deferred.compute.nodes[-1]]
 
 
 def _weight(tensor: Tensor, held: list[Tensor]) -> str:
     held.append(tensor)
-    return _digest(["weight", str(id(tensor))])
+    return digest(["weight", str(id(tensor))])
 
 
-def _call(node: Node, known: Mapping[Node, str]) -> str:
+def call_digest(node: Node, known: Mapping[Node, str]) -> str:
+    """A digest of an op and its arguments.
+
+    Args:
+        known: what stands for each node among the arguments.
+    """
     target = node.target
     name = getattr(target, "__qualname__", "")
     where = f"{getattr(target, '__module__', '')} {target} {name}"
-    return _digest([node.op, where, _text(node.args, known), _text(node.kwargs, known)])
+    return digest([node.op, where, _text(node.args, known), _text(node.kwargs, known)])
 
 
 def _text(value: Any, known: Mapping[Node, str]) -> str:
@@ -98,5 +103,6 @@ def _text(value: Any, known: Mapping[Node, str]) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
-def _digest(parts: Iterable[str]) -> str:
+def digest(parts: Iterable[str]) -> str:
+    """One digest of several texts."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

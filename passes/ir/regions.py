@@ -1,0 +1,271 @@
+"""Regions: parts of a program that compute the same with different weights.
+
+    transformer_blocks.0: %add_7, %silu -> %add_12      a region is the nodes of one call of a
+    transformer_blocks.1: %add_12, %silu -> %add_17     module; these two are equal
+
+Two regions are equal when the graphs that are carved from them are the same text: the same ops with
+the same constants and wiring, over inputs and weights of the same dtypes, sizes and strides.  Names
+and classes of modules only say where to look.  Values of weights do not count: an epsilon that is a
+tensor may differ.  Sizes count by their symbols, so that equal regions have equal ranges.
+
+What a region computes without its weights and others read, too, stays outside of it: the first one
+often computes what `canonicalize` lets the others share.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+from torch.export import ExportedProgram
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from enginecast.passes.ir.blocks import is_structured
+from enginecast.passes.ir.computation import call_digest, digest
+from enginecast.passes.ir.edit import input_names, insert, value, weight_expressions
+from enginecast.passes.ir.effects import is_metadata_check, is_pure
+from enginecast.passes.ir.source import module_calls
+from enginecast.passes.ir.traits import Trait, has
+
+aten = torch.ops.aten
+
+LEAST_PRODUCTS = 2
+"""Of a region: less is an op with its surroundings, such as a linear."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of a program, and the graph that computes it alone."""
+
+    module: str
+    """Path of the module whose call it is, such as "transformer_blocks.0"."""
+    nodes: tuple[Node, ...]
+    """In order; those of two equal regions are counterparts, one by one, as are the following."""
+    inputs: tuple[Node, ...]
+    """The values from outside that it reads."""
+    weights: tuple[Node, ...]
+    """Weights, and what is computed of weights alone."""
+    results: tuple[Node, ...]
+    """Those of its nodes that are read outside."""
+    graph: Graph
+    """A copy that takes inputs and then weights, and returns the results."""
+    digest: str
+    """Equal for equal regions of one program, and for no others."""
+
+
+def repeated_regions(program: ExportedProgram) -> list[tuple[Region, ...]]:
+    """The regions that occur more than once, from the outermost modules in, each group of equal
+    ones in order.
+
+    A module whose call equals no other is opened, and the modules that it calls are looked at.
+    """
+    carver = Carver(program)
+    waiting = [node for node in program.graph.nodes if carver.counts(node)]
+    found: list[tuple[Region, ...]] = []
+    depth = 0
+    while calls := _calls(waiting, depth):
+        groups: dict[str, list[Region]] = defaultdict(list)
+        for module, nodes in calls.items():
+            region = carver.region(module, nodes)
+            if region is not None:
+                groups[region.digest].append(region)
+        repeated = [tuple(group) for group in groups.values() if len(group) > 1]
+        found += repeated
+        taken = {node for group in repeated for region in group for node in region.nodes}
+        waiting = [node for node in waiting if node not in taken]
+        depth += 1
+    return found
+
+
+def _calls(nodes: Iterable[Node], depth: int) -> dict[str, list[Node]]:
+    """Nodes by the call of a module that they belong to, as many modules deep."""
+    found: dict[str, list[Node]] = {}
+    for node in nodes:
+        stack = module_calls(node)
+        if len(stack) > depth:
+            found.setdefault(stack[depth], []).append(node)
+    return found
+
+
+class Carver:
+    """Carves parts out of one program, which it does not change."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self._weights = weight_expressions(program)
+        names = set(input_names(program))
+        self._inputs = [node for node in program.graph.nodes if node.name in names]
+
+    def counts(self, node: Node) -> bool:
+        """Whether a node is a part of the module that it is in: sizes are computed where they are
+        read, and weights are given.
+        """
+        return (
+            node.op == "call_function"
+            and node not in self._weights
+            and not is_size(node)
+            and not is_metadata_check(node)
+        )
+
+    def region(self, module: str, nodes: Sequence[Node]) -> Region | None:
+        """What one call of a module computes; None: too little, or what no graph alone can."""
+        if not all(map(is_plain, nodes)):
+            return None
+        inside = self._without_shared(nodes)
+        products = sum(has(node, Trait.HEAVY) for node in inside)
+        return None if products < LEAST_PRODUCTS else self.carve(module, inside)
+
+    def carve(self, module: str, nodes: Collection[Node]) -> Region | None:
+        """The region of nodes, each after what it reads; None: a size in it is no size of an input,
+        nor computed of those.
+        """
+        inside = dict.fromkeys(nodes)
+        read = dict.fromkeys(
+            source
+            for node in inside
+            for source in node.all_input_nodes
+            if source not in inside and is_tensors(source)
+        )
+        weights = tuple(node for node in read if node in self._weights)
+        inputs = [node for node in read if node not in self._weights]
+        results = tuple(node for node in inside if any(_reads(user, inside) for user in node.users))
+        sizes = [
+            size
+            for node in inside
+            for size in node.all_input_nodes
+            if size not in inside and not is_tensors(size)
+        ]
+        roots: dict[Any, tuple[Node, int]] = {}
+        for size in sizes:
+            if not self._find_roots(size, inputs, roots):
+                return None
+        graph = _graph(inside, (*inputs, *weights), results, roots)
+        return Region(module, tuple(inside), tuple(inputs), weights, results, graph, _digest(graph))
+
+    def _without_shared(self, nodes: Sequence[Node]) -> list[Node]:
+        """Without what is read elsewhere and depends on no weight, and without what that reads."""
+        inside = set(nodes)
+        own: set[Node] = set()  # depend on weights
+        for node in nodes:
+            sources = node.all_input_nodes
+            if not own.isdisjoint(sources) or not self._weights.isdisjoint(sources):
+                own.add(node)
+        shared: set[Node] = set()
+        for node in reversed(nodes):
+            if node not in own and any(u in shared or _reads(u, inside) for u in node.users):
+                shared.add(node)
+        return [node for node in nodes if node not in shared]
+
+    def _find_roots(
+        self, size: Node, inputs: list[Node], roots: dict[Any, tuple[Node, int]]
+    ) -> bool:
+        """Find a dimension of an input for each size; adds an input of the program where none of
+        the region has it.
+        """
+        wanted = expression(size)
+        if wanted in roots or not isinstance(value(size), SymInt):
+            return True
+        for node in (*inputs, *self._inputs):
+            for dim, found in enumerate(getattr(value(node), "shape", ())):
+                if isinstance(found, SymInt) and found.node.expr == wanted:
+                    if node not in inputs:
+                        inputs.append(node)
+                    roots[wanted] = node, dim
+                    return True
+        parts = size.all_input_nodes
+        return (
+            bool(parts)
+            and not any(map(is_tensors, parts))
+            and all(self._find_roots(part, inputs, roots) for part in parts)
+        )
+
+
+def is_plain(node: Node) -> bool:
+    """Whether a node computes tensors, of sizes that no values decide, and does nothing else."""
+    return (
+        is_tensors(node)
+        and is_pure(node)
+        and not is_structured(node)
+        and not free_unbacked_symbols(value(node))
+    )
+
+
+def is_size(node: Node) -> bool:
+    """Whether a node computes a size from sizes."""
+    return not is_tensors(node) and is_pure(node) and not free_unbacked_symbols(value(node))
+
+
+def is_tensors(node: Node) -> bool:
+    """Whether a value is a tensor, or several."""
+    found = value(node)
+    return isinstance(found, Tensor) or (
+        isinstance(found, tuple | list) and any(isinstance(each, Tensor) for each in found)
+    )
+
+
+def expression(size: Node) -> Any:
+    """The symbolic expression of a size; a number of a size that does not vary."""
+    found = value(size)
+    return found.node.expr if isinstance(found, SymInt) else found
+
+
+def _reads(user: Node, inside: Collection[Node]) -> bool:
+    """Whether a user stands outside and wants the value: a size is taken from an input instead."""
+    return user not in inside and not is_size(user) and not is_metadata_check(user)
+
+
+def _graph(
+    nodes: Iterable[Node],
+    takes: Sequence[Node],
+    results: Sequence[Node],
+    roots: dict[Any, tuple[Node, int]],
+) -> Graph:
+    graph = Graph()
+    known: dict[Node, Node] = {}
+    sizes: dict[Any, Node] = {}
+    for number, node in enumerate(takes):
+        known[node] = graph.placeholder(f"value_{number}")
+        known[node].meta["val"] = value(node)
+
+    def find(node: Node) -> Any:
+        if node in known:
+            return known[node]
+        wanted = expression(node)
+        if not isinstance(value(node), SymInt):
+            return wanted
+        if wanted not in sizes:
+            if wanted in roots:
+                source, dim = roots[wanted]
+                args: Any = (known[source], dim)
+                sizes[wanted] = insert(graph, aten.sym_size.int, args, like=known[source])
+            else:
+                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), find)
+                assert callable(node.target)
+                sizes[wanted] = insert(graph, node.target, args, kwargs, like=node)
+        return sizes[wanted]
+
+    for node in nodes:
+        for source in node.all_input_nodes:
+            find(source)  # before the op itself
+        known[node] = graph.node_copy(node, find)
+    graph.output(tuple(known[node] for node in results))
+    return graph
+
+
+def _digest(graph: Graph) -> str:
+    """Of the text of a graph in which nodes are numbered."""
+    names: dict[Node, str] = {}
+    parts = []
+    for number, node in enumerate(graph.nodes):
+        names[node] = f"%{number}"
+        parts.append(
+            " ".join(_memory(value(node))) if node.op == "placeholder" else call_digest(node, names)
+        )
+    return digest(parts)
+
+
+def _memory(tensor: Tensor) -> Iterator[str]:
+    yield from (str(tensor.dtype), str(tensor.device), str(tensor.layout))
+    yield from (str(tuple(tensor.shape)), str(tensor.stride()))
