@@ -52,6 +52,9 @@ def test_int8_on_the_cpu(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert {layer["choice"] for layer in plan["layers"]} == {"storage", "w8a8-dynamic"}
     error = max(output["error"] for output in done.json["verdict"]["outputs"])
     assert 1e-3 < error < plan["max_error"]
+    for errors in (plan["errors"], done.json["verdict"]["errors"]):
+        assert errors.keys() == set(done.json["verdict"]["cases"])
+        assert max(errors.values()) <= plan["max_error"]
 
     # A person looks at the plan, wants one layer whole, and exports with it.
     plan["layers"][-1] |= {"choice": "keep", "reason": "the pooler is small"}

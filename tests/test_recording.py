@@ -109,11 +109,33 @@ def test_each_component_is_kept_with_its_inputs_by_name() -> None:
         "rotary_1": [4, 1],
         "conditions_text": [2, 3, 6],
     }
-    assert len(found.calls) == 2  # the first and the last
-    assert [float(call["timestep"]) for call in found.calls] == [0, 2]
+    assert [float(call["timestep"]) for call in found.calls] == [0, 1, 2]
+    assert found.names == tuple(f"recorded call {n} of 3" for n in (1, 2, 3))
     assert found.dynamic() == []
     assert calls["vae.decode"].call.entry == "decode"
     assert "decode" not in vars(pipe.components["vae"])
+
+
+@pytest.mark.parametrize("steps", [5, 28, 50, 1000])
+def test_a_long_run_is_kept_early_in_the_middle_and_late(steps: int) -> None:
+    class Step(nn.Module):
+        def forward(self, x: Tensor, timestep: Tensor) -> Tensor:
+            return x + timestep
+
+    model = Step()
+    with record({"model": model}) as calls:
+        for step in range(steps):
+            model(torch.zeros(2, 3), torch.tensor(float(step)))
+        model(torch.zeros(4, 3), torch.tensor(0.0))
+        [series, _] = calls._heard["model"].values()
+        assert len(series.some) <= 4  # memory does not grow with the run
+    found = calls["model"]
+    early, middle, late, larger = [float(call["timestep"]) for call in found.calls]
+    assert (early, late, larger) == (0, steps - 1, 0)
+    assert steps / 4 <= middle <= 3 * steps / 4
+    assert found.names[-2:] == tuple(
+        f"recorded call {n} of {steps + 1}" for n in (steps, steps + 1)
+    )
 
 
 def test_two_sizes_say_what_varies_and_hangs_together() -> None:
@@ -155,7 +177,7 @@ def test_generators_are_left_out() -> None:
         for _ in range(3):
             decoder.decode(torch.randn(1, 4), generator=[torch.Generator()])
     assert calls["vae.decode"].call.inputs == ("z",)
-    assert len(calls["vae.decode"].calls) == 2
+    assert len(calls["vae.decode"].calls) == 3
 
 
 def test_what_a_model_changes_in_place_is_kept_as_it_was_given() -> None:
@@ -177,7 +199,7 @@ def test_what_a_model_changes_in_place_is_kept_as_it_was_given() -> None:
             module(Given(torch.zeros(rows, 3)))
     found = calls["InPlace"]
     assert found.call.inputs == ("given_x", "given_half")
-    assert [call["given_x"].shape[0] for call in found.calls] == [2, 4, 4]
+    assert [call["given_x"].shape[0] for call in found.calls] == [2, 4]  # those of 4 rows are equal
     assert not any(call["given_x"].any() for call in found.calls)
 
 

@@ -112,8 +112,18 @@ def judge(
         where=where,
         outputs=tuple(_output_verdict(output) for output in worst),
         cases=(*floor.cases, *edges),
+        errors=_errors_by_case(measured or emulated) if floor.rounding else {},
         reasons=tuple(failures or notes),
     )
+
+
+def _errors_by_case(comparison: Comparison | None) -> dict[str, float]:
+    """The worst row of each case; cases with values that are not finite are left out."""
+    worst = {
+        case: max((found.worst_row for found in outputs.values()), default=0.0)
+        for case, outputs in (comparison or {}).items()
+    }
+    return {case: error for case, error in worst.items() if math.isfinite(error)}
 
 
 def verdict_line(verdict: Verdict, dtype: str) -> str:

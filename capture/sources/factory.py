@@ -40,7 +40,7 @@ class FactorySource(Source):
         if isinstance(example, Recorded):
             example.require(module)
             call, tensors = example.call, example.example
-            self.recorded = example.calls
+            self.recorded = example.by_name
             self.notes = example.notes
         else:
             call, tensors = call_of(arguments_of(example, name), name)

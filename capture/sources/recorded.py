@@ -29,7 +29,7 @@ class RecordedSource(Source):
         self.config = model.config
         self.model_class = model.model_class
         self.call = None if recorded.call.is_plain else recorded.call
-        self.recorded = recorded.calls
+        self.recorded = recorded.by_name
         self.notes = (*model.notes, *recorded.notes)
 
     def write_beside(self, folder: Path) -> None:

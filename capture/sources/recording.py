@@ -2,12 +2,14 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from enginecast.capture.sources.calls import Call, call_of, left_out, with_tensors
@@ -17,8 +19,10 @@ METHODS = ("encode", "decode")
 """What pipelines call besides `forward`."""
 PACKING = ("return_dict",)
 """Arguments that only say how results are packed; a packed one has names."""
-MOST_CALLS = 8
-"""Calls of different sizes that are kept of a component, besides the last one."""
+MOST_SIZES = 9
+"""Sizes of which calls are kept of a component."""
+SPREAD = 4
+"""Calls of one size that are kept while it is not known how many there will be."""
 
 Place = tuple[str, int]
 """An input, and one of its dimensions."""
@@ -28,13 +32,21 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Recorded:
-    """The calls of one component: the first of each size, and the last."""
+    """The calls of one component: the first of each size; of the size that was called most, one
+    from the middle and the last, too."""
 
     name: str
     model_class: str
     call: Call
     calls: tuple[Mapping[str, Tensor], ...]
     """The tensors of each call, by the name of the input."""
+    names: tuple[str, ...]
+    """Of the calls: "recorded call 14 of 28"."""
+
+    @property
+    def by_name(self) -> dict[str, Mapping[str, Tensor]]:
+        """The calls by their names."""
+        return dict(zip(self.names, self.calls, strict=True))
 
     @property
     def example(self) -> dict[str, Tensor]:
@@ -116,12 +128,45 @@ class Recorded:
             )
 
 
+@dataclass(frozen=True)
+class _Heard:
+    """A call; not its module, which may be freed."""
+
+    number: int
+    model_class: str
+    entry: str
+    arguments: dict[str, Any]
+
+
+@dataclass
+class _Series:
+    """Calls of one size, from a run of any length: some of them, spread evenly, and the last."""
+
+    count: int = 0
+    every: int = 1
+    some: list[_Heard] = field(default_factory=list)
+
+    def add(self, heard: _Heard) -> None:
+        if self.count % self.every == 0:
+            self.some.append(heard)
+        if len(self.some) > SPREAD:
+            self.some, self.every = self.some[::2], 2 * self.every
+        self.last, self.count = heard, self.count + 1
+
+    @property
+    def spread(self) -> list[_Heard]:
+        """The first call, one from the middle, and the last."""
+        half = self.count / 2
+        middle = min(range(len(self.some)), key=lambda place: abs(place * self.every - half))
+        return [self.some[0], self.some[middle], self.last]
+
+
 class Calls(Mapping[str, Recorded]):
     """The recorded calls by component: "transformer", "vae.decode"."""
 
     def __init__(self) -> None:
-        self._heard: dict[str, list[tuple[str, str, dict[str, Any]]]] = {}
-        # Class, method, arguments: not the modules, which may be freed.
+        self._heard: dict[str, dict[str, _Series]] = {}
+        self._counts = Counter[str]()
 
     def __getitem__(self, name: str) -> Recorded:
         if name not in self._heard:
@@ -129,7 +174,7 @@ class Calls(Mapping[str, Recorded]):
             raise UsageError(
                 f"{name!r} was not called while the pipeline was recorded; called: {called}"
             )
-        return _together(name, self._heard[name])
+        return _together(name, _chosen(self._heard[name].values()), self._counts[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._heard)
@@ -138,19 +183,18 @@ class Calls(Mapping[str, Recorded]):
         return len(self._heard)
 
     def hear(self, name: str, module: nn.Module, entry: str, given: dict[str, Any]) -> None:
-        """Keep a call when it is the first of its sizes; the one before is then not the last."""
+        """Keep a call among those of its size."""
         arguments = {
             name: value
             for name, value in given.items()
             if name not in PACKING and not left_out(value)
         }
-        arguments = with_tensors(arguments, lambda t: t.detach().to("cpu", copy=True))
-        heard = self._heard.setdefault(name, [])
-        shapes = [_shapes(known) for _, _, known in heard]
-        if len(heard) > 1 and shapes.count(shapes[-1]) > 1:
-            heard.pop()  # it was kept as the last one
-        if len(heard) <= MOST_CALLS or _shapes(arguments) in shapes:
-            heard.append((type(module).__name__, entry, arguments))
+        self._counts[name] += 1
+        heard, size = self._heard.setdefault(name, {}), _shapes(arguments)
+        if size in heard or len(heard) < MOST_SIZES:
+            copied = with_tensors(arguments, lambda t: t.detach().to("cpu", copy=True))
+            call = _Heard(self._counts[name], type(module).__name__, entry, copied)
+            heard.setdefault(size, _Series()).add(call)
 
 
 @contextmanager
@@ -230,16 +274,26 @@ def by_name(
     return named
 
 
-def _together(name: str, heard: Sequence[tuple[str, str, dict[str, Any]]]) -> Recorded:
+def _chosen(sizes: Collection[_Series]) -> list[_Heard]:
+    """The calls that are kept in the end, in their order."""
+    longest = max(sizes, key=lambda series: series.count)
+    found = {call.number: call for call in (*(s.some[0] for s in sizes), *longest.spread)}
+    return [found[number] for number in sorted(found)]
+
+
+def _together(name: str, heard: Sequence[_Heard], count: int) -> Recorded:
     """All calls of a component as one.
+
+    Args:
+        count: how many there were.
 
     Raises:
         UsageError: they differ in more than the values and sizes of tensors.
     """
-    model_class, entry, _ = heard[0]
-    made = [call_of(arguments, name) for _, _, arguments in heard]
-    call, tensors = made[0]
-    for other, found in made[1:]:
+    call, tensors = call_of(heard[0].arguments, name)
+    calls: dict[str, Mapping[str, Tensor]] = {}
+    for each in heard:
+        other, found = call_of(each.arguments, name)
         if other != call:
             raise UsageError(
                 f"{name} was called in two ways: {_difference(call, other)}",
@@ -253,7 +307,14 @@ def _together(name: str, heard: Sequence[tuple[str, str, dict[str, Any]]]) -> Re
                 f" {_kind(found[odd])}",
                 hint="Record calls of one kind.",
             )
-    return Recorded(name, model_class, replace(call, entry=entry), tuple(each for _, each in made))
+        if not any(_equal(found, known) for known in calls.values()):
+            calls[f"recorded call {each.number} of {count}"] = found
+    call = replace(call, entry=heard[0].entry)
+    return Recorded(name, heard[0].model_class, call, tuple(calls.values()), tuple(calls))
+
+
+def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
 def _difference(one: Call, other: Call) -> str:

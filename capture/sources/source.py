@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -60,8 +61,8 @@ class Source(ABC):
     """The modules that were given in train mode; `eager` has all of them in eval mode."""
     call: Call | None = None
     """How the inputs become the arguments of `forward`; None: they are its arguments."""
-    recorded: tuple[Mapping[str, Tensor], ...] = ()
-    """Inputs of calls that were recorded."""
+    recorded: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
+    """Inputs of calls that were recorded, by the name of the call."""
     notes: tuple[str, ...] = ()
     """What a user should know of the inputs, as sentences."""
     tokenizer_files: tuple[Path, ...] = ()

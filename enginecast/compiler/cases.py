@@ -255,7 +255,8 @@ def _example_case(source: Source, specs: Sequence[InputSpec], steps: Steps) -> l
         return []
     example = {spec.name: given[spec.name].to(spec.dtype) for spec in specs}
     check_values(example, specs, "the example")
-    case = Case("example inputs", example)
+    known = (name for name, call in source.recorded.items() if _is_of(call, given))
+    case = Case(next(known, "example inputs"), example)
     try:
         _check_sizes(specs, case)
     except UsageError as error:
@@ -267,8 +268,8 @@ def _example_case(source: Source, specs: Sequence[InputSpec], steps: Steps) -> l
 def _recorded_cases(source: Source, specs: Sequence[InputSpec]) -> Iterator[Case]:
     """The recorded calls in the sizes that the program takes; the example is one of them."""
     example = source.example()
-    for number, call in enumerate(source.recorded, 1):
-        if all(call[name] is tensor for name, tensor in example.items()):
+    for name, call in source.recorded.items():
+        if _is_of(call, example):
             continue
         inputs = {spec.name: call[spec.name].to(spec.dtype) for spec in specs}
         if all(
@@ -276,7 +277,12 @@ def _recorded_cases(source: Source, specs: Sequence[InputSpec]) -> Iterator[Case
             for spec in specs
             for size, dim in zip(inputs[spec.name].shape, spec.dims, strict=True)
         ):
-            yield Case(f"recorded call {number}", inputs)
+            yield Case(name, inputs)
+
+
+def _is_of(call: Mapping[str, Tensor], example: Mapping[str, Tensor]) -> bool:
+    """Whether the example is a recorded call."""
+    return all(call[name] is tensor for name, tensor in example.items())
 
 
 def check_values(given: Mapping[str, Tensor], specs: Sequence[InputSpec], origin: str) -> None:

@@ -157,6 +157,7 @@ class Prepared(OpenedModel):
         """What passes may know of the model."""
         return PassContext(
             calibration=tuple(case.inputs for case in self.cases),
+            names=tuple(case.name for case in self.cases),
             plan=self.quantization,
             mask_input=self.mask_input,
         )

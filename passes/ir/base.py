@@ -89,6 +89,8 @@ class PassContext:
 
     calibration: Sequence[Mapping[str, Tensor]] = ()
     """The verification inputs of an export by name, for passes that look at real values."""
+    names: Sequence[str] = ()
+    """Of the calibration inputs: "recorded call 14 of 28"; empty: they have none."""
     skip: frozenset[SiteKey] = field(default_factory=frozenset)
     """Sites that a pass must leave alone, as to find the one that does harm."""
     earlier: Mapping[tuple[str, str], int] = field(default_factory=dict)

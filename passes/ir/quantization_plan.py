@@ -81,6 +81,8 @@ class QuantizationPlan(Record, frozen=True, kw_only=True):
     """Largest relative L2 error of a valid row of an output that was allowed."""
     predicted_error: Fraction | None = None
     """The largest error of a row with the whole plan, as simulated before the rewriting."""
+    errors: dict[str, Fraction] = {}
+    """The same in each of the calibration inputs, by their names: steps of a denoiser differ."""
     notes: tuple[str, ...] = ()
     """How the plan was found, in sentences."""
     layers: tuple[LayerPlan, ...]

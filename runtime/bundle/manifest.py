@@ -180,6 +180,8 @@ class Verdict(Record, frozen=True, kw_only=True):
     where: Where
     outputs: tuple[OutputVerdict, ...] = ()
     cases: tuple[str, ...] = ()
+    errors: dict[str, float] = {}
+    """Of a quantized engine, the largest relative error of a row in each case."""
     reasons: tuple[str, ...] = ()
     arithmetic: str = ""
     """The profile that the program was emulated in, such as "ort-cuda"; empty: it was not."""

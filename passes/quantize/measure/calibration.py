@@ -1,6 +1,5 @@
 """Calibration inputs that a plan can be measured on, and which rows of them count."""
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -128,21 +127,27 @@ BEYOND = 1e30
 
 
 def largest_row_error(found: Outputs, wanted: Outputs, masks: Sequence[Tensor | None]) -> float:
-    """The relative L2 error of the row that is worst, of the rows of an output that count: beside a
-    token that is loud, another one could be anything.  A row of next to nothing is measured against
-    a tenth of the median one.
+    """The largest of `row_errors`."""
+    return max(row_errors(found, wanted, masks))
+
+
+def row_errors(found: Outputs, wanted: Outputs, masks: Sequence[Tensor | None]) -> list[float]:
+    """For each case the relative L2 error of the row that is worst, of the rows of an output that
+    count: beside a token that is loud, another one could be anything.  A row of next to nothing is
+    measured against a tenth of the median one.
 
     Outputs that hold no floats have no such error.
     """
-    largest = 0.0
-    for rows, exact in itertools.chain.from_iterable(_rows_of_outputs(found, wanted, masks)):
-        error = (rows.double() - exact.double()).norm(dim=-1)
-        sizes = exact.double().norm(dim=-1)
-        shown = sizes[sizes > 0]
-        least = SMALL_ROW * (shown.median() if len(shown) else sizes.new_zeros(()))
-        ratios = error / sizes.maximum(least).clamp(min=torch.finfo(torch.float64).tiny)
-        if len(ratios):
-            largest = max(largest, float(ratios.nan_to_num(BEYOND).amax()))
+    largest = [0.0] * len(wanted)
+    for output in _rows_of_outputs(found, wanted, masks):
+        for case, (rows, exact) in enumerate(output):
+            error = (rows.double() - exact.double()).norm(dim=-1)
+            sizes = exact.double().norm(dim=-1)
+            shown = sizes[sizes > 0]
+            least = SMALL_ROW * (shown.median() if len(shown) else sizes.new_zeros(()))
+            ratios = error / sizes.maximum(least).clamp(min=torch.finfo(torch.float64).tiny)
+            if len(ratios):
+                largest[case] = max(largest[case], float(ratios.nan_to_num(BEYOND).amax()))
     return largest
 
 

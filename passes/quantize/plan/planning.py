@@ -27,8 +27,8 @@ from enginecast.passes.ir.traits import Trait, has
 from enginecast.passes.quantize.measure.calibration import (
     BEYOND,
     check_calibration,
-    largest_row_error,
     masks_of,
+    row_errors,
 )
 from enginecast.passes.quantize.measure.quantizable import Layer, find_layers, products_as_linears
 from enginecast.passes.quantize.measure.simulate import simulate
@@ -164,8 +164,12 @@ def _measured_again(
     check_calibration(program, context)
     exact = _simulated(program, context, replace(plan, layers=()))
     found = _simulated(program, context, plan)
-    error = largest_row_error(found, exact, masks_of(context))
-    return replace(plan, predicted_error=error)
+    errors = row_errors(found, exact, masks_of(context))
+    return replace(plan, predicted_error=max(errors), errors=_by_name(errors, context))
+
+
+def _by_name(errors: Sequence[float], context: PassContext) -> dict[str, float]:
+    return dict(zip(context.names, errors, strict=True)) if context.names else {}
 
 
 def _simulated(
@@ -246,6 +250,7 @@ class _Planner:
         self._layers = layers
         self._kept = kept
         self._choices = choices
+        self._simulated: dict[frozenset[tuple[Node, int]], list[float]] = {}
 
     def plan(self) -> QuantizationPlan:
         if not self._options.measure:
@@ -264,10 +269,16 @@ class _Planner:
             start={node: self._first_within(known) for node, known in self._choices.items()},
         )
         plan = self._with(searched.chosen, found)
+        errors = self._simulated.get(frozenset(searched.chosen.items()))
+        by_name = _by_name(errors, self._context) if errors else {}
         return replace(
             plan,
             predicted_error=searched.error,
-            notes=_found_in_words(searched, found, len(self._context.calibration)),
+            errors=by_name,
+            notes=(
+                *_found_in_words(searched, found, len(self._context.calibration)),
+                *_errors_in_words(by_name),
+            ),
         )
 
     def _note_errors(self, found: Sensitivity) -> None:
@@ -309,7 +320,9 @@ class _Planner:
 
     def _error(self, chosen: Mapping[Node, int], found: Sensitivity) -> float:
         outputs = _simulated(self._program, self._context, self._with(chosen))
-        return largest_row_error(outputs, found.outputs, masks_of(self._context))
+        errors = row_errors(outputs, found.outputs, masks_of(self._context))
+        self._simulated[frozenset(chosen.items())] = errors
+        return max(errors)
 
     def _with(
         self, chosen: Mapping[Node, int], found: Sensitivity | None = None
@@ -377,6 +390,12 @@ def _found_in_words(search: Found[Any], found: Sensitivity, cases: int) -> tuple
         f" {search.error:.3g}, found in {search.runs} simulations of the whole on {cases}"
         " calibration inputs",
     )
+
+
+def _errors_in_words(errors: Mapping[str, float]) -> Iterator[str]:
+    if errors:
+        shown = (f"{name} {error:.2g}" for name, error in errors.items())
+        yield f"worst row by calibration inputs: {', '.join(shown)}"
 
 
 def _skip_reasons(

@@ -1,0 +1,116 @@
+"""Steps of a denoiser that differ: a plan is measured on early, middle and late ones."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from programs import captured, outputs, rewritten
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+import enginecast
+from enginecast.capture.sources.recording import Recorded, record
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
+from enginecast.passes.quantize.measure.simulate import simulate
+from enginecast.passes.quantize.plan.file import read_plan
+
+STEPS = 9
+
+
+class Denoiser(nn.Module):
+    """Late steps make a few hidden units as loud as those of trained transformers are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(32, 64)
+        self.down = nn.Linear(64, 32)
+        self.out = nn.Linear(32, 32)
+        self.loud = nn.Buffer(torch.zeros(64))
+        with torch.no_grad():
+            self.loud[[3, 17, 40]] = 80.0
+            self.down.weight[:, [3, 17, 40]] *= 0.1
+
+    def forward(self, x: Tensor, timestep: Tensor) -> Tensor:
+        late = torch.sigmoid((400.0 - timestep) / 50.0)
+        hidden = torch.relu(self.up(x)) * (1.0 + late * self.loud)
+        found: Tensor = torch.tanh(self.out(x + self.down(hidden)))
+        return found
+
+
+@pytest.fixture(scope="module")
+def calls() -> tuple[Denoiser, Recorded]:
+    torch.manual_seed(0)
+    model = Denoiser().eval().requires_grad_(False)
+    x = torch.randn(2, 12, 32)
+    with record({"denoiser": model}) as found:
+        for step in range(STEPS):
+            x = x - 0.1 * model(x, torch.tensor(999.0 * (1 - step / (STEPS - 1))))
+    return model, found["denoiser"]
+
+
+def program_of(model: Denoiser, call: Recorded) -> ExportedProgram:
+    return captured(model, *call.example.values())
+
+
+def context(call: Recorded, *places: int) -> PassContext:
+    some = [call.calls[place] for place in places]
+    return PassContext(calibration=some, names=[call.names[place] for place in places])
+
+
+def plan_on(program: ExportedProgram, spec: str, known: PassContext) -> QuantizationPlan:
+    planned, _ = rewritten(program, spec, known)
+    plan = plan_of(planned)
+    assert plan is not None
+    return plan
+
+
+def error(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    [one], [other] = found, wanted
+    return float(((one - other).norm(dim=-1) / other.norm(dim=-1)).max())
+
+
+def test_static_scales_of_early_steps_alone_are_wrong_for_late_ones(
+    calls: tuple[Denoiser, Recorded],
+) -> None:
+    model, call = calls
+    program, late = program_of(model, call), list(call.calls[-1].values())
+    exact = outputs(program, *late)
+    errors = {}
+    for name, places in {"early": (0,), "late": (2,), "all": (0, 1, 2)}.items():
+        spec = "plan-int8{static=true max_error=0.5},int8-matmul"
+        quantized, _ = rewritten(program, spec, context(call, *places))
+        errors[name] = error(outputs(quantized, *late), exact)
+    assert errors["early"] > 0.3  # the loud units are clamped
+    assert errors["all"] == errors["late"] < 0.15
+
+
+def test_a_plan_of_early_steps_alone_does_not_hold_late(calls: tuple[Denoiser, Recorded]) -> None:
+    model, call = calls
+    program, spec = program_of(model, call), "plan-int8{max_error=0.05}"
+    early = plan_on(program, spec, context(call, 0))
+    whole = plan_on(program, spec, context(call, 0, 1, 2))
+    exact = outputs(program, *call.calls[-1].values())
+    late = {
+        name: error(tuple(simulate(program, plan, call.calls[-1:])[0].values()), exact)
+        for name, plan in {"early": early, "whole": whole}.items()
+    }
+    assert late["early"] > 0.05 >= late["whole"]
+    assert list(whole.errors) == list(call.names)
+    assert max(whole.errors.values()) == whole.predicted_error
+    assert whole.errors[call.names[2]] == pytest.approx(late["whole"], rel=1e-3)
+    assert any(note.startswith("worst row by calibration inputs: recorded") for note in whole.notes)
+
+
+@pytest.mark.slow
+def test_plan_and_verdict_have_the_error_of_each_step(
+    calls: tuple[Denoiser, Recorded], tmp_path: Path
+) -> None:
+    model, call = calls
+    bundle = enginecast.compile(model, tmp_path / "engine", example=call, precision="int8")
+    verdict = bundle.manifest.engines[0].verdict
+    plan = read_plan(tmp_path / "engine" / "plan.json")
+    for found in (verdict.errors, plan.errors):
+        assert found.keys() >= set(call.names)
+        assert all(0 < found[name] <= plan.max_error for name in call.names)
