@@ -59,6 +59,17 @@ def test_another_weight_is_another_computation(program: ExportedProgram) -> None
     assert computation(copy) != computation(program)
 
 
+def test_what_gives_its_input_counts_for_nothing(program: ExportedProgram) -> None:
+    for rate, train, same in ((0.5, False, True), (0.5, True, False)):
+        copy = structural_copy(program)
+        mul = next(node for node in copy.graph.nodes if "mul" in str(node.target))
+        with copy.graph.inserting_after(mul):
+            drop = copy.graph.call_function(torch.ops.aten.dropout.default, (mul, rate, train))
+        drop.meta = dict(mul.meta)
+        mul.replace_all_uses_with(drop, lambda user, drop=drop: user is not drop)
+        assert (computation(copy) == computation(program)) is same
+
+
 def test_a_hoisted_expression_is_the_same_computation(program: ExportedProgram) -> None:
     copy = structural_copy(program)
     run_pipeline(build("hoist-weights"), copy, PassContext())

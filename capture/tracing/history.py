@@ -44,16 +44,19 @@ class CalledInTurn:
         inputs: Mapping[str, Tensor],
         others: Sequence[Mapping[str, Tensor]] = (),
         trained: frozenset[str] = frozenset(),
+        before: Outputs | None = None,
     ) -> None:
         """
         Args:
             others: other values, and other sizes.
             trained: the modules that were given in train mode.
+            before: what another copy of the module gave for `inputs`, which saves a run.
         """
         self._call = call
         self._inputs = inputs
         self._others = others
         self._trained = trained
+        self._before = before
         self._is_done = False
         self._known: list[tuple[nn.Module, Mapping[str, Tensor], Outputs]] = []
         """What the first calls gave, until it is asked for."""
@@ -68,12 +71,33 @@ class CalledInTurn:
         """
         if not self._is_done:
             self._is_done = True
-            self._look(module)
+            if not self._is_as_before(module):
+                self._look(module)
         for index, (called, known, outputs) in enumerate(self._known):
             if called is module and _are_equal(known, inputs):
                 del self._known[index]
                 return outputs
         return self._call(module, inputs)
+
+    def _is_as_before(self, module: nn.Module) -> bool:
+        """Whether a call after another one gives what it gave before, and nothing is changed."""
+        if self._before is None or self._trained or not self._others:
+            return False
+        watch = Watch(module)
+        with watch.following():
+            between = self._try(module, self._others[0])
+            again = self._try(module, self._inputs)
+        if between is None or again is None or watch.changes():
+            return False
+        if again.keys() != self._before.keys():
+            return False
+        if any(_differ(self._before[name], again[name]) for name in again):
+            return False
+        self._known += [
+            (module, self._others[0], _copies(between)),
+            (module, self._inputs, _copies(again)),
+        ]
+        return True
 
     def _look(self, module: nn.Module) -> None:
         watch = Watch(module)

@@ -93,15 +93,17 @@ class Sweep:
                 low, high = bounds[name]
                 beyond = sizes[name] > self.traced[name]
                 bounds[name] = (low, sizes[name] - step) if beyond else (sizes[name] + step, high)
-            place = self._place(sizes)
+            place = self._place(sizes, first[0].writes)
             found = {name: sizes[name] for name in sorted(changed)}
             yield OtherSizes(str(place) if place else "", found)
 
     def _nearest(self, name: str, size: int, step: int, first: tuple[Walk, Walk]) -> dict[str, int]:
         """The size of one dimension nearest to the traced one that differs, by bisection."""
         good, bad = self.traced[name], size
+        beside = bad + (step if bad < good else -step)
         while abs(bad - good) > step:
-            middle = (good + bad) // (2 * step) * step
+            # The end of a range is mostly alone, as one is.
+            middle = beside if size == bad else (good + bad) // (2 * step) * step
             if self._differs({**self.traced, name: middle}, first):
                 bad = middle
             else:
@@ -111,16 +113,17 @@ class Sweep:
     def _differs(self, sizes: Sizes, first: tuple[Walk, Walk]) -> bool:
         """Whether eager computes something else than the program, or raises an error."""
         try:
-            pair = self._pair(sizes, self._eager(sizes, writes=first[0].writes))
+            eager = self._eager(sizes, writes=first[0].writes)
+            if eager.writes and eager.names != first[0].names:
+                return True  # a copy may have become an alias
+            pair = self._pair(sizes, eager)
         except UNKNOWN:
             return False
         except Exception:
             return True
         if pair is None:
             return False
-        eager, captured = pair
-        if eager.writes and eager.names != first[0].names:
-            return True  # a copy may have become an alias
+        captured = pair[1]
         declared = output_shapes(self.walker.program, tuple(self.specs), sizes)
         if len(declared) == len(eager.shapes) and not all(map(_fits, eager.shapes, declared)):
             return True
@@ -146,11 +149,11 @@ class Sweep:
                 return None
             raise
 
-    def _place(self, sizes: Sizes) -> SourceLocation | None:
+    def _place(self, sizes: Sizes, writes: bool) -> SourceLocation | None:
         """The line of model code at which eager leaves the program, as far as that shows."""
         try:
-            eager = self.walker.eager(sizes)
-            captured = self.walker.captured(sizes)
+            eager = self._eager(sizes, writes=writes)
+            captured = self.walker.captured(sizes, copies_count=eager.writes)
         except Exception as error:
             return _raised_at(error)
         step = eager.leaves(captured)

@@ -228,15 +228,20 @@ class Walker:
     program: ExportedProgram
     specs: Sequence[InputSpec]
     mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
+    _walks: dict[Any, Walk] = field(default_factory=dict, repr=False)
+    """Of eager, by sizes and by what counts: the line of a difference asks for the same again."""
 
     def __post_init__(self) -> None:
         fake_weights(self.module, self.mode)
 
     def eager(self, sizes: Mapping[str, int], copies_count: bool = False) -> Walk:
         """What eager computes; raises what its code raises."""
-        inputs = self._inputs(sizes)
-        known = [*((tensor, name) for name, tensor in (*inputs.items(), *_state(self.module)))]
-        return self._walk(lambda: self.module(**inputs), known, copies_count)
+        key = (tuple(sizes.items()), copies_count)
+        if key not in self._walks:
+            inputs = self._inputs(sizes)
+            known = [(tensor, name) for name, tensor in (*inputs.items(), *_state(self.module))]
+            self._walks[key] = self._walk(lambda: self.module(**inputs), known, copies_count)
+        return self._walks[key]
 
     def captured(self, sizes: Mapping[str, int], copies_count: bool = False) -> Walk:
         """What the program computes."""

@@ -95,6 +95,8 @@ FP64_LOSS = 1e-3
 """Relative error in fp32 of a model in fp64, past which nobody means it to be converted."""
 OBSERVED = 2
 """Cases that are run after every pass; more take longer and find little more."""
+Call = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
+"""Inputs, and what eager gave for them."""
 WITNESSED = 2
 """Cases on which it is recorded what the model reads of its inputs."""
 
@@ -137,6 +139,8 @@ class Prepared(OpenedModel):
     """A plan that was given, for the passes to carry out."""
     runs: Sequence[Sequence[Read]] = ()
     """What Python read of tensors in runs of the model."""
+    first: Call | None = None
+    """Inputs of the first case and what eager gave for them, where a run takes long."""
 
     @property
     def branches(self) -> tuple[SourceLocation, ...]:
@@ -244,10 +248,7 @@ def prepare(
         kept = along_guards(source, cases, captured.guards, steps)
         prepared = replace(prepared, cases=kept)
     elif source.given_program() is None:
-        with quiet_torch():
-            some = cases[: min(WITNESSED, len(prepared.observed))]
-            runs = record(source.eager(), [case.inputs for case in some])
-        prepared = replace(prepared, runs=runs)
+        prepared = _recorded(prepared)
     if prepared.branches:
         with steps("branches"):
             covered = cover_branches(source, captured.inputs, cases, prepared.branches)
@@ -269,6 +270,21 @@ def prepare(
     # In fp64, because a program that was captured in fp16 need not run as it is.
     cases = with_telling_values(prepared.exact, inputs, prepared.cases, names)
     return replace(prepared, cases=allowed(inputs, cases, captured.size_checks))
+
+
+def _recorded(prepared: Prepared) -> Prepared:
+    """With what Python reads of tensors when eager runs."""
+    some = prepared.cases[: min(WITNESSED, len(prepared.observed))]
+    given: list[Mapping[str, Tensor]] = []
+
+    def call(module: nn.Module, inputs: Mapping[str, Tensor]) -> None:
+        given.append(run_named(module, inputs, prepared.wanted))
+
+    with quiet_torch():
+        runs = record(prepared.source.eager(), [case.inputs for case in some], call)
+    costly = len(some) == 1 and any(case.singles for case in prepared.cases)
+    first = (some[0].inputs, given[0]) if given and costly else None
+    return replace(prepared, runs=runs, first=first)
 
 
 def _settled(
@@ -373,7 +389,7 @@ def reference_of(
     Raises:
         CaptureError: a second call with equal inputs gives another result, or may.
     """
-    run = in_turn(prepared)
+    run = in_turn(prepared, prepared.first)
     exact = partial(reference_outputs, prepared.exact)
     reference = make_reference(
         prepared.captured.program,
@@ -397,8 +413,12 @@ def reference_of(
     return replace(reference, edges=found)
 
 
-def in_turn(model: OpenedModel) -> CalledInTurn:
-    """What runs eager, after it has looked for state that is kept from call to call."""
+def in_turn(model: OpenedModel, first: Call | None = None) -> CalledInTurn:
+    """What runs eager, after it has looked for state that is kept from call to call.
+
+    Args:
+        first: inputs of a call before, and what it gave.
+    """
     smallest = min(model.cases, key=lambda case: sum(t.numel() for t in case.inputs.values()))
     inputs = smallest.inputs
     others = [case.inputs for case in model.cases if case.inputs is not inputs]
@@ -408,7 +428,9 @@ def in_turn(model: OpenedModel) -> CalledInTurn:
     # A heavy model is called on its cases first, and on other values only where it keeps something.
     heavy = [case.inputs for case in model.cases if case.singles]
     call = partial(run_named, wanted=model.wanted)
-    return CalledInTurn(call, inputs, [*heavy[:1], *changed, *sizes[:1]], model.source.trained)
+    before = first[1] if first is not None and first[0] is inputs else None
+    others = [*heavy[:1], *changed, *sizes[:1]]
+    return CalledInTurn(call, inputs, others, model.source.trained, before)
 
 
 def _shapes(inputs: Mapping[str, Tensor]) -> list[torch.Size]:

@@ -1,5 +1,5 @@
 """What a program computes: equal for two programs that differ in the names and order of nodes, or
-in where the expressions of weights stand, and in nothing else.
+in where the expressions of weights stand, or in ops that give their input, and in nothing else.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from torch.fx import Node
 from enginecast.passes.ir.deferred_weights import deferred_weight
 from enginecast.passes.ir.edit import WEIGHT_KINDS, weight_tensor
 from enginecast.passes.ir.text import print_ir
-from enginecast.passes.ir.traits import Trait, has
+from enginecast.passes.ir.traits import Trait, has, is_identity
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ def computation(program: ExportedProgram) -> Computation:
             return _whole(program)
         if node.op == "placeholder":
             known[node] = _placeholder(program, specs[node.name], held)
+        elif is_identity(node):
+            known[node] = known[node.all_input_nodes[0]]
         else:
             known[node] = call_digest(node, known)
         if node.op == "output":

@@ -11,7 +11,7 @@ import hashlib
 import linecache
 import logging
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -139,7 +139,15 @@ class Recorder:
             )
 
 
-def record(module: nn.Module, cases: Iterable[Mapping[str, Tensor]]) -> list[list[Read]]:
+def _call(module: nn.Module, inputs: Mapping[str, Tensor]) -> object:
+    return module(**inputs)
+
+
+def record(
+    module: nn.Module,
+    cases: Iterable[Mapping[str, Tensor]],
+    call: Callable[[nn.Module, Mapping[str, Tensor]], object] = _call,
+) -> list[list[Read]]:
     """The reads of a run on each case, each with whether inputs, weights or sizes decide.
 
     A case that the model does not take, because inputs drawn at random break a rule of its own,
@@ -148,6 +156,7 @@ def record(module: nn.Module, cases: Iterable[Mapping[str, Tensor]]) -> list[lis
     Args:
         module: with real weights; it is run, once for each case, without gradients.
         cases: inputs by name, of different sizes.
+        call: runs the module on copies of them.
 
     Raises:
         CaptureError: a loop without end.
@@ -157,7 +166,7 @@ def record(module: nn.Module, cases: Iterable[Mapping[str, Tensor]]) -> list[lis
         copies = {name: tensor.clone() for name, tensor in inputs.items()}
         try:
             with torch.no_grad(), Recorder(module, copies) as seen:
-                module(**copies)
+                call(module, copies)
         except CaptureError:
             raise
         except Exception:  # the model's own code may raise any
