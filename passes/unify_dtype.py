@@ -281,9 +281,10 @@ class _Retyper:
         for node in list(self.program.graph.nodes):
             if node.op == "output":
                 self._cast_outputs(node)
-            elif node.op != "call_function":
+            if node.op != "call_function":
                 continue
-            elif is_structured(node):
+            self._widen_complex(node)
+            if is_structured(node):
                 self._retype_blocks(node)
             elif is_result(node):
                 node.meta["val"] = value(first_input(node))[arguments(node)[1]]
@@ -334,6 +335,17 @@ class _Retyper:
                 node.replace_input_with(source, self.cast(source, dtype, node))
         if is_float(node) and self._set_explicit_dtype(node, dtype):
             node.meta["val"] = _retyped(value(node), dtype)
+
+    def _widen_complex(self, node: Node) -> None:
+        """In fp64 the parts of complex numbers are fp64, too: matmul takes no mixture of both."""
+        if self.low is not torch.float64:
+            return
+        for source in list(node.all_input_nodes):
+            if source.op == "placeholder" and dtype_of(source) is torch.complex64:
+                node.replace_input_with(source, self.cast(source, torch.complex128, node))
+        node.args, node.kwargs = torch.fx.node.map_aggregate(
+            (node.args, node.kwargs), lambda a: torch.complex128 if a is torch.complex64 else a
+        )
 
     def _keep_bits(self, node: Node) -> None:
         """What reads the bits of a value reads those of the dtype that the source has."""

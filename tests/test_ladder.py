@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import warnings
 
 import pytest
 import torch
@@ -208,3 +209,45 @@ def test_a_loop_without_end_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(recorder, "MOST_READS", 500)
     with pytest.raises(CaptureError, match=r"(?s)test_ladder.py:\d+.*while x.sum.*no end"):
         captured(Endless(), {"x": torch.ones(3, 2)})
+
+
+class Named(Tensor):
+    """A tensor of a class of its own."""
+
+
+class Subclassed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.as_subclass(Named).square() + 1
+
+
+class Caught(nn.Module):
+    """Asks for a shape that no row has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            return x.view(-1, 7)
+        except RuntimeError:
+            return x * 2
+
+
+class Traced(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.part = torch.jit.trace(nn.Linear(8, 8), torch.zeros(2, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.part(x) * 2
+        return result
+
+
+@pytest.mark.parametrize(
+    ("module", "rung"), [(Subclassed(), "strict"), (Caught(), "export"), (Traced(), "export")]
+)
+def test_what_else_a_trace_takes(module: nn.Module, rung: str) -> None:
+    x = torch.randn(3, 8)
+    found = captured(module, {"x": x})
+    assert taken(found)[-1] == (rung, "taken")
+    [result] = found.program.module()(x=x).values()
+    torch.testing.assert_close(result, torch.as_tensor(module(x)).as_subclass(Tensor))

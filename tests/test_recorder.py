@@ -141,3 +141,16 @@ def test_comparisons_of_whole_tensors_are_reads_of_either() -> None:
     assert [(read.kind, read.value, read.decides) for read in reads] == [
         ("compare", False, "inputs")
     ] * 2
+
+
+def test_an_array_is_kept_as_it_was_and_raises_when_a_trace_writes_to_it() -> None:
+    class Writes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            table = torch.zeros(4)
+            table.numpy()[:] = 3.0
+            return x + table
+
+    [[read]] = record(Writes(), [{"x": torch.ones(4)}])
+    assert read.value.tolist() == [0.0] * 4
+    with pytest.raises(ValueError, match="read-only"):
+        read.value[:] = 3.0

@@ -276,3 +276,20 @@ def test_golden_unify_dtype() -> None:
     after, sites = rewritten(before, "unify-dtype{to=fp16}")
     assert "fill value clamped to 65504, the largest finite f16" in notes(sites)
     golden.check("unify_dtype.diff", ir_diff(before, after))
+
+
+class ComplexLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.view_as_real(torch.complex(x, -x) @ self.weight)
+
+
+def test_complex_weights_are_fp64_where_all_else_is() -> None:
+    module, x = ComplexLayer(), torch.randn(2, 4)
+    reference, _ = rewritten(captured(module, x), "unify-dtype{to=fp64}")
+    [found] = outputs(reference, x.double())
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found.float(), module(x).detach())

@@ -75,3 +75,16 @@ def test_the_program_has_plain_ops_and_takes_several_cases_side_by_side() -> Non
         cases, interpret_cases(captured.program, cases, names=names), strict=True
     ):
         torch.testing.assert_close(found[names[0]], module(**case))
+
+
+class Jacobian(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = torch.func.jacfwd(torch.sin)(x)
+        return result
+
+
+def test_a_trace_that_fails_leaves_no_dual_level_open() -> None:
+    x, specs = torch.randn(3), (InputSpec("x", "tensor", torch.float32, (DimSpec(None, 3, 3, 3),)),)
+    with pytest.raises(CaptureError, match=r"jacfwd"):
+        capture(FactorySource("t", Jacobian(), {}), specs, {"x": x})
+    torch.testing.assert_close(Jacobian()(x), x.cos().diag())

@@ -35,6 +35,7 @@ def copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
             " copy.deepcopy does not take.",
         ) from error
     for part in copied.modules():
+        _restore_parameters(part)
         spaces: tuple[dict[Any, Any], ...] = (
             vars(part),
             part._forward_hooks,
@@ -45,6 +46,14 @@ def copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
                 if isinstance(held, FunctionType) and held.__closure__:
                     names[name] = _rebound(held, memo)
     return copied
+
+
+def _restore_parameters(copied: nn.Module) -> None:
+    """Make parameters again of what the copy of a scripted module has as plain tensors."""
+    parameters = copied._parameters if isinstance(copied, torch.jit.ScriptModule) else {}
+    for name, tensor in parameters.items():
+        if tensor is not None:
+            copied._parameters[name] = nn.Parameter(tensor.detach(), requires_grad=False)
 
 
 def _copies_itself(module: nn.Module) -> bool:

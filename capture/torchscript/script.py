@@ -391,7 +391,7 @@ def _innermost(frame: FrameType | None, paths: Mapping[int, str]) -> set[str]:
 
 def _codes(module_class: type[nn.Module]) -> Iterator[CodeType]:
     """The code of a class's forward, and of what its decorators wrap."""
-    function: Any = module_class.forward
+    function: Any = getattr(module_class, "forward", None)  # what is scripted has none
     while function is not None:
         code = getattr(function, "__code__", None)
         if code is not None:

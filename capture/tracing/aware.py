@@ -56,7 +56,7 @@ def _answered(question: str) -> Callable[[], bool]:
     return answer
 
 
-def unlike_eager(source: Source, traced: Traced, wanted: Wanted) -> str:
+def unlike_eager(source: Source, traced: Traced, wanted: Wanted, is_strict: bool) -> str:
     """Where the user's code runs other operators on real tensors than its program, whose weights
     are fake still: a sentence, empty where it does not or where that cannot be said.
     """
@@ -80,8 +80,9 @@ def unlike_eager(source: Source, traced: Traced, wanted: Wanted) -> str:
     step, other = eager.leaves(captured), captured.leaves(eager)
     if any(found is not None and found.name.startswith(OWN) for found in (step, other)):
         return ""
-    if step is not None and step.name == "lift_fresh":  # numpy, which Dynamo translates
-        return ""  # values decide
+    numpy = (step, other) if is_strict else (step,)
+    if any(found is not None and found.name == "lift_fresh" for found in numpy):
+        return ""  # Dynamo translates what numpy does: values decide
     place = next((found.place for found in (step, other) if found is not None), None)
     if place is None or not is_user_code(place.file):
         return ""  # a branch of a library: values decide

@@ -48,6 +48,7 @@ from enginecast.capture.tracing.shapes import (
 )
 from enginecast.capture.tracing.state import (
     compute_overwritten,
+    drop_failed,
     drop_idle_writes,
     input_writes,
     refuse_mutation,
@@ -148,6 +149,7 @@ def capture(
     found, unlike = _as_eager(ladder.climb(), ladder.attempt, source, wanted)
     traced = found.traced
     program = traced.program
+    drop_failed(program)
     drop_idle_writes(program)
     overwritten = compute_overwritten(program)
     refuse_mutation(program)
@@ -208,15 +210,17 @@ def _as_eager(
     """The trace, or one whose code was answered that nothing is traced; and where even so it is not
     what eager does.
     """
-    unlike = unlike_eager(source, found.traced, wanted) if found.strategy.name in SWEPT else ""
+    strategy = found.strategy
+    if strategy.name not in SWEPT:
+        return found, ""
+    unlike = unlike_eager(source, found.traced, wanted, strategy.is_strict)
     if not unlike:
         return found, ""
-    around = (*found.strategy.around, as_eager)
     try:
-        traced = attempt(replace(found.strategy, around=around))
+        traced = attempt(replace(strategy, around=(*strategy.around, as_eager)))
     except CaptureError:
         return found, unlike
-    if unlike_eager(source, traced, wanted):
+    if unlike_eager(source, traced, wanted, strategy.is_strict):
         return found, unlike
     return replace(found, traced=traced), ""
 

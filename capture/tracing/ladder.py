@@ -40,6 +40,10 @@ LEADS_ON = frozenset(
     }
 )
 """Kinds of refusals that another rung may help with."""
+LEADS_TO_STRICT = frozenset(
+    {"other-tensors", "scripted-part", "unsupported-python", "operator", "model-error"}
+)
+"""Kinds with which Dynamo may help: it follows the code of a subclass, or of what was scripted."""
 REWRITES = ("rewrite", "specialise", "torchscript")
 """Fallbacks that allow to rewrite."""
 
@@ -84,7 +88,7 @@ class Ladder:
                 traced = self.attempt(strategy)
             except CaptureError as error:
                 if not rungs and not _leads_on(error):
-                    raise
+                    return self._strict(error)
                 first = first or error
                 rungs.append(_refused(strategy, error))
             else:
@@ -94,6 +98,18 @@ class Ladder:
         if isinstance(first, RefusedError):
             raise RefusedError(first.refusal, rungs, runs) from first.__cause__
         raise first
+
+    def _strict(self, error: CaptureError) -> LadderResult:
+        """What Dynamo makes of it, where that may help; else the error as it is."""
+        if not isinstance(error, RefusedError) or error.refusal.kind not in LEADS_TO_STRICT:
+            raise error
+        strategy = TracingStrategy("strict", is_strict=True)
+        try:
+            traced = self.attempt(strategy)
+        except CaptureError:
+            raise error from error.__cause__
+        rungs = (_refused(TracingStrategy("export"), error), Rung("strict", "taken"))
+        return LadderResult(traced, strategy, rungs)
 
     def _strategies(
         self, rungs: Sequence[Rung], runs: list[list[Read]]

@@ -22,6 +22,15 @@ aten = torch.ops.aten
 _WHOLE = (aten.copy_.default, aten.fill_.Scalar, aten.zero_.default)
 
 
+def drop_failed(program: ExportedProgram) -> None:
+    """Drop calls that raised an error in the trace, which the model caught."""
+    for node in list(all_nodes(program)):
+        if not isinstance(node.target, torch._ops.OpOverload) or node.users:
+            continue
+        if node.target._schema.returns and node.meta.get("val") is None:
+            node.graph.erase_node(node)
+
+
 def drop_idle_writes(program: ExportedProgram) -> None:
     """Drop writes of a value into itself.
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,8 +12,9 @@ from torch._C._functorch import (
     get_dynamic_layer_stack_depth,
     pop_dynamic_layer_stack_and_undo_to_depth,
 )
-from torch._functorch import predispatch
+from torch._functorch import eager_transforms, predispatch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.export import ExportedProgram
 
 from enginecast.capture.control_flow.detect import endless
@@ -294,10 +295,15 @@ def levels_undone() -> Iterator[None]:
     """Close the levels of torch.func that a trace which fails leaves open: whatever the caller runs
     afterwards would be differentiated.
     """
-    depth = get_dynamic_layer_stack_depth()
+    depth, nesting = get_dynamic_layer_stack_depth(), eager_transforms.JVP_NESTING
     try:
         yield
     finally:
+        eager_transforms.JVP_NESTING = nesting
+        if forward_ad._current_level < 0:  # torch has one level at most, and may keep it open
+            with suppress(RuntimeError):
+                torch._C._enter_dual_level()
+            torch._C._exit_dual_level(level=0)
         if get_dynamic_layer_stack_depth() > depth:
             pop_dynamic_layer_stack_and_undo_to_depth(depth)
 

@@ -76,6 +76,15 @@ class ComplexBuffer(nn.Module):
         return torch.view_as_real(pairs * self.rotation).flatten(1)
 
 
+class ComplexLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.complex(normal(8, 3), normal(8, 3, seed=1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.view_as_real(torch.complex(x, -x) @ self.weight)
+
+
 either("wide", Wide, x=D, is_quick=True)
 either("wide, sum", lambda self, x: (x + 1e12).sum(-1) - 8e12, x=D)
 either("wide, small differences", lambda self, x: (1 + x * 1e-10) - 1, x=D)
@@ -125,6 +134,7 @@ either(
     x=normal(2, 64),
 )
 either("angle", lambda self, x, y: torch.complex(x, y).angle(), x=X, y=normal(3, 8, seed=2))
+right("complex layer", ComplexLayer, x=X)
 either("complex output", lambda self, x: torch.complex(x, -x), x=X)
 right("booleans added", lambda self, m: m + m, m=marks(3, 4))
 right("booleans summed", lambda self, m: m.sum(-1), m=marks(3, 4))

@@ -208,6 +208,8 @@ right(
 
 GELUS = {
     "root of 2.001": lambda self, x: 0.5 * x * (1 + torch.erf(x / 2.001**0.5)),
+    "few digits": lambda self, x: 0.5 * x * (1 + torch.erf(x / 1.41421)),
+    "few digits of the reciprocal": lambda self, x: 0.5 * x * (1 + torch.erf(x * 0.70711)),
     "root of 2.0000001": lambda self, x: 0.5 * x * (1 + torch.erf(x / 1.41421366)),
     "half of 0.5001": lambda self, x: 0.5001 * x * (1 + torch.erf(x / 2**0.5)),
     "0.99 for one": lambda self, x: 0.5 * x * (0.99 + torch.erf(x / 2**0.5)),

@@ -3,6 +3,8 @@
 import sys
 import threading
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -163,6 +165,56 @@ def aliased_numpy(self: nn.Module, x: Tensor) -> Tensor:
     return y
 
 
+def caught(self: nn.Module, x: Tensor) -> Tensor:
+    try:
+        return x.view(-1, 7)
+    except RuntimeError:
+        return x * 2
+
+
+def numpy_of_zeros(self: nn.Module, x: Tensor) -> Tensor:
+    table = torch.zeros(8)
+    table.numpy()[:] = 3.0
+    return x + table
+
+
+class Named(Tensor):
+    """A tensor of a class of its own."""
+
+
+class Halved(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0.5 if bool(x.sum() > 0) else x - 1.0
+
+
+class Parts(nn.Module):
+    """A part that is TorchScript before a layer."""
+
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.part, self.layer = make(), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(self.part(x))
+        return out
+
+
+def traced_part() -> nn.Module:
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    return quietly(lambda: torch.jit.trace(layers, torch.zeros(2, 8)))
+
+
+def scripted_part() -> nn.Module:
+    return quietly(lambda: torch.jit.script(Halved()))
+
+
+def quietly(make: Callable[[], Any]) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        part: nn.Module = make()
+    return part
+
+
 def warned(self: nn.Module, x: Tensor) -> Tensor:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -180,7 +232,13 @@ either("contiguous that aliases at one", aliased_contiguous, x=normal(1, 8))
 right("to that aliases", aliased_to, x=X)
 right("float that aliases", aliased_float, x=X)
 either("expand that aliases", aliased_expand, x=X)
-either("numpy that aliases", aliased_numpy, x=X)
+right("numpy that aliases", aliased_numpy, x=X)
+right("numpy of zeros, written", numpy_of_zeros, x=X)
+right("an error that is caught", caught, x=X)
+right("a class of tensors", lambda self, x: x.as_subclass(Named).square() + 1, x=X)
+right("a part that is traced", partial(Parts, traced_part), x=X)
+either("a part that is scripted and branches", partial(Parts, scripted_part), x=X)
+either("derivatives forward", lambda self, x: torch.func.jacfwd(torch.sin)(x), x=normal(4))
 right("warnings counted", warned, x=X)
 either(
     "dropout by training flag of another",

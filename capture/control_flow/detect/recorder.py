@@ -220,8 +220,16 @@ class _Readers(TorchFunctionMode):
         value = func(*args, **(kwargs or {}))
         kind = READERS.get(getattr(func, "__name__", ""))
         if kind is not None and args and isinstance(args[0], Tensor):
-            self._recorder.note(kind, [arg for arg in args if isinstance(arg, Tensor)], value)
+            kept = _frozen(value) if kind == "numpy" else value
+            self._recorder.note(kind, [arg for arg in args if isinstance(arg, Tensor)], kept)
         return value
+
+
+def _frozen(array: Any) -> Any:
+    """A copy that raises when it is written to: a write would reach the tensor in eager alone."""
+    copied = array.copy()
+    copied.flags.writeable = False
+    return copied
 
 
 class _Histories(TorchDispatchMode):

@@ -16,6 +16,9 @@ output, or anything but a layer with weights, is 1 / (1 + exp(-x)), as in torch'
 ONNX Runtime's MaxPool gives the lowest number for a window of -inf, and torch's decomposition of
 `multilabel_margin_loss` is another loss: both are said otherwise.
 
+ONNX Runtime takes 1 + erf(x / 1.41421) for that of a gelu, whose constant has more digits: it is
+1 - erf(x / -1.41421).
+
 A bias that is the lowest number stays above it, for ONNX Runtime's Attention takes that for -inf: a
 row whose keys are all masked so would be zeros, where torch averages the values.
 
@@ -45,6 +48,8 @@ from enginecast.passes.ir.edit import (
     shape_of,
     value,
 )
+from enginecast.passes.ir.match import is_call
+from enginecast.passes.ir.pattern import DIGITS
 from enginecast.passes.ir.rules import Rewrite, apply_rules, insert_traced
 
 
@@ -289,6 +294,33 @@ def _exact_sigmoid(program: ProgramView, node: Node) -> Node:
     return found
 
 
+def _is_nearly_gelu(node: Node) -> bool:
+    """Whether 1 + erf(x / 1.41421) is in the dtype whose gelu ONNX Runtime makes of it."""
+    erf, one = node.args[:2]
+    if one != 1 or not is_call(erf, aten.erf.default) or dtype_of(node) != torch.float32:
+        return False
+    assert isinstance(erf, Node)
+    scaled = erf.args[0]
+    if not is_call(scaled, aten.div.Tensor, aten.mul.Tensor):
+        return False
+    assert isinstance(scaled, Node)
+    factor = scaled.args[1]
+    if not isinstance(factor, float) or not factor:
+        return False
+    wanted = 2**0.5 if scaled.target is aten.div.Tensor else 0.5**0.5
+    return DIGITS < abs(factor / wanted - 1) < _ABOUT
+
+
+def _one_minus_erf(program: ProgramView, node: Node) -> Node:
+    """The same numbers: erf is odd, in every kernel."""
+    graph, scaled = program.graph, first_input(first_input(node))
+    assert callable(scaled.target)
+    args = (scaled.args[0], -scaled.args[1])  # type: ignore[operator]
+    turned = insert(graph, scaled.target, args, like=scaled)
+    erf = insert(graph, aten.erf.default, (turned,), like=node)
+    return insert(graph, aten.rsub.Scalar, (erf, 1.0), like=node)
+
+
 def _needs_small_values(node: Node) -> bool:
     """Whether something else than layers with weights, and norms, reads a sigmoid in fp32."""
     if dtype_of(node) != torch.float32:
@@ -467,6 +499,8 @@ _SIGMOIDS: dict[Any, Callable[..., Tensor]] = {
     aten.silu.default: lambda x: x / (1 + torch.exp(-x)),
     aten.glu.default: lambda x, dim=-1: x.chunk(2, dim)[0] / (1 + torch.exp(-x.chunk(2, dim)[1])),
 }
+_ABOUT = 2e-5
+"""How far ONNX Runtime lets a constant be off, relatively, and somewhat more."""
 _LOGARITHMS = frozenset({aten.log.default, aten.log2.default, aten.log10.default})
 _MAX_POOLS = (aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
 _LAYERS = frozenset(
@@ -482,6 +516,7 @@ _RULES: dict[Any, Rewrite] = {
     aten.rms_norm.default: _one_dtype,
     aten.group_norm.default: _group_norm,
     aten.rsub.Scalar: _promoted,
+    aten.add.Tensor: _one_minus_erf,
     aten.scaled_dot_product_attention.default: lambda program, node: insert_traced(
         program, node, _spelled_out
     ),
@@ -501,6 +536,7 @@ _RULES: dict[Any, Rewrite] = {
     aten.masked_select.default: _select_by_index,
 }
 _UNFIT: dict[Any, Callable[[Node], bool]] = {
+    aten.add.Tensor: _is_nearly_gelu,
     aten.rms_norm.default: lambda node: bool(_of_other_dtypes(node)),
     aten.rsub.Scalar: lambda node: dtype_of(first_input(node)) != dtype_of(node),
     aten.scaled_dot_product_attention.default: _broadcasts,
