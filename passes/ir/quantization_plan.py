@@ -56,7 +56,8 @@ class LayerPlan(Record, frozen=True, kw_only=True):
     """Relative L2 error of this layer's output with this choice, all else exact."""
     end_to_end: Fraction | None = None
     """Relative L2 error of the worst row of an output with this layer alone quantized so; estimated
-    for other forms than the fastest."""
+    for other forms than the fastest, and by its share where layers of equal blocks were tried
+    together."""
     gain: Fraction | None = None
     """Time of the layer as it is over the time as chosen; above 1 is faster."""
     gain_from: Literal["", "model", "measured"] = ""

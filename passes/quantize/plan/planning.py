@@ -259,7 +259,7 @@ class _Planner:
         found = measure(*subject)
         first = self._error(dict.fromkeys(self._choices, 0), found)
         if first > self._limit:  # else there is nothing to order
-            found.end_to_end = measure_alone(*subject, found.readings)
+            measure_alone(*subject, found)
         self._note_errors(found)
         searched = search(
             {node: self._options_of(node) for node in self._choices},
@@ -378,7 +378,11 @@ def _lost(form: LayerPlan) -> str:
 
 def _found_in_words(search: Found[Any], found: Sensitivity, cases: int) -> tuple[str, ...]:
     """How a plan was found, in sentences."""
-    by = "their effect on the outputs" if found.end_to_end else "the error of their own output"
+    by = (
+        f"their effect on the outputs (tried in {found.variants} variants)"
+        if found.end_to_end
+        else "the error of their own output"
+    )
     first = "every layer in its fastest form: " + (
         f"error {search.first:.3g}" if search.first < BEYOND else "a row of an output is lost"
     )

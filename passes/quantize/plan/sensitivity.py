@@ -4,11 +4,17 @@ One exact run over all calibration inputs measures every form of every layer on 
 really reads.  A second kind of run has one variant of the program for each layer, with that layer
 alone in its fastest form; variants run side by side on a few small inputs, and whatever a variant
 has in common with the exact program is computed once.
+
+Layers in the same place of equal blocks are counterparts.  A variant has a quarter of them at once,
+neighbors in depth, so that forty blocks take as many variants as four.  What a variant loses is
+split by the layers' own errors; one whose own error is unlike those of its counterparts, since its
+weights or inputs have other ranges, has a variant of its own.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import ceil, hypot, prod
+from statistics import median
 from typing import Any
 
 import torch
@@ -20,6 +26,7 @@ from enginecast.errors import PassError
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.interpret import Run, named
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
+from enginecast.passes.ir.regions import repeated_regions
 from enginecast.passes.ir.source import module_path, source_line
 from enginecast.passes.quantize.measure.calibration import (
     ErrorSum,
@@ -41,6 +48,11 @@ FEW = 16
 """Positions with which a case is worth a run of its own."""
 AT_ONCE = 16
 """Variants that run side by side."""
+PARTS = 4
+"""Variants for the counterparts of a layer."""
+UNLIKE = 1.5
+"""Times the median error of its counterparts, or less than one over it, that make a layer unlike
+them."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +79,13 @@ class Sensitivity:
     """Exact, for each case."""
     errors: dict[Node, list[float]]
     """Relative error of each layer's own output, for each of its forms."""
+    sizes: dict[Node, float]
+    """L2 norm of that error in the fastest form."""
     readings: dict[Node, Reading]
     end_to_end: dict[Node, float] = field(default_factory=dict)
     """Of `measure_alone`; empty where it was not needed or would take too long."""
+    variants: int = 0
+    """How many it took."""
 
 
 def measure(
@@ -89,7 +105,8 @@ def measure(
         run = _Isolated(program, context, choices, rounding)
         outputs = [named(found, None) for found in run.results()]
         errors = {node: [total.relative for total in sums] for node, sums in run.sums.items()}
-    return Sensitivity(outputs, errors, run.readings)
+        sizes = {node: sums[0].absolute for node, sums in run.sums.items()}
+    return Sensitivity(outputs, errors, sizes, run.readings)
 
 
 def measure_alone(
@@ -97,23 +114,43 @@ def measure_alone(
     context: PassContext,
     plan: QuantizationPlan,
     choices: Choices,
-    readings: Mapping[Node, Reading],
-) -> dict[Node, float]:
-    """What each layer, alone quantized in its fastest form, does to the outputs of the program.
+    found: Sensitivity,
+) -> None:
+    """Add to `found` what each layer, alone quantized in its fastest form, does to the outputs of
+    the program: the error of the worst row of one; nothing where that would take too long.
 
     Args:
         plan: as for `measure`.
-        readings: of `measure`.
-
-    Returns:
-        The error of the worst row of an output; nothing where that would take too long.
+        found: of `measure`.
     """
-    if not _is_affordable(context, choices, readings):
-        return {}
+    sizes = found.sizes
+    variants = _variants(program, sizes)
+    if not _is_affordable(context, choices, found.readings, len(variants)):
+        return
     fastest = {node: known[0] for node, known in choices.items()}
     with torch.no_grad():
         rounding = Rounding(plan, static_ranges(program, context, fastest.items()))
-        return _alone(program, context, fastest, rounding)
+        layers = [{node: fastest[node] for node in variant} for variant in variants]
+        reached = _reached(program, context, layers, rounding)
+    for variant, error in zip(variants, reached, strict=True):
+        whole = hypot(*(sizes[node] for node in variant)) or 1.0
+        found.end_to_end |= {node: error * sizes[node] / whole for node in variant}
+    found.variants = len(variants)
+
+
+def _variants(program: ExportedProgram, sizes: Mapping[Node, float]) -> list[list[Node]]:
+    """The layers, those together that are tried at once."""
+    found: list[list[Node]] = []
+    for regions in repeated_regions(program):
+        for counterparts in zip(*(region.nodes for region in regions), strict=True):
+            if counterparts[0] not in sizes:
+                continue
+            usual = median(sizes[node] for node in counterparts)
+            alike = [n for n in counterparts if usual <= UNLIKE * sizes[n] <= UNLIKE**2 * usual]
+            size = ceil(len(alike) / PARTS)
+            found += [alike[at : at + size] for at in range(0, len(alike), max(size, 1))]
+    together = {node for variant in found for node in variant}
+    return [*found, *([node] for node in sizes if node not in together)]
 
 
 class _Isolated(Run):
@@ -168,13 +205,13 @@ class _Isolated(Run):
 
 
 def _is_affordable(
-    context: PassContext, choices: Choices, readings: Mapping[Node, Reading]
+    context: PassContext, choices: Choices, readings: Mapping[Node, Reading], variants: int
 ) -> bool:
     """Decided by sizes and not by a clock, so that equal calls give equal plans."""
     sizes = _sizes(context)
     products = sum(reading.rows * prod(choices[n][0].shape) for n, reading in readings.items())
     share = sum(sizes[place] for place in _few_cases(context)) / max(sizes)
-    return products * share * len(choices) / 2 <= MOST_PRODUCTS
+    return products * share * variants / 2 <= MOST_PRODUCTS
 
 
 def _sizes(context: PassContext) -> list[int]:
@@ -192,46 +229,48 @@ def _few_cases(context: PassContext) -> list[int]:
     return chosen
 
 
-def _alone(
+def _reached(
     program: ExportedProgram,
     context: PassContext,
-    layers: Mapping[Node, LayerPlan],
+    variants: Sequence[Mapping[Node, LayerPlan]],
     rounding: Rounding,
-) -> dict[Node, float]:
+) -> list[float]:
     places = _few_cases(context)
     cases = [context.calibration[place] for place in places]
     masks = [masks_of(context)[place] for place in places]
-    found: dict[Node, float] = {}
-    variants, count = list(layers.items()), len(cases)
+    found: list[float] = []
+    count = len(cases)
     for start in range(0, len(variants), AT_ONCE):
-        some = variants[start : start + AT_ONCE]
-        run = _Variants(program, cases, some, rounding)
+        run = _Variants(program, cases, variants[start : start + AT_ONCE], rounding)
         outputs = [named(results, None) for results in run.results()]
-        for place, (node, _) in enumerate(some, start=1):
-            reached = outputs[place * count : (place + 1) * count]
-            found[node] = largest_row_error(reached, outputs[:count], masks)
+        found += [
+            largest_row_error(outputs[at : at + count], outputs[:count], masks)
+            for at in range(count, len(outputs), count)
+        ]
     return found
 
 
 class _Variants(Run):
-    """The exact program over the cases, and the same once more for each layer with it quantized."""
+    """The exact program over the cases, and the same once more for each variant, with its layers
+    quantized.
+    """
 
     def __init__(
         self,
         program: ExportedProgram,
         cases: Sequence[Mapping[str, Tensor]],
-        layers: Sequence[tuple[Node, LayerPlan]],
+        variants: Sequence[Mapping[Node, LayerPlan]],
         rounding: Rounding,
     ) -> None:
-        super().__init__(program, [*cases] * (len(layers) + 1))
+        super().__init__(program, [*cases] * (len(variants) + 1))
         self._count = len(cases)
-        self._layers = [(None, None), *layers]
+        self._layers: list[Mapping[Node, LayerPlan]] = [{}, *variants]
         self._rounding = rounding
 
     def evaluate(self, node: Node, case: int) -> Any:
         variant, exact = divmod(case, self._count)
-        layer, form = self._layers[variant]
-        if layer is node and form is not None:
+        form = self._layers[variant].get(node)
+        if form is not None:
             values, _ = self.fetch_args_kwargs_from_env(node)
             return self._rounding.output(node, form, values)
         is_outer = node.graph is self._program.graph  # what a block computes is not kept
