@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -22,18 +22,29 @@ def all_or_none(folder: Path, names: Iterable[str]) -> Iterator[None]:
         raise
 
 
-def copy_archive(source: Path, target: Path, *, without: tuple[str, ...]) -> None:
-    """Copy an archive of torch's; the same records give the same bytes.
+def copy_archive(
+    sources: Mapping[Path, Mapping[str, str]], target: Path, *, without: tuple[str, ...]
+) -> None:
+    """Copy archives of torch's into one; the same records give the same bytes.
 
     Args:
+        sources: with the folders in each that get another name: {"old/": "new/"}; of records of
+            one name the first is taken.
         without: endings of the names of records that hold paths of the machine that exported.
     """
-    reader = torch._C.PyTorchFileReader(str(source))
     writer = torch._C.PyTorchFileWriter(str(target))
-    for name in reader.get_all_records():
-        if not name.endswith(without) and name not in _MADE_BY_WRITER:
-            record = reader.get_record(name)
-            writer.write_record(name, record, len(record))
+    written: set[str] = set()
+    for source, folders in sources.items():
+        reader = torch._C.PyTorchFileReader(str(source))
+        for name in reader.get_all_records():
+            if name.endswith(without) or name in _MADE_BY_WRITER:
+                continue
+            old = next((folder for folder in folders if name.startswith(folder)), "")
+            new = folders.get(old, "") + name.removeprefix(old)
+            if new not in written:
+                written.add(new)
+                record = reader.get_record(name)
+                writer.write_record(new, record, len(record))
     writer.write_end_of_file()
 
 

@@ -14,6 +14,7 @@ from exports import cast, reseal
 from models import tiny_t5
 from programs import captured, rewritten
 from torch import nn
+from torch.export.pt2_archive import _package
 
 import enginecast
 from enginecast.capture.refusals.refusal import Refusal
@@ -160,7 +161,7 @@ def test_a_changed_byte_is_refused_before_it_is_loaded(
     content = bytearray(package.read_bytes())
     content[len(content) // 2] ^= 1
     package.write_bytes(content)
-    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda *_, **__: pytest.fail("ran"))
+    monkeypatch.setattr(_package, "load_pt2", lambda *_, **__: pytest.fail("ran"))
     for check in ("full", "size"):
         with pytest.raises(BundleError, match=r"engine\.pt2 has sha256"):
             enginecast.load(copied, allow_code=True, check=check)
@@ -180,7 +181,7 @@ def test_code_for_another_machine_is_refused(
 ) -> None:
     requires = open_bundle(copied).manifest.engines[0].requires
     edited(copied, requires={**requires, key: value})
-    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda *_, **__: pytest.fail("ran"))
+    monkeypatch.setattr(_package, "load_pt2", lambda *_, **__: pytest.fail("ran"))
     with pytest.raises(MissingError, match=said) as refused:
         enginecast.load(copied, allow_code=True)
     assert refused.value.exit_code == 3

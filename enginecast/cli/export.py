@@ -8,6 +8,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from enginecast.cli.options.aotinductor import AOTInductorFlags
 from enginecast.cli.options.groups import (
     AsJson,
     EngineFlags,
@@ -20,6 +21,7 @@ from enginecast.cli.options.groups import (
 )
 from enginecast.cli.options.tensorrt import TensorRTFlags
 from enginecast.cli.terminal.output import print_json, progress, results_apart, say, show_log
+from enginecast.errors import UsageError
 
 if TYPE_CHECKING:
     from enginecast.compiler.publish import Export
@@ -41,6 +43,7 @@ def export(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="New bundle.")],
     engine: EngineFlags,
     tensorrt: TensorRTFlags,
+    aotinductor: AOTInductorFlags,
     model_flags: ModelFlags,
     also: Annotated[
         list[str] | None,
@@ -82,7 +85,7 @@ def export(
             allow_unverified_branches=allow_unverified_branches,
         ),
         output=output,
-        target_options=tensorrt.options(),
+        target_options=_target_options(tensorrt, aotinductor),
         also=also or (),
         threads=threads,
         overwrite=overwrite,
@@ -96,6 +99,14 @@ def export(
     else:
         _show(done, steps, console)
     raise typer.Exit(0 if done.bundle is not None else 1)
+
+
+def _target_options(tensorrt: TensorRTFlags, aotinductor: AOTInductorFlags) -> Any:
+    """What was given for a target; None: nothing was."""
+    given = [found for found in (tensorrt.options(), aotinductor.options()) if found is not None]
+    if len(given) > 1:
+        raise UsageError("--regional is for --target aotinductor, and --trt-... for another")
+    return given[0] if given else None
 
 
 def _show(done: "Export", steps: "Steps", console: Console) -> None:

@@ -260,7 +260,7 @@ class ExportRequest:
                 if owner.options is type(options):
                     raise UsageError(
                         f"--target {target.name} takes no options of --target {owner.name}",
-                        hint=f"{owner.flags} go with --target {owner.name}.",
+                        hint=f"Use {owner.flags} with --target {owner.name} alone.",
                     )
             raise UsageError(f"--target {target.name} takes no {type(options).__name__}")
         if len(set(self.also)) < len(self.also):

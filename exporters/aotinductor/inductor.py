@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 
 from enginecast.errors import LoweringError, MissingError, first_line
 from enginecast.exporters.files import copy_archive, quiet
+from enginecast.runtime.sessions.aotinductor import ALONE
 
 _THREADS = 16
 """For which loops are split; how many there are is found out when the code runs."""
@@ -27,8 +28,6 @@ _SETTINGS: dict[str, Any] = {
     "aot_inductor.model_name_for_generated_files": "engine",
     "aot_inductor.enable_line_tables": False,
     "aot_inductor.enable_frame_pointer": False,
-    # It pays when it is used again, and its place is shared by all users of the machine.
-    "aot_inductor.precompile_headers": False,
     "cpp.dynamic_threads": True,
     "cpp.threads": _THREADS,
     # Otherwise each set of instructions is tried out by compiling a library for it.
@@ -39,16 +38,20 @@ _SETTINGS_OF: dict[str, dict[str, Any]] = {
     "cuda": {"max_autotune": True, "coordinate_descent_tuning": True},
 }
 _LOGGERS = ("torch._inductor", "torch._dynamo", "torch.fx", "torch.export", "torch._functorch")
+_FOLDER = "data/aotinductor/"
+"""Where a package has its programs, each in a folder of its name."""
 _OWN_LINE = re.compile(r"\berror: (?P<text>.+)")
 
 
 def compile_package(
-    program: ExportedProgram, path: Path, *, device: str, metadata: Mapping[str, str]
+    programs: Mapping[str, ExportedProgram], path: Path, *, device: str, metadata: Mapping[str, str]
 ) -> None:
-    """Compile a program and write the package, without weights and sources.
+    """Compile programs and write them into one package, without weights and sources.
 
     Args:
-        program: flat inputs and outputs; on `device`.  Values of large weights are not looked at.
+        programs: by the names that the package has for them; flat inputs and outputs; on `device`.
+            Values of large weights are not looked at.
+        metadata: kept with each of them.
 
     Raises:
         MissingError: there is no C++ compiler, or no Triton for a GPU.
@@ -65,22 +68,26 @@ def compile_package(
     with tempfile.TemporaryDirectory(prefix="enginecast-") as scratch:
         settings = {
             **_known({**_SETTINGS, **_SETTINGS_OF[device]}),
+            # It pays when it is used again.
+            "aot_inductor.precompile_headers": len(programs) > 1,
             "aot_inductor.metadata": dict(metadata),
             "cpp.cxx": (None, str(_wrap(compiler, Path(scratch)))),
         }
-        made = Path(scratch) / path.name
+        made = {name: Path(scratch) / f"{number}.pt2" for number, name in enumerate(programs)}
         try:
-            with _quiet(), fresh_cache(dir=scratch), torch.no_grad():
-                torch._inductor.aoti_compile_and_package(
-                    program, package_path=str(made), inductor_configs=settings
-                )
+            with _quiet(), fresh_cache(dir=scratch), _own_headers(scratch), torch.no_grad():
+                for name, program in programs.items():
+                    torch._inductor.aoti_compile_and_package(
+                        program, package_path=str(made[name]), inductor_configs=dict(settings)
+                    )
         except Exception as error:  # Inductor raises what its many parts raise
             raise LoweringError(
                 f"Inductor cannot compile this program: {_first_line(error)}",
                 hint="Use --target onnxruntime, or take the op out with a pass.",
             ) from error
         # Sources hold the command lines of the compiler, and with them paths of this machine.
-        copy_archive(made, path, without=(".cpp", ".h"))
+        folders = {made[name]: {f"{_FOLDER}{ALONE}/": f"{_FOLDER}{name}/"} for name in programs}
+        copy_archive(folders, path, without=(".cpp", ".h"))
 
 
 def find_compiler() -> str:
@@ -151,6 +158,20 @@ def _quiet() -> Iterator[None]:
     said = io.StringIO()
     with quiet(*_LOGGERS), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         yield
+
+
+@contextlib.contextmanager
+def _own_headers(folder: str) -> Iterator[None]:
+    """Precompiled headers in a folder that goes: theirs is shared by all users of the machine."""
+    from torch._inductor import codecache
+
+    places = {"_HEADER_DIR": folder, "_HEADER_LOCK_DIR": folder}
+    before = {name: getattr(codecache, name) for name in places}
+    vars(codecache).update(places)
+    try:
+        yield
+    finally:
+        vars(codecache).update(before)
 
 
 def _first_line(error: BaseException) -> str:

@@ -30,7 +30,7 @@ def write_torchscript(module: torch.jit.ScriptModule, folder: Path) -> Artifact:
         except RuntimeError as error:
             message = f"TorchScript cannot store the model: {first_line(error)}"
             raise LoweringError(message) from error
-        copy_archive(written, path, without=(".debug_pkl",))  # which is for messages only
+        copy_archive({written: {}}, path, without=(".debug_pkl",))  # which is for messages only
     version = ".".join(torch.__version__.split(".")[:2])
     return Artifact((ENGINE_FILE,), graph_ops(module), f"torch>={version}")
 

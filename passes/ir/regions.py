@@ -12,6 +12,7 @@ What a region computes without its weights and others read, too, stays outside o
 often computes what `canonicalize` lets the others share.
 """
 
+import operator
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from enginecast.passes.ir.blocks import is_structured
 from enginecast.passes.ir.computation import call_digest, digest
-from enginecast.passes.ir.edit import input_names, insert, value, weight_expressions
+from enginecast.passes.ir.edit import first_input, input_names, insert, value, weight_expressions
 from enginecast.passes.ir.effects import is_metadata_check, is_pure
 from enginecast.passes.ir.source import module_calls
 from enginecast.passes.ir.traits import Trait, has
@@ -36,7 +37,7 @@ LEAST_PRODUCTS = 2
 """Of a region: less is an op with its surroundings, such as a linear."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Region:
     """A part of a program, and the graph that computes it alone."""
 
@@ -84,7 +85,7 @@ def _calls(nodes: Iterable[Node], depth: int) -> dict[str, list[Node]]:
     """Nodes by the call of a module that they belong to, as many modules deep."""
     found: dict[str, list[Node]] = {}
     for node in nodes:
-        stack = module_calls(node)
+        stack = module_calls(first_input(node) if node.target is operator.getitem else node)
         if len(stack) > depth:
             found.setdefault(stack[depth], []).append(node)
     return found
@@ -119,7 +120,7 @@ class Carver:
 
     def carve(self, module: str, nodes: Collection[Node]) -> Region | None:
         """The region of nodes, each after what it reads; None: a size in it is no size of an input,
-        nor computed of those.
+        nor computed of those, or an op with several results is cut off from them.
         """
         inside = dict.fromkeys(nodes)
         read = dict.fromkeys(
@@ -137,6 +138,8 @@ class Carver:
             for size in node.all_input_nodes
             if size not in inside and not is_tensors(size)
         ]
+        if not all(isinstance(value(node), Tensor) for node in (*read, *results)):
+            return None
         roots: dict[Any, tuple[Node, int]] = {}
         for size in sizes:
             if not self._find_roots(size, inputs, roots):

@@ -215,6 +215,8 @@ class EngineRecord(Record, frozen=True, kw_only=True):
     """What is quantized in the engine: ONNX Runtime needs options for it."""
     requires: dict[str, str] = {}
     """What machine code asks of the machine that runs it; see `runtime.device.fitness`."""
+    regions: dict[str, Count] = {}
+    """How many equal modules the machine code of one stands for, by the path of the first."""
     profile: tuple[ShapeRange, ...] = ()
     """Of a TensorRT engine."""
     network: str | None = None

@@ -4,7 +4,7 @@ torch is imported when such an engine is opened.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
 from enginecast.errors import BundleError, MissingError, first_line
@@ -20,7 +20,11 @@ from enginecast.runtime.sessions.torch_session import (
 )
 
 NAMES = "enginecast"
-"""Key of the package's metadata: JSON with the names of inputs, outputs and weights."""
+"""Key of the package's metadata: JSON with the names of inputs, outputs and weights.  Of a program
+in pieces also `calls` (a piece, the values that it takes, those that it gives) and `results`, the
+values that are the outputs."""
+ALONE = "model"
+"""How a package calls its program, where that is one."""
 
 
 class AOTInductorSession(TorchSession):
@@ -29,12 +33,11 @@ class AOTInductorSession(TorchSession):
     name = "aotinductor"
 
     def __init__(
-        self, model: Any, weights: Mapping[str, Any], names: Any, provider: str, threads: int | None
+        self, call: Run, weights: Mapping[str, Any], names: Any, provider: str, threads: int | None
     ) -> None:
         super().__init__(names["inputs"], names["outputs"], provider, threads)
-        self._model = model
+        self._call = call
         self._weights = weights  # the code reads them where they are
-        self._call: Run = self._plain
         self._stored = {tensor.data_ptr() for tensor in weights.values()}
 
     @classmethod
@@ -52,21 +55,22 @@ class AOTInductorSession(TorchSession):
         torch = require_torch(record, "AOTInductor")
         require_device(torch, record, provider, "its code was compiled for that device")
         require_fit(torch, record.requires, record.file)
-        if not callable(getattr(torch._inductor, "aoti_load_package", None)):
-            raise MissingError(
-                f"{record.file}: torch {torch.__version__} loads no packages of AOTInductor",
-                hint="Use torch 2.11 to 2.13 for this engine.",
-            )
         device = provider.removeprefix("torch-")
-        model = _load(torch, bundle, record, device)
-        names = _names(model, bundle, record)
-        weights = _weights(bundle, record, names["weights"], model.get_constant_fqns(), device)
-        if weights:
-            model.load_constants(weights, check_full_update=True, user_managed=True)
-        session = cls(model, weights, names, provider, threads)
+        pieces = _load(torch, bundle, record, device)
+        names = _names(pieces, bundle, record)
+        regional = "calls" in names
+        wanted = names["weights"] if regional else pieces[ALONE].get_constant_fqns()
+        weights = _weights(bundle, record, names["weights"], wanted, device)
+        call: Run
+        if regional:
+            call = Pieces(pieces, weights, names, device)
+        else:
+            if weights:
+                pieces[ALONE].load_constants(weights, check_full_update=True, user_managed=True)
+            call = _whole(pieces[ALONE])
         if device == "cuda" and cuda_graphs:
-            session._call = GraphCache(session._plain, recorder(torch))
-        return session
+            call = GraphCache(call, recorder(torch))
+        return cls(call, weights, names, provider, threads)
 
     @property
     def graphs(self) -> GraphCache | None:
@@ -78,28 +82,67 @@ class AOTInductorSession(TorchSession):
         found = self._call(tensors)
         return [value.clone() if value.data_ptr() in self._stored else value for value in found]
 
-    def _plain(self, tensors: Sequence[Any]) -> list[Any]:
-        found: list[Any] = self._model.loader.boxed_run(list(tensors))
-        return found
+
+def _whole(model: Any) -> Run:
+    return lambda tensors: model.loader.boxed_run(list(tensors))
 
 
-def _load(torch: Any, bundle: Bundle, record: EngineRecord, device: str) -> Any:
-    """On a GPU without the locks of its own, which no CUDA graph can hold; ours stand for them."""
+class Pieces:
+    """The pieces of an engine, run in turn; weights are inputs of theirs."""
+
+    def __init__(
+        self, pieces: Mapping[str, Any], weights: Mapping[str, Any], names: Any, device: str
+    ) -> None:
+        self._inputs, self._results, self._weights = names["inputs"], names["results"], weights
+        self._aligned = device == "cuda"
+        last = {name: number for number, call in enumerate(names["calls"]) for name in call[1]}
+        self._calls = []
+        for number, (piece, takes, gives) in enumerate(names["calls"]):
+            ends = [n for n in takes if last[n] == number and n not in self._results]
+            self._calls.append((pieces[piece].loader, takes, gives, ends))
+
+    def __call__(self, tensors: Sequence[Any]) -> list[Any]:
+        values = {**self._weights, **dict(zip(self._inputs, tensors, strict=True))}
+        for loader, takes, gives, ends in self._calls:
+            given = [self._as_compiled(values[name]) for name in takes]
+            for name in ends:  # memory for what is computed next
+                values.pop(name, None)
+            values.update(zip(gives, loader.boxed_run(given), strict=True))
+        return [values[name] for name in self._results]
+
+    def _as_compiled(self, tensor: Any) -> Any:
+        """Contiguous, and for a GPU at a multiple of 16 bytes: what a piece gives may be a view."""
+        tensor = tensor.contiguous()
+        return tensor.clone() if self._aligned and tensor.data_ptr() % 16 else tensor
+
+
+def _load(torch: Any, bundle: Bundle, record: EngineRecord, device: str) -> Mapping[str, Any]:
+    """The programs of a package by name; on a GPU without the locks of their own, which no CUDA
+    graph can hold: ours stand for them.
+    """
     try:
-        return torch._inductor.aoti_load_package(
-            str(bundle.path(record.file)), run_single_threaded=device == "cuda"
-        )
+        from torch.export.pt2_archive._package import load_pt2
+    except ImportError as error:
+        raise MissingError(
+            f"{record.file}: torch {torch.__version__} loads no packages of AOTInductor",
+            hint="Use torch 2.11 to 2.13 for this engine.",
+        ) from error
+    try:
+        content = load_pt2(str(bundle.path(record.file)), run_single_threaded=device == "cuda")
+        found: Mapping[str, Any] = content.aoti_runners
     except Exception as error:  # torch raises RuntimeError, and others for what is not an archive
         message = f"{record.file}: torch refuses the package: {first_line(error)}"
         raise BundleError(message) from error
+    return found
 
 
-def _names(model: Any, bundle: Bundle, record: EngineRecord) -> Any:
+def _names(pieces: Mapping[str, Any], bundle: Bundle, record: EngineRecord) -> Any:
     """What the package says of its inputs, outputs and weights; must be what the manifest says."""
     try:
-        names = json.loads(model.get_metadata()[NAMES])
+        first = next(iter(pieces.values()))  # all say the same
+        names = json.loads(first.get_metadata()[NAMES])
         given = {"inputs": sorted(names["inputs"]), "outputs": sorted(names["outputs"])}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, StopIteration, TypeError, ValueError) as error:
         raise BundleError(
             f"{record.file}: the package does not name its inputs and outputs",
             hint="Export the model again.",
@@ -119,7 +162,7 @@ def _weights(
     bundle: Bundle,
     record: EngineRecord,
     names: Mapping[str, str],
-    wanted: Sequence[str],
+    wanted: Collection[str],
     device: str,
 ) -> dict[str, Any]:
     """The weights that the code asks for, by its own names; on the CPU they stay in the file."""

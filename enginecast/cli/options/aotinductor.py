@@ -1,0 +1,22 @@
+"""The options of AOTInductor, as the command line has them."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from enginecast.exporters.aotinductor.options import AOTInductorOptions
+
+
+@dataclass(frozen=True)
+class AOTInductorFlags:
+    """How AOTInductor compiles."""
+
+    regional: Annotated[
+        bool,
+        typer.Option("--regional", help="AOTInductor: compile one of several equal blocks."),
+    ] = False
+
+    def options(self) -> AOTInductorOptions | None:
+        """What was given on the command line; None: nothing was."""
+        return AOTInductorOptions(regional=True) if self.regional else None
