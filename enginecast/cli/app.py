@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from enginecast import errors
+from enginecast.cli.bench import bench
 from enginecast.cli.bisect import bisect
 from enginecast.cli.cache.app import app as cache_app
 from enginecast.cli.diffusers import app as diffusers_app
@@ -75,7 +76,7 @@ def _root(
         raise typer.Exit(UsageError.exit_code)
 
 
-for command in (verify, run, export, inspect, opt, bisect, passes, doctor):
+for command in (verify, run, bench, export, inspect, opt, bisect, passes, doctor):
     app.command()(command)
 app.add_typer(cache_app, name="cache")
 app.add_typer(diffusers_app, name="diffusers")

@@ -1,0 +1,94 @@
+"""Times of several calls, taken in turns: what else the machine does meets all of them alike."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+SHORTEST = 2e-3
+"""Seconds of one sample; a call that takes less is repeated within it."""
+WARM_UPS = 2
+"""Calls of each before the first sample."""
+FEWEST = 3
+"""Rounds, whatever they take."""
+
+Clock = Callable[[Callable[[], object], int], float]
+"""Seconds that so many calls take."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Samples of one call, in milliseconds."""
+
+    wall: tuple[float, ...]
+    cpu: tuple[float, ...]
+    """Of all threads of the process."""
+    calls: int
+    """That one sample is the mean of."""
+
+    @property
+    def median(self) -> float:
+        return median(self.wall)
+
+    @property
+    def median_cpu(self) -> float:
+        return median(self.cpu)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The quartiles."""
+        if len(self.wall) < 2:
+            return self.wall[0], self.wall[0]
+        low, _, high = quantiles(self.wall, n=4, method="inclusive")
+        return low, high
+
+
+def ratio(base: Times, other: Times) -> float:
+    """How many times faster than `base` another is: the median over rounds, whose samples lie side
+    by side.
+    """
+    return median(one / two for one, two in zip(base.wall, other.wall, strict=True))
+
+
+def wall_clock(call: Callable[[], object], times: int) -> float:
+    """Seconds by the clock on the wall."""
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    return time.perf_counter() - start
+
+
+def interleaved(
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    seconds: float = math.inf,
+    clock: Clock = wall_clock,
+) -> dict[str, Times]:
+    """Time each call once a round; the order turns around every other round.
+
+    Args:
+        rounds: at most.
+        seconds: that all of it may take, about; `FEWEST` rounds are made in any case.
+        clock: measures a sample; the CPU's time is measured around it.
+    """
+    end = time.monotonic() + seconds
+    counts = {}
+    for name, call in calls.items():
+        for _ in range(WARM_UPS - 1):
+            call()
+        counts[name] = max(1, math.ceil(SHORTEST / max(clock(call, 1), 1e-9)))
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    for turn in range(rounds):
+        if turn >= FEWEST and time.monotonic() > end:
+            break
+        for name in list(calls)[:: -1 if turn % 2 else 1]:
+            before = time.process_time()
+            taken = clock(calls[name], counts[name])
+            used = time.process_time() - before
+            samples[name].append((1e3 * taken / counts[name], 1e3 * used / counts[name]))
+    return {
+        name: Times(tuple(wall for wall, _ in found), tuple(cpu for _, cpu in found), counts[name])
+        for name, found in samples.items()
+    }

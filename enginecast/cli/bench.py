@@ -1,0 +1,131 @@
+"""`enginecast bench`: time an engine, and other ways to run its model.  Peers need torch."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from enginecast.cli.options.groups import (
+    AsJson,
+    BundleDir,
+    Inputs,
+    LoadFlags,
+    Prompts,
+    Quiet,
+    RandomWeights,
+    grouped,
+)
+from enginecast.cli.terminal.output import (
+    print_json,
+    print_table,
+    progress,
+    results,
+    results_apart,
+    say,
+)
+
+if TYPE_CHECKING:
+    from enginecast.bench.bundle import Bench, Row
+
+
+@grouped
+@results_apart()
+def bench(
+    bundle: BundleDir,
+    how: LoadFlags,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="That the bundle was made from, for --against."),
+    ] = None,
+    against: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...",
+            help="Timed beside it: eager, compile, onnx; ratios are of the first.",
+        ),
+    ] = "",
+    random_weights: RandomWeights = None,
+    inputs: Inputs = None,
+    prompts: Prompts = None,
+    rounds: Annotated[int, typer.Option(metavar="N", min=3, help="Samples of each, at most.")] = 15,
+    seconds: Annotated[
+        float, typer.Option(metavar="S", min=0.0, help="That all samples may take, about.")
+    ] = 60.0,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Time an engine, and other ways to run its model, in turns."""
+    from enginecast.bench.bundle import bench_bundle
+
+    console = progress(quiet)
+    found = bench_bundle(
+        bundle,
+        model=model,
+        against=[name.strip() for name in against.split(",") if name.strip()],
+        inputs=inputs,
+        prompts=prompts,
+        rounds=rounds,
+        seconds=seconds,
+        random_weights=random_weights,
+        say=lambda text: say(console, text),
+        **how.arguments(),
+    )
+    if as_json:
+        print_json(_as_json(found))
+        return
+    out = results()
+    columns = ["", "ms", "quartiles", "CPU ms", "speed", "items/s", "MB"]
+    columns += ["cosine", "error"] if found.compared else []
+    print_table(out, columns, map(_cells, found.rows))
+    for line in found.absent:
+        say(out, f"not timed: {line}")
+    say(out, f"inputs: {found.inputs}: {_shapes(found.shapes)}")
+    if found.compared:
+        say(out, f"cosine (lowest of a row) and relative error: against {found.compared}")
+    threads = {None: "a thread for each core", 1: "1 thread"}.get(
+        found.threads, f"{found.threads} threads"
+    )
+    rounds_made = len(found.rows[0].times.wall)
+    say(out, f"{found.backend}, {threads}, medians of {rounds_made} rounds in turns")
+
+
+def _cells(row: "Row") -> list[str]:
+    times = row.times
+    low, high = times.spread
+    cells = [row.name, f"{times.median:.3g}", f"{low:.3g}-{high:.3g}", f"{times.median_cpu:.3g}"]
+    cells += [f"{row.ratio:.2f}x", f"{row.items:.4g}", f"{row.memory / 1e6:.0f}"]
+    if row.accuracy is not None:
+        cells += [f"{row.accuracy.cosine:.6f}", f"{row.accuracy.relative:.2g}"]
+    return cells
+
+
+def _shapes(calls: "Sequence[dict[str, tuple[int, ...]]]") -> str:
+    texts = [", ".join(f"{name} {list(shape)}" for name, shape in each.items()) for each in calls]
+    return "; ".join(texts)
+
+
+def _as_json(found: "Bench") -> dict[str, Any]:
+    return {
+        "rows": {
+            row.name: {
+                "ms": row.times.median,
+                "quartiles_ms": list(row.times.spread),
+                "cpu_ms": row.times.median_cpu,
+                "samples_ms": list(row.times.wall),
+                "speed": row.ratio,
+                "items_per_second": row.items,
+                "memory_bytes": row.memory,
+                "cosine": None if row.accuracy is None else row.accuracy.cosine,
+                "relative_error": None if row.accuracy is None else row.accuracy.relative,
+            }
+            for row in found.rows
+        },
+        "base": found.rows[0].name,
+        "absent": list(found.absent),
+        "inputs": found.inputs,
+        "shapes": [{n: list(s) for n, s in each.items()} for each in found.shapes],
+        "compared_with": found.compared or None,
+        "backend": found.backend,
+        "threads": found.threads,
+        "machine": dict(found.machine),
+    }
