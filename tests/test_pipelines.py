@@ -218,6 +218,7 @@ def other_text(folder: Path) -> None:
         (None, ("--component", "scheduler=fp16"), "has no weights"),
         (None, ("--component", "unet"), "expected NAME=VALUE"),
         (None, ("--component", "unet=fp3"), "fp3"),
+        (None, ("--max-error", "0.1"), "--max-error is the limit of a quantization plan"),
         (None, ("--eager", "unet", "--component", "unet=fp16"), "exclude each other"),
         (None, ("--frames", "5"), "StableDiffusionPipeline has no num_frames"),
         (None, ("--set", "wrong=1"), "StableDiffusionPipeline has no wrong"),
@@ -412,6 +413,50 @@ def test_what_the_engines_do_not_explain_is_rejected_where_it_begins(sd15: Path)
     nothing = Made(eager.pictures * math.nan, eager.latents)
     assert compare(eager, noisy, nothing, 1e-6).parts_at == "pictures"
     assert compare(eager, noisy, Made(noisy.pictures, noisy.latents), 1.0).steps[0].limit == 0.5
+
+
+def test_latents_of_quantized_engines_are_judged_by_the_limit_of_the_plan() -> None:
+    torch.manual_seed(0)
+    latents = tuple(torch.randn(2, 4, 6, 6) for _ in range(3))
+    eager = Made(torch.rand(2, 3, 8, 8), latents)
+    noisy = Made(eager.pictures, tuple(each + 0.003 * torch.randn_like(each) for each in latents))
+
+    def engines(*off: float) -> Made:
+        pairs = zip(latents, off, strict=True)
+        return Made(eager.pictures, tuple(each * (1 + error) for each, error in pairs))
+
+    late = engines(0.01, 0.05, 0.2)
+    assert not compare(eager, noisy, late, 0.05).reasons  # which explains as much
+    found = compare(eager, noisy, late, 0.05, planned=0.1)
+    assert [step.limit for step in found.steps] == [0.1] * 3
+    assert found.parts_at == "step 3"
+    assert found.reasons == (
+        "step 3: relative error 0.2, and the plans allow 0.1 (a smaller --max-error plans more"
+        " exactly)",
+    )
+    assert not compare(eager, noisy, engines(0.01, 0.05, 0.09), 0.05, planned=0.1).reasons
+    exact = compare(eager, noisy, late, 1e-4, planned=0.1)  # the engines do not explain as much
+    assert exact.steps[0].limit < 0.01
+    assert "the engines explain" in exact.reasons[0]
+
+
+@pytest.mark.slow
+def test_a_quantized_transformer_is_judged_on_its_calls_and_on_the_latents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, output = save_pipeline("pixart", tmp_path / "pixart"), tmp_path / "engines"
+    options: tuple[object, ...] = ("--component", "transformer=int8", "--max-error", "0.05")
+    options += ("--eager", "vae", "--eager", "text_encoder", "--steps", "5", *asked("pixart"))
+    done = cast(capsys, "diffusers", "export", folder, "-o", output, *options, "--json", "-q")
+    engine = done.json["components"]["transformer"]["engines"]["forward"]
+    assert engine["max_error"] == 0.05
+    calls = {name for name in engine["errors"] if name.startswith("recorded call")}
+    assert len(calls) == 4  # early, middle and late, and one in the other size
+    assert max(engine["errors"].values()) <= engine["max_error"]
+    check = done.json["check"]
+    assert done.code == 0
+    assert check["max_error"] == 0.05
+    assert all(step["error"] <= step["limit"] <= check["max_error"] for step in check["steps"])
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from enginecast.cli.options.groups import (
     Device,
     Frames,
     Height,
+    MaxError,
     Precision,
     Quiet,
     Threads,
@@ -76,6 +77,7 @@ def export(
         list[str] | None,
         typer.Option(metavar="NAME=PRECISION", help="Another precision of one; repeatable."),
     ] = None,
+    max_error: MaxError = None,
     eager: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="A component that stays as it is; repeatable."),
@@ -131,6 +133,7 @@ def export(
         wish,
         precision=precision or "fp32",
         precisions=_pairs("--component", component),
+        max_error=max_error,
         eager=tuple(eager or ()),
         variant=variant,
         target=target,
@@ -274,6 +277,8 @@ def _show_check(check: "CheckOutcome") -> None:
         psnr = "equal" if check.psnr is None else f"PSNR {check.psnr:.1f} dB"
         parted = f"they part at {check.parts_at}" if check.parts_at else "they do not part"
         say(console, f"pictures: {psnr}; worst: {check.worst}; {parted}")
+    if check.max_error is not None:
+        say(console, f"quantized: by the plans latents may be off by {check.max_error:.2g}")
     reasons = f": {'; '.join(check.reasons)}" if check.reasons else ""
     say(console, f"whole pipeline: {check.outcome}{reasons}")
 

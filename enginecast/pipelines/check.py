@@ -4,6 +4,9 @@ Errors of the engines grow or shrink from step to step.  By how much is measured
 pipeline: a run in which each output of each component gets noise of a known size.  What the engines
 were found to be off times that factor is what their own errors make of the latents; a pipeline
 that is further away than `MARGIN` times as much does something else than eager.
+
+Where a plan quantizes, that explains much: guidance alone multiplies errors.  So its limit for one
+call is the limit for the latents of each step, and thus for the final ones, too.
 """
 
 import math
@@ -49,6 +52,8 @@ class WholeCheck:
 
     steps: tuple[Stage, ...]
     pictures: Stage
+    most: float
+    """What no stage may be further off than, whatever explains it."""
     psnr: float | None
     """In dB, of pixels in 0..1, at the worst picture or frame; None: they are equal."""
 
@@ -65,15 +70,20 @@ class WholeCheck:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why the pipeline of engines is rejected."""
-        found = [each for each in (*self.steps, self.pictures) if not each.holds]
-        return tuple(
-            f"{each.name}: relative error {each.error:.2g}, and the engines explain"
-            f" {each.limit:.2g}"
-            for each in found[:1]
+        found = next((each for each in (*self.steps, self.pictures) if not each.holds), None)
+        if found is None:
+            return ()
+        by_plan = found.limit == self.most < MOST
+        why = "the plans allow" if by_plan else "the engines explain"
+        out = " (a smaller --max-error plans more exactly)" if by_plan else ""
+        return (
+            f"{found.name}: relative error {found.error:.2g}, and {why} {found.limit:.2g}{out}",
         )
 
 
-def compare(eager: Made, noisy: Made, engines: Made, off: float) -> WholeCheck:
+def compare(
+    eager: Made, noisy: Made, engines: Made, off: float, planned: float | None = None
+) -> WholeCheck:
     """Compare two runs.
 
     Args:
@@ -81,20 +91,25 @@ def compare(eager: Made, noisy: Made, engines: Made, off: float) -> WholeCheck:
         noisy: of the same with `NOISE`.
         engines: of the pipeline of engines.
         off: the largest relative error of an engine.
+        planned: the largest error that a plan allows one call of an engine, and so the latents;
+            None: nothing is quantized.
     """
+    most = MOST if planned is None else min(MOST, planned)
     steps = [
-        _stage(f"step {number}", *each, off)
+        _stage(f"step {number}", *each, off, most)
         for number, each in enumerate(
             zip(eager.latents, noisy.latents, engines.latents, strict=True), 1
         )
     ]
-    pictures = _stage("pictures", eager.pictures, noisy.pictures, engines.pictures, off)
-    return WholeCheck(tuple(steps), pictures, _psnr(eager.pictures, engines.pictures))
+    pictures = _stage("pictures", eager.pictures, noisy.pictures, engines.pictures, off, most)
+    return WholeCheck(tuple(steps), pictures, most, _psnr(eager.pictures, engines.pictures))
 
 
-def _stage(name: str, eager: Tensor, noisy: Tensor, engines: Tensor, off: float) -> Stage:
+def _stage(
+    name: str, eager: Tensor, noisy: Tensor, engines: Tensor, off: float, most: float
+) -> Stage:
     grows = relative_error(eager, noisy) / NOISE
-    limit = min(MARGIN * max(grows, 1.0) * max(off, LEAST), MOST)
+    limit = min(MARGIN * max(grows, 1.0) * max(off, LEAST), most)
     return Stage(name, relative_error(eager, engines), limit)
 
 

@@ -28,6 +28,7 @@ from enginecast.errors import (
     first_line,
 )
 from enginecast.exporters.registry import DEFAULT
+from enginecast.passes.presets import QUANTIZED
 from enginecast.pipelines.check import Stage, compare, with_noise
 from enginecast.pipelines.components import save_empty
 from enginecast.pipelines.folder import INDEX, KNOWN, PipelineFolder, open_pipeline
@@ -62,6 +63,8 @@ class PipelineRequest:
     precision: str = "fp32"
     precisions: Mapping[str, str] = field(default_factory=dict)
     """By component."""
+    max_error: float | None = None
+    """Of a row of what a quantized engine gives, and of the latents; None: the plans' own."""
     eager: tuple[str, ...] = ()
     """Components that stay as they are."""
     variant: str = ""
@@ -120,7 +123,13 @@ def export_pipeline(request: PipelineRequest, steps: Steps | None = None) -> Pip
     if request.output.resolve().is_relative_to(folder.path.resolve()):
         raise UsageError(f"-o {request.output}: it is within the pipeline's own folder")
     _require_names(folder, request)
-    for precision in {request.precision, *request.precisions.values()}:
+    asked = {request.precision, *request.precisions.values()}
+    if request.max_error is not None and not asked & QUANTIZED.keys():
+        raise UsageError(
+            "--max-error is the limit of a quantization plan, and there is none here",
+            hint=f"It goes with --component NAME={'|'.join(QUANTIZED)}.",
+        )
+    for precision in asked:
         _asked(request, folder.path, precision).resolve()  # before the work
     with stage(request.output, overwrite=request.overwrite, marker=RECORD) as staging:
         with steps("run the eager pipeline"):
@@ -348,6 +357,7 @@ def _asked(request: PipelineRequest, model: Path, precision: str) -> ExportReque
         precision=precision,
         device=request.device,
         arch=request.arch,
+        max_error=request.max_error if precision in QUANTIZED else None,
         threads=request.threads,
     )
 
@@ -384,9 +394,13 @@ def _export(
     verdict = done.report.verdict
     if verdict.outcome == "rejected":
         raise VerificationError(f"rejected: {'; '.join(verdict.reasons)}")
+    assert done.bundle is not None  # it was not rejected
+    plan = done.bundle.manifest.quantization
     return EngineOutcome(
         outcome=verdict.outcome,
         error=max((output.error or 0.0 for output in verdict.outputs), default=0.0),
+        errors=verdict.errors,
+        max_error=plan.max_error if plan is not None else None,
         notes=done.report.notes,
     )
 
@@ -412,13 +426,15 @@ def _check(
     except EnginecastError as error:
         return CheckOutcome(outcome="rejected", reasons=(error.message,))
     off = max(engine.error for engine in made)
-    check = compare(eager.made, eager.noisy, found, off)
+    planned = max((e.max_error for e in made if e.max_error is not None), default=None)
+    check = compare(eager.made, eager.noisy, found, off, planned)
     emulated = any(engine.outcome == EMULATED for engine in made)
     held: Literal["verified", "verified-by-emulation"] = EMULATED if emulated else "verified"
     return CheckOutcome(
         outcome="rejected" if check.reasons else held,
         reasons=check.reasons or ((NOT_ON_TARGET,) if emulated else ()),
         dtype=str(eager.dtype).removeprefix("torch."),
+        max_error=None if planned is None else check.most,
         steps=tuple(_described(each) for each in check.steps),
         pictures=_described(check.pictures),
         psnr=check.psnr,

@@ -27,6 +27,11 @@ class EngineOutcome(Record, frozen=True, kw_only=True):
     outcome: Literal["verified", "verified-by-emulation"]
     error: float
     """The largest relative error of an output."""
+    errors: dict[str, float] = {}
+    """Of a quantized engine, the largest relative error of a row in each case: early, middle and
+    late calls of the recorded run among them."""
+    max_error: float | None = None
+    """Of such a row, as its plan allows it."""
     notes: tuple[str, ...] = ()
 
 
@@ -59,6 +64,8 @@ class CheckOutcome(Record, frozen=True, kw_only=True):
     reasons: tuple[str, ...] = ()
     dtype: str = ""
     """Of the eager pipeline."""
+    max_error: float | None = None
+    """Of the latents of each step, and the pictures, where something is quantized."""
     steps: tuple[StageOutcome, ...] = ()
     pictures: StageOutcome | None = None
     psnr: float | None = None

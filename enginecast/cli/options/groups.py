@@ -104,6 +104,17 @@ def _max_error(text: str) -> float:
     return parse_max_error(text)
 
 
+MaxError = Annotated[
+    float | None,
+    typer.Option(
+        metavar="X",
+        parser=_max_error,
+        help="Largest relative error of a row of an output that quantization may cause, or its"
+        " least cosine: 0.02, cos=0.997.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class LoadFlags:
     """Which engine of a bundle is opened, and how."""
@@ -222,15 +233,7 @@ class EngineFlags(PassFlags):
         ),
     ] = DEFAULT
     arch: Arch = None
-    max_error: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            parser=_max_error,
-            help="Largest relative error of a row of an output that quantization may cause, or its"
-            " least cosine: 0.02, cos=0.997.",
-        ),
-    ] = None
+    max_error: MaxError = None
     plan: Annotated[
         Path | None,
         typer.Option("--plan", metavar="FILE", help="Carry out this quantization plan (JSON)."),
