@@ -9,8 +9,12 @@ The merged weight is an expression: the exporter computes it while it writes it,
 of the weights is held. Good on a GPU (one large product); on ONNX Runtime's CPU provider the split
 costs 3 to 6 % and eats the gain, so the CPU presets leave it out.  Left alone, with the reason:
 weights that are read elsewhere as well, mixed dtypes, biases on some of the linears only.
+
+Linears of one value may be those of all blocks (a time step's modulations): they are merged in
+groups, none with a weight of more than `LARGEST` elements, since who writes or runs it holds it.
 """
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import ClassVar
@@ -31,6 +35,10 @@ from enginecast.passes.ir.edit import (
 from enginecast.passes.ir.match import NoMatch, is_call
 from enginecast.passes.ir.sites import SiteLog
 
+LARGEST = 1 << 27
+"""Elements of a merged weight: four times those of q, k and v of the largest Flux.  A product with
+more takes no less time in one."""
+
 
 @dataclass(frozen=True)
 class MergeLinears(GraphPass):
@@ -48,8 +56,25 @@ class MergeLinears(GraphPass):
             if is_call(node, aten.linear.default) and node.args[1] in weights:
                 groups[first_input(node)].append(node)
         for group in [g for g in groups.values() if len(g) > 1]:
-            _merge_group(program, group, weights, log)
+            for part in _parts(group):
+                _merge_group(program, part, weights, log)
         return log.sites
+
+
+def _parts(group: list[Node]) -> list[list[Node]]:
+    """The linears in order, in parts whose weights together are not too large to be merged."""
+    parts: list[list[Node]] = [[]]
+    elements = 0
+    for node in group:
+        weight = node.args[1]
+        assert isinstance(weight, Node)
+        size = math.prod(shape_of(weight))
+        if elements + size > LARGEST and parts[-1]:
+            parts.append([])
+            elements = 0
+        parts[-1].append(node)
+        elements += size
+    return parts
 
 
 def _merge_group(program: ProgramView, group: list[Node], weights: set[Node], log: SiteLog) -> None:
@@ -70,7 +95,7 @@ def _merge_group(program: ProgramView, group: list[Node], weights: set[Node], lo
 
 def _check(group: list[Node], weights: set[Node]) -> None:
     if len(group) < 2:
-        raise NoMatch(group[0], "no other linear reads the same value")
+        raise NoMatch(group[0], "no other linear that reads the same value can join it")
     with_bias = [len(node.args) > 2 and node.args[2] is not None for node in group]
     if len(set(with_bias)) > 1:
         raise NoMatch(group[0], "some of the linears have a bias and some do not")

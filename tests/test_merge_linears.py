@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.nn.functional import linear
 
+from enginecast.passes import merge_linears
 from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import weight_expressions
 from enginecast.passes.ir.sites import SKIPPED
@@ -88,6 +89,22 @@ def test_biases_and_sizes_go_along() -> None:
         assert torch.allclose(found, expected, atol=1e-6)
     _, second = rewritten(after, "canonicalize,merge-linears")
     assert second == []
+
+
+def test_a_merged_weight_stays_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge_linears, "LARGEST", 20 * WIDTH)  # those of a and b
+    before = program_of(
+        lambda n, x: (n.a(x), n.b(x), linear(x, n.plain.weight, n.low.bias.float()))
+    )
+    after, sites = rewritten(before, "merge-linears")
+    assert [site.reason for site in sites] == [
+        *("", ""),
+        "no other linear that reads the same value can join it",
+    ]
+    assert count(after, "linear") == 2
+    x = torch.randn(3, 7, WIDTH)
+    for found, expected in zip(outputs(after, x), outputs(before, x), strict=True):
+        assert torch.allclose(found, expected, atol=1e-6)
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {

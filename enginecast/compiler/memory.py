@@ -1,5 +1,6 @@
 """What a step takes of this machine's memory, and what the machine has."""
 
+import ctypes
 import os
 import resource
 import sys
@@ -52,6 +53,15 @@ def watched() -> Iterator[Peak]:
         done.set()
         watcher.join()
         peak.look()
+
+
+def trim() -> None:
+    """Give the system back what was freed: glibc keeps blocks below 32 MB, which the weights of a
+    large model leave gigabytes of.  Other C libraries have no such call.
+    """
+    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if give_back is not None:
+        give_back(0)
 
 
 def anonymous() -> int:

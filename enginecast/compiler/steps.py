@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
-from enginecast.compiler.memory import watched
+from enginecast.compiler.memory import trim, watched
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class Steps:
             with watched() as peak, self._shown(name):
                 yield
         finally:
+            trim()
             spent = time.perf_counter() - start
             self.seconds[name] = self.seconds.get(name, 0.0) + spent
             self.memory[name] = max(self.memory.get(name, 0), peak.anonymous)
