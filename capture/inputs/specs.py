@@ -110,14 +110,18 @@ def ranges_of(specs: Sequence[InputSpec]) -> dict[str, tuple[int, int]]:
 
 
 def from_example(
-    example: Mapping[str, Tensor], config: PreTrainedConfig | None = None
+    example: Mapping[str, Tensor],
+    config: PreTrainedConfig | None = None,
+    *,
+    of_pipeline: bool = False,
 ) -> tuple[InputSpec, ...]:
     """Inputs of a model from one example of each.
 
     Dimension 0 is the batch where it is that of the first input, of two or more: others, such as
     the positions of an image's patches, may be the same for all rows.
     Two-dimensional integer `input_ids` and masks are known for what they are: their dimension 1 is
-    the sequence.  So are four-dimensional `pixel_values`.  With either, a batch of one may grow.
+    the sequence.  So are four-dimensional `pixel_values`.  With either, and in calls
+    of a pipeline's components, a batch of one may grow.
     Inputs of any float dtype are fp32, as the captured module is.
 
     Raises:
@@ -128,7 +132,7 @@ def from_example(
     kinds = {name: kind_of(name, tensor) for name, tensor in example.items()}
     is_known = set(kinds.values()) != {"tensor"}
     leading = [t.shape[0] for n, t in example.items() if t.ndim and _is_main(kinds, n)]
-    batch = leading[0] if leading and leading[0] >= (1 if is_known else 2) else None
+    batch = leading[0] if leading and leading[0] >= (1 if is_known or of_pipeline else 2) else None
     text = {name for name, kind in kinds.items() if kind in TEXT_INPUTS.values()}
     lengths = {example[name].shape[1] for name in text}
     longest = longest_sequence(config, max(lengths)) if lengths else 1

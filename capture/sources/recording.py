@@ -290,14 +290,15 @@ def _together(name: str, heard: Sequence[_Heard], count: int) -> Recorded:
     Raises:
         UsageError: they differ in more than the values and sizes of tensors.
     """
-    call, tensors = call_of(heard[0].arguments, name)
+    given = [call_of(arguments, name) for arguments in _with_inputs(heard)]
+    call, tensors = given[0]
     calls: dict[str, Mapping[str, Tensor]] = {}
-    for each in heard:
-        other, found = call_of(each.arguments, name)
+    for each, (other, found) in zip(heard, given, strict=True):
         if other != call:
             raise UsageError(
                 f"{name} was called in two ways: {_difference(call, other)}",
-                hint="Numbers and text become part of an engine: record calls that agree in them.",
+                hint="Whole numbers and text become part of an engine: record calls that agree in"
+                " them.",
             )
         odd = next((n for n, t in found.items() if t.dtype != tensors[n].dtype), None)
         odd = odd or next((n for n, t in found.items() if t.ndim != tensors[n].ndim), None)
@@ -315,6 +316,19 @@ def _together(name: str, heard: Sequence[_Heard], count: int) -> Recorded:
 
 def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def _with_inputs(heard: Sequence[_Heard]) -> Iterator[dict[str, Any]]:
+    """The arguments of each call; fractions that differ from call to call are tensors."""
+    given = [each.arguments for each in heard]
+    differ = {
+        name
+        for name, first in given[0].items()
+        if all(isinstance(each.get(name), float) for each in given)
+        and any(each[name] != first for each in given)
+    }
+    for each in given:
+        yield {n: torch.tensor(value) if n in differ else value for n, value in each.items()}
 
 
 def _difference(one: Call, other: Call) -> str:

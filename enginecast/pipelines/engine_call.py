@@ -121,9 +121,9 @@ class EngineCall:
             known = path == ASK or path in leaves
             if not known and not self._is_default(module, defaults, path, value):
                 self._refuse(path, f"not given, and {value!r} in the engine")
-        values = {name: leaves.get(path) for path, name in call.inputs.items()}
+        values = {name: leaves.get(path, defaults.get(path)) for path, name in call.inputs.items()}
         if call.inputs.get(MASK) and values[MASK] is None and isinstance(values.get(IDS), Tensor):
-            values[MASK] = torch.ones_like(values[IDS])  # type: ignore[arg-type]  # what None means
+            values[MASK] = torch.ones_like(values[IDS])  # what None means
         for path, name in call.inputs.items():
             if values[name] is None:
                 self._refuse(path, "not given, and an input of the engine", given=True)

@@ -61,7 +61,8 @@ def derive(source: Source) -> tuple[InputSpec, ...]:
         return with_example_sizes(component_inputs(source))
     example = source.example()
     if example:
-        return check_required(source, from_example(example, source.config))
+        specs = from_example(example, source.config, of_pipeline=bool(source.recorded))
+        return check_required(source, specs)
     if source.config is None:
         raise UsageError(
             f"{source.name} comes without example inputs",
