@@ -311,3 +311,21 @@ def test_a_gelu_of_few_digits_keeps_them(tmp_path: Path) -> None:
     program = captured(NearlyGelu(), x := torch.linspace(-3, 3, 500))
     lower(legal(program), tmp_path)
     assert error(run(tmp_path, x)[0], outputs(program, x)[0]) < 4e-7  # a gelu is off by twice that
+
+
+def test_rows_are_repeated_by_a_size(tmp_path: Path) -> None:
+    def repeated(x: Tensor) -> tuple[Tensor, ...]:
+        rows, tokens, _ = x.shape
+        return (
+            x[:, 0].repeat_interleave(tokens, 0, output_size=rows * tokens),
+            x.repeat_interleave(rows, 1),
+            x.repeat_interleave(rows, 2),
+            x.repeat_interleave(tokens),
+        )
+
+    sizes = {0: BATCH, 1: TOKENS}
+    program = captured(Function(repeated), torch.randn(2, 7, 3), dynamic=sizes)
+    lower(program, tmp_path, outputs=("a", "b", "c", "d"))
+    for shape in ((2, 7, 3), (3, 4, 3), (1, 1, 3)):
+        x = torch.randn(shape)
+        assert all(map(torch.equal, run(tmp_path, x), repeated(x)))

@@ -283,6 +283,38 @@ CONFIGS: Mapping[str, tuple[str, dict[str, Any]]] = {
             "max_sequence_length": 16,
         },
     ),
+    "allegro": (
+        "AllegroTransformer3DModel",
+        {
+            "num_attention_heads": 2,
+            "attention_head_dim": 12,
+            "in_channels": 4,
+            "out_channels": 4,
+            "cross_attention_dim": 24,
+            "num_layers": 1,
+            "sample_width": 8,
+            "sample_height": 8,
+            "sample_frames": 3,
+            "caption_channels": 8,
+        },
+    ),
+    "latte": (
+        "LatteTransformer3DModel",
+        {
+            **_HEADS,
+            "in_channels": 4,
+            "out_channels": 8,
+            "num_layers": 2,
+            "cross_attention_dim": 16,
+            "sample_size": 8,
+            "patch_size": 2,
+            "num_embeds_ada_norm": 1000,
+            "norm_type": "ada_norm_single",
+            "norm_elementwise_affine": False,
+            "caption_channels": 8,
+            "video_length": 3,
+        },
+    ),
     "vae-wan": (
         "AutoencoderKLWan",
         {

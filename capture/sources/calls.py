@@ -124,12 +124,11 @@ def call_of_names(paths: Sequence[str], constants: Mapping[str, Any], entry: str
     """A call that takes a tensor at each path, such as `added_cond_kwargs.text_embeds`."""
     arguments: dict[str, Any] = dict(constants)
     for path in paths:
-        argument, *keys = path.split(".")
-        slot = Slot("_".join((argument, *keys)))
-        if keys:
-            arguments[argument] = {**arguments.get(argument, {}), ".".join(keys): slot}
-        else:
-            arguments[argument] = slot
+        *outer, last = path.split(".")
+        place = arguments
+        for key in outer:
+            place[key] = place = dict(place.get(key, {}))
+        place[last] = Slot(path.replace(".", "_"))
     return Call({name: _as_tuple(value) for name, value in arguments.items()}, entry)
 
 
@@ -217,6 +216,9 @@ def _filled(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _as_tuple(value: Any) -> Any:
-    """A dict with the keys 0, 1, ... is a tuple."""
-    is_numbered = isinstance(value, dict) and [*value] == [str(n) for n in range(len(value))]
-    return tuple(value.values()) if is_numbered and value else value
+    """A dict with the keys 0, 1, ... is a tuple, at any depth."""
+    if not isinstance(value, dict):
+        return value
+    found = {key: _as_tuple(item) for key, item in value.items()}
+    is_numbered = bool(found) and [*found] == [str(n) for n in range(len(found))]
+    return tuple(found.values()) if is_numbered else found

@@ -117,9 +117,17 @@ def text(tokens: int = CLIP_TOKENS) -> DimSpec:
     return _varying("text", tokens, 1, max(LONGEST_TEXT, tokens))
 
 
-def patches(of_image: int = 256) -> DimSpec:
-    """Patches of the image, where a model takes them in one row."""
-    return _varying("patches", of_image, 1, MOST_PATCHES)
+def patches(it: Component, factor: int, side: int, frames: int = 1) -> DimSpec:
+    """Patches of an image or a video, where a model takes them in one row.
+
+    Args:
+        factor: pixels to a patch, along a side.
+        side: pixels of the example, where the user gives none.
+        frames: of the latents.
+    """
+    high, wide = it.fixed_sides(factor, 1, side // factor, side // factor)
+    count = high * wide * frames
+    return _varying("patches", count, 1, max(MOST_PATCHES, count))
 
 
 def latent_frames(it: Component, factor: int, patch: int, default: int | None = None) -> Dim:
@@ -285,13 +293,14 @@ def dit(it: Component) -> Described:
 
 def flux(it: Component) -> Described:
     """Flux and Kontext; positions have no batch."""
+    row = patches(it, 16, EXAMPLE_SIDE)
     return Described(
         (
-            floats("hidden_states", batch(), patches(), it["in_channels"]),
+            floats("hidden_states", batch(), row, it["in_channels"]),
             floats("encoder_hidden_states", batch(), text(), it["joint_attention_dim"]),
             floats("pooled_projections", batch(), it["pooled_projection_dim"]),
             floats("timestep", batch()),
-            floats("img_ids", patches(), len(it["axes_dims_rope"])),
+            floats("img_ids", row, len(it["axes_dims_rope"])),
             floats("txt_ids", text(), len(it["axes_dims_rope"])),
             *_guidance(it),
         )
@@ -394,13 +403,14 @@ def wan(it: Component) -> Described:
 
 def ltx(it: Component) -> Described:
     """LTX-Video, with the coordinates of its patches."""
+    row = patches(it, 32, EXAMPLE_VIDEO_SIDE, it.frames(8))
     return Described(
         (
-            floats("hidden_states", batch(), patches(), it["in_channels"]),
+            floats("hidden_states", batch(), row, it["in_channels"]),
             floats("encoder_hidden_states", batch(), text(), it["caption_channels"]),
             step_of(),
             mask("encoder_attention_mask", batch(), text()),
-            floats("video_coords", batch(), 3, patches()),
+            floats("video_coords", batch(), 3, row),
         )
     )
 
@@ -426,6 +436,45 @@ def cogvideox(it: Component) -> Described:
             floats("encoder_hidden_states", batch(), tokens, it["text_embed_dim"]),
             step_of(),
             *more,
+        )
+    )
+
+
+def allegro(it: Component) -> Described:
+    """Allegro, in the size that it was trained with; positions are tables and places in them."""
+    step = it["patch_size"]
+    high, wide = it.fixed_sides(8, step, it["sample_height"], it["sample_width"])
+    frames = it.frames(4, 4 * (it["sample_frames"] - 1) + 1)
+    counts = frames // it["patch_size_t"], high // step, wide // step
+    third = it["attention_head_dim"] // 3
+    tables = tuple(
+        floats(f"image_rotary_emb.0.{axis}.{part}", count, third)
+        for axis, count in enumerate(counts)
+        for part in (0, 1)
+    )
+    places = tuple(
+        whole(f"image_rotary_emb.1.{axis}", count - 1, 1, math.prod(counts))
+        for axis, count in enumerate(counts)
+    )
+    return Described(
+        (
+            floats("hidden_states", batch(), it["in_channels"], frames, high, wide),
+            floats("encoder_hidden_states", batch(), text(), it["caption_channels"]),
+            step_of(),
+            mask("encoder_attention_mask", batch(), text()),
+            *(*tables, *places),
+        )
+    )
+
+
+def latte(it: Component) -> Described:
+    """Latte, for the frames that it was trained with."""
+    sides = it.sides(8, it["patch_size"])
+    return Described(
+        (
+            floats("hidden_states", batch(), it["in_channels"], it["video_length"], *sides),
+            step_of(),
+            floats("encoder_hidden_states", batch(), text(), it["caption_channels"]),
         )
     )
 
@@ -490,6 +539,8 @@ FAMILIES: Mapping[str, Callable[[Component], Described]] = {
     "CogVideoXTransformer3DModel": cogvideox,
     "HunyuanVideoTransformer3DModel": hunyuan_video,
     "MochiTransformer3DModel": mochi,
+    "AllegroTransformer3DModel": allegro,
+    "LatteTransformer3DModel": latte,
 }
 """For each class, what it is called with."""
 

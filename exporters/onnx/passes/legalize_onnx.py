@@ -14,7 +14,8 @@ ONNX Runtime's Sigmoid on CPUs is off by up to 1e-7, which is all of sigmoid(-18
 output, or anything but a layer with weights, is 1 / (1 + exp(-x)), as in torch's kernels.
 
 ONNX Runtime's MaxPool gives the lowest number for a window of -inf, and torch's decomposition of
-`multilabel_margin_loss` is another loss: both are said otherwise.
+`multilabel_margin_loss` is another loss: both are said otherwise.  So is a `repeat_interleave`
+whose count is a size.
 
 ONNX Runtime takes 1 + erf(x / 1.41421) for that of a gelu, whose constant has more digits: it is
 1 - erf(x / -1.41421).
@@ -205,6 +206,27 @@ def _complex_unsqueeze(program: ProgramView, node: Node) -> Node:
     place = dim if dim >= 0 else dim - 1  # the pair is the last dimension
     wide = insert(program.graph, aten.unsqueeze.default, (pairs, place), like=node)
     return insert(program.graph, aten.view_as_complex.default, (wide,), like=node)
+
+
+def _repeats_by_size(node: Node) -> bool:
+    return isinstance(node.args[1], Node)
+
+
+def _repeated(program: ProgramView, node: Node) -> Node:
+    """Rows so often as a size says: torch.onnx expands the dimension before the one it added."""
+    graph, source, dim = program.graph, first_input(node), (*node.args, None)[2]
+    if dim is None:
+        source, dim = insert(graph, aten.reshape.default, (source, [-1]), like=node), 0
+    rank = len(shape_of(source))
+    assert isinstance(dim, int)
+    axis = dim % rank
+    sizes = [_size_of(program, source, place, node) for place in range(rank)]
+    column = insert(graph, aten.unsqueeze.default, (source, axis + 1), like=node)
+    wide = [*sizes[: axis + 1], node.args[1], *sizes[axis + 1 :]]
+    repeated = insert(graph, aten.expand.default, (column, wide), like=node)
+    count = node.kwargs.get("output_size") or -1
+    shape = [*sizes[:axis], count, *sizes[axis + 1 :]]
+    return insert(graph, aten.reshape.default, (repeated, shape), like=node)
 
 
 def _broadcasts(node: Node) -> bool:
@@ -534,6 +556,7 @@ _RULES: dict[Any, Rewrite] = {
     aten.amax.default: _all_dims,
     aten.amin.default: _all_dims,
     aten.masked_select.default: _select_by_index,
+    aten.repeat_interleave.self_int: _repeated,
 }
 _UNFIT: dict[Any, Callable[[Node], bool]] = {
     aten.add.Tensor: _is_nearly_gelu,
@@ -551,4 +574,5 @@ _UNFIT: dict[Any, Callable[[Node], bool]] = {
     aten.amax.default: _is_of_all_dims,
     aten.amin.default: _is_of_all_dims,
     aten.masked_select.default: lambda node: same_shape(*map(shape_of, arguments(node))),
+    aten.repeat_interleave.self_int: _repeats_by_size,
 }
