@@ -11,7 +11,7 @@ from enginecast.runtime.bundle.manifest import EngineRecord, Guard, Input, Manif
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.sessions.session import Session
 from enginecast.runtime.validate import check_inputs
-from enginecast.runtime.values.arrays import Array
+from enginecast.runtime.values.arrays import Array, is_finite
 from enginecast.runtime.values.device_tensor import can_view, lies_on_gpu, view
 
 
@@ -41,6 +41,7 @@ class Engine:
         self._provider = session.provider
         self._backend = session.backend
         self._session: Session | None = session
+        self._names = tuple(output.name for output in bundle.manifest.outputs)
 
     @property
     def folder(self) -> Path:
@@ -127,29 +128,32 @@ class Engine:
             UsageError: the engine is closed.
         """
         session = self._open()  # a local name: `close` from another thread lets this run finish
+        manifest = self._bundle.manifest
         wanted = self._wanted(outputs)
-        guards = [guard.output for guard in self.manifest.guards]
+        asked = [*wanted, *(guard.output for guard in manifest.guards)]
         checked = check_inputs(
-            self.inputs,
-            self.manifest.symbols,
+            manifest.inputs,
+            manifest.symbols,
             feeds,
-            steps=self.manifest.steps,
-            size_checks=self.manifest.size_checks,
+            steps=manifest.steps,
+            size_checks=manifest.size_checks,
             read_devices=check_finite,
         )
-        values = session.run(checked, [*wanted, *guards])
-        for guard in self.manifest.guards:
-            _require(guard, session.to_host(values.pop(guard.output)))
         if as_dlpack:
+            values = session.run(checked, asked)
+            for guard in manifest.guards:
+                _require(guard, session.to_host(values.pop(guard.output)))
             for name, value in values.items() if check_finite else ():
                 if not (lies_on_gpu(value) and can_view() and view(value).is_within(None, None)):
                     _require_finite(name, session.to_host(value))
-            return Outputs(values, self.backend)
-        found = {name: session.to_host(value) for name, value in values.items()}
+            return Outputs(values, self._backend)
+        found = session.run_to_host(checked, asked)
+        for guard in manifest.guards:
+            _require(guard, found.pop(guard.output))
         if check_finite:
             for name, array in found.items():
                 _require_finite(name, array)
-        return Outputs(found, self.backend)
+        return Outputs(found, self._backend)
 
     def close(self) -> None:
         """Give the engine's memory back, once the runs under way are done; twice does no harm."""
@@ -167,8 +171,8 @@ class Engine:
             raise UsageError(f"{self.folder}: the engine is closed", hint="Load it again.")
         return session
 
-    def _wanted(self, outputs: Sequence[str] | None) -> list[str]:
-        names = [output.name for output in self.outputs]
+    def _wanted(self, outputs: Sequence[str] | None) -> Sequence[str]:
+        names = self._names
         if outputs is None:
             return names
         for name in outputs:
@@ -190,11 +194,9 @@ def _require(guard: Guard, holds: Array) -> None:
 
 
 def _require_finite(name: str, array: Array) -> None:
-    if array.dtype.kind in "biu":
+    if array.dtype.kind in "biu" or is_finite(array):
         return
     finite = np.isfinite(array)
-    if finite.all():
-        return
     index = tuple(int(i) for i in np.unravel_index(int((~finite).argmax()), array.shape))
     count = int(array.size - np.count_nonzero(finite))
     raise VerificationError(

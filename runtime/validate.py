@@ -7,6 +7,7 @@ who gets a silent cast does not learn of the precision that was lost.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from enginecast.errors import InputError
 from enginecast.runtime.bundle.manifest import Input, SizeCheck
 from enginecast.runtime.size_checks import check_sizes
-from enginecast.runtime.values.arrays import Array, to_array
+from enginecast.runtime.values.arrays import BFLOAT16, Array, is_finite, to_array
 from enginecast.runtime.values.device_tensor import DeviceTensor, Feed, lies_on_gpu, view
 
 Ranges = Mapping[str, tuple[int, int]]
@@ -51,21 +52,23 @@ def check_inputs(
     """
     if not isinstance(feeds, Mapping):
         raise InputError(f"feeds: expected arrays by input name, got a {type(feeds).__name__}")
-    _check_names(
-        [spec.name for spec in inputs], [name for name in feeds if feeds[name] is not None]
-    )
-    found = {spec.name: _feed(spec.name, feeds[spec.name]) for spec in inputs}
+    names = [spec.name for spec in inputs]
+    if len(feeds) != len(names) or any(feeds.get(name) is None for name in names):
+        _check_names(names, [name for name in feeds if feeds[name] is not None])
+    found = {name: _feed(name, feeds[name]) for name in names}
     sizes: dict[str, tuple[int, str]] = {}
     for spec in inputs:
         feed = found[spec.name]
-        _check_dtype(spec, feed.dtype if isinstance(feed, DeviceTensor) else feed.dtype.name)
-        _check_layout(spec, feed)
+        if not _is_as_declared(spec, feed):
+            _check_dtype(spec, feed.dtype if isinstance(feed, DeviceTensor) else feed.dtype.name)
+            _check_layout(spec, feed)
         _check_shape(spec, feed.shape, symbols, steps, sizes)
         if not isinstance(feed, DeviceTensor):
             _check_values(spec, feed)
         elif read_devices and not feed.is_within(spec.minimum, spec.maximum):
             _check_values(spec, to_array(feed.tensor.cpu()))
-    check_sizes(size_checks, {name: size for name, (size, _) in sizes.items()})
+    if size_checks:
+        check_sizes(size_checks, {name: size for name, (size, _) in sizes.items()})
     return found
 
 
@@ -77,6 +80,8 @@ def _check_names(expected: list[str], got: list[str]) -> None:
 
 
 def _feed(name: str, value: Any) -> Feed:
+    if type(value) is np.ndarray:
+        return value
     try:
         on_device = isinstance(value, DeviceTensor) or lies_on_gpu(value)
         return view(value) if on_device else to_array(value)
@@ -85,6 +90,21 @@ def _feed(name: str, value: Any) -> Feed:
             f"input {name!r}: expected a numpy array or a tensor with __dlpack__, got {error}",
             hint="Pass numpy arrays, or detached tensors on the CPU or a CUDA GPU.",
         ) from error
+
+
+@cache
+def _dtype(name: str) -> np.dtype[Any]:
+    """The one object that numpy has for a dtype of this machine's byte order."""
+    return BFLOAT16 if name == "bfloat16" else np.dtype(name)
+
+
+def _is_as_declared(spec: Input, feed: Feed) -> bool:
+    """Whether an array has the declared dtype and layout, seen at little cost."""
+    return (
+        isinstance(feed, np.ndarray)
+        and feed.dtype is _dtype(spec.dtype)
+        and feed.flags.c_contiguous
+    )
 
 
 def _check_dtype(spec: Input, dtype: str) -> None:
@@ -126,32 +146,34 @@ def _check_shape(
     if len(shape) != len(spec.shape):
         raise InputError(f"input {spec.name!r}: expected shape {_show(spec)}, got {list(shape)}")
     for axis, (declared, size) in enumerate(zip(spec.shape, shape, strict=True)):
-        where = f"input {spec.name!r}: dimension {axis} of {_show(spec)}"
         if isinstance(declared, int):
             if size != declared:
-                raise InputError(f"{where}: expected {declared}, got {size}")
+                raise InputError(f"{_place(spec, axis)}: expected {declared}, got {size}")
             continue
         least, greatest = symbols[declared]
         step = steps.get(declared, 1)
         if not least <= size <= greatest or size % step:
             multiple = f", a multiple of {step}" if step > 1 else ""
             expected = f"expected {declared} in {least}..{greatest}{multiple}"
-            raise InputError(f"{where}: {expected}, got {size}")
+            raise InputError(f"{_place(spec, axis)}: {expected}, got {size}")
         first, owner = sizes.setdefault(declared, (size, spec.name))
         if size != first:
-            raise InputError(f"{where}: expected {declared} = {first} as in {owner!r}, got {size}")
+            expected = f"expected {declared} = {first} as in {owner!r}"
+            raise InputError(f"{_place(spec, axis)}: {expected}, got {size}")
+
+
+def _place(spec: Input, axis: int) -> str:
+    return f"input {spec.name!r}: dimension {axis} of {_show(spec)}"
 
 
 def _check_values(spec: Input, array: Array) -> None:
     if array.size == 0 or array.dtype == np.bool_:
         return
-    if spec.dtype.endswith(("float16", "float32", "float64")):
-        finite = np.isfinite(array)
-        if not finite.all():
-            index = _first(~finite)
-            raise InputError(
-                f"input {spec.name!r}: expected finite values, got {array[index]} at {list(index)}"
-            )
+    if spec.dtype.endswith(("float16", "float32", "float64")) and not is_finite(array):
+        index = _first(~np.isfinite(array))
+        raise InputError(
+            f"input {spec.name!r}: expected finite values, got {array[index]} at {list(index)}"
+        )
     if spec.minimum is not None and array.min() < spec.minimum:
         _refuse_range(spec, array, _first(array < spec.minimum))
     if spec.maximum is not None and array.max() > spec.maximum:

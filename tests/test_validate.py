@@ -13,6 +13,7 @@ from enginecast.runtime.bundle.manifest import Input
 from enginecast.runtime.size_checks import holds
 from enginecast.runtime.validate import check_inputs
 from enginecast.runtime.values import device_tensor
+from enginecast.runtime.values.arrays import is_finite
 
 CONTENT = bundles.manifest()
 PIXELS = Input(name="pixels", kind="image", dtype="float32", shape=("batch", 3, 4))
@@ -208,3 +209,16 @@ def test_conditions_on_sizes_are_read_and_nothing_else(
     condition: str, sizes: tuple[int, int], is_held: bool
 ) -> None:
     assert holds(condition, dict(zip("ab", sizes, strict=True))) is is_held
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("wrong", [None, np.nan, np.inf, -np.inf])
+def test_finite_arrays_whose_sum_is_not_are_finite(dtype: type, wrong: float | None) -> None:
+    """The largest values that there are, of both signs: a sum of them overflows."""
+    array: Any = np.full((3, 5, 7), np.finfo(dtype).max, dtype)
+    array[:, 0] *= -1
+    assert is_finite(array)
+    assert is_finite(np.empty((0, 3), dtype))
+    if wrong is not None:
+        array[2, 4, 6] = wrong
+        assert not is_finite(array)

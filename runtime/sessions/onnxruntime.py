@@ -11,13 +11,13 @@ import numpy as np
 import onnxruntime
 from onnxruntime import IOBinding, OrtValue
 
-from enginecast.errors import BundleError, InputError, MissingError
+from enginecast.errors import BundleError, EnginecastError, InputError, MissingError
 from enginecast.runtime.bundle.manifest import EngineRecord, Input, Output
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.out_of_memory import lacks_memory
 from enginecast.runtime.device.versions import numbers
 from enginecast.runtime.sessions.session import Session
-from enginecast.runtime.values.arrays import ONNX_BFLOAT16, Array, from_ort, to_ort
+from enginecast.runtime.values.arrays import BFLOAT16, ONNX_BFLOAT16, Array, from_ort, to_ort
 from enginecast.runtime.values.device_tensor import DeviceTensor, Feed
 
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -59,6 +59,10 @@ class OrtSession(Session):
         self._file = file
         self._profile = profile
         self._executed: tuple[str, ...] | None = None
+        self._is_plain = provider == CPU_PROVIDER and not any(
+            node.type == "tensor(bfloat16)" for node in session.get_outputs()
+        )
+        """Whether outputs are numpy arrays in CPU memory."""
 
     @classmethod
     def open(
@@ -120,14 +124,31 @@ class OrtSession(Session):
                 self._profile.cleanup()
                 self._profile = None
         except Exception as error:  # ONNX Runtime's errors have no common base of their own
-            shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
-            if lacks_memory(error):
-                raise MissingError(
-                    f"{self._file}: too little memory for {shapes}: {error}",
-                    hint="Give smaller batches.",
-                ) from error
-            raise InputError(f"{self._file}: failed on {shapes}: {error}") from error
+            raise self._failed(feeds, error) from error
         return dict(zip(outputs, binding.get_outputs(), strict=True))
+
+    def run_to_host(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, Array]:
+        """The same; where all of it lies in CPU memory, a binding would cost more than it saves."""
+        if (
+            not self._is_plain
+            or self._profile is not None
+            or not all(map(_is_plain, feeds.values()))
+        ):
+            return super().run_to_host(feeds, outputs)
+        try:
+            found = self._session.run(outputs, feeds)
+        except Exception as error:  # as above
+            raise self._failed(feeds, error) from error
+        return dict(zip(outputs, found, strict=True))
+
+    def _failed(self, feeds: Mapping[str, Feed], error: Exception) -> EnginecastError:
+        shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
+        if lacks_memory(error):
+            return MissingError(
+                f"{self._file}: too little memory for {shapes}: {error}",
+                hint="Give smaller batches.",
+            )
+        return InputError(f"{self._file}: failed on {shapes}: {error}")
 
     def to_host(self, value: OrtValue) -> Array:
         if value.device_name() == "cpu":
@@ -135,6 +156,11 @@ class OrtSession(Session):
         host = OrtValue.ortvalue_from_shape_and_type(value.shape(), value.element_type())
         onnxruntime.copy_tensors([value], [host])
         return from_ort(host)
+
+
+def _is_plain(feed: Feed) -> bool:
+    """Whether ONNX Runtime takes it as a numpy array."""
+    return isinstance(feed, np.ndarray) and feed.dtype != BFLOAT16
 
 
 def _bind(binding: IOBinding, name: str, feed: Feed) -> Any:

@@ -77,6 +77,10 @@ class Session(ABC):
     def to_host(self, value: Any) -> Array:
         """View one of `run`'s values as an array in CPU memory."""
 
+    def run_to_host(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, Array]:
+        """Run on checked feeds; return arrays in CPU memory."""
+        return {name: self.to_host(value) for name, value in self.run(feeds, outputs).items()}
+
     def layers(self) -> tuple[str, ...]:
         """What the engine consists of, one fact a line; empty: the runtime says nothing."""
         return ()
