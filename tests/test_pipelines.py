@@ -23,6 +23,7 @@ from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, MissingError, UsageError
 from enginecast.pipelines import export as exporting
 from enginecast.pipelines import pictures
+from enginecast.pipelines.attach import attach
 from enginecast.pipelines.check import NOISE, compare, relative_error, with_noise
 from enginecast.pipelines.folder import INDEX, open_pipeline
 from enginecast.pipelines.generate import Made, Wish, generate
@@ -79,6 +80,15 @@ def test_a_pipeline_is_exported_checked_and_run(
     assert check["psnr"] > 100
     assert not list((output / "text_encoder").glob("*.safetensors"))
     assert list((output / "unet").glob("*.safetensors"))
+
+    pipe = open_pipeline(sd15).load()
+    eager = attach(pipe, output)
+    engine, checked = pipe.text_encoder, eager.check(steps=2, height=48, width=48)
+    assert pipe.text_encoder is engine is not eager["text_encoder"]
+    assert checked.outcome == check["outcome"]
+    assert [step.error for step in checked.steps] == [step["error"] for step in check["steps"]]
+    assert [step.limit for step in checked.steps] == [step["limit"] for step in check["steps"]]
+    eager.put_back()
 
     ran = cast(capsys, "diffusers", "run", output, "--prompt", "a fox", "-o", tmp_path / "fox.png")
     assert ran.code == 0, ran.err

@@ -5,7 +5,7 @@ parts, `cache_context`) is there.  Its weights are not, and its methods run engi
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +16,7 @@ from enginecast.capture.sources.checkpoint import read_json
 from enginecast.capture.sources.huggingface import CONFIG_FILE
 from enginecast.capture.sources.sketch import unlike
 from enginecast.errors import UsageError
+from enginecast.pipelines.check import with_noise
 from enginecast.pipelines.components import differences
 from enginecast.pipelines.engine_component import (
     LoadOptions,
@@ -23,7 +24,9 @@ from enginecast.pipelines.engine_component import (
     engine_component,
     require_plain,
 )
-from enginecast.pipelines.record import RECORD, usable_record
+from enginecast.pipelines.generate import Wish, generate
+from enginecast.pipelines.judged import engine_outcome, whole_outcome
+from enginecast.pipelines.record import RECORD, CheckOutcome, usable_record
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Manifest
 from enginecast.runtime.bundle.reader import Bundle, Check, open_bundle
 
@@ -38,9 +41,37 @@ class Replaced(dict[str, nn.Module]):
     Their memory is free once nobody holds them, this object included.
     """
 
-    def __init__(self, pipe: Any, components: Mapping[str, nn.Module]) -> None:
+    def __init__(
+        self, pipe: Any, components: Mapping[str, nn.Module], manifests: Sequence[Manifest] = ()
+    ) -> None:
         super().__init__(components)
         self._pipe = pipe
+        self._manifests = manifests
+
+    def check(self, **asked: Any) -> CheckOutcome:
+        """Compare the pipeline of engines with the eager one: latents after each step, pictures.
+
+        Args:
+            asked: of `Wish`: prompts, steps, height, width, seed, ...
+
+        Raises:
+            UsageError: the pipeline refuses what it is asked for.
+        """
+        wish = Wish(**asked)
+        found = generate(self._pipe, wish)
+        engines = {name: getattr(self._pipe, name) for name in self}
+        dtype = next(next(iter(self.values())).parameters()).dtype
+        try:
+            for name, component in self.items():
+                setattr(self._pipe, name, component)
+            eager = generate(self._pipe, wish)
+            with with_noise(self._pipe):
+                noisy = generate(self._pipe, wish)
+        finally:
+            for name, engine in engines.items():
+                setattr(self._pipe, name, engine)
+        outcomes = [engine_outcome(m.engines[0].verdict, m.quantization) for m in self._manifests]
+        return whole_outcome(eager, noisy, found, outcomes, dtype)
 
     def put_back(self) -> None:
         """Give the pipeline its components back, and free the engines."""
@@ -103,7 +134,8 @@ def attach(
         setattr(pipe, name, module)
     # Its parts hold nothing that could be moved one by one.
     setattr(pipe, OFFLOAD, [*dict.fromkeys((*getattr(pipe, OFFLOAD, ()), *made))])
-    return Replaced(pipe, {name: components[name] for name in made})
+    manifests = [bundle.manifest for bundles in found.values() for bundle in bundles]
+    return Replaced(pipe, {name: components[name] for name in made}, manifests)
 
 
 def _bundles(

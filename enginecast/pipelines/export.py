@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any
 
 import msgspec
 import torch
@@ -29,17 +29,17 @@ from enginecast.errors import (
 )
 from enginecast.exporters.registry import DEFAULT
 from enginecast.passes.presets import QUANTIZED
-from enginecast.pipelines.check import Stage, compare, with_noise
+from enginecast.pipelines.check import with_noise
 from enginecast.pipelines.components import save_empty
 from enginecast.pipelines.folder import INDEX, KNOWN, PipelineFolder, open_pipeline
 from enginecast.pipelines.generate import Made, Wish, generate
+from enginecast.pipelines.judged import engine_outcome, whole_outcome
 from enginecast.pipelines.record import (
     RECORD,
     CheckOutcome,
     ComponentOutcome,
     EngineOutcome,
     PipelineRecord,
-    StageOutcome,
     versions,
     write_record,
 )
@@ -47,8 +47,6 @@ from enginecast.pipelines.run import with_engines
 from enginecast.runtime.bundle.staging import stage
 from enginecast.runtime.load import EnginecastWarning
 
-EMULATED: Final = "verified-by-emulation"
-NOT_ON_TARGET = "engines ran here, and not on their target"
 SIDE_STEP = 16
 """Pixels: pipelines take multiples of 8 or 16 at least."""
 
@@ -395,14 +393,7 @@ def _export(
     if verdict.outcome == "rejected":
         raise VerificationError(f"rejected: {'; '.join(verdict.reasons)}")
     assert done.bundle is not None  # it was not rejected
-    plan = done.bundle.manifest.quantization
-    return EngineOutcome(
-        outcome=verdict.outcome,
-        error=max((output.error or 0.0 for output in verdict.outputs), default=0.0),
-        errors=verdict.errors,
-        max_error=plan.max_error if plan is not None else None,
-        notes=done.report.notes,
-    )
+    return engine_outcome(verdict, done.bundle.manifest.quantization, done.report.notes)
 
 
 def _check(
@@ -425,24 +416,4 @@ def _check(
         return CheckOutcome(outcome="not run", reasons=(error.message,))
     except EnginecastError as error:
         return CheckOutcome(outcome="rejected", reasons=(error.message,))
-    off = max(engine.error for engine in made)
-    planned = max((e.max_error for e in made if e.max_error is not None), default=None)
-    check = compare(eager.made, eager.noisy, found, off, planned)
-    emulated = any(engine.outcome == EMULATED for engine in made)
-    held: Literal["verified", "verified-by-emulation"] = EMULATED if emulated else "verified"
-    return CheckOutcome(
-        outcome="rejected" if check.reasons else held,
-        reasons=check.reasons or ((NOT_ON_TARGET,) if emulated else ()),
-        dtype=str(eager.dtype).removeprefix("torch."),
-        max_error=None if planned is None else check.most,
-        steps=tuple(_described(each) for each in check.steps),
-        pictures=_described(check.pictures),
-        psnr=check.psnr,
-        worst=check.worst.name,
-        parts_at=check.parts_at,
-    )
-
-
-def _described(found: Stage) -> StageOutcome:
-    error = found.error if math.isfinite(found.error) else None
-    return StageOutcome(name=found.name, error=error, limit=found.limit)
+    return whole_outcome(eager.made, eager.noisy, found, made, eager.dtype)
