@@ -329,3 +329,14 @@ def test_rows_are_repeated_by_a_size(tmp_path: Path) -> None:
     for shape in ((2, 7, 3), (3, 4, 3), (1, 1, 3)):
         x = torch.randn(shape)
         assert all(map(torch.equal, run(tmp_path, x), repeated(x)))
+
+
+def test_booleans_are_added_and_found_by_int32(tmp_path: Path) -> None:
+    def both(x: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
+        return (x > 0) + (x > 1), x[i.int()]
+
+    x, i = torch.randn(4, 6), torch.tensor([3, 0])
+    program = captured(Function(both), x, i)
+    lower(legal(program), tmp_path, ("a", "b"))
+    for found, wanted in zip(run(tmp_path, x, i), outputs(program, x, i), strict=True):
+        assert torch.equal(found, wanted)

@@ -21,7 +21,8 @@ ENOUGH = 16
 """A part of fewer elements that are rounded (a zero of relu is none) gets a limit that is higher by
 as much: eager may be exact by luck."""
 LARGEST = 0.9
-"""No part may be off by more, unless eager is off by `LOST` there: one of zeros is off by 1."""
+"""No part may be off by more, unless eager is off by `LOST` there, or by less where elements are
+few: one of zeros is off by 1."""
 LOST = 0.25
 TINY = {"fp64": 1e-300, "fp32": 1e-36, "bf16": 1e-36, "fp16": 2.0**-24}
 """Absolute error of an element that is always allowed: what hardware may flush to zero."""
@@ -69,7 +70,8 @@ def worst_part(
         usual = np.quantile(_relative(lost, length), USUAL)
         base = np.maximum(lost, max(LEAST * unit, float(whole.max()), float(usual)) * length)
         allowed = LIMIT * few * base
-        known = lost < LOST * length  # where eager itself has about this value, zero is not near
+        # Where eager itself has about this value, and not by luck, zero is not near.
+        known = lost * few < LOST * length
         allowed = np.where(known, np.minimum(allowed, LARGEST * length), allowed)
         allowed = np.maximum(allowed, np.sqrt(count) * (TINY[dtype] / scale))
         allowed = np.maximum(allowed, 1e-300)

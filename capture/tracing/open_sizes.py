@@ -74,17 +74,33 @@ def _evenly(
     device: Any = None,
     **others: Any,
 ) -> Tensor | None:
-    """What `linspace` computes, from both ends, where a size says how many: its op takes none."""
+    """What `linspace` computes, from both ends, where a size says how many: its op takes none.
+
+    torch multiplies and adds in one rounding, so that the middle of -1 to 1 is zero for some counts
+    and a rounding for others.
+    """
     dtype = dtype or torch.get_default_dtype()
     is_plain = "out" not in others and all(type(at) in (int, float) for at in (start, end))
     if not isinstance(steps, torch.SymInt) or not is_plain or not dtype.is_floating_point:
         return None
     count: Any = steps  # torch's types have no symbolic numbers
     index = torch.arange(count, dtype=dtype, device=device)
-    step = (end - start) / torch.sym_max(steps - 1, 1)
-    return torch.where(
-        index < (steps + 1) // 2, index * step + start, end - (count - 1 - index) * step
-    )
+    width = torch.full((), end, dtype=dtype, device=device) - start
+    step = width / torch.sym_max(steps - 1, 1)
+    is_first = index < torch.sym_max(steps // 2, 1)
+    places = torch.where(is_first, index, index - (count - 1))
+    return _times_plus(places, step, torch.where(is_first, float(start), float(end)).to(dtype))
+
+
+def _times_plus(count: Tensor, step: Tensor, start: Tensor) -> Tensor:
+    """count * step + start, rounded once: what is lost on the way is added (Dekker, 1971)."""
+    scaled = step * 4097
+    high = scaled - (scaled - step)  # of so few bits that a product with a small count is exact
+    product = count * high
+    total = product + start
+    part = total - product
+    lost = (product - (total - part)) + (start - part)
+    return total + (lost + count * (step - high))
 
 
 def _cut(

@@ -135,6 +135,11 @@ either(
 )
 either("angle", lambda self, x, y: torch.complex(x, y).angle(), x=X, y=normal(3, 8, seed=2))
 right("complex layer", ComplexLayer, x=X)
+right(
+    "inverse transform of frames",
+    lambda self, x: torch.istft(torch.complex(x, -x), 16, 4, window=torch.hann_window(16)),
+    x=normal(2, 9, 12),
+)
 either("complex output", lambda self, x: torch.complex(x, -x), x=X)
 right("booleans added", lambda self, m: m + m, m=marks(3, 4))
 right("booleans summed", lambda self, m: m.sum(-1), m=marks(3, 4))

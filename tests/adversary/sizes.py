@@ -152,6 +152,7 @@ RIGHT = {
     "last": lambda self, x: x[:, -1],
     "mean by size": lambda self, x: x.sum(1) / x.shape[1],
     "positions": lambda self, x: x + torch.arange(x.shape[1])[:, None],
+    "times linspace": lambda self, x: x * torch.linspace(-1, 1, x.shape[1])[:, None],
     "linspace": lambda self, x: x + torch.linspace(-1, 1, x.shape[1])[:, None],
     "causal": lambda self, x: (
         (x @ x.mT).masked_fill(torch.ones(x.shape[1], x.shape[1]).triu(1) > 0, -1e9).softmax(-1) @ x

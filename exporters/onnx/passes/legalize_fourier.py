@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 from torch.fx import Node
-from torch.nn.functional import pad
+from torch.nn.functional import fold, pad
 
 from enginecast.passes.canonicalize import fold_constants
 from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
@@ -63,6 +63,8 @@ class LegalizeFourier(GraphPass):
 
 
 def _is_wide(node: Node) -> bool:
+    if node.target is aten.istft.default and value(node).dtype.is_complex:
+        return False  # complex frames cannot be folded
     found: torch.dtype = value(first_input(node)).dtype
     return found not in (torch.float16, torch.bfloat16, torch.complex32)
 
@@ -108,11 +110,49 @@ def _stft(
     frames = x.unfold(-1, n_fft, hop_length or n_fft // 4)
     if window is None:
         window = x.new_ones(win_length or n_fft)
-    missing = n_fft - window.shape[0]
-    frames = frames * pad(window, (missing // 2, missing - missing // 2))
+    frames = frames * _padded(window, n_fft)
     half = None if onesided is False or frames.is_complex() else "wanted"
     found = _one(frames, norm="ortho" if normalized else None, half=half).transpose(-1, -2)
     return found if return_complex else torch.view_as_real(found)
+
+
+def _istft(
+    x: Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: Tensor | None = None,
+    center: bool = True,
+    normalized: bool = False,
+    onesided: bool | None = None,
+    length: Size = None,
+    _: bool = False,
+) -> Tensor:
+    """The frames, each at its place, by what the windows add up to there."""
+    hop = hop_length or n_fft // 4
+    half: Half | None = None if onesided is False else "given"
+    norm = "ortho" if normalized else None
+    frames = _one(x.mT, n_fft, norm=norm, inverse=True, half=half)
+    batch, count = frames.shape[:-2], frames.shape[-2]
+    window = _padded(frames.new_ones(win_length or n_fft) if window is None else window, n_fft)
+
+    def placed(rows: Tensor) -> Tensor:
+        sizes = (1, (count - 1) * hop + n_fft)
+        return fold(rows.mT, sizes, (1, n_fft), stride=(1, hop)).flatten(1)
+
+    rows = (frames * window).reshape(-1, count, n_fft)
+    found = placed(rows) / placed((window * window).expand(1, count, n_fft))
+    start = n_fft // 2 if center else 0
+    end = -start if length is None else start + length
+    found = found[:, start : end or None]
+    if length is not None:
+        found = _resized(found, length)
+    return found.reshape([*batch, found.shape[-1]])
+
+
+def _padded(window: Tensor, size: int) -> Tensor:
+    missing = size - window.shape[0]
+    return pad(window, (missing // 2, missing - missing // 2))
 
 
 def _transform(
@@ -257,6 +297,7 @@ _KINDS: dict[str, dict[str, Any]] = {
 }
 _FORMS: dict[Any, Callable[..., Tensor]] = {
     aten.stft.default: _stft,
+    aten.istft.default: _istft,
     **{
         getattr(aten, f"fft_{kind}{dims}").default: partial(form, **options)
         for kind, options in _KINDS.items()

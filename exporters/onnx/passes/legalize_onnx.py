@@ -158,6 +158,30 @@ def _bools_where(program: ProgramView, node: Node) -> Node:
     return insert(graph, aten.logical_or.default, (taken, other), like=node)
 
 
+def _added(program: ProgramView, node: Node) -> Node:
+    """Of booleans, for which ONNX has no Add; else what `_is_nearly_gelu` says."""
+    if not _is_of_bools(node):
+        return _one_minus_erf(program, node)
+    return insert(program.graph, aten.logical_or.default, node.args[:2], like=node)
+
+
+def _has_int32(node: Node) -> bool:
+    """Whether elements are found by int32, of which ONNX takes no indices."""
+    indices: Any = node.args[1]
+    return any(index is not None and dtype_of(index) is torch.int32 for index in indices)
+
+
+def _int64_indices(program: ProgramView, node: Node) -> None:
+    found: Any = node.args[1]
+    wide = [
+        insert(program.graph, aten.to.dtype, (index, torch.int64), like=node)
+        if index is not None and dtype_of(index) is torch.int32
+        else index
+        for index in found
+    ]
+    node.update_arg(1, wide)
+
+
 def _bools_filled(program: ProgramView, node: Node) -> Node:
     graph, (source, mask, fill) = program.graph, node.args
     if fill:
@@ -525,6 +549,7 @@ _ABOUT = 2e-5
 """How far ONNX Runtime lets a constant be off, relatively, and somewhat more."""
 _LOGARITHMS = frozenset({aten.log.default, aten.log2.default, aten.log10.default})
 _MAX_POOLS = (aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default)
+_INDEXED = (aten.index.Tensor, aten.index_put.default)
 _LAYERS = frozenset(
     {
         *(aten.linear.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
@@ -538,7 +563,8 @@ _RULES: dict[Any, Rewrite] = {
     aten.rms_norm.default: _one_dtype,
     aten.group_norm.default: _group_norm,
     aten.rsub.Scalar: _promoted,
-    aten.add.Tensor: _one_minus_erf,
+    aten.add.Tensor: _added,
+    **dict.fromkeys(_INDEXED, _int64_indices),
     aten.scaled_dot_product_attention.default: lambda program, node: insert_traced(
         program, node, _spelled_out
     ),
@@ -559,7 +585,8 @@ _RULES: dict[Any, Rewrite] = {
     aten.repeat_interleave.self_int: _repeated,
 }
 _UNFIT: dict[Any, Callable[[Node], bool]] = {
-    aten.add.Tensor: _is_nearly_gelu,
+    aten.add.Tensor: lambda node: _is_of_bools(node) or _is_nearly_gelu(node),
+    **dict.fromkeys(_INDEXED, _has_int32),
     aten.rms_norm.default: lambda node: bool(_of_other_dtypes(node)),
     aten.rsub.Scalar: lambda node: dtype_of(first_input(node)) != dtype_of(node),
     aten.scaled_dot_product_attention.default: _broadcasts,
