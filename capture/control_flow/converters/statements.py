@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 from enginecast.capture.control_flow.converters.expressions import (
+    FORBIDDEN,
     GLUE,
     Expressions,
     assign,
     bind,
     constants,
     glue,
-    is_forbidden,
     is_static,
     later,
     names_tuple,
@@ -273,7 +273,7 @@ def unmovable(node: ast.stmt) -> str | None:
     """Why a statement cannot be moved into a function of its own."""
     for part in walk([node]):
         is_written = isinstance(part, ast.Delete) and not deletes_names(part)
-        if isinstance(part, UNMOVABLE) or is_written or is_forbidden(part):
+        if isinstance(part, UNMOVABLE) or is_written or isinstance(part, FORBIDDEN):
             return f"line {getattr(part, 'lineno', 0)} cannot stand in a function of its own"
     if isinstance(node, LOOPS) and node.orelse:
         return "it has an else"
