@@ -118,6 +118,16 @@ def test_a_write_within_a_block_is_right() -> None:
     assert len(modules) == 3
 
 
+def test_numbers_that_are_computed_of_sizes_are_computed_in_each() -> None:
+    class Scaled(Mixer):
+        def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+            rows = x.shape[0] * 2 + 1
+            return super().forward(x, condition) + torch.arange(rows).sum() / rows
+
+    [modules] = require_same(Stack(*[Scaled() for _ in range(3)])).regions.values()
+    assert len(modules) == 3
+
+
 def test_an_output_may_be_an_input_or_a_weight() -> None:
     class Returning(Stack):
         def forward(self, x: Tensor, condition: Tensor) -> Any:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import SymInt, Tensor
+from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
@@ -33,6 +33,7 @@ from enginecast.passes.ir.traits import Trait, has
 
 aten = torch.ops.aten
 
+SYMBOLIC = (SymInt, SymFloat, SymBool)
 LEAST_PRODUCTS = 2
 """Of a region: less is an op with its surroundings, such as a linear."""
 
@@ -168,7 +169,7 @@ class Carver:
         the region has it.
         """
         wanted = expression(size)
-        if wanted in roots or not isinstance(value(size), SymInt):
+        if wanted in roots or not isinstance(value(size), SYMBOLIC):
             return True
         for node in (*inputs, *self._inputs):
             for dim, found in enumerate(getattr(value(node), "shape", ())):
@@ -209,9 +210,11 @@ def is_tensors(node: Node) -> bool:
 
 
 def expression(size: Node) -> Any:
-    """The symbolic expression of a size; a number of a size that does not vary."""
+    """The symbolic expression of a size, or of what is computed of sizes; a number where nothing
+    varies.
+    """
     found = value(size)
-    return found.node.expr if isinstance(found, SymInt) else found
+    return found.node.expr if isinstance(found, SYMBOLIC) else found
 
 
 def _reads(user: Node, inside: Collection[Node]) -> bool:
@@ -236,7 +239,7 @@ def _graph(
         if node in known:
             return known[node]
         wanted = expression(node)
-        if not isinstance(value(node), SymInt):
+        if not isinstance(value(node), SYMBOLIC):
             return wanted
         if wanted not in sizes:
             if wanted in roots:
