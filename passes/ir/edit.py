@@ -231,18 +231,18 @@ def add_weight(program: ProgramView, name: str, tensor: Tensor, kind: InputKind)
         tensor: the value; shared, not copied.
         kind: PARAMETER, BUFFER or CONSTANT_TENSOR.
     """
-    graph = program.graph
-    specs = weight_specs(program)
-    first = next(n for n in graph.nodes if n.op != "placeholder" or n.name not in specs)
-    with graph.inserting_before(first):
+    graph, specs = program.graph, program.graph_signature.input_specs
+    # As many placeholders are there as specs, in the same order.
+    position = next(
+        (i for i, spec in enumerate(specs) if spec.kind not in WEIGHT_KINDS), len(specs)
+    )
+    with graph.inserting_before(next(itertools.islice(graph.nodes, position, None))):
         node: Node = graph.placeholder("w_" + name.replace(".", "_").lower())
     node.target = node.name  # the name may be taken, and two arguments of one name do not compile
     node.meta["val"] = fake_mode(program).from_tensor(tensor.detach(), static_shapes=True)
     persistent = True if kind is InputKind.BUFFER else None
     spec = InputSpec(kind, TensorArgument(name=node.name), name, persistent)
-    position = [n.name for n in graph.nodes if n.op == "placeholder"].index(node.name)
-    before = program.graph_signature.input_specs
-    program.graph_signature.input_specs = [*before[:position], spec, *before[position:]]
+    program.graph_signature.input_specs = [*specs[:position], spec, *specs[position:]]
     if kind is InputKind.CONSTANT_TENSOR:
         program.constants[name] = tensor
     else:
@@ -253,10 +253,14 @@ def add_weight(program: ProgramView, name: str, tensor: Tensor, kind: InputKind)
 
 def free_name(program: ProgramView, name: str) -> str:
     """The name, numbered when an earlier run took it: node names come back in a copied graph."""
-    taken = {spec.target for spec in weight_specs(program).values()}
-    if name not in taken:
-        return name
-    return next(free for number in itertools.count(1) if (free := f"{name}_{number}") not in taken)
+    return next(free_names(program, name))
+
+
+def free_names(program: ProgramView, name: str) -> Iterator[str]:
+    """The name and numbered ones, without those that are taken when the first is asked for."""
+    taken = {spec.target for spec in program.graph_signature.input_specs}
+    numbered = (f"{name}_{number}" for number in itertools.count(1))
+    yield from (free for free in itertools.chain([name], numbered) if free not in taken)
 
 
 def hoist_before(node: Node, anchor: Node, weights: set[Node]) -> None:

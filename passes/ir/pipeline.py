@@ -73,6 +73,7 @@ def run_pipeline(
     with _blame("the pipeline", [run.pass_.name for run in runs]):
         for pass_ in passes:
             pass_.ensures(program)
+    program.graph_module.recompile()  # of the code that fx has, once: until here nobody runs it
     return runs
 
 
@@ -104,7 +105,6 @@ def _tracked_edit(program: ExportedProgram) -> Iterator[None]:
     """
     with tracked_outputs(program):
         yield
-    program.graph_module.recompile()
     program.graph.lint()
     program.validate()
 

@@ -17,13 +17,14 @@ Promises `reordered`: values stay, but a product with a contiguous weight may ad
 than with the transposed view of one.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import Graph, Node
 
 from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
@@ -40,7 +41,7 @@ from enginecast.passes.ir.edit import (
     aten,
     drop_unused_weights,
     erase_dead,
-    free_name,
+    free_names,
     insert,
     shape_of,
     value,
@@ -73,17 +74,22 @@ class HoistWeights(Pass):
         _erase_asserts(program)
         stored = _stored(program, log)
         _store_pairs(program, stored, log)
+        specs = weight_specs(program)
         roots = [
             node
             for node in program.graph.nodes
-            if _is_root(node, stored) and not _is_deferred(program, node)
+            if _is_root(node, stored) and not _is_deferred(program, specs.get(node.name))
         ]
         # Names and values come from the graph as it is now.
-        found = [(root, _base_name(program, root), _expression(program, root)) for root in roots]
+        found = [
+            (root, _base_name(program, specs, root), _expression(program, specs, root))
+            for root in roots
+        ]
+        targets = free_names(program, "hoisted")
         hoisted: dict[str, DeferredWeight] = {}
         for root, name, expression in found:
             # A flat target: "a.weight" beside "a.weight.1" would be a parameter inside a parameter.
-            target = free_name(program, "hoisted")
+            target = next(targets)
             node = add_weight(program, target, _without_data(root), InputKind.PARAMETER)
             node.meta["val"] = value(root).contiguous()
             for user in list(root.users):
@@ -142,9 +148,8 @@ def _is_root(node: Node, stored: set[Node]) -> bool:
     return node in stored and any(user not in stored for user in node.users)
 
 
-def _is_deferred(program: ExportedProgram, node: Node) -> bool:
-    """Whether a node is what an earlier run of this pass left."""
-    spec = weight_specs(program).get(node.name)
+def _is_deferred(program: ExportedProgram, spec: InputSpec | None) -> bool:
+    """Whether a weight is what an earlier run of this pass left."""
     return spec is not None and deferred_weight(program, str(spec.target)) is not None
 
 
@@ -200,9 +205,9 @@ def _in_order(root: Node) -> list[Node]:
     return list(order)
 
 
-def _expression(program: ExportedProgram, root: Node) -> Expression:
+def _expression(program: ExportedProgram, specs: Mapping[str, InputSpec], root: Node) -> Expression:
     """A copy of the nodes, so that the graph may change afterwards."""
-    specs, graph = weight_specs(program), Graph()
+    graph = Graph()
     copies: dict[Node, Node] = {}
     tensors: dict[Node, Tensor] = {}
     for node in _in_order(root):
@@ -221,8 +226,7 @@ def _expression(program: ExportedProgram, root: Node) -> Expression:
     return Expression(tuple(graph.nodes), tensors)
 
 
-def _base_name(program: ExportedProgram, root: Node) -> str:
-    specs = weight_specs(program)
+def _base_name(program: ExportedProgram, specs: Mapping[str, InputSpec], root: Node) -> str:
     leaves = [specs[leaf.name] for leaf in _leaves(root)]
     own = [spec for spec in leaves if spec.kind is not InputKind.CONSTANT_TENSOR]
     targets = [str(spec.target) for spec in own or leaves]  # a factor of a weight names nothing
