@@ -73,8 +73,8 @@ def test_other_decisions_are_other_rows() -> None:
         layer("block.1.q"),
         layer("block.2.q", shape=(64, 64)),
         layer("block.3.q", activations="tensor"),
-        layer("block.4.q", reason="N=17: native fp8 wants multiples of 16"),
-        layer("block.5.q", reason="N=33: native fp8 wants multiples of 16"),
+        layer("block.4.q", reason="native fp8 wants multiples of 16: N=17"),
+        layer("block.5.q", reason="native fp8 wants multiples of 16: N=33"),
         layer("block.0.k"),
     ]
     assert [len(group) for group in grouped(rows)] == [2, 1, 1, 2, 1]

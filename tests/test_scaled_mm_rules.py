@@ -136,8 +136,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no GPU": ({}, "gfx90a", "fp8 products: gfx90a is not an architecture that has them"),
     "AMD's own fp8": ({}, "gfx942", "gfx942 multiplies f8_e4m3fnuz, f8_e5m2fnuz, got f8_e4m3fn"),
     "not fp8": ({"dtypes": (E4M3, BF16)}, "sm90", "both matrices have to be fp8"),
-    "K": ({"k": 24}, "sm90", "K=24: native fp8 wants multiples of 16"),
-    "K and N": ({"k": 24, "n": 40}, "cpu", "K=24 and N=40: native fp8 wants multiples of 16"),
+    "K": ({"k": 24}, "sm90", "native fp8 wants multiples of 16: K=24"),
+    "K and N": ({"k": 24, "n": 40}, "cpu", "native fp8 wants multiples of 16: K=24 and N=40"),
     "layout": ({"b": "row-major"}, "cpu", "b has to be column-major, got strides [32, 1]"),
     "mixed scales": (
         {"scales": "rows and one"},

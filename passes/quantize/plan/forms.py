@@ -111,11 +111,11 @@ def block_size(k: int) -> int:
 def _fp8(layer: Layer, options: PlanOptions) -> tuple[list[LayerPlan], str]:
     n, k = layer.shape
     form = planned(layer, *native_scales(options))
-    if options.arch == CPU:
-        return [form], ""
     reason = off_multiple(n, k)
     if reason:
         return [], reason
+    if options.arch == CPU:
+        return [form], ""
     gain = modeled_gain(n, k, rowwise=form.activations == "row")
     return [replace(form, gain=gain, gain_from="model")], ""
 

@@ -118,7 +118,7 @@ def off_multiple(n: int, k: int) -> str:
     wrong = [f"{name}={size}" for name, size in (("K", k), ("N", n)) if size % MULTIPLE]
     if not wrong:
         return ""
-    return f"{' and '.join(wrong)}: native fp8 wants multiples of {MULTIPLE}"
+    return f"native fp8 wants multiples of {MULTIPLE}: {' and '.join(wrong)}"
 
 
 def _scales(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Iterator[str]:
