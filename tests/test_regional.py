@@ -105,6 +105,31 @@ def test_what_lies_between_blocks_is_compiled_once() -> None:
     assert len(found.pieces) < 6
 
 
+class Modulated(nn.Module):
+    """Stacks whose mixers are shifted by what is made of the condition, from the start on."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.mixers = nn.ModuleList(mixers(count))
+        self.shifts = nn.ModuleList(nn.Linear(8, 16) for _ in range(count))
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        for mixer, shift in zip(self.mixers, self.shifts, strict=True):
+            before, after = shift(condition).to(x.dtype).unsqueeze(1).chunk(2, dim=-1)
+            x = mixer(x + before, condition) + after
+        return x
+
+
+def test_more_blocks_are_no_more_pieces() -> None:
+    """What lies before a block waits for it, whenever it could be computed; and what a trace
+    asserts of dtypes keeps nothing from being split.
+    """
+    found = [require_same(Modulated(count)) for count in (4, 8)]
+    assert [len(each.regions) for each in found] == [1, 1]
+    assert len(found[0].pieces) == len(found[1].pieces) <= 4
+    assert max(len(piece.graph.nodes) for piece in found[1].pieces.values()) < 40
+
+
 def test_shared_weights_are_given_to_each() -> None:
     block = Mixer()
     found = require_same(Stack(*[block] * 3))

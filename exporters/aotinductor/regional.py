@@ -9,7 +9,7 @@ A piece takes contiguous tensors, weights among them, whatever their memory in t
 so no value of a weight is compiled, and the strides that Inductor gives a result do not matter.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from enginecast.passes.ir.edit import value
+from enginecast.passes.ir.effects import is_metadata_check
 from enginecast.passes.ir.regions import (
     Carver,
     Region,
@@ -75,6 +76,7 @@ def split(program: ExportedProgram) -> Split | str:
     """The pieces of a lowered program; why it has none, in words."""
     for node in program.graph.nodes:
         fits = node.op != "call_function" or is_size(node) or is_plain(node)
+        fits = fits or is_metadata_check(node)  # of the trace: no piece needs it
         if not fits or node.op == "get_attr" or node.target is aten.as_strided.default:
             return f"{call_place(node)} decides a size by values, or does more than compute tensors"
     groups = [
@@ -108,42 +110,59 @@ def split(program: ExportedProgram) -> Split | str:
 def _schedule(program: ExportedProgram, regions: Sequence[Region]) -> list[Region] | None:
     """Regions and what lies between them, in an order in which they can run.
 
-    A region that waits for what waits for the region itself is taken apart.
+    Before each region stands what it needs, and no more: so the glue before equal regions is equal,
+    too.  A region that waits for what waits for the region itself is taken apart.
     """
     carver = Carver(program)
-    waiting = dict.fromkeys(regions)
-    known = {node for node in program.graph.nodes if node.op == "placeholder"}
+    order = {node: number for number, node in enumerate(program.graph.nodes)}
+    known = {node for node in order if node.op == "placeholder"}
+    waiting = list(regions)
     parts: list[Region] = []
-    while True:
+    while waiting:
         held = {node for region in waiting for node in region.nodes}
-        glue = list(_ready(program, known, held))
-        if tensors := [node for node in glue if is_tensors(node)]:
-            part = carver.carve("", tensors)
-            if part is None:
-                return None
-            parts.append(part)
-        ready = [r for r in waiting if known.issuperset((*r.inputs, *r.weights))]
-        while ready:
-            for region in ready:
-                del waiting[region]
-                known.update(region.nodes)
-                parts.append(region)
-            ready = [r for r in waiting if known.issuperset((*r.inputs, *r.weights))]
-        held = {node for region in waiting for node in region.nodes}
-        if not waiting and not glue:
-            return parts
-        if waiting and not glue and not any(_ready(program, set(known), held)):
-            del waiting[next(iter(waiting))]
-
-
-def _ready(program: ExportedProgram, known: set[Node], held: set[Node]) -> Iterator[Node]:
-    """What can be computed without the regions that are held back; adds it to what is known."""
-    for node in program.graph.nodes:
-        if node.op != "call_function" or node in known or node in held:
+        for region in waiting:
+            needed = _needed((*region.inputs, *region.weights), known, held)
+            if needed is not None:
+                break
+        else:
+            del waiting[0]
             continue
-        if known.issuperset(node.all_input_nodes):
-            known.add(node)
-            yield node
+        if not _add_glue(carver, parts, sorted(needed, key=order.__getitem__)):
+            return None
+        parts.append(region)
+        known.update(needed, region.nodes)
+        waiting.remove(region)
+    output = program.graph.output_node()
+    needed = _needed(output.all_input_nodes, known, set())
+    assert needed is not None  # nothing is held back any more
+    return parts if _add_glue(carver, parts, sorted(needed, key=order.__getitem__)) else None
+
+
+def _add_glue(carver: Carver, parts: list[Region], nodes: Sequence[Node]) -> bool:
+    """Whether a part of its own could be made of what lies before a region."""
+    if not nodes:
+        return True
+    part = carver.carve("", nodes)
+    if part is not None:
+        parts.append(part)
+    return part is not None
+
+
+def _needed(wanted: Sequence[Node], known: set[Node], held: set[Node]) -> set[Node] | None:
+    """The tensors that have to be computed first, in any order; None: one is held back."""
+    found: set[Node] = set()
+    open_ = list(wanted)
+    while open_:
+        node = open_.pop()
+        if node in known or node in found or not is_tensors(node):
+            continue  # a size is taken from an input
+        if node in held:
+            return None
+        found.add(node)
+        open_ += node.all_input_nodes
+        if not isinstance(value(node), Tensor):
+            open_ += node.users  # the results of an op that gives several stay together
+    return found
 
 
 def _program(part: Region, program: ExportedProgram) -> ExportedProgram:
