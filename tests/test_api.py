@@ -59,6 +59,24 @@ def test_the_three_verbs(tmp_path: Path) -> None:
     assert again.manifest.outputs == bundle.manifest.outputs
 
 
+def test_a_small_model_is_run_by_one_thread_and_the_callers_are_kept(tmp_path: Path) -> None:
+    seen = set()
+
+    class Noting(Small):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.add(torch.get_num_threads())
+            return super().forward(x)
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        enginecast.compile(Noting(), tmp_path / "bundle", example=example())
+        assert seen == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_compile_leaves_the_module_as_it_was(tmp_path: Path) -> None:
     module = Small().train()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}

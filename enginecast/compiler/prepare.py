@@ -52,6 +52,7 @@ from enginecast.compiler.cases import (
 from enginecast.compiler.request import EngineConfig, ModelOptions
 from enginecast.compiler.settle import settle
 from enginecast.compiler.steps import Steps
+from enginecast.compiler.threads import SMALL, one_thread
 from enginecast.compiler.value_ranges import of_program
 from enginecast.errors import CaptureError, UsageError
 from enginecast.passes.ir.base import PassContext, ProgramView
@@ -157,6 +158,11 @@ class Prepared(OpenedModel):
         return self.cases[: 1 if is_heavy(self.inputs, parameters) else OBSERVED]
 
     @property
+    def is_small(self) -> bool:
+        """Whether runs of it are too short for several threads."""
+        return _is_small(self.captured)
+
+    @property
     def context(self) -> PassContext:
         """What passes may know of the model."""
         return PassContext(
@@ -228,8 +234,30 @@ def prepare(
     wanted = parse_wanted(options.outputs, options.hidden_states)
     prompts = None if options.prompts is None else given_prompts(options.prompts)
     specs, given = input_specs(source, options.inputs, options.dynamic)
-    captured = _settled(source, specs, given, wanted, options, steps)
+    with one_thread():
+        captured = _settled(source, specs, given, wanted, options, steps)
     captured = replace(captured, notes=(*notes, *captured.notes))
+    with one_thread(_is_small(captured)):
+        return _with_cases(source, captured, given, prompts, wanted, options, steps, quantization)
+
+
+def _is_small(captured: Captured) -> bool:
+    """Whether runs of a program are too short for several threads."""
+    parameters = sum(tensor.numel() for tensor in captured.program.state_dict.values())
+    return parameters <= SMALL and not is_heavy(captured.inputs, parameters)
+
+
+def _with_cases(
+    source: Source,
+    captured: Captured,
+    given: Mapping[str, Tensor],
+    prompts: Sequence[str] | None,
+    wanted: Wanted,
+    options: ModelOptions,
+    steps: Steps,
+    quantization: QuantizationPlan | None,
+) -> Prepared:
+    """A model that was captured, with its verification inputs."""
     weights = captured.program.state_dict.values()
     parameters = 0 if options.thorough else sum(tensor.numel() for tensor in weights)
     cases = choose_cases(source, captured.inputs, given, prompts, parameters, steps)

@@ -43,6 +43,7 @@ from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOption
 from enginecast.compiler.rewrite import Rewritten, rewrite
 from enginecast.compiler.scripted import ScriptEngines, explore, prepare_script, reference_of_script
 from enginecast.compiler.steps import Steps
+from enginecast.compiler.threads import one_thread
 from enginecast.errors import (
     CaptureError,
     EnginecastError,
@@ -188,14 +189,15 @@ class ExportSession:
         with self.steps("read the weights"):
             self.source.fingerprint()  # refuses weights that are not numbers
         state_notes: list[str] = []
-        with self.steps("reference"):
+        with self.steps("reference"), one_thread(model.is_small):
             model, reference = self._reference(model, state_notes)
             problems = (*model.unverified, *captured_wrongly(model, reference))
         for note in state_notes:
             self.steps.say(note)
         kept = (*model.captured.notes, *state_notes)
         model = replace(model, captured=replace(model.captured, notes=kept))
-        rewritten = self._rewrite(model, reference, () if problems else self.config.engines)
+        with one_thread(model.is_small and not self.config.quantized):
+            rewritten = self._rewrite(model, reference, () if problems else self.config.engines)
         problems = (*problems, *rewritten.failures)
         plan = plan_notes(plan_of(rewritten.program))
         judged = Candidate(
