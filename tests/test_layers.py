@@ -43,6 +43,7 @@ ENGINE_SIDE = [
     "enginecast.verify.report.report",
 ]
 RUNS_TORCH = {
+    "device/torch_threads.py",
     "device/torch_values.py",
     "sessions/torch_session.py",
     "sessions/torchscript.py",

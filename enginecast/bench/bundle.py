@@ -3,9 +3,9 @@
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from enginecast.bench.memory import on_gpu, resident, taken
 from enginecast.bench.timing import Times, interleaved, ratio, wall_clock
 from enginecast.errors import BundleError, MissingError, UsageError
 from enginecast.runtime.bundle.tensor_files import read_tensors
+from enginecast.runtime.device.torch_threads import torch_threads
+from enginecast.runtime.device.versions import installed
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
 from enginecast.runtime.prompts import encode_prompts, read_prompts
@@ -109,13 +111,13 @@ def bench_bundle(
         MissingError: this machine cannot run the engine, or lacks torch, which peers need.
     """
     _check(model, against, inputs, prompts, threads)
-    gpu = device == "cuda"
+    gpu = _is_gpu(device, providers, prefer)
     measure = on_gpu if gpu else resident
     how = {"device": device, "providers": providers, "prefer": prefer, "threads": threads}
     say("loading the engine")
     open_engine = partial(load, path, require="verified-by-emulation", allow_code=allow_code, **how)  # type: ignore[arg-type]
     before = measure()
-    with open_engine() as engine:
+    with open_engine() as engine, torch_threads(threads) if against else nullcontext():
         given = _given(engine, inputs, prompts)
         feeds = given.feeds
         own = of_engine(engine, feeds)
@@ -184,9 +186,23 @@ def _check(
             "--model and --against go together",
             hint=f"Such as --model MODEL --against {','.join(PEERS)}.",
         )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    if threads is not None and cores is not None and threads > cores:
-        raise UsageError(f"--threads {threads}: expected at most {cores}, which this machine has")
+    if threads is not None and threads > _cores():
+        raise UsageError(f"--threads {threads}: expected at most {_cores()}, the cores here")
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _is_gpu(
+    device: str | None, providers: Sequence[str] | None, prefer: Sequence[str] | None
+) -> bool:
+    """Whether an engine on a GPU was asked for, in one of the ways in which `load` is asked."""
+    asked = (device or "", *(providers or ())[:1], *(prefer or ())[:1])
+    return any(name and "cpu" not in name.lower() for name in asked)
 
 
 @dataclass(frozen=True)
@@ -236,18 +252,16 @@ def _peers(
         from enginecast.compiler.request import ModelOptions
     except ImportError as error:
         raise MissingError(
-            f"--against needs {error.name}", hint="pip install 'enginecast[export]'"
+            f"--against needs {error.name}", hint=f"pip install {error.name}"
         ) from error
     manifest = engine.manifest
     chosen = tuple(spec.name for spec in manifest.outputs) if manifest.outputs_chosen else ()
     options = ModelOptions(random_weights=random_weights, allow_code=allow_code, outputs=chosen)
     source = open_model(model, options)
     wanted = parse_wanted(options.outputs, options.hidden_states)
-    device = "cuda" if how["device"] == "cuda" else "cpu"
+    device = "cuda" if _is_gpu(how["device"], how["providers"], how["prefer"]) else "cpu"
     low = {"fp16": torch.float16, "bf16": torch.bfloat16}
     dtype = low.get(manifest.precision, torch.float32) if device == "cuda" else torch.float32
-    if how["threads"] is not None:
-        torch.set_num_threads(how["threads"])
     return lambda name: peer(
         name, source, wanted, feeds, device=device, dtype=dtype, threads=how["threads"]
     )
@@ -297,19 +311,12 @@ def _cuda_clock(call: Callable[[], object], times: int) -> float:
 
 
 def _machine(runtime: Mapping[str, str]) -> dict[str, Any]:
-    versions = dict(runtime)
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "system": platform.platform(),
         "processor": _processor(),
-        "cores": cores,
+        "cores": _cores(),
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": {**runtime, **installed(*PACKAGES)},
     }
 
 

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from enginecast.errors import EnginecastError
+from enginecast.runtime.device.torch_values import as_tensor
 from enginecast.runtime.engine import Engine
+from enginecast.runtime.sessions.onnxruntime import create_session
+from enginecast.runtime.sessions.session import PROVIDERS
 from enginecast.runtime.values.arrays import Array, to_array
 
 if TYPE_CHECKING:
@@ -60,23 +63,16 @@ class EngineContender:
         return [dict(self.engine.run(each)) for each in self.feeds]
 
 
-@dataclass
-class DeviceEngineContender:
+class DeviceEngineContender(EngineContender):
     """The engine of a bundle on a GPU: inputs and outputs stay there."""
 
-    engine: Engine
-    feeds: Feeds
-    name: str = "engine"
-
-    def __post_init__(self) -> None:
-        self._there = [_tensors(each, "cuda") for each in self.feeds]
+    def __init__(self, engine: Engine, feeds: Feeds) -> None:
+        super().__init__(engine, feeds)
+        self._there = [_tensors(each, "cuda") for each in feeds]
 
     def call(self) -> None:
         for each in self._there:
             self.engine.run(each, as_dlpack=True, check_finite=False)
-
-    def outputs(self) -> list[dict[str, Array]]:
-        return [dict(self.engine.run(each)) for each in self.feeds]
 
 
 @dataclass
@@ -182,20 +178,14 @@ def peer(
 def _plain_onnx(
     module: "nn.Module", feeds: Feeds, device: str, dtype: "torch.dtype", threads: int | None
 ) -> OnnxContender:
-    import onnxruntime
     import torch
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    provider = "CUDAExecutionProvider" if device == "cuda" else "CPUExecutionProvider"
     given = _tensors(feeds[0], device, dtype)
     with tempfile.TemporaryDirectory(prefix="enginecast-bench-") as folder, torch.no_grad():
-        file = str(Path(folder) / "plain.onnx")
+        file = Path(folder) / "plain.onnx"
         names = list(module(**given))
-        torch.onnx.export(module, (), file, kwargs=given, dynamo=True, verbose=False)
-        session = onnxruntime.InferenceSession(file, options, providers=[provider])
+        torch.onnx.export(module, (), str(file), kwargs=given, dynamo=True, verbose=False)
+        session = create_session(file, PROVIDERS[device], threads)
     made = OnnxContender(session, names, feeds)
     made.call()
     return made
@@ -207,15 +197,12 @@ def _tensors(
     """The inputs as tensors, floats in `dtype` where one is given."""
     import torch
 
-    def tensor(array: Array) -> torch.Tensor:
-        if array.dtype.name == "bfloat16":
-            made = torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
-        else:
-            made = torch.from_numpy(array.copy())
+    def placed(array: Array) -> torch.Tensor:
+        made: torch.Tensor = as_tensor(array.copy())
         floats = made.is_floating_point() and dtype is not None
         return made.to(device=device, dtype=dtype if floats else None)
 
-    return {name: tensor(array) for name, array in feeds.items()}
+    return {name: placed(array) for name, array in feeds.items()}
 
 
 def _first_line(error: Exception) -> str:

@@ -52,7 +52,6 @@ from enginecast.compiler.cases import (
 from enginecast.compiler.request import EngineConfig, ModelOptions
 from enginecast.compiler.settle import settle
 from enginecast.compiler.steps import Steps
-from enginecast.compiler.threads import SMALL, one_thread
 from enginecast.compiler.value_ranges import of_program
 from enginecast.errors import CaptureError, UsageError
 from enginecast.passes.ir.base import PassContext, ProgramView
@@ -73,6 +72,7 @@ from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.quantize.plan.file import check_model, read_plan
 from enginecast.passes.registry import build
 from enginecast.passes.unify_dtype import in_halves
+from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.verify.eager import (
     capture_failures,
     edge_reference,
@@ -96,6 +96,10 @@ FP64_LOSS = 1e-3
 """Relative error in fp32 of a model in fp64, past which nobody means it to be converted."""
 OBSERVED = 2
 """Cases that are run after every pass; more take longer and find little more."""
+SMALL = 300_000_000
+"""Parameters up to which one thread of torch runs a model, unless its inputs are large: what is run
+is short, and waking a second thread for each op cost T5-base a tenth to a quarter of its CPU time.
+"""
 Call = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 """Inputs, and what eager gave for them."""
 WITNESSED = 2
@@ -154,7 +158,7 @@ class Prepared(OpenedModel):
         """The cases that are run after every pass; they take every path that any case takes."""
         if self.watched:
             return self.watched
-        parameters = sum(t.numel() for t in self.captured.program.state_dict.values())
+        parameters = _parameters(self.captured.program)
         return self.cases[: 1 if is_heavy(self.inputs, parameters) else OBSERVED]
 
     @property
@@ -234,16 +238,20 @@ def prepare(
     wanted = parse_wanted(options.outputs, options.hidden_states)
     prompts = None if options.prompts is None else given_prompts(options.prompts)
     specs, given = input_specs(source, options.inputs, options.dynamic)
-    with one_thread():
+    with torch_threads(1):
         captured = _settled(source, specs, given, wanted, options, steps)
     captured = replace(captured, notes=(*notes, *captured.notes))
-    with one_thread(_is_small(captured)):
+    with torch_threads(1 if _is_small(captured) else None):
         return _with_cases(source, captured, given, prompts, wanted, options, steps, quantization)
+
+
+def _parameters(program: ExportedProgram) -> int:
+    return sum(tensor.numel() for tensor in program.state_dict.values())
 
 
 def _is_small(captured: Captured) -> bool:
     """Whether runs of a program are too short for several threads."""
-    parameters = sum(tensor.numel() for tensor in captured.program.state_dict.values())
+    parameters = _parameters(captured.program)
     return parameters <= SMALL and not is_heavy(captured.inputs, parameters)
 
 
@@ -258,8 +266,7 @@ def _with_cases(
     quantization: QuantizationPlan | None,
 ) -> Prepared:
     """A model that was captured, with its verification inputs."""
-    weights = captured.program.state_dict.values()
-    parameters = 0 if options.thorough else sum(tensor.numel() for tensor in weights)
+    parameters = 0 if options.thorough else _parameters(captured.program)
     cases = choose_cases(source, captured.inputs, given, prompts, parameters, steps)
     cases = with_other_sizes(captured.inputs, cases, captured.other_sizes)
     cases = allowed(captured.inputs, cases, captured.size_checks)
@@ -476,7 +483,7 @@ def edge_cases(prepared: Prepared) -> list[Case]:
     if prepared.captured.guards:
         return []
     program = prepared.captured.program
-    parameters = sum(t.numel() for t in program.state_dict.values())
+    parameters = _parameters(program)
     sorts = any(node.target in SORTING for node in all_nodes(program))
     return edge_inputs(prepared.inputs, SEED, parameters, sorts=sorts)
 

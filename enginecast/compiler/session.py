@@ -43,7 +43,6 @@ from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOption
 from enginecast.compiler.rewrite import Rewritten, rewrite
 from enginecast.compiler.scripted import ScriptEngines, explore, prepare_script, reference_of_script
 from enginecast.compiler.steps import Steps
-from enginecast.compiler.threads import one_thread
 from enginecast.errors import (
     CaptureError,
     EnginecastError,
@@ -58,6 +57,7 @@ from enginecast.passes.ir.text import print_ir
 from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.bundle.staging import Staging, stage
+from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.verify.emulate.widened import widened_cases
 from enginecast.verify.reference import Reference
 
@@ -189,14 +189,15 @@ class ExportSession:
         with self.steps("read the weights"):
             self.source.fingerprint()  # refuses weights that are not numbers
         state_notes: list[str] = []
-        with self.steps("reference"), one_thread(model.is_small):
+        with self.steps("reference"), torch_threads(1 if model.is_small else None):
             model, reference = self._reference(model, state_notes)
             problems = (*model.unverified, *captured_wrongly(model, reference))
         for note in state_notes:
             self.steps.say(note)
         kept = (*model.captured.notes, *state_notes)
         model = replace(model, captured=replace(model.captured, notes=kept))
-        with one_thread(model.is_small and not self.config.quantized):
+        # A plan takes many runs of the program.
+        with torch_threads(1 if model.is_small and not self.config.quantized else None):
             rewritten = self._rewrite(model, reference, () if problems else self.config.engines)
         problems = (*problems, *rewritten.failures)
         plan = plan_notes(plan_of(rewritten.program))

@@ -12,6 +12,7 @@ from typing import Any
 from enginecast.errors import InputError, MissingError, UsageError
 from enginecast.runtime.bundle.manifest import EngineRecord
 from enginecast.runtime.device.gpu import require_cuda
+from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.runtime.device.torch_values import to_host, to_tensor
 from enginecast.runtime.sessions.session import Session
 from enginecast.runtime.values.arrays import Array
@@ -80,18 +81,11 @@ def _own_threads(count: int | None) -> Iterator[None]:
     """torch has one number of threads for the whole process, so runs with an own one go one by
     one.
     """
-    import torch
-
     if count is None:
         yield
         return
-    with _ONE_BY_ONE:
-        before = torch.get_num_threads()
-        torch.set_num_threads(count)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+    with _ONE_BY_ONE, torch_threads(count):
+        yield
 
 
 def provider_of(name: str, kind: str) -> str:
