@@ -9,7 +9,6 @@ commit, goes to benchmarks/results/call-overhead.json.
 import argparse
 import json
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -21,9 +20,7 @@ from large import RESULTS, machine
 from torch import Tensor, nn
 
 import enginecast
-
-CALLS = 500
-"""Of each in a round."""
+from enginecast.bench.timing import interleaved
 
 
 class Small(nn.Module):
@@ -62,7 +59,8 @@ def main() -> None:
                 engine.run(feeds).values(), session.run(None, feeds), strict=True
             ):
                 np.testing.assert_array_equal(output, wanted)
-            samples = rounds_of(calls, options.rounds)
+            times = interleaved(calls, rounds=options.rounds)
+    samples = {name: [1e3 * each for each in found.wall] for name, found in times.items()}
     more = [
         one - other for one, other in zip(samples["engine"], samples["onnxruntime"], strict=True)
     ]
@@ -74,18 +72,6 @@ def main() -> None:
     }
     options.out.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=1, sort_keys=True))
-
-
-def rounds_of(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Microseconds of a call, by round; the order turns around every other round."""
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds):
-        for name in list(calls)[:: -1 if turn % 2 else 1]:
-            start = time.perf_counter()
-            for _ in range(CALLS):
-                calls[name]()
-            samples[name].append((time.perf_counter() - start) / CALLS * 1e6)
-    return samples
 
 
 if __name__ == "__main__":
