@@ -148,7 +148,9 @@ def test_native_fp8_on_odd_sizes_and_on_another_gpu_is_refused(net: ExportedProg
     odd = content["layers"][2]
     assert odd["choice"] == "keep"
     odd |= {"choice": "w8a8-dynamic", "weights": "row", "activations": "row"}
-    with pytest.raises(PassError, match=r"\(odd\): choice: .* native fp8 wants multiples of 16: N=17"):
+    with pytest.raises(
+        PassError, match=r"\(odd\): choice: .* native fp8 wants multiples of 16: N=17"
+    ):
         reused(net, content, "plan-fp8{arch=sm90}")
     with pytest.raises(PassError, match="arch: it is for sm90, and sm89 is asked for"):
         reused(net, content, "plan-fp8{arch=sm89}")
