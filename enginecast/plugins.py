@@ -4,10 +4,12 @@ Classes are loaded on use, so that listing the names imports nothing.
 """
 
 import difflib
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
 from enginecast.errors import EnginecastError
@@ -31,7 +33,7 @@ class Registry:
     def known(self) -> dict[str, str]:
         """Name -> "module:Class" of every class, ours first; imports none of them."""
         known = dict(self.own)
-        for entry in sorted(entry_points(group=self.group), key=lambda one: (one.name, one.value)):
+        for entry in _installed(entry_points, self.group, tuple(sys.path)):
             if entry.name in known:
                 package = entry.dist.name if entry.dist else "a package without a name"
                 raise self.error(
@@ -76,6 +78,14 @@ class Registry:
         if own_name != name:
             raise self.error(f"{self.kind} '{name}': {where} calls itself {own_name!r}")
         return found
+
+
+@cache
+def _installed(
+    find: Callable[..., Iterable[EntryPoint]], group: str, path: tuple[str, ...]
+) -> tuple[EntryPoint, ...]:
+    """The entry points of a group: finding them reads a file of every package on the path."""
+    return tuple(sorted(find(group=group), key=lambda one: (one.name, one.value)))
 
 
 def _plural(kind: str) -> str:

@@ -10,6 +10,7 @@ from enginecast.errors import InputError, UsageError, VerificationError
 from enginecast.runtime.bundle.manifest import EngineRecord, Guard, Input, Manifest, Output, Verdict
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.sessions.session import Session
+from enginecast.runtime.sessions.settings import DEFAULT, Settings
 from enginecast.runtime.validate import check_inputs
 from enginecast.runtime.values.arrays import Array, is_finite
 from enginecast.runtime.values.device_tensor import can_view, lies_on_gpu, view
@@ -35,8 +36,15 @@ class Engine:
     `run` may be called from several threads at once.
     """
 
-    def __init__(self, bundle: Bundle, record: EngineRecord, session: Session) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        record: EngineRecord,
+        session: Session,
+        settings: Settings = DEFAULT,
+    ) -> None:
         self._bundle = bundle
+        self._settings = settings
         self._record = record
         self._provider = session.provider
         self._backend = session.backend
@@ -68,6 +76,11 @@ class Engine:
     @property
     def verdict(self) -> Verdict:
         return self._record.verdict
+
+    @property
+    def settings(self) -> Settings:
+        """How it was opened: as `enginecast tune` chose, or as `load` was asked."""
+        return self._settings
 
     @property
     def provider(self) -> str:

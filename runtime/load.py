@@ -4,8 +4,11 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import zip_longest
-from typing import Literal
+from typing import Any, Literal
+
+from msgspec.structs import replace
 
 from enginecast.errors import BundleError, EnginecastError, MissingError, UsageError
 from enginecast.runtime.bundle.manifest import EngineRecord
@@ -13,6 +16,8 @@ from enginecast.runtime.bundle.reader import Bundle, Check, open_bundle
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.registry import REGISTRY, session_class
 from enginecast.runtime.sessions.session import PROVIDERS, Session
+from enginecast.runtime.sessions.settings import DEFAULT, Settings
+from enginecast.runtime.tuned import find_tuned
 
 Level = Literal["verified", "verified-by-emulation"]
 
@@ -44,6 +49,7 @@ class _Asked:
     threads: int | None
     cuda_graphs: bool
     check: Check
+    tuned: bool | Settings
 
 
 def load(
@@ -57,6 +63,7 @@ def load(
     threads: int | None = None,
     cuda_graphs: bool = True,
     check: Check = "full",
+    tuned: bool | Settings = True,
 ) -> Engine:
     """Load the engine of a bundle that suits this device best, or the first one preferred.
 
@@ -71,10 +78,12 @@ def load(
             emulation, or on another provider than this one; "verified-by-emulation" accepts
             emulation without a warning.
         allow_code: open engine kinds that run code when they are loaded.
-        threads: threads within one operator; None: as many as there are cores.
+        threads: threads within one operator; None: as many as were tuned, or as there are cores.
         cuda_graphs: on a GPU, aotinductor and tensorrt engines record runs whose shapes repeat as
             CUDA graphs, which take memory; False: they do not.
         check: "full" compares the digest of every file; "size" only the sizes.
+        tuned: open it as `enginecast tune` found best on this machine, where it was run; False: as
+            it is by default; or settings.
 
     Raises:
         BundleError: the bundle is damaged, or holds no engine that may be loaded.
@@ -82,14 +91,15 @@ def load(
         UsageError: an argument does not fit.
 
     Warns:
-        EnginecastWarning: the verdict was reached by emulation, or on another provider; or a
-            preferred backend does not run here: why, and what is tried instead.
+        EnginecastWarning: the verdict was reached by emulation, or on another provider; a
+            preferred backend does not run here: why, and what is tried instead; or the engine was
+            tuned on another machine or for another bundle, and runs as by default (once).
     """
     if threads is not None and threads < 1:
         raise UsageError(f"threads: expected at least 1, got {threads}")
     if require not in (None, "verified", "verified-by-emulation"):
         raise UsageError(f"require: expected verified or verified-by-emulation, got {require!r}")
-    asked = _Asked(require, allow_code, threads, cuda_graphs, check)
+    asked = _Asked(require, allow_code, threads, cuda_graphs, check, tuned)
     if prefer is not None:
         if providers is not None or device is not None:
             raise UsageError("prefer: its backends name the device; leave device and providers out")
@@ -122,8 +132,32 @@ def _open(
             hint="If you trust who made the bundle, pass allow_code=True (--allow-code).",
         )
     bundle = _whole(bundle, record, asked)
-    opened = session.open(bundle, record, providers, asked.threads, cuda_graphs=asked.cuda_graphs)
-    return Engine(bundle, record, opened), doubt
+    settings = _settings(bundle, record, session, providers[0], asked)
+    own: dict[str, Any] = {"settings": settings} if session.tunable else {}
+    opened = session.open(
+        bundle, record, providers, settings.threads, cuda_graphs=asked.cuda_graphs, **own
+    )
+    return Engine(bundle, record, opened, settings), doubt
+
+
+def _settings(
+    bundle: Bundle, record: EngineRecord, session: type[Session], provider: str, asked: _Asked
+) -> Settings:
+    """How the engine is opened: what was asked for comes before what was tuned."""
+    found = asked.tuned if isinstance(asked.tuned, Settings) else DEFAULT
+    if asked.tuned is True:
+        try:
+            found = find_tuned(bundle, record, session, provider)
+        except BundleError as error:
+            _ignored(f"ignored {error.message}")
+    return found if asked.threads is None else replace(found, threads=asked.threads)
+
+
+@cache
+def _ignored(message: str) -> None:
+    """Warn once in a process."""
+    message += "\n`enginecast tune DIR` tunes it here"
+    warnings.warn(message, EnginecastWarning, stacklevel=5)
 
 
 def _whole(bundle: Bundle, record: EngineRecord, asked: _Asked) -> Bundle:

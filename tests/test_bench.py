@@ -1,8 +1,10 @@
 """`enginecast bench`: times in turns, with accuracy beside each."""
 
 import sys
+import time
 
 import pytest
+import torch
 from exports import Exports, cast
 
 from enginecast.bench import contenders
@@ -98,6 +100,36 @@ def test_a_peer_that_fails_is_absent_and_not_slow(
     assert ran.code == 0, ran.err
     assert "not timed: onnx: RuntimeError: no such operator\n" in ran.out
     assert "eager" in ran.out
+
+
+def test_threads_that_spin_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a call its pool spins for some tens of milliseconds, on the next one's cores."""
+    spins = iter([1.0, 1.0, 0.0])
+    spent = [0.0]
+
+    def sleep(seconds: float) -> None:
+        spent[0] += seconds * next(spins, 0.0)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "process_time", lambda: spent[0])
+    slow = Slow(one=0.01)
+    found = interleaved(slow.calls(), rounds=1, clock=slow.clock)  # type: ignore[arg-type]
+    assert next(spins, None) is None
+    assert found["one"].cpu == (0.0,)
+
+
+def test_without_a_gpu_or_another_model_it_says_so(
+    exports: Exports, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = exports("plain").folder
+    if not torch.cuda.is_available():
+        refused = cast(capsys, "bench", folder, "--device", "cuda")
+        assert refused.code == 3
+        assert "CUDAExecutionProvider: not in this ONNX Runtime" in refused.err
+    given = ["--against", "eager", "--rounds", 3]
+    other = cast(capsys, "bench", folder, "--model", exports.model("bert"), *given)
+    assert other.code == 0, other.err
+    assert "is not the model that the bundle was made from\n" in other.out
 
 
 @pytest.mark.parametrize(

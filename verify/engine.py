@@ -51,7 +51,7 @@ def verify_engine(
     if not found:
         found = padding_leaks(engine, reference)
     edges = [
-        (case, engine.run(_feeds(engine, case), check_finite=False)) for case in _edges(reference)
+        (case, engine.run(feeds_of(engine, case), check_finite=False)) for case in _edges(reference)
     ]
     found = (
         *found,
@@ -83,7 +83,7 @@ def measure_engine(engine: Engine, reference: Reference) -> tuple[Comparison, tu
     measured: dict[str, dict[str, Metrics]] = {}
     problems: list[str] = []
     for case in reference.cases:
-        outputs = engine.run(_feeds(engine, case), check_finite=False)
+        outputs = engine.run(feeds_of(engine, case), check_finite=False)
         try:
             measured[case.name] = reference.compare(case, outputs)
         except VerificationError as error:
@@ -103,7 +103,7 @@ def translation_failures(
     found: list[str] = []
     for case in cases:
         mask = reference.mask_of(case)
-        outputs = engine.run(_feeds(engine, case), check_finite=False)
+        outputs = engine.run(feeds_of(engine, case), check_finite=False)
 
         sides = (case.outputs, case.reference, outputs)
         plain, exact, got = (_valid(side, mask, reference.masked) for side in sides)
@@ -133,7 +133,7 @@ def padding_leaks(engine: Engine, reference: Reference) -> tuple[str, ...]:
         return ()
     mask = case.inputs[reference.mask_input]
     other = replace(case, inputs=other_padding(case.inputs, reference.mask_input))
-    before, after = (engine.run(_feeds(engine, c), check_finite=False) for c in (case, other))
+    before, after = (engine.run(feeds_of(engine, c), check_finite=False) for c in (case, other))
     changes = moved(before, after, mask, sorted(reference.guarded & before.keys()))
     floor = reference.floor
     return tuple(
@@ -144,7 +144,7 @@ def padding_leaks(engine: Engine, reference: Reference) -> tuple[str, ...]:
     )
 
 
-def _feeds(engine: Engine, case: ReferenceCase) -> Mapping[str, Array]:
+def feeds_of(engine: Engine, case: ReferenceCase) -> Mapping[str, Array]:
     """The case's inputs in the dtypes the engine declares: an fp16 engine may want fp16 pixels."""
     feeds = {}
     for declared in engine.inputs:

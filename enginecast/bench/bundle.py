@@ -9,19 +9,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from enginecast.bench.contenders import PEERS, Contender, Feeds, PeerError, of_engine, peer
+from enginecast.bench.contenders import (
+    PEERS,
+    Contender,
+    DeviceEngineContender,
+    Feeds,
+    PeerError,
+    of_engine,
+    peer,
+)
+from enginecast.bench.inputs import given_inputs, one_kind
 from enginecast.bench.memory import on_gpu, resident, taken
 from enginecast.bench.timing import Times, interleaved, ratio, wall_clock
-from enginecast.errors import BundleError, MissingError, UsageError
-from enginecast.runtime.bundle.tensor_files import read_tensors
+from enginecast.errors import MissingError, UsageError
+from enginecast.runtime.device.machine import cores, processor
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.runtime.device.versions import installed
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
-from enginecast.runtime.prompts import encode_prompts, read_prompts
+from enginecast.runtime.sessions.settings import Settings
 from enginecast.runtime.values.arrays import Array
 from enginecast.verify.metrics import compare, pool
-from enginecast.verify.reference import REFERENCE_NAME, read_reference
 
 ROUNDS = 15
 SECONDS = 60.0
@@ -68,8 +76,11 @@ class Bench:
     """What accuracy is measured against, in words; empty: nothing."""
     absent: tuple[str, ...]
     """Peers that could not be made or run, each with the reason."""
+    notes: tuple[str, ...]
     backend: str
     threads: int | None
+    settings: Settings
+    """How the engine was opened."""
     machine: Mapping[str, Any]
 
 
@@ -88,6 +99,7 @@ def bench_bundle(
     prefer: Sequence[str] | None = None,
     allow_code: bool = False,
     random_weights: int | None = None,
+    tuned: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> Bench:
     """Time the engine of a bundle, and other ways to run the model that it was made from.
@@ -110,23 +122,33 @@ def bench_bundle(
         BundleError: the bundle is damaged, or holds no inputs and none were given.
         MissingError: this machine cannot run the engine, or lacks torch, which peers need.
     """
-    _check(model, against, inputs, prompts, threads)
+    one_kind(inputs, prompts)
+    require_threads(threads)
+    _check(model, against)
     gpu = _is_gpu(device, providers, prefer)
     measure = on_gpu if gpu else resident
     how = {"device": device, "providers": providers, "prefer": prefer, "threads": threads}
     say("loading the engine")
-    open_engine = partial(load, path, require="verified-by-emulation", allow_code=allow_code, **how)  # type: ignore[arg-type]
+    open_engine = partial(
+        load,
+        path,
+        require="verified-by-emulation",
+        allow_code=allow_code,
+        tuned=tuned,
+        **how,  # type: ignore[arg-type]
+    )
     before = measure()
     with open_engine() as engine, torch_threads(threads) if against else nullcontext():
-        given = _given(engine, inputs, prompts)
+        given = given_inputs(engine, inputs, prompts)
         feeds = given.feeds
         own = of_engine(engine, feeds)
         found = {own.name: own.outputs()}  # whose errors are the caller's
         memory = {own.name: max(measure() - before, 0)}
         contenders: dict[str, Contender] = {}
         absent = []
+        notes: tuple[str, ...] = ()
         if against:
-            make = _peers(engine, model or "", feeds, how, allow_code, random_weights)
+            make, notes = _peers(engine, model or "", feeds, how, allow_code, random_weights)
             for name in dict.fromkeys(against):
                 say(f"making {name}")
                 try:
@@ -137,10 +159,11 @@ def bench_bundle(
         contenders[own.name] = own
         wanted = given.exact or found.get("eager")
         say("timing " + ", ".join(contenders))
-        clock = _cuda_clock if gpu else wall_clock
+        clock = _cuda_clock if isinstance(own, DeviceEngineContender) else wall_clock
         calls = {name: contender.call for name, contender in contenders.items()}
         times = interleaved(calls, rounds=rounds, seconds=seconds, clock=clock)
         masks = _masks(engine, feeds)
+        masked = frozenset[str]() if given.reference is None else given.reference.masked
         base = next(iter(times.values()))
         items = sum(_items(each) for each in feeds)
         rows = tuple(
@@ -150,34 +173,31 @@ def bench_bundle(
                 ratio=ratio(base, each),
                 items=1e3 * items / each.median,
                 memory=memory[name],
-                accuracy=None
-                if wanted is None
-                else _accuracy(found[name], wanted, masks, given.masked),
+                accuracy=None if wanted is None else _accuracy(found[name], wanted, masks, masked),
             )
             for name, each in times.items()
         )
-        shapes = tuple({name: array.shape for name, array in each.items()} for each in feeds)
         return Bench(
             rows=rows,
-            shapes=shapes,
+            shapes=given.shapes,
             inputs=given.origin,
             compared="" if wanted is None else "eager" if given.exact is None else "fp64",
             absent=tuple(absent),
+            notes=(*given.notes, *notes),
             backend=engine.backend,
             threads=threads,
+            settings=engine.settings,
             machine=_machine(engine.versions()),
         )
 
 
-def _check(
-    model: str | None,
-    against: Sequence[str],
-    inputs: Path | None,
-    prompts: Path | None,
-    threads: int | None,
-) -> None:
-    if inputs is not None and prompts is not None:
-        raise UsageError("give either --inputs FILE.safetensors or --prompts FILE.txt")
+def require_threads(threads: int | None) -> None:
+    """Refuse more threads than this machine has cores."""
+    if threads is not None and threads > cores():
+        raise UsageError(f"--threads {threads}: expected at most {cores()}, the cores here")
+
+
+def _check(model: str | None, against: Sequence[str]) -> None:
     for name in against:
         if name not in PEERS:
             raise UsageError(f"--against {name}: expected some of {', '.join(PEERS)}")
@@ -186,15 +206,11 @@ def _check(
             "--model and --against go together",
             hint=f"Such as --model MODEL --against {','.join(PEERS)}.",
         )
-    if threads is not None and threads > _cores():
-        raise UsageError(f"--threads {threads}: expected at most {_cores()}, the cores here")
-
-
-def _cores() -> int:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    if against:
+        try:
+            import torch  # noqa: F401  # before memory is measured: it is no part of an engine
+        except ImportError as error:
+            raise MissingError("--against needs torch", hint="pip install torch") from error
 
 
 def _is_gpu(
@@ -205,37 +221,6 @@ def _is_gpu(
     return any(name and "cpu" not in name.lower() for name in asked)
 
 
-@dataclass(frozen=True)
-class _Given:
-    """The inputs that are timed."""
-
-    feeds: Feeds
-    origin: str
-    """Where they come from, in words."""
-    exact: list[Mapping[str, Array]] | None
-    """What fp64 gives for them, where the bundle has that."""
-    masked: frozenset[str]
-    """Outputs whose rows follow the attention mask."""
-
-
-def _given(engine: Engine, inputs: Path | None, prompts: Path | None) -> _Given:
-    stored = engine.folder / REFERENCE_NAME
-    reference = read_reference(stored) if stored.is_file() else None
-    masked = frozenset[str]() if reference is None else reference.masked
-    if inputs is not None:
-        return _Given([read_tensors(inputs)], str(inputs), None, masked)
-    if prompts is not None:
-        encoded = encode_prompts(engine.folder, engine.manifest, read_prompts(prompts))
-        return _Given(encoded.batches, str(prompts), None, masked)
-    if reference is None or not reference.cases:
-        raise BundleError(
-            f"{engine.folder} has no {REFERENCE_NAME}",
-            hint="Give inputs: --inputs FILE.safetensors.",
-        )
-    case = max(reference.cases, key=lambda case: sum(a.size for a in case.inputs.values()))
-    return _Given([case.inputs], f"the bundle's case {case.name!r}", [case.reference], masked)
-
-
 def _peers(
     engine: Engine,
     model: str,
@@ -243,12 +228,14 @@ def _peers(
     how: Mapping[str, Any],
     allow_code: bool,
     random_weights: int | None,
-) -> Callable[[str], Contender]:
+) -> tuple[Callable[[str], Contender], tuple[str, ...]]:
+    """What makes each peer, and notes on the model."""
     try:
         import torch
 
         from enginecast.capture.outputs.flatten import parse_wanted
         from enginecast.compiler.prepare import open_model
+        from enginecast.compiler.recompare import component_of, same_model
         from enginecast.compiler.request import ModelOptions
     except ImportError as error:
         raise MissingError(
@@ -256,15 +243,22 @@ def _peers(
         ) from error
     manifest = engine.manifest
     chosen = tuple(spec.name for spec in manifest.outputs) if manifest.outputs_chosen else ()
-    options = ModelOptions(random_weights=random_weights, allow_code=allow_code, outputs=chosen)
+    options = ModelOptions(
+        random_weights=random_weights,
+        allow_code=allow_code,
+        outputs=chosen,
+        component=component_of(manifest),
+    )
     source = open_model(model, options)
     wanted = parse_wanted(options.outputs, options.hidden_states)
     device = "cuda" if _is_gpu(how["device"], how["providers"], how["prefer"]) else "cpu"
     low = {"fp16": torch.float16, "bf16": torch.bfloat16}
     dtype = low.get(manifest.precision, torch.float32) if device == "cuda" else torch.float32
-    return lambda name: peer(
-        name, source, wanted, feeds, device=device, dtype=dtype, threads=how["threads"]
-    )
+
+    def make(name: str) -> Contender:
+        return peer(name, source, wanted, feeds, device=device, dtype=dtype, threads=how["threads"])
+
+    return make, same_model(model, source, manifest)
 
 
 def _masks(engine: Engine, feeds: Feeds) -> list[Array | None]:
@@ -313,17 +307,8 @@ def _cuda_clock(call: Callable[[], object], times: int) -> float:
 def _machine(runtime: Mapping[str, str]) -> dict[str, Any]:
     return {
         "system": platform.platform(),
-        "processor": _processor(),
-        "cores": _cores(),
+        "processor": processor(),
+        "cores": cores(),
         "python": platform.python_version(),
         "versions": {**runtime, **installed(*PACKAGES)},
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()

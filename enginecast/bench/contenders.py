@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Feeds = Sequence[Mapping[str, Array]]
 """The inputs of one call after another."""
 PEERS = ("eager", "compile", "onnx")
+_FLOATS = {"tensor(float)": "float32", "tensor(float16)": "float16"}
+"""What an exported model may take where the engine takes floats of another size."""
 
 
 class PeerError(EnginecastError):
@@ -114,8 +116,11 @@ class OnnxContender:
     name: str = "onnx"
 
     def __post_init__(self) -> None:
-        taken = {given.name for given in self.session.get_inputs()}
-        self._given = [{n: a for n, a in each.items() if n in taken} for each in self.feeds]
+        taken = {given.name: given.type for given in self.session.get_inputs()}
+        self._given = [
+            {n: a.astype(_FLOATS.get(taken[n], a.dtype)) for n, a in each.items() if n in taken}
+            for each in self.feeds
+        ]
 
     def call(self) -> None:
         for each in self._given:
@@ -127,9 +132,14 @@ class OnnxContender:
         ]
 
 
+def on_cpu(engine: Engine) -> bool:
+    """Whether the engine runs on a CPU."""
+    return engine.provider.startswith("CPU") or engine.provider.endswith("-cpu")
+
+
 def of_engine(engine: Engine, feeds: Feeds) -> Contender:
     """The engine where its inputs lie: in host memory, or on the GPU where torch is installed."""
-    if engine.provider.startswith("CPU") or engine.backend.endswith("-cpu"):
+    if on_cpu(engine):
         return EngineContender(engine, feeds)
     try:
         import torch  # noqa: F401

@@ -20,9 +20,13 @@ def resident() -> int:
 
 
 def on_gpu() -> int:
-    """Bytes that are taken on the current GPU, by whomever."""
-    import torch
-
+    """Bytes that are taken on the current GPU, by whomever; 0 where nothing counts them."""
+    try:
+        import torch
+    except ImportError:
+        return 0
+    if not torch.cuda.is_available():
+        return 0
     free, whole = torch.cuda.mem_get_info()
     return int(whole - free)
 

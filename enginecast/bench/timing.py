@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median, quantiles
+from typing import TypeVar
 
 SHORTEST = 2e-3
 """Seconds of one sample; a call that takes less is repeated within it."""
@@ -12,7 +13,12 @@ WARM_UPS = 2
 """Calls of each before the first sample."""
 FEWEST = 3
 """Rounds, whatever they take."""
+QUIET = 0.2
+"""Part of a core that a process takes at most, in which no thread of a pool spins."""
+PATIENCE = 100
+"""Milliseconds that are waited for that; pools spin for some tens."""
 
+K = TypeVar("K")
 Clock = Callable[[Callable[[], object], int], float]
 """Seconds that so many calls take."""
 
@@ -43,12 +49,16 @@ class Times:
         low, _, high = quantiles(self.wall, n=4, method="inclusive")
         return low, high
 
+    def over(self, base: "Times") -> "Times":
+        """How many times faster than `base` it was in each round, sample beside sample."""
+        pairs = (zip(base.wall, self.wall, strict=True), zip(base.cpu, self.cpu, strict=True))
+        wall, cpu = (tuple(one / max(two, 1e-9) for one, two in each) for each in pairs)
+        return Times(wall, cpu, self.calls)
+
 
 def ratio(base: Times, other: Times) -> float:
-    """How many times faster than `base` another is: the median over rounds, whose samples lie side
-    by side.
-    """
-    return median(one / two for one, two in zip(base.wall, other.wall, strict=True))
+    """How many times faster than `base` another is: the median over rounds."""
+    return other.over(base).median
 
 
 def wall_clock(call: Callable[[], object], times: int) -> float:
@@ -60,13 +70,15 @@ def wall_clock(call: Callable[[], object], times: int) -> float:
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[], object]],
+    calls: Mapping[K, Callable[[], object]],
     *,
     rounds: int,
     seconds: float = math.inf,
     clock: Clock = wall_clock,
-) -> dict[str, Times]:
+) -> dict[K, Times]:
     """Time each call once a round; the order turns around every other round.
+
+    Threads that spin behind one call are waited for before the next one.
 
     Args:
         rounds: at most.
@@ -79,11 +91,14 @@ def interleaved(
         for _ in range(WARM_UPS - 1):
             call()
         counts[name] = max(1, math.ceil(SHORTEST / max(clock(call, 1), 1e-9)))
-    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    samples: dict[K, list[tuple[float, float]]] = {name: [] for name in calls}
     for turn in range(rounds):
         if turn >= FEWEST and time.monotonic() > end:
             break
         for name in list(calls)[:: -1 if turn % 2 else 1]:
+            _settle()
+            if counts[name] > 1:  # wake them again
+                calls[name]()
             before = time.process_time()
             taken = clock(calls[name], counts[name])
             used = time.process_time() - before
@@ -92,3 +107,12 @@ def interleaved(
         name: Times(tuple(wall for wall, _ in found), tuple(cpu for _, cpu in found), counts[name])
         for name, found in samples.items()
     }
+
+
+def _settle() -> None:
+    """Wait until no thread of this process spins for work that does not come."""
+    for _ in range(PATIENCE):
+        before = time.process_time()
+        time.sleep(1e-3)
+        if time.process_time() - before < QUIET * 1e-3:
+            return

@@ -21,6 +21,7 @@ from enginecast.cli.opt import opt
 from enginecast.cli.passes import passes
 from enginecast.cli.run import run
 from enginecast.cli.terminal.output import progress, say
+from enginecast.cli.tune import tune
 from enginecast.cli.verify import verify
 from enginecast.errors import EnginecastError, UsageError
 from enginecast.version import __version__
@@ -76,7 +77,7 @@ def _root(
         raise typer.Exit(UsageError.exit_code)
 
 
-for command in (verify, run, bench, export, inspect, opt, bisect, passes, doctor):
+for command in (verify, run, bench, tune, export, inspect, opt, bisect, passes, doctor):
     app.command()(command)
 app.add_typer(cache_app, name="cache")
 app.add_typer(diffusers_app, name="diffusers")

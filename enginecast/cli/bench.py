@@ -3,16 +3,17 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from enginecast.cli.options.groups import (
     AsJson,
     BundleDir,
     Inputs,
-    LoadFlags,
     Prompts,
     Quiet,
     RandomWeights,
+    RunFlags,
     grouped,
 )
 from enginecast.cli.terminal.output import (
@@ -23,6 +24,7 @@ from enginecast.cli.terminal.output import (
     results_apart,
     say,
 )
+from enginecast.runtime.sessions.settings import Settings
 
 if TYPE_CHECKING:
     from enginecast.bench.bundle import Bench, Row
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 @results_apart()
 def bench(
     bundle: BundleDir,
-    how: LoadFlags,
+    how: RunFlags,
     model: Annotated[
         str | None,
         typer.Option(metavar="MODEL", help="That the bundle was made from, for --against."),
@@ -79,14 +81,18 @@ def bench(
     print_table(out, columns, map(_cells, found.rows))
     for line in found.absent:
         say(out, f"not timed: {line}")
-    say(out, f"inputs: {found.inputs}: {_shapes(found.shapes)}")
+    say(out, f"inputs: {found.inputs}: {shapes_text(found.shapes)}")
     if found.compared:
         say(out, f"cosine (lowest of a row) and relative error: against {found.compared}")
-    threads = {None: "a thread for each core", 1: "1 thread"}.get(
+    threads = {None: "threads as by default", 1: "1 thread"}.get(
         found.threads, f"{found.threads} threads"
     )
     rounds_made = len(found.rows[0].times.wall)
     say(out, f"{found.backend}, {threads}, medians of {rounds_made} rounds in turns")
+    if found.settings != Settings(threads=found.threads):
+        say(out, f"the engine as tuned: {found.settings}")
+    for note in found.notes:
+        say(out, note)
 
 
 def _cells(row: "Row") -> list[str]:
@@ -99,7 +105,8 @@ def _cells(row: "Row") -> list[str]:
     return cells
 
 
-def _shapes(calls: "Sequence[dict[str, tuple[int, ...]]]") -> str:
+def shapes_text(calls: "Sequence[dict[str, tuple[int, ...]]]") -> str:
+    """The shapes of each call."""
     texts = [", ".join(f"{name} {list(shape)}" for name, shape in each.items()) for each in calls]
     return "; ".join(texts)
 
@@ -127,5 +134,7 @@ def _as_json(found: "Bench") -> dict[str, Any]:
         "compared_with": found.compared or None,
         "backend": found.backend,
         "threads": found.threads,
+        "settings": msgspec.to_builtins(found.settings),
+        "notes": list(found.notes),
         "machine": dict(found.machine),
     }

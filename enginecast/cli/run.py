@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import numpy as np
 import typer
 
@@ -11,8 +12,8 @@ from enginecast.cli.options.groups import (
     AsJson,
     BundleDir,
     Inputs,
-    LoadFlags,
     Prompts,
+    RunFlags,
     grouped,
     require_folder,
 )
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 def run(
     bundle: BundleDir,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="safetensors.")],
-    how: LoadFlags,
+    how: RunFlags,
     inputs: Inputs = None,
     prompts: Prompts = None,
     as_json: AsJson = False,
@@ -51,7 +52,7 @@ def run(
             assert prompts is not None
             outputs, truncated = _run_prompts(engine, prompts)
         provider, backend = engine.provider, engine.backend
-        outcome = engine.verdict.outcome
+        outcome, settings = engine.verdict.outcome, engine.settings
     write_tensors(output, outputs)
     shapes = {name: list(array.shape) for name, array in outputs.items()}
     if as_json:
@@ -63,6 +64,7 @@ def run(
                 "backend": backend,
                 "verdict": outcome,
                 "truncated": truncated,
+                "settings": msgspec.to_builtins(settings),
             }
         )
         return

@@ -10,8 +10,8 @@ from enginecast.cli.options.groups import (
     BundleDir,
     Dynamic,
     Inputs,
-    LoadFlags,
     RandomWeights,
+    RunFlags,
     Values,
     grouped,
 )
@@ -22,7 +22,7 @@ from enginecast.cli.terminal.output import print_json, results, results_apart, s
 @results_apart()
 def verify(
     bundle: BundleDir,
-    how: LoadFlags,
+    how: RunFlags,
     model: Annotated[
         str | None,
         typer.Option(

@@ -69,7 +69,7 @@ def reference_of_model(
         outputs=chosen,
         # A specialised engine is compared on inputs that take its path.
         fallback="specialise" if manifest.guards else "torchscript",
-        component=_component(manifest),
+        component=component_of(manifest),
     )
     source = open_model(model, options)
     if any(rung.name == "torchscript" for rung in manifest.capture):
@@ -96,10 +96,10 @@ def reference_of_model(
     if manifest.quantization is not None:
         plan = read_plan(folder / manifest.quantization.plan)
         reference = _planned(prepared, manifest.pipeline, plan, reference)
-    return Remade(reference, _same(model, source, manifest), problems)
+    return Remade(reference, same_model(model, source, manifest), problems)
 
 
-def _component(manifest: Manifest) -> ComponentOptions:
+def component_of(manifest: Manifest) -> ComponentOptions:
     """What the user said of the component that the bundle was made from."""
     known = manifest.model.fingerprint
     height, width, frames = (
@@ -152,10 +152,10 @@ def _of_script(text: str, source: Source, options: ModelOptions, manifest: Manif
     _check_names(source.name, "takes", [spec.name for spec in model.inputs], manifest)
     reference, notes = reference_of_script(model, manifest.precision)
     _check_names(source.name, "gives", list(reference.cases[0].outputs), manifest)
-    return Remade(reference, (*notes, *_same(text, source, manifest)))
+    return Remade(reference, (*notes, *same_model(text, source, manifest)))
 
 
-def _same(text: str, source: Source, manifest: Manifest) -> tuple[str, ...]:
+def same_model(text: str, source: Source, manifest: Manifest) -> tuple[str, ...]:
     """A note when it is another model that the bundle was made from."""
     if source.fingerprint() == manifest.model.fingerprint:
         return ()

@@ -57,6 +57,7 @@ def verify_bundle(
     inputs: Path | None = None,
     dynamic: Sequence[str] = (),
     values: Sequence[str] = (),
+    tuned: bool = True,
 ) -> Check:
     """Run the engine of a bundle on its verification inputs and judge it by eager's noise floor.
 
@@ -83,6 +84,7 @@ def verify_bundle(
         require="verified-by-emulation",
         threads=threads,
         allow_code=allow_code,
+        tuned=tuned,
     ) as engine:
         notes: tuple[str, ...] = ()
         problems: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ from enginecast.runtime.bundle.manifest import EngineRecord
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.cuda_graphs import GraphCache, Run, recorder
 from enginecast.runtime.device.fitness import require_fit
+from enginecast.runtime.sessions.settings import DEFAULT, Settings
 from enginecast.runtime.sessions.torch_session import (
     TorchSession,
     provider_of,
@@ -31,6 +32,7 @@ class AOTInductorSession(TorchSession):
     """One package.  Runs from several threads at once share it; they go one by one."""
 
     name = "aotinductor"
+    tunable = ("threads",)
 
     def __init__(
         self, call: Run, weights: Mapping[str, Any], names: Any, provider: str, threads: int | None
@@ -50,6 +52,7 @@ class AOTInductorSession(TorchSession):
         *,
         cuda_graphs: bool = True,
         counts_ops: bool = False,
+        settings: Settings = DEFAULT,
     ) -> Self:
         provider = provider_of(providers[0], "AOTInductor")
         torch = require_torch(record, "AOTInductor")

@@ -17,6 +17,7 @@ from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.out_of_memory import lacks_memory
 from enginecast.runtime.device.versions import numbers
 from enginecast.runtime.sessions.session import Session
+from enginecast.runtime.sessions.settings import DEFAULT, Settings
 from enginecast.runtime.values.arrays import BFLOAT16, ONNX_BFLOAT16, Array, from_ort, to_ort
 from enginecast.runtime.values.device_tensor import DeviceTensor, Feed
 
@@ -27,6 +28,11 @@ _KERNEL_SUFFIX = "_kernel_time"
 _FATAL = 4  # the log level above error: ONNX Runtime raises its errors as well as printing them
 _TYPES = {"float32": "float", "float64": "double"}  # other names are those of numpy
 _DEVICES = {CUDA_PROVIDER: "cuda", "TensorrtExecutionProvider": "cuda"}
+_LEVELS = {
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+}
 _PRODUCT = bytes.fromhex(
     "080712003a5c0a180a01610a0162120179220d4d61744d756c496e74656765721201675a130a0161120e0a0c0802"
     "12080a0208100a0208405a130a0162120e0a0c080312080a0208400a02081062130a0179120e0a0c080612080a02"
@@ -42,6 +48,7 @@ class OrtSession(Session):
     name = "onnxruntime"
     runs_code = False
     packages = ("onnxruntime-gpu", "onnxruntime")
+    tunable = Settings.__struct_fields__
 
     def __init__(
         self,
@@ -74,6 +81,7 @@ class OrtSession(Session):
         *,
         cuda_graphs: bool = True,
         counts_ops: bool = False,
+        settings: Settings = DEFAULT,
     ) -> Self:
         require_runtime(record.minimum_runtime)
         _require_providers(providers)
@@ -84,6 +92,7 @@ class OrtSession(Session):
                 hint="Run it on CUDA (device='cuda'), or export with --precision fp32 or fp16.",
             )
         options = options_for(record.precision, providers[0], record.quantized)
+        _apply(settings, options)
         profile = _profiled(options) if counts_ops else None
         session = create_session(bundle.path(record.file), providers, threads, options)
         declared = bundle.manifest.engine_outputs
@@ -203,6 +212,19 @@ def options_for(precision: str, provider: str, quantized: str = "") -> onnxrunti
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.enable_cpu_mem_arena = False
     return options
+
+
+def _apply(settings: Settings, options: onnxruntime.SessionOptions) -> None:
+    """Change what differs from the default; what a precision needs stays."""
+    if not settings.spinning:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.enable_cpu_mem_arena &= settings.arena
+    options.enable_mem_pattern &= settings.memory_pattern
+    options.graph_optimization_level = min(
+        options.graph_optimization_level, _LEVELS[settings.graph], key=int
+    )
+    if settings.parallel:
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
 
 
 def create_session(

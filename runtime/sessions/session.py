@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 from enginecast.runtime.bundle.manifest import EngineRecord
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.versions import installed
+from enginecast.runtime.sessions.settings import DEFAULT, Settings
 from enginecast.runtime.values.arrays import Array
 from enginecast.runtime.values.device_tensor import Feed
 
@@ -35,6 +36,8 @@ class Session(ABC):
     Runtime's own providers run it."""
     packages: ClassVar[tuple[str, ...]] = ()
     """The Python distributions that run it, the nearest last: a verdict keeps their versions."""
+    tunable: ClassVar[tuple[str, ...]] = ()
+    """The fields of `Settings` that change how fast it is on a CPU; empty: `open` gets none."""
 
     @classmethod
     @abstractmethod
@@ -47,6 +50,7 @@ class Session(ABC):
         *,
         cuda_graphs: bool = True,
         counts_ops: bool = False,
+        settings: Settings = DEFAULT,
     ) -> Self:
         """Open an engine of a bundle.
 
@@ -57,6 +61,7 @@ class Session(ABC):
             threads: threads within one operator; None: as many as the runtime takes.
             cuda_graphs: whether it may record runs on a GPU whose shapes repeat.
             counts_ops: whether `executed_ops` is asked for, which slows the first run.
+            settings: how it runs; given to sessions alone that have something `tunable`.
 
         Raises:
             MissingError: this machine cannot run the engine.

@@ -11,6 +11,7 @@ from enginecast.errors import BundleError, MissingError, first_line
 from enginecast.runtime.bundle.manifest import EngineRecord
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.versions import numbers
+from enginecast.runtime.sessions.settings import DEFAULT, Settings
 from enginecast.runtime.sessions.torch_session import (
     TorchSession,
     provider_of,
@@ -23,6 +24,7 @@ class TorchScriptSession(TorchSession):
     """One TorchScript module.  Runs from several threads at once share it; it keeps no state."""
 
     name = "torchscript"
+    tunable = ("threads",)
 
     def __init__(self, module: Any, bundle: Bundle, provider: str, threads: int | None) -> None:
         inputs = [spec.name for spec in bundle.manifest.inputs]
@@ -40,6 +42,7 @@ class TorchScriptSession(TorchSession):
         *,
         cuda_graphs: bool = True,
         counts_ops: bool = False,
+        settings: Settings = DEFAULT,
     ) -> Self:
         provider = provider_of(providers[0], "TorchScript")
         torch = _require_torchscript(record)

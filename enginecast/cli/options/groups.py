@@ -139,6 +139,19 @@ class LoadFlags:
 
 
 @dataclass(frozen=True)
+class RunFlags(LoadFlags):
+    """The same, for commands that use what `tune` chose."""
+
+    untuned: Annotated[
+        bool, typer.Option("--untuned", help="Leave out what `enginecast tune` chose.")
+    ] = False
+
+    def arguments(self) -> dict[str, Any]:
+        found = super().arguments()
+        return found | {"tuned": not found.pop("untuned")}
+
+
+@dataclass(frozen=True)
 class ModelFlags:
     """What a user says of a model and its inputs."""
 

@@ -14,6 +14,7 @@ from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device import gpu as gpus
 from enginecast.runtime.device.gpu import Gpu
 from enginecast.runtime.sessions.session import Session
+from enginecast.runtime.sessions.settings import DEFAULT, Settings
 from enginecast.runtime.sessions.tensorrt.fitness import machine, require_fit
 from enginecast.runtime.sessions.tensorrt.lanes import ExecutionError, Lane, Lanes
 from enginecast.runtime.sessions.tensorrt.layers import Layers, parse_layers
@@ -54,6 +55,7 @@ class TensorRTSession(Session):
         *,
         cuda_graphs: bool = True,
         counts_ops: bool = False,
+        settings: Settings = DEFAULT,
     ) -> Self:
         if providers[0] != PROVIDER and providers[0] not in cls.providers:
             raise UsageError(

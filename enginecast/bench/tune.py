@@ -1,0 +1,302 @@
+"""`enginecast tune`: how an engine runs fastest on this machine, found by measurement.
+
+Successive halving: all settings are timed in few rounds, the faster half of them in twice as many,
+and so on. Every heat has the default in it, and what counts is the ratio to it, sample by sample.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from enginecast.bench.bundle import ROUNDS, SECONDS, Accuracy, require_threads
+from enginecast.bench.contenders import of_engine, on_cpu
+from enginecast.bench.inputs import Given, given_inputs, one_kind
+from enginecast.bench.memory import resident
+from enginecast.bench.timing import Times, interleaved
+from enginecast.compiler.memory import available
+from enginecast.errors import BundleError, EnginecastError, UsageError, VerificationError
+from enginecast.runtime.bundle.manifest import Verdict
+from enginecast.runtime.bundle.reader import open_bundle
+from enginecast.runtime.device.machine import cores
+from enginecast.runtime.engine import Engine
+from enginecast.runtime.load import load
+from enginecast.runtime.sessions.registry import session_class
+from enginecast.runtime.sessions.settings import DEFAULT, Settings
+from enginecast.runtime.tuned import Tuned, bundle_digest, machine_of, tuned_path, write_tuned
+from enginecast.verify.engine import verify_engine
+from enginecast.verify.reference import REFERENCE_NAME
+
+FIRST = 5
+"""Rounds of the first heat."""
+BETTER = 1.02
+"""How many times faster than the default three of four rounds have to be."""
+ROOM = 0.5
+"""Part of the memory that is free which opened engines may take."""
+OTHERS: Sequence[Mapping[str, Any]] = (
+    {"arena": False},
+    {"memory_pattern": False},
+    {"graph": "extended"},
+    {"graph": "basic"},
+    {"parallel": True},
+)
+"""What is tried besides threads, one at a time."""
+
+
+@dataclass
+class Row:
+    """A setting that was tried."""
+
+    settings: Settings
+    times: Times | None = None
+    """In the last heat that it was in; None: it was not timed."""
+    speeds: Times | None = None
+    """How many times faster than the default it was in each round of that heat."""
+    accuracy: Accuracy | None = None
+    """Over the bundle's cases, against fp64."""
+    rejected: str = ""
+    """Why it is never chosen."""
+
+    @property
+    def speed(self) -> float:
+        return 0.0 if self.speeds is None or self.rejected else self.speeds.median
+
+    @property
+    def is_better(self) -> bool:
+        """Whether it is faster by more than the speeds scatter."""
+        return self.speed > 0 and self.speeds is not None and self.speeds.spread[0] > BETTER
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What was measured, and chosen."""
+
+    rows: tuple[Row, ...]
+    """The default, then the others, the fastest first."""
+    chosen: Row
+    """The default where nothing is better by more than its spread."""
+    file: Path | None
+    """Where the choice was written; None: nowhere."""
+    backend: str
+    inputs: str
+    shapes: tuple[dict[str, tuple[int, ...]], ...]
+    notes: tuple[str, ...]
+    machine: Any
+
+
+def tune_bundle(
+    path: str | os.PathLike[str],
+    *,
+    inputs: Path | None = None,
+    prompts: Path | None = None,
+    rounds: int = ROUNDS,
+    seconds: float = SECONDS,
+    threads: int | None = None,
+    device: str | None = None,
+    providers: Sequence[str] | None = None,
+    prefer: Sequence[str] | None = None,
+    allow_code: bool = False,
+    write: bool = True,
+    say: Callable[[str], None] = lambda text: None,
+) -> Tuning:
+    """Find the settings with which an engine runs fastest here, and write them beside the bundle.
+
+    Args:
+        inputs: safetensors; None: the largest verification inputs that the bundle holds.
+        prompts: a text file, one prompt a line, instead.
+        rounds: samples in the last heat, at most.
+        seconds: that all samples may take, about.
+        threads: most that are tried; None: as many as there are cores.
+        write: False: measure alone.
+        say: gets a sentence before each heat.
+
+    The other arguments are those of `load`.
+
+    Raises:
+        UsageError: the engine has nothing to tune, or the options do not fit together.
+        BundleError: the bundle is damaged or holds no reference, or the choice cannot be written.
+        MissingError: this machine cannot run the engine.
+    """
+    one_kind(inputs, prompts)
+    require_threads(threads)
+    place = tuned_path(Path(path).resolve())
+    if write and (place.is_dir() or not os.access(place.parent, os.W_OK)):
+        raise BundleError(
+            f"{place}: cannot be written there",
+            hint="Copy the bundle to a folder of your own, or measure alone: --dry-run.",
+        )
+
+    def open_engine(settings: Settings) -> Engine:
+        return load(
+            path,
+            device=device,
+            providers=providers,
+            prefer=prefer,
+            allow_code=allow_code,
+            require="verified-by-emulation",
+            check="full" if settings == DEFAULT else "size",
+            tuned=settings,
+        )
+
+    say("loading the engine")
+    before = resident()
+    with open_engine(DEFAULT) as engine:
+        tunable = _tunable(engine)
+        given = given_inputs(engine, inputs, prompts)
+        if given.reference is None:
+            raise BundleError(
+                f"{engine.folder} has no {REFERENCE_NAME}, so no setting's accuracy can be judged",
+                hint="Export the model again.",
+            )
+        search = _Search(engine, open_engine, given, say)
+        search.weigh(resident() - before)
+        chosen = search.best(_threads(threads, "spinning" in tunable), seconds * 0.3)
+        if len(tunable) > 1:
+            chosen = search.refine(chosen, seconds * 0.3)
+        if chosen != DEFAULT:
+            search.heat([chosen], rounds, seconds * 0.4)
+        row = search.rows[chosen]
+        row = row if row.is_better else search.rows[DEFAULT]
+        machine = machine_of(session_class(engine.record.target))
+        tuned = Tuned(
+            bundle=bundle_digest(open_bundle(path, check="size")),
+            engine=engine.record.file,
+            provider=engine.provider,
+            machine=machine,
+            settings=row.settings,
+            speed=1.0 if row.settings == DEFAULT else row.speed,
+            inputs=given.origin,
+        )
+        others = sorted(search.rows.values(), key=lambda one: -one.speed)
+        return Tuning(
+            rows=(search.rows[DEFAULT], *(one for one in others if one.settings != DEFAULT)),
+            chosen=row,
+            file=write_tuned(engine.folder, tuned) if write else None,
+            backend=engine.backend,
+            inputs=given.origin,
+            shapes=given.shapes,
+            notes=given.notes,
+            machine=machine,
+        )
+
+
+def _tunable(engine: Engine) -> tuple[str, ...]:
+    """The fields of `Settings` that are tried.
+
+    Raises:
+        UsageError: there are none.
+    """
+    session = session_class(engine.record.target)
+    if not session.tunable or not on_cpu(engine):
+        raise UsageError(
+            f"{engine.record.file}: {engine.backend} has nothing to tune: `tune` measures how an"
+            " engine runs on a CPU"
+        )
+    return session.tunable
+
+
+def _threads(most: int | None, spins: bool) -> list[Settings]:
+    """Numbers of threads up to all cores, with spinning and without."""
+    most = most or cores()
+    counts = {most, max(most // 2, 1), *(1 << n for n in range(most.bit_length()))}
+    found = [Settings(threads=count) for count in sorted(counts)]
+    if spins:  # one thread waits for nobody
+        found += [replace(each, spinning=False) for each in found if each.threads != 1]
+    return found
+
+
+@dataclass
+class _Search:
+    """Times and judges settings beside the default."""
+
+    engine: Engine
+    """As it is by default."""
+    open_engine: Callable[[Settings], Engine]
+    given: Given
+    say: Callable[[str], None]
+    rows: dict[Settings, Row] = field(default_factory=dict)
+    room: int = 1
+    """Engines besides the default that may be open at once."""
+
+    def weigh(self, memory: int) -> None:
+        """See how much room there is for further engines, of which one takes so much."""
+        self.room = max(int(ROOM * (available() or 0) // max(memory, 1)), 1)
+
+    def best(self, settings: Sequence[Settings], seconds: float) -> Settings:
+        """The fastest of some settings, by successive halving; the default where none is faster."""
+        rounds, left = FIRST, list(dict.fromkeys(settings))
+        heats = len(left).bit_length()
+        while True:
+            self.heat(left, rounds, seconds / heats)
+            left.sort(key=lambda each: -self.rows[each].speed)
+            if len(left) < 2:
+                return left[0] if self.rows[left[0]].speed > 1 else DEFAULT
+            left, rounds = left[: len(left) // 2], 2 * rounds
+
+    def refine(self, settings: Settings, seconds: float) -> Settings:
+        """Change one thing at a time, and then all that helped."""
+        changed = {replace(settings, **each): each for each in OTHERS}
+        best = self.best([settings, *changed], seconds * 0.6)
+        least = self.rows[settings].speed * BETTER
+        helped = [each for each in changed if self.rows[each].speed > least]
+        together = settings
+        for each in sorted(helped, key=lambda each: self.rows[each].speed):
+            together = replace(together, **changed[each])
+        return self.best([best, together], seconds * 0.4) if len(helped) > 1 else best
+
+    def heat(self, settings: Sequence[Settings], rounds: int, seconds: float) -> None:
+        """Time settings beside the default, as many at once as there is memory for."""
+        others = [each for each in settings if each != DEFAULT]
+        groups = [others[n : n + self.room] for n in range(0, len(others), self.room)]
+        for group in groups:
+            self.say("timing " + "; ".join(map(str, group)))
+            with ExitStack() as stack:
+                engines = dict(self._opened(group, stack))
+                engines[DEFAULT] = self.engine
+                self._judge(engines)
+                calls = {
+                    each: of_engine(engine, self.given.feeds).call
+                    for each, engine in engines.items()
+                    if not self.rows[each].rejected
+                }
+                if len(calls) < 2:
+                    continue
+                found = interleaved(calls, rounds=rounds, seconds=seconds / len(groups))
+            for each, times in found.items():
+                self.rows[each].times = times
+                self.rows[each].speeds = times.over(found[DEFAULT])
+
+    def _opened(
+        self, settings: Sequence[Settings], stack: ExitStack
+    ) -> Iterator[tuple[Settings, Engine]]:
+        for each in settings:
+            try:
+                yield each, stack.enter_context(self.open_engine(each))
+            except EnginecastError as error:  # the default could be opened
+                self.rows[each] = Row(each, rejected=error.message)
+
+    def _judge(self, engines: Mapping[Settings, Engine]) -> None:
+        """Compare each with the bundle's reference, once."""
+        for each, engine in engines.items():
+            if each in self.rows:
+                continue
+            assert self.given.reference is not None
+            verdict = verify_engine(engine, self.given.reference)
+            refused = verdict.reasons[0] if verdict.outcome == "rejected" else ""
+            if refused and each == DEFAULT:
+                raise VerificationError(
+                    f"{engine.folder}: the engine does not agree with its reference: {refused}",
+                    hint="`enginecast verify DIR` shows more.",
+                )
+            self.rows[each] = Row(each, accuracy=_accuracy(verdict), rejected=refused)
+
+
+def _accuracy(verdict: Verdict) -> Accuracy:
+    """The worst of all outputs; what is not defined counts as equal."""
+    cosines = [output.cosine for output in verdict.outputs if output.cosine is not None]
+    errors = [output.error for output in verdict.outputs if output.error is not None]
+    return Accuracy(min(cosines, default=1.0), max(errors, default=0.0))

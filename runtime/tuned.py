@@ -1,0 +1,108 @@
+"""What `enginecast tune` chose for an engine on one machine: a file beside the bundle."""
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from enginecast.errors import BundleError
+from enginecast.runtime.bundle.manifest import Digest, EngineRecord, Record
+from enginecast.runtime.bundle.reader import Bundle
+from enginecast.runtime.bundle.staging import write_file
+from enginecast.runtime.device.machine import cores, processor
+from enginecast.runtime.device.versions import installed
+from enginecast.runtime.sessions.session import Session
+from enginecast.runtime.sessions.settings import DEFAULT, Settings
+
+_LARGEST = 1 << 20
+_HOLD_TIMES = ("report.html", "report.json", "build.log")
+"""Files of a bundle that differ where the same is exported again."""
+
+
+class Machine(Record, frozen=True, kw_only=True):
+    """What has to be the same for a choice to hold."""
+
+    processor: str
+    cores: int
+    versions: dict[str, str]
+    """Of the packages that run the engine."""
+
+
+class Tuned(Record, frozen=True, kw_only=True):
+    """A choice."""
+
+    schema_version: int = 1
+    bundle: Digest
+    engine: str
+    """Its file."""
+    provider: str
+    machine: Machine
+    settings: Settings
+    speed: float
+    """How many times faster than the default it was."""
+    inputs: str
+    """On what, in words."""
+
+
+def tuned_path(root: Path) -> Path:
+    """Where the choice for a bundle is."""
+    return root.with_name(f"{root.name}.tuned.json")
+
+
+def machine_of(session: type[Session]) -> Machine:
+    """This machine, for engines that `session` runs."""
+    return Machine(processor=processor(), cores=cores(), versions=installed(*session.packages))
+
+
+def bundle_digest(bundle: Bundle) -> str:
+    """Of all files but those that hold times: exported again, the same bundle has the same."""
+    lines = [f"{f.name} {f.sha256}" for f in bundle.manifest.files if f.name not in _HOLD_TIMES]
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+
+def write_tuned(root: Path, tuned: Tuned) -> Path:
+    """Write the choice whole, or leave what is there.
+
+    Raises:
+        BundleError: the disk failed.
+    """
+    path = tuned_path(root)
+    write_file(path, msgspec.json.format(msgspec.json.encode(tuned), indent=1) + b"\n")
+    return path
+
+
+def find_tuned(
+    bundle: Bundle, record: EngineRecord, session: type[Session], provider: str
+) -> Settings:
+    """What was chosen for an engine here; the default where nothing was.
+
+    Raises:
+        BundleError: there is a choice, and it is not for this bundle or machine, or is damaged.
+    """
+    path = tuned_path(bundle.root)
+    if not session.tunable or not path.is_file():
+        return DEFAULT
+    tuned = _read(path)
+    if tuned.bundle != bundle_digest(bundle):
+        raise BundleError(f"{path}: made for another bundle of this name")
+    if (tuned.engine, tuned.provider) != (record.file, session.provider_for(provider)):
+        return DEFAULT
+    here = machine_of(session)
+    for name in Machine.__struct_fields__:
+        then, now = getattr(tuned.machine, name), getattr(here, name)
+        if then != now:
+            raise BundleError(f"{path}: made on another machine: {name} {then!r}, here {now!r}")
+    return tuned.settings
+
+
+def _read(path: Path) -> Tuned:
+    try:
+        with path.open("rb") as file:
+            tuned = msgspec.json.decode(file.read(_LARGEST), type=Tuned)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise BundleError(f"{path}: cannot be read: {error}") from error
+    if (tuned.settings.threads or 1) > tuned.machine.cores:
+        raise BundleError(
+            f"{path}: {tuned.settings.threads} threads on {tuned.machine.cores} cores"
+        )
+    return tuned
