@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from enginecast.api import compile as export
 from enginecast.compiler.steps import Steps
 from enginecast.errors import VerificationError
+from enginecast.runtime.load import load
 
 
 class Cancels(nn.Module):
@@ -52,5 +53,33 @@ class Widens(nn.Module):
 
 
 def test_a_layer_in_fp64_among_others_stays_so_in_eager(tmp_path: Path) -> None:
-    export(Widens(), tmp_path / "bundle", example={"x": torch.randn(3, 6)})
+    steps = Steps()
+    export(Widens(), tmp_path / "bundle", example={"x": torch.randn(3, 6)}, steps=steps)
     assert (tmp_path / "bundle" / "manifest.json").exists()
+    assert not any("computes in fp64" in line for line in steps.lines)
+
+
+class Sensitive(nn.Module):
+    """Wholly in fp64, by buffers and parameters; inputs in fp32 are cast or promoted."""
+
+    offset: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4, dtype=torch.float64)
+        self.register_buffer("offset", torch.full((4,), 1e8, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.linear((x + self.offset) - self.offset)
+        return found
+
+
+def test_a_model_in_fp64_that_takes_fp32_computes_in_fp64(tmp_path: Path) -> None:
+    module, x = Sensitive(), torch.randn(3, 4)
+    with torch.no_grad():
+        wanted = module(x)
+    export(module, tmp_path / "bundle", example={"x": x})
+    with load(tmp_path / "bundle") as engine:
+        found = torch.from_numpy(engine.run({"x": x.numpy()})["output_0"])
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)

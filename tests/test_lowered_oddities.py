@@ -1,7 +1,9 @@
 """Forms that torch takes and that ONNX, its exporter or ONNX Runtime treats in another way."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +76,36 @@ def test_the_engine_computes_what_torch_does(
     program, _ = rewritten(captured(Function(form), x), "canonicalize")
     lower(program, tmp_path)
     torch.testing.assert_close(run(tmp_path, x)[0], form(x), rtol=1e-5, atol=1e-5)
+
+
+class Losses(nn.Module):
+    """Every form of a cross entropy that torch.onnx says otherwise, and plain ones beside them."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> list[Tensor]:
+        weight = torch.tensor([1.0, 0.2, 3.0, 0.5, 2.0])
+        found = []
+        for reduction, smoothing, weights in itertools.product(
+            ("none", "mean", "sum"), (0.0, 0.1), (None, weight)
+        ):
+            options: Any = {
+                "reduction": reduction,
+                "label_smoothing": smoothing,
+                "weight": weights,
+            }
+            found += [
+                F.cross_entropy(x, labels, ignore_index=2, **options),
+                F.cross_entropy(x, x.flip(0).softmax(1), **options),
+                F.cross_entropy(x[0, :, 0], labels[0, 0], **options),
+            ]
+        return found
+
+
+def test_cross_entropies(tmp_path: Path) -> None:
+    module, x, labels = Losses(), torch.randn(3, 5, 4), torch.randint(5, (3, 4))
+    wanted = module(x, labels)
+    names = [f"loss_{index}" for index in range(len(wanted))]
+    lower(captured(module, x, labels), tmp_path, names)
+    torch.testing.assert_close([*run(tmp_path, x, labels)], wanted, rtol=1e-5, atol=1e-5)
 
 
 class Turned(nn.Module):

@@ -31,11 +31,13 @@ def parameters_on_meta() -> Iterator[None]:
         yield
 
 
-def empty_copy(module: nn.Module) -> nn.Module:
-    """Copy `module` in fp32, with what its state dict holds on the meta device."""
+def empty_copy(module: nn.Module, *, casts: bool = True) -> nn.Module:
+    """Copy `module`, with what its state dict holds on the meta device; in fp32 if it is cast."""
     stored = module.state_dict(keep_vars=True)
     memo: dict[int, object] = {id(tensor): _on_meta(tensor) for tensor in stored.values()}
-    empty = cast_module(copy_module(module, memo), torch.float32).eval()
+    empty = copy_module(module, memo).eval()
+    if casts:
+        cast_module(empty, torch.float32)
     for parameter in empty.parameters():
         if parameter.is_leaf:
             parameter.requires_grad_(False)

@@ -78,13 +78,30 @@ class FactorySource(Source):
         """
         module = copy_sharing_weights(self._module)
         kept = kept_in_fp32(module) if dtype == torch.float16 else {}
-        cast_module(module, dtype)
+        if not self._casts_inputs:
+            cast_module(module, dtype)
         for parameter, tensor in kept.items():
             parameter.data = tensor.to(torch.float32)
         return taking(module, self.call)
 
     def empty(self) -> nn.Module:
-        return taking(empty_copy(self._module), self.call)
+        return taking(empty_copy(self._module, casts=not self._casts_inputs), self.call)
+
+    @cached_property
+    def _casts_inputs(self) -> bool:
+        """Whether a model wholly in fp64 takes inputs in fp32: its code casts them."""
+        floats, given = (
+            {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+            for tensors in (self.weights(), self._example)
+        )
+        if floats != {torch.float64} or not given or torch.float64 in given:
+            return False
+        try:
+            with torch.no_grad():
+                taking(copy_sharing_weights(self._module), self.call)(**self.example())
+        except Exception:  # the model's own code
+            return False
+        return True
 
     def weights(self) -> dict[str, Tensor]:
         return dict(self._module.state_dict())

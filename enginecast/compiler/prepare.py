@@ -380,7 +380,9 @@ def _doubles(source: Source, captured: Captured) -> list[str]:
     if source.given_program() is not None:
         return []
     tensors = {**captured.program.state_dict, **source.example()}
-    return [name for name, tensor in tensors.items() if tensor.dtype == torch.float64]
+    found = [name for name, tensor in tensors.items() if tensor.dtype == torch.float64]
+    kept = source.eager().state_dict() if found else {}  # layers whose code casts what they read
+    return [name for name in found if name not in kept or kept[name].dtype != torch.float64]
 
 
 def _with_difference(prepared: Prepared, options: ModelOptions, steps: Steps) -> Prepared:

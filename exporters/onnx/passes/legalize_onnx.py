@@ -15,7 +15,8 @@ output, or anything but a layer with weights, is 1 / (1 + exp(-x)), as in torch'
 
 ONNX Runtime's MaxPool gives the lowest number for a window of -inf, and torch's decomposition of
 `multilabel_margin_loss` is another loss: both are said otherwise.  So is a `repeat_interleave`
-whose count is a size.
+whose count is a size, and a cross entropy of probabilities, with smoothed labels or without a
+batch: torch.onnx drops the smoothing, and takes each target for a class.
 
 ONNX Runtime takes 1 + erf(x / 1.41421) for that of a gelu, whose constant has more digits: it is
 1 - erf(x / -1.41421).
@@ -306,6 +307,43 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Te
     return (loss, loss.mean(), loss.sum())[reduction]
 
 
+def _cross_entropy(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """As in torch's kernel, where the mean over classes is weighted and that over
+    probabilities is not.
+    """
+    axis = min(x.dim() - 1, 1)
+    share = label_smoothing / x.size(axis)
+    log = x.log_softmax(axis)
+    wide = None if weight is None else weight.reshape(-1, *[1] * (x.dim() - axis - 1))
+    weighted = log if wide is None else log * wide
+    if target.is_floating_point():
+        loss = -(weighted * (target * (1 - label_smoothing) + share)).sum(axis)
+        return (loss, loss.mean(), loss.sum())[reduction]
+    counts = target != ignore_index
+    place = torch.where(counts, target, 0).unsqueeze(axis)
+    loss = -(1 - label_smoothing) * weighted.gather(axis, place) - share * weighted.sum(axis, True)
+    loss = torch.where(counts, loss.squeeze(axis), 0)
+    if reduction != 1:
+        return loss.sum() if reduction else loss
+    if wide is None:
+        return loss.sum() / counts.sum()
+    each = wide.expand_as(x).gather(axis, place).squeeze(axis)
+    return loss.sum() / torch.where(counts, each, 0).sum()
+
+
+def _is_other_cross_entropy(node: Node) -> bool:
+    x, target, *rest = arguments(node)
+    is_smoothed = len(rest) == 4 and rest[-1] != 0
+    return is_smoothed or value(target).is_floating_point() or len(shape_of(x)) == 1
+
+
 def _max_pool(program: ProgramView, node: Node) -> Node:
     def form(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         assert callable(node.target)
@@ -571,6 +609,9 @@ _RULES: dict[Any, Rewrite] = {
     aten.multilabel_margin_loss.default: lambda program, node: insert_traced(
         program, node, _multilabel_margin_loss
     ),
+    aten.cross_entropy_loss.default: lambda program, node: insert_traced(
+        program, node, _cross_entropy
+    ),
     **dict.fromkeys(_MAX_POOLS, _max_pool),
     aten.unsqueeze.default: _complex_unsqueeze,
     aten.clamp.default: _float_bounds,
@@ -590,6 +631,7 @@ _UNFIT: dict[Any, Callable[[Node], bool]] = {
     aten.rms_norm.default: lambda node: bool(_of_other_dtypes(node)),
     aten.rsub.Scalar: lambda node: dtype_of(first_input(node)) != dtype_of(node),
     aten.scaled_dot_product_attention.default: _broadcasts,
+    aten.cross_entropy_loss.default: _is_other_cross_entropy,
     **dict.fromkeys(_MAX_POOLS, _may_hold_infinity),
     aten.unsqueeze.default: lambda node: bool(value(node).dtype.is_complex),
     aten.clamp.default: _mixes_bounds,
