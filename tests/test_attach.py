@@ -480,12 +480,48 @@ def test_recorded_exported_and_put_back(target: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_controlnet_takes_any_strength_and_several_pictures(tmp_path: Path) -> None:
+    parts = {
+        **stable_diffusion(vae=model("vae-tiny")).components,
+        "controlnet": model("controlnet"),
+    }
+    torch.manual_seed(4)
+    for parameter in parts["controlnet"].parameters():  # zero in part, so that it adds nothing
+        torch.nn.init.normal_(parameter, std=0.1)
+    del parts["image_encoder"]
+    kind = diffusers.StableDiffusionControlNetPipeline
+    pipe = kind(**parts, requires_safety_checker=False)
+    pipe.set_progress_bar_config(disable=True)
+    edges = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(5))
+
+    def made(strength: float, count: int) -> Tensor:
+        how = {"controlnet_conditioning_scale": strength, "num_images_per_prompt": count}
+        return image(pipe, image=edges, **how)
+
+    with enginecast.record(pipe) as calls:
+        made(0.5, 1)
+        made(1.0, 1)
+    assert calls["controlnet"].example["conditioning_scale"].shape == ()
+    wanted = {
+        (strength, count): made(strength, count) for strength in (0.5, 0.8) for count in (1, 3)
+    }
+    assert not torch.allclose(wanted[0.5, 1], wanted[0.8, 1], atol=1e-3)
+    for name in ("controlnet", "unet", "vae.decode"):
+        part = getattr(pipe, name.partition(".")[0])
+        enginecast.compile(part, tmp_path / name.replace(".", "/"), example=calls[name])
+    with enginecast.attach(pipe, tmp_path):
+        for asked, pictures in wanted.items():
+            assert pictures.shape[0] == asked[1]
+            torch.testing.assert_close(made(*asked), pictures, atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:In CPU autocast")  # Mochi's
 @pytest.mark.parametrize(("name", "entry"), ENTRIES)
 def test_every_family_is_called_as_its_class(name: str, entry: str, tmp_path: Path) -> None:
     folder = save(name, tmp_path / name)
     eager: Any = getattr(diffusers, CONFIGS[name][0]).from_pretrained(folder).eval()
-    engine = stand_in(tmp_path / "engine", str(folder), component=small(entry))
+    engine = stand_in(tmp_path / "engine", str(folder), component=small(entry, name))
     call = engine.source.call
     assert call is not None
     specs = derive(engine.source)

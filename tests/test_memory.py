@@ -1,7 +1,9 @@
 """What a step took of memory, and what there is."""
 
+import ctypes
 import mmap
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from enginecast.compiler import memory
-from enginecast.compiler.memory import anonymous, available, watched
+from enginecast.compiler.memory import anonymous, available, trim, watched
 from enginecast.compiler.steps import Steps
 
 SIZE = 96 << 20
@@ -59,6 +61,29 @@ def test_a_step_tells_its_memory() -> None:
         block = bytearray(os.urandom(1 << 20) * (SIZE >> 20))
     assert len(block) == SIZE
     assert steps.memory["large"] - steps.memory["small"] > SIZE * 0.5
+
+
+LEFT = """
+import sys
+from enginecast.compiler.memory import anonymous, trim
+blocks = [bytearray(b"1" * (1 << 16)) for _ in range(1024)]
+kept = bytearray(b"1" * (1 << 16))  # lies above them, so that the heap cannot shrink
+del blocks
+before = anonymous()
+trim()
+print(before - anonymous(), len(kept))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries give back alone")
+def test_freed_blocks_are_given_back() -> None:
+    done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[0]) > 32 << 20
+
+
+def test_a_c_library_without_the_call_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    trim()
 
 
 def test_a_container_may_have_less_than_its_host(

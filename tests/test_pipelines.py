@@ -28,8 +28,7 @@ from enginecast.pipelines.check import NOISE, compare, relative_error, with_nois
 from enginecast.pipelines.folder import INDEX, open_pipeline
 from enginecast.pipelines.generate import Made, Wish, generate
 from enginecast.pipelines.pictures import require_frames_fit, require_output, save_pictures
-from enginecast.pipelines.record import RECORD, CheckOutcome, read_record
-from enginecast.pipelines.run import load_pipeline
+from enginecast.pipelines.record import RECORD, CheckOutcome, read_record, usable_record
 from enginecast.runtime.load import EnginecastWarning
 
 SMALL = ("--height", 48, "--width", 48, "--steps", 2)
@@ -114,7 +113,7 @@ def test_a_pipeline_is_exported_checked_and_run(
 
     edit(output / RECORD, versions={**done.json["versions"], "diffusers": "0.1"})
     with pytest.warns(EnginecastWarning, match=r"made with diffusers 0\.1; here is"):
-        load_pipeline(output)
+        usable_record(output)
     edit(output / RECORD, check={**check, "outcome": "rejected", "reasons": ["step 1: off"]})
     refused = cast(
         capsys, "diffusers", "run", output, "--prompt", "a fox", "-o", tmp_path / "a.png"

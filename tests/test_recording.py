@@ -284,3 +284,24 @@ def test_a_method_is_an_engine(tmp_path: Path) -> None:
     with enginecast.load(bundle.root) as engine:
         found = engine.run({"z": z.numpy()})["output_0"]
     torch.testing.assert_close(torch.from_numpy(found), decoder.decode(z)[0])
+
+
+@pytest.mark.slow
+def test_a_model_that_takes_no_other_batch_has_that_of_the_recording(tmp_path: Path) -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.inside(x.reshape(8))
+            return found
+
+    model = Pair()
+    with record({"pair": model}) as calls:
+        model(torch.randn(2, 4))
+    bundle = enginecast.compile(model, tmp_path / "engine", example=calls["pair"])
+    assert bundle.manifest.symbols == {}
+    [note] = bundle.manifest.notes
+    assert note.startswith("batch is fixed at 2: this model's code (")
+    assert "test_recording.py:" in note

@@ -33,9 +33,9 @@ def _small_regions_pay(monkeypatch: pytest.MonkeyPatch) -> None:
 INPUTS = torch.randn(2, 4, 8), torch.randn(2, 8)
 
 
-def lowered(module: nn.Module) -> ExportedProgram:
+def lowered(module: nn.Module, passes: str = "canonicalize,fuse-gelu") -> ExportedProgram:
     program = captured(module, *INPUTS, dynamic=BATCH)
-    return rewritten(program, f"canonicalize,fuse-gelu,{lowering('cpu')}")[0]
+    return rewritten(program, f"{passes},{lowering('cpu')}")[0]
 
 
 def run(program: ExportedProgram, found: Split, *inputs: Tensor) -> list[Tensor]:
@@ -62,8 +62,8 @@ def run(program: ExportedProgram, found: Split, *inputs: Tensor) -> list[Tensor]
         return Pieces(pieces, given, names, "cpu")(inputs)
 
 
-def require_same(module: nn.Module) -> Split:
-    program = lowered(module)
+def require_same(module: nn.Module, **how: str) -> Split:
+    program = lowered(module, **how)
     found = split(program)
     assert isinstance(found, Split), found
     for batch in (1, 2, 5):
@@ -128,6 +128,22 @@ def test_more_blocks_are_no_more_pieces() -> None:
     assert [len(each.regions) for each in found] == [1, 1]
     assert len(found[0].pieces) == len(found[1].pieces) <= 4
     assert max(len(piece.graph.nodes) for piece in found[1].pieces.values()) < 40
+
+
+MERGING = "unify-dtype{to=fp32},canonicalize,merge-linears,fuse-gelu"
+
+
+def test_linears_that_are_merged_across_blocks_stand_before_them() -> None:
+    """As in the presets for a GPU: what shifts each of the blocks is one product."""
+    found = [require_same(Modulated(count), passes=MERGING) for count in (4, 8)]
+    assert [[len(modules) for modules in each.regions.values()] for each in found] == [[4], [8]]
+    assert len(found[0].pieces) == len(found[1].pieces) <= 4
+    merged = [
+        node
+        for node in found[1].pieces[found[1].calls[0].piece].graph.nodes
+        if node.target is torch.ops.aten.linear.default
+    ]
+    assert [tuple(node.meta["val"].shape[-1:]) for node in merged] == [(8 * 16,)]
 
 
 def test_shared_weights_are_given_to_each() -> None:

@@ -372,9 +372,11 @@ CONFIGS: Mapping[str, tuple[str, dict[str, Any]]] = {
         "AutoencoderKLMochi",
         {
             "latent_channels": 4,
-            "encoder_block_out_channels": (32, 32, 32, 32),
-            "decoder_block_out_channels": (32, 32, 32, 32),
-            "layers_per_block": (1, 1, 1, 1, 1),
+            "encoder_block_out_channels": (32, 32, 32),  # in 32 groups
+            "decoder_block_out_channels": (32, 32, 32),
+            "layers_per_block": (1, 1, 1, 1),
+            "temporal_expansions": (1, 2),
+            "spatial_expansions": (2, 2),
         },
     ),
 }

@@ -110,6 +110,10 @@ class ComponentSource(Source):
         return self.seed is not None
 
     @property
+    def maps_mixed(self) -> bool:
+        return True
+
+    @property
     def forward_signature(self) -> inspect.Signature:
         if self.call is not None:
             return self.call.signature

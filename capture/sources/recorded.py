@@ -56,6 +56,10 @@ class RecordedSource(Source):
         return self._model.in_memory
 
     @property
+    def maps_mixed(self) -> bool:
+        return self._model.maps_mixed
+
+    @property
     def forward_signature(self) -> inspect.Signature:
         return self._model.forward_signature if self.call is None else self.call.signature
 

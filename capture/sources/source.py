@@ -122,6 +122,11 @@ class Source(ABC):
         return False
 
     @property
+    def maps_mixed(self) -> bool:
+        """Whether `eager` reads weights from their file where it holds several dtypes."""
+        return False
+
+    @property
     @abstractmethod
     def forward_signature(self) -> inspect.Signature:
         """Signature of the model's `forward`, without self."""

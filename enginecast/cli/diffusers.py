@@ -186,13 +186,13 @@ def run(
 ) -> None:
     """Run a pipeline of engines; sizes and the like are those of its recording by default."""
     from enginecast.pipelines.pictures import require_frames_fit, require_output, save_pictures
-    from enginecast.pipelines.record import read_record
+    from enginecast.pipelines.record import usable_record
     from enginecast.pipelines.run import load_pipeline, require_device, run_pipeline, wish_of
 
     device = device or "cpu"
     require_output(output)
     require_device(device)
-    record = read_record(folder)
+    record = usable_record(folder)
     recorded = wish_of(record)
     asked: dict[str, Any] = {
         "negative_prompt": negative_prompt,
@@ -205,7 +205,9 @@ def run(
     }
     given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     wish = replace(recorded, prompts=(prompt,), **given, more={**recorded.more, **_values(more)})
-    pipe = load_pipeline(folder, device, threads=threads, prefer=prefer, allow_code=allow_code)
+    pipe = load_pipeline(
+        folder, record, device, threads=threads, prefer=prefer, allow_code=allow_code
+    )
     require_frames_fit(output, pipe, wish.frames)
     made = run_pipeline(pipe, record, wish)
     files = save_pictures(made.pictures, output)

@@ -41,12 +41,20 @@ class Budget:
     """What most of the memory is for."""
 
 
-def estimate(elements: Elements, config: EngineConfig, *, in_memory: bool) -> Budget:
-    """Add up what is known; weights that are mapped from a file are not `in_memory`."""
+def estimate(
+    elements: Elements, config: EngineConfig, *, in_memory: bool, maps_mixed: bool = False
+) -> Budget:
+    """Add up what is known.
+
+    Args:
+        in_memory: the weights are not mapped from a file.
+        maps_mixed: eager reads them from their file though they are of several dtypes.
+    """
     count = sum(elements.values())
     size = sum(number * dtype.itemsize for dtype, number in elements.items())
     phases = {
-        f"eager in {name}": _eager(elements, name) for name in sorted({"fp32", config.precision})
+        f"eager in {name}": _eager(elements, name, maps_mixed)
+        for name in sorted({"fp32", config.precision})
     }
     targets = [target_of(one.target) for one in config.engines]
     if "program" not in targets[0].takes:  # the reference is the model itself
@@ -62,7 +70,9 @@ def estimate(elements: Elements, config: EngineConfig, *, in_memory: bool) -> Bu
 
 def require(source: Source, config: EngineConfig, folder: Path) -> None:
     """Refuse to begin what this machine cannot finish; the bundle is written into `folder`."""
-    budget = estimate(source.weight_elements(), config, in_memory=source.in_memory)
+    budget = estimate(
+        source.weight_elements(), config, in_memory=source.in_memory, maps_mixed=source.maps_mixed
+    )
     require_space(folder, budget.disk)
     there = available()
     if there is not None and budget.memory > there + anonymous():
@@ -79,11 +89,12 @@ def require(source: Source, config: EngineConfig, folder: Path) -> None:
         )
 
 
-def _eager(elements: Elements, name: str) -> int:
+def _eager(elements: Elements, name: str, maps_mixed: bool) -> int:
     """Bytes that the eager module holds besides mapped files (see `capture.sources.widened`)."""
     dtype = DTYPES[name]
-    if set(elements) == {dtype}:
+    mapped = {dtype, *NARROW} if dtype == torch.float32 else {dtype}
+    others = set(elements) - mapped
+    if not others and (maps_mixed or len(elements) == 1):
         return 0
-    if name == "fp32" and len(elements) == 1 and set(elements) <= set(NARROW):
-        return 0
-    return dtype.itemsize * sum(elements.values())
+    held = others if maps_mixed else set(elements)
+    return dtype.itemsize * sum(elements[each] for each in held)

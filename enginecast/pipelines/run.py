@@ -12,7 +12,7 @@ from enginecast.pipelines.attach import attach
 from enginecast.pipelines.components import empty_component
 from enginecast.pipelines.folder import open_pipeline
 from enginecast.pipelines.generate import Made, Wish, generate
-from enginecast.pipelines.record import ComponentOutcome, PipelineRecord, usable_record
+from enginecast.pipelines.record import ComponentOutcome, PipelineRecord
 from enginecast.runtime.device.gpu import require_cuda
 from enginecast.runtime.sessions.session import PROVIDERS
 
@@ -30,20 +30,17 @@ def require_device(device: str) -> None:
         require_cuda(torch)
 
 
-def load_pipeline(path: Path, device: str = "cpu", **how: Any) -> Any:
+def load_pipeline(path: Path, record: PipelineRecord, device: str = "cpu", **how: Any) -> Any:
     """The pipeline of a folder of engines; components that stayed eager hold their weights.
 
     Args:
+        record: of the folder.
         device: "cpu" or "cuda".
         how: of `attach`.
 
     Raises:
-        BundleError: the folder is no such, or was rejected.
-
-    Warns:
-        EnginecastWarning: it was made with another diffusers.
+        BundleError: the folder holds another pipeline than its record says.
     """
-    record = usable_record(path)
     folder = open_pipeline(path)
     if folder.kind.__name__ != record.pipeline:
         raise BundleError(
