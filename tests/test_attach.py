@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -405,6 +406,17 @@ def test_components_come_back_whatever_became_of_the_engines(attached: Attached)
     attached.eager.put_back()
     assert {name: getattr(pipe, name) for name in attached.eager} == dict(attached.eager)
     assert attached.engines["unet"].closed
+
+
+def test_a_bundle_of_another_version_is_warned_of(
+    parts: Attached, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("enginecast.pipelines.attach.library_of", lambda _: "diffusers 0.1")
+    with loaded(*parts.engines.values()), pytest.warns(EnginecastWarning) as warned:
+        attach(parts.pipe, {"unet": parts.engines["unet"].folder}).put_back()
+    expected = rf"unet: made with diffusers {diffusers.__version__}; here is diffusers 0\.1"
+    assert len(warned) == 1
+    assert re.search(expected, str(warned[0].message))
 
 
 def test_what_the_record_of_a_folder_says(parts: Attached) -> None:

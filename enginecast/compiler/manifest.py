@@ -38,6 +38,7 @@ from enginecast.runtime.bundle.manifest import (
     Verdict,
     Where,
 )
+from enginecast.runtime.device.versions import library_of
 from enginecast.version import __version__
 
 PLAN_NAME = "plan.json"
@@ -167,9 +168,10 @@ def _describe_call(source: Source, inputs: Sequence[InputSpec]) -> Call | None:
         return None
     name = source.model_class.__name__
     weights = {} if source.in_memory else sketch_of(source.weights())
+    library = library_of(source.model_class)
     if source.call is None:
         plain = {spec.name: spec.name for spec in inputs}
-        return Call(model_class=name, inputs=plain, weights=weights)
+        return Call(model_class=name, inputs=plain, weights=weights, library=library)
     leaves = leaves_of(source.call.arguments)
     return Call(
         model_class=name,
@@ -177,6 +179,7 @@ def _describe_call(source: Source, inputs: Sequence[InputSpec]) -> Call | None:
         inputs={path: leaf.name for path, leaf in leaves.items() if isinstance(leaf, Slot)},
         constants={path: leaf for path, leaf in leaves.items() if not isinstance(leaf, Slot)},
         weights=weights,
+        library=library,
     )
 
 

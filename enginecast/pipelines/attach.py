@@ -5,6 +5,7 @@ parts, `cache_context`) is there.  Its weights are not, and its methods run engi
 """
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,8 @@ from enginecast.pipelines.judged import engine_outcome, whole_outcome
 from enginecast.pipelines.record import RECORD, CheckOutcome, usable_record
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Manifest
 from enginecast.runtime.bundle.reader import Bundle, Check, open_bundle
+from enginecast.runtime.device.versions import library_of
+from enginecast.runtime.load import EnginecastWarning
 
 OFFLOAD = "_exclude_from_cpu_offload"
 AGAIN = "Export the component again from this pipeline."
@@ -188,6 +191,9 @@ def _require_same(name: str, component: nn.Module, bundle: Bundle) -> None:
 
     Raises:
         UsageError: with the fields that differ.
+
+    Warns:
+        EnginecastWarning: it was made with another version of the class's package.
     """
     manifest: Manifest = bundle.manifest
     kind = type(component).__name__
@@ -200,6 +206,11 @@ def _require_same(name: str, component: nn.Module, bundle: Bundle) -> None:
     if manifest.call.model_class != kind:
         raise UsageError(
             f"{bundle.root}: an engine of {manifest.call.model_class}, and {name} is a {kind}"
+        )
+    made_with, here = manifest.call.library, library_of(type(component))
+    if made_with and here and made_with != here:
+        warnings.warn(
+            f"{bundle.root}: made with {made_with}; here is {here}", EnginecastWarning, stacklevel=3
         )
     stored = bundle.root / CONFIG_FILE
     if found := differences(component, read_json(stored)) if stored.is_file() else []:

@@ -69,6 +69,8 @@ class Call(Record, frozen=True, kw_only=True):
     """What is part of the engines, by path; numbers that are not finite as text."""
     weights: dict[str, float] = {}
     """A value of some of the model's weights, which tell it from another one of its class."""
+    library: str = ""
+    """The package that the class is from, and its version: "diffusers 0.42.1"."""
 
 
 class Site(Record, frozen=True, kw_only=True):

@@ -16,6 +16,14 @@ def short_version(version: str) -> str:
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
+def library_of(kind: type) -> str:
+    """The package that a class is from and its version: "diffusers 0.42.1"; empty where its code is
+    not that of an installed package.
+    """
+    package = kind.__module__.partition(".")[0]
+    return "".join(f"{name} {version}" for name, version in installed(package).items())
+
+
 def installed(*packages: str) -> dict[str, str]:
     """The versions of those distributions that are installed."""
     found = {}
