@@ -14,6 +14,7 @@ from enginecast.capture.control_flow.detect.recorder import Read
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.refusals.refusal import Refusal
 from enginecast.capture.tracing.equivalents import with_equivalents
+from enginecast.capture.tracing.flex_attention import flex_attention_spelled_out
 from enginecast.capture.tracing.oracle import Guard
 from enginecast.errors import CaptureError
 
@@ -64,6 +65,7 @@ class TracingStrategy:
         """All of `around`, for `module`, and forwards that torch.export takes."""
         stack = ExitStack()
         stack.enter_context(with_equivalents(module))
+        stack.enter_context(flex_attention_spelled_out())
         for manager in self.around:
             stack.enter_context(manager(module))
         return stack

@@ -328,5 +328,7 @@ def without_levels(program: ExportedProgram) -> ExportedProgram:
             # It was a reshape, and holds for today's strides alone.  No op writes any more, so
             # that a copy is as good.
             node.target = torch.ops.aten.reshape.default
+        if node.target is torch.ops.aten._to_copy.default and isinstance(node.args[0], int | float):
+            node.target = torch.ops.aten.scalar_tensor.default  # vmap casts numbers
     plain.graph_module.recompile()
     return plain

@@ -12,6 +12,7 @@ import msgspec
 from enginecast.capture.python.locations import SourceLocation
 from enginecast.capture.sources.source import Source
 from enginecast.capture.torchscript.script import DEPRECATION, require_torchscript
+from enginecast.capture.tracing.flex_attention import flex_attention_spelled_out
 from enginecast.capture.tracing.ladder import LEADS_ON
 from enginecast.capture.tracing.shapes import FrozenDimensionError
 from enginecast.capture.tracing.strategy import RefusedError
@@ -73,7 +74,11 @@ def export(request: ExportRequest, steps: Steps | None = None) -> Export:
     """
     config, steps = request.resolve(), steps or Steps()
     target_of(config.target).require(config.options)  # before the work, and not after it
-    with stage(request.output, overwrite=request.overwrite) as staging, steps.listening():
+    with (
+        stage(request.output, overwrite=request.overwrite) as staging,
+        steps.listening(),
+        flex_attention_spelled_out(),
+    ):
         source = open_model(request.model, request.options, request.example)
         budget.require(source, config, staging.folder)
         session = ExportSession(request, config, source, staging, steps)
