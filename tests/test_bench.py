@@ -2,13 +2,18 @@
 
 import sys
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from exports import Exports, cast
+from models import tiny_t5
 
 from enginecast.bench import contenders
 from enginecast.bench.timing import Times, interleaved, ratio
+from enginecast.capture.outputs.flatten import parse_wanted
+from enginecast.capture.sources.source import open_source
 
 
 class Slow:
@@ -100,6 +105,19 @@ def test_a_peer_that_fails_is_absent_and_not_slow(
     assert ran.code == 0, ran.err
     assert "not timed: onnx: RuntimeError: no such operator\n" in ran.out
     assert "eager" in ran.out
+
+
+def test_eager_is_timed_with_weights_as_a_user_has_them(tmp_path: Path) -> None:
+    """Eager of an export widens 16-bit weights in every call: it would be timed too slow."""
+    source = open_source(str(tiny_t5(tmp_path / "t5", dtype=torch.float16)))
+    feeds = [{"input_ids": np.ones((1, 4), np.int64), "attention_mask": np.ones((1, 4), np.int64)}]
+    made = contenders.peer(
+        "eager", source, parse_wanted((), ()), feeds, device="cpu", dtype=torch.float32, threads=1
+    )
+    assert isinstance(made, contenders.ModuleContender)
+    weights = dict(made.module.named_parameters())
+    assert {type(weight) for weight in weights.values()} == {torch.nn.Parameter}
+    assert {weight.dtype for weight in weights.values()} == {torch.float32}
 
 
 def test_threads_that_spin_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

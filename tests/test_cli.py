@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -87,6 +88,8 @@ def test_export_publishes_and_tells_people_on_stderr(
     assert "verified: " in done.err
     assert "canonicalize" in done.err
     assert f"{bundle}: " in done.err
+    said = r"^\d+\.\dx eager on this machine \(.*\): features \[3, 7, 12\]"
+    assert re.search(said, done.err, re.MULTILINE)
     assert {path.name for path in bundle.iterdir()} == {
         *("build.log", "engine.onnx", "manifest.json", "reference.safetensors"),
         *("report.html", "report.json", "weights.safetensors"),
@@ -105,6 +108,8 @@ def test_export_in_json_and_the_refusal_to_overwrite(
     assert done.json["engine"] == "ran"
     assert done.json["bundle"] == str(bundle)
     assert done.json["rejected"] is None
+    assert done.json["speed"]["eager"] > 0
+    assert done.json["speed"]["shapes"] == {"features": [3, 7, 12], "keep": [3, 7]}
     assert json.loads((bundle / "manifest.json").read_text())["engines"][0]["arch"] == "sm90"
     before = {path.name: path.read_bytes() for path in bundle.iterdir()}
 
@@ -117,8 +122,9 @@ def test_export_in_json_and_the_refusal_to_overwrite(
     }
     assert {path.name: path.read_bytes() for path in bundle.iterdir()} == before
 
-    replaced = cast(capsys, *command, "--overwrite", "--pipeline", "canonicalize")
+    replaced = cast(capsys, *command, "--overwrite", "--pipeline", "canonicalize", "--no-speed")
     assert replaced.code == 0
+    assert replaced.json["speed"] is None
     assert json.loads((bundle / "manifest.json").read_text())["pipeline"] == "canonicalize"
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 

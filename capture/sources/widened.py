@@ -95,6 +95,23 @@ def fill_widened(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     return module
 
 
+def widen(module: nn.Module) -> nn.Module:
+    """Widen the weights of a module for good, in place: what a user's own fp32 model has."""
+    wide: dict[tuple[Any, ...], Tensor] = {}  # tied weights stay tied
+    for owner in module.modules():
+        held: tuple[dict[str, Any], ...] = (owner._parameters, owner._buffers)
+        for tensors in held:
+            for name, weight in tensors.items():
+                if not isinstance(weight, WidenedWeight):
+                    continue
+                stored = weight.stored
+                key = stored.data_ptr(), stored.shape, stored.stride()
+                found = wide.setdefault(key, _widen(weight))
+                is_parameter = isinstance(weight, nn.Parameter)
+                tensors[name] = nn.Parameter(found, False) if is_parameter else found
+    return module
+
+
 def _widen(weight: WidenedWeight) -> Tensor:
     return weight.stored.float()
 

@@ -169,8 +169,9 @@ def peer(
     """
     from enginecast.capture.outputs.flatten import name_outputs
     from enginecast.capture.python.quiet import quiet_torch
+    from enginecast.capture.sources.widened import widen
 
-    module = source.eager(dtype).to(device)
+    module = widen(source.eager(dtype)).to(device)
     name_outputs(module, tuple(feeds[0]), wanted)
     try:
         with quiet_torch():

@@ -68,12 +68,16 @@ def export(
         bool,
         typer.Option("--thorough", help="Verify on the longest texts, whatever the model's size."),
     ] = False,
+    no_speed: Annotated[
+        bool, typer.Option("--no-speed", help="Do not time the engine beside eager.")
+    ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
     """Make an engine, compare it with eager, publish a bundle."""
     show_log(verbose)
+    from enginecast.bench.export import export_speed
     from enginecast.compiler import session
     from enginecast.compiler.steps import Steps
 
@@ -94,10 +98,14 @@ def export(
     console = progress(quiet)
     steps = Steps(console)
     done = session.export(request, steps)
+    spent = sum(steps.seconds.values())
+    speed = None if no_speed or (quiet and not as_json) else export_speed(done, spent, threads)
     if as_json:
-        print_json(_as_json(done, steps))
+        print_json({**_as_json(done, steps), "speed": None if speed is None else speed.to_json()})
     else:
         _show(done, steps, console)
+        if speed is not None:
+            say(console, f"{speed} (`enginecast bench` says more)")
     raise typer.Exit(0 if done.bundle is not None else 1)
 
 
