@@ -42,6 +42,7 @@ OTHERS: Sequence[Mapping[str, Any]] = (
     {"memory_pattern": False},
     {"graph": "extended"},
     {"graph": "basic"},
+    {"prepack": False},
     {"parallel": True},
 )
 """What is tried besides threads, one at a time."""

@@ -218,6 +218,8 @@ def _apply(settings: Settings, options: onnxruntime.SessionOptions) -> None:
     """Change what differs from the default; what a precision needs stays."""
     if not settings.spinning:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if not settings.prepack:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     options.enable_cpu_mem_arena &= settings.arena
     options.enable_mem_pattern &= settings.memory_pattern
     options.graph_optimization_level = min(

@@ -20,6 +20,9 @@ class Settings(Record, frozen=True, kw_only=True):
     """Whether the memory of a run is planned from the last run of the same sizes."""
     graph: Literal["all", "extended", "basic"] = "all"
     """What ONNX Runtime's own optimizer may do."""
+    prepack: bool = True
+    """Whether weights are copied into the order that kernels read fastest; False: they stay as the
+    file is mapped, and processes share them."""
     parallel: bool = False
     """Whether ops that do not need one another run at the same time."""
 
@@ -31,6 +34,7 @@ class Settings(Record, frozen=True, kw_only=True):
             "" if self.arena else "no arena",
             "" if self.memory_pattern else "no memory pattern",
             "" if self.graph == "all" else f"graph {self.graph}",
+            "" if self.prepack else "no prepacking",
             "parallel" if self.parallel else "",
         )
         return ", ".join(filter(None, changed)) or "default"
