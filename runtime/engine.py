@@ -11,9 +11,10 @@ from enginecast.runtime.bundle.manifest import EngineRecord, Guard, Input, Manif
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.sessions.session import Session
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
+from enginecast.runtime.trimming import PadRows, Trimming
 from enginecast.runtime.validate import check_inputs
 from enginecast.runtime.values.arrays import Array, is_finite
-from enginecast.runtime.values.device_tensor import can_view, lies_on_gpu, view
+from enginecast.runtime.values.device_tensor import DeviceTensor, Feed, can_view, lies_on_gpu, view
 
 
 class Outputs(dict[str, Any]):
@@ -42,6 +43,8 @@ class Engine:
         record: EngineRecord,
         session: Session,
         settings: Settings = DEFAULT,
+        *,
+        pad_rows: PadRows | None = None,
     ) -> None:
         self._bundle = bundle
         self._settings = settings
@@ -50,6 +53,13 @@ class Engine:
         self._backend = session.backend
         self._session: Session | None = session
         self._names = tuple(output.name for output in bundle.manifest.outputs)
+        self._pad_rows = pad_rows
+        padding, self._trimming = bundle.manifest.padding, None
+        if padding is not None and padding.outputs:
+            on_gpu = "cpu" not in session.provider.lower()
+            self._trimming = Trimming(bundle.manifest, padding, on_gpu=on_gpu)
+        if pad_rows == "zero":
+            self._require_trimming(padding.outputs if padding else ())
 
     @property
     def folder(self) -> Path:
@@ -115,6 +125,7 @@ class Engine:
         outputs: Sequence[str] | None = None,
         as_dlpack: bool = False,
         check_finite: bool = True,
+        pad_rows: PadRows | None = None,
     ) -> Outputs:
         """Run the engine.
 
@@ -129,6 +140,10 @@ class Engine:
             check_finite: refuse NaN and infinities in the outputs, and in feeds on a GPU values
                 out of range, too, for which the host waits.  (Feeds in CPU memory are checked in
                 any case.)  What `as_dlpack` returns is looked at where it lies.
+            pad_rows: "zero" leaves out the work on padding, which comes back as zeros; "exact"
+                computes its rows, too; None: as `load` was told, else zeros where the manifest
+                says that no other row changes (`padding`), and exact where it does not, where
+                feeds lie on a GPU, and with `as_dlpack`.
 
         Returns:
             The outputs by name: numpy arrays, bfloat16 as `ml_dtypes.bfloat16`.  Their `backend`
@@ -138,7 +153,7 @@ class Engine:
             InputError: the feeds do not fit the declared inputs, there is no such output, or the
                 engine was specialised and the model would take another path.
             VerificationError: an output is not finite.
-            UsageError: the engine is closed.
+            UsageError: the engine is closed, or zeros were asked for where they cannot be given.
         """
         session = self._open()  # a local name: `close` from another thread lets this run finish
         manifest = self._bundle.manifest
@@ -153,6 +168,8 @@ class Engine:
             read_devices=check_finite,
         )
         if as_dlpack:
+            if pad_rows == "zero":
+                raise _only_in_cpu_memory("no as_dlpack")
             values = session.run(checked, asked)
             for guard in manifest.guards:
                 _require(guard, session.to_host(values.pop(guard.output)))
@@ -160,7 +177,11 @@ class Engine:
                 if not (lies_on_gpu(value) and can_view() and view(value).is_within(None, None)):
                     _require_finite(name, session.to_host(value))
             return Outputs(values, self._backend)
-        found = session.run_to_host(checked, asked)
+        trimming = self._trims(checked, wanted, pad_rows)
+        if trimming is None:
+            found = session.run_to_host(checked, asked)
+        else:
+            found = trimming.run(lambda feeds: session.run_to_host(feeds, asked), checked)
         for guard in manifest.guards:
             _require(guard, found.pop(guard.output))
         if check_finite:
@@ -184,6 +205,39 @@ class Engine:
             raise UsageError(f"{self.folder}: the engine is closed", hint="Load it again.")
         return session
 
+    def _trims(
+        self, feeds: Mapping[str, Feed], wanted: Sequence[str], pad_rows: PadRows | None
+    ) -> Trimming | None:
+        """What leaves the work on padding out of a call; None: nothing does."""
+        asked = pad_rows or self._pad_rows
+        if asked not in (None, "exact", "zero"):
+            raise UsageError(f"pad_rows: expected exact or zero, got {asked!r}")
+        found = self._require_trimming(wanted) if asked == "zero" else self._trimming
+        if found is None or asked == "exact" or found.reason(wanted):
+            return None
+        if not any(isinstance(feed, DeviceTensor) for feed in feeds.values()):
+            return found
+        if asked == "zero":
+            raise _only_in_cpu_memory("feeds in CPU memory")
+        return None
+
+    def _require_trimming(self, wanted: Sequence[str]) -> Trimming:
+        """Refuse zeros where padding is not known to be without effect."""
+        padding, found = self.manifest.padding, self._trimming
+        if padding is None:
+            masked = any(spec.kind == "attention_mask" for spec in self.inputs)
+            reason = "nothing was proved of it" if masked else "no input is an attention mask"
+        elif found is None:
+            reason = next(f"output {name!r}: {why}" for name, why in padding.reasons.items())
+        else:
+            reason = found.reason(wanted)
+        if found is None or reason:
+            raise UsageError(
+                f"{self.folder}: pad_rows: padding cannot be left out: {reason}",
+                hint='Leave pad_rows out, or pass "exact"; or ask for other outputs.',
+            )
+        return found
+
     def _wanted(self, outputs: Sequence[str] | None) -> Sequence[str]:
         names = self._names
         if outputs is None:
@@ -194,6 +248,13 @@ class Engine:
         if not outputs:
             raise InputError(f"outputs: expected some of {', '.join(names)}, got none")
         return list(dict.fromkeys(outputs))
+
+
+def _only_in_cpu_memory(wanted: str) -> UsageError:
+    return UsageError(
+        f"pad_rows: zeros are written in CPU memory: expected {wanted}",
+        hint="Take the rows of padding as they are.",
+    )
 
 
 def _require(guard: Guard, holds: Array) -> None:

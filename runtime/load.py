@@ -17,6 +17,7 @@ from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.registry import REGISTRY, session_class
 from enginecast.runtime.sessions.session import PROVIDERS, Session
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
+from enginecast.runtime.trimming import PadRows
 from enginecast.runtime.tuned import find_tuned
 
 Level = Literal["verified", "verified-by-emulation"]
@@ -50,6 +51,7 @@ class _Asked:
     cuda_graphs: bool
     check: Check
     tuned: bool | Settings
+    pad_rows: PadRows | None
 
 
 def load(
@@ -64,6 +66,7 @@ def load(
     cuda_graphs: bool = True,
     check: Check = "full",
     tuned: bool | Settings = True,
+    pad_rows: PadRows | None = None,
 ) -> Engine:
     """Load the engine of a bundle that suits this device best, or the first one preferred.
 
@@ -84,6 +87,7 @@ def load(
         check: "full" compares the digest of every file; "size" only the sizes.
         tuned: open it as `enginecast tune` found best on this machine, where it was run; False: as
             it is by default; or settings.
+        pad_rows: what calls give for padding, "exact" or "zero"; None: see `Engine.run`.
 
     Raises:
         BundleError: the bundle is damaged, or holds no engine that may be loaded.
@@ -99,7 +103,9 @@ def load(
         raise UsageError(f"threads: expected at least 1, got {threads}")
     if require not in (None, "verified", "verified-by-emulation"):
         raise UsageError(f"require: expected verified or verified-by-emulation, got {require!r}")
-    asked = _Asked(require, allow_code, threads, cuda_graphs, check, tuned)
+    if pad_rows not in (None, "exact", "zero"):
+        raise UsageError(f"pad_rows: expected exact or zero, got {pad_rows!r}")
+    asked = _Asked(require, allow_code, threads, cuda_graphs, check, tuned, pad_rows)
     if prefer is not None:
         if providers is not None or device is not None:
             raise UsageError("prefer: its backends name the device; leave device and providers out")
@@ -137,7 +143,7 @@ def _open(
     opened = session.open(
         bundle, record, providers, settings.threads, cuda_graphs=asked.cuda_graphs, **own
     )
-    return Engine(bundle, record, opened, settings), doubt
+    return Engine(bundle, record, opened, settings, pad_rows=asked.pad_rows), doubt
 
 
 def _settings(

@@ -45,7 +45,10 @@ class FakeEngine:
     def versions(self) -> dict[str, str]:
         return {}
 
-    def run(self, feeds: dict[str, Array], *, check_finite: bool = True) -> dict[str, Array]:
+    def run(
+        self, feeds: dict[str, Array], *, check_finite: bool = True, pad_rows: str = "exact"
+    ) -> dict[str, Array]:
+        assert pad_rows == "exact"
         assert not check_finite
         self.fed.append(feeds["x"].dtype)
         return {"y": self.compute(feeds["x"], feeds["mask"])}

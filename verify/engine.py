@@ -7,10 +7,11 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 
-from enginecast.errors import VerificationError
+from enginecast.errors import InputError, VerificationError
 from enginecast.runtime.bundle.manifest import Verdict, Where
 from enginecast.runtime.device.versions import installed
 from enginecast.runtime.engine import Engine
+from enginecast.runtime.trimming import PadRows
 from enginecast.verify.edges import edge_failures
 from enginecast.verify.floor import UNIT_ROUNDOFF
 from enginecast.verify.metrics import Array, Comparison, Metrics, pool_output, row_mask
@@ -21,7 +22,10 @@ from enginecast.verify.reference import (
     other_padding,
     padded_case,
 )
-from enginecast.verify.verdict import judge
+from enginecast.verify.verdict import judge, limit_of
+
+EXACT: PadRows = "exact"
+ZERO: PadRows = "zero"
 
 LEAK = 0.1
 """Part of the noise floor by which other padding may move an output: kernels that sum in another
@@ -51,7 +55,8 @@ def verify_engine(
     if not found:
         found = padding_leaks(engine, reference)
     edges = [
-        (case, engine.run(feeds_of(engine, case), check_finite=False)) for case in _edges(reference)
+        (case, engine.run(feeds_of(engine, case), check_finite=False, pad_rows=EXACT))
+        for case in _edges(reference)
     ]
     found = (
         *found,
@@ -83,7 +88,7 @@ def measure_engine(engine: Engine, reference: Reference) -> tuple[Comparison, tu
     measured: dict[str, dict[str, Metrics]] = {}
     problems: list[str] = []
     for case in reference.cases:
-        outputs = engine.run(feeds_of(engine, case), check_finite=False)
+        outputs = engine.run(feeds_of(engine, case), check_finite=False, pad_rows=EXACT)
         try:
             measured[case.name] = reference.compare(case, outputs)
         except VerificationError as error:
@@ -103,7 +108,7 @@ def translation_failures(
     found: list[str] = []
     for case in cases:
         mask = reference.mask_of(case)
-        outputs = engine.run(feeds_of(engine, case), check_finite=False)
+        outputs = engine.run(feeds_of(engine, case), check_finite=False, pad_rows=EXACT)
 
         sides = (case.outputs, case.reference, outputs)
         plain, exact, got = (_valid(side, mask, reference.masked) for side in sides)
@@ -133,7 +138,9 @@ def padding_leaks(engine: Engine, reference: Reference) -> tuple[str, ...]:
         return ()
     mask = case.inputs[reference.mask_input]
     other = replace(case, inputs=other_padding(case.inputs, reference.mask_input))
-    before, after = (engine.run(feeds_of(engine, c), check_finite=False) for c in (case, other))
+    before, after = (
+        engine.run(feeds_of(engine, c), check_finite=False, pad_rows=EXACT) for c in (case, other)
+    )
     changes = moved(before, after, mask, sorted(reference.guarded & before.keys()))
     floor = reference.floor
     return tuple(
@@ -142,6 +149,57 @@ def padding_leaks(engine: Engine, reference: Reference) -> tuple[str, ...]:
         for name, change in changes.items()
         if change > max(LEAK * pool_output(floor.cases, name).relative, LEAST_LEAK)
     )
+
+
+def trimming_failures(engine: Engine, reference: Reference) -> dict[str, str]:
+    """Run one case with more padding, as it is and trimmed; say which outputs then change by more
+    than an engine may be off.
+    """
+    padding = engine.manifest.padding
+    masks = {case.name: reference.mask_of(case) for case in reference.cases}
+    name = padded_case(masks)
+    if padding is None or not padding.outputs or name is None:
+        return {}
+    case = next(case for case in reference.cases if case.name == name)
+    mask = case.inputs[padding.mask]
+    feeds, outputs = feeds_of(engine, case), padding.outputs
+    wider = _with_padding(engine, feeds, padding.mask)
+    plain, whole, trimmed = (
+        engine.run(given, outputs=outputs, check_finite=False, pad_rows=rows)
+        for given, rows in ((feeds, EXACT), (wider, EXACT), (wider, ZERO))
+    )
+    failures: dict[str, str] = {}
+    for found in (whole, trimmed):
+        cut = {
+            n: a if a.shape == plain[n].shape else a[:, : mask.shape[1]] for n, a in found.items()
+        }
+        for output, change in moved(plain, cut, mask, outputs).items():
+            floor = pool_output(reference.floor.cases, output).relative
+            if not change <= limit_of(reference.floor) * max(floor, LEAST_LEAK):
+                failures[output] = f"case {name!r} changes by {change:.2g} with more padding"
+    return failures
+
+
+def _with_padding(
+    engine: Engine, feeds: Mapping[str, Array], mask_input: str
+) -> Mapping[str, Array]:
+    """A case with more padding on the right, where the engine takes it."""
+    manifest = engine.manifest
+    tokens = next(spec for spec in engine.inputs if spec.name == mask_input).shape[1]
+    size, step = feeds[mask_input].shape[1], manifest.steps.get(str(tokens), 1)
+    most = manifest.symbols[str(tokens)][1]
+    more = min(most - size, 5 + -5 % step)
+    more -= more % step
+    found = {}
+    for spec in engine.inputs:
+        widths = [(0, more if declared == tokens else 0) for declared in spec.shape]
+        mode = "constant" if spec.name == mask_input else "edge"
+        found[spec.name] = np.pad(feeds[spec.name], widths, mode=mode)  # type: ignore[call-overload]
+    try:
+        engine.run(found, check_finite=False, pad_rows=EXACT)
+    except InputError:  # a condition on sizes
+        return feeds
+    return found
 
 
 def feeds_of(engine: Engine, case: ReferenceCase) -> Mapping[str, Array]:

@@ -88,7 +88,7 @@ class EngineModel:
             array = np.pad(array, ((0, 0), (0, wider)), constant_values=filling)
             array = np.pad(array, grown, mode="edge")
             feeds[spec.name] = np.ascontiguousarray(array, dtype=spec.dtype)
-        found = self._engine.run(feeds, outputs=outputs, check_finite=False)
+        found = self._engine.run(feeds, outputs=outputs, check_finite=False, pad_rows="exact")
         cut = {name: found[name][:rows] for name in outputs}
         return {name: one[:, :tokens] if one.ndim > 2 else one for name, one in cut.items()}
 

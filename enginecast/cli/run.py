@@ -34,6 +34,14 @@ def run(
     how: RunFlags,
     inputs: Inputs = None,
     prompts: Prompts = None,
+    pad_rows: Annotated[
+        str | None,
+        typer.Option(
+            metavar="exact|zero",
+            help="Rows of padding as the engine computes them, or zeros without that work;"
+            " by default zeros where the export proved that no other row changes.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Load an engine and run it; needs no torch."""
@@ -43,7 +51,9 @@ def run(
     from enginecast.runtime.bundle.tensor_files import read_tensors, write_tensors
     from enginecast.runtime.load import load
 
-    with load(bundle, **how.arguments()) as engine:
+    if pad_rows not in (None, "exact", "zero"):
+        raise UsageError(f"--pad-rows: expected exact or zero, got {pad_rows!r}")
+    with load(bundle, **how.arguments(), pad_rows=pad_rows) as engine:  # type: ignore[arg-type]
         truncated = 0
         outputs: dict[str, Array]
         if inputs is not None:

@@ -1,7 +1,7 @@
 """The engines of a bundle: what a target is asked for, and the first run of what it made."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -34,6 +34,7 @@ from enginecast.verify.emulate.emulate import TrueDtypeRun
 from enginecast.verify.engine import (
     measure_engine,
     translation_failures,
+    trimming_failures,
     verify_engine,
     where_it_ran,
 )
@@ -114,6 +115,8 @@ class EngineRun:
     """Op types as the runtime executed them; None when it did not run, or does not say."""
     layers: tuple[str, ...] = ()
     """What the engine consists of, in words, where its runtime says."""
+    leaks: Mapping[str, str] = field(default_factory=dict)
+    """Outputs that were proved not to depend on padding, and change with it."""
 
 
 def lowering_request(
@@ -163,6 +166,7 @@ def run_engine(
         )
         with Engine(bundle, record, opened) as engine:
             verdict, layers = criteria.judge(engine), engine.layers()
+            leaks = trimming_failures(engine, criteria.reference)
     except (BundleError, InputError) as error:
         # The engine is ours, and so is what is wrong with it: that is a rejection, not bad input.
         return EngineRun(criteria.judge(more=[f"the engine does not run: {error.message}"]))
@@ -173,7 +177,7 @@ def run_engine(
             f"the lowering made an operator without a kernel: {error.message}",
             hint="Replace the op of torch that it stands for.",
         ) from error
-    return EngineRun(verdict, opened.executed_ops(), layers)
+    return EngineRun(verdict, opened.executed_ops(), layers, leaks)
 
 
 def run_twin(

@@ -18,6 +18,7 @@ from enginecast.compiler.prepare import OpenedModel, Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.compiler.rewrite import Rewritten
 from enginecast.exporters.target import Artifact
+from enginecast.passes.analyses.padding.proof import prove_padding
 from enginecast.passes.ir.edit import dtype_of
 from enginecast.passes.ir.options import spec_from_pass
 from enginecast.passes.ir.quantization_plan import plan_of
@@ -29,6 +30,7 @@ from enginecast.runtime.bundle.manifest import (
     Manifest,
     Model,
     Output,
+    Padding,
     PassRecord,
     Quantization,
     Rung,
@@ -116,6 +118,7 @@ def describe_program(
             for check in captured.size_checks
         ),
         notes=captured.notes,
+        padding=_describe_padding(model),
         quantization=quantization,
         passes=tuple(
             PassRecord(
@@ -126,6 +129,24 @@ def describe_program(
             )
             for run in rewritten.runs
         ),
+    )
+
+
+def _describe_padding(model: Prepared) -> Padding | None:
+    """What is known of the outputs where columns of padding are cut off."""
+    if model.mask_input is None:
+        return None
+    if model.captured.guards:
+        reason = "the engine was specialised"
+        return Padding(
+            mask=model.mask_input, side="none", reasons=dict.fromkeys(model.model_outputs, reason)
+        )
+    proof = prove_padding(model.captured.program, model.mask_input, model.output_names)
+    return Padding(
+        mask=model.mask_input,
+        side=proof.side or "none",
+        outputs=tuple(name for name, reason in proof.outputs.items() if not reason),
+        reasons={name: reason for name, reason in proof.outputs.items() if reason},
     )
 
 

@@ -23,7 +23,7 @@ from enginecast.exporters.target import Artifact
 from enginecast.passes.ir.pipeline import PassRun
 from enginecast.passes.ir.quantization_plan import QuantizationPlan, plan_of
 from enginecast.passes.quantize.plan.file import write_plan
-from enginecast.runtime.bundle.manifest import Fusion, Manifest, Verdict
+from enginecast.runtime.bundle.manifest import Fusion, Manifest, Padding, Verdict
 from enginecast.runtime.bundle.reader import Bundle, open_bundle
 from enginecast.runtime.bundle.staging import Staging
 from enginecast.verify.bisect.culprit import Bisection
@@ -148,11 +148,28 @@ def publish(candidate: Candidate, request: ExportRequest, staging: Staging, step
             msgspec.structs.replace(engine, verdict=run.verdict)
             for engine, run in zip(candidate.manifest.engines, candidate.runs, strict=True)
         )
+        leaks = {name: why for run in candidate.runs for name, why in run.leaks.items()}
         manifest = msgspec.structs.replace(
-            candidate.manifest, engines=engines, fusion=candidate.fusions
+            candidate.manifest,
+            engines=engines,
+            fusion=candidate.fusions,
+            padding=_without(candidate.manifest.padding, leaks),
         )
         folder = staging.publish(manifest)
         return Export(candidate, report, open_bundle(folder, check="size"), folder, size)
+
+
+def _without(padding: Padding | None, leaks: Mapping[str, str]) -> Padding | None:
+    """What is known of padding, but for outputs that were seen to change with it."""
+    if padding is None or not leaks:
+        return padding
+    outputs = tuple(name for name in padding.outputs if name not in leaks)
+    return msgspec.structs.replace(
+        padding,
+        outputs=outputs,
+        side=padding.side if outputs else "none",
+        reasons={**padding.reasons, **leaks},
+    )
 
 
 def _write_reports(

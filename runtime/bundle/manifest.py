@@ -143,6 +143,22 @@ class Text(Record, frozen=True, kw_only=True):
     padding_side: Literal["right", "left"] = "right"
 
 
+class Padding(Record, frozen=True, kw_only=True):
+    """Whether rows that count stay the same when columns of padding are cut off.
+
+    It was proved on the program, for masks of zeros and ones with a valid token in each row.
+    """
+
+    mask: str
+    """The input that marks valid tokens: [batch, tokens]."""
+    side: Literal["right", "any", "none"]
+    """Where the padding may be: after the tokens of a row, anywhere, or no output was proved."""
+    outputs: tuple[str, ...] = ()
+    """Those that stay the same; their tokens, where they have any, are dimension 1."""
+    reasons: dict[str, str] = {}
+    """Why nothing is known of the others, by name."""
+
+
 class Where(Record, frozen=True, kw_only=True):
     """On what a verdict was reached."""
 
@@ -277,6 +293,8 @@ class Manifest(Record, frozen=True, kw_only=True):
     passes: tuple[PassRecord, ...] = ()
     fusion: tuple[Fusion, ...] = ()
     text: Text | None = None
+    padding: Padding | None = None
+    """None: no input is a mask."""
     notes: tuple[str, ...] = ()
     """What a user of the engine should know, such as that its format is deprecated."""
     call: Call | None = None

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from enginecast.cli.terminal.output import print_json, print_table, results, say
-from enginecast.runtime.bundle.manifest import EngineRecord, Fusion, Manifest
+from enginecast.runtime.bundle.manifest import EngineRecord, Fusion, Manifest, Padding
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.bundle.tensor_files import stored_dtypes
 from enginecast.runtime.sessions.registry import REGISTRY, session_class
@@ -71,7 +71,17 @@ def _capture(manifest: Manifest) -> list[str]:
         for guard in manifest.guards
     ]
     held += [f"refuses sizes without {check.condition}" for check in manifest.size_checks]
-    return [*tried, *held, *manifest.notes]
+    return [*tried, *held, *_padding(manifest.padding), *manifest.notes]
+
+
+def _padding(found: Padding | None) -> list[str]:
+    """Which outputs are computed without the work on padding, and why others are not."""
+    if found is None:
+        return []
+    where = "at the end of a row" if found.side == "right" else "wherever it is"
+    done = [f"padding ({found.mask}) is left out {where}: {', '.join(found.outputs)}"]
+    kept = [f"padding is computed for {name}: {why}" for name, why in found.reasons.items()]
+    return [*(done if found.outputs else []), *kept]
 
 
 def _place(engine: EngineRecord) -> str:

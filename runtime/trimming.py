@@ -1,0 +1,196 @@
+"""Runs an engine without the work on padding, and puts its outputs where they belong.
+
+Only where the manifest says that no valid row changes (`Padding`).  Columns that every row leaves
+out are cut off, and rows of very different lengths run apart.  Rows of padding come back as zeros,
+whatever was cut, so that what a call gives does not depend on the rows beside.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import lcm
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginecast.runtime.bundle.manifest import Manifest, Padding
+from enginecast.runtime.size_checks import holds
+from enginecast.runtime.values.arrays import Array
+from enginecast.runtime.values.device_tensor import Feed
+
+PadRows = Literal["exact", "zero"]
+"""Rows of padding as the engine computes them, or zeros."""
+CALL_TOKENS = 24
+"""Tokens whose products take as long as one call takes to read all weights from memory: about ten
+bytes and a hundred products pass a core in a nanosecond.  See benchmarks/padding.py."""
+CALL_PRODUCTS = 2e7
+"""Products in the time of a call that computes nothing."""
+MOST_LENGTHS = 32
+"""Lengths that are told apart when rows are grouped."""
+GPU_STEP = 64
+"""On a GPU, widths are multiples: each width may be a graph to record, or a kernel to choose."""
+Run = Callable[[Mapping[str, Feed]], dict[str, Array]]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows that run together, and the columns that they run with."""
+
+    rows: NDArray[np.int64]
+    start: int
+    stop: int
+
+
+class Trimming:
+    """How calls of one engine are cut.
+
+    Args:
+        on_gpu: whether the engine runs there; its calls are not split.
+    """
+
+    def __init__(self, manifest: Manifest, padding: Padding, *, on_gpu: bool) -> None:
+        mask = next(spec for spec in manifest.inputs if spec.name == padding.mask)
+        self._manifest, self._padding = manifest, padding
+        self._batch, self._tokens = mask.shape
+        self._least, self._most = manifest.symbols[str(self._tokens)]
+        step = manifest.steps.get(str(self._tokens), 1)
+        self._step = lcm(step, GPU_STEP) if on_gpu else step
+        rows = manifest.symbols.get(str(self._batch), (0, 0))
+        free = str(self._batch) not in manifest.steps
+        self._splits = rows[0] == 1 < rows[1] and free and not on_gpu
+        weights = {engine.weights for engine in manifest.engines}
+        size = sum(file.size for file in manifest.files if file.name in weights)
+        self._call = CALL_TOKENS + CALL_PRODUCTS / max(1, size // 4)
+
+    def reason(self, outputs: Sequence[str]) -> str:
+        """Why these outputs may depend on padding; empty: they do not."""
+        found = self._padding.reasons
+        return next((f"output {name!r}: {found[name]}" for name in outputs if name in found), "")
+
+    def run(self, run: Run, feeds: Mapping[str, Feed]) -> dict[str, Array]:
+        """Run on what is not padding; rows of padding are zeros.
+
+        Args:
+            run: runs the engine on some rows and columns.
+            feeds: all of them, in CPU memory.
+        """
+        mask = feeds[self._padding.mask]
+        assert isinstance(mask, np.ndarray)
+        if mask.all():
+            pieces: Sequence[Piece] = ()
+        else:
+            pieces = self.pieces(mask)
+        whole = len(pieces) < 2 and all(p.stop - p.start == mask.shape[1] for p in pieces)
+        found = [run(feeds)] if whole else [run(self._cut(feeds, piece)) for piece in pieces]
+        shapes = {output.name: output.shape for output in self._manifest.outputs}
+        outputs = {}
+        for name in found[0]:
+            parts = [part[name] for part in found]
+            has_tokens = self._tokens in shapes[name]
+            array = parts[0] if whole else _joined(parts, pieces, mask.shape, has_tokens)
+            if has_tokens and pieces:
+                array = array if array.flags.writeable else array.copy()
+                array[mask == 0] = 0
+            outputs[name] = array
+        return outputs
+
+    def pieces(self, mask: Array) -> tuple[Piece, ...]:
+        """The rows of a mask in groups, each with the columns that it runs with."""
+        count, width = mask.shape
+        everything = (Piece(np.arange(count), 0, width),)
+        valid = mask != 0
+        lengths = valid.sum(1)
+        fits = lengths > 0
+        first, last = valid.argmax(1), width - valid[:, ::-1].argmax(1)
+        if self._padding.side == "right":
+            fits &= last == lengths
+            first = np.zeros_like(first)
+        if not _is_plain(mask) or not (fits.all() or (fits.any() and self._splits)):
+            return everything
+        cut = np.flatnonzero(fits)
+        order = cut[np.lexsort((cut, (last - first)[cut]))]
+        groups = self._grouped(order, first, last) if self._splits else [order]
+        pieces = [self._piece(np.sort(rows), first, last, width) for rows in groups]
+        if not fits.all():
+            pieces.append(self._piece(np.flatnonzero(~fits), first * 0, last * 0 + width, width))
+        return everything if None in pieces else tuple(p for p in pieces if p is not None)
+
+    def _grouped(
+        self, order: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]
+    ) -> list[NDArray[np.int64]]:
+        """Rows by length, split where a call more costs less than the padding that it saves."""
+        lengths = (last - first)[order]
+        changes = [0, *np.flatnonzero(np.diff(lengths)) + 1, len(order)]
+        if len(changes) > MOST_LENGTHS + 1:
+            places = np.linspace(0, len(changes) - 1, MOST_LENGTHS + 1).round().astype(int)
+            changes = [changes[place] for place in places]
+        best: list[tuple[float, int]] = [(0.0, 0)]
+        for end in range(1, len(changes)):
+            costs = []
+            for begin in range(end):
+                rows = order[changes[begin] : changes[end]]
+                wide = int(last[rows].max() - first[rows].min())
+                costs.append((best[begin][0] + len(rows) * wide + self._call, begin))
+            best.append(min(costs))
+        groups, end = [], len(changes) - 1
+        while end > 0:
+            begin = best[end][1]
+            groups.append(order[changes[begin] : changes[end]])
+            end = begin
+        return groups[::-1]
+
+    def _piece(
+        self,
+        rows: NDArray[np.int64],
+        first: NDArray[np.int64],
+        last: NDArray[np.int64],
+        width: int,
+    ) -> Piece | None:
+        """These rows with columns that the engine takes; None: there are none."""
+        start, stop = int(first[rows].min()), int(last[rows].max())
+        wide = max(stop - start, self._least)
+        wide = min(wide + -wide % self._step, width)
+        sizes = {str(self._batch): len(rows)}
+        while not all(
+            holds(check.condition, {**sizes, str(self._tokens): wide})
+            for check in self._manifest.size_checks
+        ):
+            wide += self._step
+            if wide > width:
+                return None
+        start = min(start, width - wide)
+        return Piece(rows, start, start + wide)
+
+    def _cut(self, feeds: Mapping[str, Feed], piece: Piece) -> dict[str, Feed]:
+        """The feeds of some rows, without the columns that none of them needs."""
+        found: dict[str, Feed] = {}
+        for spec in self._manifest.inputs:
+            array = feeds[spec.name]
+            assert isinstance(array, np.ndarray)
+            for axis, size in enumerate(spec.shape):
+                if size == self._batch and self._splits:
+                    array = array.take(piece.rows, axis)
+                elif size == self._tokens:
+                    array = array[(slice(None),) * axis + (slice(piece.start, piece.stop),)]
+            found[spec.name] = np.ascontiguousarray(array)
+        return found
+
+
+def _joined(
+    parts: Sequence[Array], pieces: Sequence[Piece], shape: tuple[int, ...], has_tokens: bool
+) -> Array:
+    """The outputs of pieces as one, zeros where nothing was computed."""
+    rows, columns = shape
+    rest = parts[0].shape[2:] if has_tokens else parts[0].shape[1:]
+    whole = np.zeros((rows, columns, *rest) if has_tokens else (rows, *rest), parts[0].dtype)
+    for part, piece in zip(parts, pieces, strict=True):
+        if has_tokens:
+            whole[piece.rows, piece.start : piece.stop] = part
+        else:
+            whole[piece.rows] = part
+    return whole
+
+
+def _is_plain(mask: Array) -> bool:
+    """Whether a mask holds zeros and ones alone."""
+    return mask.dtype == np.bool_ or bool(((mask == 0) | (mask == 1)).all())

@@ -1,0 +1,247 @@
+"""Which outputs are proved not to depend on padding, and the reason where one is not."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from enginecast.passes.analyses.padding.proof import Proof, prove_padding
+
+WIDTH = 8
+DIMS = {"batch": Dim("batch", max=8), "tokens": Dim("tokens", min=2, max=32)}
+Forward = Callable[["Rows", Tensor, Tensor], Tensor]
+
+
+class Rows(nn.Module):
+    """Embeds token ids and then does what it is given."""
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, WIDTH)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.conv = nn.Conv1d(WIDTH, WIDTH, 3, padding=1)
+        self.batch_norm = nn.BatchNorm1d(WIDTH)
+        self.positions = nn.Embedding(32, WIDTH)
+        self.then = forward
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        found: Tensor = self.then(self, self.table(ids), mask)
+        return found
+
+
+def program_of(module: nn.Module, dtype: torch.dtype = torch.int64) -> ExportedProgram:
+    example = torch.randint(2, 20, (3, 6)), torch.ones(3, 6, dtype=dtype)
+    sizes = {0: DIMS["batch"], 1: DIMS["tokens"]}
+    return torch.export.export(module.eval(), example, dynamic_shapes=(sizes, sizes))
+
+
+def proof_of(forward: Forward, dtype: torch.dtype = torch.int64) -> Proof:
+    return prove_padding(program_of(Rows(forward), dtype), "mask", ("out",))
+
+
+def attention(hidden: Tensor, bias: Tensor) -> Tensor:
+    scores = hidden @ hidden.transpose(1, 2) / WIDTH**0.5
+    found: Tensor = (scores + bias).softmax(-1) @ hidden
+    return found
+
+
+def additive(mask: Tensor, least: float = torch.finfo(torch.float32).min) -> Tensor:
+    return (1 - mask[:, None, :].float()) * least
+
+
+def heads(hidden: Tensor) -> Tensor:
+    return hidden.view(hidden.shape[0], hidden.shape[1], 2, 4).transpose(1, 2)
+
+
+def fused(hidden: Tensor, bias: Tensor) -> Tensor:
+    found = nn.functional.scaled_dot_product_attention(*(heads(hidden),) * 3, attn_mask=bias)
+    return found.transpose(1, 2).reshape(hidden.shape)
+
+
+def seen(length: int, extra: Tensor) -> Tensor:
+    index = torch.arange(length)
+    return (index[None, :] <= index[:, None]) & extra[:, None, None, :].bool()
+
+
+def relative(hidden: Tensor) -> Tensor:
+    index = torch.arange(hidden.shape[1])
+    return (index[None, :] - index[:, None]).abs().clamp(max=5).float()[None]
+
+
+ANYWHERE: dict[str, Forward] = {
+    "rows alone": lambda m, h, mask: m.norm(m.linear(h).relu() * 2 + h),
+    "additive mask": lambda m, h, mask: attention(h, additive(mask)),
+    "-1e9": lambda m, h, mask: attention(h, additive(mask, -1e9)),
+    "masked_fill": lambda m, h, mask: (
+        (h @ h.mT).masked_fill(mask[:, None, :] == 0, -torch.inf).softmax(-1) @ h
+    ),
+    "boolean mask": lambda m, h, mask: fused(h, mask[:, None, None, :].bool()),
+    "four dimensions": lambda m, h, mask: fused(
+        h, (mask[:, None, None, :] * mask[:, None, :, None] != 0) | torch.eye(h.shape[1]).bool()
+    ),
+    "relative positions": lambda m, h, mask: attention(h, additive(mask) + relative(h)),
+    "mean over the mask": lambda m, h, mask: (
+        (h * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+    ),
+    "largest over the mask": lambda m, h, mask: h.masked_fill(mask[..., None] == 0, -1e9).amax(1),
+    "attention pooling": lambda m, h, mask: (
+        ((h @ h.new_ones(WIDTH, 1) + (1 - mask[..., None].float()) * -3e38).softmax(1) * h).sum(1)
+        * 1.0
+    ),
+    "flattened linears": lambda m, h, mask: m.linear(h.reshape(-1, WIDTH)).view(h.shape),
+    "positions of the mask": lambda m, h, mask: h + m.positions(mask.long().cumsum(1)),
+    "einsum": lambda m, h, mask: torch.einsum(
+        "bij,bjd->bid",
+        (torch.einsum("bid,bjd->bij", h, h) + additive(mask)).softmax(-1),
+        h,
+    ),
+    "causal and mask": lambda m, h, mask: fused(h, seen(h.shape[1], mask)),
+    "batch norm in eval": lambda m, h, mask: m.batch_norm(h.transpose(1, 2)).transpose(1, 2),
+}
+RIGHT: dict[str, Forward] = {
+    "positions": lambda m, h, mask: h + m.positions(torch.arange(h.shape[1])),
+    "table of positions": lambda m, h, mask: h + m.positions.weight[: h.shape[1]],
+    "first token": lambda m, h, mask: attention(h, additive(mask))[:, 0],
+    "causal alone": lambda m, h, mask: fused(h, seen(h.shape[1], torch.ones_like(mask))),
+    "is_causal": lambda m, h, mask: nn.functional.scaled_dot_product_attention(
+        h, h, h, is_causal=True
+    ),
+    "triangle": lambda m, h, mask: attention(
+        h, torch.triu(torch.full((h.shape[1],) * 2, -torch.inf), 1)[None]
+    ),
+    "running sum": lambda m, h, mask: h.cumsum(1),
+}
+NOT: dict[str, tuple[Forward, str]] = {
+    "no mask": (lambda m, h, mask: attention(h, h.new_zeros(1)), "no mask outweighs"),
+    "-10": (lambda m, h, mask: attention(h, additive(mask, -10.0)), "no mask outweighs"),
+    "-10000": (lambda m, h, mask: attention(h, additive(mask, -1e4)), "no mask outweighs"),
+    "mask turned around": (
+        lambda m, h, mask: attention(h, mask[:, None, :].float() * -1e9),
+        "no mask outweighs",
+    ),
+    "mask of queries": (
+        lambda m, h, mask: fused(h, mask[:, None, :, None].bool().expand(-1, 1, -1, h.shape[1])),
+        "attention may see padding",
+    ),
+    "mask without itself": (
+        lambda m, h, mask: attention(
+            h,
+            additive(mask).masked_fill(torch.eye(h.shape[1]).bool(), -torch.inf),
+        ),
+        "nothing but padding",
+    ),
+    "sum": (lambda m, h, mask: h.sum(1), "sum takes padding along"),
+    "mean": (lambda m, h, mask: (h * mask[..., None]).mean(1), "mean takes padding along"),
+    "batch mean": (lambda m, h, mask: h - h.mean(0), "mixes rows of the batch"),
+    "place in the batch": (
+        lambda m, h, mask: h + torch.arange(h.shape[0])[:, None, None],
+        "place of a row in the batch",
+    ),
+    "length": (lambda m, h, mask: h * h.shape[1], "number of tokens"),
+    "from the end": (
+        lambda m, h, mask: h + m.positions(h.shape[1] - 1 - torch.arange(h.shape[1])),
+        "number of tokens",
+    ),
+    "reversed": (lambda m, h, mask: h.flip(1), "flip takes padding along"),
+    "rolled": (lambda m, h, mask: h.roll(1, 1), "roll takes padding along"),
+    "last token": (lambda m, h, mask: h[:, -1], "select takes padding along"),
+    "neighbors": (lambda m, h, mask: m.conv(h.transpose(1, 2)).transpose(1, 2), "neighbors"),
+    "sorted": (lambda m, h, mask: h.sort(1).values, "sort takes padding along"),
+    "product over tokens": (
+        lambda m, h, mask: h @ (h.transpose(1, 2) @ h),
+        "a product takes padding along",
+    ),
+    "computed place": (
+        lambda m, h, mask: h[torch.arange(h.shape[0]), h[..., 0].argmax(1)],
+        "argmax takes padding along",
+    ),
+    "transposed": (lambda m, h, mask: h.reshape(h.shape[1], h.shape[0], -1), "reshapes tokens"),
+    "a norm over tokens": (
+        lambda m, h, mask: nn.functional.group_norm(h.transpose(1, 2), 2).transpose(1, 2),
+        "a norm mixes tokens",
+    ),
+    "a norm of the batch": (
+        lambda m, h, mask: nn.functional.batch_norm(
+            h.transpose(1, 2), None, None, training=True
+        ).transpose(1, 2),
+        "mixes rows of the batch",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ANYWHERE)
+def test_padding_anywhere(name: str) -> None:
+    found = proof_of(ANYWHERE[name])
+    assert (found.side, found.outputs) == ("any", {"out": ""})
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_padding_on_the_right(name: str) -> None:
+    found = proof_of(RIGHT[name])
+    assert (found.side, found.outputs) == ("right", {"out": ""})
+
+
+@pytest.mark.parametrize("name", NOT)
+def test_what_is_not_proved_says_why(name: str) -> None:
+    forward, reason = NOT[name]
+    found = proof_of(forward)
+    assert found.side is None
+    assert reason in found.outputs["out"]
+
+
+def numbers(forward: Forward, ids: Tensor, mask: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        found: Tensor = Rows(forward).eval()(ids, mask)
+    return found if found.ndim == 2 else found.masked_fill(mask[..., None] == 0, 0.0)
+
+
+@pytest.mark.parametrize("name", [*ANYWHERE, *RIGHT])
+def test_what_is_proved_holds_in_eager(name: str) -> None:
+    ids = torch.randint(2, 20, (3, 6), generator=torch.manual_seed(1))
+    mask = (torch.arange(6) < torch.tensor([6, 2, 4])[:, None]).long()
+    forward = ANYWHERE.get(name) or RIGHT[name]
+    expected = numbers(forward, ids, mask)
+    for left in (0, 3) if name in ANYWHERE else (0,):
+        pad = nn.functional.pad
+        found = numbers(forward, pad(ids, (left, 5), value=7), pad(mask, (left, 5)))
+        found = found if found.ndim == 2 else found[:, left : left + 6]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
+def test_masks_of_any_dtype(dtype: torch.dtype) -> None:
+    assert proof_of(ANYWHERE["additive mask"], dtype).side == "any"
+
+
+def test_the_reason_names_the_line() -> None:
+    reason = proof_of(NOT["sum"][0]).outputs["out"]
+    assert "(sum.dim_IntList, test_padding_proof.py:" in reason
+
+
+def test_a_mask_of_one_size() -> None:
+    module = Rows(ANYWHERE["additive mask"]).eval()
+    example = torch.randint(2, 20, (3, 6)), torch.ones(3, 6, dtype=torch.int64)
+    program = torch.export.export(module, example)
+    found = prove_padding(program, "mask", ("out",))
+    assert found.outputs == {"out": "input 'mask' always has 6 tokens"}
+
+
+class Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, WIDTH)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.table(ids)
+        return attention(hidden, additive(mask)), hidden.mean(1)
+
+
+def test_outputs_are_proved_one_by_one() -> None:
+    found = prove_padding(program_of(Both()), "mask", ("rows", "pooled"))
+    assert found.side == "any"
+    assert not found.outputs["rows"]
+    assert "mean takes padding along" in found.outputs["pooled"]
