@@ -3,11 +3,13 @@
 import contextlib
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
+from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -18,15 +20,21 @@ from enginecast.exporters.onnx.readers import Reader
 from enginecast.exporters.onnx.stable import STABLE
 from enginecast.exporters.onnx.translations import translation_table
 from enginecast.passes.ir.blocks import all_nodes, is_structured
+from enginecast.passes.ir.edit import structural_copy, value
 from enginecast.passes.ir.effects import WITHOUT_NOISE
 from enginecast.passes.ir.source import call_place
 
+aten = torch.ops.aten
 _LOGGERS = ("torch.onnx", "torch.onnx._internal.exporter", "onnx_ir", "onnxscript")
 _NODE = re.compile(r"Error when translating node %(?P<name>\w+)")
 _OP = re.compile(r"No ONNX function found for <OpOverload\(op='\w+\.(?P<name>\w+)'")
 _NO_FUNCTION = "No ONNX function found for"
 _ATTENTION = "aten::scaled_dot_product_attention"
 """Draws where its fifth argument, dropout, is not 0."""
+_CONVERSIONS = frozenset(getattr(aten.to, overload) for overload in aten.to.overloads())
+"""What a trace writes as `_to_copy`."""
+_KEPT = frozenset({aten.reshape.default, aten.contiguous.default})
+"""Composite views that ONNX has, too."""
 _DRAWS = re.compile(
     r"aten::(rand|randn|randint|randperm|bernoulli|multinomial|normal|uniform|exponential|random)"
     r"(_like|_)?"
@@ -44,20 +52,85 @@ def convert(program: ExportedProgram, *, opset: int, reader: Reader) -> ir.Model
     """
     _refuse_noise(program)
     try:
-        with quiet(), torch.no_grad():
-            converted = torch.onnx.export(
-                program,
-                dynamo=True,
-                opset_version=opset,
-                custom_translation_table={**translation_table(reader=reader), **STABLE},
-                optimize=False,
-                verbose=False,
-            )
+        if len(_fake_modes(program)) == 1:  # of what passes traced are others; torch wants one
+            with contextlib.suppress(torch.onnx.errors.OnnxExporterError):
+                return _convert(_AsItIs.of(program), opset, reader)
+        return _convert(program, opset, reader)
     except torch.onnx.errors.OnnxExporterError as error:
         raise LoweringError(
             _explain(error, program),
             hint="Replace the op in the model, or take it out with a pass.",
         ) from error
+
+
+def _fake_modes(program: ExportedProgram) -> set[FakeTensorMode]:
+    values = (value(node) for node in all_nodes(program))
+    return {found.fake_mode for found in values if isinstance(found, FakeTensor)}
+
+
+class _AsItIs(ExportedProgram):
+    """A program that torch.onnx does not trace again where that would come to the same: it takes
+    longer than all the rest of a conversion.
+    """
+
+    @classmethod
+    def of(cls, program: ExportedProgram) -> "_AsItIs":
+        """A copy that shares the weights, for torch.onnx writes into what it does not trace."""
+        copy = structural_copy(program)
+        for node in copy.graph.nodes:
+            if node.op == "call_function":
+                _rewrite(node)
+        copy.__class__ = cls
+        assert isinstance(copy, cls)
+        return copy
+
+    def run_decompositions(  # type: ignore[override]  # the options are torch's affair
+        self, decomp_table: Mapping[Any, Any] | None = None, **options: Any
+    ) -> ExportedProgram:
+        """The program itself, or what torch makes of it where it would decompose an op."""
+        calls = [node for node in all_nodes(self) if node.op == "call_function"]
+        if decomp_table is None or any(_is_decomposed(node, decomp_table) for node in calls):
+            return super().run_decompositions(decomp_table, **options)  # type: ignore[arg-type]
+        return self
+
+
+def _rewrite(node: Node) -> None:
+    """Write a view or a conversion as a trace would."""
+    if node.target in _CONVERSIONS:
+        node.target = aten._to_copy.default
+        node.args, node.kwargs = node.args[:1], {"dtype": value(node).dtype}
+    elif node.target is aten.flatten.using_ints and len(_varying(node)) <= 1:
+        sizes = [-1 if isinstance(size, torch.SymInt) else size for size in value(node).shape]
+        node.target, node.args, node.kwargs = aten.reshape.default, (node.args[0], sizes), {}
+
+
+def _varying(node: Node) -> list[torch.SymInt]:
+    return [size for size in value(node).shape if isinstance(size, torch.SymInt)]
+
+
+def _is_decomposed(node: Node, table: Mapping[Any, Any]) -> bool:
+    """Whether a trace writes an op by others: it is in the table, or a composite view, which torch
+    never keeps.
+    """
+    op = node.target
+    if is_structured(node) or op in table:
+        return True
+    if not isinstance(op, torch._ops.OpOverload) or op in _KEPT:
+        return False
+    composite = op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    return composite and any(argument.alias_info for argument in op._schema.arguments)
+
+
+def _convert(program: ExportedProgram, opset: int, reader: Reader) -> ir.Model:
+    with quiet(), torch.no_grad():
+        converted = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=opset,
+            custom_translation_table={**translation_table(reader=reader), **STABLE},
+            optimize=False,
+            verbose=False,
+        )
     assert converted is not None
     return converted.model
 
