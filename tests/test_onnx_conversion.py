@@ -20,7 +20,8 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def counted(program: ExportedProgram, *args: Any, **options: Any) -> ExportedProgram:
         found.append(type(program).__name__)
-        return decompose(program, *args, **options)
+        traced: ExportedProgram = decompose(program, *args, **options)
+        return traced
 
     monkeypatch.setattr(ExportedProgram, "run_decompositions", counted)
     return found

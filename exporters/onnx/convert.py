@@ -84,13 +84,14 @@ class _AsItIs(ExportedProgram):
         assert isinstance(copy, cls)
         return copy
 
-    def run_decompositions(  # type: ignore[override]  # the options are torch's affair
+    def run_decompositions(
         self, decomp_table: Mapping[Any, Any] | None = None, **options: Any
     ) -> ExportedProgram:
         """The program itself, or what torch makes of it where it would decompose an op."""
         calls = [node for node in all_nodes(self) if node.op == "call_function"]
         if decomp_table is None or any(_is_decomposed(node, decomp_table) for node in calls):
-            return super().run_decompositions(decomp_table, **options)  # type: ignore[arg-type]
+            traced: ExportedProgram = super().run_decompositions(decomp_table, **options)
+            return traced
         return self
 
 
