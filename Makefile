@@ -62,7 +62,11 @@ mutations: $(STAMP) ## put random faults into engines, and count those that a ve
 trt-acceptance: $(STAMP) ## build, verify and time TensorRT engines here; ONLY=t5,vit PRECISION=fp16 QUICK=1
 	$(BIN)/python benchmarks/trt_acceptance.py --only '$(ONLY)' --precision '$(PRECISION)' $(if $(QUICK),--quick)
 
+bench: $(STAMP) ## time engines on this CPU beside peers, and write the table of docs/performance.md; ONLY="minilm 32x64" for some rows
+	$(BIN)/python benchmarks/peers.py --only '$(ONLY)'
+	$(BIN)/python benchmarks/peers_page.py
+
 clean: ## remove what the targets made
 	rm -rf $(VENV) demo build dist *.egg-info
 
-.PHONY: help setup demo format lint types unit test test-slow zoo control-flow adversary mutations golden models trt-acceptance clean
+.PHONY: help setup demo format lint types unit test test-slow zoo control-flow adversary mutations golden models trt-acceptance bench clean

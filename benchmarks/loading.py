@@ -74,7 +74,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         example = {"x": torch.randn(4, WIDTH)}
         bundle = enginecast.compile(Chain(), f"{folder}/bundle", example=example, threads=1)
-        weights = sum(file.size for file in bundle.manifest.files if file.name.startswith("weights"))
+        weights = sum(
+            file.size for file in bundle.manifest.files if file.name.startswith("weights")
+        )
         rows = {way: row(bundle.root, way, options.rounds) for way in WAYS}
     imports = [imported() for _ in range(options.rounds)]
     result = {

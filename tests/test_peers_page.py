@@ -1,0 +1,19 @@
+"""The table of peers in docs/performance.md is that of the measured results."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+PAGE_SCRIPT = Path(__file__).parent.parent / "benchmarks" / "peers_page.py"
+
+
+def test_the_page_shows_what_was_measured() -> None:
+    spec = importlib.util.spec_from_file_location("peers_page", PAGE_SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    result = json.loads(script.RESULT.read_text(encoding="utf-8"))
+    page = script.PAGE.read_text(encoding="utf-8")
+    assert f"{script.BEGIN}{script.table(result)}{script.END}" in page
+    assert all(row["rounds"] >= 15 for row in result["rows"].values())
