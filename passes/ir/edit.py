@@ -231,24 +231,32 @@ def add_weight(program: ProgramView, name: str, tensor: Tensor, kind: InputKind)
         tensor: the value; shared, not copied.
         kind: PARAMETER, BUFFER or CONSTANT_TENSOR.
     """
+    return add_weights(program, {name: tensor}, kind)[0]
+
+
+def add_weights(
+    program: ProgramView, tensors: Mapping[str, Tensor], kind: InputKind
+) -> tuple[Node, ...]:
+    """Add weights of one kind, in order; see `add_weight`."""
     graph, specs = program.graph, program.graph_signature.input_specs
     # As many placeholders are there as specs, in the same order.
     position = next(
         (i for i, spec in enumerate(specs) if spec.kind not in WEIGHT_KINDS), len(specs)
     )
-    with graph.inserting_before(next(itertools.islice(graph.nodes, position, None))):
-        node: Node = graph.placeholder("w_" + name.replace(".", "_").lower())
-    node.target = node.name  # the name may be taken, and two arguments of one name do not compile
-    node.meta["val"] = fake_mode(program).from_tensor(tensor.detach(), static_shapes=True)
     persistent = True if kind is InputKind.BUFFER else None
-    spec = InputSpec(kind, TensorArgument(name=node.name), name, persistent)
-    program.graph_signature.input_specs = [*specs[:position], spec, *specs[position:]]
-    if kind is InputKind.CONSTANT_TENSOR:
-        program.constants[name] = tensor
-    else:
-        # ProgramView has no public way to add to its state.
-        program.state_dict[name] = tensor
-    return node
+    # ProgramView has no public way to add to its state.
+    held = program.constants if kind is InputKind.CONSTANT_TENSOR else program.state_dict
+    mode, nodes, added = fake_mode(program), [], []
+    with graph.inserting_before(next(itertools.islice(graph.nodes, position, None))):
+        for name, tensor in tensors.items():
+            node = graph.placeholder("w_" + name.replace(".", "_").lower())
+            node.target = node.name  # the name may be taken, and arguments have names of their own
+            node.meta["val"] = mode.from_tensor(tensor.detach(), static_shapes=True)
+            added.append(InputSpec(kind, TensorArgument(name=node.name), name, persistent))
+            held[name] = tensor
+            nodes.append(node)
+    program.graph_signature.input_specs = [*specs[:position], *added, *specs[position:]]
+    return tuple(nodes)
 
 
 def free_name(program: ProgramView, name: str) -> str:

@@ -139,10 +139,13 @@ def _state_of(tensor: Tensor) -> tuple[int, Tensor]:
     version = 0 if tensor.is_inference() else tensor._version
     if isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided or not tensor.numel():
         return version, torch.empty(0)
-    # By index: a flat view of a tensor without memory of its own (an expand) would be a copy.
-    places = torch.arange(0, tensor.numel(), -(-tensor.numel() // SAMPLES))
-    samples = tensor.detach()[torch.unravel_index(places, tensor.shape)] if tensor.ndim else tensor
-    return version, samples.detach().clone().reshape(-1).view(torch.uint8)
+    step = -(-tensor.numel() // SAMPLES)
+    if tensor.is_contiguous():
+        samples = tensor.detach().view(-1)[::step]
+    else:  # by index: a flat view of a tensor without memory of its own (an expand) would be a copy
+        places = torch.arange(0, tensor.numel(), step)
+        samples = tensor.detach()[torch.unravel_index(places, tensor.shape)]
+    return version, samples.clone().view(torch.uint8)
 
 
 @contextmanager

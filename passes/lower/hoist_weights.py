@@ -19,6 +19,7 @@ than with the transposed view of one.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import ClassVar
 
 import torch
@@ -37,7 +38,7 @@ from enginecast.passes.ir.deferred_weights import (
     deferred_weights,
 )
 from enginecast.passes.ir.edit import (
-    add_weight,
+    add_weights,
     aten,
     drop_unused_weights,
     erase_dead,
@@ -85,12 +86,14 @@ class HoistWeights(Pass):
             (root, _base_name(program, specs, root), _expression(program, specs, root))
             for root in roots
         ]
-        targets = free_names(program, "hoisted")
+        # Flat targets: "a.weight" beside "a.weight.1" would be a parameter inside a parameter.
+        targets = list(islice(free_names(program, "hoisted"), len(roots)))
+        empty = {
+            target: _without_data(root) for target, root in zip(targets, roots, strict=True)
+        }
+        nodes = add_weights(program, empty, InputKind.PARAMETER)
         hoisted: dict[str, DeferredWeight] = {}
-        for root, name, expression in found:
-            # A flat target: "a.weight" beside "a.weight.1" would be a parameter inside a parameter.
-            target = next(targets)
-            node = add_weight(program, target, _without_data(root), InputKind.PARAMETER)
+        for node, target, (root, name, expression) in zip(nodes, targets, found, strict=True):
             node.meta["val"] = value(root).contiguous()
             for user in list(root.users):
                 if user not in stored:
