@@ -5,11 +5,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.sources.source import open_source
 from enginecast.capture.tracing.export import Captured, capture
 from enginecast.compiler.prepare import input_specs
+from enginecast.passes.ir.source import source_line
 
 
 class Called(nn.Module):
@@ -46,6 +48,7 @@ PARTS: dict[str, Callable[[Tensor], Tensor]] = {
     "chunk by name": lambda x: torch.chunk(x, chunks=2, dim=0)[1] * 2,
     "split": lambda x: torch.cat(x.split(2)[:1]) + 1,
     "unfold": lambda x: x.unfold(0, 2, 2).sum(-1),
+    "windows": lambda x: functional.unfold(x[None, None], 2, stride=2),
 }
 
 
@@ -60,6 +63,18 @@ def test_parts_of_an_asked_range(name: str) -> None:
         assert torch.equal(result, PARTS[name](inputs)), size
     assert not found.unlike_eager
     assert not found.other_sizes
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward = lambda x: x + 1
+
+
+def test_a_forward_of_another_name_has_lines() -> None:
+    program = captured(Named(), x=torch.randn(20, 4)).program
+    [added] = program.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)
+    assert source_line(added).startswith("test_open_sizes.py:")
 
 
 def test_a_linspace_of_as_many_steps_as_a_size() -> None:

@@ -77,6 +77,16 @@ class ShapeLoop(nn.Module):
         return total
 
 
+class Gradient(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.func.grad(lambda y: self.linear(y).tanh().sum())(x)  # culprit
+        return found
+
+
 def refused(module: nn.Module, *dynamic: str) -> CaptureError:
     source = FactorySource("test:factory", module, {"x": torch.randn(3, 6)})
     specs = apply_dynamic(derive(source), [parse_dynamic(text) for text in dynamic])
@@ -105,6 +115,7 @@ def culprit(code: Any) -> int:
         (Numpy, Numpy, "data-leaves-torch"),
         (Raises, Raises, "model-error"),
         (Mismatch, Mismatch, "model-error"),
+        (Gradient, Gradient, "derivative"),
     ],
 )
 def test_the_line_and_the_reason(module: Callable[[], nn.Module], code: object, kind: Kind) -> None:

@@ -33,6 +33,7 @@ Kind = Literal[
     "unsupported-python",
     "scripted-part",
     "other-tensors",
+    "derivative",
     "operator",
     "model-error",
 ]
@@ -70,6 +71,11 @@ REASONS: dict[Kind, tuple[str, str]] = {
         "the model makes tensors that are not dense: nested, packed, quantized, or of a class of"
         " its own",
         "Pad what is nested or packed, and mask it; --precision int8 quantizes.",
+    ),
+    "derivative": (
+        "the model computes derivatives (torch.func.grad, vjp, jacrev, ...) in a way that"
+        " torch.export does not follow",
+        "Write the derivative with tensor operations, or compute it outside of the model.",
     ),
     "operator": (
         "an operator refuses the shapes or dtypes of its inputs",
@@ -110,6 +116,8 @@ BY_TEXT: tuple[tuple[str, Kind], ...] = (
     ("aten._nested_", "other-tensors"),
     ("Creating a new Tensor subclass", "other-tensors"),
     ("PackedSequence", "other-tensors"),
+    ("meta conversion to view functorch tensor", "derivative"),
+    ("'Tensor' object has no attribute 'constant'", "derivative"),
     ("Cannot access data pointer", "data-leaves-torch"),
     ("format string passed to Sym", "data-leaves-torch"),
 )
@@ -184,6 +192,8 @@ def explain(error: BaseException) -> Refusal:
     places = [_place(link) for link in chain]
     if kind == "specialized-dimension":
         places = [_culprit(link) for link in chain] + places
+    if kind == "derivative":
+        places += [_reader(link) for link in chain]
     file, line = next((place for place in places if place is not None), ("", 0))
     reason, hint = REASONS[kind]
     described = violations(str(error))
@@ -329,6 +339,19 @@ def _culprit(error: BaseException) -> SourceLocation | None:
             if place is not None and _can_fail(guard.expr, environment):
                 return place
     return None
+
+
+def _reader(error: BaseException) -> SourceLocation | None:
+    """The line that reads the constant which torch could not put into the program."""
+    found: SourceLocation | None = None
+    trace = error.__traceback__
+    while trace is not None:
+        node = trace.tb_frame.f_locals.get("node")
+        if isinstance(node, torch.fx.Node):
+            texts = "\n".join(near.stack_trace or "" for near in (node, *node.users))
+            found = next((p for p in SourceLocation.in_text(texts) if is_model_code(p.file)), found)
+        trace = trace.tb_next
+    return found
 
 
 def _environments(error: BaseException) -> Iterator[ShapeEnv]:

@@ -29,6 +29,7 @@ OWN = (
     "aminmax",
     "mkldnn_rnn",
     "linspace",
+    "im2col",
     "rand",
     "normal",
     "uniform",

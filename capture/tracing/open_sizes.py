@@ -13,6 +13,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental import _config
+from torch.nn.modules.utils import _pair
 from torch.overrides import TorchFunctionMode
 
 MOST_SIZES = 10_000
@@ -59,10 +60,26 @@ class _Pieces(TorchFunctionMode):
             pieces = _cut(name, whole, *args, **kwargs)
             if pieces is not None:
                 return pieces
+        if func is nn.functional.unfold:
+            return _columns(*args, **kwargs)
         if func is torch.linspace:
             evenly = _evenly(*args, **kwargs)
             return func(*args, **kwargs) if evenly is None else evenly
         return func(*args, **kwargs)
+
+
+def _columns(
+    source: Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
+) -> Tensor:
+    """What `functional.unfold` computes, whose op asks whether one window fits."""
+    high, wide = _pair(padding)
+    windows = nn.functional.pad(source, (wide, wide, high, high))
+    for length, step, by in zip(*map(_pair, (kernel_size, dilation, stride)), strict=True):
+        # Windows become the last dimension, so that the next one is that of the columns.
+        windows = windows.unfold(-2, (length - 1) * step + 1, by)[..., ::step]
+    rank = source.dim() - 2
+    order = (*range(rank), rank + 2, rank + 3, rank, rank + 1)
+    return windows.permute(order).flatten(-2).flatten(rank - 1, rank + 1)
 
 
 def _evenly(

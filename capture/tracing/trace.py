@@ -2,12 +2,12 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._functorch import (
     get_dynamic_layer_stack_depth,
     pop_dynamic_layer_stack_and_undo_to_depth,
@@ -16,6 +16,7 @@ from torch._functorch import eager_transforms, predispatch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.export import ExportedProgram
+from torch.fx.proxy import _STACK_TRACE_ANCHORS
 
 from enginecast.capture.control_flow.detect import endless
 from enginecast.capture.control_flow.detect.endless import Bounded
@@ -202,6 +203,7 @@ def _once(
     module = source.empty()
     mode = capture_mode()
     fake_weights(module, mode)
+    forwards = noting_other_forwards(module)
     renamed = name_outputs(module, tuple(inputs), wanted)
     # With fake inputs a strict export keeps no guard: a branch on a size is baked without a word.
     given = inputs if strategy.is_strict else _fake(inputs, specs, mode)
@@ -210,6 +212,7 @@ def _once(
         with (
             Bounded(endless.LONGEST_TRACE),
             levels_undone(),
+            forwards,
             strategy.entered(module),
             nullcontext() if strategy.is_strict else data_detached(module),
             keeping_caches(module),
@@ -288,6 +291,23 @@ def noting_decisions() -> Iterator[set[SourceLocation]]:
 
     with replaced(torch.SymBool, "__bool__", noted):
         yield decided
+
+
+def noting_other_forwards(module: nn.Module) -> AbstractContextManager[None]:
+    """Note lines in forwards that have another name, such as lambdas, which torch passes over."""
+    codes = (getattr(part.forward, "__code__", None) for part in module.modules())
+    names = {(code.co_filename, code.co_name) for code in codes if code is not None}
+    added = names - _STACK_TRACE_ANCHORS
+
+    @contextmanager
+    def noting() -> Iterator[None]:
+        _STACK_TRACE_ANCHORS.update(added)
+        try:
+            yield
+        finally:
+            _STACK_TRACE_ANCHORS.difference_update(added)
+
+    return noting()
 
 
 @contextmanager
