@@ -78,7 +78,7 @@ def test_what_is_faster_is_found_and_used(
     assert ran.json["file"] == str(tuned_path(bundle))
     assert all(row["relative_error"] < 1e-5 for row in ran.json["rows"])
     assert all(heat[-1] == DEFAULT for heat in heats)
-    assert len(heats[-1]) == 2
+    assert heats[-1] == [Settings(threads=1), fast, DEFAULT]
     assert sorted(path.name for path in bundle.iterdir()) == before
     with load(bundle) as engine:
         assert engine.settings == fast

@@ -155,13 +155,12 @@ def tune_bundle(
             )
         search = _Search(engine, open_engine, given, say)
         search.weigh(resident() - before)
-        chosen = search.best(_threads(threads, "spinning" in tunable), seconds * 0.3)
+        last = [search.best(_threads(threads, "spinning" in tunable), seconds * 0.3)]
         if len(tunable) > 1:
-            chosen = search.refine(chosen, seconds * 0.3)
-        if chosen != DEFAULT:
-            search.heat([chosen], rounds, seconds * 0.4)
-        row = search.rows[chosen]
-        row = row if row.is_better else search.rows[DEFAULT]
+            last.append(search.refine(last[0], seconds * 0.3))
+        search.heat(list(dict.fromkeys(last)), rounds, seconds * 0.4)
+        better = [search.rows[each] for each in last if search.rows[each].is_better]
+        row = max(better, key=lambda row: row.speed, default=search.rows[DEFAULT])
         machine = machine_of(session_class(engine.record.target))
         tuned = Tuned(
             bundle=bundle_digest(open_bundle(path, check="size")),
