@@ -3,7 +3,8 @@
     python benchmarks/repeated_blocks.py [--blocks 4 12 40] [--kinds regional ...] [--out FILE.json]
 
 A Flux of small width, half of its blocks double and half single, with seeded random weights, in
-fp32 for a batch that varies.  `aotinductor` compiles it as one, `regional` one block of each kind.
+fp32 for a batch that varies.  `onnxruntime-fp16` is judged by emulation, too.
+`aotinductor` compiles it as one, `regional` one block of each kind.
 Each export is a process of its own; CPU seconds are user and system time of all its threads and of
 the compilers that it calls, verification included.
 """
@@ -29,6 +30,7 @@ from enginecast.exporters.aotinductor.options import AOTInductorOptions
 
 KINDS: dict[str, dict[str, Any]] = {
     "onnxruntime": {},
+    "onnxruntime-fp16": {"precision": "fp16"},
     "aotinductor": {"target": "aotinductor"},
     "regional": {"target": "aotinductor", "target_options": AOTInductorOptions(regional=True)},
 }

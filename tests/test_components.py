@@ -40,7 +40,8 @@ def small(entry: str, name: str = "") -> ComponentOptions:
         name == "vae-mochi"
     ):  # it has 32 channels at least, and convolutions of videos in fp64 are slow
         return ComponentOptions(entry=entry, height=16, width=16, frames=5)
-    return ComponentOptions(entry=entry, height=64, width=64, frames=17 if name == "ltx" else 13)
+    frames = {"ltx": 17, "vae-qwen-image": 1, "vae-cogvideox": 9}.get(name, 13)
+    return ComponentOptions(entry=entry, height=64, width=64, frames=frames)
 
 
 def opened(folder: Path, **options: Any) -> ComponentSource:

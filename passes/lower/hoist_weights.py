@@ -88,9 +88,7 @@ class HoistWeights(Pass):
         ]
         # Flat targets: "a.weight" beside "a.weight.1" would be a parameter inside a parameter.
         targets = list(islice(free_names(program, "hoisted"), len(roots)))
-        empty = {
-            target: _without_data(root) for target, root in zip(targets, roots, strict=True)
-        }
+        empty = {target: _without_data(root) for target, root in zip(targets, roots, strict=True)}
         nodes = add_weights(program, empty, InputKind.PARAMETER)
         hoisted: dict[str, DeferredWeight] = {}
         for node, target, (root, name, expression) in zip(nodes, targets, found, strict=True):
