@@ -79,7 +79,8 @@ def _columns(
         windows = windows.unfold(-2, (length - 1) * step + 1, by)[..., ::step]
     rank = source.dim() - 2
     order = (*range(rank), rank + 2, rank + 3, rank, rank + 1)
-    return windows.permute(order).flatten(-2).flatten(rank - 1, rank + 1)
+    copied = windows.permute(order).clone(memory_format=torch.contiguous_format)
+    return copied.flatten(-2).flatten(rank - 1, rank + 1)
 
 
 def _evenly(
