@@ -44,7 +44,7 @@ class Engine:
         session: Session,
         settings: Settings = DEFAULT,
         *,
-        pad_rows: PadRows | None = None,
+        pad_rows: PadRows = "exact",
     ) -> None:
         self._bundle = bundle
         self._settings = settings
@@ -140,10 +140,9 @@ class Engine:
             check_finite: refuse NaN and infinities in the outputs, and in feeds on a GPU values
                 out of range, too, for which the host waits.  (Feeds in CPU memory are checked in
                 any case.)  What `as_dlpack` returns is looked at where it lies.
-            pad_rows: "zero" leaves out the work on padding, which comes back as zeros; "exact"
-                computes its rows, too; None: as `load` was told, else zeros where the manifest
-                says that no other row changes (`padding`), and exact where it does not, where
-                feeds lie on a GPU, and with `as_dlpack`.
+            pad_rows: "exact" computes rows of padding, as eager does; "zero" leaves that work out,
+                and gives zeros, where the manifest says that no other row changes (`padding`);
+                None: as `load` was asked.
 
         Returns:
             The outputs by name: numpy arrays, bfloat16 as `ml_dtypes.bfloat16`.  Their `backend`
@@ -167,8 +166,9 @@ class Engine:
             size_checks=manifest.size_checks,
             read_devices=check_finite,
         )
+        trimming = self._trims(checked, wanted, pad_rows)
         if as_dlpack:
-            if pad_rows == "zero":
+            if trimming is not None:
                 raise _only_in_cpu_memory("no as_dlpack")
             values = session.run(checked, asked)
             for guard in manifest.guards:
@@ -177,7 +177,6 @@ class Engine:
                 if not (lies_on_gpu(value) and can_view() and view(value).is_within(None, None)):
                     _require_finite(name, session.to_host(value))
             return Outputs(values, self._backend)
-        trimming = self._trims(checked, wanted, pad_rows)
         if trimming is None:
             found = session.run_to_host(checked, asked)
         else:
@@ -210,16 +209,13 @@ class Engine:
     ) -> Trimming | None:
         """What leaves the work on padding out of a call; None: nothing does."""
         asked = pad_rows or self._pad_rows
-        if asked not in (None, "exact", "zero"):
+        if asked not in ("exact", "zero"):
             raise UsageError(f"pad_rows: expected exact or zero, got {asked!r}")
-        found = self._require_trimming(wanted) if asked == "zero" else self._trimming
-        if found is None or asked == "exact" or found.reason(wanted):
+        if asked == "exact":
             return None
-        if not any(isinstance(feed, DeviceTensor) for feed in feeds.values()):
-            return found
-        if asked == "zero":
+        if any(isinstance(feed, DeviceTensor) for feed in feeds.values()):
             raise _only_in_cpu_memory("feeds in CPU memory")
-        return None
+        return self._require_trimming(wanted)
 
     def _require_trimming(self, wanted: Sequence[str]) -> Trimming:
         """Refuse zeros where padding is not known to be without effect."""

@@ -51,7 +51,7 @@ class _Asked:
     cuda_graphs: bool
     check: Check
     tuned: bool | Settings
-    pad_rows: PadRows | None
+    pad_rows: PadRows
 
 
 def load(
@@ -66,7 +66,7 @@ def load(
     cuda_graphs: bool = True,
     check: Check = "full",
     tuned: bool | Settings = True,
-    pad_rows: PadRows | None = None,
+    pad_rows: PadRows = "exact",
 ) -> Engine:
     """Load the engine of a bundle that suits this device best, or the first one preferred.
 
@@ -87,7 +87,7 @@ def load(
         check: "full" compares the digest of every file; "size" only the sizes.
         tuned: open it as `enginecast tune` found best on this machine, where it was run; False: as
             it is by default; or settings.
-        pad_rows: what calls give for padding, "exact" or "zero"; None: see `Engine.run`.
+        pad_rows: what calls give for rows of padding: see `Engine.run`.
 
     Raises:
         BundleError: the bundle is damaged, or holds no engine that may be loaded.
@@ -103,7 +103,7 @@ def load(
         raise UsageError(f"threads: expected at least 1, got {threads}")
     if require not in (None, "verified", "verified-by-emulation"):
         raise UsageError(f"require: expected verified or verified-by-emulation, got {require!r}")
-    if pad_rows not in (None, "exact", "zero"):
+    if pad_rows not in ("exact", "zero"):
         raise UsageError(f"pad_rows: expected exact or zero, got {pad_rows!r}")
     asked = _Asked(require, allow_code, threads, cuda_graphs, check, tuned, pad_rows)
     if prefer is not None:

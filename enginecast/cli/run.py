@@ -35,13 +35,13 @@ def run(
     inputs: Inputs = None,
     prompts: Prompts = None,
     pad_rows: Annotated[
-        str | None,
+        str,
         typer.Option(
             metavar="exact|zero",
-            help="Rows of padding as the engine computes them, or zeros without that work;"
-            " by default zeros where the export proved that no other row changes.",
+            help="Rows of padding as eager gives them; or zeros, which saves the work on them,"
+            " where the export proved that no other row changes.",
         ),
-    ] = None,
+    ] = "exact",
     as_json: AsJson = False,
 ) -> None:
     """Load an engine and run it; needs no torch."""
@@ -51,7 +51,7 @@ def run(
     from enginecast.runtime.bundle.tensor_files import read_tensors, write_tensors
     from enginecast.runtime.load import load
 
-    if pad_rows not in (None, "exact", "zero"):
+    if pad_rows not in ("exact", "zero"):
         raise UsageError(f"--pad-rows: expected exact or zero, got {pad_rows!r}")
     with load(bundle, **how.arguments(), pad_rows=pad_rows) as engine:  # type: ignore[arg-type]
         truncated = 0
