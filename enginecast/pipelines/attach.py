@@ -120,6 +120,9 @@ def attach(
         BundleError: a bundle is damaged, or holds no engine that runs here.
         UsageError: a bundle is not of this pipeline's component: class, config or weights differ.
         MissingError: this machine cannot run an engine.
+
+    Warns:
+        EnginecastWarning: engines were made with another version of diffusers or transformers.
     """
     components: Mapping[str, Any] | None = getattr(pipe, "components", None)
     if not isinstance(components, Mapping):
@@ -133,6 +136,8 @@ def attach(
         for bundle in bundles:
             _require_same(name, component, bundle)
         made[name] = engine_component(name, component, bundles, options)
+    if isinstance(engines, Mapping) or not (Path(engines) / RECORD).is_file():
+        _warn_of_versions(components, found)
     for name, module in made.items():
         setattr(pipe, name, module)
     # Its parts hold nothing that could be moved one by one.
@@ -168,6 +173,20 @@ def _bundles(
     return found
 
 
+def _warn_of_versions(components: Mapping[str, Any], found: Mapping[str, Sequence[Bundle]]) -> None:
+    """Warn once of each other version that engines were made with."""
+    others: dict[str, list[str]] = {}
+    for name, bundles in found.items():
+        here = library_of(type(components[name]))
+        for bundle in bundles:
+            made_with = bundle.manifest.call.library if bundle.manifest.call else ""
+            if made_with and here and made_with != here:
+                said = f"made with {made_with}; here is {here}"
+                others.setdefault(said, []).append(str(bundle.root))
+    for said, roots in others.items():
+        warnings.warn(f"{', '.join(roots)}: {said}", EnginecastWarning, stacklevel=3)
+
+
 def _opened(key: str, method: str, path: Path, check: Check) -> list[Bundle]:
     """The bundles in a folder; of one method, where it is named."""
     held = [open_bundle(each, check=check) for each in _within(path)]
@@ -191,9 +210,6 @@ def _require_same(name: str, component: nn.Module, bundle: Bundle) -> None:
 
     Raises:
         UsageError: with the fields that differ.
-
-    Warns:
-        EnginecastWarning: it was made with another version of the class's package.
     """
     manifest: Manifest = bundle.manifest
     kind = type(component).__name__
@@ -206,11 +222,6 @@ def _require_same(name: str, component: nn.Module, bundle: Bundle) -> None:
     if manifest.call.model_class != kind:
         raise UsageError(
             f"{bundle.root}: an engine of {manifest.call.model_class}, and {name} is a {kind}"
-        )
-    made_with, here = manifest.call.library, library_of(type(component))
-    if made_with and here and made_with != here:
-        warnings.warn(
-            f"{bundle.root}: made with {made_with}; here is {here}", EnginecastWarning, stacklevel=3
         )
     stored = bundle.root / CONFIG_FILE
     if found := differences(component, read_json(stored)) if stored.is_file() else []:

@@ -20,6 +20,8 @@ from enginecast.runtime.engine import Engine
 
 STEP = "timestep"
 """An input that pipelines give as one number for all rows."""
+WIDTHS = ("channels", "_dim", "hidden_size")
+"""What fields of a config that hold numbers of channels end with."""
 IDS, MASK = "input_ids", "attention_mask"
 AGAIN = "Record a call that has it (enginecast.record), and export {0} again."
 _FUSED = "Engines hold their weights as they are: call pipe.fuse_lora() and export {0} again."
@@ -76,7 +78,7 @@ class EngineCall:
         try:
             found = engine.run(feeds, as_dlpack=True)
         except InputError as error:
-            hint = self._wider(feeds) or error.hint
+            hint = self._wider(module, feeds) or error.hint
             raise InputError(f"{self.owner}: {error.message}", hint=hint) from error
         outputs = {}
         for spec in self.manifest.outputs:
@@ -187,14 +189,17 @@ class EngineCall:
             else "",
         )
 
-    def _wider(self, feeds: Mapping[str, Tensor]) -> str:
-        """How to export for sizes that the engine does not take; empty: they are in its ranges."""
+    def _wider(self, module: nn.Module, feeds: Mapping[str, Tensor]) -> str:
+        """How to export for sizes that the engine does not take; empty: no export takes them."""
         symbols = self.manifest.symbols
+        widths = _widths(module)
         for spec in self.manifest.inputs:
             sizes = feeds[spec.name].shape
             for axis, (declared, size) in enumerate(zip(spec.shape, sizes, strict=False)):
                 fixed = (declared, declared) if isinstance(declared, int) else None
                 least, most = fixed or symbols[str(declared)]
+                if axis and declared in widths and spec.shape.count(declared) == 1:
+                    continue
                 if not least <= size <= most:
                     asked = f"{spec.name}:{axis}={min(least, size)}..{max(most, size)}"
                     return (
@@ -208,6 +213,13 @@ def _setting(module: nn.Module, name: str) -> Any:
     """What a model of transformers takes where an argument is not given."""
     config = getattr(module, "config", None)
     return getattr(config, name, None) if isinstance(config, PreTrainedConfig) else None
+
+
+def _widths(module: nn.Module) -> set[int]:
+    """How many channels the weights of a model take: sizes that are the same in every call."""
+    config = getattr(module, "config", None)
+    fields = config.to_dict() if isinstance(config, PreTrainedConfig) else dict(config or {})
+    return {n for name, n in fields.items() if name.endswith(WIDTHS) and isinstance(n, int)}
 
 
 def _layers(module: nn.Module) -> int | None:
