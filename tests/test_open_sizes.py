@@ -1,6 +1,8 @@
 """Sizes that torch.export does not vouch for by itself: parts, and sizes that do not fit."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -8,10 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from enginecast.capture.inputs.examples import example_sizes, sample
+from enginecast.capture.outputs.flatten import ALL
 from enginecast.capture.sources.source import open_source
 from enginecast.capture.tracing.export import Captured, capture
+from enginecast.capture.tracing.shapes import OtherSizes
 from enginecast.compiler.prepare import input_specs
+from enginecast.compiler.settle import settle
 from enginecast.passes.ir.source import source_line
+from enginecast.verify.eager import reference_program
 
 
 class Called(nn.Module):
@@ -100,6 +106,22 @@ def test_a_path_of_size_one_is_not_lost() -> None:
     module = Called(lambda x: x * 2 if x.shape[0] // 2 == 1 else x * 3)
     with pytest.raises(Exception, match="does not take all sizes"):
         captured(module, "x:0=2..64", x=torch.randn(20, 4))
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+def test_another_path_is_computed_in_fp64_only_where_it_differs(
+    monkeypatch: pytest.MonkeyPatch, factor: int
+) -> None:
+    x = torch.randn(20, 4)
+    found = captured(Called(lambda x: x * 2), x=x)
+    found = replace(found, other_sizes=(OtherSizes("", {"batch": 21}, "batch < 21"),))
+    made = Mock(wraps=reference_program)
+    monkeypatch.setattr("enginecast.compiler.settle.reference_program", made)
+    module = Called(lambda x: x * 2 if x.shape[0] < 21 else x * factor)
+    settled = settle(open_source(module, example={"x": x}), found, ALL)
+    differs = factor != 2
+    assert made.called == differs
+    assert settled.inputs[0].dims[0].maximum == (20 if differs else 64)
 
 
 COUPLED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[str | None, str | None]]] = {
