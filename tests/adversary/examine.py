@@ -60,7 +60,7 @@ def examine(case: Case, folder: Path, *, asks_plain: bool = True) -> Row:
     row = Row(case.group, case.name, case.expected)
     started = time.process_time()
     module = case.make()
-    before = _result(module, case)
+    before = unchanging(module, case)
     try:
         done = export(
             ExportRequest(
@@ -88,24 +88,26 @@ def examine(case: Case, folder: Path, *, asks_plain: bool = True) -> Row:
             except MissingError as error:  # bf16, on a machine without a provider for it
                 row.outcome, row.reason = "right", _short(f"not run: {error.message}")
     row.seconds = round(time.process_time() - started, 1)
-    if row.outcome in ("right", "refused", "rejected") and not _same(before, _result(module, case)):
+    if row.outcome in ("right", "refused", "rejected") and not _same(before, unchanging(module, case)):
         row.outcome, row.reason = "wrong", "the export changed the caller's own module"
     if asks_plain and row.outcome in ("refused", "rejected", "wrong"):
         row.plain = _short(plain(case, folder))
     return row
 
 
-def _result(module: torch.nn.Module, case: Case) -> list[Array] | None:
+def unchanging(module: torch.nn.Module, case: Case) -> list[Array] | None:
     """What the module itself gives; None of a module with state or randomness."""
     if case.group == "state":
         return None
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            drawn = torch.get_rng_state()
             first, second = (flat(module(**case.inputs())) for _ in range(2))
     except Exception:
         return None
-    return first if _same(first, second) else None
+    is_random = not torch.equal(drawn, torch.get_rng_state())
+    return first if not is_random and _same(first, second) else None
 
 
 def _same(one: list[Array] | None, two: list[Array] | None) -> bool:

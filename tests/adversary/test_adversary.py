@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
 from adversary.case import Case, Group, normal
 from adversary.cases import GROUPS
-from adversary.examine import Row, examine
+from adversary.examine import Row, examine, unchanging
 from adversary.judge import Array, Taken, judge
 from adversary.page import table
 from adversary.run import run
@@ -104,6 +105,25 @@ def test_the_judge_accepts_what_is_right() -> None:
     judged = judge(logged(), right, TAKEN, {"batch": (1, 4)})
     assert not judged.wrong
     assert judged.compared > 15
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_judge_takes_complex_numbers_as_pairs(sign: int) -> None:
+    group = Group("dtypes", "")
+    group.right("pairs", lambda self, x: torch.complex(x, -x), x=normal(2, 8))
+
+    def pairs(feeds: Mapping[str, Array]) -> list[Array]:
+        return [np.stack([feeds["x"], sign * feeds["x"]], -1)]
+
+    wrong = judge(next(iter(group)), pairs, TAKEN, {"batch": (1, 4)}).wrong
+    assert wrong.startswith("example: output 0: ") if sign > 0 else not wrong
+
+
+def test_a_module_that_draws_is_not_compared_with_itself() -> None:
+    group = Group("traced", "")
+    group.refused("drawn", lambda self, x: (torch.rand(1), x)[1], x=normal(2, 8))
+    case = next(iter(group))
+    assert unchanging(case.make(), case) is None
 
 
 def test_the_table_counts_what_plain_torch_exports() -> None:

@@ -247,4 +247,4 @@ either(
 )
 either("random seed inside", lambda self, x: (torch.manual_seed(0), x + torch.rand(8))[1], x=X)
 refused("random numbers", lambda self, x: x + torch.rand_like(x), x=X)
-either("random permutation", lambda self, x: x[:, torch.randperm(8)].sum(-1), x=X)
+refused("random permutation", lambda self, x: x[:, torch.randperm(8)].sum(-1), x=X)
