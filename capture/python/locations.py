@@ -74,6 +74,10 @@ class SourceLocation(NamedTuple):
         return [cls(match["file"], int(match["line"])) for match in FRAME.finditer(text)]
 
 
+Spot = tuple[SourceLocation, int]
+"""A line, and the column at which a statement or expression begins in it."""
+
+
 @functools.lru_cache(maxsize=4096)
 def real_path(file: str) -> str:
     """A file without links, so that its names become equal; code without a file keeps its name."""

@@ -30,7 +30,7 @@ from enginecast.capture.outputs.flatten import (
     name_outputs,
     name_result,
 )
-from enginecast.capture.python.locations import SourceLocation
+from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.sources.factory import is_dense
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.aware import as_eager, unlike_eager
@@ -90,6 +90,8 @@ class Captured:
     """How it was captured, and what was tried before; empty for a program that was given."""
     branches: tuple[SourceLocation, ...] = ()
     """Branches that became operators: each of their paths has to be verified."""
+    settled: frozenset[Spot] = frozenset()
+    """Tests in rewritten code whose answer is known while tracing: they may share such a line."""
     decided: frozenset[SourceLocation] = frozenset()
     """Where the trace decided by sizes, or by numbers as it must for every input."""
     guards: tuple[Guard, ...] = ()
@@ -168,6 +170,7 @@ def capture(
         notes,
         found.rungs,
         branches=found.strategy.branches(),
+        settled=found.strategy.settled(),
         decided=traced.decided,
         guards=found.strategy.guards,
         other_sizes=(*broken, *swept),

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from enginecast.capture.control_flow.converters.convert import restructure
 from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.control_flow.operators.sites import PYTHON, Site
-from enginecast.capture.python.locations import SourceLocation
+from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.refusals.refusal import Refusal
 from enginecast.capture.sources.source import Source
@@ -194,6 +194,10 @@ def _rewritten(places: Collection[SourceLocation], baked: TracingStrategy) -> Tr
         became = [site for site in sites if site.became not in ("", PYTHON)]
         return tuple(SourceLocation(site.file, site.line).resolved for site in became)
 
+    def settled() -> frozenset[Spot]:
+        stayed = [site for site in sites if site.became == PYTHON]
+        return frozenset((SourceLocation(s.file, s.line).resolved, s.column) for s in stayed)
+
     def why(refusal: Refusal) -> str:
         """The reason why the line that was refused was left as it is; else what torch says."""
         left = (
@@ -204,7 +208,9 @@ def _rewritten(places: Collection[SourceLocation], baked: TracingStrategy) -> Tr
         return next(left, refusal.in_full)
 
     around = (*baked.around, active)
-    return TracingStrategy("rewrite", baked.effect, around, branches=branches, why=why)
+    return TracingStrategy(
+        "rewrite", baked.effect, around, branches=branches, settled=settled, why=why
+    )
 
 
 def _specialised(reads: Sequence[Read]) -> TracingStrategy:

@@ -11,7 +11,7 @@ from torch import nn
 from enginecast.capture.control_flow.detect.detect import detect
 from enginecast.capture.control_flow.detect.findings import summarize
 from enginecast.capture.control_flow.detect.recorder import Read
-from enginecast.capture.python.locations import SourceLocation
+from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.refusals.refusal import Refusal
 from enginecast.capture.tracing.equivalents import with_equivalents
 from enginecast.capture.tracing.flex_attention import flex_attention_spelled_out
@@ -58,6 +58,8 @@ class TracingStrategy:
     """Outputs that the program has besides the model's own."""
     branches: Callable[[], tuple[SourceLocation, ...]] = tuple
     """Once it was taken: file and line of what became an operator."""
+    settled: Callable[[], frozenset[Spot]] = frozenset
+    """Likewise, what stayed Python, for what it asks is known while tracing."""
     why: Callable[[Refusal], str] = attrgetter("in_short")
     """Why it does not help, once it was refused too."""
 

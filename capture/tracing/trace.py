@@ -93,6 +93,11 @@ def trace(
     notes: tuple[str, ...] = ()
     is_proved = False
     tried = 0
+    if strategy.name == "rewrite" and named_dims(specs):
+        # torch knows that `n > 1`, and would leave out the path of 1.
+        opened = _opened(source, specs, inputs, wanted, strategy, notes)
+        if opened is not None:
+            return opened
     while True:
         try:
             return _once(source, specs, inputs, wanted, strategy, notes, is_proved)

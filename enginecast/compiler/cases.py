@@ -26,6 +26,7 @@ from enginecast.capture.inputs.given import tokenize
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.locations import (
     SourceLocation,
+    Spot,
     is_library_code,
     is_model_code,
 )
@@ -199,9 +200,10 @@ def cover_branches(
     specs: Sequence[InputSpec],
     cases: Sequence[Case],
     places: Collection[SourceLocation],
+    settled: Collection[Spot] = (),
 ) -> Covered:
     """Run the model in fp32 to find inputs that take the paths of branches which `cases` do not."""
-    found = cover(source.eager(), specs, cases, places, SEED)
+    found = cover(source.eager(), specs, cases, places, SEED, settled)
     verified = [f"both paths verified: {', '.join(found.verified)}"] if found.verified else []
     verified += [f"in a library, so it rejects nothing: {u}" for u in found.in_libraries]
     inputs = tuple(widened(spec, found.cases) for spec in specs)

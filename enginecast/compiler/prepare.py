@@ -29,7 +29,7 @@ from enginecast.capture.inputs.given import (
 )
 from enginecast.capture.inputs.specs import InputSpec, captured_dtype, from_example, ranges_of
 from enginecast.capture.outputs.flatten import Wanted, parse_wanted, run_named
-from enginecast.capture.python.locations import SourceLocation
+from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import Source, open_source
@@ -152,6 +152,12 @@ class Prepared(OpenedModel):
         """Where both paths must be verified: operators, and what torch.export overlooked."""
         eager = overlooked(self.runs, self.captured.decided)
         return tuple(dict.fromkeys((*self.captured.branches, *eager)))
+
+    @property
+    def settled(self) -> frozenset[Spot]:
+        """Tests in these lines of which one path is in the program, for it is always taken."""
+        eager = overlooked(self.runs, self.captured.decided)
+        return frozenset(spot for spot in self.captured.settled if spot[0] not in eager)
 
     @property
     def observed(self) -> tuple[Case, ...]:
@@ -286,7 +292,8 @@ def _with_cases(
         prepared = _recorded(prepared)
     if prepared.branches:
         with steps("branches"):
-            covered = cover_branches(source, captured.inputs, cases, prepared.branches)
+            places, settled = prepared.branches, prepared.settled
+            covered = cover_branches(source, captured.inputs, cases, places, settled)
         prepared = _with_branches(prepared, covered, options, steps)
     if has_structure(captured.program):
         known = [f"{PurePath(file).name}:{line}" for file, line in prepared.branches]

@@ -252,7 +252,8 @@ class ExportSession:
                 raise
             cases = in_example_values(model.cases, model.source.example())
             if model.branches:  # on values, which assertions are, too
-                covered = cover_branches(model.source, model.inputs, cases, model.branches)
+                places, settled = model.branches, model.settled
+                covered = cover_branches(model.source, model.inputs, cases, places, settled)
                 if covered.unverified:
                     raise
                 cases = covered.cases

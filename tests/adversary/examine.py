@@ -88,7 +88,9 @@ def examine(case: Case, folder: Path, *, asks_plain: bool = True) -> Row:
             except MissingError as error:  # bf16, on a machine without a provider for it
                 row.outcome, row.reason = "right", _short(f"not run: {error.message}")
     row.seconds = round(time.process_time() - started, 1)
-    if row.outcome in ("right", "refused", "rejected") and not _same(before, unchanging(module, case)):
+    if row.outcome in ("right", "refused", "rejected") and not _same(
+        before, unchanging(module, case)
+    ):
         row.outcome, row.reason = "wrong", "the export changed the caller's own module"
     if asks_plain and row.outcome in ("refused", "rejected", "wrong"):
         row.plain = _short(plain(case, folder))

@@ -114,7 +114,7 @@ class _Places:
         if key not in self._known:  # statements after an early return stand in both paths
             self._known[key] = len(self._sites)
             name = self._source.function.__qualname__
-            self._sites.append(Site(self._source.file, line, name, was))
+            self._sites.append(Site(self._source.file, line, name, was, column))
         return self._known[key]
 
     def note(self, node: ast.AST, was: str, reason: str) -> None:

@@ -21,7 +21,13 @@ from enginecast.capture.control_flow.detect.recorder import Recorder
 from enginecast.capture.control_flow.detect.statements import entered
 from enginecast.capture.inputs.examples import Case, perturbed
 from enginecast.capture.inputs.specs import InputSpec
-from enginecast.capture.python.locations import SourceLocation, holds, is_library_code, real_path
+from enginecast.capture.python.locations import (
+    SourceLocation,
+    Spot,
+    holds,
+    is_library_code,
+    real_path,
+)
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.python.recompile import SourceUnavailable, first_line, source_of, swapped
 from enginecast.errors import CaptureError
@@ -106,11 +112,14 @@ class Coverage:
 
 
 def find_predicates(
-    module: nn.Module, inputs: Mapping[str, Tensor], places: Collection[SourceLocation]
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    places: Collection[SourceLocation],
+    settled: Collection[Spot] = (),
 ) -> Coverage:
     """The predicates at `places`, in functions that a run of `module` on `inputs` enters.
 
-    A test that goes over several lines counts with each of them.
+    A test that goes over several lines counts with each of them; those of `settled` do not.
     """
     definitions: dict[FunctionType, ast.FunctionDef] = {}
     predicates: list[Predicate] = []
@@ -120,8 +129,10 @@ def find_predicates(
             source = source_of(function)
         except SourceUnavailable:
             continue
-        lines = {line for file, line in places if file == real_path(source.file)}
-        wrap = _Wrap(real_path(source.file), lines, predicates)
+        file = real_path(source.file)
+        lines = {line for known, line in places if known == file}
+        spots = {(line, column) for (known, line), column in settled if known == file}
+        wrap = _Wrap(file, lines, predicates, spots)
         definition = source.definition
         # A line that reads a value and tests none has one path.
         span = range(first_line(definition), (definition.end_lineno or 0) + 1)
@@ -148,10 +159,17 @@ def _functions(
 class _Wrap(ast.NodeTransformer):
     """Wraps the tests and iterables on some lines of one function."""
 
-    def __init__(self, file: str, lines: Collection[int], predicates: list[Predicate]) -> None:
+    def __init__(
+        self,
+        file: str,
+        lines: Collection[int],
+        predicates: list[Predicate],
+        settled: Collection[tuple[int, int]],
+    ) -> None:
         self.file = file
         self._lines = lines
         self._predicates = predicates
+        self._settled = settled
 
     def visit_If(self, node: ast.If) -> ast.AST:
         if isinstance(node.body[-1], ast.Raise):  # the other path is an error: nothing to compare
@@ -177,14 +195,16 @@ class _Wrap(ast.NodeTransformer):
         return node
 
     def visit_For(self, node: ast.For) -> ast.AST:
-        is_wanted = self._is_wanted(node.iter)
+        is_settled = (node.lineno, node.col_offset) in self._settled
+        is_wanted = not is_settled and self._is_wanted(node.iter)
         self.generic_visit(node)
         if is_wanted:
             node.iter = self._call("rounds", node.iter, "loop")
         return node
 
     def _with_test(self, node: ast.If | ast.IfExp | ast.While, form: Form) -> ast.AST:
-        is_wanted = self._is_wanted(node.test)
+        is_settled = (node.lineno, node.col_offset) in self._settled
+        is_wanted = not is_settled and self._is_wanted(node.test)
         self.generic_visit(node)
         asked = asked_of_dtypes(node.test)
         if is_wanted and asked is not None and form == "branch":
@@ -318,13 +338,14 @@ def cover(
     cases: Sequence[Case],
     places: Collection[SourceLocation],
     seed: int,
+    settled: Collection[Spot] = (),
 ) -> Branches:
     """Run `module` until both paths of each predicate were seen, or the search is over.
 
     Raises:
         CaptureError: a loop that does not end on one of `cases`.
     """
-    found = find_predicates(module, cases[0].inputs, places)
+    found = find_predicates(module, cases[0].inputs, places, settled)
     paths = SeenPaths()
     added: list[Case] = []
     has_run = False

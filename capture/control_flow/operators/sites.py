@@ -18,6 +18,7 @@ class Site:
     function: str
     was: str
     """Such as "if" or "while"."""
+    column: int = 0
     became: str = ""
     """Such as "torch.cond"; empty until it ran, and where it was refused."""
     reason: str = ""
