@@ -99,6 +99,8 @@ ANYWHERE: dict[str, Forward] = {
         h,
     ),
     "causal and mask": lambda m, h, mask: fused(h, seen(h.shape[1], mask)),
+    "alibi": lambda m, h, mask: attention(h, additive(mask) + relative(h).to(h.dtype) * -0.5),
+    "masked twice": lambda m, h, mask: attention(h, additive(mask) + additive(mask)),
     "batch norm in eval": lambda m, h, mask: m.batch_norm(h.transpose(1, 2)).transpose(1, 2),
 }
 RIGHT: dict[str, Forward] = {
@@ -113,7 +115,27 @@ RIGHT: dict[str, Forward] = {
         h, torch.triu(torch.full((h.shape[1],) * 2, -torch.inf), 1)[None]
     ),
     "running sum": lambda m, h, mask: h.cumsum(1),
+    "positions as an output": lambda m, h, mask: places(h).expand(*h.shape[:2], 1),
+    "attention to positions": lambda m, h, mask: nn.functional.scaled_dot_product_attention(
+        h, h, places(h).expand(h.shape), attn_mask=mask[:, None, :].bool()
+    ),
+    "positions normed": lambda m, h, mask: m.batch_norm(places(h).expand(h.shape).mT).mT + h,
+    "positions gathered": lambda m, h, mask: (
+        places(h).expand(h.shape).gather(2, h.argmax(2, keepdim=True)) + h
+    ),
+    "triangle of positions": lambda m, h, mask: attention(
+        h, additive(mask) + places(h).mT.expand(1, h.shape[1], -1).tril()
+    ),
+    "positions, rounded": lambda m, h, mask: attention(
+        h, additive(mask) + (places(h).mT * 2.0).bfloat16() - (places(h) * 2.0).bfloat16()
+    ),
 }
+
+
+def places(hidden: Tensor) -> Tensor:
+    return torch.arange(hidden.shape[1], dtype=torch.float32)[None, :, None]
+
+
 NOT: dict[str, tuple[Forward, str]] = {
     "no mask": (lambda m, h, mask: attention(h, h.new_zeros(1)), "no mask outweighs"),
     "-10": (lambda m, h, mask: attention(h, additive(mask, -10.0)), "no mask outweighs"),
@@ -132,6 +154,39 @@ NOT: dict[str, tuple[Forward, str]] = {
             additive(mask).masked_fill(torch.eye(h.shape[1]).bool(), -torch.inf),
         ),
         "nothing but padding",
+    ),
+    "numbers read from it": (lambda m, h, mask: h * h.sum().item(), "read from a tensor"),
+    "place in the batch as an output": (
+        lambda m, h, mask: torch.arange(h.shape[0]),
+        "place of a row in the batch",
+    ),
+    "a mask that wraps": (
+        lambda m, h, mask: attention(h, (mask[:, None, :].to(torch.uint8) - 1).float() * 1e9),
+        "no mask outweighs",
+    ),
+    "a mask cast until it wraps": (
+        lambda m, h, mask: attention(h, (mask[:, None, :] - 1).to(torch.uint8).float() * 1e9),
+        "no mask outweighs",
+    ),
+    "a mask rounded away": (
+        lambda m, h, mask: attention(h, (1 - mask[:, None, :].float() + 1e8 - 1e8) * -1e9),
+        "no mask outweighs",
+    ),
+    "a mask rounded away in fp16": (
+        lambda m, h, mask: attention(h, (1 - mask[:, None, :].half() + 4096 - 4096).float() * -1e9),
+        "no mask outweighs",
+    ),
+    "scores larger than the mask": (
+        lambda m, h, mask: attention(
+            m.linear(h.masked_fill(mask[..., None] == 0, 1e9)), additive(mask, -1e9)
+        ),
+        "no mask outweighs",
+    ),
+    "zero times infinity": (
+        lambda m, h, mask: (h.masked_fill(mask[..., None] == 0, -torch.inf) * mask[..., None]).sum(
+            1
+        ),
+        "sum takes padding along",
     ),
     "sum": (lambda m, h, mask: h.sum(1), "sum takes padding along"),
     "mean": (lambda m, h, mask: (h * mask[..., None]).mean(1), "mean takes padding along"),
@@ -222,6 +277,18 @@ def test_the_reason_names_the_line() -> None:
     assert "(sum.dim_IntList, test_padding_proof.py:" in reason
 
 
+@pytest.mark.parametrize(("dtype", "side"), [(torch.int64, "any"), (torch.bfloat16, None)])
+def test_positions_that_a_dtype_rounds(dtype: torch.dtype, side: str | None) -> None:
+    def forward(module: Rows, hidden: Tensor, mask: Tensor) -> Tensor:
+        index = torch.arange(hidden.shape[1], dtype=dtype)
+        return attention(hidden, additive(mask) + (index[None, :] - index[:, None]))
+
+    example = torch.randint(2, 20, (3, 6)), torch.ones(3, 6, dtype=torch.int64)
+    sizes = {0: DIMS["batch"], 1: Dim("many", min=2, max=512)}
+    program = torch.export.export(Rows(forward).eval(), example, dynamic_shapes=(sizes, sizes))
+    assert prove_padding(program, "mask", ("out",)).side == side
+
+
 def test_a_mask_of_one_size() -> None:
     module = Rows(ANYWHERE["additive mask"]).eval()
     example = torch.randint(2, 20, (3, 6)), torch.ones(3, 6, dtype=torch.int64)
@@ -238,6 +305,25 @@ class Both(nn.Module):
     def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         hidden = self.table(ids)
         return attention(hidden, additive(mask)), hidden.mean(1)
+
+
+class Alone(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, WIDTH)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden = self.table(ids) * mask[..., None]
+        return hidden, hidden.expand(3, -1, -1), hidden[0].sum(0)
+
+
+def test_outputs_of_one_row_have_its_dimension() -> None:
+    example = torch.randint(2, 20, (1, 6)), torch.ones(1, 6, dtype=torch.int64)
+    sizes = {1: DIMS["tokens"]}
+    program = torch.export.export(Alone().eval(), example, dynamic_shapes=(sizes, sizes))
+    found = prove_padding(program, "mask", ("rows", "heads", "vector"))
+    reason = "its first dimension is not the batch"
+    assert found.outputs == {"rows": "", "heads": reason, "vector": reason}
 
 
 def test_outputs_are_proved_one_by_one() -> None:

@@ -129,8 +129,8 @@ def plus(left: Interval, right: Interval) -> Interval:
 
 
 def times(left: Interval, right: Interval) -> Interval:
-    if ZERO in (left, right):
-        return ZERO  # what is multiplied is finite: the runtime refuses what is not
+    if ZERO in (left, right) and all(map(math.isfinite, (*wide(left), *wide(right)))):
+        return ZERO
     if None in (left, right) and is_small(left) and is_small(right):
         return None
     found = [x * y for x in wide(left) for y in wide(right)]

@@ -82,7 +82,7 @@ def _labels(program: ExportedProgram, mask_input: str) -> Labels:
     return Labels(
         tokens.node.expr,
         batch.node.expr if isinstance(batch, torch.SymInt) else None,
-        float(upper) if upper.is_finite else 2.0**31,
+        float(upper) if upper.is_finite else 2.0**24,
     )
 
 
@@ -122,8 +122,12 @@ class _Walk:
             return "its first dimension is not the batch"
         if any(fact.labels[2:]) or fact.labels[1:2] not in ((), ("",), ("t",)):
             return "its tokens are not its second dimension"
-        if self._labels.batch is None and any(fact.labels[:1]):
+        if self._labels.batch is None and value(result).shape[:1] != (1,):
             return "its first dimension is not the batch"
+        try:
+            self._rules.require_still(fact)
+        except Unproved as reason:
+            return str(reason)
         return ""
 
     def _visit(self, node: Node) -> None:

@@ -2,6 +2,7 @@
 no part in, or it is not known to.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from enginecast.passes.analyses.padding.facts import (
     ANYTHING,
@@ -49,6 +51,7 @@ Given = dict[str, Any]
 Rule = Callable[[Node, Given], Found]
 
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_ROUNDED = ("add", "sub", "rsub", "mul", "div")
 _INTERVALS: Mapping[str, Callable[..., Interval]] = {
     "add": plus,
     "sub": lambda a, b: plus(a, negative(b)),
@@ -123,12 +126,13 @@ class Labels:
         raise Unproved(f"a size is {expression}, expected one of the mask's sizes")
 
     def concerns(self, size: Any) -> bool:
-        """Whether a number depends on the sizes of the mask."""
+        """Whether a number depends on the sizes of the mask, or on what a tensor holds."""
         if not isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
             return False
         watched = set(self.tokens.free_symbols)
         watched |= set() if self.batch is None else set(self.batch.free_symbols)
-        return bool(size.node.expr.free_symbols & watched)
+        found = size.node.expr.free_symbols
+        return bool(found & watched) or bool(free_unbacked_symbols(size))
 
 
 class Rules:
@@ -156,7 +160,10 @@ class Rules:
         facts = [fact for fact in _flat(given.values()) if isinstance(fact, Fact)]
         rule: Rule | None = getattr(self, f"op_{name}", None) or self._by_trait(node, name)
         if rule is not None:
-            return rule(node, given)
+            result = rule(node, given)
+            if rule not in (self._elementwise, self.op_index) and not _is_position(result):
+                self.require_still(*facts)
+            return result
         if not any(any(fact.labels) for fact in facts):
             return self._plain(found)
         raise Unproved(f"{name} is not known to keep tokens apart")
@@ -187,7 +194,7 @@ class Rules:
         sizes = _SIZES | ({"end"} if is_call(node, aten.slice.Tensor) else set())
         for key in found.keys() - sizes:
             if any(map(self._labels.concerns, _flat([found[key]]))):
-                raise Unproved("it computes with the number of tokens")
+                raise Unproved("it computes with the number of tokens, or one read from a tensor")
         return found
 
     def _fact(self, given: Any) -> Any:
@@ -216,7 +223,8 @@ class Rules:
         return of_constant(float(filling), float(filling), self._labels.of(value(node)))
 
     def _arange(self, node: Node) -> Fact:
-        labels = self._labels.of(value(node))
+        found = value(node)
+        labels = self._labels.of(found)
         starts_at_zero = node.target is aten.arange.default
         if node.target is aten.arange.start:
             starts_at_zero = _is_number(node.args[0], 0)
@@ -226,7 +234,20 @@ class Rules:
             return Fact(labels, span=ANYTHING, here=ANYTHING)
         if not starts_at_zero or len(node.args) > 2:
             raise Unproved("positions do not start at 0")
-        return position(labels, (1,), 0, self._side, self._labels.longest)
+        return self._position(labels, (1,), 0, found.dtype)
+
+    def _position(
+        self, labels: tuple[str, ...], steps: tuple[int, ...], offset: int, dtype: torch.dtype
+    ) -> Fact:
+        """A sum of indices, as a dtype holds it; no longer one where that may round or wrap."""
+        found = position(labels, steps, offset, self._side, self._labels.longest)
+        is_float = dtype.is_floating_point
+        most = 2 / torch.finfo(dtype).eps if is_float else float(torch.iinfo(dtype).max)
+        highest = max(sum(step for step in steps if step * sign > 0) * sign for sign in (1, -1))
+        if highest * self._labels.longest + abs(offset) <= most:
+            return found
+        self.require_still(found)
+        return of_constant(*ANYTHING, labels)
 
     # Elements in their places.
 
@@ -241,19 +262,19 @@ class Rules:
             _require_broadcast(fact.labels, labels)
         alpha = given.get("alpha", 1)
         if name in ("add", "sub", "rsub") and alpha == 1:
-            found = self._sum(labels, name, facts)
+            found = self._sum(labels, name, facts, value(node).dtype)
             if found is not None:
                 return found
         plain = alpha == 1 and given.get("rounding_mode") is None
-        compute = self._compute(name, node) if plain else lambda *_: ANYTHING
+        compute = self._stored(name, node) if plain else lambda *_: ANYTHING
         compared = None
         if name in _COMPARISONS:
-            compared = self._sum(labels, "sub", facts)
+            compared = self._sum(labels, "sub", facts, torch.int64)
         if compared is not None:
             facts = [compared, of_constant(0.0, 0.0, ())]
             if compute(compared.span, ZERO) in (ZERO, ONE):  # for every position there is
                 return _by_region(labels, compute, facts)
-        self._require_still(*facts)
+        self.require_still(*facts)
         return _by_region(labels, compute, facts)
 
     def _compute(self, name: str, node: Node) -> Callable[..., Interval]:
@@ -272,7 +293,21 @@ class Rules:
 
         return unknown
 
-    def _sum(self, labels: tuple[str, ...], name: str, facts: Sequence[Fact]) -> Fact | None:
+    def _stored(self, name: str, node: Node) -> Callable[..., Interval]:
+        """The bounds of what an op gives, in the dtype that holds it."""
+        compute, dtype = self._compute(name, node), value(node).dtype
+
+        def stored(*given: Interval) -> Interval:
+            found = compute(*given)
+            units = name == "mul" and any(set(wide(one)) <= {-1.0, 0.0, 1.0} for one in given)
+            whole = name != "div" and all(_is_whole(one, dtype) for one in (*given, found))
+            return _held(found, dtype, is_exact=name not in _ROUNDED or units or whole)
+
+        return stored
+
+    def _sum(
+        self, labels: tuple[str, ...], name: str, facts: Sequence[Fact], dtype: torch.dtype
+    ) -> Fact | None:
         """A sum of positions; None where it is of something else."""
         left, right = reversed(facts) if name == "rsub" else facts
         signs = (1, 1) if name == "add" else (1, -1)
@@ -290,20 +325,24 @@ class Rules:
                 return None
         if left.steps is None and right.steps is None:
             return None
-        return position(labels, tuple(steps), offset, self._side, self._labels.longest)
+        return self._position(labels, tuple(steps), offset, dtype)
 
     def _cast(self, node: Node, given: Given) -> Fact:
         fact: Fact = _first_fact(given)
-        if value(node).dtype is torch.bool:
-            self._require_still(fact)
-            return _by_region(fact.labels, nonzero, [fact])
-        if value(node).dtype.is_floating_point or fact.steps is not None:
+        dtype = value(node).dtype
+        if dtype == value(first_input(node)).dtype:
             return fact
-        return _by_region(fact.labels, _truncated, [fact])
+        if fact.steps is not None and dtype is not torch.bool:
+            return self._position(fact.labels, fact.steps, fact.offset, dtype)
+
+        def cast(one: Interval) -> Interval:
+            return _held(one, dtype, is_exact=_is_whole(one, dtype))
+
+        return _by_region(fact.labels, cast, [fact])
 
     def op_clamp(self, node: Node, given: Given) -> Fact:
         fact, low, high = given["self"], given.get("min"), given.get("max")
-        self._require_still(fact)
+        self.require_still(fact)
         limits = (-math.inf if low is None else low, math.inf if high is None else high)
         if not all(isinstance(limit, int | float) for limit in limits):
             raise Unproved("its limits are computed")
@@ -396,7 +435,7 @@ class Rules:
         for label, count in zip(fact.labels, repeats[first:], strict=True):
             if label and count != 1:
                 raise Unproved("it repeats tokens")
-        self._require_still(fact)
+        self.require_still(fact)
         return _by_region(self._labels.of(value(node)), lambda one: one, [fact])
 
     def op_tril(self, node: Node, given: Given) -> Fact:
@@ -424,8 +463,9 @@ class Rules:
         masks = (torch.bool, torch.uint8)
         if any(value(one).dtype in masks for one in node.all_input_nodes[1:]):
             raise Unproved("it takes as many rows as a mask says")
+        self.require_still(fact)
         if not any(fact.labels):  # a table
-            self._require_still(*found)
+            self.require_still(*found)
             return Fact(labels, fact.span, (fact.span,) * _tokens(labels), fact.span)
         full = len(indices) == len(fact.labels) == len(found)
         width = max(len(one.labels) for one in found)
@@ -446,7 +486,7 @@ class Rules:
     def op_gather(self, node: Node, given: Given) -> Fact:
         fact, places = given["self"], given["index"]
         dim = given["dim"] % len(fact.labels)
-        self._require_still(places)
+        self.require_still(places)
         pairs = enumerate(zip(fact.labels, places.labels, strict=True))
         if fact.labels[dim] or any(one != other for at, (one, other) in pairs if at != dim):
             raise Unproved("it takes rows from places that are computed")
@@ -455,7 +495,7 @@ class Rules:
     def op_embedding(self, node: Node, given: Given) -> Fact:
         if any(given["weight"].labels):
             raise Unproved("its table is computed from tokens")
-        self._require_still(given["indices"])
+        self.require_still(given["indices"])
         span = given["weight"].span
         labels = self._labels.of(value(node))
         return Fact(labels, span, (span,) * _tokens(labels), span)
@@ -469,7 +509,7 @@ class Rules:
         dims = given.get("dim", given.get("dims"))
         dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
         dims = [dim % rank for dim in dims]
-        self._require_still(*facts)
+        self.require_still(*facts)
         touched = {facts[0].labels[dim] for dim in dims} if name != "stack" else set()
         if touched == {"t"} and len(dims) == 1:
             return self._along_tokens(node, name, given, facts[0], dims[0])
@@ -555,7 +595,7 @@ class Rules:
         count = len(given["normalized_shape"])
         if any(fact.labels[len(fact.labels) - count :]):
             raise Unproved("a norm mixes tokens")
-        self._require_still(fact)
+        self.require_still(fact)
         return self._ordinary(node)
 
     def op_rms_norm(self, node: Node, given: Given) -> Fact:
@@ -569,7 +609,7 @@ class Rules:
     def op_batch_norm(self, node: Node, given: Given) -> Fact:
         if given["training"] or given.get("running_mean") is None:
             raise Unproved("a norm mixes rows of the batch")
-        return self._ordinary(node)
+        return self._ordinary(node, given["input"])
 
     # Products.
 
@@ -578,8 +618,7 @@ class Rules:
             return self._product(node, given["input"], self.op_t(node, {"self": given["weight"]}))
         if any(given["weight"].labels):
             raise Unproved("its weight is computed from tokens")
-        self._require_still(given["input"])
-        return self._ordinary(node)
+        return self._ordinary(node, given["input"])
 
     def op_addmm(self, node: Node, given: Given) -> Fact:
         if any(given["self"].labels):
@@ -596,11 +635,11 @@ class Rules:
         return self._product(node, given["self"], given["mat2"])
 
     def _product(self, node: Node, left: Fact, right: Fact) -> Fact:
-        self._require_still(left, right)
+        self.require_still(left, right)
         if len(left.labels) < 2 or len(right.labels) < 2:
             if any(left.labels[-1:]) or any(right.labels[:1]) or any(right.labels[1:]):
                 raise Unproved("a product with a vector of tokens")
-            return self._ordinary(node)
+            return self._ordinary(node, left, right)
         labels = self._labels.of(value(node))
         _require_broadcast((*left.labels[:-1], ""), (*labels[:-1], ""))
         _require_broadcast(
@@ -614,17 +653,16 @@ class Rules:
                 if inner == ("t", "t")
                 else (),
             )
+        found = self._ordinary(node, left, right)
         pads = tuple(
-            ZERO if "t" in label and _is_zero(left, right, dim, len(labels)) else None
-            for dim, label in enumerate(labels)
-            if "t" in label
+            ZERO if _is_zero(left, right, dim, len(labels)) else found.span for dim in found.tokens
         )
-        return Fact(labels, None, pads, None)
+        return replace(found, pads=pads)
 
     def _require_contracted(self, inner: Sequence[str], pads: Sequence[Interval]) -> None:
         if any("b" in label for label in inner):
             raise Unproved("a product mixes rows of the batch")
-        if ZERO not in pads:
+        if ZERO not in pads or any(map(math.isinf, itertools.chain(*map(wide, pads)))):
             raise Unproved("a product takes padding along with the tokens")
 
     def op_einsum(self, node: Node, given: Given) -> Fact:
@@ -632,7 +670,7 @@ class Rules:
         facts = given["tensors"]
         if "." in equation or "->" not in equation:
             raise Unproved(f"einsum {equation!r} is not known to keep tokens apart")
-        self._require_still(*facts)
+        self.require_still(*facts)
         inputs, _, output = equation.partition("->")
         terms = inputs.split(",")
         where: dict[str, list[tuple[str, Interval]]] = {}
@@ -650,7 +688,7 @@ class Rules:
                 self._require_contracted(names, [pad for _, pad in uses])
             if len(set(names)) > 1:
                 raise Unproved("a product of tokens with something else")
-        return self._ordinary(node)
+        return self._ordinary(node, *facts)
 
     def op_scaled_dot_product_attention(self, node: Node, given: Given) -> Fact:
         query, key, values = (given[name] for name in ("query", "key", "value"))
@@ -658,18 +696,23 @@ class Rules:
         for one in (query, key, values):
             if one.labels[-1]:
                 raise Unproved("attention over tokens as features")
-        for one in (query, key, values):
             _require_broadcast(one.labels[:-2], labels[:-2])
         if not key.labels[-2]:
-            return self._ordinary(node)
+            return self._ordinary(node, values)
         if key.labels[-2] != "t" or query.labels[-2] not in ("t", ""):
             raise Unproved("attention mixes rows of the batch")
         bias = given.get("attn_mask")
         if bias is None:
             if not given.get("is_causal") or self._side != "right" or query.labels[-2] != "t":
                 raise Unproved("attention sees padding: it has no mask")
-            return self._ordinary(node)
-        self._require_still(bias)
+            return self._ordinary(node, values)
+        self._require_masked(node, bias, labels, is_small(query.span) and is_small(key.span))
+        return self._ordinary(node, values)
+
+    def _require_masked(
+        self, node: Node, bias: Fact, labels: tuple[str, ...], ordinary: bool
+    ) -> None:
+        """Refuse attention whose mask lets padding in; `ordinary`: its scores are ordinary."""
         if not bias.labels or bias.labels[-1] != "t":
             raise Unproved("attention sees padding: its mask is not of the tokens")
         _require_broadcast(bias.labels[:-2], labels[:-2])
@@ -677,22 +720,26 @@ class Rules:
         is_bool = value(_argument(node, "attn_mask", 3)).dtype is torch.bool
         if not ((nonzero(pad), nonzero(here)) == (ZERO, ONE) if is_bool else is_masked(pad, here)):
             raise Unproved(_leaks(pad, here, is_bool))
-        return self._ordinary(node)
+        if not is_bool and not ordinary:
+            raise Unproved(_leaks(ANYTHING, here))
 
     def op_convolution(self, node: Node, given: Given) -> Fact:
         fact = given["input"]
         if fact.labels[0] not in ("b", "", "bt") or any(fact.labels[1:]):
             raise Unproved("a convolution mixes tokens with their neighbors")
-        return self._ordinary(node)
+        if any(given["weight"].labels):
+            raise Unproved("its weight is computed from tokens")
+        return self._ordinary(node, fact)
 
     op_conv1d = op_conv2d = op_conv3d = op_convolution
 
-    def _ordinary(self, node: Node) -> Fact:
-        """What a model computes."""
+    def _ordinary(self, node: Node, *facts: Fact) -> Fact:
+        """What a model computes from these: ordinary numbers, unless one of them is not."""
         labels = self._labels.of(value(node))
-        return Fact(labels, pads=(None,) * _tokens(labels))
+        known = None if all(is_small(fact.span) for fact in facts) else ANYTHING
+        return Fact(labels, known, (known,) * _tokens(labels), known)
 
-    def _require_still(self, *facts: Fact) -> None:
+    def require_still(self, *facts: Fact) -> None:
         """Refuse positions in the batch, and those of tokens where columns on the left may be cut
         off.
         """
@@ -759,11 +806,27 @@ def _place(index: Fact, width: int) -> int | None:
     return None if along is None else width - len(index.labels) + along
 
 
-def _truncated(one: Interval) -> Interval:
-    """As an integer."""
-    if one is None or math.isinf(one[0]) or math.isinf(one[1]):
-        return one
-    return float(int(one[0])), float(int(one[1]))
+def _held(one: Interval, dtype: torch.dtype, *, is_exact: bool) -> Interval:
+    """Bounds as a dtype holds them: cut to integers, wrapped, or rounded."""
+    if one is None:
+        return None
+    if dtype is torch.bool:
+        return nonzero(one)
+    if not dtype.is_floating_point:
+        if not all(torch.iinfo(dtype).min <= bound <= torch.iinfo(dtype).max for bound in one):
+            return ANYTHING
+        return float(int(one[0])), float(int(one[1]))
+    off = 0.0 if is_exact else torch.finfo(dtype).eps
+    low, high = (0.0 if math.isinf(bound) else off * abs(bound) for bound in one)
+    return one[0] - low, one[1] + high
+
+
+def _is_whole(one: Interval, dtype: torch.dtype) -> bool:
+    """Whether bounds are integers that a dtype holds exactly."""
+    if not dtype.is_floating_point:
+        return True
+    most = 1 / torch.finfo(dtype).eps
+    return all(float(bound).is_integer() and abs(bound) <= most for bound in wide(one))
 
 
 def _runs(node: Any, labels: Sequence[str]) -> list[Any]:
@@ -785,6 +848,10 @@ def _leaks(pad: Interval, here: Interval, is_bool: bool = False) -> str:
     if pad is not None and pad[1] < 0:
         return "attention may see nothing but padding"
     return "attention sees padding: no mask outweighs every score there"
+
+
+def _is_position(found: Found) -> bool:
+    return isinstance(found, Fact) and found.steps is not None
 
 
 def _tokens(labels: Sequence[str]) -> int:
