@@ -56,6 +56,14 @@ def scaled_complement(x: Tensor) -> Tensor:
     return found
 
 
+def nearest_of_a_reflection(x: Tensor) -> Tensor:
+    """ONNX Runtime takes another neighbor halfway between two."""
+    grid = x[:, 0].round().div(2).unflatten(-1, (4, 2))
+    options = [(x, False), (x, True), (x[..., :1], True)]
+    found = [F.grid_sample(each, grid, "nearest", "reflection", way) for each, way in options]
+    return torch.stack(found)
+
+
 FORMS: list[Callable[[Tensor], Tensor]] = [
     pad_before_pool,
     squeeze_of_more_than_one,
@@ -65,6 +73,7 @@ FORMS: list[Callable[[Tensor], Tensor]] = [
     largest_of_infinities,
     labels_that_end,
     scaled_complement,
+    nearest_of_a_reflection,
 ]
 
 

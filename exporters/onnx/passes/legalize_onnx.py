@@ -16,7 +16,8 @@ output, or anything but a layer with weights, is 1 / (1 + exp(-x)), as in torch'
 ONNX Runtime's MaxPool gives the lowest number for a window of -inf, and torch's decomposition of
 `multilabel_margin_loss` is another loss: both are said otherwise.  So is a `repeat_interleave`
 whose count is a size, and a cross entropy of probabilities, with smoothed labels or without a
-batch: torch.onnx drops the smoothing, and takes each target for a class.
+batch: torch.onnx drops the smoothing, and takes each target for a class.  A `grid_sample` of the
+nearest values with reflection is a gather: ONNX Runtime takes another neighbor halfway between two.
 
 ONNX Runtime takes 1 + erf(x / 1.41421) for that of a gelu, whose constant has more digits: it is
 1 - erf(x / -1.41421).
@@ -305,6 +306,37 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Te
     counts = is_given.unsqueeze(-1) & ~is_target.unsqueeze(-2)
     loss = torch.where(counts, margins.clamp_min(0), 0).sum((-2, -1)) / x.size(-1)
     return (loss, loss.mean(), loss.sum())[reduction]
+
+
+def _is_reflected(node: Node) -> bool:
+    """Whether it takes the nearest values of a picture, with reflection, at full precision."""
+    picture, _, mode, padding = arguments(node)[:4]
+    sizes = shape_of(picture)[2:]
+    is_fit = len(sizes) == 2 and all(isinstance(size, int) for size in sizes)
+    is_wide = dtype_of(node) in (torch.float32, torch.float64)
+    return (mode, padding) == (1, 2) and is_fit and is_wide
+
+
+def _nearest_reflected(x: Tensor, grid: Tensor, _: int, __: int, aligned: bool) -> Tensor:
+    """As in torch's kernel, step by step, so that halves fall to the same side."""
+    height, width = x.shape[2:]
+    columns = _reflected(grid[..., 0], width, aligned)
+    places = (_reflected(grid[..., 1], height, aligned) * width + columns).flatten(1)
+    taken = x.flatten(2).gather(2, places.unsqueeze(1).expand(-1, x.size(1), -1))
+    found: Tensor = taken.unflatten(2, grid.shape[1:3])
+    return found
+
+
+def _reflected(grid: Tensor, size: int, aligned: bool) -> Tensor:
+    """The element of a dimension that is nearest to each place between -1 and 1, and beyond."""
+    scale, shift, low = ((size - 1) / 2, 0.0, 0.0) if aligned else (size / 2, -0.5, -0.5)
+    period = 2 * (size - 1 if aligned else size)
+    if not period:
+        return torch.zeros_like(grid, dtype=torch.int64)
+    away = ((grid + 1) * scale + shift - low).abs()
+    beyond = away - (away / period).trunc() * period
+    inside = torch.minimum(beyond, period - beyond) + low
+    return inside.clamp(0, size - 1).round().to(torch.int64)
 
 
 def _cross_entropy(
@@ -612,6 +644,9 @@ _RULES: dict[Any, Rewrite] = {
     aten.cross_entropy_loss.default: lambda program, node: insert_traced(
         program, node, _cross_entropy
     ),
+    aten.grid_sampler.default: lambda program, node: insert_traced(
+        program, node, _nearest_reflected
+    ),
     **dict.fromkeys(_MAX_POOLS, _max_pool),
     aten.unsqueeze.default: _complex_unsqueeze,
     aten.clamp.default: _float_bounds,
@@ -632,6 +667,7 @@ _UNFIT: dict[Any, Callable[[Node], bool]] = {
     aten.rsub.Scalar: lambda node: dtype_of(first_input(node)) != dtype_of(node),
     aten.scaled_dot_product_attention.default: _broadcasts,
     aten.cross_entropy_loss.default: _is_other_cross_entropy,
+    aten.grid_sampler.default: _is_reflected,
     **dict.fromkeys(_MAX_POOLS, _may_hold_infinity),
     aten.unsqueeze.default: lambda node: bool(value(node).dtype.is_complex),
     aten.clamp.default: _mixes_bounds,
