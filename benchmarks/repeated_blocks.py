@@ -1,12 +1,15 @@
 """What a transformer of equal blocks costs to export, in CPU seconds, by the number of blocks.
 
     python benchmarks/repeated_blocks.py [--blocks 4 12 40] [--kinds regional ...] [--out FILE.json]
+    python benchmarks/repeated_blocks.py --speed 15 --blocks 4
 
 A Flux of small width, half of its blocks double and half single, with seeded random weights, in
 fp32 for a batch that varies.  `onnxruntime-fp16` is judged by emulation, too.
 `aotinductor` compiles it as one, `regional` one block of each kind.
 Each export is a process of its own; CPU seconds are user and system time of all its threads and of
 the compilers that it calls, verification included.
+`--speed` runs the engine of `regional` and that of `aotinductor` in turns instead, so many rounds
+on one thread, in one process.
 """
 
 import argparse
@@ -15,15 +18,18 @@ import resource
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 import torch
 from export_cost import cpu_seconds
 from large import RESULTS, machine
 
-from enginecast import compile
+from enginecast import compile, load
+from enginecast.bench.timing import interleaved
 from enginecast.compiler.steps import Steps
 from enginecast.errors import VerificationError
 from enginecast.exporters.aotinductor.options import AOTInductorOptions
@@ -103,10 +109,33 @@ def export(kind: str, blocks: int) -> None:
     print(json.dumps({"outcome": outcome, "steps": steps.cpu}))
 
 
+def speed(blocks: int, rounds: int) -> dict[str, Any]:
+    """How fast the engine with pieces is beside the whole one."""
+    model, example = flux(blocks)
+    feeds = {name: tensor.numpy() for name, tensor in example.items()}
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+        engines = {}
+        for kind in ("aotinductor", "regional"):
+            bundle = compile(model, Path(scratch) / kind, example=example, **KINDS[kind])
+            loaded = load(bundle.root, allow_code=True, threads=1)
+            engines[kind] = stack.enter_context(loaded)
+        calls = {kind: partial(engine.run, feeds) for kind, engine in engines.items()}
+        times = interleaved(calls, rounds=rounds)
+    faster = times["regional"].over(times["aotinductor"])
+    low, high = quantiles(faster.cpu, n=4, method="inclusive")[::2]
+    return {
+        "cpu milliseconds": {kind: round(each.median_cpu, 2) for kind, each in times.items()},
+        "regional is faster, CPU": round(faster.median_cpu, 3),
+        "quartiles": [round(low, 3), round(high, 3)],
+        "rounds": rounds,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=int, nargs="+", default=[4, 12, 40])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--speed", type=int, metavar="ROUNDS")
     parser.add_argument("--out", type=Path, default=RESULTS / "repeated-blocks.json")
     parser.add_argument("--here", nargs=2, metavar=("KIND", "BLOCKS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -114,7 +143,14 @@ def main() -> None:
         export(options.here[0], int(options.here[1]))
         return
     found_machine = machine()  # before the run: the commit that is measured
-    rows = json.loads(options.out.read_text("utf-8"))["rows"] if options.out.exists() else {}
+    made = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {"rows": {}}
+    if options.speed:
+        for blocks in options.blocks:
+            row = {**speed(blocks, options.speed), "machine": found_machine}
+            made.setdefault("speed", {})[str(blocks)] = row
+            _write(options.out, made)
+        return
+    rows, made["machine"] = made["rows"], found_machine
     for blocks in options.blocks:
         for kind in options.kinds:
             spent, printed = cpu_seconds([__file__, "--here", kind, str(blocks)])
@@ -123,9 +159,12 @@ def main() -> None:
             row = {"outcome": found["outcome"], WHOLE: round(spent, 1), **steps}
             rows.setdefault(str(blocks), {})[kind] = row
             print(blocks, kind, json.dumps(row), file=sys.stderr)
-            text = json.dumps({"rows": rows, "machine": found_machine}, indent=1, sort_keys=True)
-            options.out.write_text(text + "\n", encoding="utf-8")
+            _write(options.out, made)
     print(options.out)
+
+
+def _write(file: Path, made: dict[str, Any]) -> None:
+    file.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
