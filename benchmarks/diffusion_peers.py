@@ -113,7 +113,8 @@ class Peer:
         tensors = sample(self.specs, sizes, seed)
         with torch.no_grad():
             wanted = self.module(**self.arguments(tensors))
-        wanted = wanted[0] if isinstance(wanted, tuple) else wanted
+        while isinstance(wanted, (list, tuple)):
+            wanted = wanted[0]
         taken = {each.name for each in session.get_inputs()}
         named = {"x": next(iter(tensors.values()))} if self.is_part else tensors
         feeds = {name: tensor.numpy() for name, tensor in named.items() if name in taken}
