@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.export import export
+from torch.export import ExportedProgram, export
 
 import enginecast
 from enginecast.capture.inputs.examples import Case
@@ -47,6 +47,19 @@ def test_a_case_is_added_for_outputs_that_are_zero(
         other = any(bool(outputs[place].nan_to_num().any()) for outputs in shown[1:])
         assert other == (name in told) or name == "c"
     assert len(found) == 1 or told
+
+
+def test_what_eager_was_seen_to_give_is_not_looked_for() -> None:
+    program = export(Far(), (X,))
+    cases, specs = (Case("first", {"x": X}),), from_example({"x": X})
+    runs = Runs(lambda: program, tuple("abc"))
+    found = with_telling_values(runs, specs, cases, tuple("abc"), told={"a", "c"})
+    assert [case.name for case in found] == ["first", "b other than zero"]
+
+    def never() -> ExportedProgram:
+        raise AssertionError("it is not run")
+
+    assert with_telling_values(Runs(never, "abc"), specs, cases, "abc", told=set("abc")) == cases
 
 
 class OfProbabilities(nn.Module):

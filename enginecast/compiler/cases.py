@@ -141,6 +141,7 @@ def with_telling_values(
     specs: Sequence[InputSpec],
     cases: Sequence[Case],
     names: Sequence[str],
+    told: Collection[str] = (),
 ) -> tuple[Case, ...]:
     """The cases, and one for each output that has no number but zero in all of them and need not:
     agreement on nothing else proves little.
@@ -148,8 +149,11 @@ def with_telling_values(
     Args:
         runs: of the program.
         names: of its outputs.
+        told: the outputs that are known to have another number in one of the cases.
     """
-    zero = set(names) - shape_only_outputs(runs.program, names)
+    if set(names) <= set(told):
+        return tuple(cases)
+    zero = set(names) - set(told) - shape_only_outputs(runs.program, names)
     added = []
     for case in cases[:LOOKED_AT]:
         if not zero:
@@ -173,8 +177,12 @@ def with_telling_values(
 
 
 def _telling(runs: Runs, inputs: Mapping[str, Tensor]) -> set[str]:
-    """The outputs that hold a number other than zero."""
     [outputs] = runs.outputs([inputs])
+    return telling_outputs(outputs)
+
+
+def telling_outputs(outputs: Mapping[str, Tensor]) -> set[str]:
+    """The outputs that hold a finite number other than zero."""
     return {
         name for name, found in outputs.items() if bool((found.isfinite() & (found != 0)).any())
     }

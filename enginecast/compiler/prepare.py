@@ -46,6 +46,7 @@ from enginecast.compiler.cases import (
     choose_cases,
     cover_branches,
     cover_paths,
+    telling_outputs,
     with_other_sizes,
     with_telling_values,
 )
@@ -146,6 +147,8 @@ class Prepared(OpenedModel):
     """What Python read of tensors in runs of the model."""
     first: Call | None = None
     """Inputs of the first case and what eager gave for them, where a run takes long."""
+    told: frozenset[str] = frozenset()
+    """Outputs of which eager was seen to give a finite number other than zero."""
 
     @property
     def branches(self) -> tuple[SourceLocation, ...]:
@@ -310,7 +313,7 @@ def _with_cases(
     plain.watch(observed)
     exact.watch(observed)
     # In fp64, because a program that was captured in fp16 need not run as it is.
-    cases = with_telling_values(prepared.exact, inputs, prepared.cases, names)
+    cases = with_telling_values(prepared.exact, inputs, prepared.cases, names, prepared.told)
     return replace(prepared, cases=allowed(inputs, cases, captured.size_checks))
 
 
@@ -324,9 +327,10 @@ def _recorded(prepared: Prepared) -> Prepared:
 
     with quiet_torch():
         runs = record(prepared.source.eager(), [case.inputs for case in some], call)
+    told = frozenset().union(*map(telling_outputs, given))
     costly = len(some) == 1 and any(case.singles for case in prepared.cases)
     first = (some[0].inputs, given[0]) if given and costly else None
-    return replace(prepared, runs=runs, first=first)
+    return replace(prepared, runs=runs, first=first, told=told)
 
 
 def _settled(
