@@ -23,6 +23,7 @@ from enginecast.errors import InputError, VerificationError
 from enginecast.passes.ir.blocks import Block, is_structured, run_structured
 from enginecast.passes.ir.deferred_weights import deferred_weights
 from enginecast.passes.ir.edit import (
+    dtype_of,
     weight_expressions,
     weight_specs,
     weight_tensor,
@@ -168,7 +169,7 @@ class Run(Interpreter):
         """The value of one node from the values in `self.env`."""
         if node.op == "placeholder":
             found = self._given(node, case)
-            if node in self._weights:
+            if node in self._weights and not all(_reads_alone(node, user) for user in node.users):
                 return _aligned(found)
             return found
         if is_structured(node):
@@ -243,6 +244,13 @@ class Run(Interpreter):
 
 def _call(op: Callable[..., Any], *values: Any) -> Any:
     return op(*values)
+
+
+def _reads_alone(weight: Node, user: Node) -> bool:
+    """Whether a node reads each element by itself, into a tensor of its own, wherever they lie."""
+    return has(user, Trait.GATHERS) or (
+        has(user, Trait.CASTS) and dtype_of(user) != dtype_of(weight)
+    )
 
 
 def _aligned(weight: Any) -> Any:
