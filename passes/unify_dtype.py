@@ -42,9 +42,8 @@ stands at no border (`cast_borders`).
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
@@ -271,7 +270,6 @@ class _Retyper:
         self.high = to if to is torch.float64 else torch.float32
         self.log = log
         self.casts: dict[tuple[Node, torch.dtype], Node] = {}
-        self.retyped = _Retyped()
         views = self.program.graph.find_nodes(op="call_function", target=aten.view.dtype)
         self.read_as_bits = {node: dtype_of(first_input(node)) for node in views}
         self.weights = weight_specs(program)
@@ -336,7 +334,7 @@ class _Retyper:
             if is_float(source) and dtype_of(source) != dtype:
                 node.replace_input_with(source, self.cast(source, dtype, node))
         if is_float(node) and self._set_explicit_dtype(node, dtype):
-            node.meta["val"] = self.retyped.viewed(value(node), dtype)
+            node.meta["val"] = _retyped(value(node), dtype)
 
     def _widen_complex(self, node: Node) -> None:
         """In fp64 the parts of complex numbers are fp64, too: matmul takes no mixture of both."""
@@ -386,7 +384,7 @@ class _Retyper:
         with self.program.graph.inserting_after(narrow):
             wide: Node = self.program.graph.call_function(aten.to.dtype, (narrow, self.low))
         for cast, held in ((narrow, dtype), (wide, self.low)):
-            cast.meta["val"] = self.retyped.viewed(value(node), held)
+            cast.meta["val"] = _retyped(value(node), held)
             take_place(cast, node)
             mark_border(cast, f"the source computes in {dtype_text(dtype)}")
         for user in users:
@@ -409,12 +407,12 @@ class _Retyper:
                 if is_float(operand):
                     kept = dtype_of(operand)
                     assert kept is not None
-                    placeholder.meta["val"] = self.retyped.viewed(value(placeholder), kept)
+                    placeholder.meta["val"] = _retyped(value(placeholder), kept)
             given = [None] if block.path == "condition" else results
             with opened(self.program, node, block) as inner:
                 _Retyper(inner, self.classes, self.low, self.log, given, self.rounded).run()
         found = zip(value(node), results, strict=True)
-        node.meta["val"] = tuple(v if d is None else self.retyped.viewed(v, d) for v, d in found)
+        node.meta["val"] = tuple(v if d is None else _retyped(v, d) for v, d in found)
 
     def _border_dtype(self, kind: Class) -> torch.dtype:
         return self.high if kind in KEPT_HIGH else self.low
@@ -448,7 +446,7 @@ class _Retyper:
                 (start, dtype),
                 name=f"{source.name}_{dtype_text(dtype)}",
             )
-        node.meta["val"] = self.retyped.cast(value(source), dtype)
+        node.meta["val"] = value(source).to(dtype)
         if source.op == "call_function":
             take_place(node, source)
         self.casts[source, dtype] = node
@@ -491,42 +489,15 @@ class _Retyper:
         return node
 
 
-class _Retyped:
-    """Fake values in another float dtype, without a run of an op, so that nothing is traced again.
-
-    Values that lie in memory alike become one: equal layers have equal values, and a new one with
-    symbolic sizes costs more than all else that is done to a node.
+def _retyped(found: Any, dtype: torch.dtype) -> Any:
+    """A fake value with another float dtype that lies in memory alike; `to` would give a part of a
+    tensor strides of its own.  No op is run, so nothing is traced again.
     """
-
-    def __init__(self) -> None:
-        self._made: dict[tuple[Any, ...], torch.Tensor] = {}
-
-    def viewed(self, found: Any, dtype: torch.dtype) -> Any:
-        """With the strides that it has; `to` would give a part of a tensor strides of its own."""
-        if isinstance(found, torch.Tensor) and found.is_floating_point():
-            strides = found.stride()
-            make = partial(found.new_empty_strided, found.shape, strides, dtype=dtype)
-            return self._once(found, dtype, make=make)
-        if isinstance(found, tuple | list):
-            return type(found)(self.viewed(f, dtype) for f in found)
-        return found
-
-    def cast(self, found: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """What a cast computes."""
-        return self._once(found, dtype, found.dtype, make=partial(found.to, dtype))
-
-    def _once(
-        self, found: torch.Tensor, *key: Any, make: Callable[[], torch.Tensor]
-    ) -> torch.Tensor:
-        sizes = (_expression(size) for size in (*found.shape, *found.stride()))
-        place = (*key, found.device, found.ndim, *sizes)
-        if place not in self._made:
-            self._made[place] = make()
-        return self._made[place]
-
-
-def _expression(size: int | torch.SymInt) -> Any:
-    return size.node.expr if isinstance(size, torch.SymInt) else size
+    if isinstance(found, torch.Tensor) and found.is_floating_point():
+        return found.new_empty_strided(found.shape, found.stride(), dtype=dtype)
+    if isinstance(found, tuple | list):
+        return type(found)(_retyped(f, dtype) for f in found)
+    return found
 
 
 def _says_dtype(node: Node) -> bool:
