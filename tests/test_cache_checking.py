@@ -356,6 +356,8 @@ from enginecast.cache.store.store import open_store
 encodings = open_store(sys.argv[1]).encodings()
 made = entries(texts(240))
 for begin in range(0, 240, 4):
+    if begin == 120:
+        sys.stdin.readline()  # on a busy machine all would be written before it is looked at
     encodings.commit(made[begin : begin + 4])
 """
 
@@ -364,11 +366,14 @@ def test_checks_and_prunes_leave_a_fill_alone(tmp_path: Path) -> None:
     encodings = fill(tmp_path / "cache", entries(texts(4)))
     command = [sys.executable, "-c", WRITER, str(tmp_path / "cache"), str(Path(__file__).parent)]
     rounds, store = 0, open_store(tmp_path / "cache")
-    with subprocess.Popen(command) as writer:
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as writer:
+        assert writer.stdin is not None
         while writer.poll() is None:
             assert check(encodings).damages == ()
             prune_store(store, shard_bytes=3000)
             rounds += len(encodings.shard_paths()) > 2
+            if rounds == 2 and not writer.stdin.closed:
+                writer.stdin.close()
     assert (writer.returncode, rounds > 2) == (0, True)
     assert check(encodings).damages == ()
     prune_store(store)
