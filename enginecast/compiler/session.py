@@ -74,15 +74,13 @@ def export(request: ExportRequest, steps: Steps | None = None) -> Export:
     """
     config, steps = request.resolve(), steps or Steps()
     target_of(config.target).require(config.options)  # before the work, and not after it
-    with (
-        stage(request.output, overwrite=request.overwrite) as staging,
-        steps.listening(),
-        flex_attention_spelled_out(),
-    ):
+    with stage(request.output, overwrite=request.overwrite) as staging, steps.listening():
         source = open_model(request.model, request.options, request.example)
         budget.require(source, config, staging.folder)
         session = ExportSession(request, config, source, staging, steps)
-        return publish(session.candidate(), request, staging, steps)
+        with flex_attention_spelled_out():  # once the model's code is imported
+            candidate = session.candidate()
+        return publish(candidate, request, staging, steps)
 
 
 def falls_back(error: CaptureError, options: ModelOptions) -> bool:
