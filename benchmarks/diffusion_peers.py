@@ -149,7 +149,7 @@ class Shapes(dict[int, Any]):
 
 
 def _only_shapes(value: Any) -> Any:
-    """The dimensions of an argument: None where it is no tensor."""
+    """The dimensions of an argument; None for what is not a tensor."""
     if isinstance(value, Shapes):
         return dict(value)
     if isinstance(value, dict):

@@ -100,13 +100,10 @@ def _rewrite(node: Node) -> None:
     if node.target in _CONVERSIONS:
         node.target = aten._to_copy.default
         node.args, node.kwargs = node.args[:1], {"dtype": value(node).dtype}
-    elif node.target is aten.flatten.using_ints and len(_varying(node)) <= 1:
+    elif node.target is aten.flatten.using_ints:
         sizes = [-1 if isinstance(size, torch.SymInt) else size for size in value(node).shape]
-        node.target, node.args, node.kwargs = aten.reshape.default, (node.args[0], sizes), {}
-
-
-def _varying(node: Node) -> list[torch.SymInt]:
-    return [size for size in value(node).shape if isinstance(size, torch.SymInt)]
+        if sizes.count(-1) <= 1:
+            node.target, node.args, node.kwargs = aten.reshape.default, (node.args[0], sizes), {}
 
 
 def _is_decomposed(node: Node, table: Mapping[Any, Any]) -> bool:
