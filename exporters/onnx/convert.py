@@ -16,6 +16,7 @@ from torch.fx import Node
 from enginecast.errors import LoweringError, first_line
 from enginecast.exporters import files
 from enginecast.exporters.onnx import exact, ordered, scatters  # noqa: F401 - they add to STABLE
+from enginecast.exporters.onnx.decompose import decompose
 from enginecast.exporters.onnx.readers import Reader
 from enginecast.exporters.onnx.stable import STABLE
 from enginecast.exporters.onnx.translations import translation_table
@@ -33,8 +34,6 @@ _ATTENTION = "aten::scaled_dot_product_attention"
 """Draws where its fifth argument, dropout, is not 0."""
 _CONVERSIONS = frozenset(getattr(aten.to, overload) for overload in aten.to.overloads())
 """What a trace writes as `_to_copy`."""
-_KEPT = frozenset({aten.reshape.default, aten.contiguous.default})
-"""Composite views that ONNX has, too."""
 _DRAWS = re.compile(
     r"aten::(rand|randn|randint|randperm|bernoulli|multinomial|normal|uniform|exponential|random)"
     r"(_like|_)?"
@@ -87,9 +86,10 @@ class _AsItIs(ExportedProgram):
     def run_decompositions(
         self, decomp_table: Mapping[Any, Any] | None = None, **options: Any
     ) -> ExportedProgram:
-        """The program itself, or what torch makes of it where it would decompose an op."""
-        calls = [node for node in all_nodes(self) if node.op == "call_function"]
-        if decomp_table is None or any(_is_decomposed(node, decomp_table) for node in calls):
+        """The program itself, its ops decomposed where each can be on its own; else what torch
+        makes of it.
+        """
+        if decomp_table is None or not decompose(self, decomp_table):
             traced: ExportedProgram = super().run_decompositions(decomp_table, **options)
             return traced
         return self
@@ -104,19 +104,6 @@ def _rewrite(node: Node) -> None:
         sizes = [-1 if isinstance(size, torch.SymInt) else size for size in value(node).shape]
         if sizes.count(-1) <= 1:
             node.target, node.args, node.kwargs = aten.reshape.default, (node.args[0], sizes), {}
-
-
-def _is_decomposed(node: Node, table: Mapping[Any, Any]) -> bool:
-    """Whether a trace writes an op by others: it is in the table, or a composite view, which torch
-    never keeps.
-    """
-    op = node.target
-    if is_structured(node) or op in table:
-        return True
-    if not isinstance(op, torch._ops.OpOverload) or op in _KEPT:
-        return False
-    composite = op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-    return composite and any(argument.alias_info for argument in op._schema.arguments)
 
 
 def _convert(program: ExportedProgram, opset: int, reader: Reader) -> ir.Model:

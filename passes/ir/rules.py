@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from enginecast.passes.ir.base import PassContext, ProgramView, Site
@@ -60,6 +60,17 @@ def insert_traced(program: ProgramView, node: Node, function: Callable[..., Any]
     """Add the ops of torch that a function calls on the arguments of a node, at the insertion
     point; returns its result, or its results.  Casts that change nothing are left out.
     """
+    return insert_graph(program.graph, node, traced(node, function))
+
+
+def traced(
+    node: Node, function: Callable[..., Any], table: Mapping[Any, Any] | None = None
+) -> Graph:
+    """The ops of torch that a function calls on the arguments of a node.
+
+    Args:
+        table: of decompositions: composite ops are written by others, too.  Else they stay.
+    """
     sources = node.all_input_nodes
 
     def call(*values: Any) -> Any:
@@ -67,17 +78,22 @@ def insert_traced(program: ProgramView, node: Node, function: Callable[..., Any]
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), given.__getitem__)
         return function(*args, **kwargs)
 
-    traced = make_fx(call, pre_dispatch=True)(*map(value, sources)).graph
-    known: dict[Node, Node] = dict(zip(traced.find_nodes(op="placeholder"), sources, strict=True))
-    for found in traced.nodes:
+    made = make_fx(call, decomposition_table=table, pre_dispatch=table is None)
+    return made(*map(value, sources)).graph
+
+
+def insert_graph(graph: Graph, node: Node, form: Graph) -> Any:
+    """Add what `traced` made for a node, or for one like it; see `insert_traced`."""
+    known = dict(zip(form.find_nodes(op="placeholder"), node.all_input_nodes, strict=True))
+    for found in form.nodes:
         if found.op != "call_function":
             continue
         args, kwargs = torch.fx.map_arg((found.args, found.kwargs), known.__getitem__)
-        if has(found, Trait.CASTS) and dtype_of(args[0]) == args[1]:
+        if has(found, Trait.CASTS) and args[1:2] == (dtype_of(args[0]),):
             known[found] = args[0]
         else:
-            made = program.graph.create_node("call_function", found.target, args, kwargs)
+            made = graph.create_node("call_function", found.target, args, kwargs)
             take_place(made, node)
             made.meta["val"] = found.meta["val"]
             known[found] = made
-    return torch.fx.map_arg(traced.output_node().args[0], known.__getitem__)
+    return torch.fx.map_arg(form.output_node().args[0], known.__getitem__)
