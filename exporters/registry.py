@@ -12,6 +12,7 @@ TARGETS = {
     "onnxruntime": "enginecast.exporters.onnx.target:OnnxRuntime",
     "tensorrt": "enginecast.exporters.tensorrt.target:TensorRT",
     "aotinductor": "enginecast.exporters.aotinductor.target:AOTInductor",
+    "openvino": "enginecast.exporters.openvino.target:OpenVINO",
     "torchscript": "enginecast.exporters.torchscript.target:TorchScript",
 }
 DEFAULT = next(iter(TARGETS))

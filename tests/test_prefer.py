@@ -153,7 +153,7 @@ def test_wrong_preferences(tmp_path: Path, options: dict[str, Any], message: str
 
 def test_sessions_are_called_as_backends_are() -> None:
     assert set(backends()) == {
-        "tensorrt",
+        *("tensorrt", "openvino"),
         *(f"{kind}-{on}" for kind in ("onnxruntime", "aotinductor", "torchscript") for on in ON),
     }
     assert called("aotinductor", "torch-cuda") == "aotinductor-cuda"

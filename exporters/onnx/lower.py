@@ -51,7 +51,7 @@ def lowering(reader: Reader, *, gemm_float8: bool = False) -> str:
 
     Args:
         reader: chooses between ops that differ in speed, and in rows that are masked whole, and
-            how integers are multiplied; TensorRT gets ops of ONNX's own alone.
+            how integers are multiplied; TensorRT and OpenVINO get ops of ONNX's own alone.
         gemm_float8: whether fp8 is multiplied by com.microsoft GemmFloat8.
     """
     tables = "dequantize-tables," if reader == "tensorrt" else ""

@@ -2,7 +2,7 @@
 
 from typing import Literal, get_args
 
-Reader = Literal["onnxruntime-cpu", "onnxruntime-cuda", "tensorrt"]
+Reader = Literal["onnxruntime-cpu", "onnxruntime-cuda", "tensorrt", "openvino"]
 READERS: tuple[Reader, ...] = get_args(Reader)
 
 

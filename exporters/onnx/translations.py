@@ -29,6 +29,8 @@ TRANSLATIONS: Mapping[Reader, Rules[Translation]] = {reader: Rules() for reader 
 none of com.microsoft."""
 
 _ONNXRUNTIME: Sequence[Reader] = ("onnxruntime-cpu", "onnxruntime-cuda")
+_PLAIN: Sequence[Reader] = ("tensorrt", "openvino")
+"""They get ops of ONNX's own alone."""
 
 _LIMITS = {
     ir.DataType.FLOAT8E4M3FN: 448.0,
@@ -154,7 +156,7 @@ def _skip_rms_norm(x: Any, residual: Any, weight: Any, epsilon: float) -> tuple[
     return results[0], results[3]
 
 
-@_translation(own.skip_rms_norm.default, readers=["tensorrt"])
+@_translation(own.skip_rms_norm.default, readers=_PLAIN)
 def _add_and_norm(x: Any, residual: Any, weight: Any, epsilon: float) -> tuple[Any, Any]:
     """The same in ops of ONNX's own."""
     total = op.Add(x, residual)
@@ -176,7 +178,7 @@ def _rms_norm(
     return op.RMSNormalization(input, weight, axis=-len(normalized_shape), epsilon=eps)
 
 
-@_translation(own.attention.default, readers=["onnxruntime-cuda"])
+@_translation(own.attention.default, readers=["onnxruntime-cuda", "openvino"])
 def _attention(
     query: Any,
     key: Any,
@@ -443,5 +445,6 @@ _OF_ONNXRUNTIME = (
 for _rules in TRANSLATIONS.values():
     _rules.refuse(*_INTO_FORMS, reason="legalize-quantized gives it another form")
     _rules.refuse(*_OF_WEIGHTS, reason="it computes weights, while the file is written")
-TRANSLATIONS["tensorrt"].refuse(*_OF_ONNXRUNTIME, reason="a form for ONNX Runtime")
+for _reader in _PLAIN:
+    TRANSLATIONS[_reader].refuse(*_OF_ONNXRUNTIME, reason="a form for ONNX Runtime")
 TRANSLATIONS["onnxruntime-cpu"].refuse(own.fp8_gemm.default, reason="only CUDA has GemmFloat8")

@@ -22,7 +22,7 @@ def interval(node: Any) -> Interval | None:
     if not isinstance(node, Node):
         return None
     if is_call(node, aten.arange.default):
-        return 0.0, max(0.0, _largest(node.args[0]) - 1)
+        return 0.0, max(0.0, largest_size(node.args[0]) - 1)
     if has(node, Trait.MOVES):
         return interval(node.args[0])
     if not is_call(node, aten.add.Tensor, aten.sub.Tensor) or "alpha" in node.kwargs:
@@ -35,7 +35,7 @@ def interval(node: Any) -> Interval | None:
     return left[0] - right[1], left[1] - right[0]
 
 
-def _largest(size: Any) -> float:
+def largest_size(size: Any) -> float:
     """The largest value that a size can have; infinity when nothing bounds it."""
     found = value(size) if isinstance(size, Node) else size
     if isinstance(found, int):

@@ -8,6 +8,7 @@ SESSIONS = {
     "tensorrt": "enginecast.runtime.sessions.tensorrt.session:TensorRTSession",
     "onnxruntime": "enginecast.runtime.sessions.onnxruntime:OrtSession",
     "aotinductor": "enginecast.runtime.sessions.aotinductor:AOTInductorSession",
+    "openvino": "enginecast.runtime.sessions.openvino:OpenVINOSession",
     "torchscript": "enginecast.runtime.sessions.torchscript:TorchScriptSession",
 }
 REGISTRY = Registry("session", "enginecast.sessions", SESSIONS, MissingError)

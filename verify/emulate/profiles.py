@@ -50,6 +50,10 @@ _TENSORRT = "NVIDIA TensorRT 11 API reference"
 _INDUCTOR = (
     "pytorch, torch/_inductor/codegen: low precision is loaded as float, computed and stored"
 )
+_OPENVINO = (
+    "openvino, src/plugins/intel_cpu: kernels of oneDNN and its own load bf16 as float, and round"
+    " what they store"
+)
 _NUMPY = "onnx.reference, onnx/reference/ops: numpy of dtype float16, op by op"
 
 
@@ -98,6 +102,12 @@ _ALL = (
         "Inductor's kernels, and torch's that they call: fp32 inside, one rounding at the end",
         "fp32",
         f"{_INDUCTOR}; {_TORCH}",
+    ),
+    _same(
+        "openvino",
+        "OpenVINO on the CPU: fp32 inside, one rounding at the end",
+        "fp32",
+        _OPENVINO,
     ),
     _same(
         "onnx-reference",

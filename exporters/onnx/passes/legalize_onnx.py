@@ -67,10 +67,12 @@ class LegalizeOnnx(GraphPass):
     promise: ClassVar[Promise] = "reordered"
 
     def run(self, program: ProgramView, context: PassContext) -> list[Site]:
-        for_tensorrt = self.reader == "tensorrt"
-        rule = _tensorrt_attention if for_tensorrt else _onnxruntime_attention
-        unfit = _is_unfit_for_tensorrt if for_tensorrt else _is_unfit_for_onnxruntime
-        rules, conditions = {**_RULES, _attention: rule}, {**_UNFIT, _attention: unfit}
+        rules, conditions = dict(_RULES), dict(_UNFIT)
+        if self.reader == "tensorrt":
+            rules[_attention], conditions[_attention] = _tensorrt_attention, _is_unfit_for_tensorrt
+        elif self.reader != "openvino":  # whose Attention is that of ONNX, rows without keys too
+            rules[_attention] = _onnxruntime_attention
+            conditions[_attention] = _is_unfit_for_onnxruntime
         if self.reader == "onnxruntime-cpu":
             rules |= {op: _exact_sigmoid for op in _SIGMOIDS}
             conditions |= dict.fromkeys(_SIGMOIDS, _needs_small_values)
