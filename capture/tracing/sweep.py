@@ -4,15 +4,13 @@ A guard tells of the sizes that a model's code asked about in a way that torch s
 a size that is printed, tested for its type, or compared with one, which a trace takes for any size.
 """
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from types import CodeType, FrameType
 from typing import Any
 
-from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -63,9 +61,7 @@ class Sweep:
         """
         with quiet_torch():
             try:
-                eager, mentioned = _mentioned(
-                    self.walker.module, lambda: self.walker.eager(self.traced)
-                )
+                eager, mentioned = _mentioned(self.walker, self.traced)
                 if eager.writes:
                     eager = self._eager(self.traced, writes=True)
                 first = self._pair(self.traced, eager)
@@ -220,8 +216,8 @@ def _candidates(dim: DimSpec, mentioned: Sequence[int]) -> list[int]:
     return [size for size in dict.fromkeys(order) if size in within]
 
 
-def _mentioned(module: nn.Module, run: Callable[[], Walk]) -> tuple[Walk, list[int]]:
-    """What a run gives, and whole numbers in the code that it goes through and in the user's
+def _mentioned(walker: Walker, sizes: Sizes) -> tuple[Walk, list[int]]:
+    """What eager computes, and whole numbers in the code that it goes through and in the user's
     modules.
     """
     found: dict[int, None] = {}
@@ -237,13 +233,8 @@ def _mentioned(module: nn.Module, run: Callable[[], Walk]) -> tuple[Walk, list[i
             constants = [*code.co_consts, *(known.get(name) for name in code.co_names)]
             found.update(dict.fromkeys(_whole(constants)))
 
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        walk = run()
-    finally:
-        sys.setprofile(before)
-    for part in module.modules():
+    walk = walker.eager(sizes, observer=note)
+    for part in walker.module.modules():
         code = getattr(type(part).forward, "__code__", None)
         if code is not None and is_user_code(code.co_filename):
             found.update(dict.fromkeys(_whole(vars(part).values())))

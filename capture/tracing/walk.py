@@ -6,8 +6,8 @@ with one number come from the same operators on the same inputs, whatever else w
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType, NoneType
 from typing import Any
@@ -44,6 +44,8 @@ PIECES = frozenset({"split", "split_with_sizes", "chunk", "unsafe_split", "unsaf
 """Cut their input into pieces; a trace may cut it by slices."""
 KINDS = (torch.device, torch.layout, torch.memory_format)
 """Arguments that are the same for all that is compared."""
+Observer = Callable[[FrameType, str, Any], None]
+"""A function for `sys.setprofile`."""
 DIGITS = 12
 """Of a number computed from sizes: sympy adds in another order than Python."""
 
@@ -90,14 +92,21 @@ class Numbering(TorchDispatchMode):
     Args:
         known: numbers of tensors that were there before.
         copies_count: whether a copy is not the tensor that it copies, since something writes.
+        observer: profiles the run, but for what operators do: that is most of it.
     """
 
-    def __init__(self, known: Sequence[tuple[Tensor, str]], copies_count: bool) -> None:
+    def __init__(
+        self,
+        known: Sequence[tuple[Tensor, str]],
+        copies_count: bool,
+        observer: Observer | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[Step] = []
         self.writes = False
         self.has_strangers = False
         self._copies_count = copies_count
+        self._observer = observer
         self._kept: list[Tensor] = []  # so that no id is given twice
         self._numbers: dict[int, int] = {}
         self._written: dict[int, int] = {}
@@ -106,6 +115,12 @@ class Numbering(TorchDispatchMode):
             self._note(tensor, hash(name))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._observer is None:
+            return self._run(func, args, kwargs)
+        with _profiled_by(None):
+            return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__ if isinstance(func, OpOverload) else str(func)
         name = LIKE.get(name, name)
@@ -211,7 +226,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _place() -> SourceLocation | None:
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(3)
     while frame is not None:
         if is_model_code(frame.f_code.co_filename):
             return SourceLocation(frame.f_code.co_filename, frame.f_lineno or 0)
@@ -234,13 +249,20 @@ class Walker:
     def __post_init__(self) -> None:
         fake_weights(self.module, self.mode)
 
-    def eager(self, sizes: Mapping[str, int], copies_count: bool = False) -> Walk:
+    def eager(
+        self,
+        sizes: Mapping[str, int],
+        copies_count: bool = False,
+        observer: Observer | None = None,
+    ) -> Walk:
         """What eager computes; raises what its code raises."""
         key = (tuple(sizes.items()), copies_count)
         if key not in self._walks:
             inputs = self._inputs(sizes)
             known = [(tensor, name) for name, tensor in (*inputs.items(), *_state(self.module))]
-            self._walks[key] = self._walk(lambda: self.module(**inputs), known, copies_count)
+            numbering = Numbering(known, copies_count, observer)
+            with _profiled_by(observer) if observer else nullcontext():
+                self._walks[key] = self._walk(lambda: self.module(**inputs), numbering)
         return self._walks[key]
 
     def captured(self, sizes: Mapping[str, int], copies_count: bool = False) -> Walk:
@@ -266,24 +288,22 @@ class Walker:
                 target = str(spec.target or spec.arg.name)
                 known.append((value, names.get(target, target)))
         run = _Run(self.program.graph_module, self.mode)
-        return self._walk(lambda: run.run(*values), known, copies_count)
+        return self._walk(lambda: run.run(*values), Numbering(known, copies_count))
 
     def real(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> Walk:
         """What eager computes on real tensors, for which it is run once or twice."""
         known = [(tensor, name) for name, tensor in (*inputs.items(), *_state(module))]
-        found = self._walk(lambda: module(**inputs), known, False, nullcontext())
+        found = self._walk(lambda: module(**inputs), Numbering(known, False), nullcontext())
         if not found.writes:
             return found
-        return self._walk(lambda: module(**inputs), known, True, nullcontext())
+        return self._walk(lambda: module(**inputs), Numbering(known, True), nullcontext())
 
     def _walk(
         self,
         call: Callable[[], Any],
-        known: Sequence[tuple[Tensor, str]],
-        copies_count: bool,
+        numbering: Numbering,
         mode: AbstractContextManager[Any] | None = None,
     ) -> Walk:
-        numbering = Numbering(known, copies_count)
         fake = self.mode if mode is None else mode
         with torch.no_grad(), keeping_caches(self.module), fake, numbering:
             result = call()
@@ -300,6 +320,16 @@ class Walker:
                 )
                 for spec in self.specs
             }
+
+
+@contextmanager
+def _profiled_by(observer: Observer | None) -> Iterator[None]:
+    before = sys.getprofile()
+    sys.setprofile(observer)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
 
 
 def _state(module: nn.Module) -> list[tuple[str, Tensor]]:
