@@ -270,6 +270,7 @@ class _Retyper:
         self.high = to if to is torch.float64 else torch.float32
         self.log = log
         self.casts: dict[tuple[Node, torch.dtype], Node] = {}
+        self.fakes = _Fakes(shares=to is torch.float64)
         views = self.program.graph.find_nodes(op="call_function", target=aten.view.dtype)
         self.read_as_bits = {node: dtype_of(first_input(node)) for node in views}
         self.weights = weight_specs(program)
@@ -334,7 +335,7 @@ class _Retyper:
             if is_float(source) and dtype_of(source) != dtype:
                 node.replace_input_with(source, self.cast(source, dtype, node))
         if is_float(node) and self._set_explicit_dtype(node, dtype):
-            node.meta["val"] = _retyped(value(node), dtype)
+            node.meta["val"] = self.fakes.retyped(value(node), dtype)
 
     def _widen_complex(self, node: Node) -> None:
         """In fp64 the parts of complex numbers are fp64, too: matmul takes no mixture of both."""
@@ -384,7 +385,7 @@ class _Retyper:
         with self.program.graph.inserting_after(narrow):
             wide: Node = self.program.graph.call_function(aten.to.dtype, (narrow, self.low))
         for cast, held in ((narrow, dtype), (wide, self.low)):
-            cast.meta["val"] = _retyped(value(node), held)
+            cast.meta["val"] = self.fakes.retyped(value(node), held)
             take_place(cast, node)
             mark_border(cast, f"the source computes in {dtype_text(dtype)}")
         for user in users:
@@ -407,12 +408,12 @@ class _Retyper:
                 if is_float(operand):
                     kept = dtype_of(operand)
                     assert kept is not None
-                    placeholder.meta["val"] = _retyped(value(placeholder), kept)
+                    placeholder.meta["val"] = self.fakes.retyped(value(placeholder), kept)
             given = [None] if block.path == "condition" else results
             with opened(self.program, node, block) as inner:
                 _Retyper(inner, self.classes, self.low, self.log, given, self.rounded).run()
         found = zip(value(node), results, strict=True)
-        node.meta["val"] = tuple(v if d is None else _retyped(v, d) for v, d in found)
+        node.meta["val"] = tuple(v if d is None else self.fakes.retyped(v, d) for v, d in found)
 
     def _border_dtype(self, kind: Class) -> torch.dtype:
         return self.high if kind in KEPT_HIGH else self.low
@@ -489,15 +490,38 @@ class _Retyper:
         return node
 
 
-def _retyped(found: Any, dtype: torch.dtype) -> Any:
-    """A fake value with another float dtype that lies in memory alike; `to` would give a part of a
-    tensor strides of its own.  No op is run, so nothing is traced again.
+class _Fakes:
+    """Fake values in another float dtype.  No op is run, so nothing is traced again.
+
+    Args:
+        shares: make values that lie in memory alike once: equal layers have equal values, and a new
+            one with symbolic sizes costs more than all else that is done to a node.  Only for a
+            program that is interpreted: placeholders that share a fake value are one input to torch
+            where it traces a program again.
     """
-    if isinstance(found, torch.Tensor) and found.is_floating_point():
-        return found.new_empty_strided(found.shape, found.stride(), dtype=dtype)
-    if isinstance(found, tuple | list):
-        return type(found)(_retyped(f, dtype) for f in found)
-    return found
+
+    def __init__(self, *, shares: bool) -> None:
+        self._shares = shares
+        self._made: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def retyped(self, found: Any, dtype: torch.dtype) -> Any:
+        """With the strides that it has; `to` would give a part of a tensor strides of its own."""
+        if isinstance(found, tuple | list):
+            return type(found)(self.retyped(each, dtype) for each in found)
+        if not isinstance(found, torch.Tensor) or not found.is_floating_point():
+            return found
+        if not self._shares:
+            return found.new_empty_strided(found.shape, found.stride(), dtype=dtype)
+        sizes = (_expression(size) for size in (*found.shape, *found.stride()))
+        key = (dtype, found.device, found.ndim, *sizes)
+        if key not in self._made:
+            made = found.new_empty_strided(found.shape, found.stride(), dtype=dtype)
+            self._made[key] = made
+        return self._made[key]
+
+
+def _expression(size: int | torch.SymInt) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def _says_dtype(node: Node) -> bool:

@@ -321,10 +321,12 @@ class _Functional:
 def _views(graph: Graph) -> Iterator[tuple[Node, Node]]:
     """Every node that shares memory with one that it reads, and that one.
 
-    Whether reshape, contiguous or to share it depends on strides and dtypes: torch is asked.
+    Whether reshape, contiguous or to share it depends on strides and dtypes: torch is asked, for
+    what may share memory with a written value.
     """
+    near = _near_writes(graph)
     for node in graph.nodes:
-        if node.op != "call_function" or is_structured(node):
+        if node not in near or node.op != "call_function" or is_structured(node):
             continue
         if _writes(node):
             yield from ((node, target) for target in written_arguments(node)[:1])
@@ -339,6 +341,25 @@ def _views(graph: Graph) -> Iterator[tuple[Node, Node]]:
             if _share_memory(found, value(source)):
                 yield node, source
                 break
+
+
+def _near_writes(graph: Graph) -> set[Node]:
+    """What may share memory with a written value, by the ops on the way."""
+    beside: dict[Node, list[Node]] = {}
+    for node in graph.nodes:
+        call = first_input(node) if node.target is operator.getitem else node
+        if _writes(node) or has(call, Trait.ALIASES):
+            for source in {call, *call.all_input_nodes} - {node}:
+                beside.setdefault(node, []).append(source)
+                beside.setdefault(source, []).append(node)
+    found = {target for node in graph.nodes for target in written_arguments(node)}
+    waiting = list(found)
+    while waiting:
+        for other in beside.get(waiting.pop(), ()):
+            if other not in found:
+                found.add(other)
+                waiting.append(other)
+    return found
 
 
 def _share_memory(one: object, other: object) -> bool:

@@ -144,13 +144,18 @@ def insert(
     *,
     like: Node,
     name: str | None = None,
+    replaces: bool = False,
 ) -> Node:
     """Add a call at the insertion point, with the place in the source of `like` and a computed fake
     value.
+
+    Args:
+        replaces: the call gives what `like` gives, whose fake value it takes: one with symbolic
+            sizes costs more than all else here.
     """
     node = graph.create_node("call_function", target, args, kwargs or {}, name=name)
     take_place(node, like)
-    node.meta["val"] = evaluate_fake(node)
+    node.meta["val"] = value(like) if replaces else evaluate_fake(node)
     return node
 
 

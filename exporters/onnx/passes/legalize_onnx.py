@@ -87,10 +87,11 @@ def _linear_to_matmul(program: ProgramView, node: Node) -> Node:
     source, weight = node.args[:2]
     bias = node.args[2] if len(node.args) > 2 else None
     transposed = insert(graph, aten.t.default, (weight,), like=node)
-    result = insert(graph, aten.matmul.default, (source, transposed), like=node)
+    # Both give the shape and dtype of the linear.
+    result = insert(graph, aten.matmul.default, (source, transposed), like=node, replaces=True)
     if bias is None:
         return result
-    return insert(graph, aten.add.Tensor, (result, bias), like=node)
+    return insert(graph, aten.add.Tensor, (result, bias), like=node, replaces=True)
 
 
 def _of_other_dtypes(node: Node) -> list[int]:
