@@ -9,10 +9,11 @@ import bundles
 import ml_dtypes
 import msgspec
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 from torch.utils.dlpack import from_dlpack
 
 from enginecast.errors import (
@@ -272,6 +273,27 @@ def test_profile_names_the_operator_without_its_domain(tmp_path: Path) -> None:
     model = bundles.write_unary(tmp_path / "m.onnx", "Gelu", TensorProto.FLOAT)
     feeds = {"x": np.ones((2, 3), np.float32)}
     assert profile_ops(model, feeds) == ["Gelu"]
+
+
+def test_kernels_that_are_slower_than_their_parts_are_left_out(tmp_path: Path) -> None:
+    """ONNX Runtime would make SkipLayerNormalization and BiasGelu of these."""
+    nodes = [
+        helper.make_node("Add", ["x", "residual"], ["sum"]),
+        helper.make_node("LayerNormalization", ["sum", "w", "b"], ["normal"], axis=-1),
+        helper.make_node("Add", ["normal", "b"], ["biased"]),
+        helper.make_node("Gelu", ["biased"], ["y"]),
+    ]
+    of = {
+        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "tokens", 8])
+        for name in ("x", "residual", "y")
+    }
+    weights = [numpy_helper.from_array(np.ones(8, np.float32), name) for name in ("w", "b")]
+    graph = helper.make_graph(nodes, "g", [of["x"], of["residual"]], [of["y"]], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    onnx.save(model, tmp_path / "m.onnx")
+    x = np.ones((2, 3, 8), np.float32)
+    ops = profile_ops(tmp_path / "m.onnx", {"x": x, "residual": x})
+    assert ops == ["Add", "LayerNormalization", "Add", "Gelu"]
 
 
 def test_a_session_says_what_its_first_run_executed_where_it_was_asked_to(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """What is planned, and why the rest is kept."""
 
+from collections import Counter
+from typing import Any
+
 import pytest
 import torch
 from msgspec.structs import replace
@@ -16,6 +19,7 @@ from rig import EOS, Rig
 from tiny_programs import tiny_program
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from enginecast.errors import PassError, SpecError
 from enginecast.passes.ir.base import PassContext
@@ -23,7 +27,9 @@ from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, plan_of
 from enginecast.passes.quantize.measure.calibration import largest_row_error
 from enginecast.passes.quantize.measure.simulate import simulate
+from enginecast.passes.quantize.plan import planning
 from enginecast.passes.quantize.plan.forms import modeled_gain, too_small
+from enginecast.passes.quantize.plan.sensitivity import Sensitivity, measure
 from enginecast.passes.registry import build
 
 WI = "model.encoder.block.0.layer.1.DenseReluDense.wi_0"
@@ -96,6 +102,21 @@ def test_an_exact_name_beats_a_pattern_and_a_pattern_a_class(t5: ExportedProgram
     )
     named = planned(t5, f'plan-fp8{{skip_modules="{WO}" {pattern} max_error=1}}')
     assert of(named, WO).reason == f"skip_modules={WO!r}"
+
+
+@pytest.mark.parametrize(("limit", "most"), [(1.0, 1), (0.02, 3)])
+def test_slower_forms_are_measured_only_where_the_fastest_do_not_fit(
+    t5: ExportedProgram, monkeypatch: pytest.MonkeyPatch, limit: float, most: int
+) -> None:
+    forms: Counter[Node] = Counter()
+
+    def measured(*args: Any) -> Sensitivity:
+        forms.update({node: len(known) for node, known in args[3].items()})
+        return measure(*args)
+
+    monkeypatch.setattr(planning, "measure", measured)
+    planned(t5, f"plan-int8{{max_error={limit}}}")
+    assert max(forms.values()) == most
 
 
 class Net(nn.Module):

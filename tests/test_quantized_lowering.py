@@ -139,7 +139,7 @@ def dtypes_in(folder: Path) -> dict[tuple[int, ...], str]:
             *("static", INT8, "cpu", {Q: 2, TO_FLOAT: 3, DQ: 0, "Abs": 0}), marks=pytest.mark.slow
         ),
         ("tensor", INT8, "cpu", {Q: 2, TO_FLOAT: 3, "ReduceMin": 2, "Add": 0}),
-        ("row", INT8, "cpu", {Q: 2, TO_FLOAT: 3, "ReduceMax": 2, "MatMulInteger": 0}),
+        ("row", INT8, "cpu", {Q: 2, TO_FLOAT: 3, "ReduceMax": 2, "Abs": 0, "MatMulInteger": 0}),
         ("row", INT8, "cuda", {"MatMulInteger": 3, TO_FLOAT: 0, "Round": 2}),
         pytest.param(*("static", INT8, "cuda", {"MatMulInteger": 3, Q: 2}), marks=pytest.mark.slow),
         pytest.param(*("storage", INT8, "cpu", {DQ: 3, "MatMul": 3, Q: 0}), marks=pytest.mark.slow),
@@ -271,6 +271,15 @@ def test_values_beyond_a_static_scale_saturate(
     expected = in_torch(program, _ids())[0]
     assert relative_error(expected, in_torch(gated, _ids())[0]) > 0.3
     assert relative_error(found, expected) < 1e-6
+
+
+def test_scales_of_one_shape_share_their_zeros_and_clamp_nothing(engines: Engines) -> None:
+    """Both quantized values have a scale for each row: nothing lies beyond its largest value."""
+    nodes = graph_of(engines("row", INT8).folder).node
+    quantizing = [node for node in nodes if node.op_type == Q]
+    assert len({node.input[1] for node in quantizing}) == 2
+    assert len({node.input[2] for node in quantizing}) == 1
+    assert not [node for node in nodes if node.op_type == "Clip"]
 
 
 def test_every_fp8_value_of_a_table_comes_back(tmp_path: Path) -> None:

@@ -89,14 +89,18 @@ def dequantize(q: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @operator(
-    Trait.FULL_RANGE, fake=lambda x, scale: x.new_empty(x.shape, dtype=torch.uint8), form_of="onnx"
+    Trait.FULL_RANGE,
+    fake=lambda x, *_: x.new_empty(x.shape, dtype=torch.uint8),
+    form_of="onnx",
 )
-def quantize_unsigned(x: Tensor, scale: Tensor) -> Tensor:
+def quantize_unsigned(x: Tensor, scale: Tensor, zeros: Tensor | None) -> Tensor:
     """`enginecast.quantize(x, scale, int8)` plus 128, as uint8: what the CPU multiplies fast.
 
     Args:
         x: [..., K], any float dtype.
         scale: fp32, [] or [..., 1].
+        zeros: uint8, 128 beside each scale [..., 1], which is that of its row's largest value, so
+            that nothing is to be clamped; None: there is one scale.
 
     Returns:
         uint8, shape of x; within 1..255.

@@ -254,14 +254,12 @@ def _heads_first(x: Any, heads: int) -> Any:
 
 @_translation(own.dynamic_scale.default)
 def _dynamic_scale(x: Any, dtype: int, per_row: bool) -> Any:
-    """Of a whole tensor, both ends are looked for: on ONNX Runtime 1.31's CPU provider that was
-    measured to be cheaper than magnitudes, which are written first; of rows it was not.
+    """Both ends are looked for: on ONNX Runtime 1.31's CPU provider that was measured to be cheaper
+    than magnitudes, which are written first.
     """
-    if per_row:
-        largest = op.ReduceMax(op.Abs(x), op.Constant(value_ints=[-1]), keepdims=1)
-    else:
-        lowest = op.Neg(op.ReduceMin(x, keepdims=0))
-        largest = op.Max(op.ReduceMax(x, keepdims=0), lowest)
+    along = [op.Constant(value_ints=[-1])] if per_row else []
+    lowest = op.Neg(op.ReduceMin(x, *along, keepdims=int(per_row)))
+    largest = op.Max(op.ReduceMax(x, *along, keepdims=int(per_row)), lowest)
     scale = op.Div(_as(largest, _FLOAT), scalar(_LIMITS[ir.DataType(dtype)]))
     return op.Max(scale, scalar(SMALLEST_SCALE))
 
@@ -284,17 +282,14 @@ def _quantize(x: Any, scale: Any, dtype: int) -> Any:
 
 
 @_translation(own.quantize_unsigned.default, readers=_ONNXRUNTIME)
-def _quantize_unsigned(x: Any, scale: Any) -> Any:
+def _quantize_unsigned(x: Any, scale: Any, zeros: Any) -> Any:
     """Measured on ONNX Runtime 1.31's CPU provider: a block as long as the row is the fastest way
     to a scale for each row.
     """
-    zero = scalar(ZERO, ir.DataType.UINT8)
     wide = _as(x, _FLOAT)
-    if len(scale.shape) == 0:
-        found = op.QuantizeLinear(wide, scale, zero)
-    else:
-        zeros = op.Expand(zero, op.Shape(scale))
-        found = op.QuantizeLinear(wide, scale, zeros, axis=-1, block_size=x.shape[-1])
+    if zeros is not None:
+        return op.QuantizeLinear(wide, scale, zeros, axis=-1, block_size=x.shape[-1])
+    found = op.QuantizeLinear(wide, scale, scalar(ZERO, ir.DataType.UINT8))
     return op.Clip(found, scalar(1, ir.DataType.UINT8))  # symmetric: 0 stands for -128
 
 

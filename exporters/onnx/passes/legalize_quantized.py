@@ -33,6 +33,7 @@ from torch.fx import Node
 
 from enginecast.errors import LoweringError
 from enginecast.exporters.onnx.readers import Reader
+from enginecast.ops.quantize import ZERO
 from enginecast.passes.ir.base import Pass, PassContext, Promise, Site
 from enginecast.passes.ir.blocks import all_nodes
 from enginecast.passes.ir.edit import (
@@ -134,6 +135,15 @@ class _Rewriting:
         key = (target, *args)
         if key not in self.made:
             self.made[key] = self.add(target, *args, like=like)
+        return self.made[key]
+
+    def zeros(self, scales: Node, like: Node) -> Node:
+        """What stands for 0 beside each scale: one tensor for all scales of one shape."""
+        key = ("zeros", *map(str, shape_of(scales)))
+        if key not in self.made:
+            args, kwargs = (scales, ZERO), {"dtype": torch.uint8}
+            full = aten.full_like.default
+            self.made[key] = insert(self.program.graph, full, args, kwargs, like=like)
         return self.made[key]
 
     def replace(self, node: Node, result: Node) -> None:
@@ -250,7 +260,8 @@ def _quantize(
     node.args = (source, scale, dtype)
     readers = [user for user in node.users if user.target is ours.quantized_linear.default]
     if dtype == torch.int8 and rewriting.reader == "onnxruntime-cpu" and readers:
-        unsigned = rewriting.add(ours.quantize_unsigned.default, source, scale, like=node)
+        zeros = rewriting.zeros(scale, like=node) if shape_of(scale) else None
+        unsigned = rewriting.add(ours.quantize_unsigned.default, source, scale, zeros, like=node)
         for user in readers:
             user.replace_input_with(node, unsigned)
         if not node.users:

@@ -255,11 +255,14 @@ class _Planner:
     def plan(self) -> QuantizationPlan:
         if not self._options.measure:
             return self._with(dict.fromkeys(self._choices, 0))
-        subject = (self._program, self._context, self._with({}), self._choices)
-        found = measure(*subject)
+        subject = (self._program, self._context, self._with({}))
+        found = measure(*subject, {node: known[:1] for node, known in self._choices.items()})
         first = self._error(dict.fromkeys(self._choices, 0), found)
-        if first > self._limit:  # else there is nothing to order
-            measure_alone(*subject, found)
+        if first > self._limit:  # else there is nothing to choose and to order
+            others = {node: known[1:] for node, known in self._choices.items() if known[1:]}
+            for node, more in measure(*subject, others).errors.items():
+                found.errors[node] += more
+            measure_alone(*subject, self._choices, found)
         self._note_errors(found)
         searched = search(
             {node: self._options_of(node) for node in self._choices},
@@ -282,17 +285,18 @@ class _Planner:
         )
 
     def _note_errors(self, found: Sensitivity) -> None:
-        """Write into every form what it loses: at the outputs in the measure in which it loses more
-        or less than the fastest one by itself.
+        """Write into every form that was measured what it loses: at the outputs in the measure in
+        which it loses more or less than the fastest one by itself.
         """
         for node, known in self._choices.items():
             errors, reached = found.errors[node], found.end_to_end.get(node)
-            self._choices[node] = [
+            measured = [
                 replace(
                     form, error=error, end_to_end=reached and reached * error / (errors[0] or 1)
                 )
-                for form, error in zip(known, errors, strict=True)
+                for form, error in zip(known, errors, strict=False)
             ]
+            self._choices[node] = [*measured, *known[len(measured) :]]
 
     def _first_within(self, known: Sequence[LayerPlan]) -> int:
         """The place of the fastest form that does not spend the whole limit by itself."""

@@ -185,15 +185,19 @@ class _Isolated(Run):
                 f"values at {place} are not finite before anything is quantized",
                 hint="Look for calibration inputs that the model cannot take.",
             )
+        if forms[0].kind == "linear":
+            rows = valid_rows(values[0], mask)
+            self._read(node, values[0], rows)
+            if mask is not None and values[0].dim() > mask.dim():
+                # What a row gives, it gives without the others, too.
+                values, mask = (rows, *values[1:]), None
         sums = self.sums.setdefault(node, [ErrorSum() for _ in forms])
         for form, total in zip(forms, sums, strict=True):
             total.add(valid_rows(self._rounding.output(node, form, values), mask), wanted)
-        if forms[0].kind == "linear":
-            self._read(node, values[0], mask)
         return exact
 
-    def _read(self, node: Node, x: Tensor, mask: Tensor | None) -> None:
-        known, rows = self.readings.get(node, Reading()), valid_rows(x, mask)
+    def _read(self, node: Node, x: Tensor, rows: Tensor) -> None:
+        known = self.readings.get(node, Reading())
         if not rows.numel():
             return
         sizes = rows.abs()
