@@ -16,6 +16,7 @@ from enginecast.capture.tracing.export import Captured, capture
 from enginecast.capture.tracing.shapes import OtherSizes
 from enginecast.compiler.prepare import input_specs
 from enginecast.compiler.settle import settle
+from enginecast.errors import CaptureError
 from enginecast.passes.ir.source import source_line
 from enginecast.verify.eager import reference_program
 
@@ -122,6 +123,29 @@ def test_another_path_is_computed_in_fp64_only_where_it_differs(
     differs = factor != 2
     assert made.called == differs
     assert settled.inputs[0].dims[0].maximum == (20 if differs else 64)
+
+
+class Printed(nn.Module):
+    """A test of values, for which it is rewritten, and one that a trace answers for any size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            x = x * 3
+        return x * 2 if str(x.shape[0]) == "37" else x
+
+
+def test_code_that_is_rewritten_is_tried_in_other_sizes() -> None:
+    x = torch.randn(20, 4)
+    settled = settled_of(Printed(), x)
+    assert settled.inputs[0].dims[0].maximum == 36
+    assert "batch takes 1..36" in settled.notes[-1]
+    assert not settled.other_sizes
+    with pytest.raises(CaptureError, match="with batch = 37 the model's code does something else"):
+        settled_of(Printed(), x, "x:0=1..64")
+
+
+def settled_of(module: nn.Module, x: Tensor, *dynamic: str) -> Captured:
+    return settle(open_source(module, example={"x": x}), captured(module, *dynamic, x=x), ALL)
 
 
 COUPLED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], tuple[str | None, str | None]]] = {

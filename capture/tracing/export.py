@@ -54,7 +54,7 @@ from enginecast.capture.tracing.state import (
     refuse_mutation,
 )
 from enginecast.capture.tracing.strategy import Fallback, Name, Rung, TracingStrategy
-from enginecast.capture.tracing.sweep import Sweep
+from enginecast.capture.tracing.sweep import Sweep, untold
 from enginecast.capture.tracing.trace import Traced, trace
 from enginecast.capture.tracing.walk import Walker
 from enginecast.errors import CaptureError, SourceError, UsageError
@@ -231,10 +231,14 @@ def _as_eager(
 def _swept(
     source: Source, traced: Traced, strategy: TracingStrategy, wanted: Wanted
 ) -> tuple[OtherSizes, ...]:
-    """Sizes at which eager computes something else than a program whose weights are fake still."""
-    if not named_dims(traced.inputs) or strategy.name not in SWEPT:
+    """Sizes at which eager computes something else than a program whose weights are fake still, or
+    may do so.
+    """
+    if not named_dims(traced.inputs):
         return ()
     module = source.empty()
+    if strategy.name == "rewrite":
+        return untold(module, traced.program, traced.inputs, example_sizes(traced.inputs))
     name_outputs(module, tuple(spec.name for spec in traced.inputs), wanted)
     walker = Walker(module, traced.program, traced.inputs)
     with strategy.entered(module):

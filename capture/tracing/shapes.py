@@ -237,6 +237,8 @@ class OtherSizes:
     """By dimension name."""
     condition: str = ""
     """What they break, in Python; empty where no guard tells."""
+    is_seen: bool = True
+    """Whether the code was seen to take another path; else values have to tell."""
 
 
 @dataclass(frozen=True)

@@ -2,27 +2,36 @@
 
 A guard tells of the sizes that a model's code asked about in a way that torch sees. It does not see
 a size that is printed, tested for its type, or compared with one, which a trace takes for any size.
+
+Code that was rewritten, since it decides by values, does not run without them: there the same sizes
+are tried with values (see `enginecast.compiler.settle`).
 """
 
+import inspect
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
-from types import CodeType, FrameType
+from itertools import chain, islice, zip_longest
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
+from torch.export import ExportedProgram
 
+from enginecast.capture.control_flow.converters.convert import user_functions
 from enginecast.capture.inputs.examples import SMALL
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims
 from enginecast.capture.python.locations import SourceLocation, is_model_code, is_user_code
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.tracing.shapes import OtherSizes, output_shapes
 from enginecast.capture.tracing.walk import Walk, Walker
+from enginecast.passes.ir.blocks import all_nodes
 
 WALKED = 2500
 """Operators that a sweep runs, about; each takes a third of a millisecond."""
@@ -30,6 +39,8 @@ FEWEST, MOST = 5, 32
 """Sizes that are tried."""
 MENTIONED = 16
 """Numbers in the model's code and attributes that are tried as sizes, by dimension."""
+LONGEST_TEXT = 16
+"""Letters of a text in the code in which numbers are looked for: longer ones are prose."""
 UNKNOWN = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -156,6 +167,22 @@ class Sweep:
         return step.place if step else None
 
 
+def untold(
+    module: nn.Module, program: ExportedProgram, specs: Sequence[InputSpec], traced: Sizes
+) -> tuple[OtherSizes, ...]:
+    """Sizes at which to compare values, where the code does not run without them."""
+    count = sum(1 for _ in all_nodes(program))
+    mentioned = list(dict.fromkeys(chain(*map(_in_function, user_functions(module)))))
+    mentioned += _in_attributes(module)
+    plan = _plan(named_dims(specs), traced, mentioned)
+    most = max(FEWEST, min(MOST, WALKED // (count + 1)))
+    changed = (
+        {name: size for name, size in sizes.items() if size != traced[name]}
+        for sizes in islice(plan, most)
+    )
+    return tuple(OtherSizes("", sizes, is_seen=False) for sizes in changed)
+
+
 def _fits(shape: Sequence[int], declared: Sequence[int | None]) -> bool:
     return len(shape) == len(declared) and all(
         wanted in (size, None) for size, wanted in zip(shape, declared, strict=True)
@@ -229,21 +256,40 @@ def _mentioned(walker: Walker, sizes: Sizes) -> tuple[Walk, list[int]]:
             return
         seen.add(code)
         if is_model_code(code.co_filename):
-            known = frame.f_globals
-            constants = [*code.co_consts, *(known.get(name) for name in code.co_names)]
-            found.update(dict.fromkeys(_whole(constants)))
+            found.update(dict.fromkeys(_in_code(code, frame.f_globals)))
 
     walk = walker.eager(sizes, observer=note)
-    for part in walker.module.modules():
+    found.update(dict.fromkeys(_in_attributes(walker.module)))
+    return walk, list(found)
+
+
+def _in_function(function: FunctionType) -> Iterator[int]:
+    """Whole numbers in the code of a function and of those within it, and in its closure."""
+    waiting = [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        waiting += [part for part in code.co_consts if isinstance(part, CodeType)]
+        yield from _in_code(code, function.__globals__)
+    yield from _whole(inspect.getclosurevars(function).nonlocals.values())
+
+
+def _in_code(code: CodeType, known: Mapping[str, Any]) -> Iterator[int]:
+    return _whole([*code.co_consts, *(known.get(name) for name in code.co_names)])
+
+
+def _in_attributes(module: nn.Module) -> Iterator[int]:
+    """Whole numbers in the attributes of the user's modules."""
+    for part in module.modules():
         code = getattr(type(part).forward, "__code__", None)
         if code is not None and is_user_code(code.co_filename):
-            found.update(dict.fromkeys(_whole(vars(part).values())))
-    return walk, list(found)
+            yield from _whole(vars(part).values())
 
 
 def _whole(values: Iterable[Any], depth: int = 2) -> Iterator[int]:
     for value in values:
         if type(value) is int and value > 1:
             yield value
+        elif isinstance(value, str) and len(value) <= LONGEST_TEXT:
+            yield from (int(digits) for digits in re.findall(r"\d{1,4}", value) if int(digits) > 1)
         elif isinstance(value, (tuple, list, set, frozenset, dict, range)) and depth:
             yield from _whole(list(value)[:MOST], depth - 1)

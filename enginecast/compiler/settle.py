@@ -5,13 +5,14 @@ range that nobody asked for is narrowed, and one that the user asked for is refu
 says, as that a product of two sizes is not a multiple of seven, is checked when an engine is fed.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, groupby
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from enginecast.capture.inputs.examples import EDGE_WORK, Case, Style, example_sizes, sample
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims, ranges_of
@@ -39,6 +40,10 @@ STYLES: tuple[Style, ...] = ("normal", "shifted")
 """What float inputs are like where two paths are compared."""
 MOST_LOOKED_AT = 4096
 """Sizes of one dimension that a condition is looked at for."""
+TRIED_STYLES: tuple[Style, ...] = ("normal", "shifted", "tiny")
+"""The same where no path was seen, and where each is taken by its sign, too."""
+TRIED_WORK = 1e9
+"""Elements of the inputs times parameters up to which sizes are tried where no path was seen."""
 LARGER = 4
 """A size at which inputs have this many times the elements that they had in the trace may be too
 large to run."""
@@ -63,15 +68,17 @@ def settle(source: Source, captured: Captured, wanted: Wanted) -> Captured:
     dims = named_dims(captured.inputs)
     ranges = ranges_of(captured.inputs)
     kept, notes, checks = [], [], list(captured.size_checks)
+    compare = partial(_difference, module, captured, wanted)
+    tried = partial(_difference_on_any, compare, captured)
     for other in captured.other_sizes:
         sizes = {**traced, **other.sizes}
         if any(not ranges[n][0] <= size <= ranges[n][1] for n, size in other.sizes.items()):
             continue  # narrowed away already
         if not all(holds(check.condition, sizes) for check in checks):
             continue  # refused by an engine already
-        why = _difference(module, captured, wanted, sizes)
+        why = compare(sizes) if other.is_seen else tried(sizes)
         if not why:
-            kept.append(other)
+            kept += [other] if other.is_seen else []
             continue
         changed = [name for name, size in other.sizes.items() if size != traced[name]]
         code = f"this model's code ({other.place})" if other.place else "this model's code"
@@ -99,21 +106,41 @@ def settle(source: Source, captured: Captured, wanted: Wanted) -> Captured:
     )
 
 
+def _difference_on_any(
+    compare: Callable[..., str], captured: Captured, sizes: Mapping[str, int]
+) -> str:
+    """How the program differs where nothing was seen of the code: on values of which either sign
+    takes its path, as far as the code takes them in the sizes of the trace.
+    """
+    specs = captured.inputs
+    if _elements(specs, sizes) * max(_parameters(captured), 1) > TRIED_WORK:
+        return ""
+    for style in TRIED_STYLES:
+        for sign in (1, -1):
+            found = compare(sizes, (style,), sign)
+            if found and not compare(example_sizes(specs), (style,), sign):
+                return found
+    return ""
+
+
 def _difference(
-    module: nn.Module, captured: Captured, wanted: Wanted, sizes: Mapping[str, int]
+    module: nn.Module,
+    captured: Captured,
+    wanted: Wanted,
+    sizes: Mapping[str, int],
+    styles: Sequence[Style] = STYLES,
+    sign: int = 1,
 ) -> str:
     """How the program differs from eager at these sizes; empty where it does not."""
     program, specs = captured.program, captured.inputs
     names = [spec.name for spec in captured.outputs]
     has_floats = any(spec.dtype.is_floating_point for spec in specs)
-    styles = STYLES if has_floats else STYLES[:1]
-    cases = [Case(style, sample(specs, sizes, SEED, style=style)) for style in styles]
-    usual, elements = (
-        sum(tensor.numel() for tensor in inputs.values())
-        for inputs in (sample(specs, {}, SEED), cases[0].inputs)
-    )
-    parameters = sum(tensor.numel() for tensor in program.state_dict.values())
-    if elements > LARGER * usual and elements * parameters > EDGE_WORK:
+    styles = styles if has_floats else styles[:1]
+    drawn = [sample(specs, sizes, SEED, style=style) for style in styles]
+    cases = [Case(s, _signed(each, sign)) for s, each in zip(styles, drawn, strict=True)]
+    elements = _elements(specs, sizes)
+    is_larger = elements > LARGER * _elements(specs, {})
+    if is_larger and elements * _parameters(captured) > EDGE_WORK:
         return "too large to be compared"
     forward = partial(run_named, wanted=wanted)
     runs = Runs(lambda: program, names)
@@ -134,6 +161,18 @@ def _difference(
             return next(chain(failures, other_shapes), "")
     except EnginecastError as error:
         return error.message
+
+
+def _elements(specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> int:
+    return sum(math.prod(sizes.get(d.name or "", d.size) for d in spec.dims) for spec in specs)
+
+
+def _parameters(captured: Captured) -> int:
+    return sum(tensor.numel() for tensor in captured.program.state_dict.values())
+
+
+def _signed(inputs: Mapping[str, Tensor], sign: int) -> dict[str, Tensor]:
+    return {n: t * sign if t.is_floating_point() else t for n, t in inputs.items()}
 
 
 def _equal(found: Mapping[str, Array], wanted: Mapping[str, Array]) -> bool:

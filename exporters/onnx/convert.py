@@ -15,7 +15,12 @@ from torch.fx import Node
 
 from enginecast.errors import LoweringError, first_line
 from enginecast.exporters import files
-from enginecast.exporters.onnx import exact, ordered, scatters  # noqa: F401 - they add to STABLE
+from enginecast.exporters.onnx import (  # noqa: F401 - they add to STABLE
+    exact,
+    ordered,
+    resizes,
+    scatters,
+)
 from enginecast.exporters.onnx.decompose import decompose
 from enginecast.exporters.onnx.readers import Reader
 from enginecast.exporters.onnx.stable import STABLE

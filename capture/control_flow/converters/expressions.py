@@ -111,8 +111,17 @@ class Expressions(ast.NodeTransformer):
         if self._is_answered(test):
             # Read here, or the glue would get the tensor.
             return ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), test))
-        rewritten: ast.expr = Items().visit(self.visit(test))
+        rewritten: ast.expr = Items().visit(self._truth(test))
         return rewritten
+
+    def _truth(self, node: ast.expr) -> ast.expr:
+        """Rewritten where only the truth of the value matters, and not which value it is."""
+        is_left = is_static(node) or is_forbidden(node) or self._is_answered(node)
+        if not isinstance(node, ast.BoolOp) or is_left:
+            rewritten: ast.expr = self.visit(node)
+            return rewritten
+        parts = map(later, map(self._truth, node.values))
+        return place_at(glue("and_" if isinstance(node.op, ast.And) else "or_", *parts), node)
 
     def visit(self, node: ast.AST) -> Any:
         if isinstance(node, (*SCOPES, *COMPREHENSIONS)) or self._is_answered(node):
@@ -135,15 +144,18 @@ class Expressions(ast.NodeTransformer):
         return glue("ternary", place, self.predicate(node.test), *map(later, paths))
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        """It gives one of the values, which need not be a boolean."""
         self.generic_visit(node)
         if is_static(node) or is_forbidden(node):
             return node
-        return glue("and_" if isinstance(node.op, ast.And) else "or_", *map(later, node.values))
+        was = "and" if isinstance(node.op, ast.And) else "or"
+        place = ast.Constant(value=self._place(node, was))
+        return glue(f"{was}_value", place, *map(later, node.values))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
-        self.generic_visit(node)
         if isinstance(node.op, ast.Not) and not is_static(node.operand):
-            return glue("not_", node.operand)
+            return glue("not_", self._truth(node.operand))
+        self.generic_visit(node)
         return node
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:

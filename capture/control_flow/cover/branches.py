@@ -170,6 +170,7 @@ class _Wrap(ast.NodeTransformer):
         self._lines = lines
         self._predicates = predicates
         self._settled = settled
+        self._is_in_test = False
 
     def visit_If(self, node: ast.If) -> ast.AST:
         if isinstance(node.body[-1], ast.Raise):  # the other path is an error: nothing to compare
@@ -179,6 +180,19 @@ class _Wrap(ast.NodeTransformer):
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
         return self._with_test(node, "branch")
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        """One that gives a value, and is no test."""
+        is_settled = (node.lineno, node.col_offset) in self._settled
+        is_wanted = not is_settled and self._is_wanted(node)
+        self.generic_visit(node)
+        if is_wanted and not self._is_in_test:
+            first = [self._call("truth", part, "branch") for part in node.values[:-1]]
+            node.values = [*first, node.values[-1]]
+        return node
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST:
+        return node  # the other path is an error
 
     def visit_While(self, node: ast.While) -> ast.AST:
         return self._with_test(node, "loop")
@@ -205,7 +219,7 @@ class _Wrap(ast.NodeTransformer):
     def _with_test(self, node: ast.If | ast.IfExp | ast.While, form: Form) -> ast.AST:
         is_settled = (node.lineno, node.col_offset) in self._settled
         is_wanted = not is_settled and self._is_wanted(node.test)
-        self.generic_visit(node)
+        self._visit_with_test(node)
         asked = asked_of_dtypes(node.test)
         if is_wanted and asked is not None and form == "branch":
             dtypes, rest = asked
@@ -218,6 +232,14 @@ class _Wrap(ast.NodeTransformer):
         elif is_wanted and not isinstance(node.test, ast.Constant):
             node.test = self._call("branch" if form == "branch" else "again", node.test, form)
         return node
+
+    def _visit_with_test(self, node: ast.If | ast.IfExp | ast.While) -> None:
+        before, self._is_in_test = self._is_in_test, True
+        node.test = self.visit(node.test)
+        self._is_in_test = before
+        test, node.test = node.test, ast.Constant(value=True)
+        self.generic_visit(node)
+        node.test = test
 
     def _is_wanted(self, test: ast.expr | ast.stmt) -> bool:
         """Whether a test or statement stands on one of the lines."""
@@ -261,6 +283,10 @@ class _Watch:
     def branch(self, number: int, test: Any) -> bool:
         value = bool(test)
         self.note(number, int(value))
+        return value
+
+    def truth(self, number: int, value: Any) -> Any:
+        self.note(number, int(bool(value)))
         return value
 
     def passed(self, number: int) -> bool:

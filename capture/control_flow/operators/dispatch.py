@@ -7,6 +7,7 @@ predicate that is open, on a fake tensor or a symbolic size, becomes structured 
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -275,6 +276,42 @@ def or_(*parts: Callable[[], Any]) -> Any:
     return _joined(parts, is_and=False)
 
 
+def and_value(place: int, *parts: Callable[[], Any]) -> Any:
+    """`first() and ...` where the value is wanted: the first that is false, or the last."""
+    return _first_of(place, parts, wanted=False)
+
+
+def or_value(place: int, *parts: Callable[[], Any]) -> Any:
+    """`first() or ...` where the value is wanted: the first that is true, or the last."""
+    return _first_of(place, parts, wanted=True)
+
+
+def _first_of(place: int, parts: Sequence[Callable[[], Any]], wanted: bool) -> Any:
+    """The first value whose truth is the wanted one, or the last."""
+    value = parts[0]()
+    for part in parts[1:]:
+        if not is_open(value):
+            site_of(place).done(PYTHON)
+            if bool(value) is wanted:
+                return value
+            value = part()
+            continue
+        other = part() if _is_boolean(value) else None
+        if other is not None and _is_boolean(other):
+            value = _both(truth(value), other, is_and=not wanted)
+            continue
+        known = wanted if _is_boolean(value) else value if wanted else 0
+        here = partial(lambda found: found, known)
+        value = ternary(place, value, *((here, part) if wanted else (part, here)))
+    return value
+
+
+def _is_boolean(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.dtype == torch.bool and not value.dim()
+    return isinstance(value, bool | SymBool)
+
+
 def _joined(parts: Sequence[Callable[[], Any]], is_and: bool) -> Any:
     value = parts[0]()
     for part in parts[1:]:
@@ -388,7 +425,7 @@ def _is_cheap(
     site: Site, probes: tuple[Probe, Probe], results: _Aligned, operands: Operands
 ) -> bool:
     """Whether `torch.where` over both paths is the same: few operators and values of one shape."""
-    most = CHEAP if site.was == "ternary" else 0
+    most = CHEAP if site.was in ("ternary", "and", "or") else 0
     if operands.roots or any(one.impure or one.count > most or not one.simple for one in probes):
         return False
     pairs = zip(*(results.flat(one.result) for one in probes), results.leaves, strict=True)
