@@ -1,6 +1,7 @@
 """Engines on a CPU side by side with peers, each of which has an environment of its own.
 
-    python benchmarks/peers.py [--only NAME,...] [--rounds N] [--envs DIR] [--out FILE.json]
+    python benchmarks/peers.py [--only NAME,...] [--engines NAME,...] [--rounds N] [--envs DIR]
+        [--out FILE.json]
 
 One thread each, CPU time, rounds in turns across processes, ratios to eager in the same run; the
 cosine is the lowest of a row beside eager.  Models have real shapes and seeded random weights:
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -26,15 +27,33 @@ from large import RESULTS, machine
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
-from transformers import BertConfig, BertModel, T5Config, T5EncoderModel, ViTConfig, ViTModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    SegformerConfig,
+    SegformerModel,
+    T5Config,
+    T5EncoderModel,
+    ViTConfig,
+    ViTModel,
+)
 
 import enginecast
+from enginecast.errors import EnginecastError
 from enginecast.runtime.device.machine import processor
 from enginecast.runtime.sessions.onnxruntime import create_session
 from enginecast.verify.metrics import measure, row_mask
 
 HERE = Path(__file__).parent
 PEERS = ("openvino",)
+ENGINES: Mapping[str, Mapping[str, str]] = {
+    "fp32": {},
+    "int8": {"precision": "int8"},
+    "openvino": {"target": "openvino"},
+    "openvino bf16": {"target": "openvino", "precision": "bf16"},
+    "aotinductor bf16": {"target": "aotinductor", "precision": "bf16"},
+}
+"""Ours, by what `enginecast.compile` gets."""
 Sample = Callable[[], float]
 """Runs once; gives the CPU seconds of it."""
 
@@ -52,6 +71,7 @@ class Case:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="names of cases, with commas between")
+    parser.add_argument("--engines", default=",".join(ENGINES), help="ours, with commas between")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--envs", type=Path, default=HERE.parent / "build" / "peers")
     parser.add_argument("--out", type=Path, default=RESULTS / "peers.json")
@@ -68,7 +88,8 @@ def main() -> None:
     envs = {name: environment(options.envs, name) for name in PEERS}
     for name in asked or known:
         with tempfile.TemporaryDirectory(prefix="enginecast-peers-") as folder:
-            row = measure_case(known[name](), Path(folder), envs, options.rounds)
+            engines = options.engines.split(",")
+            row = measure_case(known[name](), Path(folder), envs, options.rounds, engines)
         result["rows"][name] = row | {"rounds": options.rounds, "processor": processor()}
         result["machine"] = machine()
         options.out.write_text(
@@ -81,18 +102,21 @@ def cases() -> dict[str, Callable[[], Case]]:
     """By name; models are made when they are asked for."""
     return {
         "t5-base 1x128": lambda: _t5([128], 128, int8=True),
-        "t5-base 1x512, 400 valid": lambda: _t5([400], 512, int8=True),
+        "t5-base 1x512 with 400 valid": lambda: _t5([400], 512, int8=True),
+        "t5-base 4 layers 1x128": lambda: _t5([128], 128, int8=True, layers=4),
+        "t5-base 4 layers 1x512": lambda: _t5([512], 512, int8=True, layers=4),
         "t5-base 8 ragged of 512": lambda: _t5([9, 14, 21, 30, 12, 45, 60, 25], 512, int8=True),
         "minilm 32x64": lambda: _minilm(32, 64),
         "vit-b 512": _vit,
+        "segformer-b0 512": _segformer,
     }
 
 
-def _t5(lengths: list[int], tokens: int, *, int8: bool) -> Case:
+def _t5(lengths: list[int], tokens: int, *, int8: bool, layers: int = 12) -> Case:
     config = T5Config(
         d_model=768,
         d_ff=2048,
-        num_layers=12,
+        num_layers=layers,
         num_heads=12,
         feed_forward_proj="gated-gelu",
         use_cache=False,
@@ -119,6 +143,12 @@ def _vit() -> Case:
     return Case(lambda: ViTModel(config, add_pooling_layer=False), given, "last_hidden_state")
 
 
+def _segformer() -> Case:
+    image = torch.randn(1, 3, 512, 512, generator=torch.Generator().manual_seed(1))
+    given = {"pixel_values": image}
+    return Case(lambda: SegformerModel(SegformerConfig()), given, "last_hidden_state")
+
+
 def _text(lengths: list[int], tokens: int, vocabulary: int) -> dict[str, Tensor]:
     ids = torch.randint(
         5, vocabulary, (len(lengths), tokens), generator=torch.Generator().manual_seed(1)
@@ -128,7 +158,11 @@ def _text(lengths: list[int], tokens: int, vocabulary: int) -> dict[str, Tensor]
 
 
 def measure_case(
-    case: Case, folder: Path, envs: Mapping[str, Path | str], rounds: int
+    case: Case,
+    folder: Path,
+    envs: Mapping[str, Path | str],
+    rounds: int,
+    engines: Sequence[str],
 ) -> dict[str, Any]:
     """Time all that runs a case in turns."""
     torch.manual_seed(0)
@@ -140,7 +174,7 @@ def measure_case(
     versions: dict[str, str] = {}
 
     def add(name: str, call: Callable[[], Any]) -> None:
-        outputs[name] = np.asarray(call())
+        outputs[name] = np.asarray(call()).astype(np.float32)
         samples[name] = lambda: _cpu(call)
 
     def eager() -> Any:
@@ -153,7 +187,7 @@ def measure_case(
         torch.onnx.export(model, (), plain, kwargs=dict(case.inputs), dynamo=True, verbose=False)
     session = create_session(plain, ["CPUExecutionProvider"], 1)
     add("torch.onnx", lambda: session.run(None, feeds)[0])
-    if case.int8:
+    if case.int8 and "int8" in engines:
         path = folder / "dynamic.onnx"
         products = ["MatMul", "Gather"]  # of Attention it makes a broken node
         quantize_dynamic(
@@ -166,11 +200,17 @@ def measure_case(
         )
         dynamic = create_session(path, ["CPUExecutionProvider"], 1)
         add("quantize_dynamic int8", lambda: dynamic.run(None, feeds)[0])
-    for precision in ("fp32", "int8") if case.int8 else ("fp32",):
-        bundle = folder / precision
-        enginecast.compile(model, bundle, example=dict(case.inputs), precision=precision, threads=1)
-        engine = enginecast.load(bundle, threads=1)
-        add(f"enginecast {precision}", lambda engine=engine: engine.run(feeds)[case.output])  # type: ignore[misc]
+    for kind in engines:
+        if kind == "int8" and not case.int8:
+            continue
+        bundle = folder / kind.replace(" ", "-")
+        try:
+            enginecast.compile(model, bundle, example=dict(case.inputs), threads=1, **ENGINES[kind])  # type: ignore[arg-type]
+        except EnginecastError as error:
+            absent[f"enginecast {kind}"] = error.message
+            continue
+        engine = enginecast.load(bundle, threads=1, allow_code=True)
+        add(f"enginecast {kind}", lambda engine=engine: engine.run(feeds)[case.output])  # type: ignore[misc]
     save_file(feeds, folder / "inputs.safetensors")
     workers = []
     for name, python in envs.items():

@@ -159,6 +159,22 @@ def test_an_engine_is_verified_and_runs_at_other_sizes(made: Path) -> None:
             )
 
 
+def test_it_may_lie_beside_an_engine_for_onnx_runtime(
+    made: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = tmp_path / "both"
+    enginecast.compile(block(), folder, example=tokens(), also=["openvino"], threads=1)
+    feeds = {name: tensor.numpy() for name, tensor in tokens().items()}
+    found = []
+    for backend in ("onnxruntime-cpu", "openvino"):
+        with enginecast.load(folder, prefer=[backend], require="verified") as engine:
+            found.append(engine.run(feeds)["output_0"])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-5)
+    tuned = cast(capsys, "tune", folder, "--dry-run", "--json", "--rounds", 3, "--seconds", 1)
+    assert [row["backend"] for row in tuned.json["others"]] == ["openvino"]
+    assert tuned.json["others"][0]["speed"] > 0
+
+
 def test_runs_from_several_threads_do_not_meet(made: Path) -> None:
     cases = [tokens(length=length) for length in range(2, 10)]
     found: dict[int, Any] = {}

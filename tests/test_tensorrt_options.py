@@ -80,7 +80,11 @@ OF_TENSORRT = "--target {} takes no options of --target tensorrt"
         ("onnxruntime", {"target_options": BUILD}, OF_TENSORRT),
         ("torchscript", {"target_options": BUILD}, OF_TENSORRT),
         ("onnxruntime", {"also": ("onnxruntime",)}, "--also onnxruntime does not fit --target onn"),
-        ("tensorrt", {"also": ("aotinductor",)}, "--also aotinductor: expected onnxruntime"),
+        (
+            "tensorrt",
+            {"also": ("aotinductor",)},
+            "--also aotinductor: expected onnxruntime or openvino",
+        ),
         ("tensorrt", {"also": ("onnxruntime",) * 2}, "--also onnxruntime: given twice"),
         ("tensorrt", {"precision": "int8"}, "--precision int8 does not fit --target tensorrt"),
         ("tensorrt", {"device": "cpu"}, "--device cpu does not fit --target tensorrt"),

@@ -103,6 +103,24 @@ def test_what_is_not_faster_by_more_than_its_spread_is_not_chosen(
     assert max(map(len, ran.out.split("inputs:")[0].splitlines())) <= 80
 
 
+def test_other_engines_of_the_bundle_are_timed_beside_it(
+    bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def took(each: object) -> tuple[float, ...]:
+        return (1.0,) if each == "onnxruntime-cpu" else (4.0,)
+
+    clocked(monkeypatch, took)
+    monkeypatch.setattr(tune, "_others", lambda engine: ["onnxruntime-cpu", "torchscript-cpu"])
+    ran = cast(capsys, "tune", bundle, "--dry-run")
+    assert ran.code == 0, ran.err
+    assert "onnxruntime-cpu is 4.00x: --prefer onnxruntime-cpu takes and tunes it" in ran.out
+    assert "never chosen: torchscript-cpu: " in ran.out
+    other, lacking = cast(capsys, "tune", bundle, "--dry-run", "--json").json["others"]
+    assert (other["backend"], other["speed"]) == ("onnxruntime-cpu", 4.0)
+    assert other["relative_error"] < 1e-5
+    assert "holds no torchscript engine" in lacking["rejected"]
+
+
 def test_a_setting_that_is_wrong_is_never_chosen(
     bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

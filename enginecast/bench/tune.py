@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.device.machine import cores
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
-from enginecast.runtime.sessions.registry import session_class
+from enginecast.runtime.sessions.registry import REGISTRY, session_class
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
 from enginecast.runtime.tuned import Tuned, bundle_digest, machine_of, tuned_path, write_tuned
 from enginecast.verify.engine import verify_engine
@@ -61,6 +62,12 @@ class Row:
     """Over the bundle's cases, against fp64."""
     rejected: str = ""
     """Why it is never chosen."""
+    backend: str = ""
+    """Of another engine of the bundle, as it is by default; empty: the engine itself."""
+
+    @property
+    def label(self) -> str:
+        return self.backend or str(self.settings)
 
     @property
     def speed(self) -> float:
@@ -78,6 +85,8 @@ class Tuning:
 
     rows: tuple[Row, ...]
     """The default, then the others, the fastest first."""
+    others: tuple[Row, ...]
+    """Other engines of the bundle that run here, beside the default of this one."""
     chosen: Row
     """The default where nothing is better by more than its spread."""
     file: Path | None
@@ -143,6 +152,16 @@ def tune_bundle(
             tuned=settings,
         )
 
+    def open_other(backend: str) -> Engine:
+        return load(
+            path,
+            prefer=[backend],
+            allow_code=allow_code,
+            require="verified-by-emulation",
+            check="size",
+            tuned=False,
+        )
+
     say("loading the engine")
     before = resident()
     with open_engine(DEFAULT) as engine:
@@ -161,6 +180,10 @@ def tune_bundle(
         search.heat(list(dict.fromkeys(last)), rounds, seconds * 0.4)
         better = [search.rows[each] for each in last if search.rows[each].is_better]
         row = max(better, key=lambda row: row.speed, default=search.rows[DEFAULT])
+        beside = [
+            search.beside(name, partial(open_other, name), rounds, seconds * 0.2)
+            for name in _others(engine)
+        ]
         machine = machine_of(session_class(engine.record.target))
         tuned = Tuned(
             bundle=bundle_digest(open_bundle(path, check="size")),
@@ -174,6 +197,7 @@ def tune_bundle(
         others = sorted(search.rows.values(), key=lambda one: -one.speed)
         return Tuning(
             rows=(search.rows[DEFAULT], *(one for one in others if one.settings != DEFAULT)),
+            others=tuple(beside),
             chosen=row,
             file=write_tuned(engine.folder, tuned) if write else None,
             backend=engine.backend,
@@ -197,6 +221,14 @@ def _tunable(engine: Engine) -> tuple[str, ...]:
             " engine runs on a CPU"
         )
     return session.tunable
+
+
+def _others(engine: Engine) -> list[str]:
+    """What runs the other engines of a bundle on a CPU, in the words of `load`'s `prefer`."""
+    targets = dict.fromkeys(record.target for record in engine.manifest.engines)
+    sessions = [session_class(name) for name in targets if name in REGISTRY.known()]
+    found = (session.backends() for session in sessions if session.name != engine.record.target)
+    return [name for backends in found for name, device in backends.items() if device == "cpu"]
 
 
 def _threads(most: int | None, spins: bool) -> list[Settings]:
@@ -269,6 +301,27 @@ class _Search:
             for each, times in found.items():
                 self.rows[each].times = times
                 self.rows[each].speeds = times.over(found[DEFAULT])
+
+    def beside(
+        self, backend: str, open_engine: Callable[[], Engine], rounds: int, seconds: float
+    ) -> Row:
+        """Time and judge another engine of the bundle beside the default of this one."""
+        self.say(f"timing {backend}")
+        assert self.given.reference is not None
+        try:
+            with open_engine() as engine:
+                verdict = verify_engine(engine, self.given.reference)
+                row = Row(DEFAULT, accuracy=_accuracy(verdict), backend=backend)
+                if verdict.outcome == "rejected":
+                    row.rejected = verdict.reasons[0]
+                    return row
+                engines = {"": self.engine, backend: engine}
+                calls = {n: of_engine(e, self.given.feeds).call for n, e in engines.items()}
+                found = interleaved(calls, rounds=rounds, seconds=seconds)
+        except EnginecastError as error:
+            return Row(DEFAULT, rejected=error.message, backend=backend)
+        row.times, row.speeds = found[backend], found[backend].over(found[""])
+        return row
 
     def _opened(
         self, settings: Sequence[Settings], stack: ExitStack

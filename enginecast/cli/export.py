@@ -47,7 +47,9 @@ def export(
     model_flags: ModelFlags,
     also: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A second engine in the bundle: onnxruntime."),
+        typer.Option(
+            metavar="NAME", help="A second engine in the bundle: onnxruntime or openvino."
+        ),
     ] = None,
     allow_unverified_branches: Annotated[
         bool,

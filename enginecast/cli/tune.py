@@ -64,10 +64,11 @@ def tune(
         return
     out = results()
     columns = ["ms", "CPU ms", "speed", "quartiles", "error", "setting"]
-    print_table(out, columns, map(_cells, found.rows), whole=5)
-    for row in found.rows:
+    rows = (*found.rows, *found.others)
+    print_table(out, columns, map(_cells, rows), whole=5)
+    for row in rows:
         if row.rejected:
-            say(out, f"never chosen: {row.settings}: {row.rejected}")
+            say(out, f"never chosen: {row.label}: {row.rejected}")
     say(out, f"inputs: {found.inputs}: {shapes_text(found.shapes)}")
     for note in found.notes:
         say(out, note)
@@ -75,20 +76,24 @@ def tune(
     chosen = f"chosen: {found.chosen.settings}"
     chosen += f", {found.chosen.speed:.2f}x" if found.chosen.is_better else ": no other is faster"
     say(out, chosen if found.file is None else f"{chosen}; written to {found.file}")
+    for row in found.others:
+        if row.is_better and row.speed > found.chosen.speed:
+            say(out, f"{row.label} is {row.speed:.2f}x: --prefer {row.label} takes and tunes it")
 
 
 def _cells(row: "Row") -> list[str]:
     error = "" if row.accuracy is None else f"{row.accuracy.relative:.2g}"
     if row.times is None or row.speeds is None:
-        return ["", "", "", "", error, str(row.settings)]
+        return ["", "", "", "", error, row.label]
     low, high = row.speeds.spread
     times = [f"{row.times.median:.3g}", f"{row.times.median_cpu:.3g}"]
-    return [*times, f"{row.speed:.2f}x", f"{low:.2f}-{high:.2f}", error, str(row.settings)]
+    return [*times, f"{row.speed:.2f}x", f"{low:.2f}-{high:.2f}", error, row.label]
 
 
 def _as_json(found: "Tuning") -> dict[str, Any]:
     return {
         "rows": [_row_json(row) for row in found.rows],
+        "others": [_row_json(row) | {"backend": row.backend} for row in found.others],
         "chosen": _row_json(found.chosen),
         "file": None if found.file is None else str(found.file),
         "backend": found.backend,

@@ -269,8 +269,9 @@ class ExportRequest:
             if other not in TARGETS.known() or not target_of(other).is_second:
                 fit = [name for name in TARGETS.own if target_of(name).is_second]
                 raise UsageError(f"--also {other}: expected {' or '.join(fit)}")
-            if not target.accepts_second:
+            if not target.accepts_second or other == target.name:
                 fit = [name for name in TARGETS.own if target_of(name).accepts_second]
+                fit = [name for name in fit if name != other]
                 raise UsageError(
                     f"--also {other} does not fit --target {target.name}",
                     hint=f"It puts a second engine beside that of --target {' or '.join(fit)}.",
@@ -341,12 +342,18 @@ class ExportRequest:
 
 
 def _beside(config: EngineConfig, target: str) -> EngineConfig:
-    """A second engine runs where the first does not: on any GPU, and on the CPU where that can."""
-    here = target_of(target).runs_here(config.precision, "cuda", asked=False)
+    """A second engine runs on its one device; or where the first does not: on any GPU, and on the
+    CPU where that can.
+    """
+    second = target_of(target)
+    second.check_precision(config.asked_precision)
+    config = replace(config, arch=None, options=None, also=(), target=target)
+    if second.only_device is not None:
+        here = second.runs_here(config.precision, second.only_device, asked=False)
+        return replace(config, device=second.only_device, runs_here=here)
+    here = second.runs_here(config.precision, "cuda", asked=False)
     device = "cuda" if here or config.precision == "bf16" else "cpu"
-    here = here or device == "cpu"
-    config = replace(config, arch=None, options=None, also=())
-    return replace(config, target=target, device=device, runs_here=here)
+    return replace(config, device=device, runs_here=here or device == "cpu")
 
 
 def _quantized_by(pipeline: str | None) -> str:

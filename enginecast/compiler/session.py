@@ -73,7 +73,8 @@ def export(request: ExportRequest, steps: Steps | None = None) -> Export:
         EnginecastError: see the tree in `enginecast.errors`.
     """
     config, steps = request.resolve(), steps or Steps()
-    target_of(config.target).require(config.options)  # before the work, and not after it
+    for engine in config.engines:
+        target_of(engine.target).require(engine.options)  # before the work, and not after it
     with stage(request.output, overwrite=request.overwrite) as staging, steps.listening():
         source = open_model(request.model, request.options, request.example)
         budget.require(source, config, staging.folder)

@@ -28,6 +28,7 @@ class OnnxRuntime(Target):
     takes = ("program", "script")
     products = "onnxruntime"
     holds_weights = True
+    accepts_second = True
     is_second = True
 
     def default_device(self, precision: str, arch: str | None) -> str:

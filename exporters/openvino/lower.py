@@ -16,6 +16,8 @@ from enginecast.runtime.sessions.openvino import MINIMUM, require_openvino, said
 
 _LACKED = re.compile(r"(\w+)-\d+\b")
 """How it names an op that it lacks, with the opset: "Det-23"."""
+GRAPH_FILE, WEIGHTS_FILE = "openvino.onnx", "openvino.safetensors"
+"""Of their own, for an engine for ONNX Runtime may lie beside them."""
 _SHOWN = 5
 """Ops that a message holds."""
 
@@ -26,7 +28,7 @@ def lowering() -> str:
 
 
 def lower_to_openvino(request: LoweringRequest) -> Artifact:
-    """Write `engine.onnx` and `weights.safetensors`.
+    """Write `openvino.onnx` and `openvino.safetensors`.
 
     Raises:
         LoweringError: an op has no form in ONNX, or none that OpenVINO takes, or a value is of a
@@ -36,7 +38,7 @@ def lower_to_openvino(request: LoweringRequest) -> Artifact:
     openvino = require_openvino("--target openvino")
     require_numbers(request)
     model = onnx_model(request, "openvino")
-    files = save_model(model, request.folder)
+    files = save_model(model, request.folder, graph=GRAPH_FILE, weights=WEIGHTS_FILE)
     with all_or_none(request.folder, files):
         try:
             openvino.Core().read_model(request.folder / files[0])

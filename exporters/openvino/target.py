@@ -17,6 +17,8 @@ class OpenVINO(Target):
     arithmetic = "openvino"
     only_device = "cpu"
     holds_weights = True
+    accepts_second = True
+    is_second = True
 
     def check_precision(self, precision: str) -> None:
         if precision not in PRECISIONS:

@@ -93,7 +93,9 @@ class OpenVINOSession(Session):
                 hint="Use device='cpu' (--device cpu).",
             )
         openvino = require_openvino(record.file, record.minimum_runtime)
-        wanted = _COMPUTED[record.precision]
+        wanted = _COMPUTED.get(record.precision)
+        if wanted is None:
+            raise BundleError(f"{record.file}: no engine for OpenVINO is in {record.precision}")
         chosen = {
             **_SETTINGS,
             "INFERENCE_PRECISION_HINT": wanted,
