@@ -1,13 +1,20 @@
-"""The table of docs/performance.md that `benchmarks/peers.py` gives, written from its JSON."""
+"""The tables of docs/performance.md that `benchmarks/peers.py` gives, written from its JSON."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-RESULT = Path(__file__).parent / "results" / "peers.json"
+RESULTS = Path(__file__).parent / "results"
 PAGE = ROOT / "docs" / "performance.md"
-BEGIN, END = "<!-- peers: begin -->\n", "<!-- peers: end -->\n"
+TABLES = ("peers", "openvino")
+"""Names of results; each has its place on the page."""
+
+
+def shown(name: str) -> tuple[str, str, str]:
+    """The line before a table, the table, and the line after it."""
+    result = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return f"<!-- {name}: begin -->\n", table(result), f"<!-- {name}: end -->\n"
 
 
 def table(result: dict[str, Any]) -> str:
@@ -26,10 +33,12 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    tail = rest.partition(END)[2]
-    shown = table(json.loads(RESULT.read_text(encoding="utf-8")))
-    PAGE.write_text(f"{head}{BEGIN}{shown}{END}{tail}", encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    for name in TABLES:
+        begin, lines, end = shown(name)
+        head, _, rest = page.partition(begin)
+        page = "".join((head, begin, lines, end, rest.partition(end)[2]))
+    PAGE.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":
