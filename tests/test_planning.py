@@ -26,9 +26,12 @@ from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import structural_copy
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan, plan_of
 from enginecast.passes.quantize.measure.calibration import largest_row_error
+from enginecast.passes.quantize.measure.quantizable import find_layers
 from enginecast.passes.quantize.measure.simulate import simulate
 from enginecast.passes.quantize.plan import planning
-from enginecast.passes.quantize.plan.forms import modeled_gain, too_small
+from enginecast.passes.quantize.plan.forms import forms, modeled_gain, too_small
+from enginecast.passes.quantize.plan.options import PlanOptions
+from enginecast.passes.quantize.plan.planning import form_in_words
 from enginecast.passes.quantize.plan.sensitivity import Sensitivity, measure
 from enginecast.passes.registry import build
 
@@ -108,15 +111,15 @@ def test_an_exact_name_beats_a_pattern_and_a_pattern_a_class(t5: ExportedProgram
 def test_slower_forms_are_measured_only_where_the_fastest_do_not_fit(
     t5: ExportedProgram, monkeypatch: pytest.MonkeyPatch, limit: float, most: int
 ) -> None:
-    forms: Counter[Node] = Counter()
+    counts: Counter[Node] = Counter()
 
     def measured(*args: Any) -> Sensitivity:
-        forms.update({node: len(known) for node, known in args[3].items()})
+        counts.update({node: len(known) for node, known in args[3].items()})
         return measure(*args)
 
     monkeypatch.setattr(planning, "measure", measured)
     planned(t5, f"plan-int8{{max_error={limit}}}")
-    assert max(forms.values()) == most
+    assert max(counts.values()) == most
 
 
 class Net(nn.Module):
@@ -235,6 +238,22 @@ def test_max_error_is_kept_by_moving_the_layers_that_harm(t5: ExportedProgram) -
     error = largest_row_error(again, exact, [None])
     assert error == pytest.approx(plan.predicted_error, rel=1e-4)
     assert "simulations of the whole on 1 calibration inputs" in plan.notes[-1]
+
+
+def test_wide_linears_have_blocks_of_128_between_rows_and_blocks_of_32() -> None:
+    module = nn.Sequential(nn.Linear(256, 128), nn.Linear(128, 32)).requires_grad_(False)
+    program = captured(module, torch.randn(2, 256))
+    wide, narrow = find_layers(program)
+    found, _ = forms(wide, PlanOptions("int8"))
+    gains = [form.gain for form in found]
+    assert gains == sorted(gains, key=lambda gain: -(gain or 0))
+    assert [form_in_words(form) for form in found] == [
+        "w8a8-dynamic row/row",
+        "w8a8-dynamic block/block of 128",
+        "w8a8-dynamic block/block of 32",
+        "storage block",
+    ]
+    assert [form.block for form in forms(narrow, PlanOptions("int8"))[0]] == [0, 32, 32]
 
 
 def test_of_all_layers_only_the_wo_whose_range_demands_it_moves() -> None:

@@ -1,5 +1,6 @@
 """Quantized weights stay quantized: what is computed beforehand, merged, dropped and stored."""
 
+import pytest
 import torch
 from programs import captured, count, outputs, program_of, rewritten, same_bits
 from test_hoist_weights import Holder, evaluated, hoisted, parameter
@@ -8,7 +9,7 @@ from torch.nn import functional
 
 from enginecast.ops.blockwise_linear import blockwise_linear, quantize_blocks
 from enginecast.ops.quantize import dequantize, dynamic_scale, quantize
-from enginecast.ops.quantized_linear import quantized_linear
+from enginecast.ops.quantized_linear import integer_linear, quantized_linear
 from enginecast.passes.ir.edit import erase_dead, weight_expressions
 
 FP8 = torch.float8_e4m3fn
@@ -71,3 +72,17 @@ def test_equal_ones_are_merged_and_unused_ones_dropped() -> None:
             node.args = ((),)
     erase_dead(after.graph)
     assert not [node for node in after.graph.nodes if node.op == "call_function"]
+
+
+@pytest.mark.parametrize("size", [1024, 1025, 2500])
+def test_whole_numbers_are_summed_exactly(size: int) -> None:
+    """fp32 holds the sum of 1024 products at their largest."""
+    torch.manual_seed(size)
+    x = torch.randint(-127, 128, (3, size), dtype=torch.int8)
+    weight = torch.randint(-127, 128, (4, size), dtype=torch.int8)
+    x[0], weight[0] = 127, 127
+    one = torch.ones(())
+    expected = (x.long() @ weight.long().T).float()
+    assert torch.equal(quantized_linear(x, one, weight, one, None, torch.float32), expected)
+    unsigned = (x.short() + 128).to(torch.uint8)
+    assert torch.equal(integer_linear(unsigned, one, weight.T, one, None, torch.float32), expected)

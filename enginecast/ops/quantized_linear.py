@@ -19,6 +19,17 @@ def _fake(x: Tensor, x_scale: Tensor, weight: Tensor, *rest: Any, dim: int = 0) 
     return x.new_empty((*x.shape[:-1], weight.shape[dim]), dtype=rest[-1])
 
 
+_EXACT = 1024
+"""Products of two numbers of 8 bits of which fp32 holds the sum, whatever the order."""
+
+
+def _whole(x: Tensor, weight: Tensor) -> Tensor:
+    """The linear of whole numbers of 8 bits, exact up to one rounding at the end."""
+    parts = zip(x.split(_EXACT, -1), weight.split(_EXACT, 1), strict=True)
+    found = [functional.linear(*part) for part in parts]
+    return found[0] if len(found) == 1 else torch.stack(found).sum(0, dtype=torch.float64).float()
+
+
 @operator(Trait.HEAVY | Trait.UNFOLDABLE, fake=_fake)
 def quantized_linear(
     x: Tensor,
@@ -41,9 +52,8 @@ def quantized_linear(
     Returns:
         [..., N], `dtype`.
     """
-    wide = torch.float64 if x.dtype == torch.int8 else torch.float32
-    product = functional.linear(x.to(wide), weight.to(wide)).float()
-    found = product * x_scale * weight_scale.reshape(-1)
+    product = _whole if x.dtype == torch.int8 else functional.linear
+    found = product(x.float(), weight.float()) * x_scale * weight_scale.reshape(-1)
     return (found if bias is None else found + bias.float()).to(dtype)
 
 
@@ -64,8 +74,8 @@ def integer_linear(
         weight_scale: fp32, [N] or [].
         bias: [N], fp32.
     """
-    wide = x.double() - (ZERO if x.dtype == torch.uint8 else 0)
-    found = (wide @ weight.double()).float() * x_scale * weight_scale
+    signed = x.float() - (ZERO if x.dtype == torch.uint8 else 0)
+    found = _whole(signed, weight.t().float()) * x_scale * weight_scale
     return (found if bias is None else found + bias).to(dtype)
 
 

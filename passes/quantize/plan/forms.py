@@ -1,8 +1,8 @@
 """The forms in which one layer can be quantized, fastest first, and what each is expected to gain.
 
 Gains on a CPU were measured on one core (ONNX Runtime 1.31, 128 x 768 x 2048): a static scale for
-all of the activations 3.4, one for each row 2.5, blocks of 32 with rounded activations 1.34, a
-stored weight of 8 or 4 bits in blocks of 32 0.58 and 0.97.
+all of the activations 3.4, one for each row 2.5, blocks of 128 and of 32 with rounded activations
+1.75 and 1.34, a stored weight of 8 or 4 bits in blocks of 32 0.58 and 0.97.
 
 On a GPU, which layers gain at all follows torchao's rule, fitted on an H100
 (https://github.com/pytorch/ao, torchao/float8/float8_linear_utils.py).  How much they gain is a
@@ -23,11 +23,14 @@ from enginecast.passes.quantize.plan.scaled_mm_rules import MULTIPLE, off_multip
 
 BLOCKS = (32, 16)
 """Block sizes to try along K: com.microsoft.MatMulNBits takes powers of two from 16 on."""
+COARSE = 128
+"""Size of blocks between those and whole rows, where activations are rounded, too."""
 SCALED_BY_ROW = frozenset({"sm90"})
 """Architectures on which TensorRT's fp8 products are documented to take a scale for each row of the
 weight (release notes of 10.6.0: "on Hopper GPUs")."""
 _PEAK, _HALF_N, _HALF_K = 1.8, 1638.0, 819.0
 """Gain of a large product, and the sizes at which half of it is left."""
+_COARSE_GAIN = 1.75
 _CPU_GAINS: dict[tuple[Choice, Scaling | None, int], float] = {
     ("w8a8-static", "tensor", 8): 3.4,
     ("w8a8-dynamic", "row", 8): 2.5,
@@ -98,8 +101,10 @@ def _int8(layer: Layer, stored: LayerPlan, options: PlanOptions) -> list[LayerPl
         # Not one scale for all rows: padding, and the other prompts of a batch, would change a row.
         found = [planned(layer, "w8a8-dynamic", "row", "row")]
     if stored.block:
-        blocks = planned(layer, "w8a8-dynamic", "block", "block", block=stored.block)
-        found += [blocks, stored]
+        k = layer.shape[-1]
+        sizes = (COARSE, stored.block) if k > COARSE and k % COARSE == 0 else (stored.block,)
+        found += [planned(layer, "w8a8-dynamic", "block", "block", block=size) for size in sizes]
+        found.append(stored)
     return [_with_gain(form) for form in found] if options.arch == CPU else found
 
 
@@ -149,7 +154,8 @@ def native_scales(options: PlanOptions) -> tuple[Choice, Scaling, Scaling]:
 
 
 def _with_gain(form: LayerPlan) -> LayerPlan:
-    gain = _CPU_GAINS[form.choice, form.activations, form.bits]
+    known = _CPU_GAINS[form.choice, form.activations, form.bits]
+    gain = _COARSE_GAIN if form.block == COARSE else known
     return replace(form, gain=gain, gain_from="model")
 
 

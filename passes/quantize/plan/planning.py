@@ -369,8 +369,10 @@ def _reason_of(refused: Sequence[LayerPlan], reading: Reading | None) -> str:
 
 def form_in_words(form: LayerPlan) -> str:
     """A form in short: "w8a8-dynamic row/tensor", "storage block of 4 bits"."""
-    bits = f" of {form.bits} bits" if form.choice == "storage" and form.bits != 8 else ""
-    return f"{form.choice} {_scales(form)}{bits}"
+    of = f" of {form.bits} bits" if form.choice == "storage" and form.bits != 8 else ""
+    if form.activations == "block":
+        of = f" of {form.block}"
+    return f"{form.choice} {_scales(form)}{of}"
 
 
 def _lost(form: LayerPlan) -> str:
