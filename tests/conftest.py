@@ -27,6 +27,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 COLLECTED = (10_000, 10, 100)
 """Objects that are made before the garbage collector looks, and how rarely it looks at all."""
+SWEPT = {"WALKED": 600, "MOST": 8}
+"""How far the sweep over a model's sizes goes where a test is not about sizes: for users it goes
+farther, and takes a third of an export.
+"""
 SLOW_SECONDS = 900
 """Timeout of a slow test without one of its own: the exports of a pipeline took longer on a busy
 machine than what pyproject.toml gives a test.
@@ -61,6 +65,21 @@ def pytest_collection_finish() -> None:
 
 
 @functools.cache
+def swept(sweep: Any) -> dict[str, int]:
+    """How far a sweep goes for users."""
+    return {name: getattr(sweep, name) for name in SWEPT}
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures of the test, which export
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Sweep fewer sizes, but where a test is about them."""
+    if sweep := sys.modules.get("enginecast.capture.tracing.sweep"):
+        vars(sweep).update(swept(sweep))
+        if not item.get_closest_marker("all_sizes"):
+            vars(sweep).update(SWEPT)
+
+
+@functools.cache
 def share_registry(registration: Any) -> None:
     """Let torch.onnx make its table of functions once, not for each program: it takes 0.3 s."""
     registry = registration.ONNXRegistry
@@ -75,6 +94,28 @@ def share_registry(registration: Any) -> None:
     registry.from_torchlib = staticmethod(copied)
 
 
+@functools.cache
+def share_decompositions(tables: Any) -> None:
+    """Let torch.onnx collect once, not for each program, what it decomposes: it takes 0.06 s.  It
+    depends on the operators that there are.
+    """
+    make = tables.create_onnx_friendly_decomposition_table
+    made: dict[Any, Any] = {}
+
+    def shared(implemented: Any) -> Any:
+        torch = tables.torch
+        composite = torch._C._dispatch_get_registrations_for_dispatch_key(
+            "CompositeImplicitAutograd"
+        )
+        decomposed = torch._decomp.decomposition_table
+        key = frozenset(implemented), frozenset(composite), frozenset(decomposed.items())
+        if key not in made:
+            made[key] = make(implemented)
+        return dict(made[key])
+
+    tables.create_onnx_friendly_decomposition_table = shared
+
+
 @pytest.fixture(autouse=True)
 def seeded(request: pytest.FixtureRequest) -> Iterator[None]:
     """Seed from the test's name, so that a test does not depend on which ran before it."""
@@ -87,6 +128,7 @@ def seeded(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     if registration := sys.modules.get("torch.onnx._internal.exporter._registration"):
         share_registry(registration)
+        share_decompositions(sys.modules["torch.onnx._internal.exporter._decomp"])
     torch.manual_seed(seed)
     dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
     yield

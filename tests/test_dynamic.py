@@ -11,6 +11,8 @@ from enginecast.capture.inputs.given import apply_dynamic, parse_dynamic
 from enginecast.capture.inputs.specs import DimSpec, InputSpec
 from enginecast.errors import UsageError
 
+pytestmark = pytest.mark.all_sizes
+
 TEXT = from_facts(ModelFacts(t5_config(), ("input_ids", "attention_mask")))
 IMAGE = from_facts(ModelFacts(vit_config(), ("pixel_values",)))
 

@@ -32,6 +32,8 @@ from enginecast.passes.ir.base import PassContext
 from enginecast.passes.ir.edit import aten
 from enginecast.passes.ir.sites import SKIPPED
 
+pytestmark = pytest.mark.all_sizes
+
 MOST = 600
 TOKENS = {0: Dim("batch", min=1, max=4), 1: Dim("sequence", min=2, max=MOST)}
 BUCKETS = "canonicalize,exact-position-buckets"

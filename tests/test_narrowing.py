@@ -27,6 +27,8 @@ from enginecast.compiler.settle import _refuse_asked
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, UsageError, VerificationError
 
+pytestmark = pytest.mark.all_sizes
+
 ROWS = DimSpec("rows", 5, 1, 40)
 SPECS = (InputSpec("x", "tensor", torch.float32, (DimSpec("batch", 3, 1, 9), ROWS)),)
 GUARD = (

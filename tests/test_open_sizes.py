@@ -20,6 +20,8 @@ from enginecast.errors import CaptureError
 from enginecast.passes.ir.source import source_line
 from enginecast.verify.eager import reference_program
 
+pytestmark = pytest.mark.all_sizes
+
 
 class Called(nn.Module):
     def __init__(self, function: Callable[..., Tensor]) -> None:

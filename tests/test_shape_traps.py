@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 import enginecast
 from enginecast.errors import InputError
 
+pytestmark = pytest.mark.all_sizes
+
 Capture = pytest.CaptureFixture[str]
 
 SOURCE = """

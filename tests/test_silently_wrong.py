@@ -15,6 +15,8 @@ from enginecast.compiler.session import export
 from enginecast.errors import CaptureError, InputError
 from enginecast.runtime.load import load
 
+pytestmark = pytest.mark.all_sizes
+
 
 class NotWhileCompiling(nn.Module):
     def forward(self, x: Tensor) -> Tensor:

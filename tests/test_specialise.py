@@ -14,6 +14,8 @@ from enginecast.compiler.request import ModelOptions
 from enginecast.errors import InputError
 from enginecast.runtime.load import load
 
+pytestmark = pytest.mark.all_sizes
+
 SPECIALISE = ModelOptions(fallback="specialise")
 
 

@@ -13,6 +13,8 @@ from enginecast.capture.inputs.specs import from_example
 from enginecast.compiler.cases import with_telling_values
 from enginecast.verify.runs import Runs
 
+pytestmark = pytest.mark.all_sizes
+
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
 

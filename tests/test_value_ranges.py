@@ -16,6 +16,8 @@ from enginecast.compiler.request import ModelOptions
 from enginecast.compiler.steps import Steps
 from enginecast.errors import EnginecastError, InputError, UsageError
 
+pytestmark = pytest.mark.all_sizes
+
 
 class Words(nn.Module):
     """Two tables; the positions are shifted as OPT shifts them."""

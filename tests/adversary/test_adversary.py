@@ -34,6 +34,7 @@ def named(case: Case) -> str:
     return f"{case.group}: {case.name}"
 
 
+@pytest.mark.all_sizes
 @pytest.mark.parametrize("case", QUICK, ids=named)
 def test_a_module_that_misleads(case: Case, tmp_path: Path) -> None:
     row = examine(case, tmp_path, asks_plain=False)
