@@ -4,7 +4,7 @@ import contextlib
 import json
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,19 @@ from cache_fixtures import words_clip, words_t5
 from family_models import FAMILIES
 from filelock import FileLock
 from models import add_tokenizer, tiny_bert, tiny_llama, tiny_t5, tiny_vit
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from transformers import T5EncoderModel
 
+from enginecast.capture.sources.huggingface import HuggingFaceSource
+from enginecast.capture.sources.source import Source
+from enginecast.capture.tracing.export import Captured, capture
 from enginecast.cli.app import main
+from enginecast.compiler import prepare
 from enginecast.compiler.publish import Export
 from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.session import export
+from enginecast.passes.ir.edit import structural_copy
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, FileRecord
 from enginecast.runtime.bundle.manifest_json import decode, encode
 from enginecast.runtime.bundle.reader import Bundle, digest
@@ -137,13 +144,16 @@ class Made:
 class Exports:
     """Models and their bundles, each made when a test first asks for it and never changed.
 
-    The processes that run the tests share the bundles: an export takes seconds.
+    The processes that run the tests share the bundles: an export takes seconds.  Half of it is the
+    capture, which each process makes once for a model and the options that concern it.
     """
 
     def __init__(self, root: Path, shared: Path | None = None) -> None:
-        self._root = root
+        self._root = root.resolve()
         self._shared = shared or root
         self._made: dict[tuple[str, str], Made] = {}
+        self._captured: dict[str, Captured] = {}
+        pytest.MonkeyPatch().setattr(prepare, "capture", self._capture_once)
 
     def model(self, name: str) -> str:
         """The MODEL argument; a factory wants `root` as the current folder."""
@@ -159,6 +169,21 @@ class Exports:
     @property
     def root(self) -> Path:
         return self._root
+
+    def _capture_once(self, source: Source, *arguments: Any, **options: Any) -> Captured:
+        """What `capture` returns, for models that are made here."""
+        is_here = (
+            isinstance(source, HuggingFaceSource) and source.folder.resolve().parent == self.root
+        )
+        is_plain = source.name == "plain_model:make" and Path.cwd() == self.root
+        if not is_here and not is_plain:
+            return capture(source, *arguments, **options)
+        given = tree_map_only(Tensor, Tensor.tolist, (arguments, options))
+        key = repr((source.name, source.fingerprint(), source.call, given))
+        if key not in self._captured:
+            self._captured[key] = capture(source, *arguments, **options)
+        found = self._captured[key]
+        return replace(found, program=structural_copy(found.program))
 
     def __call__(self, name: str, precision: str = "fp32") -> Made:
         """The accepted export of a model."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import torch
@@ -97,6 +98,7 @@ def forward(module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor
     return dict(module(**inputs))
 
 
+@cache
 def low_reference(dtype: str, *, scale: float = 1.0) -> Reference:
     def eager(to: torch.dtype) -> Encoder:
         return encoder(scale=scale).to(to)

@@ -1,10 +1,13 @@
 """Small modules and their programs for the tests of verify/."""
 
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
+
+from enginecast.passes.ir.edit import structural_copy
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Encoder(nn.Module):
 
 
 NAMES = ("hidden", "pooled")
+_CAPTURED: dict[str, ExportedProgram] = {}
 
 
 def encoder(*, scale: float = 1.0) -> Encoder:
@@ -74,7 +78,18 @@ def cases() -> list[Inputs]:
 
 
 def program(module: nn.Module) -> ExportedProgram:
-    """An encoder's program with dynamic batch and sequence."""
+    """An encoder's program with dynamic batch and sequence; equal encoders are captured once."""
+    settings = [(type(part), getattr(part, "scale", None)) for part in module.modules()]
+    weights = {name: tensor.tolist() for name, tensor in module.state_dict().items()}
+    key = repr((settings, weights))
+    if key not in _CAPTURED:
+        _CAPTURED[key] = _captured(module)
+    copy = structural_copy(_CAPTURED[key])
+    copy._state_dict = deepcopy(copy.state_dict)  # a test may change its weights
+    return copy
+
+
+def _captured(module: nn.Module) -> ExportedProgram:
     sizes = {0: Dim("batch", min=1, max=8), 1: Dim("sequence", min=2, max=32)}
     with torch.no_grad():
         return export(

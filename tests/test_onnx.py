@@ -13,6 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from exports import Exports
 from lowering import error, lower, run
 from programs import Function, captured, outputs, rewritten
 from safetensors import safe_open
@@ -55,8 +56,7 @@ def exact(made: Engine, inputs: dict[str, Tensor]) -> Tensor:
     return result
 
 
-def prepared(folder: Path, *, layers: int, dtype: torch.dtype = torch.float32) -> Prepared:
-    models.tiny_t5(folder, layers=layers, dtype=dtype)
+def prepared(folder: str | Path) -> Prepared:
     return prepare(open_source(str(folder)), ModelOptions(), Steps())
 
 
@@ -70,16 +70,18 @@ def engine(source: Prepared, precision: str, folder: Path) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def t5(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
+def t5(exports: Exports, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
     """Engines by number of layers and precision; one is of a model whose file is bf16."""
     base = tmp_path_factory.mktemp("t5")
-    two = prepared(base / "two", layers=2)
+    two = prepared(exports.model("t5"))
     return {
         "2 fp32": engine(two, "fp32", base / "2-fp32"),
         "2 fp16": engine(two, "fp16", base / "2-fp16"),
-        "4 fp32": engine(prepared(base / "four", layers=4), "fp32", base / "4-fp32"),
+        "4 fp32": engine(prepared(exports.model("t5-4")), "fp32", base / "4-fp32"),
         "bf16 file": engine(
-            prepared(base / "bf16", layers=1, dtype=torch.bfloat16), "fp32", base / "bf16-fp32"
+            prepared(models.tiny_t5(base / "bf16", layers=1, dtype=torch.bfloat16)),
+            "fp32",
+            base / "bf16-fp32",
         ),
     }
 
@@ -189,7 +191,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_onnx import engine, prepared
 base = Path(sys.argv[2])
-engine(prepared(base / "model", layers=2), "fp16", base / "out")
+engine(prepared(models.tiny_t5(base / "model", layers=2)), "fp16", base / "out")
 """
 
 

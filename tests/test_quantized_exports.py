@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exports import cast
+from exports import Exports, cast
 from family_models import FAMILIES
-from models import tiny_bert, tiny_vit
 from safetensors.numpy import save_file
 
 from enginecast.passes.presets import QUANTIZED, preset
@@ -26,13 +25,13 @@ def plan_of(bundle: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_bert(tmp_path_factory.mktemp("bert") / "model")
+def bert(exports: Exports) -> Path:
+    return Path(exports.model("bert"))
 
 
 @pytest.fixture(scope="module")
-def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_vit(tmp_path_factory.mktemp("vit") / "model")
+def vit(exports: Exports) -> Path:
+    return Path(exports.model("vit"))
 
 
 def test_int8_on_the_cpu(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

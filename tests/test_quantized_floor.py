@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import tiny_vit
+from exports import Exports
 
 from enginecast.capture.sources.source import open_source
 from enginecast.compiler.prepare import Prepared, prepare, reference_of
@@ -28,10 +28,8 @@ HERE = Where(provider="CPUExecutionProvider", device="here", versions={})
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    options = ModelOptions()
-    source = open_source(str(tiny_vit(tmp_path_factory.mktemp("vit") / "model")))
-    return prepare(source, options, Steps())
+def prepared(exports: Exports) -> Prepared:
+    return prepare(open_source(exports.model("vit")), ModelOptions(), Steps())
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,8 @@
 """Quantized ops in torch's own: equal values, a clamp before every cast, calls that CUDA takes."""
 
+import functools
+from collections.abc import Callable
+
 import pytest
 import torch
 from planned_programs import quantized_by_plan
@@ -18,6 +21,7 @@ from enginecast.verify.emulate.emulate import emulate
 from enginecast.verify.emulate.profiles import get_profile
 
 FP8 = torch.float8_e4m3fn
+Quantized = Callable[[str, Format], ExportedProgram]
 FORMS: dict[str, Format] = {
     "storage": "fp8",
     "static": "fp8",
@@ -58,8 +62,11 @@ def program() -> ExportedProgram:
     return captured(module, ids(2, 5), dynamic={0: Dim("batch", min=1, max=8), 1: TOKENS[1]})
 
 
-def low(program: ExportedProgram) -> ExportedProgram:
-    return rewritten(program, "unify-dtype{to=bf16},canonicalize")[0]
+@pytest.fixture(scope="module")
+def low(program: ExportedProgram) -> Quantized:
+    """The program in bf16, with all layers in a form: made when it is first asked for."""
+    narrow = rewritten(program, "unify-dtype{to=bf16},canonicalize")[0]
+    return functools.cache(lambda *form: quantized_by_plan(narrow, *form, ids(2, 5)))
 
 
 def lowered(program: ExportedProgram, device: str = "cpu") -> ExportedProgram:
@@ -85,9 +92,9 @@ def test_values_are_those_of_our_ops(program: ExportedProgram, form: str) -> Non
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_lowered_program_is_emulated_like_the_one_before(
-    program: ExportedProgram, form: str, device: str
+    low: Quantized, form: str, device: str
 ) -> None:
-    ours = quantized_by_plan(low(program), form, FORMS[form], ids(2, 5))
+    ours = low(form, FORMS[form])
     plain, _ = rewritten(ours, f"hoist-weights,decompose-quantized{{device={device}}}")
     cases = {"a": {"ids": ids(2, 5)}}
     profile = get_profile("inductor")
@@ -96,12 +103,12 @@ def test_a_lowered_program_is_emulated_like_the_one_before(
     assert relative_error(found["output_0"], expected["output_0"]) < 2e-2
 
 
-def test_every_cast_to_fp8_has_a_clamp_right_before_it(program: ExportedProgram) -> None:
+def test_every_cast_to_fp8_has_a_clamp_right_before_it(low: Quantized) -> None:
     """A test of values cannot see it where the cast itself saturates: torch 2.13 does, 2.12 gives
     NaN."""
     found = 0
     for form in ("rowwise", "tensorwise", "static", "storage"):
-        plain = lowered(quantized_by_plan(low(program), form, "fp8", ids(2, 5)))
+        plain = lowered(low(form, "fp8"))
         for cast in casts_to_fp8(plain):
             clamp = first_input(cast)
             assert clamp.target is aten.clamp.default, cast.format_node()
@@ -111,8 +118,8 @@ def test_every_cast_to_fp8_has_a_clamp_right_before_it(program: ExportedProgram)
 
 
 @pytest.mark.parametrize("form", ["rowwise", "tensorwise", "static", "rows by tensor"])
-def test_a_gpu_would_take_every_product(program: ExportedProgram, form: str) -> None:
-    plain = lowered(quantized_by_plan(low(program), form, "fp8", ids(2, 5)), "cuda")
+def test_a_gpu_would_take_every_product(low: Quantized, form: str) -> None:
+    plain = lowered(low(form, "fp8"), "cuda")
     calls = [node for node in plain.graph.nodes if node.target is aten._scaled_mm.default]
     assert len(calls) == 3
     for call in calls:

@@ -66,10 +66,11 @@ def require_same(module: nn.Module, **how: str) -> Split:
     program = lowered(module, **how)
     found = split(program)
     assert isinstance(found, Split), found
+    plain = captured(module, *INPUTS, dynamic=BATCH)
     for batch in (1, 2, 5):
         torch.manual_seed(batch)
         inputs = torch.randn(batch, 4, 8), torch.randn(batch, 8)
-        wanted = outputs(captured(module, *INPUTS, dynamic=BATCH), *inputs)
+        wanted = outputs(plain, *inputs)
         for result, expected in zip(run(program, found, *inputs), wanted, strict=True):
             torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
     return found
@@ -124,7 +125,7 @@ def test_more_blocks_are_no_more_pieces() -> None:
     """What lies before a block waits for it, whenever it could be computed; and what a trace
     asserts of dtypes keeps nothing from being split.
     """
-    found = [require_same(Modulated(count)) for count in (4, 8)]
+    found = [require_same(Modulated(count)) for count in (2, 4)]
     assert [len(each.regions) for each in found] == [1, 1]
     assert len(found[0].pieces) == len(found[1].pieces) <= 4
     assert max(len(piece.graph.nodes) for piece in found[1].pieces.values()) < 40
@@ -135,15 +136,15 @@ MERGING = "unify-dtype{to=fp32},canonicalize,merge-linears,fuse-gelu"
 
 def test_linears_that_are_merged_across_blocks_stand_before_them() -> None:
     """As in the presets for a GPU: what shifts each of the blocks is one product."""
-    found = [require_same(Modulated(count), passes=MERGING) for count in (4, 8)]
-    assert [[len(modules) for modules in each.regions.values()] for each in found] == [[4], [8]]
+    found = [require_same(Modulated(count), passes=MERGING) for count in (2, 4)]
+    assert [[len(modules) for modules in each.regions.values()] for each in found] == [[2], [4]]
     assert len(found[0].pieces) == len(found[1].pieces) <= 4
     merged = [
         node
         for node in found[1].pieces[found[1].calls[0].piece].graph.nodes
         if node.target is torch.ops.aten.linear.default
     ]
-    assert [tuple(node.meta["val"].shape[-1:]) for node in merged] == [(8 * 16,)]
+    assert [tuple(node.meta["val"].shape[-1:]) for node in merged] == [(4 * 16,)]
 
 
 def test_shared_weights_are_given_to_each() -> None:

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 from control_flow import ROWS
-from exports import Ran, cast
-from models import add_tokenizer, tiny_t5
+from exports import Exports, Ran, cast
 from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
@@ -388,8 +387,10 @@ def test_what_neither_takes_is_refused_at_its_line(
     assert not Path("refused.bundle").exists()
 
 
-def test_t5_runs_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = add_tokenizer(tiny_t5(tmp_path / "t5"))
+def test_t5_runs_prompts(
+    exports: Exports, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = exports.model("t5")
     (tmp_path / "prompts.txt").write_text("a b c\nz\n", encoding="utf-8")
     bundle = tmp_path / "t5.bundle"
     done = cast(capsys, "export", model, "-o", bundle, "--target", "torchscript", "--json")

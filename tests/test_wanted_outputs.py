@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from exports import cast
-from models import add_tokenizer, llama_config, tiny_bert, tiny_t5
+from exports import Exports, cast
+from models import add_tokenizer, llama_config
 from msgspec.structs import replace
 from safetensors import safe_open
 from transformers import LlamaModel, T5EncoderModel
@@ -45,10 +45,10 @@ def cached():
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("wanted")
-    tiny_bert(root / "bert")
-    tiny_t5(root / "t5")
+def root(exports: Exports) -> Path:
+    root = exports.root
+    for name in ("bert", "t5"):
+        exports.model(name)
     (root / "wanted_factories.py").write_text(FACTORIES, encoding="utf-8")
     return root
 
