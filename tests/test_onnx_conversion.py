@@ -57,6 +57,7 @@ def shifted(x: Tensor) -> Tensor:
         (heads, 0),
         (shifted, 0),
         (lambda x: torch.outer(x[0, 0], x[:, 0, 0]) + 1, 0),
+        (lambda x: torch.outer(x[:, 0, 0], x[0, 0]), 0),
         (lambda x: x.movedim(0, -1) * 2, 0),
         (lambda x: torch.cat(x.tensor_split(2, dim=-1)[::-1], -1), 0),
         (lambda x: x.flatten(0, 1).tensor_split(2, dim=1)[1], 0),

@@ -20,12 +20,13 @@ from torch.fx import Graph, Node
 
 from enginecast.passes.ir.blocks import is_structured
 from enginecast.passes.ir.computation import call_digest
-from enginecast.passes.ir.edit import aten, tracked_outputs, value
+from enginecast.passes.ir.edit import aten, first_input, same_size, shape_of, tracked_outputs, value
 from enginecast.passes.ir.rules import insert_graph, traced
 from enginecast.passes.ir.traits import Trait, has
 
 _KEPT = frozenset({aten.reshape.default, aten.contiguous.default})
 """Composite views that ONNX has, too."""
+_SIZES = frozenset({aten.sym_size.int, aten.sym_numel.default, aten.sym_stride.int})
 _SIMPLE = (Trait.MOVES, Trait.ELEMENTWISE, Trait.JOINS, Trait.CASTS, Trait.METADATA)
 
 
@@ -111,10 +112,22 @@ def _write(graph: Graph, node: Node, form: Graph) -> None:
 
 
 def _merge_sizes(graph: Graph) -> None:
-    """Let the first node that gives a size stand for the others."""
+    """Let the first node that gives a size stand for the others.
+
+    A trace of one call may also read it off another property of its input, which ONNX has not: the
+    number of elements of a vector, or a stride.
+    """
     first: dict[str, Node] = {}
-    for node in graph.find_nodes(op="call_function", target=aten.sym_size.int):
-        known = first.setdefault(str(value(node)), node)
-        if known is not node:
-            node.replace_all_uses_with(known)
+    for node in list(graph.nodes):
+        if node.target not in _SIZES:
+            continue
+        size = value(node)
+        if str(size) in first:
+            node.replace_all_uses_with(first[str(size)])
             graph.erase_node(node)
+            continue
+        source = first_input(node)
+        dims = [dim for dim, each in enumerate(shape_of(source)) if same_size(each, size)]
+        if dims:
+            node.target, node.args = aten.sym_size.int, (source, dims[0])
+        first[str(size)] = node
