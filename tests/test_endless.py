@@ -123,6 +123,15 @@ def test_what_ends_is_left_alone() -> None:
     assert threading.active_count() == before
 
 
+def test_nobody_looks_at_a_run_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.export loses tensors whose frames another thread holds."""
+    looks = []
+    monkeypatch.setattr(Bounded, "_frames", lambda self: looks.append(self) or [])
+    with Bounded(30.0):
+        time.sleep(1.2)
+    assert not looks
+
+
 def test_a_profiler_runs_afterwards() -> None:
     """A pending check that nobody clears makes CPython 3.11 hang under one."""
     for seconds in (30.0, 0.3):

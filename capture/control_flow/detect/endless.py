@@ -20,7 +20,8 @@ LONGEST_TRACE = 300.0
 models that were traced take a minute."""
 LONGEST_RUN = 1800.0
 """Seconds that it may take on real ones."""
-_TICK = 1.0
+_TICK = 15.0
+"""Seconds from look to look, once the time is over."""
 _AGAIN = 30.0
 """Seconds until it is raised again, where a bare `except` swallowed it. Sooner, it would hit the
 clean-up of torch's modes on the way out."""
@@ -33,7 +34,11 @@ class _Stop(BaseException):
 
 
 class Bounded:
-    """`with Bounded(300): module(**inputs)` ends after 300 seconds in the model's code.
+    """`with Bounded(300): module(**inputs)` ends after 300 to 600 seconds in the model's code.
+
+    Nobody looks at the run before that time is over. A thread that reads another's frames keeps
+    their locals alive and lets them die later, and torch.export then loses track of tensors: one
+    of a hundred T5s was refused on a busy machine ("does not see how the model makes a tensor").
 
     What a library does around and after the model's code is not counted. A call that blocks outside
     of Python, such as `time.sleep`, is stopped only when it returns.
@@ -82,6 +87,8 @@ class Bounded:
     def _look(self) -> None:
         current: FrameType | None = None
         since = 0.0
+        if self._is_over.wait(self._seconds):
+            return
         while not self._is_over.wait(self._tick):
             frames = self._frames()
             outermost = frames[-1] if frames else None
