@@ -125,8 +125,13 @@ def test_what_ends_is_left_alone() -> None:
 
 def test_nobody_looks_at_a_run_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.export loses tensors whose frames another thread holds."""
-    looks = []
-    monkeypatch.setattr(Bounded, "_frames", lambda self: looks.append(self) or [])
+    looks: list[Bounded] = []
+
+    def look(self: Bounded) -> list[object]:
+        looks.append(self)
+        return []
+
+    monkeypatch.setattr(Bounded, "_frames", look)
     with Bounded(30.0):
         time.sleep(1.2)
     assert not looks
