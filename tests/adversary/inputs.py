@@ -106,6 +106,20 @@ either("mean of empty", lambda self, x: x[:, :0].mean(-1), x=X)
 right("concatenated with empty", lambda self, x: torch.cat([x[:, :0], x, x[:, 8:]], -1), x=X)
 right("empty of nonzero", lambda self, x: torch.nonzero(x > 100), x=X)
 right("matrix with empty middle", lambda self, x: x[:, :0] @ x.mT[:0], x=X)
+for name, reduce in {
+    "mean": lambda x: x[x > 1].mean(),
+    "any": lambda x: (x[x > 1] > 3).any(),
+    "variance": lambda x: x[x > 1].var(unbiased=False),
+    "deviation": lambda x: x[x > 1].std(),
+    "norm": lambda x: x[x > 1].norm(),
+}.items():
+    for precision in ("fp32", "fp16"):
+        either(
+            f"{name} of what is chosen in {precision}",
+            lambda self, x, do=reduce: do(x),
+            x=X,
+            precision=precision,
+        )
 right("empty boolean all", lambda self, x: (x[:, :0] > 0).all(-1), x=X)
 right("same twice", lambda self, x: (y := x * 2, y, y)[1:], x=X)
 right("same value two ways", lambda self, x: (x * 2, x + x), x=X)
