@@ -11,6 +11,8 @@ from programs import Function, captured
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from enginecast.exporters.onnx.decompose import decompose
+
 
 @pytest.fixture
 def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -76,3 +78,12 @@ def test_only_what_is_decomposed_is_traced_again(
     assert len(traces) - before == times
     [found] = run(tmp_path, x[:2])
     torch.testing.assert_close(found, computed(x[:2]), rtol=1e-6, atol=1e-6)
+
+
+def test_what_stands_for_an_op_does_not_depend_on_strides() -> None:
+    """They may be others once what it reads is lowered: those of attention are."""
+    program = captured(Function(heads), torch.randn(3, 4, 6), dynamic={0: Dim("n", max=8)})
+    assert decompose(program, {})
+    targets = [node.target for node in program.graph.nodes]
+    assert torch.ops.aten.view.default not in targets
+    assert targets.count(torch.ops.aten.reshape.default) == 2

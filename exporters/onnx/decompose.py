@@ -1,7 +1,7 @@
 """Write the ops that torch.onnx lacks by others, each on its own, as a trace of all would.
 
     before:  %h = aten.unflatten(%x, -1, [4, 32])    after:  %n = aten.sym_size(%x, 0)
-                                                             %h = aten.view(%x, [%n, 7, 4, 32])
+                                                             %h = aten.reshape(%x, [%n, 7, 4, 32])
              %o = aten.outer(%p, %f)                         %u = aten.unsqueeze(%p, 1)
                                                              %o = aten.mul(%u, %f)
 
@@ -62,6 +62,8 @@ def _graphs(program: ExportedProgram, table: Mapping[Any, Any]) -> dict[Node, Gr
         call = call_digest(node, inputs)
         if call not in by_call:
             form = traced(node, node.target, table)
+            for view in form.find_nodes(op="call_function", target=aten.view.default):
+                view.target = aten.reshape.default  # strides may be others once lowered
             if not all(_is_simple(made, table) for made in form.nodes):
                 return None
             by_call[call] = form
