@@ -20,6 +20,11 @@ USUAL = 0.75
 ENOUGH = 16
 """A part of fewer elements that are rounded (a zero of relu is none) gets a limit that is higher by
 as much: eager may be exact by luck."""
+SAME = 0.01
+"""Elements of a part that differ by less, relative to its largest, are one sample of what eager
+loses, and not several: on an image of one color all positions round alike."""
+SLIGHT = 1e-3
+"""Relative error up to which that counts: with more, other parts than these would be off, too."""
 LARGEST = 0.9
 """No part may be off by more, unless eager is off by `LOST` there, or by less where elements are
 few: one of zeros is off by 1."""
@@ -66,15 +71,16 @@ def worst_part(
     for axes, name in _views(found.shape):
         count = np.maximum(rounded.sum(axis=axes), 1)
         error, length, lost = (np.sqrt(side.sum(axis=axes)) for side in squares)
-        few = np.maximum(ENOUGH / count, 1.0)
         usual = np.quantile(_relative(lost, length), USUAL)
-        base = np.maximum(lost, max(LEAST * unit, float(whole.max()), float(usual)) * length)
-        allowed = LIMIT * few * base
-        # Where eager itself has about this value, and not by luck, zero is not near.
-        known = lost * few < LOST * length
-        allowed = np.where(known, np.minimum(allowed, LARGEST * length), allowed)
-        allowed = np.maximum(allowed, np.sqrt(count) * (TINY[dtype] / scale))
-        allowed = np.maximum(allowed, 1e-300)
+        least = max(LEAST * unit, float(whole.max()), float(usual))
+        smallest = np.maximum(np.sqrt(count) * (TINY[dtype] / scale), 1e-300)
+        allowed = np.maximum(_allowed(length, lost, least, count), smallest)
+        beyond = error > allowed
+        if beyond.any():
+            samples = np.array(count)
+            samples[beyond] = _different(wanted, rounded, axes, beyond)
+            by_luck = np.minimum(_allowed(length, lost, least, samples), SLIGHT * length)
+            allowed = np.maximum(allowed, by_luck)
         at = np.unravel_index(int(np.argmax(error / allowed)), error.shape)
         size = float(length[at]) or 1.0
         part = Part(
@@ -85,6 +91,34 @@ def worst_part(
         if worst is None or part.excess > worst.excess:
             worst = part
     return worst
+
+
+def _allowed(length: Floats, lost: Floats, least: float, samples: NDArray[np.int_]) -> Floats:
+    """What parts may lose.
+
+    Args:
+        least: relative to their length, that eager is taken to lose at least.
+        samples: how many elements of each tell what eager loses there.
+    """
+    few = np.maximum(ENOUGH / samples, 1.0)
+    allowed = LIMIT * few * np.maximum(lost, least * length)
+    # Where eager itself has about this value, and not by luck, zero is not near.
+    known = lost * few < LOST * length
+    return np.where(known, np.minimum(allowed, LARGEST * length), allowed)
+
+
+def _different(
+    wanted: Floats, rounded: NDArray[np.bool_], axes: tuple[int, ...], parts: NDArray[np.bool_]
+) -> NDArray[np.int_]:
+    """How many of the elements of some parts are not about the same, 1 at least."""
+    inner = range(-len(axes), 0)
+    values = np.moveaxis(np.where(rounded, wanted, np.nan), axes, inner)[parts]
+    values = values.reshape(len(values), -1)
+    largest = np.nanmax(np.abs(values), axis=1, initial=0.0, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        steps = np.sort(np.round(values / (SAME * largest)), axis=1)
+    known = (np.diff(steps, axis=1) > 0).sum(axis=1)  # nothing is beyond NaN, which is last
+    return np.asarray(known + 1)
 
 
 def _relative(lost: Floats, length: Floats) -> Floats:
