@@ -14,7 +14,7 @@ help: ## print this list
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt --editable '.[dev]'
-	-$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib # pip does it on one core; some files are not for this Python
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # pip does it on one core; some files are not for this Python
 	touch $(STAMP)
 
 setup: $(STAMP) ## make .venv and install the project into it
