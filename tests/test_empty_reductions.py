@@ -42,3 +42,13 @@ def test_reductions_over_nothing(tmp_path: Path) -> None:
     for x in (torch.zeros(3, 8), torch.eye(8)[:3] * 9, torch.ones(3, 8) * 2):
         for name, found, wanted in zip(OPS, run(tmp_path, x), All()(x), strict=True):
             torch.testing.assert_close(found, wanted, equal_nan=True, msg=name)
+
+
+def test_a_mean_is_no_sum_that_fp16_cannot_hold(tmp_path: Path) -> None:
+    class Mean(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[x > 1].mean()
+
+    ops = lower(captured(Mean(), torch.randn(3, 8)), tmp_path, ["mean"]).ops
+    assert "ReduceMean" in ops
+    assert "ReduceSum" not in ops

@@ -59,13 +59,9 @@ def _mean_of(x: Any, dim: Any, *, keepdim: bool, dtype: int | None) -> Any:
     x = x if dtype in (None, -1) else cast(x, ir.DataType(dtype))
     if not x.shape:
         return op.Identity(x)
-    axes = _axes(x, dim)
-    if not any(_may_be_nothing(x.shape[axis]) for axis in axes):
-        given = [dim] if isinstance(dim, int) else dim or axes
-        return op.ReduceMean(x, ints(*given), keepdims=int(keepdim))
-    total = op.ReduceSum(x, ints(*axes), keepdims=int(keepdim))
-    count = op.ReduceProd(op.Gather(op.Shape(x), ints(*axes)), keepdims=0)
-    return op.Div(total, op.CastLike(count, total))
+    given = [dim] if isinstance(dim, int) else dim or _axes(x, dim)
+    # Not a sum divided by a count: in fp16 the sum leaves its range.
+    return _nan_of_nothing(x, dim, op.ReduceMean(x, ints(*given), keepdims=int(keepdim)))
 
 
 @STABLE.rule(aten.var.correction)
