@@ -36,9 +36,9 @@ class _Stop(BaseException):
 class Bounded:
     """`with Bounded(300): module(**inputs)` ends after 300 to 600 seconds in the model's code.
 
-    Nobody looks at the run before that time is over. A thread that reads another's frames keeps
-    their locals alive and lets them die later, and torch.export then loses track of tensors: one
-    of a hundred T5s was refused on a busy machine ("does not see how the model makes a tensor").
+    The run is not looked at before that time is over. A thread that reads another thread's frames
+    keeps their locals alive, and torch.export then loses track of tensors: on a busy machine, one
+    T5 in a hundred was refused ("does not see how the model makes a tensor").
 
     What a library does around and after the model's code is not counted. A call that blocks outside
     of Python, such as `time.sleep`, is stopped only when it returns.
