@@ -20,11 +20,12 @@ USUAL = 0.75
 ENOUGH = 16
 """A part of fewer elements that are rounded (a zero of relu is none) gets a limit that is higher by
 as much: eager may be exact by luck."""
-SAME = 0.01
+SAME = 1e-6
 """Elements of a part that differ by less, relative to its largest, are one sample of what eager
-loses, and not several: on an image of one color all positions round alike."""
+loses, and not several: on an image of one color, positions compute the same and round alike. What
+varies by more, as a head does whose bias is large, is judged by every element."""
 SLIGHT = 1e-3
-"""Relative error up to which that counts: with more, other parts than these would be off, too."""
+"""Relative error up to which that counts: no rounding of fp32 comes near it."""
 LARGEST = 0.9
 """No part may be off by more, unless eager is off by `LOST` there, or by less where elements are
 few: one of zeros is off by 1."""
@@ -110,7 +111,7 @@ def _allowed(length: Floats, lost: Floats, least: float, samples: NDArray[np.int
 def _different(
     wanted: Floats, rounded: NDArray[np.bool_], axes: tuple[int, ...], parts: NDArray[np.bool_]
 ) -> NDArray[np.int_]:
-    """How many of the elements of some parts are not about the same, 1 at least."""
+    """How many of the elements of some parts differ, 1 at least."""
     inner = range(-len(axes), 0)
     values = np.moveaxis(np.where(rounded, wanted, np.nan), axes, inner)[parts]
     values = values.reshape(len(values), -1)
