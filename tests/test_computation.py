@@ -103,3 +103,46 @@ def test_the_digest_of_a_value_is_that_of_its_numbers() -> None:
     quiet, payload = torch.tensor([float("nan")]), torch.tensor([0x7FC00001], dtype=torch.int32)
     assert _digest(quiet) == _digest(payload.view(torch.float32))
     assert _digest(torch.empty(0)) == _digest(torch.empty(0))
+
+
+class Masked(nn.Module):
+    """Attention over the first positions, with a mask that is written out in one of two ways."""
+
+    def __init__(self, broadcast: bool, tokens: int = 3) -> None:
+        super().__init__()
+        self.broadcast, self.tokens = broadcast, tokens
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[-2]
+        mask = torch.arange(length)[None, None, None] < self.tokens
+        if self.broadcast:
+            mask = mask.expand(x.shape[0], 1, length, length).contiguous() & True
+        found: Tensor = nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+        return torch.where(mask[..., :1, :1], found, 0.0) * 2
+
+
+def masked(broadcast: bool, tokens: int = 3) -> ExportedProgram:
+    example = (torch.ones(2, 2, 5, 4),)
+    return torch.export.export(Masked(broadcast, tokens), example)
+
+
+def test_masks_count_by_what_they_are_broadcast_to() -> None:
+    cases = [{"x": torch.ones(2, 2, 5, 4)}]
+    plain, broadcast, other = masked(False), masked(True), masked(True, tokens=4)
+    assert computation(plain) != computation(broadcast)
+    assert computation(plain, cases) == computation(broadcast, cases)
+    assert computation(plain, cases) != computation(other, cases)
+
+
+def test_a_broadcast_that_decides_the_shape_counts() -> None:
+    class Added(nn.Module):
+        def __init__(self, rows: int) -> None:
+            super().__init__()
+            self.rows = rows
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.arange(4).expand(self.rows, 4)
+
+    x = torch.ones(1, 4)
+    one, several = (torch.export.export(Added(rows), (x,)) for rows in (1, 3))
+    assert computation(one, [{"x": x}]) != computation(several, [{"x": x}])

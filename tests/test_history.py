@@ -183,6 +183,40 @@ def test_what_the_first_calls_gave_is_not_computed_again() -> None:
     assert called[4:] == [6]  # another module
 
 
+def called_before(forward: Forward) -> tuple[Model, CalledInTurn, list[int]]:
+    """A model that was called on one row, and is then on a batch with that row."""
+    called: list[int] = []
+    note = called.append
+
+    def run(module: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        note(len(given["x"]))
+        return {"y": module(given["x"])}
+
+    model, row = Model(forward), {"x": X[:1]}
+    before = run(model, row)
+    return model, CalledInTurn(run, row, [{"x": X}], before=before, by=model), called
+
+
+def test_the_row_of_a_batch_is_a_second_call() -> None:
+    model, call, called = called_before(lambda _, x: x * 2)
+    assert torch.equal(call(model, {"x": X})["y"], X * 2)
+    assert torch.equal(call(model, {"x": X[:1]})["y"], X[:1] * 2)
+    assert called == [1, 3]
+
+
+def test_a_row_that_depends_on_its_batch_is_called_by_itself() -> None:
+    model, call, called = called_before(lambda _, x: x - x.mean())
+    assert torch.equal(call(model, {"x": X[:1]})["y"], X[:1] - X[:1].mean())
+    assert called == [1, 3, 1]
+
+
+def test_a_first_call_that_is_another_one_is_refused() -> None:
+    factors = iter([1.0, *[2.0] * 20])  # nobody watches an iterator
+    model, call, _ = called_before(lambda _, x: x * next(factors))
+    with pytest.raises(CaptureError, match="two calls with equal inputs give different values"):
+        call(model, {"x": X[:1]})
+
+
 def test_a_counter_is_left_as_it_is_after_it_was_followed() -> None:
     model = Model(counted)
     CalledInTurn(lambda module, given: {"y": module(given["x"])}, {"x": X})(model, {"x": X})

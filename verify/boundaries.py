@@ -4,7 +4,7 @@ be compared."""
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -151,6 +151,43 @@ def snapshots(
         Snapshot(results, {path: tuple(values.values()) for path, values in kept.items()})
         for results, kept in zip(outputs, found, strict=True)
     ]
+
+
+def renamed(
+    found: Sequence[Snapshot],
+    values: Mapping[str, str],
+    program: ExportedProgram,
+    others: Mapping[str, str],
+) -> list[Snapshot]:
+    """The snapshots of one program as those of another that computes the same; what leaves a module
+    in the other one alone is not in them.
+
+    Args:
+        values: for each node of the first what it computes, by its name.
+        program: the other one.
+        others: for each node of the other what it computes.
+    """
+    made = []
+    paths = {node: left for node, left in leaving(program).items() if not is_scaled(node)}
+    for snapshot in found:
+        known = {
+            values.get(each.node): each
+            for boundaries in snapshot.boundaries.values()
+            for each in boundaries
+        }
+        kept: dict[str, dict[Node, Boundary]] = {}
+        for node, left in paths.items():
+            boundary = known.get(others.get(node.name, ""))
+            if boundary is None:
+                continue
+            here = replace(
+                boundary, node=node.name, source=source_line(node), module=module_path(node)
+            )
+            for path in left:
+                kept[path] = kept.pop(path, {}) | {node: here}
+        boundaries = {path: tuple(by_node.values()) for path, by_node in kept.items()}
+        made.append(Snapshot(snapshot.outputs, boundaries))
+    return made
 
 
 def isolated(

@@ -101,8 +101,8 @@ SMALL = 300_000_000
 """Parameters up to which one thread of torch runs a model, unless its inputs are large: what is run
 is short, and waking a second thread for each op cost T5-base a tenth to a quarter of its CPU time.
 """
-Call = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
-"""Inputs, and what eager gave for them."""
+Call = tuple[Mapping[str, Tensor], Mapping[str, Tensor], nn.Module | None]
+"""Inputs, what eager gave for them, and the module that did, if it is small enough to be kept."""
 WITNESSED = 2
 """Cases on which it is recorded what the model reads of its inputs."""
 
@@ -325,11 +325,13 @@ def _recorded(prepared: Prepared) -> Prepared:
     def call(module: nn.Module, inputs: Mapping[str, Tensor]) -> None:
         given.append(run_named(module, inputs, prepared.wanted))
 
+    module = prepared.source.eager()
     with quiet_torch():
-        runs = record(prepared.source.eager(), [case.inputs for case in some], call)
+        runs = record(module, [case.inputs for case in some], call)
     told = frozenset().union(*map(telling_outputs, given))
     costly = len(some) == 1 and any(case.singles for case in prepared.cases)
-    first = (some[0].inputs, given[0]) if given and costly else None
+    kept = module if _parameters(prepared.captured.program) <= SMALL else None
+    first = (some[0].inputs, given[0], kept) if given and costly else None
     return replace(prepared, runs=runs, first=first, told=told)
 
 
@@ -438,10 +440,11 @@ def reference_of(
         CaptureError: a second call with equal inputs gives another result, or may.
     """
     run = in_turn(prepared, prepared.first)
+    eager = partial(_kept_or_new, prepared)
     exact = partial(reference_outputs, prepared.exact)
     reference = make_reference(
         prepared.captured.program,
-        prepared.source.eager,
+        eager,
         prepared.cases,
         dtype=dtype,
         names=prepared.output_names,
@@ -461,11 +464,16 @@ def reference_of(
     return replace(reference, edges=found)
 
 
+def _kept_or_new(prepared: Prepared, dtype: torch.dtype) -> nn.Module:
+    kept = None if prepared.first is None else prepared.first[2]
+    return prepared.source.eager(dtype) if kept is None or dtype != torch.float32 else kept
+
+
 def in_turn(model: OpenedModel, first: Call | None = None) -> CalledInTurn:
     """What runs eager, after it has looked for state that is kept from call to call.
 
     Args:
-        first: inputs of a call before, and what it gave.
+        first: a call before.
     """
     smallest = min(model.cases, key=lambda case: sum(t.numel() for t in case.inputs.values()))
     inputs = smallest.inputs
@@ -476,9 +484,9 @@ def in_turn(model: OpenedModel, first: Call | None = None) -> CalledInTurn:
     # A heavy model is called on its cases first, and on other values only where it keeps something.
     heavy = [case.inputs for case in model.cases if case.singles]
     call = partial(run_named, wanted=model.wanted)
-    before = first[1] if first is not None and first[0] is inputs else None
+    before, by = first[1:] if first is not None and first[0] is inputs else (None, None)
     others = [*heavy[:1], *changed, *sizes[:1]]
-    return CalledInTurn(call, inputs, others, model.source.trained, before)
+    return CalledInTurn(call, inputs, others, model.source.trained, before, by)
 
 
 def _shapes(inputs: Mapping[str, Tensor]) -> list[torch.Size]:

@@ -1,12 +1,14 @@
 """What a program computes: equal for two programs that differ in the names and order of nodes, or
-in where the expressions of weights stand, or in ops that give their input, and in nothing else.
+in where the expressions of weights stand, or in ops that give their input, and in nothing else.  Given cases, integers, booleans and sizes count
+by the values that they have there, and a mask by what broadcasting makes of it.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputSpec
@@ -14,6 +16,7 @@ from torch.fx import Node
 
 from enginecast.passes.ir.deferred_weights import deferred_weight
 from enginecast.passes.ir.edit import WEIGHT_KINDS, weight_tensor
+from enginecast.passes.ir.light_values import Inputs, light_values, value_digest
 from enginecast.passes.ir.text import print_ir
 from enginecast.passes.ir.traits import Trait, has, is_identity
 
@@ -28,12 +31,25 @@ class Computation:
     """Digests of what the program asserts."""
     weights: tuple[Tensor, ...] = field(compare=False)
     """What the digests know by its identity: as long as it is held, no other tensor has it."""
+    values: Mapping[str, str] = field(compare=False, default_factory=dict)
+    """The digest of each node, by its name; none where a graph runs other graphs."""
 
 
-def computation(program: ExportedProgram) -> Computation:
-    """What a program computes; weights count by identity, for no pass may write to them."""
+MASKED = torch.ops.aten.scaled_dot_product_attention.default
+MASK = 3
+"""Argument of `MASKED` that is broadcast to the scores."""
+
+
+def computation(program: ExportedProgram, cases: Sequence[Inputs] = ()) -> Computation:
+    """What a program computes; weights count by identity, for no pass may write to them.
+
+    Args:
+        cases: inputs; with them, it is what the program computes for these.
+    """
     held: list[Tensor] = []
     known: dict[Node, str] = {}
+    light = light_values(program, cases) if cases else {}
+    masks: dict[Node, str] = {}
     checks: set[str] = set()
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     for node in program.graph.nodes:
@@ -41,12 +57,15 @@ def computation(program: ExportedProgram) -> Computation:
             return _whole(program)
         if node.op == "placeholder":
             known[node] = _placeholder(program, specs[node.name], held)
-        elif is_identity(node):
+        elif node in light:
+            known[node] = value_digest(light[node])
+        elif is_identity(node) or (cases and _gives_its_input(node)):
             known[node] = known[node.all_input_nodes[0]]
         else:
-            known[node] = call_digest(node, known)
+            known[node] = _call(node, known, light, masks)
         if node.op == "output":
-            return Computation(known[node], frozenset(checks), tuple(held))
+            values = {each.name: found for each, found in known.items()}
+            return Computation(known[node], frozenset(checks), tuple(held), values)
         if has(node, Trait.CHECKS):
             checks.add(known[node])
     raise AssertionError("a graph without an output node")
@@ -59,6 +78,55 @@ def _whole(program: ExportedProgram) -> Computation:
     return Computation(
         digest([print_ir(program), *identities]), frozenset(), tuple(t for _, t in held)
     )
+
+
+def _gives_its_input(node: Node) -> bool:
+    """Whether a node gives its input in another form, which is the same one."""
+    if not has(node, Trait.RESHAPES, Trait.CASTS) or len(node.all_input_nodes) < 1:
+        return False
+    found, given = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
+    if node.args[0] is not node.all_input_nodes[0] or not isinstance(given, Tensor):
+        return False
+    return isinstance(found, Tensor) and _form(found) == _form(given)
+
+
+def _form(tensor: Tensor) -> tuple[torch.dtype, tuple[str, ...]]:
+    return tensor.dtype, tuple(map(str, tensor.shape))
+
+
+def _call(
+    node: Node,
+    known: Mapping[Node, str],
+    light: Mapping[Node, Sequence[Any]],
+    masks: dict[Node, str],
+) -> str:
+    """A digest of a call, in which values that are broadcast count as what they are broadcast to.
+
+    Args:
+        light: values of the nodes that are light.
+        masks: the digests of those that were met before.
+    """
+    given = [source for source in _broadcast(node) if source in light]
+    if not given:
+        return call_digest(node, known)
+    for source in given:
+        if source not in masks:
+            masks[source] = value_digest(light[source], broadcast=True)
+    form = repr(_form(node.meta["val"]))  # what the arguments are broadcast to
+    return digest([form, call_digest(node, {**known, **{source: masks[source] for source in given}})])
+
+
+def _broadcast(node: Node) -> Sequence[Node]:
+    """The arguments of a call that it broadcasts."""
+    if not isinstance(node.meta.get("val"), Tensor):
+        return ()
+    if has(node, Trait.ELEMENTWISE):
+        return [argument for argument in node.args if isinstance(argument, Node)]
+    if node.target is not MASKED:
+        return ()
+    mask = node.args[MASK] if len(node.args) > MASK else node.kwargs.get("attn_mask")
+    others = [*node.args[:MASK], *(node.kwargs.get(name) for name in ("query", "key", "value"))]
+    return [mask] if isinstance(mask, Node) and mask not in others else []
 
 
 def _placeholder(program: ExportedProgram, spec: InputSpec, held: list[Tensor]) -> str:

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from enginecast.passes.ir.base import Pass, Promise
 from enginecast.passes.ir.computation import Computation, computation
 from enginecast.passes.ir.pipeline import PassRun
-from enginecast.verify.boundaries import Boundary, Snapshot, snapshots
+from enginecast.verify.boundaries import Boundary, Snapshot, renamed, snapshots
 from enginecast.verify.eager import Case, as_array, mask_of, reference_program
 from enginecast.verify.floor import LIMIT, ROUNDING, UNIT_ROUNDOFF, Floor, least_floor
 from enginecast.verify.metrics import (
@@ -85,7 +85,7 @@ class Observer:
         if known is None:
             known = self._run(reference_program(program)), self._run(start)
         self._reference, self._before = known
-        self._state = computation(start)
+        self._state = self._computation(start)
         self.checks: list[PassCheck] = []
 
     def __call__(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> None:
@@ -103,9 +103,9 @@ class Observer:
     def look(self, pass_: Pass, program: ExportedProgram, run: PassRun) -> "Look":
         """Check one pass; the next is compared with what was there before."""
         start = time.perf_counter()
-        state = computation(program)
+        state = self._computation(program)
         same = state.outputs == self._state.outputs and state.checks <= self._state.checks
-        after = self._before if same else self._run(program)
+        after = self._known(program, state) if same else self._run(program)
         runs = [
             CaseRuns(case.name, mask, *snapshots)
             for case, mask, *snapshots in zip(
@@ -125,6 +125,15 @@ class Observer:
         other = copy.copy(self)
         other.checks = []
         return other
+
+    def _known(self, program: ExportedProgram, state: Computation) -> list[Snapshot]:
+        """The runs of a program that computes what the one before does."""
+        if not state.values:
+            return self._before
+        return renamed(self._before, self._state.values, program, state.values)
+
+    def _computation(self, program: ExportedProgram) -> Computation:
+        return computation(program, [case.inputs for case in self.cases])
 
     def _run(self, program: ExportedProgram) -> list[Snapshot]:
         inputs = [case.inputs for case in self.cases]

@@ -1,0 +1,119 @@
+"""The values of what a program computes from integers, booleans and sizes alone: positions, masks,
+indices.  They cost nothing to compute, and say what two programs have in common that write their
+masks in different ways.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, TensorArgument
+from torch.fx import Node
+
+from enginecast.passes.ir.deferred_weights import deferred_weight
+from enginecast.passes.ir.edit import WEIGHT_KINDS, weight_tensor
+from enginecast.passes.ir.effects import is_random
+from enginecast.passes.ir.traits import Trait, has
+
+Inputs = Mapping[str, Tensor]
+
+LARGEST = 1 << 22
+"""Elements of a value that is still light."""
+LARGEST_CONSTANT = 1 << 16
+"""Elements of a constant that is: larger ones are quantized weights."""
+
+
+def light_values(program: ExportedProgram, cases: Sequence[Inputs]) -> dict[Node, list[Any]]:
+    """What each light node gives in each case.  A node is light if it calls a function on light
+    ones, or asks for the size of an input, and gives no float.
+    """
+    kinds = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    found: dict[Node, list[Any]] = {}
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            spec = kinds[node.name]
+            is_input = spec.kind == InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
+            if is_input and all(node.name in case for case in cases):
+                found[node] = [case[node.name] for case in cases]
+            elif spec.kind in WEIGHT_KINDS and deferred_weight(program, str(spec.target)) is None:
+                tensor = weight_tensor(program, spec)
+                if tensor.numel() <= LARGEST_CONSTANT:
+                    found[node] = [tensor] * len(cases)
+        elif node.op == "call_function" and _may_be_light(node):
+            sources = node.all_input_nodes
+            if all(_is_light(source, found) or _is_size(node, source, found) for source in sources):
+                values = _evaluated(node, found, len(cases))
+                if values is not None:
+                    found[node] = values
+    return {node: values for node, values in found.items() if _is_light(node, found)}
+
+
+def _may_be_light(node: Node) -> bool:
+    return not (is_random(node) or has(node, Trait.CHECKS) or has(node, Trait.WRITES))
+
+
+def _is_light(node: Node, found: Mapping[Node, list[Any]]) -> bool:
+    return node in found and not any(
+        isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+        for value in found[node]
+    )
+
+
+def _is_size(node: Node, source: Node, found: Mapping[Node, list[Any]]) -> bool:
+    return source in found and node.target is torch.ops.aten.sym_size.int
+
+
+def _evaluated(node: Node, found: Mapping[Node, list[Any]], count: int) -> list[Any] | None:
+    values: list[Any] = []
+    for case in range(count):
+
+        def given(source: Node, case: int = case) -> Any:
+            return found[source][case]
+
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), given)
+        try:
+            with torch.no_grad():
+                value = node.target(*args, **kwargs)  # type: ignore[operator]
+        except (IndexError, RuntimeError, TypeError, ValueError):
+            return None
+        if isinstance(value, Tensor):
+            if value.numel() > LARGEST or value.is_floating_point() or value.is_complex():
+                return None
+        elif not isinstance(value, bool | int):
+            return None
+        values.append(value)
+    return values
+
+
+def value_digest(values: Sequence[Any], *, broadcast: bool = False) -> str:
+    """A digest of a node's values.
+
+    Args:
+        broadcast: values count as equal that broadcasting makes equal: a dim along which all
+            slices are equal counts as one of size 1, and leading dims of size 1 as none.
+    """
+    digest = hashlib.sha256()
+    for value in values:
+        if isinstance(value, Tensor):
+            tensor = _collapsed(value) if broadcast else value
+            digest.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
+            digest.update(tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        else:
+            digest.update(f"{type(value).__name__} {value!r} ".encode())
+    return digest.hexdigest()
+
+
+def _collapsed(tensor: Tensor) -> Tensor:
+    for dim, size in enumerate(tensor.shape):
+        if size > 1 and (tensor.stride(dim) == 0 or _is_constant(tensor, dim)):
+            tensor = tensor.narrow(dim, 0, 1)
+    while tensor.ndim and tensor.shape[0] == 1:
+        tensor = tensor[0]
+    return tensor
+
+
+def _is_constant(tensor: Tensor, dim: int) -> bool:
+    return bool((tensor == tensor.narrow(dim, 0, 1)).all())
