@@ -91,19 +91,18 @@ class CalledInTurn:
         with watch.following():
             between = self._try(module, self._others[0])
             row = self._row(between) if module is self._by else None
-            if row is None or _any_differ(self._before, row):
-                row = None  # other kernels may compute a batch
-                again = self._try(module, self._inputs)
-        if between is None or (row is None and again is None):
+            # Other kernels may compute a batch: what differs there is called by itself.
+            is_row = row is not None and not _any_differ(self._before, row)
+            again = self._before if is_row else self._try(module, self._inputs)
+        if between is None or again is None:
             return False
-        if row is None:
-            if again.keys() == self._before.keys() and _any_differ(self._before, again):
-                _compare(self._before, again, watch.changes(), self._draw(module))
+        if again.keys() == self._before.keys() and _any_differ(self._before, again):
+            _compare(self._before, again, watch.changes(), self._draw(module))
         if watch.changes():
             return False
         self._known += [
             (module, self._others[0], _copies(between)),
-            (module, self._inputs, _copies(self._before if row is not None else again)),
+            (module, self._inputs, _copies(again)),
         ]
         return True
 

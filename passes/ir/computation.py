@@ -1,6 +1,8 @@
 """What a program computes: equal for two programs that differ in the names and order of nodes, or
-in where the expressions of weights stand, or in ops that give their input, and in nothing else.  Given cases, integers, booleans and sizes count
-by the values that they have there, and a mask by what broadcasting makes of it.
+in where the expressions of weights stand, or in ops that give their input, and in nothing else.
+
+For given cases, integers, booleans and sizes count by the values that they have there, and a mask
+by what broadcasting makes of it.
 """
 
 import hashlib
@@ -113,7 +115,9 @@ def _call(
         if source not in masks:
             masks[source] = value_digest(light[source], broadcast=True)
     form = repr(_form(node.meta["val"]))  # what the arguments are broadcast to
-    return digest([form, call_digest(node, {**known, **{source: masks[source] for source in given}})])
+    return digest(
+        [form, call_digest(node, {**known, **{source: masks[source] for source in given}})]
+    )
 
 
 def _broadcast(node: Node) -> Sequence[Node]:
