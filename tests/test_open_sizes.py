@@ -127,6 +127,19 @@ def test_another_path_is_computed_in_fp64_only_where_it_differs(
     assert settled.inputs[0].dims[0].maximum == (20 if differs else 64)
 
 
+def test_another_path_that_memory_may_not_hold_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Called(lambda x: (x[..., None].expand(-1, -1, 2**21) * 2).sum(-1))  # few inputs
+    x = torch.randn(2, 4)
+    found = captured(module, x=x)
+    found = replace(found, other_sizes=(OtherSizes("", {"batch": 64}, "batch < 64"),))
+    ran = Mock(side_effect=AssertionError)
+    monkeypatch.setattr("enginecast.compiler.settle.eager_outputs", ran)
+    monkeypatch.setattr("enginecast.compiler.settle.reference_outputs", ran)
+    settled = settle(open_source(module, example={"x": x}), found, ALL)
+    assert settled.inputs[0].dims[0].maximum == 63
+    assert "takes another path, which is too large to be compared" in settled.notes[-1]
+
+
 class Printed(nn.Module):
     """A test of values, for which it is rewritten, and one that a trace answers for any size."""
 

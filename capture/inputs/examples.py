@@ -136,6 +136,14 @@ def sample(
     return {spec.name: _draw(spec, _shape(spec, sizes), mask, style, generator) for spec in specs}
 
 
+def without_data(specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> dict[str, Tensor]:
+    """Inputs of the given sizes on the meta device: shapes and dtypes alone."""
+    return {
+        spec.name: torch.empty(_shape(spec, sizes), dtype=spec.dtype, device="meta")
+        for spec in specs
+    }
+
+
 def verification_inputs(
     specs: Sequence[InputSpec], seed: int, *, longest: int = LONGEST, parameters: int | None = None
 ) -> list[Case]:

@@ -14,7 +14,14 @@ from itertools import chain, groupby
 import numpy as np
 from torch import Tensor, nn
 
-from enginecast.capture.inputs.examples import EDGE_WORK, Case, Style, example_sizes, sample
+from enginecast.capture.inputs.examples import (
+    EDGE_WORK,
+    Case,
+    Style,
+    example_sizes,
+    sample,
+    without_data,
+)
 from enginecast.capture.inputs.specs import DimSpec, InputSpec, named_dims, ranges_of
 from enginecast.capture.outputs.flatten import Wanted, run_named
 from enginecast.capture.python.quiet import quiet_torch
@@ -22,6 +29,7 @@ from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.export import Captured
 from enginecast.capture.tracing.shapes import FrozenDimensionError, OtherSizes, Range, SizeCheck
 from enginecast.errors import CaptureError, EnginecastError
+from enginecast.passes.analyses.work import work_of
 from enginecast.runtime.size_checks import holds
 from enginecast.verify.eager import (
     as_arrays,
@@ -47,6 +55,11 @@ TRIED_WORK = 1e9
 LARGER = 4
 """A size at which inputs have this many times the elements that they had in the trace may be too
 large to run."""
+MOST_PRODUCTS = 1e11
+"""Those of one run that compares paths: seconds; of sizes that the user asked for, `EDGE_WORK`."""
+MOST_ELEMENTS = 2**28
+"""Those that such a run may hold at once: 2 GB in fp64."""
+TOO_LARGE = "too large to be compared"
 
 
 def settle(source: Source, captured: Captured, wanted: Wanted) -> Captured:
@@ -82,20 +95,22 @@ def settle(source: Source, captured: Captured, wanted: Wanted) -> Captured:
             continue
         changed = [name for name, size in other.sizes.items() if size != traced[name]]
         code = f"this model's code ({other.place})" if other.place else "this model's code"
+        does = "does something else"
+        if why == TOO_LARGE:
+            does = "takes another path, which is too large to be compared"
         if not holds(other.condition, traced) or _is_range(other, dims):
             _refuse_asked(captured, other, changed, why)
             [name] = changed
             before, size = ranges[name], other.sizes[name]
             ranges[name] = _without(before, size, dims[name])
             notes.append(
-                f"{name} takes {_shown(ranges[name])}, not {_shown(before)}: at {size} {code} does "
-                f"something else"
+                f"{name} takes {_shown(ranges[name])}, not {_shown(before)}: at {size} {code} "
+                f"{does}"
             )
         else:
             checks.append(SizeCheck(other.condition, other.place))
             notes.append(
-                f"the engine takes only sizes with {other.condition}: at others {code} does "
-                f"something else"
+                f"the engine takes only sizes with {other.condition}: at others {code} {does}"
             )
     return replace(
         captured,
@@ -134,14 +149,12 @@ def _difference(
     """How the program differs from eager at these sizes; empty where it does not."""
     program, specs = captured.program, captured.inputs
     names = [spec.name for spec in captured.outputs]
+    if _is_too_large(captured, sizes):
+        return TOO_LARGE
     has_floats = any(spec.dtype.is_floating_point for spec in specs)
     styles = styles if has_floats else styles[:1]
     drawn = [sample(specs, sizes, SEED, style=style) for style in styles]
     cases = [Case(s, _signed(each, sign)) for s, each in zip(styles, drawn, strict=True)]
-    elements = _elements(specs, sizes)
-    is_larger = elements > LARGER * _elements(specs, {})
-    if is_larger and elements * _parameters(captured) > EDGE_WORK:
-        return "too large to be compared"
     forward = partial(run_named, wanted=wanted)
     runs = Runs(lambda: program, names)
     try:
@@ -161,6 +174,20 @@ def _difference(
             return next(chain(failures, other_shapes), "")
     except EnginecastError as error:
         return error.message
+
+
+def _is_too_large(captured: Captured, sizes: Mapping[str, int]) -> bool:
+    """Whether a run in these sizes takes more time or memory than a comparison is worth."""
+    elements = _elements(captured.inputs, sizes)
+    if elements <= LARGER * _elements(captured.inputs, {}):
+        return False
+    work = work_of(captured.program, without_data(captured.inputs, sizes))
+    if work is None:
+        return elements * _parameters(captured) > EDGE_WORK
+    dims = named_dims(captured.inputs)
+    asked = any(dims[name].asked for name in sizes)
+    most = EDGE_WORK if asked else MOST_PRODUCTS
+    return work.products > most or work.elements > MOST_ELEMENTS
 
 
 def _elements(specs: Sequence[InputSpec], sizes: Mapping[str, int]) -> int:
