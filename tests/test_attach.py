@@ -187,6 +187,9 @@ def test_an_engine_is_freed_where_the_component_moves_away(attached: Attached) -
     assert engine.closed
     image(attached.pipe)
     assert not engine.closed
+    attached.pipe.unet.to("meta").to("cpu")  # it holds no weights that would be lost
+    assert attached.pipe.unet.device.type == "cpu"
+    image(attached.pipe)
 
 
 def test_attached_engines_can_be_recorded(attached: Attached) -> None:
@@ -231,6 +234,17 @@ def test_arguments_that_say_nothing_are_taken(attached: Attached) -> None:
     }
     (found,) = attached.pipe.unet(sample, 5, encoder_hidden_states=text, **given)
     assert torch.equal(found, plain)
+
+
+def test_gradients_are_refused_and_not_lost(attached: Attached) -> None:
+    sample, step, text = UNET
+    latents = sample.clone().requires_grad_()
+    with pytest.raises(InputError, match="unet: sample requires a gradient, and an engine") as no:
+        attached.pipe.unet(latents, step, text)
+    assert "torch.no_grad()" in no.value.hint
+    with torch.no_grad():
+        found = attached.pipe.unet(latents, step, text).sample
+        assert torch.equal(found, attached.pipe.unet(*UNET).sample)
 
 
 def test_sizes_out_of_range_say_how_to_export_for_them(attached: Attached) -> None:

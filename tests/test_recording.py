@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import enginecast
 from enginecast.capture.sources.calls import call_of
 from enginecast.capture.sources.recording import Calls, record
+from enginecast.capture.sources.source import open_source
 from enginecast.errors import SourceError, UsageError
 
 
@@ -251,6 +252,18 @@ def test_a_component_that_was_not_called_and_a_wrong_module() -> None:
         calls["transformer"].require(pipe.components["vae"])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="a int has no components to record"), record(3):
         pass
+
+
+def test_recordings_that_are_not_of_one_component_are_refused() -> None:
+    pipe, calls = recorded(2)
+    module: Any = pipe.components["transformer"]
+    with pytest.raises(UsageError, match=r"got a recording of transformer, vae\.decode") as refused:
+        open_source(module, example=calls)
+    assert 'calls["transformer"]' in refused.value.hint
+    both: Any = [calls["transformer"], calls["transformer"]]
+    with pytest.raises(UsageError, match="example: got 2 recordings, expected one") as refused:
+        open_source(module, example=both)
+    assert "one `with enginecast.record" in refused.value.hint
 
 
 def test_what_is_no_tensor_and_no_number_is_refused() -> None:

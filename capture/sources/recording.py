@@ -197,6 +197,27 @@ class Calls(Mapping[str, Recorded]):
             heard.setdefault(size, _Series()).add(call)
 
 
+def require_one(example: object) -> None:
+    """Refuse recorded calls that are not those of one component.
+
+    Raises:
+        UsageError: with what to give instead.
+    """
+    if isinstance(example, Calls):
+        raise UsageError(
+            f"example: got a recording of {', '.join(example) or 'nothing'}, expected the calls of"
+            " one component",
+            hint=f'Give those of one: calls["{next(iter(example), "transformer")}"].',
+        )
+    if isinstance(example, (list, tuple)) and any(
+        isinstance(e, (Calls, Recorded)) for e in example
+    ):
+        raise UsageError(
+            f"example: got {len(example)} recordings, expected one",
+            hint="Call the pipeline in all sizes within one `with enginecast.record(pipe)`.",
+        )
+
+
 @contextmanager
 def record(pipeline: Any) -> Iterator[Calls]:
     """Keep what each component of a pipeline is called with, while the block runs.

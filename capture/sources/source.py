@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from transformers import PreTrainedConfig
 
 from enginecast.capture.sources.calls import Call
-from enginecast.capture.sources.recording import Recorded
+from enginecast.capture.sources.recording import Recorded, require_one
 from enginecast.errors import SourceError, UsageError
 
 
@@ -191,6 +191,7 @@ def open_source(
         SourceError: the model cannot be read.
         UsageError: an option does not fit the kind of model.
     """
+    require_one(example)
     is_folder = isinstance(model, str) and Path(model).is_dir()
     if component.given and not is_folder:
         name = next(iter(component.given))

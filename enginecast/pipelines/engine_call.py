@@ -129,9 +129,21 @@ class EngineCall:
         for path, name in call.inputs.items():
             if values[name] is None:
                 self._refuse(path, "not given, and an input of the engine", given=True)
+        self._require_no_gradient(values)
         specs = {spec.name: spec for spec in self.manifest.inputs}
         rows = _rows(specs, values)
         return {name: self._fed(specs[name], value, rows, device) for name, value in values.items()}
+
+    def _require_no_gradient(self, values: Mapping[str, Any]) -> None:
+        if not torch.is_grad_enabled():
+            return
+        for path, name in self.call.inputs.items():
+            if isinstance(values[name], Tensor) and values[name].requires_grad:
+                raise InputError(
+                    f"{self.owner}: {path} requires a gradient, and an engine computes none",
+                    hint="Call it within torch.no_grad(); where the gradient is needed, `put_back()`"
+                    " of what attach returned gives the component that has one.",
+                )
 
     def _is_default(
         self, module: nn.Module, defaults: Mapping[str, Any], path: str, value: Any

@@ -163,6 +163,11 @@ def _applying(module: nn.Module, slots: Mapping[str, Slot]) -> Any:
         def applied(tensor: Tensor) -> Tensor:
             if not tensor.is_meta:
                 return fn(tensor)
+            if not tensor.numel():  # the place, on meta: it has no data to lose
+                try:
+                    return fn(tensor)
+                except NotImplementedError:
+                    return fn(torch.empty_like(tensor, device="cpu"))
             return torch.empty_like(tensor, dtype=fn(torch.empty(0, dtype=tensor.dtype)).dtype)
 
         plain(applied, recurse)
