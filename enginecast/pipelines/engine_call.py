@@ -141,8 +141,8 @@ class EngineCall:
             if isinstance(values[name], Tensor) and values[name].requires_grad:
                 raise InputError(
                     f"{self.owner}: {path} requires a gradient, and an engine computes none",
-                    hint="Call it within torch.no_grad(); where the gradient is needed, `put_back()`"
-                    " of what attach returned gives the component that has one.",
+                    hint="Call it within torch.no_grad(); `put_back()` of what attach returned"
+                    " gives the component that has a gradient.",
                 )
 
     def _is_default(
