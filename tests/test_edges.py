@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
+from onnxscript import opset23 as op
 from torch import Tensor, nn
 
 from enginecast.api import compile as export
@@ -18,7 +21,7 @@ from enginecast.compiler.steps import Steps
 from enginecast.errors import VerificationError
 from enginecast.exporters.onnx import stable
 from enginecast.verify.eager import capture_failures
-from enginecast.verify.edges import LEAST, edge_failures
+from enginecast.verify.edges import edge_failures, least_error
 from enginecast.verify.metrics import Array
 from enginecast.verify.reference import ReferenceCase
 
@@ -72,7 +75,7 @@ def test_what_agrees_with_eager_or_the_reference_passes() -> None:
 @pytest.mark.parametrize("factor", [0.5, 2])
 def test_a_row_may_be_off_by_the_limit(factor: float) -> None:
     found = PLAIN.copy()
-    found[0] *= 1 + factor * LEAST
+    found[0] *= 1 + factor * least_error("fp32")
     assert ("worst row" in failures(found)) == (factor > 1)
 
 
@@ -197,3 +200,41 @@ def test_edges_hold_what_other_kernels_may_lose() -> None:
     for edge in reference.edges:
         [losses] = edge.losses.values()
         assert 1e-8 < losses.max() < 1e-4
+
+
+class Scaled(nn.Module):
+    """A linear layer, and values that an op of 16 bits rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = torch.expm1(x) / (1 + x.abs()) + self.inner(x)
+        return result
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_engines_in_16_bits_are_compared_at_the_edges(tmp_path: Path, precision: str) -> None:
+    torch.manual_seed(0)
+    bundle = export(
+        Scaled(), tmp_path / "bundle", example={"x": torch.randn(4, 8)}, precision=precision
+    )
+    verdict = bundle.manifest.engines[0].verdict
+    assert verdict.outcome == "verified-by-emulation"
+    assert set(EDGES.values()) <= set(verdict.cases)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_an_engine_in_16_bits_that_is_wrong_for_zeros_alone_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    right = stable.STABLE[torch.ops.aten.expm1.default]
+
+    def not_a_number(x: ir.Value) -> Any:  # of zero
+        return op.Div(op.Mul(right(x), x), x)
+
+    monkeypatch.setitem(stable.STABLE, torch.ops.aten.expm1.default, not_a_number)
+    example = {"x": torch.randn(4, 8)}
+    with pytest.raises(VerificationError, match="case 'zeros'"):
+        export(Scaled(), tmp_path / "bundle", example=example, precision=precision)

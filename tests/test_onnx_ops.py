@@ -14,6 +14,7 @@ from torch import Tensor
 import enginecast.ops  # noqa: F401 - registers our ops
 from enginecast.exporters.onnx.readers import onnxruntime_on
 from enginecast.exporters.target import Artifact
+from enginecast.runtime.values.arrays import to_array
 
 ops = torch.ops.enginecast
 rms_norm = torch.nn.functional.rms_norm
@@ -188,3 +189,17 @@ def test_products_by_einsum_are_of_a_dtype_that_onnx_has(tmp_path: Path) -> None
     model = onnx.load(tmp_path / "engine.onnx")
     assert "Einsum" in {node.op_type for node in model.graph.node}
     onnx.checker.check_model(model, full_check=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_reductions_of_16_bits_are_returned_in_them(tmp_path: Path, dtype: torch.dtype) -> None:
+    """torch.onnx computes them in fp32, and rounds what it hands on alone."""
+
+    def reduced(x: Tensor) -> list[Tensor]:
+        return [x.amax(-1), x.prod(-1), x.cumsum(-1), x.amin(-1) + 1]
+
+    program = captured(Function(reduced), x := torch.randn(3, 4, dtype=dtype))
+    lower(program, tmp_path, ["a", "b", "c", "d"])
+    outputs = onnx.load(tmp_path / "engine.onnx").graph.output
+    wanted = onnx.helper.np_dtype_to_tensor_dtype(to_array(x).dtype)
+    assert [output.type.tensor_type.elem_type for output in outputs] == [wanted] * 4

@@ -3,7 +3,7 @@
 import contextlib
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -289,6 +289,30 @@ def test_a_loop_over_a_shape_is_found_in_the_source_and_scripted(tmp_path: Path)
     assert done.report.verdict.outcome == "verified"
     assert "scripting what decides by sizes" in text_of(done)
     assert done.ops["prim::Loop"] == 1
+
+
+class AtNine(nn.Module):
+    """A trace takes one answer for all sizes, and TorchScript does not take the question."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor: Callable[[int], float] = lambda size: 3.0 if str(size) == "9" else 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor(x.shape[1])
+
+
+@pytest.mark.parametrize(("largest", "outcome"), [(8, "verified"), (16, "rejected")])
+def test_a_size_at_which_the_code_does_otherwise_is_found(
+    tmp_path: Path, largest: int, outcome: str
+) -> None:
+    options = ModelOptions(dynamic=(f"x:1=2..{largest}",))
+    example = {"x": torch.linspace(-1, 1, 12).reshape(3, 4)}
+    request = ExportRequest(AtNine(), tmp_path / "b", "torchscript", example=example)
+    done = export(replace(request, options=options))
+    assert done.report.verdict.outcome == outcome
+    if outcome == "rejected":
+        assert any("case 'x_1 9" in reason for reason in done.report.verdict.reasons)
 
 
 class ThreeRows(nn.Module):

@@ -375,33 +375,79 @@ def edge_reference(
     cases: Sequence[Case],
     forward: Forward,
     exact: Callable[[Sequence[Case]], Outputs],
-    program: ExportedProgram,
-    names: Sequence[str],
+    program: ExportedProgram | None = None,
+    names: Sequence[str] = (),
+    dtype: str = "fp32",
 ) -> tuple[ReferenceCase, ...]:
     """What eager makes of unusual values in fp32 and fp64, where it takes them, and by how much
-    other kernels may move it.
+    other kernels may move it; in 16 bits, of values rounded to these, and what eager then loses.
 
     Args:
         eager: makes the eager module in a dtype.
         cases: unusual inputs, in sizes that the program takes.
         forward: runs a module and names its outputs.
         exact: gives the fp64 outputs of cases.
-        program: as captured, with the names of its outputs.
+        program: as captured, with the names of its outputs; None where there is none.
+        dtype: that engines compute in.
     """
+    if dtype != "fp32":
+        cases = [_Unnamed(case.name, _rounded(case.inputs, DTYPES[dtype])) for case in cases]
     found = []
-    module = eager(torch.float32)
-    for case in cases:
+    for case, plain in _eager_where_it_runs(eager, cases, "fp32", forward):
         try:
-            made = eager_outputs(lambda dtype: module, [case], dtype="fp32", forward=forward)
-            plain = made[case.name]
             wanted = exact([case])[case.name]
         except VerificationError:
             continue
         found.append(ReferenceCase(case.name, as_arrays(case.inputs), plain, wanted))
-    edges = Reference(tuple(found), Floor("fp32", {}, by_eager=dict.fromkeys(names, 0.0)))
-    for sample in _samples(program, cases, names, EDGE_WORK):
-        edges = with_losses(edges, sample)
-    return edges.cases
+    if dtype == "fp32":
+        if program is None:
+            return tuple(found)
+        edges = Reference(tuple(found), Floor("fp32", {}, by_eager=dict.fromkeys(names, 0.0)))
+        for sample in _samples(program, cases, names, EDGE_WORK):
+            edges = with_losses(edges, sample)
+        return edges.cases
+    low = {case.name: own for case, own in _eager_where_it_runs(eager, cases, dtype, forward)}
+    return tuple(
+        replace(case, losses=_own_losses(case, low[case.name]))
+        for case in found
+        if case.name in low
+    )
+
+
+def _eager_where_it_runs(
+    eager: Eager, cases: Sequence[Case], dtype: str, forward: Forward
+) -> Iterator[tuple[Case, Mapping[str, Array]]]:
+    module = eager(DTYPES[dtype])
+    for case in cases:
+        try:
+            made = eager_outputs(lambda _: module, [case], dtype=dtype, forward=forward)
+        except VerificationError:
+            continue
+        yield case, made[case.name]
+
+
+def _rounded(inputs: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {n: t.to(dtype).to(t.dtype) if t.is_floating_point() else t for n, t in inputs.items()}
+
+
+def _own_losses(case: ReferenceCase, own: Mapping[str, Array]) -> dict[str, Array]:
+    """What eager loses in 16 bits at each element: infinite where only it, or only fp64, is not
+    finite; of integers and booleans, 1 where they differ.  Nothing where it gives another size.
+    """
+    losses = {}
+    for name, exact in case.reference.items():
+        found = own[name]
+        if found.shape != exact.shape:
+            continue
+        if exact.dtype.kind in "biu":
+            losses[name] = (found != exact).astype(np.float32)
+            continue
+        plain, wide = found.astype(np.float64), exact.astype(np.float64)
+        is_equal = (plain == wide) | (np.isnan(plain) & np.isnan(wide))
+        with np.errstate(all="ignore"):
+            lost = np.where(is_equal, 0.0, np.abs(plain - wide))
+            losses[name] = np.where(np.isnan(lost), np.inf, lost).astype(np.float32)
+    return losses
 
 
 def _compared(

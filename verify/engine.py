@@ -55,14 +55,7 @@ def verify_engine(
     measured, found = measure_engine(engine, reference)
     if not found:
         found = padding_leaks(engine, reference)
-    edges = [
-        (case, engine.run(feeds_of(engine, case), check_finite=False, pad_rows=EXACT))
-        for case in _edges(reference)
-    ]
-    found = (
-        *found,
-        *(failure for case, outputs in edges for failure in edge_failures(case, outputs)),
-    )
+    found = (*found, *compare_edges(engine, reference))
     return judge(
         measured,
         reference.floor,
@@ -70,14 +63,26 @@ def verify_engine(
         engine_ran=runs_natively(reference.floor.dtype, engine.provider),
         emulated=emulated,
         problems=(*problems, *found),
-        edges=[case.name for case, _ in edges],
+        edges=[case.name for case in edges_of(reference)],
     )
 
 
-def _edges(reference: Reference) -> Sequence[ReferenceCase]:
-    """The edges, where fp32 can be asked to agree on them: fp16 overflows, and a plan saturates."""
-    floor = reference.floor
-    return reference.edges if floor.dtype == "fp32" and not floor.rounding else ()
+def compare_edges(engine: Engine, reference: Reference) -> tuple[str, ...]:
+    """Say where an engine does otherwise than eager on unusual values."""
+    return tuple(
+        failure
+        for case in edges_of(reference)
+        for failure in edge_failures(
+            case,
+            engine.run(feeds_of(engine, case), check_finite=False, pad_rows=EXACT),
+            reference.floor.dtype,
+        )
+    )
+
+
+def edges_of(reference: Reference) -> Sequence[ReferenceCase]:
+    """The edges, where eager is a measure: a plan saturates."""
+    return () if reference.floor.rounding else reference.edges
 
 
 def measure_engine(engine: Engine, reference: Reference) -> tuple[Comparison, tuple[str, ...]]:

@@ -172,15 +172,21 @@ def untold(
 ) -> tuple[OtherSizes, ...]:
     """Sizes at which to compare values, where the code does not run without them."""
     count = sum(1 for _ in all_nodes(program))
-    mentioned = list(dict.fromkeys(chain(*map(_in_function, user_functions(module)))))
-    mentioned += _in_attributes(module)
-    plan = _plan(named_dims(specs), traced, mentioned)
     most = max(FEWEST, min(MOST, WALKED // (count + 1)))
     changed = (
         {name: size for name, size in sizes.items() if size != traced[name]}
-        for sizes in islice(plan, most)
+        for sizes in telling_sizes(module, specs, traced, most)
     )
     return tuple(OtherSizes("", sizes, is_seen=False) for sizes in changed)
+
+
+def telling_sizes(
+    module: nn.Module, specs: Sequence[InputSpec], traced: Sizes, most: int = MOST
+) -> list[dict[str, int]]:
+    """All sizes, of which one or more are not those of the trace, the most telling first."""
+    mentioned = list(dict.fromkeys(chain(*map(_in_function, user_functions(module)))))
+    mentioned += _in_attributes(module)
+    return list(islice(_plan(named_dims(specs), traced, mentioned), most))
 
 
 def _fits(shape: Sequence[int], declared: Sequence[int | None]) -> bool:

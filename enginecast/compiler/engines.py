@@ -32,6 +32,8 @@ from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.registry import session_class
 from enginecast.verify.emulate.emulate import TrueDtypeRun
 from enginecast.verify.engine import (
+    compare_edges,
+    edges_of,
     measure_engine,
     translation_failures,
     trimming_failures,
@@ -54,6 +56,8 @@ class Twin:
     problems: tuple[str, ...] = ()
     note: str = ""
     """What was done, for the verdict."""
+    edges: tuple[str, ...] = ()
+    """Cases of unusual values that it was compared on."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ class Criteria:
                 engine_ran=False,
                 emulated=emulated,
                 problems=problems,
+                edges=twin.edges,
             )
         if twin.note and verdict.outcome != "rejected":
             verdict = msgspec.structs.replace(verdict, reasons=(*verdict.reasons, twin.note))
@@ -195,6 +200,7 @@ def run_twin(
             return Twin()
         with Engine(widened_bundle, record, session) as engine:
             measured, problems = measure_engine(engine, reference)
+            problems = (*problems, *compare_edges(engine, reference))
             if not problems and not reference.floor.rounding:
                 for cases in widened():
                     problems = translation_failures(engine, cases, reference)
@@ -209,6 +215,7 @@ def run_twin(
         measured,
         tuple(f"the engine file, run in fp32: {problem}" for problem in problems),
         f"the engine file ran on {provider} with its 16-bit values in fp32",
+        tuple(case.name for case in edges_of(reference)),
     )
 
 

@@ -456,11 +456,11 @@ def reference_of(
     _refuse_draws(prepared.captured.program)  # where no two calls differed, which name the line
     if notes is not None:
         notes += run.notes
-    if not edges or dtype != "fp32":
+    if not edges:
         return reference
     forward = partial(run_named, wanted=prepared.wanted)
     program, names, cases = prepared.captured.program, prepared.output_names, edge_cases(prepared)
-    found = edge_reference(prepared.source.eager, cases, forward, exact, program, names)
+    found = edge_reference(prepared.source.eager, cases, forward, exact, program, names, dtype)
     return replace(reference, edges=found)
 
 

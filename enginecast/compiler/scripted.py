@@ -2,7 +2,8 @@
 what its code decides, and the engines, written and run: TorchScript, and ONNX from it.
 
 There is no program here.  So nothing proves what sizes an engine takes: the ranges in its manifest
-are those that it was compared over.
+are those that it was compared over, at their ends and at the sizes at which code is likely to do
+otherwise than its trace.
 """
 
 import math
@@ -27,12 +28,14 @@ from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source
 from enginecast.capture.torchscript.script import DEPRECATION, Hybrid, hybrid
 from enginecast.capture.tracing.strategy import Rung
+from enginecast.capture.tracing.sweep import telling_sizes
 from enginecast.compiler.cases import SEED, choose_cases, cover_branches
 from enginecast.compiler.engines import Criteria, run_engine, unsealed
 from enginecast.compiler.manifest import describe_manifest
 from enginecast.compiler.prepare import OpenedModel, in_turn, input_specs
 from enginecast.compiler.publish import Candidate
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
+from enginecast.compiler.settle import STYLES, TRIED_WORK
 from enginecast.compiler.steps import Steps
 from enginecast.compiler.value_ranges import of_module
 from enginecast.errors import CaptureError, EnginecastError, UsageError
@@ -41,7 +44,7 @@ from enginecast.exporters.target import ScriptRequest, Target
 from enginecast.exporters.torchscript.target import TorchScript
 from enginecast.passes.ir.text import DTYPES
 from enginecast.runtime.bundle.staging import Staging
-from enginecast.verify.eager import fp64_outputs, make_reference
+from enginecast.verify.eager import edge_reference, fp64_outputs, make_reference
 from enginecast.verify.reference import Reference
 
 
@@ -115,6 +118,7 @@ def reference_of_script(model: OpenedModel, dtype: str) -> tuple[Reference, tupl
         return outputs
 
     run = in_turn(model)
+    swept = edge_reference(eager, _swept(model), forward, exact, dtype=dtype)
     reference = make_reference(
         None,
         eager,
@@ -126,7 +130,25 @@ def reference_of_script(model: OpenedModel, dtype: str) -> tuple[Reference, tupl
         exact=exact,
         singles={case.name: case.singles for case in model.cases if case.singles},
     )
-    return reference, (*dict.fromkeys(notes), *run.notes)
+    return replace(reference, edges=swept), (*dict.fromkeys(notes), *run.notes)
+
+
+def _swept(model: OpenedModel) -> list[Case]:
+    """Small inputs in sizes that a trace does not tell from its own, of either kind that branches
+    on values may tell apart.
+    """
+    specs, traced = model.inputs, example_sizes(model.inputs)
+    parameters = max(sum(model.source.weight_elements().values()), 1)
+    cases = []
+    for sizes in telling_sizes(model.source.empty(), specs, traced):
+        shapes = ([sizes.get(dim.name or "", dim.size) for dim in spec.dims] for spec in specs)
+        if sum(map(math.prod, shapes)) * parameters > TRIED_WORK:
+            continue
+        changed = [f"{name} {size}" for name, size in sizes.items() if size != traced[name]]
+        for style in STYLES:
+            inputs = sample(specs, sizes, SEED, style=style)
+            cases.append(Case(f"{', '.join(changed)}, {style}", inputs))
+    return cases
 
 
 def output_specs(

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnx_ir.tensor_adapters import from_torch_dtype
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -32,6 +33,7 @@ from enginecast.passes.ir.effects import WITHOUT_NOISE
 from enginecast.passes.ir.source import call_place
 
 aten = torch.ops.aten
+HALVES = (torch.float16, torch.bfloat16)
 _LOGGERS = ("torch.onnx", "torch.onnx._internal.exporter", "onnx_ir", "onnxscript")
 _NODE = re.compile(r"Error when translating node %(?P<name>\w+)")
 _OP = re.compile(r"No ONNX function found for <OpOverload\(op='\w+\.(?P<name>\w+)'")
@@ -123,7 +125,28 @@ def _convert(program: ExportedProgram, opset: int, reader: Reader) -> ir.Model:
             verbose=False,
         )
     assert converted is not None
+    _cast_outputs(converted.model, program)
     return converted.model
+
+
+def _cast_outputs(model: ir.Model, program: ExportedProgram) -> None:
+    """Round outputs to the 16 bits that the program says, in place.
+
+    torch.onnx reduces 16-bit values in fp32.  It rounds the result for all that reads it, and
+    returns it as it was.
+    """
+    [returned] = program.graph.output_node().args
+    outputs = model.graph.outputs
+    for place, (output, node) in enumerate(zip(outputs, returned, strict=False)):
+        wanted = getattr(value(node), "dtype", None) if isinstance(node, Node) else None
+        if wanted not in HALVES or output.dtype != ir.DataType.FLOAT:
+            continue
+        dtype = from_torch_dtype(wanted)
+        cast = ir.node("Cast", [output], {"to": int(dtype)})
+        [rounded] = cast.outputs
+        rounded.dtype, rounded.shape = dtype, output.shape
+        model.graph.append(cast)
+        outputs[place] = rounded
 
 
 def _refuse_noise(program: ExportedProgram) -> None:
