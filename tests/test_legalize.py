@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lowering import error, lower, noise, run
@@ -11,9 +12,11 @@ from programs import Function, captured, count, outputs, rewritten
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from enginecast.api import compile as export
 from enginecast.exporters.target import Artifact
 from enginecast.passes.ir.edit import shape_of
 from enginecast.passes.ir.match import is_call
+from enginecast.runtime.load import load
 
 HEADS, SIZE = 4, 8
 BATCH, TOKENS = Dim("batch", min=1, max=8), Dim("tokens", min=1, max=32)
@@ -340,3 +343,32 @@ def test_booleans_are_added_and_found_by_int32(tmp_path: Path) -> None:
     lower(legal(program), tmp_path, ("a", "b"))
     for found, wanted in zip(run(tmp_path, x, i), outputs(program, x, i), strict=True):
         assert torch.equal(found, wanted)
+
+
+class Cells(nn.Module):
+    """Steps of an RNN, one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru = nn.LSTMCell(4, 3), nn.GRUCell(4, 3, bias=False)
+        self.tanh, self.relu = nn.RNNCell(4, 3), nn.RNNCell(4, 3, nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        hidden = x.new_zeros(x.shape[0], 3)
+        state = hidden, hidden
+        for step in x.unbind(1):
+            state, hidden = self.lstm(step, state), self.gru(step, hidden)
+        return *state, hidden, self.tanh(x[:, 0], hidden), self.relu(x[:, 0], hidden)
+
+
+@pytest.mark.all_sizes
+def test_cells_take_any_batch(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, example = Cells(), {"x": torch.randn(3, 2, 4)}
+    bundle = export(model, tmp_path / "out", example=example)
+    with load(bundle.root) as engine, torch.no_grad():
+        for rows in (1, 5):
+            x = torch.randn(rows, 2, 4)
+            found = engine.run({"x": x.numpy()})
+            for got, wanted in zip(found.values(), model(x), strict=True):
+                np.testing.assert_allclose(got, wanted.numpy(), rtol=1e-4, atol=1e-6)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from enginecast.api import compile as export
 from enginecast.capture.tracing.strategy import RefusedError
 from enginecast.compiler.request import ModelOptions
-from enginecast.errors import InputError
+from enginecast.errors import CaptureError, InputError
 from enginecast.runtime.load import load
 
 pytestmark = pytest.mark.all_sizes
@@ -69,6 +69,24 @@ def test_the_path_is_that_of_the_example(tmp_path: Path) -> None:
     with load(bundle.root) as engine:
         outputs = engine.run(feeds(3, -1.0, 2))
     np.testing.assert_allclose(outputs["output_0"], np.full((3, 4), -18.0))
+
+
+class Alone(nn.Module):
+    """A trace does not see what it asks of the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (lambda z: z * 2 if bool(z.sum() > 0) else z)(x)
+        return y * (3.0 if str(x.shape[0]) == "1" else 1.0)
+
+
+def test_a_size_at_which_the_code_does_otherwise_is_left_out(tmp_path: Path) -> None:
+    example = {"x": torch.ones(3, 4)}
+    bundle = export(Alone(), tmp_path / "out", example=example, options=SPECIALISE)
+    assert [rung.name for rung in bundle.manifest.capture][-1] == "specialise"
+    assert bundle.manifest.symbols["batch"][0] == 2
+    asked = ModelOptions(fallback="specialise", dynamic=("x:0=1..8",))
+    with pytest.raises(CaptureError, match="with batch = 1 the model's code does something else"):
+        export(Alone(), tmp_path / "asked", example=example, options=asked)
 
 
 def test_it_is_done_only_when_asked_for(tmp_path: Path) -> None:

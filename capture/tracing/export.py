@@ -237,7 +237,7 @@ def _swept(
     if not named_dims(traced.inputs):
         return ()
     module = source.empty()
-    if strategy.name == "rewrite":
+    if strategy.name not in SWEPT:
         return untold(module, traced.program, traced.inputs, example_sizes(traced.inputs))
     name_outputs(module, tuple(spec.name for spec in traced.inputs), wanted)
     walker = Walker(module, traced.program, traced.inputs)

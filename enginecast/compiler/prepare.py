@@ -346,8 +346,7 @@ def _settled(
     """Capture, and decide which sizes and values the program takes."""
     with steps("capture"):
         captured = lifted(_capture(source, specs, given, wanted, options))
-    if not captured.guards:
-        captured = settle(source, captured, wanted)
+    captured = settle(source, captured, wanted)
     with steps("values"):
         inputs, notes = of_program(captured.program, captured.inputs, options.values)
         captured = replace(captured, inputs=inputs, notes=(*captured.notes, *notes))

@@ -91,7 +91,8 @@ def settle(source: Source, captured: Captured, wanted: Wanted) -> Captured:
             continue  # refused by an engine already
         why = compare(sizes) if other.is_seen else tried(sizes)
         if not why:
-            kept += [other] if other.is_seen else []
+            # Inputs of other sizes need not take the path of a specialised program.
+            kept += [other] if other.is_seen and not captured.guards else []
             continue
         changed = [name for name, size in other.sizes.items() if size != traced[name]]
         code = f"this model's code ({other.place})" if other.place else "this model's code"
@@ -151,6 +152,7 @@ def _difference(
     names = [spec.name for spec in captured.outputs]
     if _is_too_large(captured, sizes):
         return TOO_LARGE
+    guards = {guard.output for guard in captured.guards}
     has_floats = any(spec.dtype.is_floating_point for spec in specs)
     styles = styles if has_floats else styles[:1]
     drawn = [sample(specs, sizes, SEED, style=style) for style in styles]
@@ -160,6 +162,9 @@ def _difference(
     try:
         with quiet_torch():
             traced = reference_outputs(runs, cases)
+            cases = [c for c in cases if all(traced[c.name][guard].all() for guard in guards)]
+            if not cases:
+                return ""  # an engine refuses them
             plain = eager_outputs(lambda dtype: module, cases, dtype="fp32", forward=forward)
             other_shapes = _other_shapes(captured, plain[cases[0].name], sizes)
             if all(_equal(traced[case.name], plain[case.name]) for case in cases):
@@ -170,7 +175,7 @@ def _difference(
                 for c in cases
             )
             reference = Reference(tuple(found), Floor("fp32", {}))
-            failures = capture_failures(runs, cases, reference)
+            failures = capture_failures(runs, cases, reference, guards)
             return next(chain(failures, other_shapes), "")
     except EnginecastError as error:
         return error.message
@@ -204,14 +209,15 @@ def _signed(inputs: Mapping[str, Tensor], sign: int) -> dict[str, Tensor]:
 
 def _equal(found: Mapping[str, Array], wanted: Mapping[str, Array]) -> bool:
     """Whether all values are the same, down to the last digit."""
-    return all(np.array_equal(found[name], wanted[name], equal_nan=True) for name in found)
+    return all(np.array_equal(found[name], wanted[name], equal_nan=True) for name in wanted)
 
 
 def _other_shapes(
     captured: Captured, outputs: Mapping[str, Array], sizes: Mapping[str, int]
 ) -> Iterator[str]:
     """Outputs of eager whose shapes are not those that the program declares."""
-    for spec in captured.outputs:
+    guards = {guard.output for guard in captured.guards}
+    for spec in (spec for spec in captured.outputs if spec.name not in guards):
         shape = outputs[spec.name].shape
         declared = tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.dims)
         pairs = zip(shape, declared, strict=False)

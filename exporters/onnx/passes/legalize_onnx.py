@@ -19,6 +19,8 @@ whose count is a size, and a cross entropy of probabilities, with smoothed label
 batch: torch.onnx drops the smoothing, and takes each target for a class.  A `grid_sample` of the
 nearest values with reflection is a gather: ONNX Runtime takes another neighbor halfway between two.
 
+The cells of an RNN are products and sums: torch's decomposition asks for the batch of the trace.
+
 ONNX Runtime takes 1 + erf(x / 1.41421) for that of a gelu, whose constant has more digits: it is
 1 - erf(x / -1.41421).
 
@@ -32,6 +34,7 @@ rounded one after the other now, and a group norm sums its rows in another order
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -309,6 +312,53 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Te
     counts = is_given.unsqueeze(-1) & ~is_target.unsqueeze(-2)
     loss = torch.where(counts, margins.clamp_min(0), 0).sum((-2, -1)) / x.size(-1)
     return (loss, loss.mean(), loss.sum())[reduction]
+
+
+def _lstm_cell(
+    x: Tensor, state: list[Tensor], w: Tensor, u: Tensor, b: Any = None, c: Any = None
+) -> tuple[Tensor, Tensor]:
+    enters, forgets, new, leaves = _gates(x, state[0], w, u, b, c, 4)
+    cell = _sigmoid(forgets) * state[1] + _sigmoid(enters) * new.tanh()
+    return _sigmoid(leaves) * cell.tanh(), cell
+
+
+def _gru_cell(x: Tensor, hidden: Tensor, w: Tensor, u: Tensor, b: Any = None, c: Any = None) -> Any:
+    given, kept = _part(x, w, b).chunk(3, -1), _part(hidden, u, c).chunk(3, -1)
+    resets, updates = _sigmoid(kept[0] + given[0]), _sigmoid(kept[1] + given[1])
+    new = (given[2] + kept[2] * resets).tanh()
+    return (hidden - new) * updates + new
+
+
+def _gates(
+    x: Tensor, hidden: Tensor, w: Tensor, u: Tensor, b: Any, c: Any, count: int
+) -> tuple[Tensor, ...]:
+    return (_part(hidden, u, c) + _part(x, w, b)).chunk(count, -1)
+
+
+def _part(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    product = x @ weight.t()
+    return product if bias is None else product + bias
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    return torch.reciprocal(1 + torch.exp(-x))
+
+
+def _cell(program: ProgramView, node: Node, *, activation: Callable[[Tensor], Tensor]) -> Node:
+    def computed(x: Tensor, hidden: Tensor, *weights: Any) -> Tensor:
+        return activation(_gates(x, hidden, *(*weights, None, None)[:4], 1)[0])
+
+    result: Node = insert_traced(program, node, computed)
+    return result
+
+
+def _spelled_out_lstm_cell(program: ProgramView, node: Node) -> None:
+    """Its two results, in the places of their items."""
+    results = insert_traced(program, node, _lstm_cell)
+    for item in list(node.users):
+        item.replace_all_uses_with(results[item.args[1]])
+        program.graph.erase_node(item)
+    program.graph.erase_node(node)
 
 
 def _is_reflected(node: Node) -> bool:
@@ -614,7 +664,7 @@ def _size_of(program: ProgramView, source: Node, dim: int, like: Node) -> Node |
 
 _attention = torch.ops.enginecast.attention.default
 _SIGMOIDS: dict[Any, Callable[..., Tensor]] = {
-    aten.sigmoid.default: lambda x: torch.reciprocal(1 + torch.exp(-x)),
+    aten.sigmoid.default: _sigmoid,
     aten.silu.default: lambda x: x / (1 + torch.exp(-x)),
     aten.glu.default: lambda x, dim=-1: x.chunk(2, dim)[0] / (1 + torch.exp(-x.chunk(2, dim)[1])),
 }
@@ -662,6 +712,15 @@ _RULES: dict[Any, Rewrite] = {
     aten.amin.default: _all_dims,
     aten.masked_select.default: _select_by_index,
     aten.repeat_interleave.self_int: _repeated,
+    aten.lstm_cell.default: _spelled_out_lstm_cell,
+    aten.gru_cell.default: lambda program, node: insert_traced(program, node, _gru_cell),
+    **{
+        op: partial(_cell, activation=activation)
+        for op, activation in (
+            (aten.rnn_tanh_cell.default, torch.tanh),
+            (aten.rnn_relu_cell.default, torch.relu),
+        )
+    },
 }
 _UNFIT: dict[Any, Callable[[Node], bool]] = {
     aten.add.Tensor: lambda node: _is_of_bools(node) or _is_nearly_gelu(node),
