@@ -8,6 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from enginecast.capture.tracing.strategy import Fallback
+
 Expected = Literal["right", "refused", "either"]
 """What must happen: published and right, not published, or any but published and wrong."""
 
@@ -24,6 +26,7 @@ class Case:
     dynamic: tuple[str, ...] = ()
     precision: str = "fp32"
     target: str = "onnxruntime"
+    fallback: Fallback = "torchscript"
     floor: float = 0.0
     """A difference that is none: a rounding of what the result is the small difference of."""
     is_quick: bool = False
@@ -64,7 +67,7 @@ class Group:
     def _add(
         self, name: str, module: Callable[..., Any], expected: Expected, rest: dict[str, Any]
     ) -> None:
-        options = ("dynamic", "precision", "target", "floor", "is_quick")
+        options = ("dynamic", "precision", "target", "fallback", "floor", "is_quick")
         kept = {key: rest.pop(key) for key in options if key in rest}
         self.cases.append(Case(self.name, name, _maker(name, module), rest, expected, **kept))
 

@@ -7,6 +7,7 @@ from adversary import (
     fusions,
     generated,
     inputs,
+    ordinary,
     rewritten,
     rows,
     sizes,
@@ -29,6 +30,7 @@ GROUPS: tuple[Group, ...] = (
     dtypes.CASES,
     values.CASES,
     inputs.CASES,
+    ordinary.CASES,
     fusions.CASES,
     generated.CASES,
 )

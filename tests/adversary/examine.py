@@ -68,7 +68,7 @@ def examine(case: Case, folder: Path, *, asks_plain: bool = True) -> Row:
                 folder / "bundle",
                 target=case.target,
                 precision=case.precision,
-                options=ModelOptions(dynamic=case.dynamic),
+                options=ModelOptions(dynamic=case.dynamic, fallback=case.fallback),
                 example=case.inputs(),
                 threads=1,
             )

@@ -68,6 +68,46 @@ for name, factor in FACTORS.items():
     either(f"{name} on a path", partial(Within, factor), x=X, dynamic=SIZES)
 
 
+class Lambda(nn.Module):
+    """A branch that is not rewritten, so that a program takes one path."""
+
+    def __init__(self, factor: Any) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (lambda z: z * 2 if bool(z.sum() > 0) else z * 3)(x)
+        return y * self.factor(x)
+
+
+class Traced(nn.Module):
+    def __init__(self, factor: Any) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor(x)
+
+
+ONE = {"batch of one": lambda x: 3.0 if x.shape[0] == 1 else 1.0}
+for name, factor in {**FACTORS, **ONE}.items():
+    either(f"{name} on one path", partial(Lambda, factor), x=X, fallback="specialise")
+    either(
+        f"{name} on one path, asked",
+        partial(Lambda, factor),
+        x=X,
+        fallback="specialise",
+        dynamic=SIZES,
+    )
+    either(
+        f"{name} in torchscript",
+        partial(Traced, factor),
+        x=X,
+        target="torchscript",
+        dynamic=SIZES,
+    )
+
+
 class Heads(nn.Module):
     """One layer for a length, and one for all others."""
 

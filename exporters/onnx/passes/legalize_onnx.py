@@ -317,7 +317,7 @@ def _multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int = 1) -> Te
 def _lstm_cell(
     x: Tensor, state: list[Tensor], w: Tensor, u: Tensor, b: Any = None, c: Any = None
 ) -> tuple[Tensor, Tensor]:
-    enters, forgets, new, leaves = _gates(x, state[0], w, u, b, c, 4)
+    enters, forgets, new, leaves = (_part(state[0], u, c) + _part(x, w, b)).chunk(4, -1)
     cell = _sigmoid(forgets) * state[1] + _sigmoid(enters) * new.tanh()
     return _sigmoid(leaves) * cell.tanh(), cell
 
@@ -327,12 +327,6 @@ def _gru_cell(x: Tensor, hidden: Tensor, w: Tensor, u: Tensor, b: Any = None, c:
     resets, updates = _sigmoid(kept[0] + given[0]), _sigmoid(kept[1] + given[1])
     new = (given[2] + kept[2] * resets).tanh()
     return (hidden - new) * updates + new
-
-
-def _gates(
-    x: Tensor, hidden: Tensor, w: Tensor, u: Tensor, b: Any, c: Any, count: int
-) -> tuple[Tensor, ...]:
-    return (_part(hidden, u, c) + _part(x, w, b)).chunk(count, -1)
 
 
 def _part(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -345,8 +339,10 @@ def _sigmoid(x: Tensor) -> Tensor:
 
 
 def _cell(program: ProgramView, node: Node, *, activation: Callable[[Tensor], Tensor]) -> Node:
-    def computed(x: Tensor, hidden: Tensor, *weights: Any) -> Tensor:
-        return activation(_gates(x, hidden, *(*weights, None, None)[:4], 1)[0])
+    def computed(
+        x: Tensor, hidden: Tensor, w: Tensor, u: Tensor, b: Any = None, c: Any = None
+    ) -> Tensor:
+        return activation(_part(hidden, u, c) + _part(x, w, b))
 
     result: Node = insert_traced(program, node, computed)
     return result
