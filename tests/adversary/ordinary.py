@@ -126,7 +126,7 @@ right("ensemble", Ensemble, x=V, dynamic=ROWS)
 right("weights of attention", Heads, x=X, dynamic=TOKENS)
 right("keys of zeros", partial(Heads, add_bias_kv=True, add_zero_attn=True), x=X, dynamic=TOKENS)
 for kind in (nn.RNN, nn.LSTM, nn.GRU):
-    right(kind.__name__, partial(Recurrent, kind), x=X, dynamic=TOKENS)
+    either(kind.__name__, partial(Recurrent, kind), x=X, dynamic=TOKENS)
 for mode in ("sum", "prod", "mean", "amin", "amax"):
     right(
         f"scattered, {mode}",
