@@ -203,7 +203,6 @@ for precision in ("fp16", "bf16"):
             lambda self, x, forward=forward: forward(x),
             x=V,
             precision=precision,
-            is_quick=(name, precision) == ("largest", "fp16"),
         )
 
 
