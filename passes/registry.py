@@ -32,6 +32,8 @@ PASSES = {
     "decompose-fused": "enginecast.passes.lower.decompose_fused:DecomposeFused",
     "legalize-quantized": "enginecast.exporters.onnx.passes.legalize_quantized:LegalizeQuantized",
     "legalize-fourier": "enginecast.exporters.onnx.passes.legalize_fourier:LegalizeFourier",
+    "transpose-images": "enginecast.exporters.onnx.passes.transpose_images:TransposeImages",
+    "stagger-rows": "enginecast.exporters.onnx.passes.stagger_rows:StaggerRows",
     "legalize-onnx": "enginecast.exporters.onnx.passes.legalize_onnx:LegalizeOnnx",
     "keep-norms-whole": "enginecast.exporters.tensorrt.passes.keep_norms_whole:KeepNormsWhole",
     "lift-weights": "enginecast.passes.lower.lift_weights:LiftWeights",

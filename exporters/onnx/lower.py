@@ -30,6 +30,11 @@ from enginecast.passes.ir.edit import input_names
 GRAPH_FILE = "engine.onnx"
 OPSET = 23
 
+_FOR_CPUS: Mapping[Reader, str] = {
+    "onnxruntime-cpu": "transpose-images,stagger-rows,",
+    "openvino": "stagger-rows,",
+}
+"""Passes that only make kernels of a CPU faster."""
 _FP8 = frozenset({ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2})
 _INTEGER_OPS = frozenset(
     {"MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits", "QuantizeLinear", "DequantizeLinear"}
@@ -59,7 +64,7 @@ def lowering(reader: Reader, *, gemm_float8: bool = False) -> str:
     gemm = " gemm_float8=true" if gemm_float8 else ""
     return (
         f"drop-assertions,{tables}legalize-quantized{{reader={reader}{gemm}}},"
-        f"legalize-fourier,legalize-onnx{{reader={reader}}},"
+        f"legalize-fourier,{_FOR_CPUS.get(reader, '')}legalize-onnx{{reader={reader}}},"
         "lift-weights,merge-equal,separate-block-memory,hoist-weights"
     )
 

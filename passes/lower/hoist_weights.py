@@ -58,6 +58,8 @@ GROWTH = 4096
 """Elements that an expression may have beyond its weights: an expand of a table is cheaper to
 compute than to store.
 """
+SHARE = 32
+"""An expression may also be larger than its weights by one part of so many: rows with a margin."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def _is_constant(node: Node) -> bool:
 def _is_small(node: Node) -> bool:
     elements: int = value(node).numel()
     stored: int = sum(value(leaf).numel() for leaf in _leaves(node))
-    return elements <= GROWTH + stored
+    return elements - stored <= max(GROWTH, stored // SHARE)
 
 
 def _without_data(root: Node) -> Tensor:
