@@ -42,6 +42,7 @@ import enginecast
 from enginecast.errors import EnginecastError
 from enginecast.runtime.device.machine import processor
 from enginecast.runtime.sessions.onnxruntime import create_session
+from enginecast.runtime.sessions.settings import Settings
 from enginecast.verify.metrics import measure, row_mask
 
 HERE = Path(__file__).parent
@@ -50,10 +51,13 @@ ENGINES: Mapping[str, Mapping[str, str]] = {
     "fp32": {},
     "int8": {"precision": "int8"},
     "openvino": {"target": "openvino"},
+    "openvino of one size": {"target": "openvino"},
     "openvino bf16": {"target": "openvino", "precision": "bf16"},
     "aotinductor bf16": {"target": "aotinductor", "precision": "bf16"},
 }
 """Ours, by what `enginecast.compile` gets."""
+SETTINGS = {"openvino of one size": Settings(threads=1, fixed_sizes=True)}
+"""With which one is loaded that is not loaded as it is by default."""
 Sample = Callable[[], float]
 """Runs once; gives the CPU seconds of it."""
 
@@ -209,7 +213,8 @@ def measure_case(
         except EnginecastError as error:
             absent[f"enginecast {kind}"] = error.message
             continue
-        engine = enginecast.load(bundle, threads=1, allow_code=True)
+        tuned = SETTINGS.get(kind, False)
+        engine = enginecast.load(bundle, threads=1, allow_code=True, tuned=tuned)
         add(f"enginecast {kind}", lambda engine=engine: engine.run(feeds)[case.output])  # type: ignore[misc]
     save_file(feeds, folder / "inputs.safetensors")
     workers = []

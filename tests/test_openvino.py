@@ -25,7 +25,8 @@ from enginecast.exporters.openvino.numbers import require_numbers
 from enginecast.exporters.registry import target_of
 from enginecast.exporters.target import LoweringRequest
 from enginecast.runtime.bundle.manifest import Input
-from enginecast.runtime.sessions.openvino import computes_bf16
+from enginecast.runtime.sessions.openvino import KEPT, computes_bf16
+from enginecast.runtime.sessions.settings import Settings
 
 Capture = pytest.CaptureFixture[str]
 
@@ -157,6 +158,15 @@ def test_an_engine_is_verified_and_runs_at_other_sizes(made: Path) -> None:
             torch.testing.assert_close(
                 torch.from_numpy(found["output_0"]), wanted, rtol=1e-5, atol=1e-5
             )
+
+
+def test_a_model_may_be_compiled_for_each_size(made: Path) -> None:
+    with enginecast.load(made, tuned=Settings(threads=1, fixed_sizes=True)) as engine:
+        for length in (3, 4, 3, *range(5, 7 + KEPT), 3):
+            given = tokens(2, length)
+            (found,) = engine.run({name: ids.numpy() for name, ids in given.items()}).values()
+            torch.testing.assert_close(torch.from_numpy(found), block()(**given))
+        assert "compiled for each size" in str(engine.settings)
 
 
 def test_it_may_lie_beside_an_engine_for_onnx_runtime(

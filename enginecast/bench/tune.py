@@ -45,8 +45,9 @@ OTHERS: Sequence[Mapping[str, Any]] = (
     {"graph": "basic"},
     {"prepack": False},
     {"parallel": True},
+    {"fixed_sizes": True},
 )
-"""What is tried besides threads, one at a time."""
+"""What may be tried besides threads, one at a time."""
 
 
 @dataclass
@@ -172,7 +173,8 @@ def tune_bundle(
                 f"{engine.folder} has no {REFERENCE_NAME}, so no setting's accuracy can be judged",
                 hint="Export the model again.",
             )
-        search = _Search(engine, open_engine, given, say)
+        others = [each for each in OTHERS if set(each) <= set(tunable)]
+        search = _Search(engine, open_engine, given, say, others)
         search.weigh(resident() - before)
         last = [search.best(_threads(threads, "spinning" in tunable), seconds * 0.3)]
         if len(tunable) > 1:
@@ -194,9 +196,9 @@ def tune_bundle(
             speed=1.0 if row.settings == DEFAULT else row.speed,
             inputs=given.origin,
         )
-        others = sorted(search.rows.values(), key=lambda one: -one.speed)
+        fastest = sorted(search.rows.values(), key=lambda one: -one.speed)
         return Tuning(
-            rows=(search.rows[DEFAULT], *(one for one in others if one.settings != DEFAULT)),
+            rows=(search.rows[DEFAULT], *(one for one in fastest if one.settings != DEFAULT)),
             others=tuple(beside),
             chosen=row,
             file=write_tuned(engine.folder, tuned) if write else None,
@@ -250,6 +252,8 @@ class _Search:
     open_engine: Callable[[Settings], Engine]
     given: Given
     say: Callable[[str], None]
+    others: Sequence[Mapping[str, Any]]
+    """What is tried besides threads, one at a time."""
     rows: dict[Settings, Row] = field(default_factory=dict)
     room: int = 1
     """Engines besides the default that may be open at once."""
@@ -271,7 +275,7 @@ class _Search:
 
     def refine(self, settings: Settings, seconds: float) -> Settings:
         """Change one thing at a time, and then all that helped."""
-        changed = {replace(settings, **each): each for each in OTHERS}
+        changed = {replace(settings, **each): each for each in self.others}
         best = self.best([settings, *changed], seconds * 0.6)
         least = self.rows[settings].speed * BETTER
         helped = [each for each in changed if self.rows[each].speed > least]

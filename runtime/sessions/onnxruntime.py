@@ -48,7 +48,7 @@ class OrtSession(Session):
     name = "onnxruntime"
     runs_code = False
     packages = ("onnxruntime-gpu", "onnxruntime")
-    tunable = Settings.__struct_fields__
+    tunable = tuple(name for name in Settings.__struct_fields__ if name != "fixed_sizes")
 
     def __init__(
         self,

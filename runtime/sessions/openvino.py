@@ -5,7 +5,10 @@ fp32, it quantizes activations before packed weights, and for int64 it takes int
 setting that decides what is computed is given, and those that a CPU may lack are read back.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -31,6 +34,11 @@ PROVIDER = "openvino-cpu"
 MINIMUM = "openvino>=2026.4"
 """Oldest version that engines of this target are known to run right on."""
 
+KEPT = 4
+"""Sizes of which a session keeps the model that was compiled for them: each packs weights anew."""
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+"""Of a call's inputs, by name."""
+
 _TYPES = {
     **{"float32": "f32", "bfloat16": "bf16", "bool": "boolean"},
     **{
@@ -50,30 +58,50 @@ _SETTINGS = {
 }
 
 
+@dataclass
+class _Compiled:
+    """A compiled model, and the requests for it that no run has."""
+
+    model: Any
+    idle: list[Any] = field(default_factory=list)
+
+
 class OpenVINOSession(Session):
-    """One compiled model.  Every run has a request of its own, so that threads do not meet."""
+    """A compiled model, or one for each of the last sizes.
+
+    Every run has a request of its own, so that threads do not meet.
+    """
 
     name = "openvino"
     runs_code = False
     providers: ClassVar = {"CPUExecutionProvider": PROVIDER}
     packages = ("openvino",)
-    tunable = ("threads",)
+    tunable = ("threads", "fixed_sizes")
 
     def __init__(
-        self, openvino: Any, compiled: Any, record: EngineRecord, wide: frozenset[str]
+        self,
+        openvino: Any,
+        compiled: Any,
+        record: EngineRecord,
+        wide: frozenset[str],
+        compile_for: Callable[[Shapes], Any] | None = None,
     ) -> None:
         """
         Args:
+            compiled: for all sizes.
             wide: inputs of int64 whose range the manifest does not keep within int32.
+            compile_for: compiles for the shapes of a call's inputs; None: `compiled` runs it.
         """
         self._openvino = openvino
-        self._compiled = compiled
         self._file = record.file
         self._wide = wide
         self._places = {
             name: place for place, port in enumerate(compiled.outputs) for name in port.names
         }
-        self._idle: list[Any] = []
+        self._whole = _Compiled(compiled)
+        self._compile_for = compile_for
+        self._of_sizes: OrderedDict[Shapes, _Compiled] = OrderedDict()
+        self._changes_sizes = Lock()
 
     @classmethod
     def open(
@@ -119,7 +147,15 @@ class OpenVINOSession(Session):
                 " on this CPU",
                 hint="Run it on a CPU with AVX512-BF16 or AMX, or export with --precision fp32.",
             )
-        return cls(openvino, compiled, record, _wide(bundle.manifest.inputs))
+
+        def compile_for(shapes: Shapes) -> Any:
+            fixed = model.clone()
+            fixed.reshape({name: openvino.PartialShape(shape) for name, shape in shapes})
+            return core.compile_model(fixed, "CPU", chosen)
+
+        varies = any(isinstance(d, str) for spec in bundle.manifest.inputs for d in spec.shape)
+        own = compile_for if settings.fixed_sizes and varies else None
+        return cls(openvino, compiled, record, _wide(bundle.manifest.inputs), own)
 
     @property
     def provider(self) -> str:
@@ -133,7 +169,13 @@ class OpenVINOSession(Session):
 
     def run_to_host(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, Array]:
         given = {name: self._tensor(name, feed) for name, feed in feeds.items()}
-        request = self._idle.pop() if self._idle else self._compiled.create_infer_request()
+        try:
+            compiled = self._for(feeds)
+            request = (
+                compiled.idle.pop() if compiled.idle else compiled.model.create_infer_request()
+            )
+        except Exception as error:  # as above
+            raise self._failed(feeds, error) from error
         try:
             request.infer(given, share_inputs=True)
             # The next run writes into the same memory.
@@ -141,10 +183,22 @@ class OpenVINOSession(Session):
         except Exception as error:  # as above
             raise self._failed(feeds, error) from error
         finally:
-            self._idle.append(request)
+            compiled.idle.append(request)
+
+    def _for(self, feeds: Mapping[str, Feed]) -> "_Compiled":
+        """What runs a call: made for its sizes, where that was asked for."""
+        if self._compile_for is None:
+            return self._whole
+        shapes = tuple((name, tuple(feed.shape)) for name, feed in sorted(feeds.items()))
+        with self._changes_sizes:
+            found = self._of_sizes.pop(shapes, None) or _Compiled(self._compile_for(shapes))
+            self._of_sizes[shapes] = found
+            if len(self._of_sizes) > KEPT:
+                self._of_sizes.popitem(last=False)
+        return found
 
     def layers(self) -> tuple[str, ...]:
-        return layers_of(self._compiled)
+        return layers_of(self._whole.model)
 
     def _tensor(self, name: str, feed: Feed) -> Any:
         if isinstance(feed, DeviceTensor):
@@ -230,11 +284,11 @@ def _require_signature(file: str, manifest: Manifest, model: Any) -> None:
         ("inputs", manifest.inputs, model.inputs),
         ("outputs", manifest.engine_outputs, model.outputs),
     )
-    for field, declared, ports in sides:
+    for side, declared, ports in sides:
         expected = {spec.name: _TYPES.get(spec.dtype, spec.dtype) for spec in declared}
         got = {name: port.element_type.to_string() for port in ports for name in port.names}
         if expected != {name: got.get(name) for name in expected} or len(ports) > len(expected):
-            raise BundleError(f"{file}: {field}: the manifest says {expected}, the file has {got}")
+            raise BundleError(f"{file}: {side}: the manifest says {expected}, the file has {got}")
 
 
 def _shapes(openvino: Any, manifest: Manifest) -> dict[str, Any]:

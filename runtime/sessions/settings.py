@@ -26,6 +26,10 @@ class Settings(Record, frozen=True, kw_only=True):
     parallel: bool = False
     """Whether ops that do not need one another run at the same time."""
 
+    fixed_sizes: bool = False
+    """Whether the model is compiled again for each set of sizes that comes, the last few of which
+    are kept; False: once, for the whole range."""
+
     def __str__(self) -> str:
         threads = {None: "", 1: "1 thread"}.get(self.threads, f"{self.threads} threads")
         changed = (
@@ -36,6 +40,7 @@ class Settings(Record, frozen=True, kw_only=True):
             "" if self.graph == "all" else f"graph {self.graph}",
             "" if self.prepack else "no prepacking",
             "parallel" if self.parallel else "",
+            "compiled for each size" if self.fixed_sizes else "",
         )
         return ", ".join(filter(None, changed)) or "default"
 

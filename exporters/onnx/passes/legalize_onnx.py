@@ -41,6 +41,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from enginecast.exporters.onnx.passes.row_counts import captured_rows
 from enginecast.exporters.onnx.readers import Reader
 from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
 from enginecast.passes.ir.edit import (
@@ -79,6 +80,7 @@ class LegalizeOnnx(GraphPass):
         if self.reader == "onnxruntime-cpu":
             rules |= {op: _exact_sigmoid for op in _SIGMOIDS}
             conditions |= dict.fromkeys(_SIGMOIDS, _needs_small_values)
+            rules[aten.linear.default] = _linear_on_cpu
         return apply_rules(program, context, rules, conditions)
 
 
@@ -95,6 +97,23 @@ def _linear_to_matmul(program: ProgramView, node: Node) -> Node:
     if bias is None:
         return result
     return insert(graph, aten.add.Tensor, (result, bias), like=node, replaces=True)
+
+
+def _linear_on_cpu(program: ProgramView, node: Node) -> Node:
+    """As one product with its bias, where that was measured to be faster: ONNX Runtime's Add takes
+    a step for each row, which costs as much as the product of narrow ones.
+    """
+    source, bias = first_input(node), (*node.args, None)[2]
+    is_narrow = shape_of(node)[-1] <= _NARROW and captured_rows(source) >= _MANY_ROWS
+    if bias is None or dtype_of(node) != torch.float32 or not is_narrow:
+        return _linear_to_matmul(program, node)
+    graph, sizes = program.graph, shape_of(source)
+    flat = insert(graph, aten.reshape.default, (source, [-1, sizes[-1]]), like=node)
+    transposed = insert(graph, aten.t.default, (node.args[1],), like=node)
+    product = insert(graph, aten.addmm.default, (bias, flat, transposed), like=node)
+    shape = [_size_of(program, source, dim, node) for dim in range(len(sizes) - 1)]
+    args = (product, [*shape, shape_of(node)[-1]])
+    return insert(graph, aten.reshape.default, args, like=node, replaces=True)
 
 
 def _of_other_dtypes(node: Node) -> list[int]:
@@ -664,6 +683,8 @@ _SIGMOIDS: dict[Any, Callable[..., Tensor]] = {
     aten.silu.default: lambda x: x / (1 + torch.exp(-x)),
     aten.glu.default: lambda x, dim=-1: x.chunk(2, dim)[0] / (1 + torch.exp(-x.chunk(2, dim)[1])),
 }
+_NARROW, _MANY_ROWS = 32, 1024
+"""Columns, and rows, with which a product and its bias are faster in one."""
 _ABOUT = 2e-5
 """How far ONNX Runtime lets a constant be off, relatively, and somewhat more."""
 _LOGARITHMS = frozenset({aten.log.default, aten.log2.default, aten.log10.default})

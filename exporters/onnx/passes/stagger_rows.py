@@ -15,13 +15,13 @@ Must not happen: where there are few rows, so that the copy costs more than it s
 Promises `reordered`: only zeros are added, but a kernel may divide longer rows into other parts.
 """
 
-import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.fx import Node
 
+from enginecast.exporters.onnx.passes.row_counts import captured_rows
 from enginecast.passes.ir.base import GraphPass, PassContext, ProgramView, Promise, Site
 from enginecast.passes.ir.edit import (
     aten,
@@ -57,7 +57,7 @@ class StaggerRows(GraphPass):
                 continue
             if node.args[1] not in weights:
                 log.refused(node, "its weight is computed from inputs")
-            elif (rows := _rows(first_input(node))) < FEWEST_ROWS:
+            elif (rows := captured_rows(first_input(node))) < FEWEST_ROWS:
                 log.refused(node, f"{rows} rows, and the columns pay from {FEWEST_ROWS} on")
             else:
                 _widen(program, node)
@@ -69,15 +69,6 @@ def _collides(node: Node) -> bool:
     """Whether rows of the input lie a multiple of `SET_BYTES` apart."""
     size = shape_of(first_input(node))[-1]
     return dtype_of(node) == torch.float32 and isinstance(size, int) and not size * 4 % SET_BYTES
-
-
-def _rows(source: Node) -> int:
-    """How many there are, with sizes that vary as they were captured."""
-    return math.prod(map(_captured, shape_of(source)[:-1]))
-
-
-def _captured(size: Any) -> int:
-    return size if isinstance(size, int) else int(size.node.hint)
 
 
 def _widen(program: ProgramView, node: Node) -> None:
