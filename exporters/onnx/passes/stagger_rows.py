@@ -27,8 +27,9 @@ from enginecast.passes.ir.edit import (
     aten,
     dtype_of,
     first_input,
-    insert,
     shape_of,
+    take_place,
+    value,
     weight_expressions,
 )
 from enginecast.passes.ir.match import is_call
@@ -72,9 +73,18 @@ def _collides(node: Node) -> bool:
 
 
 def _widen(program: ProgramView, node: Node) -> None:
-    pads = [0, COLUMNS]
     with program.graph.inserting_before(node):
         for place in (0, 1):
-            args = (node.args[place], pads)
-            wide = insert(program.graph, aten.constant_pad_nd.default, args, like=node)
-            node.update_arg(place, wide)
+            source = node.args[place]
+            assert isinstance(source, Node)
+            node.update_arg(place, _padded(program, source, node))
+
+
+def _padded(program: ProgramView, source: Node, like: Node) -> Node:
+    """Its fake value is made here: torch's kernel would fix sizes that vary (2.13)."""
+    op = aten.constant_pad_nd.default
+    wide = program.graph.create_node("call_function", op, (source, [0, COLUMNS]))
+    take_place(wide, like)
+    *rows, size = shape_of(source)
+    wide.meta["val"] = value(source).new_empty((*rows, size + COLUMNS))
+    return wide
