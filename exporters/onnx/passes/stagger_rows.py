@@ -6,7 +6,7 @@
 
 A product on a CPU reads the same columns of many rows at a time, 12 with AVX-512.  In an L1 cache
 addresses 4096 bytes apart have one set, of 8 or 12 lines, for themselves, so that such rows drive
-one another out.  ONNX Runtime's products, and OpenVINO's, take 1.1 to 1.45 times as long then; the
+one another out.  ONNX Runtime's products, and OpenVINO's, take up to 1.4 times as long then; the
 columns of zeros cost one copy, which all linears that read the value share once equal values are
 merged.
 
