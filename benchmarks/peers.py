@@ -8,8 +8,8 @@ cosine is the lowest of a valid row beside eager.  Models have real shapes and s
 weights: times are those of trained models, errors are not.  A peer that does not install or run is
 absent, with its reason.  "products" is a graph of nothing but the matrix products.
 
-Engines and samples are kept in the work folder while the sources stay as they are.  A call that
-ends before a row is whole, after --minutes or otherwise, loses nothing: the next goes on.  A row is
+Engines and samples are kept in the work folder while the sources stay as they are, engines for all
+cases of a model: their sizes are free.  A call that ends before a row is whole, after --minutes or otherwise, loses nothing: the next goes on.  A row is
 written when it has all its rounds; rows that were not asked for stay as they are.
 """
 
@@ -57,6 +57,7 @@ ENGINES: Mapping[str, Mapping[str, str]] = {
 }
 """Ours, by what `enginecast.compile` gets."""
 SOURCES = ("enginecast", "capture", "passes", "exporters", "verify", "runtime")
+"""What samples depend on; engines on all but the last."""
 Sample = Callable[[], float]
 """Runs once; gives the CPU seconds of it."""
 
@@ -118,7 +119,7 @@ class Row:
     def __init__(self, name: str, case: Case, work: Path) -> None:
         self._case = case
         self._folder = work / "rows" / name.replace(" ", "-")
-        self._key = _key()
+        self._key = {"sources": _digest(SOURCES), "processor": processor()}
         if _read(self._folder / "key.json") != self._key:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir(parents=True)
@@ -131,6 +132,9 @@ class Row:
         torch.manual_seed(0)
         self._model = case.make().eval().requires_grad_(False)
         self._feeds = {n: np.ascontiguousarray(t.numpy()) for n, t in case.inputs.items()}
+        shape = hashlib.sha256(self._model.config.to_json_string().encode()).hexdigest()
+        self._engines = work / "engines" / f"{shape[:12]}-{_digest(SOURCES[:-1])[:12]}"
+        self._engines.mkdir(parents=True, exist_ok=True)
 
     def open(self, engines: Sequence[str], envs: Mapping[str, Path | str]) -> None:
         """Make what is not there yet, and run each once."""
@@ -239,7 +243,7 @@ class Row:
 
     def _add_ours(self, kind: str) -> None:
         """Padding is left out where a case has any."""
-        name, bundle = f"enginecast {kind}", self._folder / kind.replace(" ", "-")
+        name, bundle = f"enginecast {kind}", self._engines / kind.replace(" ", "-")
         refused = bundle.with_suffix(".refused.json")
         if not bundle.exists() and not refused.exists():
             start = time.process_time()
@@ -281,13 +285,11 @@ class Row:
         self._samples[f"products {precision}"] = lambda: _cpu(run)
 
 
-def _key() -> dict[str, str]:
-    """What kept engines and samples depend on."""
+def _digest(folders: Sequence[str]) -> str:
     files = [HERE / "peers_models.py"]
-    for folder in SOURCES:
+    for folder in folders:
         files += sorted((HERE.parent / folder).rglob("*.py"))
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files))
-    return {"sources": digest.hexdigest(), "processor": processor()}
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _quantize_dynamic(plain: Path, folder: Path) -> None:
