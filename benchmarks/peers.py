@@ -9,8 +9,9 @@ weights: times are those of trained models, errors are not.  A peer that does no
 absent, with its reason.  "products" is a graph of nothing but the matrix products.
 
 Engines and samples are kept in the work folder while the sources stay as they are, engines for all
-cases of a model: their sizes are free.  A call that ends before a row is whole, after --minutes or otherwise, loses nothing: the next goes on.  A row is
-written when it has all its rounds; rows that were not asked for stay as they are.
+cases of a model: their sizes are free.  A call that ends before a row is whole, after --minutes or
+otherwise, loses nothing: the next goes on.  A row is written when it has all its rounds; rows that
+were not asked for stay as they are.
 """
 
 import argparse

@@ -3,6 +3,9 @@
 Only where the manifest says that no valid row changes (`Padding`).  Columns that every row leaves
 out are cut off, and rows of very different lengths run apart.  Rows of padding come back as zeros,
 whatever was cut, so that what a call gives does not depend on the rows beside.
+
+Rows without padding do not read one another, and many of them run in groups: what a layer writes
+for some hundred tokens stays in a core's caches, and for thousands it does not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +32,10 @@ MOST_LENGTHS = 32
 """Lengths that are told apart when rows are grouped."""
 GPU_STEP = 64
 """On a GPU, widths are multiples: each width may be a graph to record, or a kernel to choose."""
+GROUP_TOKENS = 512
+"""Tokens of a group of rows, for each thread: see benchmarks/row_groups.py."""
+MOST_GROUPED_BYTES = 2**29
+"""Of the weights, which each group reads anew: groups were measured for smaller ones."""
 Run = Callable[[Mapping[str, Feed]], dict[str, Array]]
 
 
@@ -46,9 +53,12 @@ class Trimming:
 
     Args:
         on_gpu: whether the engine runs there; its calls are not split.
+        group_tokens: rows run in groups of about these many tokens; 0: together.
     """
 
-    def __init__(self, manifest: Manifest, padding: Padding, *, on_gpu: bool) -> None:
+    def __init__(
+        self, manifest: Manifest, padding: Padding, *, on_gpu: bool, group_tokens: int = 0
+    ) -> None:
         mask = next(spec for spec in manifest.inputs if spec.name == padding.mask)
         self._manifest, self._padding = manifest, padding
         self._batch, self._tokens = mask.shape
@@ -61,25 +71,31 @@ class Trimming:
         weights = {engine.weights for engine in manifest.engines}
         size = sum(file.size for file in manifest.files if file.name in weights)
         self._call = CALL_TOKENS + CALL_PRODUCTS / max(1, size // 4)
+        self._group_tokens = group_tokens if size < MOST_GROUPED_BYTES else 0
 
     def reason(self, outputs: Sequence[str]) -> str:
         """Why these outputs may depend on padding; empty: they do not."""
         found = self._padding.reasons
         return next((f"output {name!r}: {found[name]}" for name in outputs if name in found), "")
 
-    def run(self, run: Run, feeds: Mapping[str, Feed]) -> dict[str, Array]:
+    def is_large(self, feeds: Mapping[str, Feed]) -> bool:
+        """Whether rows run in groups where nothing is padding."""
+        mask = feeds[self._padding.mask]
+        assert isinstance(mask, np.ndarray)
+        return self._splits and 2 * mask.size >= 3 * self._group_tokens > 0
+
+    def run(self, run: Run, feeds: Mapping[str, Feed], *, zero: bool = True) -> dict[str, Array]:
         """Run on what is not padding; rows of padding are zeros.
 
         Args:
             run: runs the engine on some rows and columns.
             feeds: all of them, in CPU memory.
+            zero: whether padding may be left out; False: where there is any, all runs together.
         """
         mask = feeds[self._padding.mask]
         assert isinstance(mask, np.ndarray)
-        if mask.all():
-            pieces: Sequence[Piece] = ()
-        else:
-            pieces = self.pieces(mask)
+        padded = not mask.all()
+        pieces = self.pieces(mask) if zero or not padded else ()
         whole = len(pieces) < 2 and all(p.stop - p.start == mask.shape[1] for p in pieces)
         found = [run(feeds)] if whole else [run(self._cut(feeds, piece)) for piece in pieces]
         shapes = {output.name: output.shape for output in self._manifest.outputs}
@@ -88,7 +104,7 @@ class Trimming:
             parts = [part[name] for part in found]
             has_tokens = self._tokens in shapes[name]
             array = parts[0] if whole else _joined(parts, pieces, mask.shape, has_tokens)
-            if has_tokens and pieces:
+            if has_tokens and zero and padded:
                 array = array if array.flags.writeable else array.copy()
                 array[mask == 0] = 0
             outputs[name] = array
@@ -110,6 +126,7 @@ class Trimming:
         cut = np.flatnonzero(fits)
         order = cut[np.lexsort((cut, (last - first)[cut]))]
         groups = self._grouped(order, first, last) if self._splits else [order]
+        groups = [part for rows in groups for part in self._parts(rows, first, last)]
         pieces = [self._piece(np.sort(rows), first, last, width) for rows in groups]
         if not fits.all():
             pieces.append(self._piece(np.flatnonzero(~fits), first * 0, last * 0 + width, width))
@@ -138,6 +155,16 @@ class Trimming:
             groups.append(order[changes[begin] : changes[end]])
             end = begin
         return groups[::-1]
+
+    def _parts(
+        self, rows: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]
+    ) -> list[NDArray[np.int64]]:
+        """Rows in groups of about `group_tokens`, as equal as they can be."""
+        if not (self._splits and self._group_tokens):
+            return [rows]
+        wide = int(last[rows].max() - first[rows].min())
+        count = round(len(rows) * wide / self._group_tokens)
+        return np.array_split(rows, min(max(1, count), len(rows)))
 
     def _piece(
         self,

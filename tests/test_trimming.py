@@ -70,8 +70,9 @@ def ragged(lengths: list[int], width: int, left: bool = False) -> dict[str, Any]
 
 def trimming(call: float = 4.0, **changes: Any) -> Trimming:
     padding = msgspec.structs.replace(PADDING, side=changes.pop("side", "any"))
+    group = changes.pop("group_tokens", 0)
     found = Trimming(
-        msgspec.structs.replace(MANIFEST, **changes), padding, on_gpu=changes == {"gpu": True}
+        msgspec.structs.replace(MANIFEST, **changes), padding, on_gpu=False, group_tokens=group
     )
     found._call = call
     return found
@@ -157,6 +158,28 @@ def test_widths_on_a_gpu_repeat() -> None:
     assert check(found, ragged([3, 70], 512)) == [(2, 128)]
 
 
+def test_many_rows_run_in_groups() -> None:
+    found = trimming(group_tokens=64)
+    assert check(found, ragged([16] * 9, 16)) == [(5, 16), (4, 16)]
+    assert check(found, ragged([16] * 5, 16)) == [(5, 16)]
+    assert check(found, ragged([200, 200], 200)) == [(1, 200), (1, 200)]
+    assert check(found, ragged([3] * 64 + [200], 512)) == [(22, 3), (21, 3), (21, 3), (1, 200)]
+    together = trimming(group_tokens=64, symbols={"b": (2, 64), "t": (1, 1024)})
+    assert check(together, ragged([16] * 9, 16)) == [(9, 16)]
+
+
+def test_rows_of_padding_that_are_computed_run_together() -> None:
+    feeds, fake = ragged([16] * 8 + [15], 16), Fake()
+    expected = Fake()(feeds)
+    got = trimming(group_tokens=64).run(fake, feeds, zero=False)
+    assert fake.calls == [(9, 16)]
+    for name, array in expected.items():
+        np.testing.assert_array_equal(got[name], array)
+    feeds["mask"][:] = 1
+    trimming(group_tokens=64).run(fake, feeds, zero=False)
+    assert fake.calls[1:] == [(5, 16), (4, 16)]
+
+
 def test_an_output_that_is_read_only() -> None:
     feeds = ragged([2, 3], 3)
 
@@ -202,6 +225,27 @@ def test_an_engine_gives_zeros_for_padding(bert: Path) -> None:
     with load(bert) as engine:
         assert engine.run(feeds)["last_hidden_state"][~valid].any()
         assert not engine.run(feeds, pad_rows="zero")["last_hidden_state"][~valid].any()
+
+
+def test_an_engine_runs_many_rows_in_groups(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feeds = text(bert, [30] * 8, 30)
+    with load(bert, threads=1) as engine:
+        whole = engine.run(feeds)
+    monkeypatch.setattr("enginecast.runtime.engine.GROUP_TOKENS", 60)
+    with load(bert, threads=1) as engine:
+        calls = []
+        session = engine._open()
+        run = session.run_to_host
+
+        def counted(given: Any, outputs: Any) -> Any:
+            calls.append(given["input_ids"].shape)
+            return run(given, outputs)
+
+        monkeypatch.setattr(session, "run_to_host", counted)
+        apart = engine.run(feeds)
+    assert calls == [(2, 30)] * 4
+    for name, array in whole.items():
+        np.testing.assert_allclose(apart[name], array, rtol=1e-4, atol=1e-5)
 
 
 def test_zeros_are_refused_where_padding_shows(exports: Exports) -> None:
