@@ -65,8 +65,10 @@ trt-acceptance: $(STAMP) ## build, verify and time TensorRT engines here; ONLY=t
 	$(BIN)/python benchmarks/trt_acceptance.py --only '$(ONLY)' --precision '$(PRECISION)' $(if $(QUICK),--quick)
 
 bench: $(STAMP) ## time engines on this CPU beside peers, and write the table of docs/performance.md; ONLY="minilm 32x64" for some rows
-	$(BIN)/python benchmarks/peers.py --only '$(ONLY)'
+	$(BIN)/python benchmarks/peers.py --only '$(ONLY)' --minutes $(or $(MINUTES),20)
 	$(BIN)/python benchmarks/peers_page.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[bench]'
+	$(BIN)/python benchmarks/peers_plot.py
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) demo build dist *.egg-info

@@ -23,7 +23,7 @@ from transformers import (
 RAGGED = (23, 49, 33, 16, 57, 57, 56, 50)
 """Lengths of eight prompts."""
 FULL = ("torch.onnx", "quantize_dynamic int8", "openvino", "openvino int8")
-"""Peers that compute all rows of padding: what they take there follows from a case of 512 tokens."""
+"""Peers that compute all rows of padding: a case of 512 tokens shows what they take."""
 INT8_CODES = 128
 
 

@@ -20,16 +20,26 @@ def shown(name: str) -> tuple[str, str, str]:
 def table(result: dict[str, Any]) -> str:
     """A row for each case, a column for each that ran any: speed over eager, and cosine."""
     rows = result["rows"]
-    names = list(dict.fromkeys(n for row in rows.values() for n in sorted(row["speed"])))
-    names.remove("eager")
+    names = columns(rows)
     lines = [f"| | {' | '.join(names)} |", f"|---{'|---' * len(names)}|"]
     for case, row in rows.items():
-        cells = [
-            f"{row['speed'][name]:.2f}x ({row['cosine'][name]:.4f})" if name in row["speed"] else ""
-            for name in names
-        ]
+        cells = [_cell(row, name) for name in names]
         lines.append(f"| {case} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def columns(rows: dict[str, Any]) -> list[str]:
+    """All that ran, ours first, and the bare products last."""
+    names = sorted({name for row in rows.values() for name in row["speed"]} - {"eager"})
+    order = ("enginecast", "", "products")
+    return sorted(names, key=lambda name: next(i for i in (0, 2, 1) if name.startswith(order[i])))
+
+
+def _cell(row: dict[str, Any], name: str) -> str:
+    if name not in row["speed"]:
+        return ""
+    cosine = f" ({row['cosine'][name]:.4f})" if name in row["cosine"] else ""
+    return f"{row['speed'][name]:.2f}x{cosine}"
 
 
 def main() -> None:
