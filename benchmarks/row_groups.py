@@ -56,7 +56,8 @@ def measured(
     """CPU seconds by the rows of a group; the first round warms up."""
     with load(bundle, threads=1) as engine:
         record, inputs = engine.record, engine.inputs
-        name = f"{engine.manifest.model.name} {engine.manifest.precision} {rows}x{tokens}"
+        kind = record.quantized or engine.manifest.precision
+        name = f"{engine.manifest.model.name} {kind} {rows}x{tokens}"
     options = options_for(engine.manifest.precision, CPU_PROVIDER, record.quantized)
     session = create_session(bundle / record.file, [CPU_PROVIDER], 1, options)
     ids = np.random.default_rng(1).integers(5, 1000, (rows, tokens))
