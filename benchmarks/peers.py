@@ -39,6 +39,7 @@ import enginecast
 from enginecast.errors import EnginecastError
 from enginecast.runtime.device.machine import processor
 from enginecast.runtime.sessions.onnxruntime import create_session
+from enginecast.runtime.sessions.settings import Settings
 from enginecast.verify.metrics import measure, row_mask
 
 HERE = Path(__file__).parent
@@ -53,10 +54,13 @@ ENGINES: Mapping[str, Mapping[str, str]] = {
     "fp32": {},
     "int8": {"precision": "int8"},
     "openvino": {"target": "openvino"},
+    "openvino of one size": {"target": "openvino"},
     "openvino bf16": {"target": "openvino", "precision": "bf16"},
     "aotinductor bf16": {"target": "aotinductor", "precision": "bf16"},
 }
 """Ours, by what `enginecast.compile` gets."""
+SETTINGS = {"openvino of one size": Settings(threads=1, fixed_sizes=True)}
+"""With which one is loaded that is not loaded as it is by default."""
 SOURCES = ("enginecast", "capture", "passes", "exporters", "verify", "runtime")
 """What samples depend on; engines on all but the last."""
 Sample = Callable[[], float]
@@ -263,7 +267,8 @@ class Row:
             self._absent[name] = _read(refused)
             return
         rows = "zero" if self._case.is_padded else "exact"
-        engine = enginecast.load(bundle, threads=1, allow_code=True, pad_rows=rows)
+        tuned = SETTINGS.get(kind, False)
+        engine = enginecast.load(bundle, threads=1, allow_code=True, pad_rows=rows, tuned=tuned)
         self._add(name, lambda: engine.run(self._feeds)[self._case.output])
 
     def _add_products(self, precision: str) -> None:
