@@ -11,7 +11,8 @@ from torch.export import ExportedProgram
 from enginecast.errors import PassError, SpecError, VerificationError
 from enginecast.passes import registry
 from enginecast.passes.ir.base import Pass, PassContext, Site, SiteKey
-from enginecast.passes.ir.pipeline import PassRun, run_pipeline
+from enginecast.passes.ir.pipeline import PassRun, fixed_sizes, run_pipeline
+from enginecast.passes.ir.rules import traced
 from enginecast.passes.ir.sites import SKIPPED, SiteLog
 from enginecast.passes.registry import build
 
@@ -277,3 +278,34 @@ def test_a_pass_that_writes_to_a_weight_is_refused(hides: bool) -> None:
     program = torch.export.export(nn.Linear(64, 64).eval(), (torch.randn(2, 64),))
     with pytest.raises(PassError, match=r"'scale-in-place': it writes to the weight 'weight'"):
         run_pipeline([Scale(hides)], program, PassContext())
+
+
+@dataclass(frozen=True)
+class ReadSize(Pass):
+    """Reads a size that varies as a number."""
+
+    name: ClassVar[str] = "read-size"
+
+    def run(self, program: ExportedProgram, context: PassContext) -> list[Site]:
+        int(program.graph.find_nodes(op="placeholder")[0].meta["val"].shape[0])
+        return []
+
+
+def test_a_pass_that_fixes_a_size_is_refused() -> None:
+    batch = torch.export.Dim("batch", min=1, max=8)
+    program = torch.export.export(nn.ReLU(), (torch.ones(3, 2),), dynamic_shapes=({0: batch},))
+    with pytest.raises(PassError, match=r"'read-size': it fixes a size of 1 to 8 at 3") as caught:
+        run_pipeline([ReadSize()], program, PassContext())
+    assert "reads no size" in caught.value.hint
+
+
+def test_ops_that_are_traced_fix_no_size() -> None:
+    batch = torch.export.Dim("batch", min=1, max=8)
+    twice = nn.Upsample(scale_factor=2.0, mode="nearest-exact")
+    example = (torch.ones(3, 2, 4, 4),)
+    program = torch.export.export(twice, example, dynamic_shapes=({0: batch},))
+    (node,) = program.graph.find_nodes(
+        op="call_function", target=torch.ops.aten._upsample_nearest_exact2d.vec
+    )
+    traced(node, node.target, torch.export.default_decompositions())
+    assert not fixed_sizes(program)

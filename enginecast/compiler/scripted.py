@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from enginecast.capture.control_flow.cover.branches import Unverified, find_predicates
 from enginecast.capture.control_flow.detect.recorder import Read, Recorder, record
 from enginecast.capture.control_flow.detect.statements import sizes_decide
-from enginecast.capture.inputs.examples import WORK, Case, example_sizes, sample
+from enginecast.capture.inputs.examples import WORK, Case, Style, example_sizes, sample
 from enginecast.capture.inputs.given import given_prompts
 from enginecast.capture.inputs.narrowing import fix
 from enginecast.capture.inputs.specs import InputSpec, named_dims
@@ -107,8 +107,15 @@ def _runs(module: nn.Module, specs: tuple[InputSpec, ...], name: str, size: int)
     return True
 
 
-def reference_of_script(model: OpenedModel, dtype: str) -> tuple[Reference, tuple[str, ...]]:
-    """What the model itself gives, in fp64 and in `dtype`, and notes on it."""
+def reference_of_script(
+    model: OpenedModel, dtype: str, *, branches: bool = False
+) -> tuple[Reference, tuple[str, ...]]:
+    """What the model itself gives, in fp64 and in `dtype`, and notes on it.
+
+    Args:
+        branches: it may branch on values that nothing verifies: only usual values are compared in
+            other sizes.
+    """
     notes: list[str] = []
     eager, forward = model.source.eager, partial(run_named, wanted=model.wanted)
 
@@ -118,7 +125,9 @@ def reference_of_script(model: OpenedModel, dtype: str) -> tuple[Reference, tupl
         return outputs
 
     run = in_turn(model)
-    swept = edge_reference(eager, _swept(model), forward, exact, dtype=dtype)
+    swept = edge_reference(
+        eager, _swept(model, STYLES[:1] if branches else STYLES), forward, exact, dtype=dtype
+    )
     reference = make_reference(
         None,
         eager,
@@ -133,7 +142,7 @@ def reference_of_script(model: OpenedModel, dtype: str) -> tuple[Reference, tupl
     return replace(reference, edges=swept), (*dict.fromkeys(notes), *run.notes)
 
 
-def _swept(model: OpenedModel) -> list[Case]:
+def _swept(model: OpenedModel, styles: Sequence[Style]) -> list[Case]:
     """Small inputs in sizes that a trace does not tell from its own, of either kind that branches
     on values may tell apart.
     """
@@ -145,7 +154,7 @@ def _swept(model: OpenedModel) -> list[Case]:
         if sum(map(math.prod, shapes)) * parameters > TRIED_WORK:
             continue
         changed = [f"{name} {size}" for name, size in sizes.items() if size != traced[name]]
-        for style in STYLES:
+        for style in styles:
             inputs = sample(specs, sizes, SEED, style=style)
             cases.append(Case(f"{', '.join(changed)}, {style}", inputs))
     return cases

@@ -352,7 +352,8 @@ class ExportSession:
         # No passes, hence nothing that they would quantize.
         config = replace(self.config, pipeline="", quantized="")
         with self.steps("reference"):
-            reference, notes = reference_of_script(model, config.precision)
+            branches = self.request.options.allow_unverified_branches
+            reference, notes = reference_of_script(model, config.precision, branches=branches)
         engine = ScriptEngines(
             model, reference, config, self.request, self.staging, self.steps, explored, must
         ).best()

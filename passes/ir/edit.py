@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
     ConstantArgument,
@@ -182,7 +183,8 @@ def evaluate_fake(node: Node, known: Mapping[Node, Any] = MappingProxyType({})) 
     with torch.no_grad():
         if not modes:
             return node.target(*args, **kwargs)
-        with modes[0]:
+        # Without the second, kernels in C++ read sizes as numbers, and fix those that vary.
+        with modes[0], enable_python_dispatcher():
             return node.target(*args, **kwargs)
 
 

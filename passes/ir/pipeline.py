@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from enginecast.errors import EnginecastError, PassError
 from enginecast.passes.ir.base import Pass, PassContext, Site, SiteKey
 from enginecast.passes.ir.block_view import run_pass
 from enginecast.passes.ir.blocks import all_nodes
-from enginecast.passes.ir.edit import tracked_outputs
+from enginecast.passes.ir.edit import tracked_outputs, value
 from enginecast.passes.ir.sites import number
 from enginecast.passes.ir.source import source_line
 from enginecast.passes.ir.traits import Trait, has
@@ -92,7 +93,7 @@ def _require_values(program: ExportedProgram) -> None:
 def _run_one(pass_: Pass, program: ExportedProgram, context: PassContext) -> PassRun:
     start = time.perf_counter()
     pass_.requires(program)
-    with _tracked_edit(program), _unwritten_weights(program):
+    with _tracked_edit(program), _unwritten_weights(program), _varying_sizes(program):
         sites = run_pass(pass_, program, context)
     return PassRun(pass_, tuple(number(sites)), time.perf_counter() - start)
 
@@ -132,6 +133,35 @@ def _unwritten_weights(program: ExportedProgram) -> Iterator[None]:
                 f"it writes to the weight '{name}', which other programs share",
                 hint="Leave a new tensor in its place: enginecast.passes.ir.edit.add_weight.",
             )
+
+
+@contextmanager
+def _varying_sizes(program: ExportedProgram) -> Iterator[None]:
+    """Refuse a pass that fixes a size: whatever reads a symbolic size as a number fixes it, in each
+    program that shares the symbol.
+
+    Raises:
+        PassError: names the size.
+    """
+    before = fixed_sizes(program)
+    yield
+    for symbol, size in fixed_sizes(program).items() - before.items():
+        low, high = program.range_constraints[symbol].lower, program.range_constraints[symbol].upper
+        raise PassError(
+            f"it fixes a size of {low} to {high} at {size}",
+            hint="Compute fake values by enginecast.passes.ir.edit.insert, which reads no size.",
+        )
+
+
+def fixed_sizes(program: ExportedProgram) -> dict[Any, Any]:
+    """The symbols in a program's ranges that are one number, and that number."""
+    modes = (
+        found.fake_mode for n in program.graph.nodes if isinstance(found := value(n), FakeTensor)
+    )
+    environment = getattr(next(modes, None), "shape_env", None)
+    known = {} if environment is None else environment.replacements
+    found = {symbol: known.get(symbol) for symbol in program.range_constraints}
+    return {symbol: size for symbol, size in found.items() if getattr(size, "is_number", False)}
 
 
 def _state_of(tensor: Tensor) -> tuple[int, Tensor]:

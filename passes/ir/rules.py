@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -78,8 +79,10 @@ def traced(
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), given.__getitem__)
         return function(*args, **kwargs)
 
-    made = make_fx(call, decomposition_table=table, pre_dispatch=table is None)
-    return made(*map(value, sources)).graph
+    # Without it, kernels in C++ read sizes as numbers, and fix those that vary.
+    with enable_python_dispatcher():
+        made = make_fx(call, decomposition_table=table, pre_dispatch=table is None)
+        return made(*map(value, sources)).graph
 
 
 def insert_graph(graph: Graph, node: Node, form: Graph) -> Any:
