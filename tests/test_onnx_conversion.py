@@ -64,6 +64,7 @@ def shifted(x: Tensor) -> Tensor:
         (lambda x: torch.cat(x.tensor_split(2, dim=-1)[::-1], -1), 0),
         (lambda x: x.flatten(0, 1).tensor_split(2, dim=1)[1], 0),
         (lambda x: nn.functional.huber_loss(x, x.sin()), 1),
+        (lambda x: x * x.quantile(0.25), 1),
         (lambda x: torch.cond(x.sum() > 0, lambda y: y.mT * 2, lambda y: y.mT - 1, (x,)), 1),
     ],
 )

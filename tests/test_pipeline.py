@@ -11,9 +11,10 @@ from torch.export import ExportedProgram
 from enginecast.errors import PassError, SpecError, VerificationError
 from enginecast.passes import registry
 from enginecast.passes.ir.base import Pass, PassContext, Site, SiteKey
-from enginecast.passes.ir.pipeline import PassRun, fixed_sizes, run_pipeline
+from enginecast.passes.ir.pipeline import PassRun, run_pipeline
 from enginecast.passes.ir.rules import traced
 from enginecast.passes.ir.sites import SKIPPED, SiteLog
+from enginecast.passes.ir.varying_sizes import SizeReadError, fixed_sizes, varying
 from enginecast.passes.registry import build
 
 aten = torch.ops.aten
@@ -308,4 +309,13 @@ def test_ops_that_are_traced_fix_no_size() -> None:
         op="call_function", target=torch.ops.aten._upsample_nearest_exact2d.vec
     )
     traced(node, node.target, torch.export.default_decompositions())
+    assert not fixed_sizes(program)
+
+
+def test_nothing_decides_by_a_size_that_varies() -> None:
+    batch = torch.export.Dim("batch", min=1, max=8)
+    program = torch.export.export(nn.ReLU(), (torch.ones(3, 2),), dynamic_shapes=({0: batch},))
+    shape = program.graph.find_nodes(op="placeholder")[0].meta["val"].shape
+    with pytest.raises(SizeReadError), varying(program):
+        int(shape[0])
     assert not fixed_sizes(program)

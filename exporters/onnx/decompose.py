@@ -23,6 +23,7 @@ from enginecast.passes.ir.computation import call_digest
 from enginecast.passes.ir.edit import aten, first_input, same_size, shape_of, tracked_outputs, value
 from enginecast.passes.ir.rules import insert_graph, traced
 from enginecast.passes.ir.traits import Trait, has
+from enginecast.passes.ir.varying_sizes import SizeReadError, varying
 
 _KEPT = frozenset({aten.reshape.default, aten.contiguous.default})
 """Composite views that ONNX has, too."""
@@ -61,7 +62,11 @@ def _graphs(program: ExportedProgram, table: Mapping[Any, Any]) -> dict[Node, Gr
         inputs = {source: f"{i} {_text(source)}" for i, source in enumerate(node.all_input_nodes)}
         call = call_digest(node, inputs)
         if call not in by_call:
-            form = traced(node, node.target, table)
+            try:
+                with varying(program):
+                    form = traced(node, node.target, table)
+            except SizeReadError:
+                return None  # a trace of the whole program need not decide so
             for view in form.find_nodes(op="call_function", target=aten.view.default):
                 view.target = aten.reshape.default  # strides may be others once lowered
             if not all(_is_simple(made, table) for made in form.nodes):

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +14,11 @@ from enginecast.errors import EnginecastError, PassError
 from enginecast.passes.ir.base import Pass, PassContext, Site, SiteKey
 from enginecast.passes.ir.block_view import run_pass
 from enginecast.passes.ir.blocks import all_nodes
-from enginecast.passes.ir.edit import tracked_outputs, value
+from enginecast.passes.ir.edit import tracked_outputs
 from enginecast.passes.ir.sites import number
 from enginecast.passes.ir.source import source_line
 from enginecast.passes.ir.traits import Trait, has
+from enginecast.passes.ir.varying_sizes import fixed_sizes
 
 
 @dataclass(frozen=True)
@@ -151,17 +151,6 @@ def _varying_sizes(program: ExportedProgram) -> Iterator[None]:
             f"it fixes a size of {low} to {high} at {size}",
             hint="Compute fake values by enginecast.passes.ir.edit.insert, which reads no size.",
         )
-
-
-def fixed_sizes(program: ExportedProgram) -> dict[Any, Any]:
-    """The symbols in a program's ranges that are one number, and that number."""
-    modes = (
-        found.fake_mode for n in program.graph.nodes if isinstance(found := value(n), FakeTensor)
-    )
-    environment = getattr(next(modes, None), "shape_env", None)
-    known = {} if environment is None else environment.replacements
-    found = {symbol: known.get(symbol) for symbol in program.range_constraints}
-    return {symbol: size for symbol, size in found.items() if getattr(size, "is_number", False)}
 
 
 def _state_of(tensor: Tensor) -> tuple[int, Tensor]:
