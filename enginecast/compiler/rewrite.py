@@ -188,13 +188,34 @@ def _lower(
     reference: Reference,
     steps: Steps,
 ) -> LoweredProgram:
-    """Run the lowering passes for one engine on a copy of the program."""
-    lowered = structural_copy(program)
+    """Run the lowering passes for one engine on a copy of the program.  Where a run of the model
+    takes seconds, they are compared together, and one by one where that fails.
+    """
+    passes, lowered = build(config.lowering), structural_copy(program)
     with steps("lowering passes"):
-        runs = run_pipeline(build(config.lowering), lowered, prepared.context, (observer,))
+        if any(case.singles for case in prepared.cases):
+            together = observer.fork()
+            runs = run_pipeline(passes, lowered, prepared.context)
+            checks = together.all_of(lowered, runs)
+            if not any(check.failure for check in checks):
+                return _lowered(prepared, lowered, runs, checks, config, reference, steps)
+            lowered = structural_copy(program)
+        runs = run_pipeline(passes, lowered, prepared.context, (observer,))
+    return _lowered(prepared, lowered, runs, observer.checks, config, reference, steps)
+
+
+def _lowered(
+    prepared: Prepared,
+    program: ExportedProgram,
+    runs: Sequence[PassRun],
+    checks: Sequence[PassCheck],
+    config: EngineConfig,
+    reference: Reference,
+    steps: Steps,
+) -> LoweredProgram:
     _log_runs(runs, steps)
-    emulated = _emulate(prepared, lowered, reference, config.target, steps)
-    return LoweredProgram(lowered, tuple(runs), tuple(observer.checks), emulated)
+    emulated = _emulate(prepared, program, reference, config.target, steps)
+    return LoweredProgram(program, tuple(runs), tuple(checks), emulated)
 
 
 def _log_runs(runs: Sequence[PassRun], steps: Steps) -> None:

@@ -42,6 +42,8 @@ MOVED_FLOORS = 10.0
 FEW = 64
 """A boundary with fewer elements gets the laxer limit: its error is too small a sample of the
 noise."""
+PROMISES: tuple[Promise, ...] = ("exact", "reordered", "precision")
+"""From the strictest on."""
 SCATTER = 1e-4
 """A boundary that was off by more before the pass gets it too: in half precision one rounding can
 turn an attention row, and a T5 with outlier channels was seen to move by 2.5 floors."""
@@ -119,6 +121,25 @@ class Observer:
         """Take the program that was looked at as the one to compare the next with."""
         self._before, self._state = look.after, look.state
         self.checks.append(look.check)
+
+    def all_of(self, program: ExportedProgram, runs: Sequence[PassRun]) -> list[PassCheck]:
+        """Check what several passes left, in one run: each gets what was found of all.  None of
+        them may change precision.
+        """
+        last = max((run for run in runs), key=lambda run: PROMISES.index(run.pass_.promise))
+        check = self.look(last.pass_, program, last).check
+        return [
+            replace(
+                check,
+                name=run.pass_.name,
+                promise=run.pass_.promise,
+                rewritten=run.rewritten,
+                left_alone=len(run.sites) - run.rewritten,
+                seconds=run.seconds,
+                check_seconds=check.check_seconds / len(runs),
+            )
+            for run in runs
+        ]
 
     def fork(self) -> "Observer":
         """One that goes on from here by itself, with nothing checked yet."""
