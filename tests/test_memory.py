@@ -6,12 +6,13 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from enginecast.compiler import memory
-from enginecast.compiler.memory import anonymous, available, trim, watched
+from enginecast.compiler.memory import Peak, anonymous, available, trim, watched
 from enginecast.compiler.steps import Steps
 
 SIZE = 96 << 20
@@ -38,6 +39,28 @@ def test_memory_that_is_freed_again_was_seen() -> None:
     assert seen > SIZE * 0.9
     assert left < SIZE * 0.5
     assert resident >= seen
+
+
+def test_a_look_that_began_earlier_does_not_overwrite_a_larger_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peak, began, finish = Peak(), threading.Event(), threading.Event()
+    watcher = threading.Thread(target=peak.look)
+
+    def measured() -> int:
+        if threading.current_thread() is watcher:
+            began.set()
+            finish.wait(0.2)  # seconds; nobody sets it where the looks wait for each other
+            return 1
+        return 2
+
+    monkeypatch.setattr(memory, "anonymous", measured)
+    watcher.start()
+    began.wait()
+    peak.look()
+    finish.set()
+    watcher.join()
+    assert peak.anonymous == 2
 
 
 @needs_proc

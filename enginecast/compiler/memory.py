@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 INTERVAL = 0.01
@@ -31,8 +31,13 @@ class Peak:
     """What no file backs: it must fit into memory.  Mapped weights can be read again and count
     only in `peak_resident`."""
 
+    _looking: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
     def look(self) -> None:
-        self.anonymous = max(self.anonymous, anonymous())
+        # The watcher and the step look at the same time.  Without the lock, the one that read less
+        # may write last.
+        with self._looking:
+            self.anonymous = max(self.anonymous, anonymous())
 
 
 @contextmanager
