@@ -81,3 +81,25 @@ def test_other_rows_and_dtypes_are_no_sites(width: int, dtype: torch.dtype) -> N
     after, sites = rewritten(program, "stagger-rows")
     assert not sites
     assert count(after, "constant_pad_nd.default") == 0
+
+
+class Chosen(nn.Module):
+    """A linear of the rows that the values choose: their number has no captured size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen: Tensor = self.layer(x[x[:, 0] > 0])
+        return chosen
+
+
+def test_rows_whose_number_values_decide_are_left_alone(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net, x = Chosen(), torch.randn(32, WIDTH)
+    program = captured(net, x)
+    _, sites = rewritten(program, "stagger-rows")
+    assert reasons(sites) == ["values decide how many rows it has"]
+    lower(program, tmp_path)
+    torch.testing.assert_close(run(tmp_path, x)[0], net(x))

@@ -199,7 +199,8 @@ class ExportSession:
         for note in state_notes:
             self.steps.say(note)
         kept = (*model.captured.notes, *state_notes)
-        model = replace(model, captured=replace(model.captured, notes=kept))
+        # The eager module of the first call is not needed again: its memory is free from here on.
+        model = replace(model, captured=replace(model.captured, notes=kept), first=None)
         # A plan takes many runs of the program.
         with torch_threads(1 if model.is_small and not self.config.quantized else None):
             rewritten = self._rewrite(model, reference, () if problems else self.config.engines)

@@ -105,6 +105,7 @@ right("product of empty", lambda self, x: x[:, :0].prod(-1), x=X)
 either("mean of empty", lambda self, x: x[:, :0].mean(-1), x=X)
 right("concatenated with empty", lambda self, x: torch.cat([x[:, :0], x, x[:, 8:]], -1), x=X)
 right("empty of nonzero", lambda self, x: torch.nonzero(x > 100), x=X)
+right("linear of chosen rows", lambda self, x: F.linear(x[x[:, 0] > 0], x[:2]), x=X)
 right("matrix with empty middle", lambda self, x: x[:, :0] @ x.mT[:0], x=X)
 for name, reduce in {
     "mean": lambda x: x[x > 1].mean(),

@@ -126,7 +126,7 @@ class Observer:
         """Check what several passes left, in one run: each gets what was found of all.  None of
         them may change precision.
         """
-        last = max((run for run in runs), key=lambda run: PROMISES.index(run.pass_.promise))
+        last = max(runs, key=lambda run: PROMISES.index(run.pass_.promise))
         check = self.look(last.pass_, program, last).check
         return [
             replace(

@@ -104,7 +104,7 @@ def _linear_on_cpu(program: ProgramView, node: Node) -> Node:
     a step for each row, which costs as much as the product of narrow ones.
     """
     source, bias = first_input(node), (*node.args, None)[2]
-    is_narrow = shape_of(node)[-1] <= _NARROW and captured_rows(source) >= _MANY_ROWS
+    is_narrow = shape_of(node)[-1] <= _NARROW and (captured_rows(source) or 0) >= _MANY_ROWS
     if bias is None or dtype_of(node) != torch.float32 or not is_narrow:
         return _linear_to_matmul(program, node)
     graph, sizes = program.graph, shape_of(source)

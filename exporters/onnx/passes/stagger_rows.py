@@ -58,7 +58,9 @@ class StaggerRows(GraphPass):
                 continue
             if node.args[1] not in weights:
                 log.refused(node, "its weight is computed from inputs")
-            elif (rows := captured_rows(first_input(node))) < FEWEST_ROWS:
+            elif (rows := captured_rows(first_input(node))) is None:
+                log.refused(node, "values decide how many rows it has")
+            elif rows < FEWEST_ROWS:
                 log.refused(node, f"{rows} rows, and the columns pay from {FEWEST_ROWS} on")
             else:
                 _widen(program, node)
