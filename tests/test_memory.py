@@ -1,6 +1,7 @@
 """What a step took of memory, and what there is."""
 
 import ctypes
+import gc
 import mmap
 import os
 import platform
@@ -12,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from enginecast.compiler import memory
-from enginecast.compiler.memory import Peak, anonymous, available, trim, watched
+from enginecast.compiler.memory import (
+    FEWER,
+    Peak,
+    anonymous,
+    available,
+    fewer_collections,
+    trim,
+    watched,
+)
 from enginecast.compiler.steps import Steps
 
 SIZE = 96 << 20
@@ -102,6 +111,27 @@ print(before - anonymous(), len(kept))
 def test_freed_blocks_are_given_back() -> None:
     done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, check=True)
     assert int(done.stdout.split()[0]) > 32 << 20
+
+
+@pytest.mark.parametrize(
+    ("before", "meanwhile"),
+    [((700, 10, 5), (FEWER, 10, 5)), ((0, 10, 10), (0, 10, 10)), ((10**6, 9, 9), (10**6, 9, 9))],
+)
+def test_garbage_is_looked_for_as_before_once_the_last_export_ended(
+    before: tuple[int, int, int], meanwhile: tuple[int, int, int]
+) -> None:
+    found = gc.get_threshold()
+    gc.set_threshold(*before)
+    try:
+        first, second = fewer_collections(), fewer_collections()
+        first.__enter__()
+        second.__enter__()  # of another thread, which ends later
+        first.__exit__(None, None, None)
+        assert gc.get_threshold() == meanwhile
+        second.__exit__(None, None, None)
+        assert gc.get_threshold() == before
+    finally:
+        gc.set_threshold(*found)
 
 
 def test_a_c_library_without_the_call_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

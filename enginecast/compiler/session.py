@@ -29,6 +29,7 @@ from enginecast.compiler.engines import (
 )
 from enginecast.compiler.fusion_contract import count_fusions, expect_fusions
 from enginecast.compiler.manifest import PLAN_NAME, describe_program, describe_rungs
+from enginecast.compiler.memory import fewer_collections
 from enginecast.compiler.prepare import (
     Prepared,
     captured_wrongly,
@@ -75,7 +76,11 @@ def export(request: ExportRequest, steps: Steps | None = None) -> Export:
     config, steps = request.resolve(), steps or Steps()
     for engine in config.engines:
         target_of(engine.target).require(engine.options)  # before the work, and not after it
-    with stage(request.output, overwrite=request.overwrite) as staging, steps.listening():
+    with (
+        stage(request.output, overwrite=request.overwrite) as staging,
+        steps.listening(),
+        fewer_collections(),
+    ):
         source = open_model(request.model, request.options, request.example)
         budget.require(source, config, staging.folder)
         session = ExportSession(request, config, source, staging, steps)
