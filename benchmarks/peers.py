@@ -156,7 +156,7 @@ class Row:
         for kind in engines:
             if case.int8 or kind != "int8":
                 self._add_ours(kind)
-        for precision in ("fp32", "int8") if case.lengths else ():
+        for precision in ("fp32", "int8"):
             self._add_products(precision)
         for name, (env, precision) in PEERS.items():
             if name in case.without or (precision == "int8" and not case.int8):
@@ -274,7 +274,7 @@ class Row:
     def _add_products(self, precision: str) -> None:
         if precision == "int8" and not self._case.int8:
             return
-        products = Products(self._model, self._case.lengths, int8=precision == "int8")
+        products = Products(self._model, self._case, int8=precision == "int8")
         path = self._folder / f"products-{precision}.onnx"
         products.save(path)
         session = create_session(path, ["CPUExecutionProvider"], 1)

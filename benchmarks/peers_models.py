@@ -1,14 +1,18 @@
 """The cases of `benchmarks/peers.py`, and their matrix products alone, which are the floor."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from transformers import (
     BertConfig,
     BertModel,
@@ -25,6 +29,8 @@ RAGGED = (23, 49, 33, 16, 57, 57, 56, 50)
 FULL = ("torch.onnx", "quantize_dynamic int8", "openvino", "openvino int8")
 """Peers that compute all rows of padding: a case of 512 tokens shows what they take."""
 INT8_CODES = 128
+COLLIDING, COLUMNS = 1024, 16
+"""Rows of that many numbers share lines of the cache; so many zeros keep them apart."""
 
 
 @dataclass(frozen=True)
@@ -109,14 +115,15 @@ def _text(lengths: tuple[int, ...], tokens: int, vocabulary: int) -> dict[str, T
 
 
 class Products:
-    """A graph with nothing but the products of a text encoder, over the valid tokens alone.
+    """A graph with nothing but the products of a model.
 
-    Linears over all valid tokens at once, in fp32 or as unsigned by signed integers with nothing to
-    quantize; the two products of attention for each row at its own length, in fp32.  Of each
-    product one number leaves the graph, so that none is cut off and none is copied.
+    Of a text encoder: linears over all valid tokens at once, in fp32 or as unsigned by signed
+    integers with nothing to quantize; the two products of attention for each row at its own length,
+    in fp32.  Of an image encoder: the linears, convolutions and attentions that a call of it runs.
+    Of each product one number leaves the graph, so that none is cut off and none is copied.
     """
 
-    def __init__(self, model: nn.Module, lengths: tuple[int, ...], *, int8: bool) -> None:
+    def __init__(self, model: nn.Module, case: Case, *, int8: bool = False) -> None:
         self._nodes: list[onnx.NodeProto] = []
         self._weights: list[onnx.TensorProto] = []
         self._inputs: dict[str, tuple[int, ...]] = {}
@@ -125,6 +132,12 @@ class Products:
         self._constant("starts", np.zeros(1, np.int64))
         self._constant("ends", np.ones(1, np.int64))
         self._constant("scale", np.float32(0.01))
+        if case.lengths:
+            self._text(model, case.lengths)
+        else:
+            self._image(model, case.inputs)
+
+    def _text(self, model: nn.Module, lengths: tuple[int, ...]) -> None:
         for name, module in model.named_modules():
             if isinstance(module, nn.Linear):
                 self._linear(name, module.weight.detach().numpy().T, sum(lengths))
@@ -134,6 +147,18 @@ class Products:
             for length in sorted(set(lengths)):
                 rows = lengths.count(length) * config.num_attention_heads
                 self._attention(f"attention.{layer}.{length}", rows, length, size)
+
+    def _image(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> None:
+        for index, (function, given) in enumerate(calls_of_products(model, inputs)):
+            name, (source, weight) = f"product.{index}", given[:2]
+            if function is functional.linear:
+                rows = source.numel() // source.shape[-1]
+                self._linear(name, weight.detach().numpy().T, rows)
+            elif function is torch.conv2d:
+                self._convolution(name, given)
+            else:
+                *rows, length, size = source.shape
+                self._attention(name, math.prod(rows), length, size, weight.shape[-2])
 
     def save(self, path: Path) -> None:
         """Write the graph."""
@@ -156,7 +181,9 @@ class Products:
         }
 
     def _linear(self, name: str, weight: np.ndarray, tokens: int) -> None:
-        source = f"linear.{weight.shape[0]}"
+        if not self._int8 and not weight.shape[0] % COLLIDING:  # as `stagger-rows` has them
+            weight = np.pad(weight, ((0, COLUMNS), (0, 0)))
+        source = f"linear.{tokens}.{weight.shape[0]}"
         self._inputs[source] = (tokens, weight.shape[0])
         if not self._int8:
             self._constant(f"{name}.weight", np.ascontiguousarray(weight))
@@ -170,19 +197,42 @@ class Products:
             self._constant("zero", np.uint8(INT8_CODES))
         self._product("MatMulIntegerToFloat", given, name, 2, "com.microsoft")
 
-    def _attention(self, name: str, rows: int, length: int, size: int) -> None:
+    def _attention(
+        self, name: str, rows: int, length: int, size: int, keys: int | None = None
+    ) -> None:
+        keys = keys or length
+        kind = f"{rows}.{length}.{keys}.{size}"
         shapes = {
             "queries": (rows, length, size),
-            "keys": (rows, size, length),
-            "scores": (rows, length, length),
+            "keys": (rows, size, keys),
+            "scores": (rows, length, keys),
+            "values": (rows, keys, size),
         }
         for part, shape in shapes.items():
-            self._inputs[f"{part}.{length}"] = shape
-        self._product("MatMul", [f"queries.{length}", f"keys.{length}"], f"{name}.0", 3)
-        self._product("MatMul", [f"scores.{length}", f"queries.{length}"], f"{name}.1", 3)
+            self._inputs[f"{part}.{kind}"] = shape
+        self._product("MatMul", [f"queries.{kind}", f"keys.{kind}"], f"{name}.0", 3)
+        self._product("MatMul", [f"scores.{kind}", f"values.{kind}"], f"{name}.1", 3)
 
-    def _product(self, op: str, given: list[str], name: str, rank: int, domain: str = "") -> None:
-        self._nodes.append(helper.make_node(op, given, [name], domain=domain))
+    def _convolution(self, name: str, given: Sequence[Any]) -> None:
+        source, weight, _, stride, padding, dilation, groups = given
+        shape = "x".join(map(str, source.shape))
+        self._inputs[f"image.{shape}"] = tuple(source.shape)
+        self._constant(f"{name}.weight", weight.detach().numpy())
+        self._product(
+            "Conv",
+            [f"image.{shape}", f"{name}.weight"],
+            name,
+            4,
+            strides=stride,
+            pads=[*padding, *padding],
+            dilations=dilation,
+            group=groups,
+        )
+
+    def _product(
+        self, op: str, given: list[str], name: str, rank: int, domain: str = "", **attributes: Any
+    ) -> None:
+        self._nodes.append(helper.make_node(op, given, [name], domain=domain, **attributes))
         for axis in range(rank):
             self._constant_once(f"axis.{axis}", np.array([axis]))
             cut = f"{name}.cut{axis}"
@@ -201,3 +251,23 @@ class Products:
 
     def _kind(self, name: str) -> int:
         return TensorProto.UINT8 if self._int8 and name.startswith("linear.") else TensorProto.FLOAT
+
+
+def calls_of_products(
+    model: nn.Module, inputs: Mapping[str, Tensor]
+) -> list[tuple[Callable[..., Tensor], tuple[Any, ...]]]:
+    """The linears, convolutions and attentions of one call, with what they are called with."""
+    found = []
+    wanted = (functional.linear, torch.conv2d, functional.scaled_dot_product_attention)
+
+    class Noted(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if function in wanted:
+                found.append((function, args))
+            return function(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Noted():
+        model(**inputs)
+    return found
