@@ -7,7 +7,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 PAGE = ROOT / "docs" / "performance.md"
-TABLES = ("peers", "openvino")
+TABLES = ("peers", "openvino", "vision")
 """Names of results; each has its place on the page."""
 
 
