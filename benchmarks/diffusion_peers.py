@@ -6,16 +6,20 @@ Each component is exported twice, as its users would: with a batch that varies (
 with every size that `enginecast export` lets vary (named ones; else `Dim.AUTO`).  Where that fails,
 the program of `torch.export.export` is given instead of the module.  ONNX Runtime runs the file at
 the example, with another batch and other timesteps, and in other sizes; eager gives what is right.
-A row has `right`, `wrong` or `fails` for each place; `-`: no other size is derived.
+A row has `right`, `wrong` or `fails` for each place; `-`: no other size is derived; `limit`: the
+exports of the component together had not ended after 20 CPU minutes, runs of eager included.
 What optimum makes of whole pipelines is there, too: see `peers/optimum_diffusion.py`.
 """
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -44,6 +48,12 @@ CLOSE = 1e-3
 WHERE = ("example", "batch and timesteps", "sizes")
 GIVEN = ("module", "program")
 RIGHT, NONE = "right", "-"
+MOST_SECONDS = 1200
+"""CPU seconds that all exports of one component may take."""
+
+
+class LimitError(BaseException):
+    """The time is up; nothing that torch catches."""
 
 
 class Part(nn.Module):
@@ -62,6 +72,7 @@ class Peer:
     """A component, its inputs, and the file that torch.onnx makes of it."""
 
     def __init__(self, name: str, entry: str, folder: Path) -> None:
+        self.ends = time.process_time() + MOST_SECONDS
         kind, _ = CONFIGS[name]
         save(name, folder)
         source = bound(open_source(str(folder), component=small(entry, name)))
@@ -131,13 +142,30 @@ class Peer:
         self, file: Path, given: str, varying: str, runs: Mapping[str, tuple[dict[str, int], int]]
     ) -> dict[str, str]:
         """What becomes of one export, at each place."""
+        over = f"limit: not done when {MOST_SECONDS} CPU seconds were over"
+        found = dict.fromkeys(runs, over)
+        try:
+            with limited(self.ends - time.process_time()):
+                self._outcomes(found, file, given, varying, runs)
+        except LimitError:
+            pass
+        return found
+
+    def _outcomes(
+        self,
+        found: dict[str, str],
+        file: Path,
+        given: str,
+        varying: str,
+        runs: Mapping[str, tuple[dict[str, int], int]],
+    ) -> None:
         try:
             with torch.no_grad():
                 self.export(file, varying, given)
             session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
         except Exception as error:  # torch raises any kind
-            return dict.fromkeys(runs, f"fails: {_first(error)}")
-        found = {}
+            found |= dict.fromkeys(runs, f"fails: {_first(error)}")
+            return
         for where, (sizes, seed) in runs.items():
             try:
                 error = self.compare(session, sizes, seed)
@@ -145,7 +173,24 @@ class Peer:
                 found[where] = f"fails: {_first(refused)}"
                 continue
             found[where] = RIGHT if error <= CLOSE else f"wrong: off by {error:.2g}"
-        return found
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise LimitError where the process has taken so many CPU seconds more."""
+    if seconds <= 0:
+        raise LimitError
+
+    def stop(number: int, frame: object) -> None:
+        raise LimitError
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds, 5.0)  # again, where it was caught
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 class Shapes(dict[int, Any]):
