@@ -4,8 +4,9 @@
     python benchmarks/repeated_blocks.py --speed 15 --blocks 4
 
 A Flux of small width, half of its blocks double and half single, with seeded random weights, in
-fp32 for a batch that varies.  `onnxruntime-fp16` is judged by emulation, too.
-`aotinductor` compiles it as one, `regional` one block of each kind.
+fp32 for a batch that varies.  `onnxruntime-fp16` is judged by emulation, too; `onnxruntime-int8`
+and `onnxruntime-fp8` are planned.  `aotinductor` compiles it as one, `regional` one block of each
+kind, and `regional-fp16` so in fp16.
 Each export is a process of its own; CPU seconds are user and system time of all its threads and of
 the compilers that it calls, verification included.
 `--speed` runs the engine of `regional` and that of `aotinductor` in turns instead, so many rounds
@@ -37,8 +38,15 @@ from enginecast.exporters.aotinductor.options import AOTInductorOptions
 KINDS: dict[str, dict[str, Any]] = {
     "onnxruntime": {},
     "onnxruntime-fp16": {"precision": "fp16"},
+    "onnxruntime-int8": {"precision": "int8"},
+    "onnxruntime-fp8": {"precision": "fp8"},
     "aotinductor": {"target": "aotinductor"},
     "regional": {"target": "aotinductor", "target_options": AOTInductorOptions(regional=True)},
+    "regional-fp16": {
+        "target": "aotinductor",
+        "precision": "fp16",
+        "target_options": AOTInductorOptions(regional=True),
+    },
 }
 WHOLE = "whole export"
 SIDE, TEXT = 8, 12
@@ -103,10 +111,11 @@ def export(kind: str, blocks: int) -> None:
             bundle = compile(
                 model, Path(scratch) / "engine", example=example, steps=steps, **KINDS[kind]
             )
-            outcome = bundle.manifest.engines[0].verdict.outcome
+            engine = bundle.manifest.engines[0]
+            outcome, regions = engine.verdict.outcome, engine.regions
         except VerificationError as error:
-            outcome = str(error)
-    print(json.dumps({"outcome": outcome, "steps": steps.cpu}))
+            outcome, regions = str(error), {}
+    print(json.dumps({"outcome": outcome, "regions": regions, "steps": steps.cpu}))
 
 
 def speed(blocks: int, rounds: int) -> dict[str, Any]:
@@ -157,6 +166,8 @@ def main() -> None:
             found = json.loads(printed.splitlines()[-1])
             steps = {name: round(seconds, 1) for name, seconds in found["steps"].items()}
             row = {"outcome": found["outcome"], WHOLE: round(spent, 1), **steps}
+            if found["regions"]:
+                row["modules by region"] = found["regions"]
             rows.setdefault(str(blocks), {})[kind] = row
             print(blocks, kind, json.dumps(row), file=sys.stderr)
             _write(options.out, made)
