@@ -318,3 +318,29 @@ def test_a_model_that_takes_no_other_batch_has_that_of_the_recording(tmp_path: P
     [note] = bundle.manifest.notes
     assert note.startswith("batch is fixed at 2: this model's code (")
     assert "test_recording.py:" in note
+
+
+class Half(torch.nn.Module):
+    """Takes four columns, by two methods."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(-1, 4) / 2
+
+    def decode(self, z: torch.Tensor) -> torch.Tensor:
+        return self.forward(z)
+
+
+def test_a_call_that_fails_is_not_recorded() -> None:
+    half = Half()
+    with record({"half": half}) as calls:
+        calls_of: list[Any] = [half, half.decode]
+        for call in calls_of:
+            with pytest.raises(RuntimeError):
+                call(torch.ones(1, 3, 1))
+            with pytest.raises(TypeError):
+                call(torch.ones(2, 4), unknown=1)
+            call(torch.ones(2, 4))
+    assert [*calls] == ["half", "half.decode"]
+    for name, argument in (("half", "x"), ("half.decode", "z")):
+        assert calls[name].names == ("recorded call 1 of 1",)
+        assert calls[name].example[argument].shape == (2, 4)

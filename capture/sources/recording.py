@@ -2,11 +2,12 @@
 
 import inspect
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -182,19 +183,33 @@ class Calls(Mapping[str, Recorded]):
     def __len__(self) -> int:
         return len(self._heard)
 
-    def hear(self, name: str, module: nn.Module, entry: str, given: dict[str, Any]) -> None:
-        """Keep a call among those of its size."""
+    def hear(
+        self, name: str, module: nn.Module, entry: str, given: dict[str, Any]
+    ) -> Callable[[], None]:
+        """Copy a call before it runs, which may write to its arguments.
+
+        Returns:
+            What keeps it among those of its size, to be called when it did not fail.
+        """
         arguments = {
             name: value
             for name, value in given.items()
             if name not in PACKING and not left_out(value)
         }
-        self._counts[name] += 1
-        heard, size = self._heard.setdefault(name, {}), _shapes(arguments)
-        if size in heard or len(heard) < MOST_SIZES:
+        size = _shapes(arguments)
+        known = self._heard.get(name, {})
+        copied = None
+        if size in known or len(known) < MOST_SIZES:
             copied = with_tensors(arguments, lambda t: t.detach().to("cpu", copy=True))
-            call = _Heard(self._counts[name], type(module).__name__, entry, copied)
-            heard.setdefault(size, _Series()).add(call)
+
+        def keep() -> None:
+            self._counts[name] += 1
+            heard = self._heard.setdefault(name, {})
+            if copied is not None:
+                call = _Heard(self._counts[name], type(module).__name__, entry, copied)
+                heard.setdefault(size, _Series()).add(call)
+
+        return keep
 
 
 def require_one(example: object) -> None:
@@ -228,9 +243,12 @@ def record(pipeline: Any) -> Iterator[Calls]:
     calls = Calls()
     with ExitStack() as stack:
         for name, module in _components(pipeline).items():
-            hook = partial(_heard_forward, calls, name)
-            handle = module.register_forward_pre_hook(hook, with_kwargs=True)
-            stack.callback(handle.remove)
+            running = _Running(calls, name)
+            for handle in (
+                module.register_forward_pre_hook(running.begin, with_kwargs=True),
+                module.register_forward_hook(running.end, always_call=True),
+            ):
+                stack.callback(handle.remove)
             for method in METHODS:
                 plain = getattr(module, method, None)
                 if callable(plain):
@@ -252,10 +270,26 @@ def _components(pipeline: Any) -> dict[str, nn.Module]:
     return modules
 
 
-def _heard_forward(
-    calls: Calls, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    calls.hear(name, module, "forward", by_name(type(module).forward, module, args, kwargs))
+class _Running(threading.local):
+    """The calls of a module that have begun and not ended, in each thread; it may call itself."""
+
+    def __init__(self, calls: Calls, name: str) -> None:
+        self._calls, self._name = calls, name
+        self._open: list[Callable[[], None]] = []
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._open.append(_drop)  # for `end`, where what follows fails
+        given = by_name(type(module).forward, module, args, kwargs)
+        self._open[-1] = self._calls.hear(self._name, module, "forward", given)
+
+    def end(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+        keep = self._open.pop() if self._open else _drop  # another hook failed before `begin`
+        if result is not None:  # None: the call failed
+            keep()
+
+
+def _drop() -> None:
+    """What becomes of a call that fails."""
 
 
 def _hearing(
@@ -263,8 +297,10 @@ def _hearing(
 ) -> Callable[..., Any]:
     def heard(*args: Any, **kwargs: Any) -> Any:
         declared = getattr(type(module), method)
-        calls.hear(name, module, method, by_name(declared, module, args, kwargs))
-        return plain(*args, **kwargs)
+        keep = calls.hear(name, module, method, by_name(declared, module, args, kwargs))
+        result = plain(*args, **kwargs)
+        keep()
+        return result
 
     return heard
 
