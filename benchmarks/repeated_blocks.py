@@ -166,6 +166,7 @@ def main() -> None:
             found = json.loads(printed.splitlines()[-1])
             steps = {name: round(seconds, 1) for name, seconds in found["steps"].items()}
             row = {"outcome": found["outcome"], WHOLE: round(spent, 1), **steps}
+            row["commit"] = found_machine["commit"]
             if found["regions"]:
                 row["modules by region"] = found["regions"]
             rows.setdefault(str(blocks), {})[kind] = row
