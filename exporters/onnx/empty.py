@@ -97,6 +97,8 @@ def _axes(x: Any, dim: int | Sequence[int] | None) -> list[int]:
 def count_axes_from_the_start(model: ir.Model) -> None:
     """Give reductions of what may be nothing axes of which none is negative, in place."""
     for node in list(model.graph.all_nodes()):
+        if not node.domain and node.op_type in ("ArgMax", "ArgMin"):
+            _count_from_the_start(node)
         if node.domain or not node.op_type.startswith("Reduce") or len(node.inputs) < 2:
             continue
         x, axes = node.inputs[:2]
@@ -110,3 +112,46 @@ def count_axes_from_the_start(model: ir.Model) -> None:
         constant.outputs[0].dtype, constant.outputs[0].shape = INT64, ir.Shape(values.shape)
         node.prepend(constant)
         node.replace_input_with(1, constant.outputs[0])
+
+
+def _count_from_the_start(node: ir.Node) -> None:
+    [x], axis = node.inputs, node.attributes.get_int("axis", 0)
+    if axis < 0 and x is not None and x.shape is not None and any(map(_may_be_nothing, x.shape)):
+        node.attributes["axis"] = ir.AttrInt64("axis", axis % len(x.shape))
+
+
+def keep_transposes_of_nothing(model: ir.Model) -> None:
+    """Keep ONNX Runtime from moving transposes of what may be nothing into products, in place.
+
+    Its optimizer (MatmulTransposeFusion, extended level, seen in 1.31) makes a FusedMatMul of a
+    MatMul that reads a Transpose of the batch, [rows, heads, size] -> [heads, rows, size], and that
+    divides by the number of rows: with none, the process ends.  A Reshape to the sizes that there
+    are copies nothing, and is in its way.
+    """
+    for node in list(model.graph.all_nodes()):
+        if node.op_type != "Transpose":
+            continue
+        [source], [moved], perm = node.inputs, node.outputs, node.attributes.get_ints("perm", ())
+        if source is None or source.shape is None or len(perm) < 3 or perm[0] == 0:
+            continue
+        if not _may_be_nothing(source.shape[0]) or not _is_multiplied(moved):
+            continue
+        sizes = ir.node("Shape", [moved], metadata_props=dict(node.metadata_props))
+        kept = ir.node("Reshape", [moved, sizes.outputs[0]], {"allowzero": 1})
+        kept.metadata_props.update(node.metadata_props)
+        kept.outputs[0].dtype, kept.outputs[0].shape = moved.dtype, moved.shape
+        sizes.outputs[0].dtype, sizes.outputs[0].shape = INT64, ir.Shape([len(perm)])
+        for use in list(moved.uses()):
+            use.node.replace_input_with(use.idx, kept.outputs[0])
+        kept.replace_input_with(0, moved)
+        sizes.replace_input_with(0, moved)
+        node.append([sizes, kept])
+
+
+def _is_multiplied(value: ir.Value) -> bool:
+    """Whether a product reads a value, or what a cast or another transpose makes of it."""
+    return any(
+        use.node.op_type == "MatMul"
+        or (use.node.op_type in ("Cast", "Transpose") and _is_multiplied(use.node.outputs[0]))
+        for use in value.uses()
+    )

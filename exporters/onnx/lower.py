@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from enginecast.errors import LoweringError
 from enginecast.exporters.files import all_or_none
 from enginecast.exporters.onnx.convert import convert, quiet
-from enginecast.exporters.onnx.empty import count_axes_from_the_start
+from enginecast.exporters.onnx.empty import count_axes_from_the_start, keep_transposes_of_nothing
 from enginecast.exporters.onnx.kernel_gaps import fill_kernel_gaps
 from enginecast.exporters.onnx.metadata import plain_metadata, without_lines
 from enginecast.exporters.onnx.ort_pads import keep_pads_of_max_pools
@@ -91,6 +91,7 @@ def onnx_model(request: LoweringRequest, reader: Reader) -> ir.Model:
     with quiet():
         simplify(model)
     count_axes_from_the_start(model)
+    keep_transposes_of_nothing(model)
     fill_kernel_gaps(model)
     keep_pads_of_max_pools(model)
     _name_values(model, input_names(program), outputs, request.symbols)

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from enginecast.passes.ir.edit import value
 
@@ -42,6 +46,24 @@ def varying(program: ExportedProgram) -> Iterator[None]:
         if type(error).__name__ != "_ShapeEnvGuardError":
             raise
         raise SizeReadError(str(error)) from error
+
+
+def may_be_zero(size: Any) -> bool:
+    """Whether a size is 0 for some inputs, each of whose sizes is one at least."""
+    if not isinstance(size, torch.SymInt):
+        return bool(size == 0)
+    known, symbols = size.node.shape_env.var_to_range, size.node.expr.free_symbols
+    chosen = free_unbacked_symbols(size)
+    ranges = {
+        symbol: ValueRanges(0 if symbol in chosen else _least(known.get(symbol)), int_oo)
+        for symbol in symbols
+    }
+    return bool(bound_sympy(size.node.expr, ranges).lower <= 0)
+
+
+def _least(found: Any) -> Any:
+    """The least size of an input; torch says 2 where it may be 1."""
+    return 1 if found is None or found.lower <= 2 else found.lower
 
 
 def _environment(program: ExportedProgram) -> Any:

@@ -32,9 +32,10 @@ rounded one after the other now, and a group norm sums its rows in another order
 """
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, ClassVar
 
 import torch
@@ -58,6 +59,7 @@ from enginecast.passes.ir.edit import (
 from enginecast.passes.ir.match import is_call
 from enginecast.passes.ir.pattern import DIGITS
 from enginecast.passes.ir.rules import Rewrite, apply_rules, insert_traced
+from enginecast.passes.ir.varying_sizes import may_be_zero
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,11 @@ def _group_norm(program: ProgramView, node: Node) -> Node:
     weight, bias, epsilon = (*node.args[2:5], *(None, None, 1e-5)[len(node.args) - 2 :])[:3]
     sizes = shape_of(source)
     shape = [_size_of(program, source, dim, node) for dim in range(len(sizes))]
-    rows = insert(graph, aten.reshape.default, (source, [shape[0], groups, -1]), like=node)
+    elements: Node | int = -1
+    if may_be_zero(sizes[0]):
+        each = sizes[1] // groups
+        elements = reduce(lambda one, other: _times(program, one, other, node), shape[2:], each)
+    rows = insert(graph, aten.reshape.default, (source, [shape[0], groups, elements]), like=node)
     width = _size_of(program, rows, 2, node)
     args = (rows, [width], None, None, epsilon)
     normed = insert(graph, aten.layer_norm.default, args, like=node)
@@ -259,12 +265,15 @@ def _complex_unsqueeze(program: ProgramView, node: Node) -> Node:
     return insert(program.graph, aten.view_as_complex.default, (wide,), like=node)
 
 
-def _repeats_by_size(node: Node) -> bool:
-    return isinstance(node.args[1], Node)
+def _repeats_by_size_or_nothing(node: Node) -> bool:
+    sizes = shape_of(first_input(node))
+    return isinstance(node.args[1], Node) or any(map(may_be_zero, sizes))
 
 
 def _repeated(program: ProgramView, node: Node) -> Node:
-    """Rows so often as a size says: torch.onnx expands the dimension before the one it added."""
+    """Rows so often as a size says: torch.onnx expands the dimension before the one it added.  Of no
+    rows it asks for -1 of them.
+    """
     graph, source, dim = program.graph, first_input(node), (*node.args, None)[2]
     if dim is None:
         source, dim = insert(graph, aten.reshape.default, (source, [-1]), like=node), 0
@@ -275,7 +284,9 @@ def _repeated(program: ProgramView, node: Node) -> Node:
     column = insert(graph, aten.unsqueeze.default, (source, axis + 1), like=node)
     wide = [*sizes[: axis + 1], node.args[1], *sizes[axis + 1 :]]
     repeated = insert(graph, aten.expand.default, (column, wide), like=node)
-    count = node.kwargs.get("output_size") or -1
+    count = node.kwargs.get("output_size")
+    if count is None:
+        count = _times(program, sizes[axis], node.args[1], node)
     shape = [*sizes[:axis], count, *sizes[axis + 1 :]]
     return insert(graph, aten.reshape.default, (repeated, shape), like=node)
 
@@ -558,14 +569,55 @@ def _full_bias(program: ProgramView, node: Node) -> None:
 
 
 def _is_unfit_for_onnxruntime(node: Node) -> bool:
-    return _lacks_full_bias(node) or _may_be_lowest(arguments(node)[3])
+    return (
+        _lacks_full_bias(node) or _may_be_lowest(arguments(node)[3]) or _may_be_among_nothing(node)
+    )
 
 
-def _onnxruntime_attention(program: ProgramView, node: Node) -> None:
+def _may_be_among_nothing(node: Node) -> bool:
+    """Whether ONNX Runtime's Attention (1.31) may refuse a call: with no rows, queries or keys.
+    MultiHeadAttention, which stands for calls without a bias, does not.
+    """
+    query, key, _, bias = arguments(node)[:4]
+    if bias is None and len(shape_of(query)) == 3:
+        return False
+    return any(may_be_zero(size) for given in (query, key) for size in shape_of(given)[:-1])
+
+
+def _attention_of_heads(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    heads: int,
+    kv_heads: int,
+    scale: float,
+    causal: bool,
+) -> Tensor:
+    def heads_first(x: Tensor, count: int) -> Tensor:
+        return x if x.dim() == 4 else x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+    found = _spelled_out(
+        heads_first(query, heads),
+        heads_first(key, kv_heads),
+        heads_first(value, kv_heads),
+        bias,
+        causal=causal,
+        scale=scale,
+        enable_gqa=heads != kv_heads,
+    )
+    return found if query.dim() == 4 else found.transpose(1, 2).flatten(2)
+
+
+def _onnxruntime_attention(program: ProgramView, node: Node) -> Node | None:
+    if _may_be_among_nothing(node):
+        found: Node = insert_traced(program, node, _attention_of_heads)
+        return found
     bias = arguments(node)[3]
     if _may_be_lowest(bias):
         node.update_arg(3, _above_lowest(program, bias, node))
     _full_bias(program, node)
+    return None
 
 
 def _may_be_lowest(bias: Node | None) -> bool:
@@ -669,6 +721,13 @@ def _token_dim(query: tuple[Any, ...]) -> int:
     return 1 if len(query) == 3 else 2
 
 
+def _times(program: ProgramView, one: Node | int, other: Any, like: Node) -> Node | int:
+    """The product of two sizes."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one * other
+    return insert(program.graph, operator.mul, (one, other), like=like)
+
+
 def _size_of(program: ProgramView, source: Node, dim: int, like: Node) -> Node | int:
     """A size as an argument: a number, or a node that gives it."""
     size = shape_of(source)[dim]
@@ -758,5 +817,5 @@ _UNFIT: dict[Any, Callable[[Node], bool]] = {
     aten.amax.default: _is_of_all_dims,
     aten.amin.default: _is_of_all_dims,
     aten.masked_select.default: lambda node: same_shape(*map(shape_of, arguments(node))),
-    aten.repeat_interleave.self_int: _repeats_by_size,
+    aten.repeat_interleave.self_int: _repeats_by_size_or_nothing,
 }
