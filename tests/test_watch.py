@@ -5,7 +5,7 @@ import functools
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +18,31 @@ from enginecast.capture.tracing.watch import Watch
 COUNTS, TALLY, RECENT = np.zeros(2), array.array("l", [0]), deque([0], 3)
 TICKS, SPACE, LOCAL = itertools.count(), SimpleNamespace(n=0), threading.local()
 LOCAL.n = 0
+
+
+class Counts:
+    n = 0
+
+    def step(self) -> None:
+        self.n += 1
+
+
+class Slotted:
+    __slots__ = ("n",)
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
+def numbers() -> Iterator[int]:
+    n = 0
+    while True:
+        yield (n := n + 1)
+
+
+SLOTS, NUMBERS, TURNS = Slotted(), numbers(), iter(range(9))
+DEEP = SimpleNamespace(config={"steps": SimpleNamespace(done=[0])})
+APPENDS, STEP = functools.partial(list.append, []), Counts().step
 
 
 @functools.cache
@@ -57,6 +82,13 @@ ACTS: dict[str, Callable[[], object]] = {
     "TICKS": lambda: next(TICKS),
     "SPACE": lambda: setattr(SPACE, "n", SPACE.n + 1),
     "LOCAL": lambda: setattr(LOCAL, "n", LOCAL.n + 1),
+    "Counts": lambda: setattr(Counts, "n", Counts.n + 1),
+    "SLOTS": lambda: setattr(SLOTS, "n", SLOTS.n + 1),
+    "NUMBERS": lambda: next(NUMBERS),
+    "TURNS": lambda: next(TURNS),
+    "DEEP": lambda: DEEP.config["steps"].done.append(0),
+    "APPENDS": lambda: APPENDS(0),
+    "STEP": lambda: STEP(),
     "helper": helper,
     "": lambda: (factor(3), factor(4), COUNTS.sum(), len(HELPERS)),
 }

@@ -8,6 +8,7 @@ import functools
 import gc
 import inspect
 import itertools
+import operator
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -15,7 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from types import CodeType, FrameType, FunctionType, SimpleNamespace
+from types import (
+    CodeType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import numpy as np
@@ -25,14 +33,16 @@ from torch import Tensor, nn
 from enginecast.capture.python.locations import is_model_code, noting_calls
 
 MOST_ITEMS = 1000
-"""Items of a container that are looked at."""
+"""Items of a container that are looked at, and values that one attribute holds."""
+DEPTH = 5
+"""Containers and objects within one another that are looked into."""
 _OWN = frozenset(vars(nn.Module()))
 """Attributes that every module has: its hooks and registries."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _LISTS = (list, tuple, set, frozenset, dict, deque, bytearray, array.array)
 _CACHED = type(functools.cache(int))
 _OBJECTS = (SimpleNamespace, FunctionType, threading.local)
-_OTHERS = (np.ndarray, itertools.count, _CACHED)
+_OTHERS = (np.ndarray, itertools.count, _CACHED, partial, MethodType, GeneratorType)
 _HELD = (Tensor, *_LISTS, *_OBJECTS, *_OTHERS, *_PLAIN)
 """What is looked at outside of modules; and objects of classes of the model's own code."""
 _STORES = ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR")
@@ -166,7 +176,9 @@ def _is_models(kind: type) -> bool:
 def _is_held(name: str, value: Any) -> bool:
     if name.startswith("__"):
         return False
-    return isinstance(value, _HELD) or (hasattr(value, "__dict__") and _is_models(type(value)))
+    if isinstance(value, _HELD) or _is_iterator(value):
+        return True
+    return _is_models(value if isinstance(value, type) else type(value))
 
 
 def _of_module(name: str, module: nn.Module, place: Callable[[str], str]) -> _Holder:
@@ -244,29 +256,68 @@ class _Seen:
         return same_kind and torch.equal(one, two)
 
 
-def _mark(value: Any, depth: int = 2) -> Any:
+def _mark(value: Any) -> Any:
     """What shows that a value was replaced or written into; the value itself, of plain ones."""
-    if isinstance(value, Tensor):
-        return _Seen(value, value._version)
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, (np.ndarray, itertools.count)):
-        small = isinstance(value, itertools.count) or value.size <= MOST_ITEMS
-        return type(value), 0, [id(value), repr(value) if small else None]
-    if depth and isinstance(value, _CACHED):
-        return _Cached({key: _mark(each, depth - 1) for key, each in _results(value).items()})
-    named = isinstance(value, _OBJECTS) or _is_models(type(value))
-    if depth and hasattr(value, "__dict__") and named:
-        if isinstance(value, nn.Module):
-            return id(value)  # it is looked at for itself
-        own = vars(value)
-        return type(value), 0, [id(value), *own, *(_mark(each, 0) for each in own.values())]
-    if not isinstance(value, _LISTS) or not depth:
-        return id(value)
-    values = value.values() if isinstance(value, dict) else value
-    items = [_mark(item, depth - 1) for item in islice(values, MOST_ITEMS)]
-    keys = [*islice(value, MOST_ITEMS)] if isinstance(value, dict) else []
-    return type(value), len(value), [*keys, *items]
+    return _Marker().mark(value, DEPTH)
+
+
+class _Marker:
+    """Marks a value and what it holds, up to a number of values, for there may be circles."""
+
+    def __init__(self) -> None:
+        self.left = MOST_ITEMS
+
+    def mark(self, value: Any, depth: int) -> Any:
+        self.left -= 1
+        if isinstance(value, Tensor):
+            return _Seen(value, value._version)
+        if isinstance(value, _PLAIN):
+            return value
+        if isinstance(value, (np.ndarray, itertools.count)):
+            small = isinstance(value, itertools.count) or value.size <= MOST_ITEMS
+            return type(value), 0, [id(value), repr(value) if small else None]
+        if not depth or self.left <= 0 or isinstance(value, nn.Module):
+            return id(value)  # a module is looked at for itself
+        if isinstance(value, _CACHED):
+            results = _results(value).items()
+            return _Cached({key: self.mark(each, depth - 1) for key, each in results})
+        if isinstance(value, _LISTS):
+            values = value.values() if isinstance(value, dict) else value
+            items = [self.mark(item, depth - 1) for item in islice(values, MOST_ITEMS)]
+            keys = [*islice(value, MOST_ITEMS)] if isinstance(value, dict) else []
+            return type(value), len(value), [*keys, *items]
+        found = _inside(value)
+        if found is None:
+            return id(value)
+        items = [self.mark(each, depth - 1) for each in islice(found.values(), MOST_ITEMS)]
+        return type(value), 0, [id(value), *found, *items]
+
+
+def _inside(value: Any) -> dict[str, Any] | None:
+    """What an object holds, by name; None of one that nothing is known of."""
+    if isinstance(value, partial):
+        return {"args": value.args, "keywords": value.keywords}
+    if isinstance(value, MethodType):
+        return {"self": value.__self__}
+    if isinstance(value, GeneratorType):
+        frame = value.gi_frame
+        return {} if frame is None else {"at": frame.f_lasti, **frame.f_locals}
+    if _is_iterator(value):
+        return {"left": operator.length_hint(value)}
+    if isinstance(value, type):
+        held = ((k, v) for k, v in vars(value).items() if not isinstance(v, FunctionType))
+        return {k: v for k, v in held if _is_held(k, v)} if _is_models(value) else None
+    if not isinstance(value, _OBJECTS) and not _is_models(type(value)):
+        return None
+    slots = [vars(kind).get("__slots__", ()) for kind in type(value).__mro__]
+    names = [name for each in slots for name in ([each] if isinstance(each, str) else each)]
+    held = ((name, getattr(value, name, None)) for name in names if name != "__dict__")
+    return {**dict(held), **getattr(value, "__dict__", {})}
+
+
+def _is_iterator(value: Any) -> bool:
+    """Whether a value is one of Python's own iterators that know how much is left."""
+    return hasattr(value, "__next__") and hasattr(value, "__length_hint__")
 
 
 @dataclass(frozen=True, eq=False)
