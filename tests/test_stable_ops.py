@@ -67,6 +67,7 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "remainder-negative": lambda x, y: x % -0.7,
     "remainder-tensor": torch.remainder,
     "floor-divide-half": lambda x, y: (x.half() // 0.3).float(),
+    "sinc-half": lambda x, y: torch.sinc(x.half()).float(),
     "remainder-half": lambda x, y: (x.half() % 0.3).float(),
     "logcumsumexp-number": lambda x, y: x.sum().logcumsumexp(0),
     "bce-double": lambda x, y: functional.binary_cross_entropy_with_logits(x, (y > 0).double()),

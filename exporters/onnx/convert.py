@@ -22,6 +22,7 @@ from enginecast.exporters.onnx import (  # noqa: F401 - they add to STABLE
     ordered,
     resizes,
     scatters,
+    size_arithmetic,
 )
 from enginecast.exporters.onnx.decompose import decompose
 from enginecast.exporters.onnx.readers import Reader

@@ -95,6 +95,38 @@ STABLE.rule(aten.log1p.default)(in_fp32(_log1p))
 STABLE.rule(aten.expm1.default)(in_fp32(_expm1))
 
 
+@STABLE.rule(aten.log2.default)
+@in_fp32
+def _log2(x: Any) -> Any:
+    return op.Div(op.Log(x), like(x, math.log(2)))
+
+
+@STABLE.rule(aten.log10.default)
+@in_fp32
+def _log10(x: Any) -> Any:
+    return op.Div(op.Log(x), like(x, math.log(10)))
+
+
+@STABLE.rule(aten.deg2rad.default)
+@in_fp32
+def _deg2rad(x: Any) -> Any:
+    return op.Mul(x, like(x, math.pi / 180))
+
+
+@STABLE.rule(aten.rad2deg.default)
+@in_fp32
+def _rad2deg(x: Any) -> Any:
+    return op.Mul(x, like(x, 180 / math.pi))
+
+
+@STABLE.rule(aten.sinc.default)
+@in_fp32
+def _sinc(x: Any) -> Any:
+    turned, zero = op.Mul(x, like(x, math.pi)), op.Equal(x, like(x, 0.0))
+    one = like(x, 1.0)
+    return op.Where(zero, one, op.Div(op.Sin(turned), op.Where(zero, one, turned)))
+
+
 @STABLE.rule(aten.elu.default)
 @in_fp32
 def _elu(x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
