@@ -4,13 +4,14 @@ the other paths of its branches.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from enginecast.capture.control_flow.cover.branches import Unverified, cover
 from enginecast.capture.control_flow.detect.recorder import record
@@ -30,12 +31,14 @@ from enginecast.capture.python.locations import (
     is_library_code,
     is_model_code,
 )
+from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.oracle import Guard
 from enginecast.capture.tracing.shapes import OtherSizes, SizeCheck
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, EnginecastError, UsageError
 from enginecast.passes.ir.blocks import Block, all_blocks
+from enginecast.passes.ir.edit import value
 from enginecast.passes.ir.interpret import Run
 from enginecast.passes.ir.source import module_path, source_line
 from enginecast.runtime.size_checks import holds
@@ -44,6 +47,10 @@ from enginecast.verify.runs import Runs
 
 SEED = 0
 """Of the verification inputs: equal calls give equal bundles."""
+GIVEN = ("given ", "example ")
+"""What the names of cases begin with whose values somebody chose."""
+DRAWS = 8
+"""Of one case, until the model takes it."""
 FAILS = (EnginecastError, IndexError, RuntimeError, ValueError)
 """What a program raises at values or sizes that it does not take."""
 
@@ -101,9 +108,45 @@ def allowed(
     return tuple(
         case
         for case in cases
-        if case.name.startswith(("given ", "example "))
+        if case.name.startswith(GIVEN)
         or all(holds(check.condition, _sizes_of(specs, case)) for check in checks)
     )
+
+
+def that_eager_takes(
+    source: Source, program: ExportedProgram, specs: Sequence[InputSpec], cases: Sequence[Case]
+) -> tuple[Case, ...]:
+    """The cases; where values decide sizes, such as that of a selection, those that were drawn and
+    that eager raises at are drawn again, for it may want one row at least.  What it takes in no
+    draw stays as it is.
+    """
+    if not any(map(_sized_by_values, program.graph.nodes)):
+        return tuple(cases)
+    module = source.eager(torch.float32)
+    return tuple(
+        case if case.name.startswith(GIVEN) else _taken(module, specs, case) for case in cases
+    )
+
+
+def _sized_by_values(node: Node) -> bool:
+    found = value(node)
+    sizes = found.shape if isinstance(found, Tensor) else [found]
+    return any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for size in sizes)
+
+
+def _taken(module: nn.Module, specs: Sequence[InputSpec], case: Case) -> Case:
+    sizes = _sizes_of(specs, case)
+    drawn = (sample(specs, sizes, SEED + DRAWS * 1000 + draw) for draw in range(DRAWS))
+    for inputs in chain([case.inputs], drawn):
+        try:
+            with torch.no_grad(), quiet_torch():
+                module(**{name: tensor.clone() for name, tensor in inputs.items()})
+        except EnginecastError:
+            raise
+        except Exception:  # the model's own code, at values that nobody promised it takes
+            continue
+        return case if inputs is case.inputs else Case(case.name, inputs)
+    return case
 
 
 def _sizes_of(specs: Sequence[InputSpec], case: Case) -> dict[str, int]:

@@ -47,6 +47,7 @@ from enginecast.compiler.cases import (
     cover_branches,
     cover_paths,
     telling_outputs,
+    that_eager_takes,
     with_other_sizes,
     with_telling_values,
 )
@@ -279,6 +280,8 @@ def _with_cases(
     cases = choose_cases(source, captured.inputs, given, prompts, parameters, steps)
     cases = with_other_sizes(captured.inputs, cases, captured.other_sizes)
     cases = allowed(captured.inputs, cases, captured.size_checks)
+    if source.given_program() is None:
+        cases = that_eager_takes(source, captured.program, captured.inputs, cases)
     program, names = captured.program, tuple(spec.name for spec in captured.outputs)
     opened = OpenedModel(source, captured.inputs, cases, wanted)
     plain = Runs(lambda: program, names, opened.mask_input)

@@ -2,6 +2,7 @@
 
 from adversary import (
     constants,
+    deployed,
     dtypes,
     edges,
     fusions,
@@ -31,6 +32,7 @@ GROUPS: tuple[Group, ...] = (
     values.CASES,
     inputs.CASES,
     ordinary.CASES,
+    deployed.CASES,
     fusions.CASES,
     generated.CASES,
 )

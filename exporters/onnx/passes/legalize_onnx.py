@@ -271,8 +271,8 @@ def _repeats_by_size_or_nothing(node: Node) -> bool:
 
 
 def _repeated(program: ProgramView, node: Node) -> Node:
-    """Rows so often as a size says: torch.onnx expands the dimension before the one it added.  Of no
-    rows it asks for -1 of them.
+    """Rows so often as a size says: torch.onnx expands the dimension before the one it added.
+    Where there may be none, their number is not -1.
     """
     graph, source, dim = program.graph, first_input(node), (*node.args, None)[2]
     if dim is None:
