@@ -2,8 +2,8 @@
 
 import functools
 import itertools
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -258,3 +258,87 @@ refused("tensor in a global", kept_global, x=X)
 refused("counter in a closure", closure(), x=X)
 refused("list behind a cache", lambda self, x: default(self, x), x=X)
 right("cached tensor", lambda self, x: x * _factor(8), x=X)
+
+
+class Counts:
+    n = 0
+
+    def step(self) -> float:
+        self.n += 1
+        return 1.0 if self.n < LATE else 2.0
+
+
+class Slotted:
+    __slots__ = ("n",)
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
+class Holds:
+    def __init__(self) -> None:
+        self.config = {"warm": {"steps": [0]}}
+
+
+LATE = 60
+"""Calls after which another result comes: more than are made while a model is compared."""
+SLOTTED, HOLDS, TALLY = Slotted(), Holds(), Counter[str]()
+
+
+def numbers() -> Iterator[float]:
+    for n in range(10**6):
+        yield 1.0 if n < LATE else 2.0
+
+
+NUMBERS, TURNS = numbers(), iter(range(10**6))
+
+
+def by_class() -> float:
+    Counts.n += 1
+    return 1.0 if Counts.n < LATE else 2.0
+
+
+def by_slots() -> float:
+    SLOTTED.n += 1
+    return 1.0 if SLOTTED.n < LATE else 2.0
+
+
+def by_depth() -> float:
+    steps = HOLDS.config["warm"]["steps"]
+    steps[0] += 1
+    return 1.0 if steps[0] < LATE else 2.0
+
+
+def by_tally() -> float:
+    TALLY["calls"] += 1
+    return 1.0 if TALLY["calls"] < LATE else 2.0
+
+
+def grown(seen: list[int]) -> float:
+    seen.append(0)
+    return 1.0 if len(seen) < LATE else 2.0
+
+
+class Asks(nn.Module):
+    """Times what somebody else keeps."""
+
+    def __init__(self, factor: Callable[[], float]) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor()
+
+
+KEPT: dict[str, Callable[[], Callable[[], float]]] = {
+    "an attribute of a class": lambda: by_class,
+    "slots": lambda: by_slots,
+    "a list in a dict of an object": lambda: by_depth,
+    "a Counter": lambda: by_tally,
+    "what a method is bound to": lambda: Counts().step,
+    "an argument of a partial": lambda: functools.partial(grown, []),
+    "a generator": lambda: lambda: next(NUMBERS),
+    "an iterator": lambda: lambda: 1.0 if next(TURNS) < LATE else 2.0,
+}
+for name, make in KEPT.items():
+    refused(f"kept in {name}", functools.partial(Asks, make()), x=X)
