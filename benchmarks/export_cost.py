@@ -23,7 +23,15 @@ from typing import Any
 
 import torch
 from large import RESULTS, machine
-from transformers import AutoModel, T5Config, T5EncoderModel, ViTConfig, ViTModel
+from transformers import (
+    AutoModel,
+    SegformerConfig,
+    SegformerForSemanticSegmentation,
+    T5Config,
+    T5EncoderModel,
+    ViTConfig,
+    ViTModel,
+)
 
 HERE = Path(__file__).parent
 
@@ -106,6 +114,15 @@ def vit(folder: str) -> tuple[Any, None]:
     return f"{folder}/model", None
 
 
+def segformer(folder: str) -> tuple[Any, None]:
+    """Segformer-B0 for pictures of 512x512."""
+    if not Path(folder, "model").exists():
+        torch.manual_seed(0)
+        config = SegformerConfig(image_size=512)
+        SegformerForSemanticSegmentation(config).save_pretrained(f"{folder}/model")
+    return f"{folder}/model", None
+
+
 def unet(folder: str) -> tuple[Any, dict[str, Any]]:
     """A UNet of 1.1 million parameters."""
     from small_unet import UNet
@@ -128,7 +145,13 @@ def t5(folder: str) -> tuple[Any, None]:
     return f"{folder}/model", None
 
 
-MODELS = {"vit-512": vit, "unet": unet, "t5-base": t5, "t5-base-int8": t5}
+MODELS = {
+    "vit-512": vit,
+    "segformer-b0-512": segformer,
+    "unet": unet,
+    "t5-base": t5,
+    "t5-base-int8": t5,
+}
 WIDTH = 88
 
 

@@ -116,3 +116,24 @@ def test_a_heavy_batch_begins_with_the_smallest_case() -> None:
     assert second.std() > 4  # scaled
     light = verification_inputs(specs, 0, parameters=1000)
     assert not any(case.singles for case in light)
+
+
+def test_costly_images_are_fewer_where_nothing_but_the_batch_varies() -> None:
+    image = (DimSpec("batch", 2, 1, 8), *(DimSpec(None, n, n, n) for n in (3, 64, 64)))
+    fixed = [InputSpec("pixel_values", "image", torch.float32, image)]
+    wide = (*image[:3], DimSpec("width", 64, 32, 96))
+    varying = [InputSpec("pixel_values", "image", torch.float32, wide)]
+
+    def sizes(specs: list[InputSpec], parameters: int) -> dict[str, int]:
+        cases = verification_inputs(specs, 0, parameters=parameters)
+        return {case.name: len(case.inputs["pixel_values"]) for case in cases}
+
+    assert sizes(fixed, 10**8) == {
+        "smallest": 1,
+        "scaled image": 2,
+        "several": 3,
+        "constant image": 1,
+    }
+    light = {"smallest": 1, "odd sizes": 2, "several": 5, "constant image": 2, "scaled image": 2}
+    assert sizes(fixed, 10**6) == light
+    assert sizes(varying, 10**7).items() >= {"odd sizes": 2, "several": 5}.items()

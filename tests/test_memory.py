@@ -14,11 +14,13 @@ import pytest
 
 from enginecast.compiler import memory
 from enginecast.compiler.memory import (
+    FEW,
     FEWER,
     Peak,
     anonymous,
     available,
     fewer_collections,
+    keeping_freed,
     trim,
     watched,
 )
@@ -134,9 +136,42 @@ def test_garbage_is_looked_for_as_before_once_the_last_export_ended(
         gc.set_threshold(*found)
 
 
+AGAIN = """
+import resource, sys
+from enginecast.compiler.memory import anonymous, keeping_freed
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def rounds():
+    before = faults()
+    for _ in range(8):
+        bytearray(b"1") * (48 << 20)
+    return faults() - before
+start, outside = anonymous(), (rounds(), rounds())[1]
+with keeping_freed(int(sys.argv[1])):
+    rounds()
+    inside = rounds()
+print(outside, inside, rounds(), anonymous() - start)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")
+@pytest.mark.parametrize("elements", [1000, FEW + 1])
+def test_freed_memory_is_used_again_during_an_export_of_a_model_that_is_not_large(
+    elements: int,
+) -> None:
+    command = [sys.executable, "-c", AGAIN, str(elements)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    before, inside, after, left = map(int, done.stdout.split())
+    assert (inside < before * 0.1) == (elements <= FEW)
+    assert after > before * 0.5
+    assert left < 16 << 20
+
+
 def test_a_c_library_without_the_call_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     trim()
+    with keeping_freed(1):
+        pass
 
 
 def test_a_container_may_have_less_than_its_host(

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from enginecast.capture.inputs.specs import BATCH, SEQUENCE, InputSpec, named_dims
+from enginecast.capture.inputs.specs import BATCH, SEQUENCE, InputSpec, Kind, named_dims
 
 Style = Literal[
     "normal",
@@ -161,28 +161,9 @@ def verification_inputs(
             each dimension at its largest size, as far as `LARGEST_WORK` allows.  0: of no limit.
     """
     kinds = {spec.kind for spec in specs}
+    heavy, costly = is_heavy(specs, parameters or 0), _is_costly(specs, parameters or 0)
     plans = [_Plan("smallest", 1, 1, -(10**9))]
-    heavy = is_heavy(specs, parameters or 0)
-    if heavy and "image" in kinds:
-        plans.append(_Plan("scaled image", 2, 13, 1, style="scaled"))
-    elif heavy:
-        plans.append(_Plan("odd sizes", 2, 13, 1))
-    elif "attention_mask" in kinds:
-        # On the left, too: a causal model gives the same with and without padding on the right.
-        plans.append(_Plan("ragged masks", 4, 17, 0, (17, 11, -5, 2)))
-        # Without padding: models, transformers' among them, have a path of their own for a mask
-        # that is all ones, and a program holds only one of the two.
-        plans.append(_Plan("odd sizes", 2, 13, 1, (13, 13)))
-        plans.append(_Plan("empty prompt", 2, 9, 0, (9, 1)))
-    else:
-        plans.append(_Plan("odd sizes", 2, 13, 1))
-    if "token_ids" in kinds:
-        plans.append(_Plan("long", 2, longest, 0, (longest, longest // 2 + 1)))
-    elif not heavy:
-        plans.append(_Plan("several", 5, longest, 0))
-    if "image" in kinds and not heavy:
-        plans.append(_Plan("constant image", 2, 9, 0, style="constant"))
-        plans.append(_Plan("scaled image", 2, 9, 0, style="scaled"))
+    plans += _few(kinds) if heavy else _of_kinds(kinds, longest, costly)
     if "token_ids" in kinds and parameters is not None:
         plans += _corners(specs, parameters)
     plans += [*_alone(specs, batch=2 if heavy else 3), *_at_ends(specs)]
@@ -193,8 +174,46 @@ def verification_inputs(
         inputs = sample(specs, sizes, seed + index, lengths=plan.lengths, style=plan.style)
         if not any(_is_repeat(plan, inputs, case) for case in cases):
             case = Case(plan.name, inputs)
-            cases.append(_of_singles(specs, cases[0], case) if heavy and cases else case)
+            cases.append(
+                _of_singles(specs, cases[0], case) if cases and (heavy or costly) else case
+            )
     return cases
+
+
+def _few(kinds: set[Kind]) -> list[_Plan]:
+    """What a heavy model is compared on besides the smallest sizes."""
+    if "image" in kinds:
+        return [_Plan("scaled image", 2, 13, 1, style="scaled")]
+    return [_Plan("odd sizes", 2, 13, 1)]
+
+
+def _of_kinds(kinds: set[Kind], longest: int, costly: bool) -> list[_Plan]:
+    """What other models are compared on besides; costly ones on fewer images."""
+    if costly and "image" in kinds:
+        return [
+            _Plan("scaled image", 2, 9, 0, style="scaled"),
+            _Plan("several", 3, longest, 0),
+            _Plan("constant image", 1, 9, 0, style="constant"),
+        ]
+    if "attention_mask" in kinds:
+        plans = [
+            # On the left, too: a causal model gives the same with and without padding on the right.
+            _Plan("ragged masks", 4, 17, 0, (17, 11, -5, 2)),
+            # Without padding: models, transformers' among them, have a path of their own for a mask
+            # that is all ones, and a program holds only one of the two.
+            _Plan("odd sizes", 2, 13, 1, (13, 13)),
+            _Plan("empty prompt", 2, 9, 0, (9, 1)),
+        ]
+    else:
+        plans = [_Plan("odd sizes", 2, 13, 1)]
+    if "token_ids" in kinds:
+        plans.append(_Plan("long", 2, longest, 0, (longest, longest // 2 + 1)))
+    else:
+        plans.append(_Plan("several", 5, longest, 0))
+    if "image" in kinds:
+        plans.append(_Plan("constant image", 2, 9, 0, style="constant"))
+        plans.append(_Plan("scaled image", 2, 9, 0, style="scaled"))
+    return plans
 
 
 def _of_singles(specs: Sequence[InputSpec], smallest: Case, case: Case) -> Case:
@@ -239,6 +258,14 @@ def is_heavy(specs: Sequence[InputSpec], parameters: int) -> bool:
     """Whether runs of a model take so long that few and small cases have to do."""
     has_text = any(spec.kind == "token_ids" for spec in specs)
     return not has_text and _float_work(specs, parameters) > HEAVY_WORK
+
+
+def _is_costly(specs: Sequence[InputSpec], parameters: int) -> bool:
+    """Whether runs take long enough to leave out cases that differ from others in the batch alone:
+    only where nothing else varies.
+    """
+    varying = {name for name, dim in named_dims(specs).items() if dim.minimum < dim.maximum}
+    return varying <= {BATCH} and _float_work(specs, parameters) > EDGE_WORK
 
 
 def _float_work(specs: Sequence[InputSpec], parameters: int) -> int:

@@ -29,7 +29,7 @@ from enginecast.compiler.engines import (
 )
 from enginecast.compiler.fusion_contract import count_fusions, expect_fusions
 from enginecast.compiler.manifest import PLAN_NAME, describe_program, describe_rungs
-from enginecast.compiler.memory import fewer_collections
+from enginecast.compiler.memory import fewer_collections, keeping_freed
 from enginecast.compiler.prepare import (
     Prepared,
     captured_wrongly,
@@ -84,7 +84,10 @@ def export(request: ExportRequest, steps: Steps | None = None) -> Export:
         source = open_model(request.model, request.options, request.example)
         budget.require(source, config, staging.folder)
         session = ExportSession(request, config, source, staging, steps)
-        with flex_attention_spelled_out():  # once the model's code is imported
+        with (
+            keeping_freed(sum(source.weight_elements().values())),
+            flex_attention_spelled_out(),  # once the model's code is imported
+        ):
             candidate = session.candidate()
         return publish(candidate, request, staging, steps)
 
