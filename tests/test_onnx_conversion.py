@@ -81,6 +81,26 @@ def test_only_what_is_decomposed_is_traced_again(
     torch.testing.assert_close(found, computed(x[:2]), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("affine", [True, False])
+def test_norms_by_kept_statistics_need_no_trace(
+    affine: bool, traces: list[str], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    norms = nn.BatchNorm2d(3, affine=affine), nn.BatchNorm2d(3, eps=0.1)
+    for norm in norms:
+        norm.reset_running_stats()
+        with torch.no_grad():
+            norm(torch.randn(4, 3, 5, 5) * 3 + 1)
+    module = nn.Sequential(norms[0], nn.ReLU(), norms[1])
+    x = torch.randn(2, 3, 4, 5)
+    program = captured(module.eval(), x, dynamic={0: Dim("n", max=8)})
+    before = len(traces)
+    lower(program, tmp_path)
+    assert len(traces) == before
+    [found] = run(tmp_path, x[:1])
+    torch.testing.assert_close(found, module(x[:1]).detach(), rtol=1e-5, atol=1e-6)
+
+
 def test_what_stands_for_an_op_does_not_depend_on_strides() -> None:
     """They may be others once what it reads is lowered: those of attention are."""
     program = captured(Function(heads), torch.randn(3, 4, 6), dynamic={0: Dim("n", max=8)})

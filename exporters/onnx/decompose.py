@@ -28,6 +28,10 @@ from enginecast.passes.ir.varying_sizes import SizeReadError, varying
 _KEPT = frozenset({aten.reshape.default, aten.contiguous.default})
 """Composite views that ONNX has, too."""
 _SIZES = frozenset({aten.sym_size.int, aten.sym_numel.default, aten.sym_stride.int})
+_LACKED = frozenset({aten.batch_norm.default})
+"""Composite ops that are not in torch.onnx's table, for they may write: a program that was made
+functional has them where they do not."""
+_NORM = aten._native_batch_norm_legit_no_training.default
 _SIMPLE = (Trait.MOVES, Trait.ELEMENTWISE, Trait.JOINS, Trait.CASTS, Trait.METADATA)
 
 
@@ -67,6 +71,7 @@ def _graphs(program: ExportedProgram, table: Mapping[Any, Any]) -> dict[Node, Gr
                     form = traced(node, node.target, table)
             except SizeReadError:
                 return None  # a trace of the whole program need not decide so
+            form.eliminate_dead_code()  # an empty tensor for what a backward pass would need
             for view in form.find_nodes(op="call_function", target=aten.view.default):
                 view.target = aten.reshape.default  # strides may be others once lowered
             if not all(_is_simple(made, table) for made in form.nodes):
@@ -81,7 +86,7 @@ def _is_decomposed(node: Node, table: Mapping[Any, Any]) -> bool:
     never keeps.
     """
     op = node.target
-    if is_structured(node) or op in table:
+    if is_structured(node) or op in table or op in _LACKED:
         return True
     if not isinstance(op, torch._ops.OpOverload) or op in _KEPT:
         return False
@@ -100,7 +105,8 @@ def _text(node: Node) -> str:
 def _is_simple(node: Node, table: Mapping[Any, Any]) -> bool:
     if node.op != "call_function":
         return node.op in ("placeholder", "output")
-    if isinstance(value(node), torch.SymInt):
+    norm = first_input(node) if node.target is operator.getitem else node
+    if isinstance(value(node), torch.SymInt) or norm.target is _NORM:
         return True
     return has(node, *_SIMPLE) and not has(node, Trait.WRITES) and not _is_decomposed(node, table)
 
