@@ -13,6 +13,7 @@ import diffusers
 import msgspec
 import pytest
 import torch
+from diffusers.hooks import apply_layerwise_casting
 from diffusers.models import attention_processor
 from engine_stand_ins import StandIn, loaded, stand_in
 from exports import Exports
@@ -25,14 +26,19 @@ import enginecast
 from enginecast.capture.inputs.derive.derive import derive
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.sources.recording import Calls, record
-from enginecast.errors import BundleError, EnginecastError, InputError, UsageError
+from enginecast.errors import (
+    BundleError,
+    EnginecastError,
+    EnginecastWarning,
+    InputError,
+    UsageError,
+)
 from enginecast.pipelines.attach import Replaced, attach
 from enginecast.pipelines.components import empty_component, save_empty
 from enginecast.pipelines.engine_component import require_plain
 from enginecast.pipelines.record import RECORD, CheckOutcome, PipelineRecord, versions, write_record
 from enginecast.runtime.bundle import reader
 from enginecast.runtime.bundle.reader import digest
-from enginecast.runtime.load import EnginecastWarning
 
 
 def model(kind: str, **more: Any) -> Any:
@@ -265,6 +271,8 @@ def test_what_engines_have_fixed_is_refused(attached: Attached) -> None:
     for call, expected in (
         (lambda: pipe.enable_freeu(0.9, 0.2, 1.2, 1.4), "unet is an engine, which has no enable_f"),
         (pipe.vae.enable_tiling, "vae is an engine, which has no enable_tiling"),
+        (pipe.fuse_qkv_projections, "unet is an engine, which has no fuse_qkv_projections"),
+        (lambda: pipe.unet.set_attention_backend("native"), "which has no set_attention_backend"),
         (pipe.unet.state_dict, "unet is an engine, which has no state_dict"),
         (lambda: pipe.text_encoder.final_layer_norm(torch.ones(1)), "final_layer_norm was called"),
         (lambda: attach(pipe, attached.folder), "text_encoder is an engine already"),
@@ -284,17 +292,85 @@ def test_attention_of_another_kind_is_refused(attached: Attached) -> None:
         unet(*UNET)
 
 
-def test_lora_weights_are_refused(attached: Attached) -> None:
-    """By what pipelines call, for PEFT may not be installed."""
-    pipe = attached.pipe
-    calls: list[Callable[[], Any]] = [
-        lambda: pipe.unet.load_lora_adapter({}),
-        lambda: pipe.unet._load_ip_adapter_weights([]),
-        lambda: pipe.text_encoder.load_adapter("lora"),
+def test_adapters_are_refused(attached: Attached) -> None:
+    """Before pipelines look for PEFT, read a file, or load what goes with the adapter."""
+    pipe, nowhere = attached.pipe, attached.folder / "nowhere"
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: pipe.load_lora_weights(nowhere), "^unet .*: no load_lora_weights"),
+        (lambda: pipe.set_adapters("lora"), "^unet .*: no set_adapters"),
+        (lambda: pipe.load_ip_adapter(nowhere, None, "x"), "^unet .*: no load_ip_adapter"),
+        (lambda: pipe.load_textual_inversion(nowhere), "^text_encoder .*: no load_textual_inv"),
+        (lambda: pipe.unet.load_lora_adapter({}), "no load_lora_adapter"),
+        (lambda: pipe.unet.add_adapter(None), "no add_adapter"),
+        (lambda: pipe.unet._load_ip_adapter_weights([]), "no _load_ip_adapter_weights"),
+        (lambda: pipe.text_encoder.load_adapter("lora"), "no load_adapter"),
     ]
-    for call in calls:
-        with pytest.raises(UsageError, match=r"is an engine, which has no _?load_"):
+    for call, expected in calls:
+        with pytest.raises(UsageError, match=expected):
             call()
+    attached.eager.put_back()
+    with pytest.raises(Exception, match="PEFT backend is required"):
+        pipe.set_adapters("lora")
+    assert not {"set_adapters", "load_ip_adapter", "load_textual_inversion"} & {*vars(pipe)}
+
+
+def test_an_eager_denoiser_beside_engines_takes_adapters(parts: Attached) -> None:
+    encoder = parts.engines["text_encoder"]
+    with loaded(encoder), attach(parts.pipe, {"text_encoder": encoder.folder}):
+        with pytest.raises(Exception, match="PEFT backend is required"):
+            parts.pipe.set_adapters("lora")
+        with pytest.raises(UsageError, match="text_encoder is an engine"):
+            parts.pipe.load_textual_inversion(parts.folder / "nowhere")
+
+
+CHANGES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "casting": (
+        lambda pipe: apply_layerwise_casting(pipe.unet, torch.float8_e4m3fn, torch.float32),
+        "unet: conv_in has another forward than when",
+    ),
+    "layer": (
+        lambda pipe: setattr(pipe.unet.mid_block, "attentions", torch.nn.ModuleList()),
+        "unet: mid_block has other layers than",
+    ),
+    "parameter": (
+        lambda pipe: setattr(pipe.unet.conv_in, "bias", torch.nn.Parameter(torch.ones(8))),
+        "unet: conv_in has other weights than",
+    ),
+    "in place": (
+        lambda pipe: pipe.unet.conv_in.bias.add_(torch.ones(8)),
+        "unet: conv_in has other weights than",
+    ),
+    "hook": (
+        lambda pipe: pipe.unet.conv_in.register_forward_hook(lambda *given: None),
+        "unet: conv_in has other hooks than",
+    ),
+    "setting": (
+        lambda pipe: setattr(pipe.vae, "use_tiling", True),
+        "vae: use_tiling is True, and was False when",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_component_that_is_changed_is_refused(attached: Attached, what: str) -> None:
+    change, expected = CHANGES[what]
+    change(attached.pipe)
+    with pytest.raises(InputError, match=f"{expected} .*engine"):
+        image(attached.pipe)
+
+
+def test_what_makes_only_eager_faster_or_smaller_is_taken(attached: Attached) -> None:
+    pipe = attached.pipe
+    for call in (
+        pipe.enable_attention_slicing,
+        pipe.vae.enable_slicing,
+        pipe.unet.enable_gradient_checkpointing,
+        pipe.unet.set_default_attn_processor,
+        pipe.unet.train,
+        lambda: pipe.unet.half().float(),
+    ):
+        call()
+    assert torch.equal(image(pipe), attached.before)
 
 
 def test_hidden_states_that_the_engine_does_not_give(parts: Attached, tmp_path: Path) -> None:
@@ -397,6 +473,10 @@ def test_a_method_without_an_engine_and_changed_components(parts: Attached) -> N
         with pytest.raises(UsageError, match="vae has hooks"):
             attach(pipe, {"vae": decoder.folder})
         pipe.remove_all_hooks()
+        cast = model("sd15-unet")
+        apply_layerwise_casting(cast.mid_block, torch.float32, torch.float32)
+        with pytest.raises(UsageError, match=r"unet\.mid_block\.\S+ has hooks, of offloading"):
+            require_plain("unet", cast)
         attach(pipe, {"vae": decoder.folder}).put_back()
 
 

@@ -16,7 +16,8 @@ from torch import nn
 from enginecast.capture.sources.checkpoint import read_json
 from enginecast.capture.sources.huggingface import CONFIG_FILE
 from enginecast.capture.sources.sketch import unlike
-from enginecast.errors import UsageError
+from enginecast.errors import EnginecastWarning, UsageError
+from enginecast.pipelines.changing import guard, unguard
 from enginecast.pipelines.check import with_noise
 from enginecast.pipelines.components import differences
 from enginecast.pipelines.engine_component import (
@@ -31,7 +32,6 @@ from enginecast.pipelines.record import RECORD, CheckOutcome, usable_record
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Manifest
 from enginecast.runtime.bundle.reader import Bundle, Check, open_bundle
 from enginecast.runtime.device.versions import library_of
-from enginecast.runtime.load import EnginecastWarning
 
 OFFLOAD = "_exclude_from_cpu_offload"
 AGAIN = "Export the component again from this pipeline."
@@ -83,6 +83,7 @@ class Replaced(dict[str, nn.Module]):
             setattr(self._pipe, name, component)
         kept = [name for name in getattr(self._pipe, OFFLOAD, ()) if name not in self]
         setattr(self._pipe, OFFLOAD, kept)
+        unguard(self._pipe)
 
     def __enter__(self) -> Self:
         return self
@@ -142,6 +143,7 @@ def attach(
         setattr(pipe, name, module)
     # Its parts hold nothing that could be moved one by one.
     setattr(pipe, OFFLOAD, [*dict.fromkeys((*getattr(pipe, OFFLOAD, ()), *made))])
+    guard(pipe)
     manifests = [bundle.manifest for bundles in found.values() for bundle in bundles]
     return Replaced(pipe, {name: components[name] for name in made}, manifests)
 

@@ -183,6 +183,14 @@ class EngineCall:
             hint="`put_back()` of what attach returned gives the component that takes it.",
         )
 
+    def refuse_change(self, changed: str) -> NoReturn:
+        """Refuse a component whose parts are not those that it was attached with."""
+        raise InputError(
+            f"{self.owner}: {changed} when its engine was attached, and the engine is as it was",
+            hint=f"Undo that; or `put_back()`, change the component, and export {self.owner}"
+            " again.",
+        )
+
     def _refuse_dtype(self, spec: Input, tensor: Tensor) -> None:
         said = str(tensor.dtype).removeprefix("torch.")
         if tensor.ndim <= 1 and tensor.is_floating_point() and spec.dtype.startswith("int"):

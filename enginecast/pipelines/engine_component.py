@@ -13,24 +13,24 @@ from enginecast.errors import UsageError
 from enginecast.pipelines.components import without_weights
 from enginecast.pipelines.engine_call import EngineCall
 from enginecast.pipelines.returned import Returned
+from enginecast.pipelines.unchanged import Snapshot
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import backends, load
 
 FIXED = "Change the component before it is exported; `put_back()` of what attach returned gives it."
+FUSED = "Change the eager pipeline, fuse its adapters, save it, and export {0} again."
 REFUSED = (
-    *("load_lora_adapter", "load_attn_procs", "load_adapter", "add_adapter", "set_adapters"),
-    *("fuse_lora", "_load_ip_adapter_weights", "_convert_ip_adapter_image_proj_to_diffusers"),
-    *("resize_token_embeddings", "enable_freeu", "enable_tiling", "enable_cache"),
-    *(
-        "enable_layerwise_casting",
-        "enable_group_offload",
-        "save_pretrained",
-        "state_dict",
-        "load_state_dict",
-    ),
+    *("resize_token_embeddings", "resize_position_embeddings", "enable_freeu", "enable_tiling"),
+    *("enable_cache", "enable_layerwise_casting", "enable_group_offload", "enable_parallelism"),
+    *("fuse_qkv_projections", "set_attention_backend", "compile_repeated_blocks", "dequantize"),
+    *("save_pretrained", "state_dict", "load_state_dict"),
 )
 """Methods that change or read what an engine has fixed: their effect would be lost."""
+ADAPTERS = ("diffusers.loaders.", "transformers.integrations.peft")
+"""Modules with the classes whose methods load adapters, switch them, and save them."""
+OF_ADAPTERS = ("_load_ip_adapter_weights", "_convert_ip_adapter_image_proj_to_diffusers")
+"""Those of their own methods that pipelines call."""
 COPYING = ("__deepcopy__", "__reduce_ex__")
 """What `copy.deepcopy` and pickles call: a copy would act on the component it was copied from."""
 OTHERWISE = ("PAG", "IPAdapter", "Custom")
@@ -59,6 +59,7 @@ class Slot:
         self._runs_on = ""
         self._engine: Engine | None = None
         self._processors: dict[str, tuple[Any, object]] = {}
+        self._snapshot: Snapshot
 
     def move(self, device: str) -> None:
         """Free the engine where it was loaded for another device."""
@@ -87,8 +88,11 @@ class Slot:
             self._runs_on = backends()[self._engine.backend].device
         return self._engine
 
-    def watch(self, module: nn.Module) -> None:
-        """Remember the attention processors, which pipelines exchange to compute otherwise."""
+    def watch(self, module: nn.Module, snapshot: Snapshot) -> None:
+        """Remember the attention processors, which pipelines exchange to compute otherwise, and
+        what else decides what the component computes.
+        """
+        self._snapshot = snapshot
         parts = dict(module.named_modules()).items()
         self._processors = {p: (each, each.processor) for p, each in parts if _has_processor(each)}
 
@@ -97,6 +101,8 @@ class Slot:
         for path, (part, processor) in self._processors.items():
             if part.processor is not processor and _is_otherwise(part.processor):
                 self._call.refuse_processor(path, part.processor)
+        if changed := self._snapshot.changed():
+            self._call.refuse_change(changed)
         place = module.get_parameter(PLACE)
         engine = self.load(place.device.type)
         return self._call(module, engine, self._runs_on, place, args, kwargs)
@@ -133,12 +139,18 @@ def engine_component(
         _methods(name, module, slots), **{ENGINES: slots, "_apply": _applying(module, slots)}
     )
     own.update(dict.fromkeys(COPYING, partial(_refuse_copy, name)))
-    for slot in slots.values():
-        slot.watch(module)
     for path, part in module.named_modules():
         if part is not module:
             part.register_forward_pre_hook(partial(_refuse_part, name, path))
+    snapshot = Snapshot(module)
+    for slot in slots.values():
+        slot.watch(module, snapshot)
     return module
+
+
+def is_engine(component: object) -> bool:
+    """Whether a component of a pipeline runs engines."""
+    return ENGINES in getattr(component, "__dict__", {})
 
 
 def close_engines(component: object) -> None:
@@ -184,6 +196,8 @@ def _methods(name: str, module: nn.Module, slots: Mapping[str, Slot]) -> dict[st
     for method in REFUSED:
         if callable(getattr(plain, method, None)):
             found[method] = _refusing(name, method, FIXED)
+    for method in _of_adapters(plain):
+        found[method] = _refusing(name, method, FUSED.format(name))
     if all(callable(getattr(plain, method, None)) for method in TWO_WAYS):
         for method in TWO_WAYS:
             hint = f"Export it (--entry {method}), and attach both."
@@ -193,6 +207,17 @@ def _methods(name: str, module: nn.Module, slots: Mapping[str, Slot]) -> dict[st
     for entry, slot in slots.items():
         found[entry] = _running(module, slot, getattr(plain, entry))
     return found
+
+
+def _of_adapters(plain: type[nn.Module]) -> list[str]:
+    """Methods of a class that load adapters or do something to them."""
+    return [
+        name
+        for base in plain.__mro__
+        if base.__module__.startswith(ADAPTERS)
+        for name, each in vars(base).items()
+        if inspect.isfunction(each) and (name in OF_ADAPTERS or not name.startswith("_"))
+    ]
 
 
 def _running(module: nn.Module, slot: Slot, plain: Any) -> Any:
@@ -231,16 +256,16 @@ def require_plain(name: str, component: nn.Module) -> None:
     Raises:
         UsageError: hooks, adapters, tiling or FreeU do, or it is an engine.
     """
-    if ENGINES in vars(component):
+    if is_engine(component):
         raise UsageError(
             f"{name} is an engine already", hint="Call `put_back()` of what attach returned first."
         )
-    forward = vars(component).get("forward")  # hooks that were removed leave the class's own there
-    is_plain = forward is None or getattr(forward, "__func__", None) is type(component).forward
-    if hasattr(component, "_hf_hook") or not is_plain:
+    hooked = next((path for path, each in component.named_modules() if _is_hooked(each)), None)
+    if hooked is not None:
         raise UsageError(
-            f"{name} has hooks, of offloading for instance",
-            hint="Call pipe.remove_all_hooks(), attach, and set offloading up again.",
+            f"{name}{hooked and f'.{hooked}'} has hooks, of offloading, a cache or casting",
+            hint="Call pipe.remove_all_hooks(), or take the others away; attach; and set offloading"
+            " up again.",
         )
     if getattr(component, "peft_config", None):
         raise UsageError(
@@ -257,6 +282,13 @@ def require_plain(name: str, component: nn.Module) -> None:
             f"{name} has FreeU on, and an engine has it or not, as it was exported",
             hint=f"Call pipe.{name}.disable_freeu() first.",
         )
+
+
+def _is_hooked(part: nn.Module) -> bool:
+    """Whether accelerate's or diffusers' hooks stand before the class's own forward."""
+    forward = vars(part).get("forward")  # hooks that were removed leave the class's own there
+    is_plain = forward is None or getattr(forward, "__func__", None) is type(part).forward
+    return hasattr(part, "_hf_hook") or not is_plain
 
 
 def _has_processor(part: Any) -> bool:

@@ -21,6 +21,7 @@ from enginecast.compiler.session import export
 from enginecast.compiler.steps import Steps
 from enginecast.errors import (
     EnginecastError,
+    EnginecastWarning,
     MissingError,
     SourceError,
     UsageError,
@@ -45,7 +46,6 @@ from enginecast.pipelines.record import (
 )
 from enginecast.pipelines.run import with_engines
 from enginecast.runtime.bundle.staging import stage
-from enginecast.runtime.load import EnginecastWarning
 
 SIDE_STEP = 16
 """Pixels: pipelines take multiples of 8 or 16 at least."""

@@ -15,7 +15,7 @@ import torch
 
 from enginecast.capture.python.quiet import quiet_transformers
 from enginecast.capture.sources.checkpoint import WeightNames, find_weight_files, read_json
-from enginecast.capture.sources.diffusion import CLASS, STEM
+from enginecast.capture.sources.diffusion import CLASS, STEM, warn_of_newer
 from enginecast.capture.sources.huggingface import CONFIG_FILE
 from enginecast.errors import MissingError, SourceError, first_line
 
@@ -120,6 +120,9 @@ def open_pipeline(path: Path, variant: str = "") -> PipelineFolder:
     Raises:
         SourceError: it is none, or wants code of its own, or a class that diffusers does not have.
         MissingError: diffusers is not installed.
+
+    Warns:
+        EnginecastWarning: a newer diffusers wrote it.
     """
     try:
         import diffusers
@@ -153,6 +156,7 @@ def open_pipeline(path: Path, variant: str = "") -> PipelineFolder:
         )
     folder = PipelineFolder(path, kind, index, variant)
     _require_parts(folder)
+    warn_of_newer(index)
     return folder
 
 

@@ -36,7 +36,7 @@ def whole_outcome(
     Args:
         dtype: of the eager pipeline.
     """
-    off = max(engine.error for engine in engines)
+    off = max(engine.worst for engine in engines)
     planned = max((e.max_error for e in engines if e.max_error is not None), default=None)
     check = compare(eager, noisy, found, off, planned)
     emulated = any(engine.outcome == EMULATED for engine in engines)

@@ -8,9 +8,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from enginecast.errors import BundleError
+from enginecast.errors import BundleError, EnginecastWarning
 from enginecast.runtime.bundle.staging import write_file
-from enginecast.runtime.load import EnginecastWarning
 from enginecast.version import __version__
 
 RECORD = "enginecast.json"
@@ -33,6 +32,11 @@ class EngineOutcome(Record, frozen=True, kw_only=True):
     max_error: float | None = None
     """Of such a row, as its plan allows it."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def worst(self) -> float:
+        """The largest error of all: `error` is that of all cases together, the others of rows."""
+        return max((self.error, *self.errors.values()))
 
 
 class ComponentOutcome(Record, frozen=True, kw_only=True):

@@ -1,0 +1,81 @@
+"""Methods of a pipeline that change the weights of its components, refused where these are engines.
+
+A pipeline looks for PEFT, reads files, and loads what goes with the change, before it comes to the
+component, whose own methods refuse.  So the pipeline refuses first.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from enginecast.errors import UsageError
+from enginecast.pipelines.engine_component import FUSED, is_engine
+
+ENCODER = "text_encoder"
+_LORA = (
+    *("load_lora_weights", "set_adapters", "fuse_lora", "unfuse_lora", "enable_lora"),
+    *("disable_lora", "delete_adapters", "set_lora_device", "enable_lora_hotswap"),
+)
+_IMAGES = ("load_ip_adapter",)
+_TEXTS = ("load_textual_inversion", "unload_textual_inversion")
+_RECORDED = (
+    "Load it into the eager pipeline, record a call (enginecast.record), and export {0} again."
+)
+_DENOISERS = ("unet", "transformer", "transformer_2", "prior", "decoder")
+
+
+def guard(pipe: Any) -> None:
+    """Have a pipeline with engines refuse what would change their weights."""
+    for names, change, hint in (
+        (_LORA, _denoiser, FUSED),
+        (_IMAGES, _denoiser, _RECORDED),
+        (_TEXTS, _encoder, FUSED),
+    ):
+        for name in names:
+            plain = getattr(type(pipe), name, None)
+            if callable(plain) and name not in vars(pipe):
+                setattr(pipe, name, _refusing(pipe, plain, change, hint))
+
+
+def unguard(pipe: Any) -> None:
+    """Give a pipeline without engines its own methods back."""
+    if any(is_engine(each) for each in pipe.components.values()):
+        return
+    for name in (*_LORA, *_IMAGES, *_TEXTS):
+        if hasattr(vars(pipe).get(name), _MARK):
+            delattr(pipe, name)
+
+
+_MARK = "_of_enginecast"
+
+
+def _refusing(
+    pipe: Any, plain: Callable[..., Any], changed: Callable[..., str | None], hint: str
+) -> Any:
+    @wraps(plain)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        if (name := changed(pipe, kwargs)) is not None:
+            raise UsageError(
+                f"{name} is an engine, whose weights are fixed: no {plain.__name__}",
+                hint=hint.format(name),
+            )
+        return plain(pipe, *args, **kwargs)
+
+    setattr(method, _MARK, True)
+    return method
+
+
+def _denoiser(pipe: Any, given: dict[str, Any]) -> str | None:
+    """The denoiser, where it is an engine; a text encoder refuses for itself, if it is changed."""
+    components = pipe.components
+    return next((name for name in _DENOISERS if is_engine(components.get(name))), None)
+
+
+def _encoder(pipe: Any, given: dict[str, Any]) -> str | None:
+    """The text encoder that is changed, where it is an engine."""
+    asked = given.get(ENCODER)
+    for name, each in pipe.components.items():
+        is_asked = each is asked if asked is not None else name == ENCODER
+        if is_asked and is_engine(each):
+            return str(name)
+    return None
