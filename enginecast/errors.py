@@ -42,6 +42,10 @@ class EnginecastError(Exception):
         return f"{self.message}\n{self.hint}" if self.hint else self.message
 
 
+class EnginecastWarning(UserWarning):
+    """Something about a model or an engine that its user should know."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of what an error says; of one that says nothing, its type."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

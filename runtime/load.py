@@ -10,7 +10,13 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from enginecast.errors import BundleError, EnginecastError, MissingError, UsageError
+from enginecast.errors import (
+    BundleError,
+    EnginecastError,
+    EnginecastWarning,
+    MissingError,
+    UsageError,
+)
 from enginecast.runtime.bundle.manifest import EngineRecord
 from enginecast.runtime.bundle.reader import Bundle, Check, open_bundle
 from enginecast.runtime.engine import Engine
@@ -21,10 +27,6 @@ from enginecast.runtime.trimming import PadRows
 from enginecast.runtime.tuned import find_tuned
 
 Level = Literal["verified", "verified-by-emulation"]
-
-
-class EnginecastWarning(UserWarning):
-    """Something about an engine that its user should know."""
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,16 @@ from enginecast.cache.encoders.request import EncoderRequest
 from enginecast.cache.encoders.tokenizing import Tokenizing
 from enginecast.cache.fill.local import pad_batch
 from enginecast.cache.fill.schedule import Wanted
-from enginecast.errors import BundleError, EnginecastError, InputError, SourceError, UsageError
+from enginecast.errors import (
+    BundleError,
+    EnginecastError,
+    EnginecastWarning,
+    InputError,
+    SourceError,
+    UsageError,
+)
 from enginecast.runtime.bundle.manifest import Input, Output, Text
 from enginecast.runtime.bundle.staging import stage
-from enginecast.runtime.load import EnginecastWarning
 from enginecast.runtime.values.arrays import Array
 
 COLORS = ["red green", "fox", "", "blue blue fox", "green red blue fox fox"]

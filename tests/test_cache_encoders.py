@@ -18,8 +18,7 @@ from enginecast.cache.encoders.tokenizing import Tokenizing
 from enginecast.cache.fill.local import pad_batch
 from enginecast.cache.fill.schedule import Wanted
 from enginecast.cache.store.spec import EncoderSpec
-from enginecast.errors import MissingError
-from enginecast.runtime.load import EnginecastWarning
+from enginecast.errors import EnginecastWarning, MissingError
 from enginecast.runtime.values.arrays import Array
 
 TEXTS = ["", *short_captions(6, seed=5), *captions(2, seed=6)]

@@ -23,7 +23,7 @@ from enginecast.capture.sources.diffusion import STEM, ComponentSource
 from enginecast.capture.sources.recorded import RecordedSource
 from enginecast.capture.sources.source import ComponentOptions, open_source
 from enginecast.compiler.request import ModelOptions
-from enginecast.errors import EnginecastError, SourceError, UsageError
+from enginecast.errors import EnginecastError, EnginecastWarning, SourceError, UsageError
 
 TWO_PARTS = {name for name in CONFIGS if name.startswith("vae")}
 OF_VIDEOS = TWO_PARTS - {"vae", "vae-tiny", "vae-dc"}
@@ -227,6 +227,19 @@ def test_refused_folders(
         change(folder)
     with pytest.raises(EnginecastError, match=expected):
         opened(folder, **options).weights()
+
+
+@pytest.mark.parametrize("version", ["99.0.0", "99.1.0.dev0"])
+def test_a_newer_diffusers_is_warned_of(dit: Path, tmp_path: Path, version: str) -> None:
+    folder = tmp_path / "newer"
+    shutil.copytree(dit, folder)
+    _config(_diffusers_version=version)(folder)
+    with pytest.warns(EnginecastWarning, match=f"written by diffusers {version}; here is") as said:
+        opened(folder)
+    assert len(said) == 1
+    for other in ("0.1.0", diffusers.__version__, "mine", None):  # no warning, which is an error
+        _config(_diffusers_version=other)(folder)
+        opened(folder)
 
 
 def test_sizes_are_for_components_alone() -> None:

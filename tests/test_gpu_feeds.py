@@ -14,10 +14,10 @@ from exports import Exports
 from onnxruntime import OrtValue
 from transformers import CLIPTextModel
 
-from enginecast.errors import InputError, VerificationError
+from enginecast.errors import EnginecastWarning, InputError, VerificationError
 from enginecast.pipelines.attach import attach
 from enginecast.runtime.engine import Engine
-from enginecast.runtime.load import EnginecastWarning, load
+from enginecast.runtime.load import load
 from enginecast.runtime.sessions.onnxruntime import CUDA_PROVIDER
 
 pytestmark = [

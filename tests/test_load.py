@@ -12,8 +12,8 @@ import onnxruntime
 import pytest
 from bundles import CPU
 
-from enginecast.errors import BundleError, MissingError, UsageError
-from enginecast.runtime.load import EnginecastWarning, load
+from enginecast.errors import BundleError, EnginecastWarning, MissingError, UsageError
+from enginecast.runtime.load import load
 from enginecast.runtime.sessions.onnxruntime import OrtSession
 
 CUDA = "CUDAExecutionProvider"

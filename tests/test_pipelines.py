@@ -20,16 +20,22 @@ from transformers import CLIPTextConfig, CLIPTextModel
 from enginecast.capture.sources.recording import Recorded, record
 from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.steps import Steps
-from enginecast.errors import CaptureError, MissingError, UsageError
+from enginecast.errors import CaptureError, EnginecastWarning, MissingError, UsageError
 from enginecast.pipelines import export as exporting
 from enginecast.pipelines import pictures
 from enginecast.pipelines.attach import attach
 from enginecast.pipelines.check import NOISE, compare, relative_error, with_noise
 from enginecast.pipelines.folder import INDEX, open_pipeline
 from enginecast.pipelines.generate import Made, Wish, generate
+from enginecast.pipelines.judged import whole_outcome
 from enginecast.pipelines.pictures import require_frames_fit, require_output, save_pictures
-from enginecast.pipelines.record import RECORD, CheckOutcome, read_record, usable_record
-from enginecast.runtime.load import EnginecastWarning
+from enginecast.pipelines.record import (
+    RECORD,
+    CheckOutcome,
+    EngineOutcome,
+    read_record,
+    usable_record,
+)
 
 SMALL = ("--height", 48, "--width", 48, "--steps", 2)
 EAGER = ("--eager", "unet", "--eager", "vae")
@@ -422,6 +428,18 @@ def test_what_the_engines_do_not_explain_is_rejected_where_it_begins(sd15: Path)
     nothing = Made(eager.pictures * math.nan, eager.latents)
     assert compare(eager, noisy, nothing, 1e-6).parts_at == "pictures"
     assert compare(eager, noisy, Made(noisy.pictures, noisy.latents), 1.0).steps[0].limit == 0.5
+
+
+def test_rows_of_a_quantized_engine_explain_what_they_are_off_by() -> None:
+    """Its error over all cases is that of the longest rows, and latents may be others."""
+    torch.manual_seed(0)
+    eager = Made(torch.rand(2, 3, 8, 8), (torch.randn(2, 4, 6, 6),))
+    found = Made(eager.pictures * 1.02, (eager.latents[0] * 1.004,))
+    rows = {"recorded call 1 of 2": 0.003, "recorded call 2 of 2": 0.01}
+    for errors, expected in ({}, "rejected"), (rows, "verified"):
+        engine = EngineOutcome(outcome="verified", error=0.0015, errors=errors, max_error=0.1)
+        outcome = whole_outcome(eager, eager, found, [engine], torch.float32)
+        assert outcome.outcome == expected, outcome.reasons
 
 
 def test_latents_of_quantized_engines_are_judged_by_the_limit_of_the_plan() -> None:

@@ -12,10 +12,10 @@ import onnxruntime
 import pytest
 from bundles import CPU
 
-from enginecast.errors import BundleError, MissingError, UsageError
+from enginecast.errors import BundleError, EnginecastWarning, MissingError, UsageError
 from enginecast.runtime.bundle.staging import stage
 from enginecast.runtime.engine import Engine, Outputs
-from enginecast.runtime.load import EnginecastWarning, backends, load
+from enginecast.runtime.load import backends, load
 from enginecast.runtime.sessions.registry import session_class
 
 CHAIN = ["tensorrt", "onnxruntime-cuda", "onnxruntime-cpu"]

@@ -13,11 +13,11 @@ from exports import Exports, cast
 
 from enginecast.bench import tune
 from enginecast.bench.timing import Times
-from enginecast.errors import UsageError
+from enginecast.errors import EnginecastWarning, UsageError
 from enginecast.runtime.bundle.manifest import Verdict
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.engine import Engine
-from enginecast.runtime.load import EnginecastWarning, load
+from enginecast.runtime.load import load
 from enginecast.runtime.sessions.registry import session_class
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
 from enginecast.runtime.tuned import Tuned, bundle_digest, machine_of, tuned_path

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import json
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -32,11 +33,12 @@ from enginecast.capture.sources.finite import require_finite
 from enginecast.capture.sources.huggingface import CONFIG_FILE, require_weights, write_config
 from enginecast.capture.sources.source import ComponentOptions, Source, elements_of
 from enginecast.capture.sources.widened import fill_widened
-from enginecast.errors import MissingError, SourceError, UsageError, first_line
+from enginecast.errors import EnginecastWarning, MissingError, SourceError, UsageError, first_line
 
 STEM = "diffusion_pytorch_model"
 CLASS = "_class_name"
-WHERE_FROM = ("_name_or_path", "_diffusers_version")
+VERSION = "_diffusers_version"
+WHERE_FROM = ("_name_or_path", VERSION)
 """Entries that say where a config comes from, and not what it is."""
 ENTRIES = ("decode", "encode")
 """Methods of an autoencoder that are engines of their own; the first is what pipelines end with."""
@@ -212,12 +214,36 @@ def open_component(
             hint="Give the checkpoint it was quantized from.",
         )
     require_weights(folder, WeightNames.of(STEM, options.variant), random_weights)
+    warn_of_newer(settings)
     defaults = {
         name: parameter.default
         for name, parameter in inspect.signature(model_class.__init__).parameters.items()
         if parameter.default is not parameter.empty
     }
     return ComponentSource(folder, model_class, {**defaults, **settings}, random_weights, options)
+
+
+def warn_of_newer(config: Mapping[str, Any]) -> None:
+    """Warn of a config that a newer diffusers wrote: its classes may compute something else.
+
+    It is the same sentence for all components of a pipeline, which Python prints once.
+    """
+    import diffusers
+
+    written, here = str(config.get(VERSION, "")), diffusers.__version__
+    if _release(written) > _release(here):
+        warnings.warn(
+            f"the model was written by diffusers {written}; here is {here}, whose classes may"
+            " compute something else or lack a setting",
+            EnginecastWarning,
+            stacklevel=1,
+        )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The numbers of "0.43.0.dev0": (0, 43, 0); of other text none."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return () if found is None else tuple(map(int, found[0].split(".")))
 
 
 def _no_component(folder: Path) -> SourceError:

@@ -27,9 +27,8 @@ from enginecast.cache.store.store import Encodings, create_store, find_store, re
 from enginecast.cli.cache.app import FillFlags
 from enginecast.cli.cache.upkeep_page import counted, say_lines
 from enginecast.cli.terminal.output import print_json, progress, results, say
-from enginecast.errors import MissingError, UsageError
+from enginecast.errors import EnginecastWarning, MissingError, UsageError
 from enginecast.runtime.bundle.staging import require_space
-from enginecast.runtime.load import EnginecastWarning
 
 NAME = "text_encoder"
 """What a cache calls an encoder of which nobody says anything."""
