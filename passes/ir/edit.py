@@ -123,9 +123,13 @@ def weight_expressions(program: ProgramView) -> set[Node]:
     weights = weight_specs(program)
     found: set[Node] = set()
     for node in program.graph.nodes:
-        depends_on_weights = node.all_input_nodes and found.issuperset(node.all_input_nodes)
-        computed = is_pure(node) and not has(node, Trait.UNFOLDABLE)
-        if node.name in weights or (computed and depends_on_weights):
+        sources = node.all_input_nodes
+        if node.name in weights or (
+            sources
+            and found.issuperset(sources)
+            and is_pure(node)
+            and not has(node, Trait.UNFOLDABLE)
+        ):
             found.add(node)
     return found
 

@@ -1,6 +1,7 @@
 """Where a node comes from: the module that made it and the line of the user's model code."""
 
 import re
+from functools import lru_cache
 from pathlib import PurePath
 
 from torch.fx import Node
@@ -59,6 +60,7 @@ def source_line(node: Node) -> str:
     return line_of(node.meta.get("stack_trace") or "")
 
 
+@lru_cache(maxsize=1 << 14)  # equal blocks have equal traces
 def line_of(stack_trace: str) -> str:
     """The same of a stack trace."""
     frames = [
