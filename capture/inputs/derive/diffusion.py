@@ -416,8 +416,24 @@ def ltx(it: Component) -> Described:
 
 
 def cogvideox(it: Component) -> Described:
-    """CogVideoX, in the size that it was trained with; positions go with the size."""
+    """CogVideoX.  Rows of rotary tables go with a product of sizes, and learned positions are those
+    of the size that it was trained with: both fix it.
+    """
     step, time = it["patch_size"], it["patch_size_t"]
+    tokens = it["max_text_seq_length"]
+    if not it["use_rotary_positional_embeddings"] and not it["use_learned_positional_embeddings"]:
+        high, wide = it["sample_height"], it["sample_width"]
+        latents = latent_frames(
+            it, it["temporal_compression_ratio"], time or 1, it["sample_frames"]
+        )
+        sides = it.sides(8, step, high)[0], it.sides(8, step, wide)[1]
+        return Described(
+            (
+                floats("hidden_states", batch(), latents, it["in_channels"], *sides),
+                floats("encoder_hidden_states", batch(), tokens, it["text_embed_dim"]),
+                step_of(),
+            )
+        )
     high, wide = it.fixed_sides(8, step, it["sample_height"], it["sample_width"])
     frames = it.frames(it["temporal_compression_ratio"], it["sample_frames"])
     frames += -frames % (time or 1)
@@ -429,7 +445,6 @@ def cogvideox(it: Component) -> Described:
         )
     if it["ofs_embed_dim"]:
         more = (floats("ofs", 1), *more)
-    tokens = it["max_text_seq_length"]
     return Described(
         (
             floats("hidden_states", batch(), frames, it["in_channels"], high, wide),
