@@ -56,6 +56,12 @@ def test_damage_is_named(root: Path, damage: Callable[[Path], object], message: 
         open_bundle(root)
 
 
+def test_a_damaged_manifest_is_named_with_its_folder(root: Path) -> None:
+    (root / "manifest.json").write_text("{}")
+    with pytest.raises(BundleError, match=rf"^{root.resolve()}/manifest\.json: .*schema_version"):
+        open_bundle(root)
+
+
 def test_every_fault_is_named_at_once(root: Path) -> None:
     (root / "engine.onnx").unlink()
     (root / "weights.safetensors").write_bytes(b"")

@@ -237,6 +237,7 @@ def test_a_newer_diffusers_is_warned_of(dit: Path, tmp_path: Path, version: str)
     with pytest.warns(EnginecastWarning, match=f"written by diffusers {version}; here is") as said:
         opened(folder)
     assert len(said) == 1
+    opened(folder)  # warned of once
     for other in ("0.1.0", diffusers.__version__, "mine", None):  # no warning, which is an error
         _config(_diffusers_version=other)(folder)
         opened(folder)

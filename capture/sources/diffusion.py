@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -224,20 +224,22 @@ def open_component(
 
 
 def warn_of_newer(config: Mapping[str, Any]) -> None:
-    """Warn of a config that a newer diffusers wrote: its classes may compute something else.
-
-    It is the same sentence for all components of a pipeline, which Python prints once.
-    """
+    """Warn once of a config that a newer diffusers wrote."""
     import diffusers
 
     written, here = str(config.get(VERSION, "")), diffusers.__version__
     if _release(written) > _release(here):
-        warnings.warn(
-            f"the model was written by diffusers {written}; here is {here}, whose classes may"
-            " compute something else or lack a setting",
-            EnginecastWarning,
-            stacklevel=1,
-        )
+        _warn_of_newer(written, here)
+
+
+@cache  # a pipeline and all of its components were written by one; Python's own filter is reset
+def _warn_of_newer(written: str, here: str) -> None:
+    warnings.warn(
+        f"the model was written by diffusers {written}; here is {here}, whose classes may compute"
+        " something else or lack a setting",
+        EnginecastWarning,
+        stacklevel=1,
+    )
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -54,7 +54,11 @@ def open_bundle(path: str | os.PathLike[str], *, check: Check = "full") -> Bundl
         BundleError: naming every file that is missing, extra, damaged, or not a plain file.
     """
     root = Path(path).resolve()
-    manifest = decode(_read_manifest(root))
+    data = _read_manifest(root)
+    try:
+        manifest = decode(data)
+    except BundleError as error:  # a pipeline holds several
+        raise BundleError(f"{root}/{error.message}", hint=error.hint) from error
     problems = list(_listing_problems(root, manifest.files))
     if not problems and check == "full":
         problems = list(_digest_problems(root, manifest.files))
