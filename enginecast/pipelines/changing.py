@@ -67,8 +67,10 @@ def _refusing(
 
 def _denoiser(pipe: Any, given: dict[str, Any]) -> str | None:
     """The denoiser, where it is an engine; a text encoder refuses for itself, if it is changed."""
+    loadable = getattr(type(pipe), "_lora_loadable_modules", ())
+    names = (*_DENOISERS, *(name for name in loadable if not name.startswith(ENCODER)))
     components = pipe.components
-    return next((name for name in _DENOISERS if is_engine(components.get(name))), None)
+    return next((name for name in names if is_engine(components.get(name))), None)
 
 
 def _encoder(pipe: Any, given: dict[str, Any]) -> str | None:
