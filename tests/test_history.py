@@ -217,6 +217,44 @@ def test_a_first_call_that_is_another_one_is_refused() -> None:
         call(model, {"x": X[:1]})
 
 
+def called_anew(forward: Forward) -> tuple[CalledInTurn, Model, list[int]]:
+    """As `called_before`, and another module of the same model is called now."""
+    _, call, called = called_before(forward)
+    called.clear()
+    return call, Model(forward), called
+
+
+def sets_up(model: nn.Module, x: Tensor) -> Tensor:
+    model.ready = True  # type: ignore[assignment]
+    return x * 2
+
+
+def differs_once_set_up(model: nn.Module, x: Tensor) -> Tensor:
+    found = x * 3 if hasattr(model, "ready") else x * 2
+    model.ready = True  # type: ignore[assignment]
+    return found
+
+
+def differs_from_the_third_call_on(model: nn.Module, x: Tensor) -> Tensor:
+    calls = getattr(model, "calls", 0) + 1
+    model.calls = calls  # type: ignore[assignment]
+    return x * 3 if calls > 2 else x * 2
+
+
+def test_what_the_first_call_sets_up_needs_no_further_calls() -> None:
+    call, model, called = called_anew(sets_up)
+    assert torch.equal(call(model, {"x": X[:1]})["y"], X[:1] * 2)
+    assert called == [3, 1]
+    assert "ready" in " ".join(call.notes)
+
+
+@pytest.mark.parametrize("forward", [differs_once_set_up, differs_from_the_third_call_on])
+def test_what_calls_change_is_followed_where_the_result_depends_on_it(forward: Forward) -> None:
+    call, model, _ = called_anew(forward)
+    with pytest.raises(CaptureError, match=r"ready|calls"):
+        call(model, {"x": X[:1]})
+
+
 def test_a_counter_is_left_as_it_is_after_it_was_followed() -> None:
     model = Model(counted)
     CalledInTurn(lambda module, given: {"y": module(given["x"])}, {"x": X})(model, {"x": X})

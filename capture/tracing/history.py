@@ -84,22 +84,28 @@ class CalledInTurn:
         return self._call(module, inputs)
 
     def _is_as_before(self, module: nn.Module) -> bool:
-        """Whether a call after another one gives what it gave before, and nothing is changed."""
+        """Whether a call after another one gives what it gave before, and changes nothing.
+
+        The other call may: some libraries set up a module when it is first called.
+        """
         if self._before is None or self._trained or not self._others:
             return False
         watch = Watch(module)
         with watch.following():
             between = self._try(module, self._others[0])
-            row = self._row(between) if module is self._by else None
+            if changes := watch.changes():
+                watch.look()
+            row = self._row(between) if module is self._by and not changes else None
             # Other kernels may compute a batch: what differs there is called by itself.
             is_row = row is not None and not _any_differ(self._before, row)
             again = self._before if is_row else self._try(module, self._inputs)
         if between is None or again is None:
             return False
         if again.keys() == self._before.keys() and _any_differ(self._before, again):
-            _compare(self._before, again, watch.changes(), self._draw(module))
+            _compare(self._before, again, [*changes, *watch.changes()], self._draw(module))
         if watch.changes():
             return False
+        self.notes = _harmless(changes)
         self._known += [
             (module, self._others[0], _copies(between)),
             (module, self._inputs, _copies(again)),
@@ -122,6 +128,8 @@ class CalledInTurn:
             with watch.following():
                 first = _copies(self._call(module, _copies(self._inputs)))
             self._known.append((module, self._inputs, first))
+            if self._before is not None and self._before.keys() == first.keys():
+                _compare(self._before, first, watch.changes(), "")
             for index, other in enumerate(self._others or [self._inputs]):
                 if index and not watch.changes():
                     break
@@ -141,11 +149,7 @@ class CalledInTurn:
             self._go_on(module, first, watch)
         if self._trained:
             self._compare_modes(module, first)
-        self.notes = tuple(
-            f"forward changes {change}; an engine keeps no state, and the result is the same"
-            for change in changes
-            if change.place  # else some library's bookkeeping
-        )
+        self.notes = _harmless(changes)
 
     def _draw(self, module: nn.Module) -> str:
         """The op that draws random numbers, and its line; empty: none was found."""
@@ -212,6 +216,15 @@ class CalledInTurn:
             f"{'; '.join(reasons[:4]) or 'its code asks for self.training'}",
             hint="Call .eval() on it first.",
         )
+
+
+def _harmless(changes: Sequence[Change]) -> tuple[str, ...]:
+    """Sentences on changes that leave the result as it is."""
+    return tuple(
+        f"forward changes {change}; an engine keeps no state, and the result is the same"
+        for change in changes
+        if change.place  # else some library's bookkeeping
+    )
 
 
 def _trains(name: str, module: nn.Module) -> str:
