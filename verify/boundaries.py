@@ -126,10 +126,12 @@ def snapshots(
     names: tuple[str, ...] | None = None,
     masks: Sequence[Tensor | None] | None = None,
     feed: Feed | None = None,
+    watched: int | None = None,
 ) -> list[Snapshot]:
     """Run a program once over all cases; keep the outputs and what leaves each module.
 
     Args:
+        watched: of the cases, from the first on; the outputs alone are kept of others.  None: all.
         masks: attention mask [B, S] of each case; rows with 0 are left out of samples and ranges.
         feed: replaces values for what reads them; kept is what was computed.
     """
@@ -138,6 +140,8 @@ def snapshots(
     found: list[dict[str, dict[Node, Boundary]]] = [{} for _ in cases]
 
     def keep(case: int, node: Node, tensor: Tensor) -> None:
+        if watched is not None and case >= watched:
+            return
         if node in paths and not is_scaled(node):
             boundary = _boundary(tensor, node, masks[case], scale_of(node))
             kept = found[case]

@@ -6,7 +6,7 @@ from functools import cached_property
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from enginecast.passes.ir.interpret import AssertionFailedError, interpret_cases
+from enginecast.passes.ir.interpret import AssertionFailedError
 from enginecast.verify.boundaries import Snapshot, snapshots
 
 Inputs = Mapping[str, Tensor]
@@ -49,27 +49,41 @@ class Runs:
             AssertionFailedError: with the place of the case among `cases`.
         """
         asked = {id(inputs) for inputs in cases}
-        if any(id(inputs) in asked for inputs in self._watched):
-            self.snapshots(self._watched)
-        new = [inputs for inputs in cases if id(inputs) not in self._kept]
-        found = iter(self._placed(new, cases) if new else ())
+        is_watched = any(id(inputs) in asked for inputs in self._watched)
+        watched = self._new(self._watched) if is_watched else []
+        others = [inputs for inputs in self._new(cases) if not _holds(watched, inputs)]
+        try:
+            found = iter(self._run(watched, others))
+        except AssertionFailedError as error:
+            failed = [*watched, *others][error.case]
+            place = next((i for i, inputs in enumerate(cases) if inputs is failed), error.case)
+            raise AssertionFailedError(error.message, place, hint=error.hint) from error
         kept = (self._kept.get(id(inputs)) for inputs in cases)
-        return [next(found) if known is None else known[1].outputs for known in kept]
+        return [(next(found) if known is None else known[1]).outputs for known in kept]
 
     def snapshots(self, cases: Sequence[Inputs]) -> list[Snapshot]:
         """The outputs for each case and what leaves each module."""
-        new = [inputs for inputs in cases if id(inputs) not in self._kept]
-        if new:
-            name = self._mask_input
-            masks = [None if name is None else inputs[name] for inputs in new]
-            made = snapshots(self.program, new, names=self._names, masks=masks)
-            for inputs, snapshot in zip(new, made, strict=True):
-                self._kept[id(inputs)] = (inputs, snapshot)
+        self._run(self._new(cases), [])
         return [self._kept[id(inputs)][1] for inputs in cases]
 
-    def _placed(self, new: Sequence[Inputs], cases: Sequence[Inputs]) -> list[dict[str, Tensor]]:
-        try:
-            return interpret_cases(self.program, new, names=self._names)
-        except AssertionFailedError as error:
-            place = next(i for i, inputs in enumerate(cases) if inputs is new[error.case])
-            raise AssertionFailedError(error.message, place, hint=error.hint) from error
+    def _new(self, cases: Sequence[Inputs]) -> list[Inputs]:
+        return [inputs for inputs in cases if id(inputs) not in self._kept]
+
+    def _run(self, watched: Sequence[Inputs], others: Sequence[Inputs]) -> list[Snapshot]:
+        """Run both together, for each run reads all weights anew, and keep what is watched.
+
+        Returns:
+            Of the others.
+        """
+        if not watched and not others:
+            return []
+        both, name = [*watched, *others], self._mask_input
+        masks = [None if name is None else inputs[name] for inputs in both]
+        made = snapshots(self.program, both, names=self._names, masks=masks, watched=len(watched))
+        for inputs, snapshot in zip(watched, made, strict=False):
+            self._kept[id(inputs)] = (inputs, snapshot)
+        return made[len(watched) :]
+
+
+def _holds(cases: Sequence[Inputs], inputs: Inputs) -> bool:
+    return any(case is inputs for case in cases)
