@@ -98,16 +98,18 @@ class Trimming:
         pieces = self.pieces(mask) if zero or not padded else ()
         whole = len(pieces) < 2 and all(p.stop - p.start == mask.shape[1] for p in pieces)
         found = [run(feeds)] if whole else [run(self._cut(feeds, piece)) for piece in pieces]
+        # What no piece covers is never written: its zeros are pages that the system maps when read.
+        shown = [mask] if whole else [mask[p.rows, p.start : p.stop] for p in pieces]
         shapes = {output.name: output.shape for output in self._manifest.outputs}
         outputs = {}
         for name in found[0]:
             parts = [part[name] for part in found]
             has_tokens = self._tokens in shapes[name]
-            array = parts[0] if whole else _joined(parts, pieces, mask.shape, has_tokens)
             if has_tokens and zero and padded:
-                array = array if array.flags.writeable else array.copy()
-                array[mask == 0] = 0
-            outputs[name] = array
+                parts = [
+                    _without_padding(part, masks) for part, masks in zip(parts, shown, strict=True)
+                ]
+            outputs[name] = parts[0] if whole else _joined(parts, pieces, mask.shape, has_tokens)
         return outputs
 
     def pieces(self, mask: Array) -> tuple[Piece, ...]:
@@ -216,6 +218,13 @@ def _joined(
         else:
             whole[piece.rows] = part
     return whole
+
+
+def _without_padding(array: Array, mask: Array) -> Array:
+    """An output of some rows, zeros where their mask is."""
+    array = array if array.flags.writeable else array.copy()
+    array[mask == 0] = 0
+    return array
 
 
 def _is_plain(mask: Array) -> bool:
