@@ -115,7 +115,7 @@ def load(
         engine, doubt = _first(open_bundle(path, check=check), backends, asked)
     else:
         wanted = _providers(providers, device or "cpu")
-        bundle = open_bundle(path, check=check)
+        bundle = open_bundle(path, check=check, beside=True)
         engine, doubt = _open(bundle, _choose(bundle, wanted[0]), wanted, asked)
     if doubt and not (require and engine.verdict.outcome == require):
         message = f"{engine.folder}: {engine.record.file}: {doubt}"
@@ -142,9 +142,14 @@ def _open(
     bundle = _whole(bundle, record, asked)
     settings = _settings(bundle, record, session, providers[0], asked)
     own: dict[str, Any] = {"settings": settings} if session.tunable else {}
-    opened = session.open(
-        bundle, record, providers, settings.threads, cuda_graphs=asked.cuda_graphs, **own
-    )
+    if not session.copies_weights:
+        bundle.require_whole()
+    try:
+        opened = session.open(
+            bundle, record, providers, settings.threads, cuda_graphs=asked.cuda_graphs, **own
+        )
+    finally:
+        bundle.require_whole()  # damage is the reason to name, whatever came of it
     return Engine(bundle, record, opened, settings, pad_rows=asked.pad_rows), doubt
 
 

@@ -1,6 +1,7 @@
 """Opening a bundle: every kind of damage is named."""
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +9,10 @@ import bundles
 import pytest
 
 from enginecast.errors import BundleError
+from enginecast.runtime.bundle import reader
 from enginecast.runtime.bundle.reader import digest, open_bundle
+from enginecast.runtime.load import load
+from enginecast.runtime.sessions.onnxruntime import OrtSession
 
 
 @pytest.fixture
@@ -91,6 +95,46 @@ def test_size_check_leaves_digests_out(root: Path) -> None:
     (root / "engine.onnx").write_bytes(b"")
     with pytest.raises(BundleError, match="has 0 bytes"):
         open_bundle(root, check="size")
+
+
+def test_digests_of_weights_may_be_computed_beside_other_work(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: dict[str, bool] = {}
+
+    def noted(path: Path) -> str:
+        threads[path.name] = threading.current_thread() is threading.main_thread()
+        return digest(path)
+
+    monkeypatch.setattr(reader, "digest", noted)
+    monkeypatch.setattr(reader, "LARGE", 1)
+    open_bundle(root, beside=True).require_whole()
+    assert threads["engine.onnx"]  # what is parsed is checked first
+    assert not threads["weights.safetensors"]
+    flip(root / "weights.safetensors")
+    bundle = open_bundle(root, beside=True)
+    with pytest.raises(BundleError, match=r"weights\.safetensors has sha256"):
+        bundle.require_whole()
+    with pytest.raises(BundleError, match=r"weights\.safetensors has sha256"):
+        load(root)
+    flip(root / "engine.onnx")
+    with pytest.raises(BundleError, match=r"engine\.onnx has sha256.*; weights\.safetensors has"):
+        load(root)
+
+
+def test_damaged_weights_are_named_where_the_engine_does_not_open(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failed(*args: object, **options: object) -> None:
+        raise BundleError("ONNX Runtime refuses the file")
+
+    monkeypatch.setattr(reader, "LARGE", 1)
+    monkeypatch.setattr(OrtSession, "open", failed)
+    with pytest.raises(BundleError, match="ONNX Runtime refuses"):
+        load(root)
+    flip(root / "weights.safetensors")
+    with pytest.raises(BundleError, match=r"weights\.safetensors has sha256"):
+        load(root)
 
 
 def test_the_folder_itself_may_be_a_link(root: Path, tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ error), so digests are checked before any other library opens a file.
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,10 @@ from enginecast.runtime.bundle.manifest_json import decode
 
 Check = Literal["full", "size"]
 
+LARGE = 16 << 20
+"""Bytes from which a file of weights may be read beside other work: below, a thread is not worth
+it."""
+
 
 @dataclass(frozen=True)
 class Bundle:
@@ -30,6 +35,17 @@ class Bundle:
 
     root: Path
     manifest: Manifest
+    _left: "Future[list[str]] | None" = field(default=None, repr=False, compare=False)
+    """Problems of files whose digests are computed meanwhile."""
+
+    def require_whole(self) -> None:
+        """Wait for digests that are computed beside other work.
+
+        Raises:
+            BundleError: naming every file that is damaged.
+        """
+        if self._left is not None and (problems := self._left.result()):
+            raise _disagrees(self.root, problems)
 
     def path(self, name: str) -> Path:
         """The path of a file of this bundle.
@@ -42,13 +58,17 @@ class Bundle:
         return self.root / name
 
 
-def open_bundle(path: str | os.PathLike[str], *, check: Check = "full") -> Bundle:
+def open_bundle(
+    path: str | os.PathLike[str], *, check: Check = "full", beside: bool = False
+) -> Bundle:
     """Open a bundle and check its files.
 
     Args:
         path: the folder; it may be a link, nothing inside it may.
         check: "full" compares sizes and sha256 digests; "size" leaves the digests out, and so
             does not notice damage that keeps a file's length.
+        beside: large files of weights are read while the caller goes on, who calls
+            `Bundle.require_whole` before anything comes of them.
 
     Raises:
         BundleError: naming every file that is missing, extra, damaged, or not a plain file.
@@ -59,15 +79,17 @@ def open_bundle(path: str | os.PathLike[str], *, check: Check = "full") -> Bundl
         manifest = decode(data)
     except BundleError as error:  # a pipeline holds several
         raise BundleError(f"{root}/{error.message}", hint=error.hint) from error
-    problems = list(_listing_problems(root, manifest.files))
-    if not problems and check == "full":
-        problems = list(_digest_problems(root, manifest.files))
-    if problems:
-        raise BundleError(
-            f"{root}: the files do not agree with {MANIFEST_NAME}: {'; '.join(problems)}",
-            hint="It was damaged or edited after it was published: copy or export it again.",
-        )
-    return Bundle(root, manifest)
+    if problems := list(_listing_problems(root, manifest.files)):
+        raise _disagrees(root, problems)
+    if check == "size":
+        return Bundle(root, manifest)
+    engines = {engine.file for engine in manifest.engines}
+    weights = [f for f in manifest.files if f.size >= LARGE and f.name not in engines]
+    left = _begun(root, weights) if beside and weights else None
+    others = [f for f in manifest.files if left is None or f not in weights]
+    if problems := _digest_problems(root, others):
+        raise _disagrees(root, [*problems, *(left.result() if left else ())])
+    return Bundle(root, manifest, left)
 
 
 def digest(path: str | os.PathLike[str]) -> str:
@@ -110,15 +132,33 @@ def _listing_problems(root: Path, files: tuple[FileRecord, ...]) -> Iterator[str
             yield f"{file.name} has {status.st_size} bytes, expected {file.size}"
 
 
-def _digest_problems(root: Path, files: tuple[FileRecord, ...]) -> Iterator[str]:
+def _begun(root: Path, files: Sequence[FileRecord]) -> "Future[list[str]]":
+    """Check digests in a thread of their own, which leaves the interpreter to others."""
+    reader = ThreadPoolExecutor(1, thread_name_prefix="digests")
+    try:
+        return reader.submit(_digest_problems, root, files)
+    finally:
+        reader.shutdown(wait=False)
+
+
+def _digest_problems(root: Path, files: Sequence[FileRecord]) -> list[str]:
+    problems = []
     for file in files:
         try:
             actual = digest(root / file.name)
         except OSError as error:
-            yield f"{file.name} cannot be read ({error.strerror})"
+            problems.append(f"{file.name} cannot be read ({error.strerror})")
             continue
         if actual != file.sha256:
-            yield f"{file.name} has sha256 {actual}, expected {file.sha256}"
+            problems.append(f"{file.name} has sha256 {actual}, expected {file.sha256}")
+    return problems
+
+
+def _disagrees(root: Path, problems: Sequence[str]) -> BundleError:
+    return BundleError(
+        f"{root}: the files do not agree with {MANIFEST_NAME}: {'; '.join(problems)}",
+        hint="It was damaged or edited after it was published: copy or export it again.",
+    )
 
 
 def _kind(mode: int) -> str:

@@ -47,6 +47,7 @@ class OrtSession(Session):
 
     name = "onnxruntime"
     runs_code = False
+    copies_weights = True
     packages = ("onnxruntime-gpu", "onnxruntime")
     tunable = tuple(name for name in Settings.__struct_fields__ if name != "fixed_sizes")
 

@@ -30,6 +30,9 @@ class Session(ABC):
     """The target whose engines it runs, as the manifest names it."""
     runs_code: ClassVar[bool] = True
     """Whether loading the file can run code, which its user has to allow."""
+    copies_weights: ClassVar[bool] = False
+    """Whether `open` does no more with weights than to map or copy them: they may be checked at the
+    same time."""
     providers: ClassVar[Mapping[str, str]] = {}
     """What runs an engine where one of ONNX Runtime's providers was asked for:
     {"CPUExecutionProvider": "torch-cpu"}.  Such an engine was made for one device.  Empty: ONNX
@@ -55,7 +58,8 @@ class Session(ABC):
         """Open an engine of a bundle.
 
         Args:
-            bundle: a bundle whose digests were checked.
+            bundle: a bundle whose digests were checked; with `copies_weights`, those of weights may
+                be checked meanwhile.
             record: the engine, of this target.
             providers: ONNX Runtime's names, the wanted one first, or one of `providers`' values.
             threads: threads within one operator; None: as many as the runtime takes.
