@@ -136,4 +136,6 @@ def test_costly_images_are_fewer_where_nothing_but_the_batch_varies() -> None:
     }
     light = {"smallest": 1, "odd sizes": 2, "several": 5, "constant image": 2, "scaled image": 2}
     assert sizes(fixed, 10**6) == light
+    mask = InputSpec("mask", "attention_mask", torch.int64, (image[0], DimSpec(None, 8, 8, 8)))
+    assert "ragged masks" in sizes([*fixed, mask], 10**8)
     assert sizes(varying, 10**7).items() >= {"odd sizes": 2, "several": 5}.items()

@@ -262,8 +262,10 @@ def is_heavy(specs: Sequence[InputSpec], parameters: int) -> bool:
 
 def _is_costly(specs: Sequence[InputSpec], parameters: int) -> bool:
     """Whether runs take long enough to leave out cases that differ from others in the batch alone:
-    only where nothing else varies.
+    only where nothing else varies, and without text.
     """
+    if any(spec.kind in ("token_ids", "attention_mask") for spec in specs):
+        return False
     varying = {name for name, dim in named_dims(specs).items() if dim.minimum < dim.maximum}
     return varying <= {BATCH} and _float_work(specs, parameters) > EDGE_WORK
 
