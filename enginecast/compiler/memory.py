@@ -25,6 +25,8 @@ KEPT = 1 << 30
 """Bytes at the end of the heap that are kept."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 """Options of glibc's mallopt(3)."""
+TUNED = ("MALLOC_", "GLIBC_TUNABLES")
+"""Environment variables by which a user sets the same options, which then stay."""
 
 STATM = Path("/proc/self/statm")
 CGROUPS = (
@@ -109,7 +111,7 @@ def _collect_less() -> Callable[[], None]:
 
 def _keep_freed() -> Callable[[], None]:
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is None:
+    if set_option is None or any(name.startswith(TUNED) for name in os.environ):
         return lambda: None
     set_option(M_MMAP_MAX, 0)
     set_option(M_TRIM_THRESHOLD, KEPT)
@@ -142,7 +144,7 @@ def keeping_freed(elements: int) -> AbstractContextManager[None]:
     glibc takes each block above 32 MB from the system and gives it back, and the system clears its
     pages each time.  That was 29 % of the CPU time of a Segformer's export at 512x512, whose peak
     did not change.  With large weights, memory is what counts: then nothing is set.  Nor is it with
-    other C libraries.
+    other C libraries, or where the user has set glibc's.
 
     Args:
         elements: of the model's weights.
