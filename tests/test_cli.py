@@ -97,6 +97,10 @@ def test_export_publishes_and_tells_people_on_stderr(
     assert [path.name for path in bundle.parent.iterdir()] == ["bundle"]
 
 
+def page(bundle: Path) -> str:
+    return (bundle / "report.html").read_text(encoding="utf-8")
+
+
 def test_export_in_json_and_the_refusal_to_overwrite(
     exports: Exports, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -110,6 +114,8 @@ def test_export_in_json_and_the_refusal_to_overwrite(
     assert done.json["rejected"] is None
     assert done.json["speed"]["eager"] > 0
     assert done.json["speed"]["shapes"] == {"features": [3, 7, 12], "keep": [3, 7]}
+    [speed] = re.findall(r"Speed: (.*?x eager on this machine .*)\.</p>", page(bundle))
+    assert json.loads((bundle / "report.json").read_text())["speed"] == speed
     assert json.loads((bundle / "manifest.json").read_text())["engines"][0]["arch"] == "sm90"
     before = {path.name: path.read_bytes() for path in bundle.iterdir()}
 
@@ -125,6 +131,7 @@ def test_export_in_json_and_the_refusal_to_overwrite(
     replaced = cast(capsys, *command, "--overwrite", "--pipeline", "canonicalize", "--no-speed")
     assert replaced.code == 0
     assert replaced.json["speed"] is None
+    assert "x eager" not in page(bundle)
     assert json.loads((bundle / "manifest.json").read_text())["pipeline"] == "canonicalize"
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 

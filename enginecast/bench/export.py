@@ -1,4 +1,4 @@
-"""How an engine that was just exported compares with eager here: a few calls, in little time."""
+"""How an engine that is about to be published compares with eager here: a few calls."""
 
 import time
 from dataclasses import dataclass
@@ -8,12 +8,13 @@ import torch
 
 from enginecast.bench.contenders import EngineContender, peer
 from enginecast.bench.timing import FEWEST, WARM_UPS, Times, interleaved
-from enginecast.compiler.publish import Export
+from enginecast.compiler.publish import Candidate
 from enginecast.errors import EnginecastError
+from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.torch_threads import torch_threads
-from enginecast.runtime.load import load
+from enginecast.runtime.engine import Engine
+from enginecast.runtime.sessions.registry import session_class
 from enginecast.verify.engine import feeds_of
-from enginecast.verify.reference import REFERENCE_NAME, read_reference
 
 SHARE = 0.1
 """Part of the export's time that it may take."""
@@ -30,7 +31,7 @@ class ExportSpeed:
     speeds: Times
     """How many times faster than eager it was in each round."""
     shapes: dict[str, tuple[int, ...]]
-    """Of the inputs: those of the bundle's first case."""
+    """Of the inputs: those of the first case."""
 
     def __str__(self) -> str:
         shapes = ", ".join(f"{name} {list(shape)}" for name, shape in self.shapes.items())
@@ -47,34 +48,28 @@ class ExportSpeed:
         }
 
 
-def export_speed(done: Export, seconds: float, threads: int | None) -> ExportSpeed | None:
-    """Time the engine and eager in turns; None where it does not run here, or takes too long.
+def export_speed(
+    candidate: Candidate, bundle: Bundle, seconds: float, threads: int | None
+) -> ExportSpeed | None:
+    """Time the first engine and eager in turns; None where it does not run here, or takes too long.
 
     Args:
+        bundle: the engine's, about to be published.
         seconds: that the export took.
         threads: within an op, of both.
     """
-    config = done.candidate.config
-    if done.bundle is None or not config.runs_here or config.device != "cpu":
+    config = candidate.config
+    if not config.runs_here or config.device != "cpu":
         return None
     room = min(MOST, SHARE * seconds)
-    if done.size > LARGEST:
+    record = bundle.manifest.engines[0]
+    if sum(bundle.path(name).stat().st_size for name in candidate.artifacts[0].files) > LARGEST:
         return None
     try:
-        with (
-            load(
-                done.folder,
-                require="verified-by-emulation",
-                allow_code=True,
-                threads=threads,
-                check="size",
-                tuned=False,
-            ) as engine,
-            torch_threads(threads),
-        ):
-            case = read_reference(done.folder / REFERENCE_NAME).cases[0]
-            feeds = [feeds_of(engine, case)]
-            model = done.candidate.model
+        opened = session_class(record.target).open(bundle, record, config.providers, threads)
+        with Engine(bundle, record, opened) as engine, torch_threads(threads):
+            feeds = [feeds_of(engine, candidate.reference.cases[0])]
+            model = candidate.model
             given = model.source, model.wanted, feeds
             eager = peer("eager", *given, device="cpu", dtype=torch.float32, threads=threads)
             start = time.perf_counter()
@@ -83,7 +78,7 @@ def export_speed(done: Export, seconds: float, threads: int | None) -> ExportSpe
                 return None
             calls = {"eager": eager.call, "engine": EngineContender(engine, feeds).call}
             found = interleaved(calls, rounds=2 * FEWEST, seconds=room)
-    except EnginecastError:  # it was published all the same
+    except EnginecastError:  # it is published all the same
         return None
     shapes = {name: array.shape for name, array in feeds[0].items()}
     return ExportSpeed(found["engine"].over(found["eager"]), shapes)

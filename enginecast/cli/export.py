@@ -1,6 +1,7 @@
 """`enginecast export`: make an engine, compare it with eager, publish a bundle."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,15 +100,15 @@ def export(
     )
     console = progress(quiet)
     steps = Steps(console)
-    done = session.export(request, steps)
-    spent = sum(steps.seconds.values())
-    speed = None if no_speed or (quiet and not as_json) else export_speed(done, spent, threads)
+    measure = None if no_speed else partial(export_speed, threads=threads)
+    done = session.export(request, steps, measure)
     if as_json:
-        print_json({**_as_json(done, steps), "speed": None if speed is None else speed.to_json()})
+        speed = None if done.speed is None else done.speed.to_json()
+        print_json({**_as_json(done, steps), "speed": speed})
     else:
         _show(done, steps, console)
-        if speed is not None:
-            say(console, f"{speed} (`enginecast bench` says more)")
+        if done.speed is not None:
+            say(console, f"{done.speed} (`enginecast bench` says more)")
     raise typer.Exit(0 if done.bundle is not None else 1)
 
 

@@ -1,9 +1,9 @@
 """What an export leaves behind: a bundle, or the reports beside where it would be."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -12,7 +12,7 @@ from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.strategy import Rung
 from enginecast.compiler.cases import SEED
-from enginecast.compiler.engines import EngineRun
+from enginecast.compiler.engines import EngineRun, unsealed
 from enginecast.compiler.manifest import PLAN_NAME
 from enginecast.compiler.prepare import OpenedModel
 from enginecast.compiler.request import EngineConfig, ExportRequest
@@ -79,7 +79,9 @@ class Candidate:
         reasons = (*first.reasons, *wrong) if first.outcome == "rejected" else wrong
         return msgspec.structs.replace(first, outcome="rejected", reasons=reasons)
 
-    def report(self, steps: Steps, left_out: tuple[str, ...] = ()) -> Report:
+    def report(
+        self, steps: Steps, left_out: tuple[str, ...] = (), speed: "Speed | None" = None
+    ) -> Report:
         """What people and programs read of it."""
         rewritten = self.rewritten
         emulated = None if rewritten is None else rewritten.emulated
@@ -99,7 +101,20 @@ class Candidate:
             notes=self.notes,
             layers=self.runs[0].layers,
             others=self.others,
+            speed="" if speed is None else str(speed),
         )
+
+
+class Speed(Protocol):
+    """How fast the first engine is on this machine; as a string, one line."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What programs read of it."""
+
+
+Measure = Callable[[Candidate, Bundle, float], Speed | None]
+"""Times the engines of a bundle that is about to be published, after an export of so many seconds;
+None: they were not timed."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +129,7 @@ class Export:
     """The bundle, or the folder of reports beside where it would be."""
     size: int = 0
     """Bytes of graph and weights."""
+    speed: Speed | None = None
 
     @property
     def ops(self) -> Mapping[str, int]:
@@ -131,18 +147,29 @@ class Export:
         return None if rewritten is None else rewritten.bisection
 
 
-def publish(candidate: Candidate, request: ExportRequest, staging: Staging, steps: Steps) -> Export:
+def publish(
+    candidate: Candidate,
+    request: ExportRequest,
+    staging: Staging,
+    steps: Steps,
+    measure: Measure | None = None,
+) -> Export:
     """Publish the bundle, or reject it: then only reports remain, beside where it would be."""
     if candidate.verdict.outcome == "rejected" or candidate.manifest is None:
         report = candidate.report(steps)
         _write_reports(candidate, report, request, staging.folder, steps)
         return Export(candidate, report, None, staging.reject(REPORTS))
+    files = [name for artifact in candidate.artifacts for name in artifact.files]
+    speed = None
+    if measure is not None:
+        with steps("speed"):
+            made = unsealed(staging.folder, candidate.manifest, files)
+            speed = measure(candidate, made, sum(steps.seconds.values()))
     with steps("publish"):
         left_out = write_reference(staging.folder / REFERENCE_NAME, candidate.reference)
-        report = candidate.report(steps, left_out)
+        report = candidate.report(steps, left_out, speed)
         _write_reports(candidate, report, request, staging.folder, steps)
         candidate.model.source.write_beside(staging.folder)
-        files = [name for artifact in candidate.artifacts for name in artifact.files]
         size = sum((staging.folder / name).stat().st_size for name in files)
         engines = tuple(
             msgspec.structs.replace(engine, verdict=run.verdict)
@@ -156,7 +183,7 @@ def publish(candidate: Candidate, request: ExportRequest, staging: Staging, step
             padding=_without(candidate.manifest.padding, leaks),
         )
         folder = staging.publish(manifest)
-        return Export(candidate, report, open_bundle(folder, check="size"), folder, size)
+        return Export(candidate, report, open_bundle(folder, check="size"), folder, size, speed)
 
 
 def _without(padding: Padding | None, leaks: Mapping[str, str]) -> Padding | None:

@@ -40,7 +40,7 @@ from enginecast.compiler.prepare import (
     prepare,
     reference_of,
 )
-from enginecast.compiler.publish import Candidate, Export, publish
+from enginecast.compiler.publish import Candidate, Export, Measure, publish
 from enginecast.compiler.request import EngineConfig, ExportRequest, ModelOptions
 from enginecast.compiler.rewrite import Rewritten, rewrite
 from enginecast.compiler.scripted import ScriptEngines, explore, prepare_script, reference_of_script
@@ -67,8 +67,13 @@ OF_SIZES = frozenset({"specialized-dimension", "operator", "model-error"})
 """Kinds of refusals that sizes may be the reason of."""
 
 
-def export(request: ExportRequest, steps: Steps | None = None) -> Export:
+def export(
+    request: ExportRequest, steps: Steps | None = None, measure: Measure | None = None
+) -> Export:
     """Make an engine, compare it with eager, publish the bundle or reject it, which is a result.
+
+    Args:
+        measure: times the engines, for the report.
 
     Raises:
         EnginecastError: see the tree in `enginecast.errors`.
@@ -89,7 +94,7 @@ def export(request: ExportRequest, steps: Steps | None = None) -> Export:
             flex_attention_spelled_out(),  # once the model's code is imported
         ):
             candidate = session.candidate()
-        return publish(candidate, request, staging, steps)
+        return publish(candidate, request, staging, steps, measure)
 
 
 def falls_back(error: CaptureError, options: ModelOptions) -> bool:

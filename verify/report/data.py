@@ -60,3 +60,5 @@ class Report:
     """What the engine consists of, as its runtime reports it: fusions that were kept, dtypes."""
     others: Mapping[str, Verdict] = field(default_factory=dict)
     """Verdicts on further engines in the bundle, by target."""
+    speed: str = ""
+    """How fast the engine was beside eager where it was made; empty: it was not timed."""

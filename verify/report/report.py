@@ -274,7 +274,8 @@ code { font: 13px ui-monospace, monospace; overflow-wrap: anywhere; }
 {{ name }} {{ version }}{{ ", " if not loop.last }}
 {%- endfor %}).
 Cases: {{ report.verdict.cases | join(", ") }}.
-{% if report.left_out %}Verified but not stored: {{ report.left_out | join(", ") }}.{% endif %}</p>
+{% if report.left_out %}Verified but not stored: {{ report.left_out | join(", ") }}.{% endif %}
+{% if report.speed %}Speed: {{ report.speed }}.{% endif %}</p>
 {% for heading, note, lines, table in sections if lines or (table and table.rows) %}
 <h2>{{ heading }}</h2>
 {% if note %}<p class="quiet">{{ note }}</p>{% endif %}
