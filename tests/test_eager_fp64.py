@@ -138,4 +138,7 @@ def test_costly_images_are_fewer_where_nothing_but_the_batch_varies() -> None:
     assert sizes(fixed, 10**6) == light
     mask = InputSpec("mask", "attention_mask", torch.int64, (image[0], DimSpec(None, 8, 8, 8)))
     assert "ragged masks" in sizes([*fixed, mask], 10**8)
+    floats = [InputSpec("pixel_values", "tensor", torch.float32, image)]
+    assert sizes(floats, 10**8) == {"smallest": 1, "odd sizes": 2, "several": 5}
+    assert not any(case.singles for case in verification_inputs(floats, 0, parameters=10**8))
     assert sizes(varying, 10**7).items() >= {"odd sizes": 2, "several": 5}.items()

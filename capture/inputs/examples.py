@@ -189,7 +189,7 @@ def _few(kinds: set[Kind]) -> list[_Plan]:
 
 def _of_kinds(kinds: set[Kind], longest: int, costly: bool) -> list[_Plan]:
     """What other models are compared on besides; costly ones on fewer images."""
-    if costly and "image" in kinds:
+    if costly:
         return [
             _Plan("several", 2, 9, 0),
             _Plan("constant image", 1, 9, 0, style="constant"),
@@ -261,10 +261,11 @@ def is_heavy(specs: Sequence[InputSpec], parameters: int) -> bool:
 
 
 def _is_costly(specs: Sequence[InputSpec], parameters: int) -> bool:
-    """Whether runs take long enough to leave out cases that differ from others in the batch alone:
-    only where nothing else varies, and without text.
+    """Whether runs on images take long enough to leave out cases that differ from others in the
+    batch alone: only where nothing else varies, and without text.
     """
-    if any(spec.kind in ("token_ids", "attention_mask") for spec in specs):
+    kinds = {spec.kind for spec in specs}
+    if "image" not in kinds or kinds & {"token_ids", "attention_mask"}:
         return False
     varying = {name for name, dim in named_dims(specs).items() if dim.minimum < dim.maximum}
     return varying <= {BATCH} and _float_work(specs, parameters) > EDGE_WORK

@@ -79,8 +79,6 @@ class Snapshot:
 class _Same:
     """Objects, equal to no others, whatever these say (tensors compare by element)."""
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __init__(self, objects: Iterable[nn.Module | Tensor | Any]) -> None:
         self._objects = [*objects]
         self._ids = [*map(id, self._objects)]
