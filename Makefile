@@ -61,6 +61,9 @@ adversary: $(STAMP) ## export modules that try to mislead, and count what is wro
 mutations: $(STAMP) ## put random faults into engines, and count those that a verification finds: docs/verification.md
 	$(BIN)/python tests/mutation_score.py
 
+faults: $(STAMP) ## fail system calls, kill, damage, race and load on purpose: docs/reliability.md; ONLY="kills" for some
+	$(BIN)/python tests/faults/run.py --only '$(ONLY)'
+
 trt-acceptance: $(STAMP) ## build, verify and time TensorRT engines here; ONLY=t5,vit PRECISION=fp16 QUICK=1
 	$(BIN)/python benchmarks/trt_acceptance.py --only '$(ONLY)' --precision '$(PRECISION)' $(if $(QUICK),--quick)
 
@@ -73,4 +76,4 @@ bench: $(STAMP) ## time engines on this CPU beside peers, and write the table of
 clean: ## remove what the targets made
 	rm -rf $(VENV) demo build dist *.egg-info
 
-.PHONY: help setup demo format lint types unit test test-slow zoo control-flow adversary mutations golden models trt-acceptance bench clean
+.PHONY: help setup demo format lint types unit test test-slow zoo control-flow adversary faults mutations golden models trt-acceptance bench clean

@@ -1,0 +1,6 @@
+"""All campaigns, in the order of the page."""
+
+from faults import damage
+from faults.campaign import Campaign
+
+CAMPAIGNS: tuple[Campaign, ...] = (*damage.CAMPAIGNS,)
