@@ -17,8 +17,10 @@ from enginecast.errors import (
     MissingError,
     UsageError,
 )
-from enginecast.runtime.bundle.manifest import EngineRecord
+from enginecast.runtime.bundle.directory import changed
+from enginecast.runtime.bundle.manifest import MANIFEST_NAME, EngineRecord
 from enginecast.runtime.bundle.reader import Bundle, Check, open_bundle
+from enginecast.runtime.bundle.trusted import is_trusted
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.registry import REGISTRY, session_class
 from enginecast.runtime.sessions.session import PROVIDERS, Session
@@ -49,6 +51,7 @@ class _Asked:
 
     require: Level | None
     allow_code: bool
+    trust: str | os.PathLike[str] | None
     threads: int | None
     cuda_graphs: bool
     check: Check
@@ -64,6 +67,7 @@ def load(
     device: str | None = None,
     require: Level | None = None,
     allow_code: bool = False,
+    trust: str | os.PathLike[str] | None = None,
     threads: int | None = None,
     cuda_graphs: bool = True,
     check: Check = "full",
@@ -82,11 +86,17 @@ def load(
         require: the least a verdict must say.  "verified" refuses an engine that was judged by
             emulation, or on another provider than this one; "verified-by-emulation" accepts
             emulation without a warning.
-        allow_code: open engine kinds that run code when they are loaded.
+        allow_code: open engine kinds that run code when they are loaded, whoever made them.
+            Without it they are opened where `trust` is given, or the bundle is on the list of
+            `enginecast trust`.
+        trust: a file with a public key, or with certificates (PEM): nothing of the bundle is used
+            unless its owner signed the bundle as it is (`enginecast sign`).
         threads: threads within one operator; None: as many as were tuned, or as there are cores.
         cuda_graphs: on a GPU, aotinductor and tensorrt engines record runs whose shapes repeat as
             CUDA graphs, which take memory; False: they do not.
-        check: "full" compares the digest of every file; "size" only the sizes.
+        check: "full" compares the digest of every file; "size" only the sizes, for repeated loads
+            of large engines: damaged weights are not noticed then.  Graphs and code are compared
+            with their digests in any case.
         tuned: open it as `enginecast tune` found best on this machine, where it was run; False: as
             it is by default; or settings.
         pad_rows: what calls give for rows of padding: see `Engine.run`.
@@ -107,20 +117,44 @@ def load(
         raise UsageError(f"require: expected verified or verified-by-emulation, got {require!r}")
     if pad_rows not in ("exact", "zero"):
         raise UsageError(f"pad_rows: expected exact or zero, got {pad_rows!r}")
-    asked = _Asked(require, allow_code, threads, cuda_graphs, check, tuned, pad_rows)
+    if trust is not None and check != "full":
+        raise UsageError("trust: a signature is for digests; leave check at full")
+    asked = _Asked(require, allow_code, trust, threads, cuda_graphs, check, tuned, pad_rows)
     if prefer is not None:
         if providers is not None or device is not None:
             raise UsageError("prefer: its backends name the device; leave device and providers out")
         backends = backends_of(prefer)
-        engine, doubt = _first(open_bundle(path, check=check), backends, asked)
+        bundle = _opened(path, asked)
+        engine, doubt = _first(bundle, backends, asked)
     else:
         wanted = _providers(providers, device or "cpu")
-        bundle = open_bundle(path, check=check, beside=True)
+        bundle = _opened(path, asked, beside=True)
         engine, doubt = _open(bundle, _choose(bundle, wanted[0]), wanted, asked)
     if doubt and not (require and engine.verdict.outcome == require):
         message = f"{engine.folder}: {engine.record.file}: {doubt}"
         warnings.warn(message, EnginecastWarning, stacklevel=2)
     return engine
+
+
+def _opened(path: str | os.PathLike[str], asked: _Asked, *, beside: bool = False) -> Bundle:
+    bundle = open_bundle(path, check=asked.check, beside=beside)
+    if asked.trust is not None:
+        from enginecast.runtime.bundle.signature import require_signature
+
+        require_signature(bundle, asked.trust)
+    return bundle
+
+
+def _require_trust(bundle: Bundle, record: EngineRecord, asked: _Asked) -> None:
+    """Refuse code that nobody vouches for."""
+    if asked.allow_code or asked.trust is not None or is_trusted(bundle):
+        return
+    raise BundleError(
+        f"{record.file}: {_an(record.target)} engine runs code when it is loaded",
+        hint="If you trust who made the bundle, pass allow_code=True (--allow-code), or a key that"
+        " it was signed with (trust=, --trust), or run `enginecast trust DIR` once. The bundle is"
+        f" {bundle.sha256}.",
+    )
 
 
 def _open(
@@ -134,22 +168,22 @@ def _open(
             hint="Run `enginecast verify DIR` on the target to complete the verdict.",
         )
     session = _session(record)
-    if session.runs_code and not asked.allow_code:
-        raise BundleError(
-            f"{record.file}: {_an(record.target)} engine runs code when it is loaded",
-            hint="If you trust who made the bundle, pass allow_code=True (--allow-code).",
-        )
+    if session.runs_code:
+        _require_trust(bundle, record, asked)
     bundle = _whole(bundle, record, asked)
     settings = _settings(bundle, record, session, providers[0], asked)
     own: dict[str, Any] = {"settings": settings} if session.tunable else {}
     if not session.copies_weights:
         bundle.require_whole()
+    if session.runs_code:
+        bundle.require_unchanged()
     try:
         opened = session.open(
             bundle, record, providers, settings.threads, cuda_graphs=asked.cuda_graphs, **own
         )
     finally:
         bundle.require_whole()  # damage is the reason to name, whatever came of it
+    bundle.require_unchanged()
     return Engine(bundle, record, opened, settings, pad_rows=asked.pad_rows), doubt
 
 
@@ -175,9 +209,12 @@ def _ignored(message: str) -> None:
 
 def _whole(bundle: Bundle, record: EngineRecord, asked: _Asked) -> Bundle:
     """What is code is never run unchecked."""
-    if _session(record).runs_code and asked.allow_code and asked.check != "full":
-        return open_bundle(bundle.root, check="full")
-    return bundle
+    if not _session(record).runs_code or asked.check == "full":
+        return bundle
+    checked = open_bundle(bundle.root, check="full")
+    if checked.sha256 != bundle.sha256:
+        raise changed(bundle.root, MANIFEST_NAME)
+    return checked
 
 
 def _first(bundle: Bundle, backends: Sequence[Backend], asked: _Asked) -> tuple[Engine, str]:

@@ -22,7 +22,7 @@ from enginecast.compiler.prepare import OpenedModel, input_specs, open_model
 from enginecast.compiler.request import ModelOptions
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.bundle.manifest_json import decode, encode
-from enginecast.runtime.bundle.reader import Bundle
+from enginecast.runtime.bundle.reader import Bundle, unpublished
 from enginecast.runtime.load import load
 from enginecast.runtime.validate import check_inputs
 
@@ -90,7 +90,7 @@ def loaded(*engines: StandIn) -> Iterator[None]:
     known = {engine.folder: engine for engine in engines}
 
     def opened(path: Path, **options: Any) -> Bundle:
-        return Bundle(Path(path), known[Path(path)].manifest)
+        return unpublished(Path(path), known[Path(path)].manifest)
 
     def found(path: Path, **options: Any) -> Any:
         engine = known[Path(path)]

@@ -37,8 +37,7 @@ from enginecast.pipelines.attach import Replaced, attach
 from enginecast.pipelines.components import empty_component, save_empty
 from enginecast.pipelines.engine_component import require_plain
 from enginecast.pipelines.record import RECORD, CheckOutcome, PipelineRecord, versions, write_record
-from enginecast.runtime.bundle import reader
-from enginecast.runtime.bundle.reader import digest
+from enginecast.runtime.bundle.directory import Directory, State
 
 
 def model(kind: str, **more: Any) -> Any:
@@ -563,11 +562,12 @@ def test_an_empty_component_is_one_without_weights(tmp_path: Path) -> None:
 def test_an_exported_text_encoder(exports: Exports, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
 
-    def noted(path: Path) -> str:
-        compared.append(str(path))
-        return digest(path)
+    def noted(directory: Directory, name: str) -> tuple[str, State]:
+        compared.append(str(directory.root / name))
+        return digested(directory, name)
 
-    monkeypatch.setattr(reader, "digest", noted)
+    digested = Directory.digest
+    monkeypatch.setattr(Directory, "digest", noted)
     encoder = CLIPTextModel.from_pretrained(exports.model("words-clip")).eval()
     pipe = stable_diffusion(text_encoder=encoder)
     ids = torch.arange(2 * 9).reshape(2, 9)

@@ -10,6 +10,7 @@ import pytest
 
 from enginecast.errors import BundleError
 from enginecast.runtime.bundle import reader
+from enginecast.runtime.bundle.directory import Directory, State
 from enginecast.runtime.bundle.reader import digest, open_bundle
 from enginecast.runtime.load import load
 from enginecast.runtime.sessions.onnxruntime import OrtSession
@@ -102,11 +103,12 @@ def test_digests_of_weights_may_be_computed_beside_other_work(
 ) -> None:
     threads: dict[str, bool] = {}
 
-    def noted(path: Path) -> str:
-        threads[path.name] = threading.current_thread() is threading.main_thread()
-        return digest(path)
+    def noted(directory: Directory, name: str) -> tuple[str, State]:
+        threads[name] = threading.current_thread() is threading.main_thread()
+        return digested(directory, name)
 
-    monkeypatch.setattr(reader, "digest", noted)
+    digested = Directory.digest
+    monkeypatch.setattr(Directory, "digest", noted)
     monkeypatch.setattr(reader, "LARGE", 1)
     open_bundle(root, beside=True).require_whole()
     assert threads["engine.onnx"]  # what is parsed is checked first

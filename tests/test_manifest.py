@@ -19,7 +19,7 @@ from enginecast.runtime.bundle.manifest import (
     Site,
     is_file_name,
 )
-from enginecast.runtime.bundle.manifest_json import decode, encode
+from enginecast.runtime.bundle.manifest_json import decode, encode, seal
 
 FILES = tuple(
     FileRecord(name=name, size=3, sha256="0" * 64)
@@ -49,7 +49,9 @@ def full() -> Manifest:
 
 
 def edited(**changes: Any) -> bytes:
-    return json.dumps(json.loads(encode(full())) | changes).encode()
+    content = json.loads(encode(full()))
+    del content["digest"]
+    return seal(content | changes)
 
 
 def test_round_trip_keeps_everything() -> None:
@@ -144,6 +146,26 @@ def test_file_names_are_listed_once_on_any_file_system(other: str) -> None:
 def test_what_is_not_a_manifest_is_a_bundle_error(data: bytes) -> None:
     with pytest.raises(BundleError, match=r"manifest\.json"):
         decode(data)
+
+
+def test_any_changed_byte_is_found() -> None:
+    data = encode(full())
+    decode(data)
+    for place in range(len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << place % 8
+        with pytest.raises(BundleError, match=r"manifest\.json"):
+            decode(bytes(damaged))
+
+
+def test_manifests_before_the_digest_are_read_and_written_with_one() -> None:
+    old = json.loads(encode(full())) | {"schema_version": 1}
+    del old["digest"]
+    found = decode(json.dumps(old).encode())
+    assert found == msgspec.structs.replace(full(), schema_version=1)
+    assert encode(found) == encode(decode(encode(full())))
+    with pytest.raises(BundleError, match=r"\$\.digest: expected one line .*, got 0"):
+        decode(json.dumps(old | {"schema_version": 2}).encode())
 
 
 def test_repeated_keys_are_refused() -> None:

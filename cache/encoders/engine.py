@@ -35,6 +35,7 @@ def open_engine(request: EncoderRequest) -> "EngineModel":
         device=None if request.providers else request.device,
         threads=request.threads,
         allow_code=request.allow_code,
+        trust=request.trust,
     )
     return EngineModel(engine)
 

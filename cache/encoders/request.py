@@ -9,6 +9,7 @@ import difflib
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -43,7 +44,7 @@ class EncoderRequest:
         store_dtype: None: as the encoder gives them.
         random_weights: seed, for a folder with a config alone.
         device: "cpu" or "cuda"; None: "cpu".
-        providers, threads, allow_code: see `runtime.load`.
+        providers, threads, allow_code, trust: see `runtime.load`.
     """
 
     model: str
@@ -65,6 +66,7 @@ class EncoderRequest:
     providers: tuple[str, ...] | None = None
     threads: int | None = None
     allow_code: bool = False
+    trust: Path | None = None
 
 
 class Part(Record, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from enginecast.bench.inputs import given_inputs, one_kind
 from enginecast.bench.memory import on_gpu, resident, taken
 from enginecast.bench.timing import Times, interleaved, ratio, wall_clock
 from enginecast.errors import MissingError, UsageError
+from enginecast.runtime.bundle.reader import Check
 from enginecast.runtime.device.machine import cores, processor
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.runtime.device.versions import installed
@@ -98,6 +99,8 @@ def bench_bundle(
     providers: Sequence[str] | None = None,
     prefer: Sequence[str] | None = None,
     allow_code: bool = False,
+    trust: str | os.PathLike[str] | None = None,
+    check: Check = "full",
     random_weights: int | None = None,
     tuned: bool = True,
     say: Callable[[str], None] = lambda text: None,
@@ -134,6 +137,8 @@ def bench_bundle(
         path,
         require="verified-by-emulation",
         allow_code=allow_code,
+        trust=trust,
+        check=check,
         tuned=tuned,
         **how,  # type: ignore[arg-type]
     )

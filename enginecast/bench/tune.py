@@ -22,7 +22,7 @@ from enginecast.bench.timing import Times, interleaved
 from enginecast.compiler.memory import available
 from enginecast.errors import BundleError, EnginecastError, UsageError, VerificationError
 from enginecast.runtime.bundle.manifest import Verdict
-from enginecast.runtime.bundle.reader import open_bundle
+from enginecast.runtime.bundle.reader import Check, open_bundle
 from enginecast.runtime.device.machine import cores
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
@@ -111,6 +111,8 @@ def tune_bundle(
     providers: Sequence[str] | None = None,
     prefer: Sequence[str] | None = None,
     allow_code: bool = False,
+    trust: str | os.PathLike[str] | None = None,
+    check: Check = "full",
     write: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> Tuning:
@@ -141,6 +143,8 @@ def tune_bundle(
             hint="Copy the bundle to a folder of your own, or measure alone: --dry-run.",
         )
 
+    again: Check = "size" if trust is None else "full"
+
     def open_engine(settings: Settings) -> Engine:
         return load(
             path,
@@ -148,8 +152,9 @@ def tune_bundle(
             providers=providers,
             prefer=prefer,
             allow_code=allow_code,
+            trust=trust,
             require="verified-by-emulation",
-            check="full" if settings == DEFAULT else "size",
+            check=check if settings == DEFAULT else again,
             tuned=settings,
         )
 
@@ -158,8 +163,9 @@ def tune_bundle(
             path,
             prefer=[backend],
             allow_code=allow_code,
+            trust=trust,
             require="verified-by-emulation",
-            check="size",
+            check=again,
             tuned=False,
         )
 

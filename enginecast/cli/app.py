@@ -20,6 +20,7 @@ from enginecast.cli.inspect.command import inspect
 from enginecast.cli.opt import opt
 from enginecast.cli.passes import passes
 from enginecast.cli.run import run
+from enginecast.cli.sign import sign, trust
 from enginecast.cli.terminal.output import progress, say
 from enginecast.cli.tune import tune
 from enginecast.cli.verify import verify
@@ -77,7 +78,20 @@ def _root(
         raise typer.Exit(UsageError.exit_code)
 
 
-for command in (verify, run, bench, tune, export, inspect, opt, bisect, passes, doctor):
+for command in (
+    verify,
+    run,
+    bench,
+    tune,
+    export,
+    inspect,
+    opt,
+    bisect,
+    passes,
+    sign,
+    trust,
+    doctor,
+):
     app.command()(command)
 app.add_typer(cache_app, name="cache")
 app.add_typer(diffusers_app, name="diffusers")

@@ -27,7 +27,7 @@ from enginecast.runtime.bundle.manifest import (
     Manifest,
     Verdict,
 )
-from enginecast.runtime.bundle.reader import Bundle
+from enginecast.runtime.bundle.reader import Bundle, unpublished
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.registry import session_class
 from enginecast.verify.emulate.emulate import TrueDtypeRun
@@ -231,4 +231,4 @@ def _in_fp32(manifest: Manifest) -> Manifest:
 def unsealed(folder: Path, manifest: Manifest, names: Iterable[str]) -> Bundle:
     """A bundle that is still being made: its digests come when it is published."""
     files = tuple(FileRecord(name=name, size=0, sha256="0" * 64) for name in names)
-    return Bundle(folder, msgspec.structs.replace(manifest, files=files))
+    return unpublished(folder, msgspec.structs.replace(manifest, files=files))

@@ -7,11 +7,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from enginecast.errors import BundleError, UsageError
-from enginecast.runtime.bundle.manifest import MANIFEST_NAME, Manifest, Verdict
+from enginecast.runtime.bundle.manifest import MANIFEST_NAME, SIGNATURE_NAME, Manifest, Verdict
 from enginecast.runtime.bundle.manifest_json import encode
 from enginecast.runtime.bundle.staging import write_file
 from enginecast.runtime.engine import Engine
@@ -25,6 +26,8 @@ NOT_STORED = (
     "the stored reference has no room for: {0}.  With --model they are compared, too, and a verdict"
     " by emulation becomes one of the engine"
 )
+
+SIGNED = "the bundle is signed and stays as it is: its verdict by emulation was not completed"
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ def verify_bundle(
     prefer: Sequence[str] | None = None,
     threads: int | None = None,
     allow_code: bool = False,
+    trust: str | os.PathLike[str] | None = None,
+    check: Literal["full", "size"] = "full",
     random_weights: int | None = None,
     inputs: Path | None = None,
     dynamic: Sequence[str] = (),
@@ -84,6 +89,8 @@ def verify_bundle(
         require="verified-by-emulation",
         threads=threads,
         allow_code=allow_code,
+        trust=trust,
+        check=check,
         tuned=tuned,
     ) as engine:
         notes: tuple[str, ...] = ()
@@ -113,16 +120,24 @@ def verify_bundle(
         if not runs_natively(engine.record.precision, engine.provider):
             notes = (*notes, NOT_NATIVE.format(engine.record.precision, engine.provider))
         completed = not reference.left_out and _complete(engine, verdict)
+        if _is_signed(engine) and engine.verdict.outcome != verdict.outcome == "verified":
+            notes = (*notes, SIGNED)
         if reference.left_out:
             notes = (*notes, NOT_STORED.format(", ".join(reference.left_out)))
         layers, backend = engine.layers(), engine.backend
     return Check(verdict, reference.floor.label, against, completed, notes, backend, layers)
 
 
+def _is_signed(engine: Engine) -> bool:
+    return (engine.folder / SIGNATURE_NAME).exists()
+
+
 def _complete(engine: Engine, verdict: Verdict) -> bool:
-    """Write a verdict of the engine itself over one by emulation."""
+    """Write a verdict of the engine itself over one by emulation, where nobody signed that one."""
     stood = engine.verdict.outcome
     if verdict.outcome != "verified" or stood != "verified-by-emulation":
+        return False
+    if _is_signed(engine):
         return False
     manifest: Manifest = engine.manifest
     engines = tuple(

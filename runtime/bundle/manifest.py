@@ -6,7 +6,11 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 MANIFEST_NAME = "manifest.json"
-SCHEMA_VERSION = 1
+SIGNATURE_NAME = "model.sig"
+"""The one file of a bundle that its manifest does not list: see `runtime.bundle.signature`."""
+SCHEMA_VERSION = 2
+OLDEST_VERSION = 1
+"""Without a digest of the manifest's own."""
 MAX_MANIFEST_BYTES = 4 << 20
 """A large model has some thousand sites of about 300 bytes; more than this is not a manifest."""
 

@@ -3,11 +3,14 @@
 A manifest is written the same, byte for byte, whenever its content is the same: keys are sorted,
 and nothing in it depends on when or how fast it was made.  Reading is strict, because a manifest
 decides which files are handed to a native library: unknown fields, repeated keys and names that
-could leave the folder are refused.
+could leave the folder are refused.  A line of it is the digest of all the others, so that damage
+to a version or a verdict is noticed, too.  That is not a signature: `runtime.bundle.signature`.
 """
 
+import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -16,13 +19,20 @@ from enginecast.errors import BundleError
 from enginecast.runtime.bundle.manifest import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
+    OLDEST_VERSION,
     SCHEMA_VERSION,
+    SIGNATURE_NAME,
     FileRecord,
     Input,
     Manifest,
     Output,
     is_file_name,
 )
+
+_DIGEST = re.compile(rb'^ "digest": "([0-9a-f]{64})",\n', re.MULTILINE)
+"""The line of the digest.  A text within the manifest cannot look like it: JSON writes no line
+breaks in texts, and what is in an object within it begins with two spaces.
+"""
 
 
 def encode(manifest: Manifest) -> bytes:
@@ -31,13 +41,21 @@ def encode(manifest: Manifest) -> bytes:
     Raises:
         BundleError: a value that `decode` would refuse, so that nothing unreadable is published.
     """
-    content = msgspec.to_builtins(manifest)
+    content = msgspec.to_builtins(manifest) | {"schema_version": SCHEMA_VERSION}
     for path in _non_finite(content, "$"):
         raise BundleError(f"{MANIFEST_NAME}: {path}: expected a finite number or null")
-    text = json.dumps(content, sort_keys=True, indent=1, ensure_ascii=False)
-    data = f"{text}\n".encode()
+    data = seal(content)
     decode(data)
     return data
+
+
+def seal(content: Mapping[str, Any]) -> bytes:
+    """The text of a manifest without a digest, with the line of its digest."""
+    return _text({**content, "digest": hashlib.sha256(_text(content)).hexdigest()})
+
+
+def _text(content: Any) -> bytes:
+    return f"{json.dumps(content, sort_keys=True, indent=1, ensure_ascii=False)}\n".encode()
 
 
 def decode(data: bytes) -> Manifest:
@@ -50,7 +68,8 @@ def decode(data: bytes) -> Manifest:
         raise BundleError(
             f"{MANIFEST_NAME}: expected at most {MAX_MANIFEST_BYTES} bytes, got {len(data)}"
         )
-    _require_known_version(_parse(data))
+    if _require_known_version(_parse(data)) > OLDEST_VERSION:
+        data = _without_digest(data)
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -77,16 +96,37 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def _require_known_version(content: Any) -> None:
+def _without_digest(data: bytes) -> bytes:
+    """The manifest without the line of its digest, which is that of what is returned."""
+    found = _DIGEST.findall(data)
+    if len(found) != 1:
+        raise BundleError(
+            f"{MANIFEST_NAME}: $.digest: expected one line with the sha256 of the rest, got"
+            f" {len(found)}"
+        )
+    rest = _DIGEST.sub(b"", data)
+    actual = hashlib.sha256(rest).hexdigest()
+    if actual != found[0].decode():
+        raise BundleError(
+            f"{MANIFEST_NAME}: has sha256 {actual} without its line $.digest, expected"
+            f" {found[0].decode()}",
+            hint="It was damaged or edited after it was published: copy or export it again.",
+        )
+    return rest
+
+
+def _require_known_version(content: Any) -> int:
     version = content.get("schema_version") if isinstance(content, dict) else None
     if type(version) is not int:
         raise BundleError(f"{MANIFEST_NAME}: $.schema_version: expected a number, got {version!r}")
-    if version != SCHEMA_VERSION:
+    if not OLDEST_VERSION <= version <= SCHEMA_VERSION:
         newer = version > SCHEMA_VERSION
         raise BundleError(
-            f"{MANIFEST_NAME}: bundle schema {version}, this build reads {SCHEMA_VERSION}",
+            f"{MANIFEST_NAME}: bundle schema {version}, this build reads {OLDEST_VERSION} to"
+            f" {SCHEMA_VERSION}",
             hint="Upgrade enginecast." if newer else "Export the model again.",
         )
+    return version
 
 
 def _non_finite(content: Any, path: str) -> Iterator[str]:
@@ -122,7 +162,7 @@ def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _file_problems(files: tuple[FileRecord, ...]) -> Iterator[tuple[str, str]]:
-    seen = {MANIFEST_NAME}
+    seen = {MANIFEST_NAME, SIGNATURE_NAME}
     for index, file in enumerate(files):
         if not is_file_name(file.name):
             expected = "a file name of [A-Za-z0-9._-] without a leading dot"

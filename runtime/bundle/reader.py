@@ -9,14 +9,17 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from enginecast.errors import BundleError
+from enginecast.runtime.bundle.directory import Directory, State, changed
 from enginecast.runtime.bundle.manifest import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
+    SIGNATURE_NAME,
     FileRecord,
     Manifest,
 )
@@ -35,6 +38,12 @@ class Bundle:
 
     root: Path
     manifest: Manifest
+    sha256: str
+    """Of the manifest's file, which has the digests of all others; empty: it is still being made,
+    and nothing was checked."""
+    _directory: Directory = field(repr=False, compare=False)
+    _states: dict[str, State] = field(repr=False, compare=False)
+    """Of the files when they were checked."""
     _left: "Future[list[str]] | None" = field(default=None, repr=False, compare=False)
     """Problems of files whose digests are computed meanwhile."""
 
@@ -47,15 +56,77 @@ class Bundle:
         if self._left is not None and (problems := self._left.result()):
             raise _disagrees(self.root, problems)
 
+    def require_unchanged(self) -> None:
+        """See that the files are those that were checked, after a library has opened them.
+
+        Raises:
+            BundleError: one was replaced, removed, or written to meanwhile.
+        """
+        for name, state in self._states.items():
+            try:
+                same = self._directory.state(name) == state
+            except OSError as error:
+                raise changed(self.root, name) from error
+            if not same:
+                raise changed(self.root, name)
+
     def path(self, name: str) -> Path:
         """The path of a file of this bundle.
 
         Raises:
             BundleError: the manifest lists no such file.
         """
-        if all(file.name != name for file in self.manifest.files):
-            raise BundleError(f"{self.root}: the bundle holds no {name}")
+        self._record(name)
         return self.root / name
+
+    def size(self, name: str) -> int:
+        """Bytes of a file."""
+        return self._directory.state(self._record(name).name).size
+
+    @property
+    def folder(self) -> Path:
+        """A path to the folder that was checked, for libraries that open files by name: it stays
+        the same folder whatever is published under the bundle's name, while this object lives.
+        """
+        return self._directory.path
+
+    def opened(self, name: str) -> AbstractContextManager[Path]:
+        """A path to a file that was checked; it stays this file until the end of the `with`.
+
+        Raises:
+            BundleError: the manifest lists no such file, or it was replaced since.
+        """
+        self._record(name)
+        return self._directory.opened(name, self._states.get(name))
+
+    def opened_signature(self) -> AbstractContextManager[Path]:
+        """A path to the signature, which no manifest lists.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        return self._directory.opened(SIGNATURE_NAME, None)
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file, once more compared with its digest.
+
+        Raises:
+            BundleError: the manifest lists no such file, or it was changed since it was checked.
+        """
+        record = self._record(name)
+        try:
+            data = self._directory.read(name, self.size(name) + 1)
+        except OSError as error:
+            raise changed(self.root, name) from error
+        if self.sha256 and hashlib.sha256(data).hexdigest() != record.sha256:
+            raise _disagrees(self.root, [f"{name} has another sha256 than {record.sha256}"])
+        return data
+
+    def _record(self, name: str) -> FileRecord:
+        for file in self.manifest.files:
+            if file.name == name:
+                return file
+        raise BundleError(f"{self.root}: the bundle holds no {name}")
 
 
 def open_bundle(
@@ -74,22 +145,30 @@ def open_bundle(
         BundleError: naming every file that is missing, extra, damaged, or not a plain file.
     """
     root = Path(path).resolve()
-    data = _read_manifest(root)
+    directory = _directory(root)
+    data = _read_manifest(directory)
     try:
         manifest = decode(data)
     except BundleError as error:  # a pipeline holds several
         raise BundleError(f"{root}/{error.message}", hint=error.hint) from error
-    if problems := list(_listing_problems(root, manifest.files)):
+    if problems := list(_listing_problems(directory, manifest.files)):
         raise _disagrees(root, problems)
+    states: dict[str, State] = {}
+    sha256 = hashlib.sha256(data).hexdigest()
     if check == "size":
-        return Bundle(root, manifest)
+        return Bundle(root, manifest, sha256, directory, states)
     engines = {engine.file for engine in manifest.engines}
     weights = [f for f in manifest.files if f.size >= LARGE and f.name not in engines]
-    left = _begun(root, weights) if beside and weights else None
+    left = _begun(directory, weights, states) if beside and weights else None
     others = [f for f in manifest.files if left is None or f not in weights]
-    if problems := _digest_problems(root, others):
+    if problems := _digest_problems(directory, others, states):
         raise _disagrees(root, [*problems, *(left.result() if left else ())])
-    return Bundle(root, manifest, left)
+    return Bundle(root, manifest, sha256, directory, states, left)
+
+
+def unpublished(folder: Path, manifest: Manifest) -> Bundle:
+    """A bundle that is still being made: its digests come when it is published."""
+    return Bundle(folder, manifest, "", Directory(folder), {})
 
 
 def digest(path: str | os.PathLike[str]) -> str:
@@ -98,27 +177,35 @@ def digest(path: str | os.PathLike[str]) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read_manifest(root: Path) -> bytes:
-    if not root.is_dir():
-        what = "is not a folder" if root.exists() else "does not exist"
-        raise BundleError(f"{root}: expected the folder of a bundle, but it {what}")
-    path = root / MANIFEST_NAME
-    if path.is_symlink() or not path.is_file():
-        raise BundleError(
-            f"{root}: expected a bundle, but there is no plain file {MANIFEST_NAME} in it",
-            hint="`enginecast export MODEL -o DIR` makes a bundle.",
-        )
+def _directory(root: Path) -> Directory:
     try:
-        with path.open("rb") as file:
-            return file.read(MAX_MANIFEST_BYTES + 1)
+        return Directory(root)
     except OSError as error:
-        raise BundleError(f"{path}: {error.strerror}") from error
+        if root.is_dir():
+            raise BundleError(f"{root}: {error.strerror}") from error
+        what = "is not a folder" if os.path.lexists(root) else "does not exist"
+        raise BundleError(f"{root}: expected the folder of a bundle, but it {what}") from error
 
 
-def _listing_problems(root: Path, files: tuple[FileRecord, ...]) -> Iterator[str]:
-    with os.scandir(root) as entries:
-        present = {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
+def _read_manifest(directory: Directory) -> bytes:
+    try:
+        return directory.read(MANIFEST_NAME, MAX_MANIFEST_BYTES + 1)
+    except (BundleError, OSError) as error:
+        if isinstance(error, PermissionError):
+            raise BundleError(f"{directory.root / MANIFEST_NAME}: {error.strerror}") from error
+        raise BundleError(
+            f"{directory.root}: expected a bundle, but there is no plain file {MANIFEST_NAME} in"
+            " it",
+            hint="`enginecast export MODEL -o DIR` makes a bundle.",
+        ) from error
+
+
+def _listing_problems(directory: Directory, files: tuple[FileRecord, ...]) -> Iterator[str]:
+    present = directory.entries()
     present.pop(MANIFEST_NAME, None)
+    signature = present.pop(SIGNATURE_NAME, None)
+    if signature is not None and not stat.S_ISREG(signature.st_mode):
+        yield f"{SIGNATURE_NAME} is a {_kind(signature.st_mode)}, expected a plain file"
     expected = {file.name for file in files}
     for name in sorted(present.keys() - expected):
         yield f"{name!r} is not listed"
@@ -132,25 +219,31 @@ def _listing_problems(root: Path, files: tuple[FileRecord, ...]) -> Iterator[str
             yield f"{file.name} has {status.st_size} bytes, expected {file.size}"
 
 
-def _begun(root: Path, files: Sequence[FileRecord]) -> "Future[list[str]]":
+def _begun(
+    directory: Directory, files: Sequence[FileRecord], states: dict[str, State]
+) -> "Future[list[str]]":
     """Check digests in a thread of their own, which leaves the interpreter to others."""
     reader = ThreadPoolExecutor(1, thread_name_prefix="digests")
     try:
-        return reader.submit(_digest_problems, root, files)
+        return reader.submit(_digest_problems, directory, files, states)
     finally:
         reader.shutdown(wait=False)
 
 
-def _digest_problems(root: Path, files: Sequence[FileRecord]) -> list[str]:
+def _digest_problems(
+    directory: Directory, files: Sequence[FileRecord], states: dict[str, State]
+) -> list[str]:
     problems = []
     for file in files:
         try:
-            actual = digest(root / file.name)
+            actual, states[file.name] = directory.digest(file.name)
         except OSError as error:
             problems.append(f"{file.name} cannot be read ({error.strerror})")
-            continue
-        if actual != file.sha256:
-            problems.append(f"{file.name} has sha256 {actual}, expected {file.sha256}")
+        except BundleError as error:
+            problems.append(error.message)
+        else:
+            if actual != file.sha256:
+                problems.append(f"{file.name} has sha256 {actual}, expected {file.sha256}")
     return problems
 
 

@@ -173,8 +173,8 @@ def require_space(folder: str | os.PathLike[str], needed: int) -> None:
         )
 
 
-def write_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write one file so that it is there whole, mode 0644, or as it was before.
+def write_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o644) -> None:
+    """Write one file so that it is there whole, or as it was before.
 
     Raises:
         BundleError: the disk failed.
@@ -183,8 +183,9 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
     temporary = _beside(target, "tmp")
     try:
         with _disk_errors(f"writing {target}"):
+            temporary.touch(mode=mode, exist_ok=False)
             temporary.write_bytes(data)
-            _flush_file(temporary)
+            _flush_file(temporary, mode)
             temporary.replace(target)
             flush_folder(target.parent)
     finally:
@@ -267,8 +268,8 @@ def _seal(path: Path) -> FileRecord:
     return FileRecord(name=path.name, size=path.stat().st_size, sha256=digest(path))
 
 
-def _flush_file(path: Path) -> None:
-    path.chmod(0o644)  # safetensors writes 0600, which no other user could read
+def _flush_file(path: Path, mode: int = 0o644) -> None:
+    path.chmod(mode)  # safetensors writes 0600, which no other user could read
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 

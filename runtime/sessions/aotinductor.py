@@ -131,7 +131,7 @@ def _load(torch: Any, bundle: Bundle, record: EngineRecord, device: str) -> Mapp
             hint="Use torch 2.11 to 2.13 for this engine.",
         ) from error
     try:
-        content = load_pt2(str(bundle.path(record.file)), run_single_threaded=device == "cuda")
+        content = load_pt2(str(bundle.folder / record.file), run_single_threaded=device == "cuda")
         found: Mapping[str, Any] = content.aoti_runners
     except Exception as error:  # torch raises RuntimeError, and others for what is not an archive
         message = f"{record.file}: torch refuses the package: {first_line(error)}"
@@ -175,7 +175,7 @@ def _weights(
         raise BundleError(f"{record.file}: its code reads weights, and the bundle has no such file")
     from safetensors.torch import load_file
 
-    stored = load_file(bundle.path(record.weights), device=device)
+    stored = load_file(bundle.folder / record.weights, device=device)
     lacking = [names.get(name, name) for name in wanted if names.get(name) not in stored]
     if lacking:
         raise BundleError(

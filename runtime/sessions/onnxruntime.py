@@ -13,6 +13,7 @@ from onnxruntime import IOBinding, OrtValue
 
 from enginecast.errors import BundleError, EnginecastError, InputError, MissingError
 from enginecast.runtime.bundle.manifest import EngineRecord, Input, Output
+from enginecast.runtime.bundle.onnx_file import check_onnx, weight_files
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.out_of_memory import lacks_memory
 from enginecast.runtime.device.versions import numbers
@@ -24,6 +25,8 @@ from enginecast.runtime.values.device_tensor import DeviceTensor, Feed
 CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
 
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+"""See onnxruntime_session_options_config_keys.h."""
 _KERNEL_SUFFIX = "_kernel_time"
 _FATAL = 4  # the log level above error: ONNX Runtime raises its errors as well as printing them
 _TYPES = {"float32": "float", "float64": "double"}  # other names are those of numpy
@@ -95,7 +98,11 @@ class OrtSession(Session):
         options = options_for(record.precision, providers[0], record.quantized)
         _apply(settings, options)
         profile = _profiled(options) if counts_ops else None
-        session = create_session(bundle.path(record.file), providers, threads, options)
+        content = bundle.read(record.file)
+        check_onnx(content, record.file, weight_files(bundle, record.weights))
+        # By the folder that was checked, and not by its name; no other file is opened.
+        options.add_session_config_entry(_WEIGHTS_FOLDER, str(bundle.folder))
+        session = create_session(record.file, providers, threads, options, content=content)
         declared = bundle.manifest.engine_outputs
         _require_signature(record.file, "inputs", bundle.manifest.inputs, session.get_inputs())
         _require_signature(record.file, "outputs", declared, session.get_outputs())
@@ -238,16 +245,22 @@ def _apply(settings: Settings, options: onnxruntime.SessionOptions) -> None:
 
 
 def create_session(
-    path: Path,
+    path: str | Path,
     providers: Sequence[str],
     threads: int | None = None,
     options: onnxruntime.SessionOptions | None = None,
+    *,
+    content: bytes | None = None,
 ) -> onnxruntime.InferenceSession:
     """Make a session and see that it runs where it was asked to.
 
     ONNX Runtime falls back to the CPU when a provider fails to start
     (microsoft/onnxruntime#23372), so what the session says of itself is compared with what was
     asked for.
+
+    Args:
+        path: the file; of `content` its name, for messages.
+        content: its bytes, where they were read before.
 
     Raises:
         MissingError: a provider did not start, or has no kernel for an operator.
@@ -257,8 +270,11 @@ def create_session(
     options.log_severity_level = _FATAL
     if threads is not None:
         options.intra_op_num_threads = threads
+    path = Path(path)
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=list(providers))
+        session = onnxruntime.InferenceSession(
+            str(path) if content is None else content, options, providers=list(providers)
+        )
     except Exception as error:  # ONNX Runtime's errors have no common base of their own
         if "NOT_IMPLEMENTED" in str(error):
             raise MissingError(f"{path.name}: {providers[0]} cannot run it: {error}") from error

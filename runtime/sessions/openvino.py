@@ -22,6 +22,7 @@ from enginecast.errors import (
     first_line,
 )
 from enginecast.runtime.bundle.manifest import EngineRecord, Input, Manifest, Output
+from enginecast.runtime.bundle.onnx_file import check_onnx, weight_files
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.out_of_memory import lacks_memory
 from enginecast.runtime.device.versions import numbers
@@ -129,9 +130,11 @@ class OpenVINOSession(Session):
             "INFERENCE_PRECISION_HINT": wanted,
             "INFERENCE_NUM_THREADS": threads or 0,
         }
+        weights = weight_files(bundle, record.weights)
+        check_onnx(bundle.read(record.file), record.file, weights)
         try:
             core = openvino.Core()
-            model = core.read_model(bundle.path(record.file))
+            model = core.read_model(bundle.folder / record.file)
             _require_signature(record.file, bundle.manifest, model)
             model.reshape(_shapes(openvino, bundle.manifest))
             _keep_order_of_ties(openvino, model)

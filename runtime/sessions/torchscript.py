@@ -52,9 +52,8 @@ class TorchScriptSession(TorchSession):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             try:
-                module = torch.jit.load(
-                    str(bundle.path(record.file)), map_location=provider.removeprefix("torch-")
-                )
+                with bundle.opened(record.file) as path:
+                    module = torch.jit.load(str(path), map_location=provider.removeprefix("torch-"))
             except Exception as error:  # RuntimeError, and others for what is not an archive
                 raise BundleError(
                     f"{record.file}: torch.jit.load refuses it: {first_line(error)}"

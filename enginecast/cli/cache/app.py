@@ -19,6 +19,7 @@ from enginecast.cli.options.groups import (
     Quiet,
     RandomWeights,
     Threads,
+    Trust,
     grouped,
 )
 from enginecast.cli.terminal.output import print_json, results, results_apart, say
@@ -92,6 +93,7 @@ class EncoderFlags:
     provider: Provider = None
     threads: Threads = None
     allow_code: AllowCode = False
+    trust: Trust = None
 
     def request(self, model: str) -> "EncoderRequest":
         from enginecast.cache.encoders.request import EncoderRequest

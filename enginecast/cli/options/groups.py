@@ -22,6 +22,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 AllowCode = Annotated[
     bool, typer.Option("--allow-code", help="Load files whose loading can run code.")
 ]
+Trust = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Load only what was signed with this public key or certificate (PEM)."
+    ),
+]
 RandomWeights = Annotated[
     int | None,
     typer.Option(metavar="SEED", help="Random weights, for a folder with a config alone."),
@@ -130,11 +136,21 @@ class LoadFlags:
     ] = None
     threads: Threads = None
     allow_code: AllowCode = False
+    trust: Trust = None
+    trust_digests: Annotated[
+        bool,
+        typer.Option(
+            "--trust-digests",
+            help="Compare the sizes of weights, not their digests: faster, and damage goes"
+            " unnoticed.",
+        ),
+    ] = False
 
     def arguments(self) -> dict[str, Any]:
         """Of `enginecast.load`."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         found["providers"] = found.pop("provider")
+        found["check"] = "size" if found.pop("trust_digests") else "full"
         return found
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 
 from enginecast.errors import InputError, MissingError, UsageError
 from enginecast.runtime.bundle.manifest import EngineRecord
+from enginecast.runtime.bundle.onnx_file import check_onnx, weight_files
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device import gpu as gpus
 from enginecast.runtime.device.gpu import Gpu
@@ -69,9 +70,12 @@ class TensorRTSession(Session):
             trt = import_tensorrt("a TensorRT engine")
             here = machine(trt, gpu)
         require_fit(record.requires, here, record.file, instead)
-        network = None if record.network is None else bundle.path(record.network)
+        network = None if record.network is None else bundle.folder / record.network
+        if record.network is not None:
+            weights = weight_files(bundle, record.weights)
+            check_onnx(bundle.read(record.network), record.network, weights)
         with _saying(record.file, instead):
-            loaded = load_engine(trt, bundle.path(record.file), record, bundle.manifest, network)
+            loaded = load_engine(trt, bundle.folder / record.file, record, bundle.manifest, network)
         return cls(loaded, gpu, cuda_graphs=cuda_graphs)
 
     @property

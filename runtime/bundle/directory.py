@@ -1,0 +1,118 @@
+"""A folder that is opened once, so that what was checked is what is used.
+
+Between the check of a bundle and its use another process may publish a new one under the name, or
+swap a file.  The folder is therefore held open: what is read through its descriptor stays the same
+bundle, whatever its name stands for by then.  A file that was swapped or written to within it
+shows in its inode or its ctime, which nobody can set back.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from enginecast.errors import BundleError
+
+
+class State(NamedTuple):
+    """What changes when a file is replaced or written to."""
+
+    device: int
+    inode: int
+    size: int
+    mtime: int
+    ctime: int
+
+
+class Directory:
+    """A folder, open for as long as this object lives."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if (descriptor := getattr(self, "_descriptor", None)) is not None:
+            os.close(descriptor)
+
+    def __reduce__(self) -> tuple[type["Directory"], tuple[Path]]:
+        return Directory, (self.root,)  # a copy has a descriptor of its own
+
+    @property
+    def path(self) -> Path:
+        """A path to the same folder, whatever happens to its name; where the system has no such
+        paths, its name.  It is good for as long as this object lives.
+        """
+        return Path(f"/proc/self/fd/{self._descriptor}") if _has_paths() else self.root
+
+    def entries(self) -> dict[str, os.stat_result]:
+        """What is in the folder, links not followed."""
+        with os.scandir(self._descriptor) as entries:
+            return {entry.name: entry.stat(follow_symlinks=False) for entry in entries}
+
+    def open(self, name: str) -> int:
+        """Open a plain file of the folder for reading; whoever asks closes it.
+
+        Raises:
+            OSError: there is none, or it is a link.
+            BundleError: it is no plain file.
+        """
+        # Nobody waits for a pipe's other end.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(name, flags, dir_fd=self._descriptor)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise BundleError(f"{self.root / name}: expected a plain file")
+        return descriptor
+
+    @contextmanager
+    def opened(self, name: str, expected: State | None) -> Iterator[Path]:
+        """A path to a file of the folder, which stays this file while it is open.
+
+        Raises:
+            BundleError: it is another file than that with the state expected.
+        """
+        descriptor = self.open(name)
+        try:
+            if expected is not None and _state(os.fstat(descriptor)) != expected:
+                raise changed(self.root, name)
+            yield Path(f"/proc/self/fd/{descriptor}") if _has_paths() else self.root / name
+        finally:
+            os.close(descriptor)
+
+    def read(self, name: str, most: int) -> bytes:
+        """The first bytes of a file."""
+        with open(self.open(name), "rb") as file:
+            return file.read(most)
+
+    def digest(self, name: str) -> tuple[str, State]:
+        """The sha256 of a file in hexadecimal, and its state before it was read."""
+        with open(self.open(name), "rb", buffering=0) as file:
+            state = _state(os.fstat(file.fileno()))
+            return hashlib.file_digest(file, "sha256").hexdigest(), state
+
+    def state(self, name: str) -> State:
+        """The state of a file, links not followed."""
+        return _state(os.stat(name, dir_fd=self._descriptor, follow_symlinks=False))
+
+
+def changed(root: Path, name: str) -> BundleError:
+    """What to raise for a file that is another one now."""
+    return BundleError(
+        f"{root}: {name} was changed while the bundle was being opened",
+        hint="Publish with enginecast, which never writes into a bundle, and load it again.",
+    )
+
+
+def _state(found: os.stat_result) -> State:
+    return State(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+@cache
+def _has_paths() -> bool:
+    """Whether descriptors have paths (Linux)."""
+    return os.path.isdir("/proc/self/fd")

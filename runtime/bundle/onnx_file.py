@@ -1,0 +1,329 @@
+"""Checking an ONNX file before a runtime parses it.
+
+Neither ONNX Runtime nor onnx's own checker is a gate: the checker accepts data past the end of a
+file and sizes that overflow, and both follow what the graph says about other files.  So the file
+is walked here, byte by byte as protobuf's wire format has it, without either library: only what may
+name a file, a size or code is looked at, in every graph within a graph and in every function.
+
+Fields are those of onnx.proto (IR version 13).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple
+
+from enginecast.errors import BundleError
+from enginecast.runtime.bundle.reader import Bundle
+
+MAX_BYTES = (2 << 30) - 1
+"""What protobuf can hold."""
+MAX_DEPTH = 32
+"""Graphs within graphs: a loop in a branch in a loop is 3."""
+DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
+"""Whose operators ONNX Runtime brings along.  Others would need a library of their own."""
+CODE = frozenset({"EPContext", "PythonOp", "PythonOpGrad", "ATen", "ATenGrad", "TritonOp"})
+"""Operators of com.microsoft that hold or call native code."""
+
+_BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64}
+_BITS |= {14: 64, 15: 128, 16: 16, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8}
+_BITS |= {25: 2, 26: 2}
+"""Bits of an element by TensorProto.DataType; a string has no size of its own."""
+_EXTERNAL = 1
+_KEYS = frozenset({"location", "offset", "length", "checksum"})
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+class _Field(NamedTuple):
+    number: int
+    wire: int
+    value: int
+    """Of a varint; of bytes where they begin."""
+    end: int
+    """Of bytes."""
+
+
+@dataclass
+class _Node:
+    """What was seen of a node."""
+
+    operator: str
+    domain: str
+    place: str
+
+
+@dataclass
+class _Walk:
+    """A file on its way through the check."""
+
+    data: bytes
+    file: str
+    files: Mapping[str, int]
+    nodes: list[_Node] = field(default_factory=list)
+    functions: set[tuple[str, str]] = field(default_factory=set)
+
+    def refuse(self, what: str) -> BundleError:
+        return BundleError(
+            f"{self.file}: {what}", hint="Take bundles from whom you trust, or export again."
+        )
+
+
+def weight_files(bundle: Bundle, *names: str | None) -> dict[str, int]:
+    """The bytes of those files of a bundle that an engine's weights lie in, by name."""
+    return {name: bundle.size(name) for name in names if name is not None}
+
+
+def check_onnx(data: bytes, file: str, files: Mapping[str, int]) -> None:
+    """Refuse an ONNX file that is malformed, reaches outside its bundle, or holds code.
+
+    Args:
+        data: its bytes.
+        file: its name, for messages.
+        files: the bytes of each file of the bundle that weights may lie in, by name.
+
+    Raises:
+        BundleError: names the file, the tensor or node, what was expected and what was got.
+    """
+    walk = _Walk(data, file, files)
+    if len(data) > MAX_BYTES:
+        raise walk.refuse(f"expected at most {MAX_BYTES} bytes, got {len(data)}")
+    graphs = 0
+    for one in _fields(walk, 0, len(data), "the model"):
+        if one.number == 7:
+            graphs += 1
+            _graph(walk, one, "", 1)
+        elif one.number == 20:
+            raise walk.refuse("expected a model for inference, got training_info")
+        elif one.number == 25:
+            _function(walk, one)
+    if graphs != 1:
+        raise walk.refuse(f"expected one graph, got {graphs}")
+    for node in walk.nodes:
+        _require_known(walk, node)
+
+
+def _require_known(walk: _Walk, node: _Node) -> None:
+    if (node.domain, node.operator) in walk.functions:
+        return
+    if node.domain not in DOMAINS:
+        known = ", ".join(sorted(filter(None, DOMAINS)))
+        raise walk.refuse(
+            f"{node.place}: expected an operator of {known}, got {node.domain}::{node.operator}"
+        )
+    if node.domain == "com.microsoft" and node.operator in CODE:
+        raise walk.refuse(
+            f"{node.place}: expected an operator that holds no code, got {node.operator}"
+        )
+
+
+def _fields(walk: _Walk, begin: int, end: int, what: str) -> Iterator[_Field]:
+    """The fields of a message, in order."""
+    place = begin
+    while place < end:
+        tag, place = _varint(walk, place, end, what)
+        number, wire = tag >> 3, tag & 7
+        if number == 0:
+            raise walk.refuse(f"{what}: a field without a number at byte {place}")
+        if wire == _VARINT:
+            value, place = _varint(walk, place, end, what)
+            yield _Field(number, wire, value, place)
+            continue
+        if wire == _BYTES:
+            length, place = _varint(walk, place, end, what)
+        elif wire in (_FIXED64, _FIXED32):
+            length = 8 if wire == _FIXED64 else 4
+        else:
+            raise walk.refuse(f"{what}: unknown wire type {wire} at byte {place}")
+        if length > end - place:
+            raise walk.refuse(f"{what}: {length} bytes at byte {place}, past the end at {end}")
+        yield _Field(number, wire, place, place + length)
+        place += length
+
+
+def _varint(walk: _Walk, place: int, end: int, what: str) -> tuple[int, int]:
+    data, value = walk.data, 0
+    for shift in range(0, 70, 7):
+        if place >= end:
+            break
+        byte = data[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFFFFFFFFFFFFFF, place
+    raise walk.refuse(f"{what}: a number that does not end at byte {place}")
+
+
+def _message(walk: _Walk, one: _Field, what: str) -> Iterator[_Field]:
+    if one.wire != _BYTES:
+        raise walk.refuse(f"{what}: expected a message, got wire type {one.wire}")
+    return _fields(walk, one.value, one.end, what)
+
+
+def _text(walk: _Walk, one: _Field, what: str) -> str:
+    if one.wire != _BYTES:
+        raise walk.refuse(f"{what}: expected a text, got wire type {one.wire}")
+    try:
+        return walk.data[one.value : one.end].decode()
+    except UnicodeDecodeError as error:
+        raise walk.refuse(f"{what}: expected UTF-8: {error}") from error
+
+
+def _graph(walk: _Walk, message: _Field, inside: str, depth: int) -> None:
+    where = f"the graph{inside and f' of {inside}'}"
+    if depth > MAX_DEPTH:
+        raise walk.refuse(f"{where}: expected at most {MAX_DEPTH} graphs within one another")
+    for one in _message(walk, message, where):
+        if one.number == 1:
+            _node(walk, one, depth)
+        elif one.number == 5:
+            _tensor(walk, one, "an initializer")
+        elif one.number == 15:
+            _sparse(walk, one)
+
+
+def _node(walk: _Walk, message: _Field, depth: int) -> None:
+    operator = domain = name = ""
+    attributes = []
+    for one in _message(walk, message, "a node"):
+        if one.number == 3:
+            name = _text(walk, one, "a node's name")
+        elif one.number == 4:
+            operator = _text(walk, one, "a node's operator")
+        elif one.number == 5:
+            attributes.append(one)
+        elif one.number == 7:
+            domain = _text(walk, one, "a node's domain")
+    place = f"node {name!r} ({operator})"
+    walk.nodes.append(_Node(operator, domain, place))
+    for one in attributes:
+        _attribute(walk, one, place, depth)
+
+
+def _attribute(walk: _Walk, message: _Field, place: str, depth: int) -> None:
+    for one in _message(walk, message, f"{place}: an attribute"):
+        if one.number in (5, 10):
+            _tensor(walk, one, place)
+        elif one.number in (6, 11):
+            _graph(walk, one, place, depth + 1)
+        elif one.number in (22, 23):
+            _sparse(walk, one)
+
+
+def _function(walk: _Walk, message: _Field) -> None:
+    name = domain = ""
+    for one in _message(walk, message, "a function"):
+        if one.number == 1:
+            name = _text(walk, one, "a function's name")
+        elif one.number == 10:
+            domain = _text(walk, one, "a function's domain")
+        elif one.number == 7:
+            _node(walk, one, 1)
+        elif one.number == 11:
+            _attribute(walk, one, "a function", 1)
+    if domain in DOMAINS:
+        raise walk.refuse(
+            f"function {name!r}: expected a domain of its own, got {domain or 'ai.onnx'}"
+        )
+    walk.functions.add((domain, name))
+
+
+def _sparse(walk: _Walk, message: _Field) -> None:
+    for one in _message(walk, message, "a sparse tensor"):
+        if one.number in (1, 2):
+            _tensor(walk, one, "a sparse tensor")
+
+
+@dataclass
+class _Tensor:
+    """What a tensor says of its data."""
+
+    name: str = ""
+    kind: int = 0
+    sizes: list[int] = field(default_factory=list)
+    raw: int | None = None
+    """Bytes that the file holds."""
+    is_external: bool = False
+    entries: dict[str, str] = field(default_factory=dict)
+    """Of its external data."""
+
+
+def _tensor(walk: _Walk, message: _Field, place: str) -> None:
+    found = _read_tensor(walk, message, place)
+    sizes, what = found.sizes, f"tensor {found.name!r}" if found.name else f"a tensor of {place}"
+    if min(sizes, default=0) < 0:
+        raise walk.refuse(f"{what}: expected sizes of 0 and more, got {sizes}")
+    needed = (prod(sizes) * _BITS.get(found.kind, 0) + 7) // 8
+    if needed >= 1 << 62:
+        raise walk.refuse(f"{what}: {sizes} is more than any memory holds")
+    if found.is_external or found.entries:
+        known = found.kind in _BITS
+        _external(walk, what, found.entries, sizes, needed if known else None)
+    elif found.raw is not None and found.kind in _BITS and found.raw != needed:
+        raise walk.refuse(f"{what}: {sizes} needs {needed} bytes, got {found.raw}")
+
+
+def _read_tensor(walk: _Walk, message: _Field, place: str) -> _Tensor:
+    found = _Tensor()
+    for one in _message(walk, message, place):
+        if one.number == 1:
+            found.sizes += _sizes(walk, one, place)
+        elif one.number == 2:
+            found.kind = one.value
+        elif one.number == 8:
+            found.name = _text(walk, one, place)
+        elif one.number == 9:
+            found.raw = one.end - one.value
+        elif one.number == 13:
+            key, value = _entry(walk, one, place)
+            if key in found.entries or key not in _KEYS:
+                raise walk.refuse(f"{place}: {key!r}: expected each of {sorted(_KEYS)} once")
+            found.entries[key] = value
+        elif one.number == 14:
+            found.is_external = one.value == _EXTERNAL
+    return found
+
+
+def _external(
+    walk: _Walk, what: str, entries: dict[str, str], sizes: list[int], needed: int | None
+) -> None:
+    """Weights lie in a file of the bundle, within it, and are as long as their sizes say."""
+    location = entries.get("location", "")
+    if location not in walk.files:
+        listed = ", ".join(sorted(walk.files)) or "no file"
+        raise walk.refuse(f"{what}: expected its data in {listed}, got {location!r}")
+    numbers = {"offset": "0", "length": str(needed)} | entries
+    for key in ("offset", "length"):
+        if not (numbers[key].isascii() and numbers[key].isdigit() and len(numbers[key]) < 20):
+            raise walk.refuse(f"{what}: {key}: expected a number of bytes, got {numbers[key]!r}")
+    offset, length = int(numbers["offset"]), int(numbers["length"])
+    if needed is None or length != needed:
+        raise walk.refuse(f"{what}: {sizes} needs {needed} bytes, got {length} in {location}")
+    if offset + length > walk.files[location]:
+        raise walk.refuse(
+            f"{what}: bytes {offset} to {offset + length} of {location},"
+            f" which has {walk.files[location]}"
+        )
+
+
+def _sizes(walk: _Walk, one: _Field, place: str) -> list[int]:
+    if one.wire == _VARINT:
+        return [_signed(one.value)]
+    if one.wire != _BYTES:
+        raise walk.refuse(f"{place}: expected sizes, got wire type {one.wire}")
+    found, at = [], one.value
+    while at < one.end:
+        value, at = _varint(walk, at, one.end, place)
+        found.append(_signed(value))
+    return found
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _entry(walk: _Walk, message: _Field, place: str) -> tuple[str, str]:
+    found = {1: "", 2: ""}
+    for one in _message(walk, message, place):
+        if one.number in found:
+            found[one.number] = _text(walk, one, place)
+    return found[1], found[2]

@@ -1,0 +1,229 @@
+"""Signatures of bundles: OpenSSF model signing, https://github.com/sigstore/model-transparency.
+
+A signature is the file `model.sig` in the bundle's folder, as that project's own command writes and
+checks it: a statement of in-toto with the sha256 of every file, in an envelope that is signed with
+an elliptic-curve key, or with one that a certificate speaks for.  What a signature says is compared
+with the digests that the reader computed itself, so that no file is opened twice.
+
+The library is imported when a signature is made or asked for (extra `signing`).
+"""
+
+import base64
+import json
+import os
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from enginecast.errors import BundleError, MissingError, UsageError, first_line
+from enginecast.runtime.bundle.manifest import MANIFEST_NAME, SIGNATURE_NAME
+from enginecast.runtime.bundle.reader import Bundle, open_bundle
+from enginecast.runtime.bundle.staging import write_file
+
+MAX_BYTES = 16 << 20
+_CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
+_PUBLIC_KEY = b"-----BEGIN PUBLIC KEY-----"
+
+
+@dataclass(frozen=True)
+class Signer:
+    """Who signs.
+
+    Args:
+        key: the private key: an elliptic-curve key in PEM.
+        password: of an encrypted key.
+        certificate: one for the key; None: whoever checks the signature needs the public key.
+        chain: those that vouch for the certificate, up to the root or not.
+    """
+
+    key: Path
+    password: bytes | None = None
+    certificate: Path | None = None
+    chain: tuple[Path, ...] = ()
+
+
+def sign(path: str | os.PathLike[str], signer: Signer) -> Path:
+    """Sign a bundle, all of whose files are checked first, in place of an older signature.
+
+    Returns:
+        The file of the signature.
+
+    Raises:
+        BundleError: the bundle is damaged, or the disk failed.
+        UsageError: the key or a certificate cannot be used.
+        MissingError: the library is not installed.
+    """
+    bundle = open_bundle(path)
+    library = _library()
+    target = bundle.root / SIGNATURE_NAME
+    # Readers refuse a file that is not listed: what is unfinished stays outside.
+    temporary = bundle.root.with_name(f".{bundle.root.name}.{SIGNATURE_NAME}.{uuid.uuid4().hex}")
+    hashing = library.hashing.Config().set_ignored_paths(
+        paths=[SIGNATURE_NAME], ignore_git_paths=False
+    )
+    try:
+        config = _signing(library, signer).set_hashing_config(hashing)
+        config.sign(bundle.root, temporary)
+        data = temporary.read_bytes()
+        if _listed(data) != _digests(bundle):
+            raise BundleError(
+                f"{bundle.root}: was changed while it was being signed", hint="Sign it again."
+            )
+        write_file(temporary, data)
+        temporary.replace(target)
+    except OSError as error:
+        raise BundleError(f"{target}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    return target
+
+
+def require_signature(bundle: Bundle, trust: str | os.PathLike[str]) -> None:
+    """Refuse a bundle that whom we trust did not sign as it is.
+
+    Args:
+        bundle: whose digests were, or are being, computed.
+        trust: a file with a public key, or with certificates, in PEM.
+
+    Raises:
+        BundleError: there is no signature, it is of somebody else, or of other files.
+        UsageError: the file holds neither a key nor a certificate.
+        MissingError: the library is not installed.
+    """
+    library = _library()
+    place = bundle.root / SIGNATURE_NAME
+    config = _verifying(library, Path(trust))
+    data = _read(bundle)
+    listed = _listed(data)
+    config.set_hashing_config(_Computed(library, bundle))
+    try:
+        with bundle.opened_signature() as file:
+            config.verify(bundle.root, file)
+    except Exception as error:  # the library's, cryptography's, protobuf's: they have no base
+        raise BundleError(
+            f"{place}: not a valid signature by {trust}: {first_line(error)}",
+            hint="Take the bundle from whom you trust; nothing of it was loaded.",
+        ) from error
+    if _read(bundle) != data or listed != _digests(bundle):
+        raise BundleError(f"{place}: signed for other files than those of the bundle")
+
+
+class _Computed:
+    """Stands in for the library's hashing: the digests of the reader are taken."""
+
+    def __init__(self, library: Any, bundle: Bundle) -> None:
+        self._library, self._bundle = library, bundle
+
+    def add_ignored_paths(self, **_: Any) -> None:
+        """The signature itself; that nothing else was left out is compared by the caller."""
+
+    def hash(self, model_path: Path, files_to_hash: Any = None) -> Any:
+        kinds = self._library.manifest
+        how = {"method": "files", "hash_type": "sha256", "allow_symlinks": False}
+        serialization = kinds.SerializationType.from_args(how)
+        digest = kinds.hashing.Digest
+        items = [
+            serialization.new_item(name, digest("sha256", bytes.fromhex(value)))
+            for name, value in _digests(self._bundle).items()
+        ]
+        return kinds.Manifest(self._bundle.root.name, items, serialization)
+
+
+def _digests(bundle: Bundle) -> dict[str, str]:
+    listed = {file.name: file.sha256 for file in bundle.manifest.files}
+    return {**listed, MANIFEST_NAME: bundle.sha256}
+
+
+def _listed(data: bytes) -> dict[str, str]:
+    """The digests that a signature was made for.  Who made it is for the library to say."""
+    try:
+        envelope = json.loads(data)["dsseEnvelope"]
+        predicate = json.loads(base64.b64decode(envelope["payload"]))["predicate"]
+        method = predicate["serialization"]["method"], predicate["serialization"]["hash_type"]
+        found = {one["name"]: one["digest"] for one in predicate["resources"]}
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
+        raise BundleError(f"{SIGNATURE_NAME}: not a signature of a model: {error!r}") from error
+    if method != ("files", "sha256"):
+        raise BundleError(
+            f"{SIGNATURE_NAME}: expected the sha256 of files, got {'/'.join(map(str, method))}",
+            hint="Sign it with `enginecast sign`.",
+        )
+    return found
+
+
+def _read(bundle: Bundle) -> bytes:
+    try:
+        with bundle.opened_signature() as path, path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        raise BundleError(
+            f"{bundle.root}: expected a signature, but there is no {SIGNATURE_NAME} in it",
+            hint="`enginecast sign DIR --key FILE` signs a bundle.",
+        ) from error
+    except OSError as error:
+        raise BundleError(f"{bundle.root / SIGNATURE_NAME}: {error.strerror}") from error
+    if len(data) > MAX_BYTES:
+        raise BundleError(f"{SIGNATURE_NAME}: expected at most {MAX_BYTES} bytes")
+    return data
+
+
+def _signing(library: Any, signer: Signer) -> Any:
+    config = library.signing.Config()
+    given = [signer.key, signer.certificate, *signer.chain]
+    for file in filter(None, given):
+        _pem(file)
+    try:
+        if signer.certificate is None:
+            return config.use_elliptic_key_signer(private_key=signer.key, password=signer.password)
+        return config.use_certificate_signer(
+            private_key=signer.key,
+            signing_certificate=signer.certificate,
+            certificate_chain=signer.chain,
+        )
+    except Exception as error:  # cryptography's, which have no base
+        raise UsageError(
+            f"{signer.key}: cannot sign with it: {first_line(error)}",
+            hint="Expected an elliptic-curve key in PEM: `openssl ecparam -name prime256v1 -genkey"
+            " -noout -out key.pem`, and `openssl ec -in key.pem -pubout -out key.pub`.",
+        ) from error
+
+
+def _verifying(library: Any, trust: Path) -> Any:
+    data, config = _pem(trust), library.verifying.Config()
+    try:
+        if _CERTIFICATE in data:
+            return config.use_certificate_verifier(certificate_chain=[trust])
+        if _PUBLIC_KEY in data:
+            return config.use_elliptic_key_verifier(public_key=trust)
+    except Exception as error:  # as above
+        raise UsageError(f"{trust}: cannot be used: {first_line(error)}") from error
+    raise UsageError(
+        f"{trust}: expected a public key or certificates in PEM",
+        hint="`openssl ec -in key.pem -pubout -out key.pub` writes the public key of a key.",
+    )
+
+
+def _pem(file: Path) -> bytes:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(MAX_BYTES)
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from error
+
+
+def _library() -> Any:
+    try:
+        import model_signing
+        import model_signing.hashing
+        import model_signing.manifest
+        import model_signing.signing
+        import model_signing.verifying
+    except ImportError as error:
+        raise MissingError(
+            f"signatures need the package model-signing ({error})",
+            hint="pip install 'enginecast[signing]'",
+        ) from error
+    return model_signing

@@ -1,0 +1,100 @@
+"""The bundles that a user trusts on this machine, by the digest of their manifest.
+
+A file of the user alone: ~/.config/enginecast/trusted.json ($XDG_CONFIG_HOME).  The manifest has
+the digests of all files, so one digest stands for every byte of a bundle; whoever changes one has
+another bundle, which is not trusted.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+import msgspec
+
+from enginecast.errors import BundleError
+from enginecast.runtime.bundle.manifest import Digest, Record
+from enginecast.runtime.bundle.reader import Bundle
+from enginecast.runtime.bundle.staging import write_file
+
+_LARGEST = 16 << 20
+
+
+class Trusted(Record, frozen=True, kw_only=True):
+    """A bundle that was trusted."""
+
+    sha256: Digest
+    """Of its manifest."""
+    folder: str
+    """Where it was then."""
+
+
+class _Store(Record, frozen=True, kw_only=True):
+    schema_version: int = 1
+    bundles: tuple[Trusted, ...] = ()
+
+
+def store_path() -> Path:
+    """Where the list is."""
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(home) / "enginecast" / "trusted.json"
+
+
+def trusted() -> tuple[Trusted, ...]:
+    """The bundles that are trusted here.
+
+    Raises:
+        BundleError: the list is damaged, or others than its user can write to it.
+    """
+    path = store_path()
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            data = file.read(_LARGEST)
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    except OSError as error:
+        raise BundleError(f"{path}: {error.strerror}") from error
+    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise BundleError(
+            f"{path}: expected a file that its user alone can write to, got mode"
+            f" {stat.S_IMODE(status.st_mode):o} and owner {status.st_uid}",
+            hint=f"chmod 600 {path}, once you have seen that nobody changed it.",
+        )
+    try:
+        return msgspec.json.decode(data, type=_Store).bundles
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise BundleError(f"{path}: {error}") from error
+
+
+def is_trusted(bundle: Bundle) -> bool:
+    """Whether a bundle is on the list."""
+    return any(one.sha256 == bundle.sha256 for one in trusted())
+
+
+def trust(bundle: Bundle) -> None:
+    """Put a bundle, whose digests were checked, on the list.
+
+    Raises:
+        BundleError: the list is damaged, or the disk failed.
+    """
+    others = [one for one in trusted() if one.sha256 != bundle.sha256]
+    _write((*others, Trusted(sha256=bundle.sha256, folder=str(bundle.root))))
+
+
+def distrust(sha256: str) -> bool:
+    """Take a bundle off the list; whether it was on it."""
+    before = trusted()
+    after = tuple(one for one in before if one.sha256 != sha256)
+    if len(after) != len(before):
+        _write(after)
+    return len(after) != len(before)
+
+
+def _write(bundles: tuple[Trusted, ...]) -> None:
+    path = store_path()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise BundleError(f"{path.parent}: {error.strerror}") from error
+    data = msgspec.json.format(msgspec.json.encode(_Store(bundles=bundles)), indent=1)
+    write_file(path, data + b"\n", mode=0o600)

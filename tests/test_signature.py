@@ -1,0 +1,303 @@
+"""Signed bundles, and bundles that are trusted: who may have code run, and whose verdicts count."""
+
+import base64
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import bundles
+import msgspec
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    KeySerializationEncryption,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from enginecast.cli.app import main
+from enginecast.errors import BundleError, MissingError, UsageError
+from enginecast.runtime.bundle import trusted
+from enginecast.runtime.bundle.manifest_json import decode, encode
+from enginecast.runtime.bundle.reader import open_bundle
+from enginecast.runtime.bundle.signature import Signer, sign
+from enginecast.runtime.load import load
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return bundles.make_bundle(tmp_path / "out")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A list of trusted bundles of the test's own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config" / "enginecast" / "trusted.json"
+
+
+def keys(folder: Path, name: str = "key", password: bytes | None = None) -> tuple[Path, Path]:
+    """A private and a public key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    how: KeySerializationEncryption = NoEncryption()
+    if password is not None:
+        how = BestAvailableEncryption(password)
+    private, public = folder / f"{name}.pem", folder / f"{name}.pub"
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, how))
+    public.write_bytes(
+        key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    )
+    return private, public
+
+
+def certified(folder: Path) -> tuple[Signer, Path]:
+    """Who signs with a certificate, and the root that vouches for it."""
+    now, made = datetime.now(UTC), []
+    root_key = key = ec.generate_private_key(ec.SECP256R1())
+    for name in ("root", "leaf"):
+        key = root_key if name == "root" else ec.generate_private_key(ec.SECP256R1())
+        is_root = name == "root"
+        usage = x509.KeyUsage(
+            digital_signature=not is_root,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            key_cert_sign=is_root,
+            crl_sign=is_root,
+            encipher_only=False,
+            decipher_only=False,
+        )
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "root")]))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=1))
+            .add_extension(x509.BasicConstraints(is_root, None), critical=True)
+            .add_extension(usage, critical=True)
+        )
+        if not is_root:
+            purposes = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CODE_SIGNING])
+            builder = builder.add_extension(purposes, critical=False)
+        file = folder / f"{name}.crt"
+        file.write_bytes(builder.sign(root_key, hashes.SHA256()).public_bytes(Encoding.PEM))
+        made.append(file)
+    private = folder / "leaf.pem"
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return Signer(private, None, made[1], (made[0],)), made[0]
+
+
+def upgraded(root: Path) -> None:
+    """Edit a verdict, and make all digests right again."""
+    path = root / "manifest.json"
+    content = decode(path.read_bytes())
+    engines = tuple(
+        msgspec.structs.replace(one, verdict=bundles.verdict()) for one in content.engines
+    )
+    path.write_bytes(encode(msgspec.structs.replace(content, engines=engines, notes=("safe",))))
+
+
+def test_a_signed_bundle_loads_with_the_key_and_without(root: Path, tmp_path: Path) -> None:
+    private, public = keys(tmp_path)
+    assert sign(root, Signer(private)) == root / "model.sig"
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "key.pem", "key.pub"}
+    load(root, trust=public).close()
+    load(root, trust=str(public), check="full").close()
+    load(root).close()
+    sign(root, Signer(private))  # again, in place of the old one
+    load(root, trust=public).close()
+
+
+def test_the_library_s_own_command_agrees(root: Path, tmp_path: Path) -> None:
+    private, public = keys(tmp_path)
+    sign(root, Signer(private))
+    command = [sys.executable, "-m", "model_signing", "verify", "key", str(root)]
+    command += ["--signature", str(root / "model.sig"), "--public_key", str(public)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (root / "model.sig").unlink()
+    command[3:5] = ["sign", "key"]
+    command[6:] = ["--signature", str(root / "model.sig"), "--private_key", str(private)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    load(root, trust=public).close()
+
+
+def test_a_certificate_speaks_for_the_key(root: Path, tmp_path: Path) -> None:
+    signer, authority = certified(tmp_path)
+    sign(root, signer)
+    load(root, trust=authority).close()
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(BundleError, match=r"model\.sig: not a valid signature by .*root\.crt"):
+        load(root, trust=certified(other)[1])
+
+
+def test_what_is_not_signed_by_the_key_is_refused(root: Path, tmp_path: Path) -> None:
+    private, _ = keys(tmp_path)
+    _, other = keys(tmp_path, "other")
+    with pytest.raises(BundleError, match=r"there is no model\.sig"):
+        load(root, trust=other)
+    sign(root, Signer(private))
+    with pytest.raises(BundleError, match=r"not a valid signature by .*other\.pub"):
+        load(root, trust=other)
+
+
+def test_a_verdict_is_not_upgraded_where_a_signature_is_asked_for(
+    root: Path, tmp_path: Path
+) -> None:
+    private, public = keys(tmp_path)
+    sign(root, Signer(private))
+    upgraded(root)
+    load(root).close()  # digests alone cannot tell
+    with pytest.raises(BundleError, match=r"not a valid signature.*Hash mismatch for 'manifest"):
+        load(root, trust=public)
+
+
+def test_every_part_of_a_signature_counts(root: Path, tmp_path: Path) -> None:
+    private, public = keys(tmp_path)
+    data = sign(root, Signer(private)).read_bytes()
+    content = json.loads(data)
+    payload = json.loads(base64.b64decode(content["dsseEnvelope"]["payload"]))
+    payload["predicate"]["resources"][0]["digest"] = "0" * 64
+    edited = json.loads(data)
+    edited["dsseEnvelope"]["payload"] = base64.b64encode(json.dumps(payload).encode()).decode()
+    for damaged in (b"", b"{}", b"[" * 9999, data[:-9], json.dumps(edited).encode()):
+        (root / "model.sig").write_bytes(damaged)
+        with pytest.raises(BundleError, match=r"model\.sig: not a"):
+            load(root, trust=public)
+
+
+def test_files_that_a_signature_leaves_out_are_refused(root: Path, tmp_path: Path) -> None:
+    """The library lets a signer leave files out; an engine that is left out is anybody's."""
+    import model_signing
+
+    private, public = keys(tmp_path)
+    hashing = model_signing.hashing.Config().set_ignored_paths(
+        paths=["engine.onnx", "model.sig"], ignore_git_paths=False
+    )
+    config = model_signing.signing.Config().use_elliptic_key_signer(private_key=private)
+    config.set_hashing_config(hashing).sign(root, root / "model.sig")
+    with pytest.raises(BundleError, match=r"model\.sig: (not a valid|signed for other files)"):
+        load(root, trust=public)
+
+
+def test_an_encrypted_key(root: Path, tmp_path: Path) -> None:
+    private, public = keys(tmp_path, password=b"secret")
+    with pytest.raises(UsageError, match=r"key\.pem: cannot sign with it"):
+        sign(root, Signer(private, b"wrong"))
+    sign(root, Signer(private, b"secret"))
+    load(root, trust=public).close()
+
+
+def test_keys_that_cannot_be_used(root: Path, tmp_path: Path) -> None:
+    private, _ = keys(tmp_path)
+    (tmp_path / "text").write_text("no key")
+    with pytest.raises(UsageError, match="text: cannot sign with it"):
+        sign(root, Signer(tmp_path / "text"))
+    with pytest.raises(UsageError, match="nothing: No such file"):
+        sign(root, Signer(tmp_path / "nothing"))
+    for wrong in ("text", "nothing", "key.pem"):
+        with pytest.raises(UsageError, match=wrong):
+            load(root, trust=tmp_path / wrong)
+    assert not (root / "model.sig").exists()
+    assert private.exists()
+
+
+def test_damaged_bundles_are_not_signed(root: Path, tmp_path: Path) -> None:
+    (root / "engine.onnx").write_bytes(b"")
+    with pytest.raises(BundleError, match=r"engine\.onnx has 0 bytes"):
+        sign(root, Signer(keys(tmp_path)[0]))
+
+
+def test_a_signature_is_for_digests(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="leave check at full"):
+        load(root, trust=keys(tmp_path)[1], check="size")
+
+
+def test_without_the_library(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "model_signing", None)
+    with pytest.raises(MissingError, match="model-signing") as caught:
+        load(root, trust=keys(tmp_path)[1])
+    assert "enginecast[signing]" in caught.value.hint
+
+
+CODE = bundles.engine(target="torchscript", providers=("torch-cpu",))
+LOADED = r"torch\.jit\.load refuses it"  # the file of these bundles is not one: it was tried
+
+
+def test_code_needs_a_signature_or_trust_or_consent(tmp_path: Path, home: Path) -> None:
+    root = bundles.make_bundle(tmp_path / "code", bundles.manifest(engines=(CODE,)))
+    with pytest.raises(BundleError, match="runs code when it is loaded") as caught:
+        load(root)
+    assert open_bundle(root).sha256 in caught.value.hint
+    with pytest.raises(BundleError, match=LOADED):
+        load(root, allow_code=True)
+    private, public = keys(tmp_path)
+    sign(root, Signer(private))
+    with pytest.raises(BundleError, match=LOADED):
+        load(root, trust=public)
+    with pytest.raises(BundleError, match="runs code"):
+        load(root)  # signed by whom?
+    trusted.trust(open_bundle(root))
+    assert home.stat().st_mode & 0o777 == 0o600
+    for check in ("full", "size"):
+        with pytest.raises(BundleError, match=LOADED):
+            load(root, check=check)
+    upgraded(root)
+    with pytest.raises(BundleError, match="runs code"):
+        load(root)  # it is another bundle now
+
+
+def test_a_list_that_others_can_write_to_is_refused(root: Path, home: Path) -> None:
+    trusted.trust(open_bundle(root))
+    home.chmod(0o666)
+    with pytest.raises(BundleError, match="alone can write to, got mode 666"):
+        trusted.trusted()
+    home.chmod(0o600)
+    home.write_text("[")
+    with pytest.raises(BundleError, match=r"trusted\.json"):
+        trusted.trust(open_bundle(root))
+    assert home.read_text() == "["
+
+
+def command(capsys: pytest.CaptureFixture[str], *words: Any) -> tuple[int, Any]:
+    with pytest.raises(SystemExit) as caught:
+        main([*map(str, words), "--json"])
+    said = capsys.readouterr()
+    return int(caught.value.code or 0), json.loads(said.out)
+
+
+def test_the_commands(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private, public = keys(tmp_path, password=b"secret")
+    monkeypatch.setenv("ENGINECAST_KEY_PASSWORD", "secret")
+    assert command(capsys, "sign", root, "--key", private) == (
+        0,
+        {"signature": str(root / "model.sig")},
+    )
+    (tmp_path / "prompts.txt").write_text("red fox\n")
+    run = ["run", root, "--prompts", tmp_path / "prompts.txt", "-o", tmp_path / "o.safetensors"]
+    assert command(capsys, *run, "--trust", public)[0] == 0
+    assert command(capsys, *run, "--trust-digests")[0] == 0
+    assert command(capsys, *run, "--trust", keys(tmp_path, "other")[1])[0] == 2
+    digest = open_bundle(root).sha256
+    code, found = command(capsys, "trust", root)
+    assert (code, found["trusted"]) == (0, [{"sha256": digest, "folder": str(root)}])
+    assert command(capsys, "trust")[1]["trusted"] == found["trusted"]
+    assert command(capsys, "trust", digest, "--remove")[1]["trusted"] == []
+    assert command(capsys, "trust", digest, "--remove")[0] == 2
