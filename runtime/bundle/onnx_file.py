@@ -177,15 +177,32 @@ def _graph(walk: _Walk, message: _Field, inside: str, depth: int) -> None:
             _node(walk, one, depth)
         elif one.number == 5:
             _tensor(walk, one, "an initializer")
+        elif one.number in (11, 12, 13):
+            _value(walk, one)
         elif one.number == 15:
             _sparse(walk, one)
+
+
+_PARAMETER = (2, 1, 2, 1)
+"""ValueInfoProto's type, its tensor_type, its shape, its dim: where a dimension's name is."""
+
+
+def _value(walk: _Walk, message: _Field, path: tuple[int, ...] = _PARAMETER) -> None:
+    """An input, output or value: its names are texts, which ONNX Runtime does not look at."""
+    for one in _message(walk, message, "a value"):
+        if path and one.number == path[0] and one.wire == _BYTES:
+            _value(walk, one, path[1:])
+        elif (path == _PARAMETER and one.number == 1) or (not path and one.number == 2):
+            _text(walk, one, "a value's name")
 
 
 def _node(walk: _Walk, message: _Field, depth: int) -> None:
     operator = domain = name = ""
     attributes = []
     for one in _message(walk, message, "a node"):
-        if one.number == 3:
+        if one.number in (1, 2):
+            _text(walk, one, "a node's inputs and outputs")
+        elif one.number == 3:
             name = _text(walk, one, "a node's name")
         elif one.number == 4:
             operator = _text(walk, one, "a node's operator")

@@ -1,6 +1,6 @@
 """All campaigns, in the order of the page."""
 
-from faults import damage
+from faults import damage, hostile
 from faults.campaign import Campaign
 
-CAMPAIGNS: tuple[Campaign, ...] = (*damage.CAMPAIGNS,)
+CAMPAIGNS: tuple[Campaign, ...] = (*damage.CAMPAIGNS, *hostile.CAMPAIGNS)
