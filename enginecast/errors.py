@@ -12,6 +12,7 @@
     ├── CacheError                 2   an embedding cache: missing, damaged, of another spec
     │   ├── CacheMissError         2   a text that an embedding cache does not hold
     │   └── CacheVersionError      2   an embedding cache that another version wrote
+    ├── StoppedError               3   a run that was canceled, or took longer than it may
     ├── VerificationError          1   the result does not agree with eager
     └── MissingError               3   a package, GPU, provider, disk or memory that is lacking here
 
@@ -99,6 +100,12 @@ class VerificationError(EnginecastError):
     """The result does not agree with eager; nothing was published."""
 
     exit_code = 1
+
+
+class StoppedError(EnginecastError):
+    """A run of an engine was canceled, or did not end in the time that it was given."""
+
+    exit_code = 3
 
 
 class MissingError(EnginecastError):

@@ -1,15 +1,17 @@
 """An engine, ready to run: the same face whatever runs it."""
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from enginecast.errors import InputError, UsageError, VerificationError
+from enginecast.errors import InputError, StoppedError, UsageError, VerificationError
 from enginecast.runtime.bundle.manifest import EngineRecord, Guard, Input, Manifest, Output, Verdict
 from enginecast.runtime.bundle.reader import Bundle
+from enginecast.runtime.limits import Limits, require_memory
 from enginecast.runtime.sessions.session import Session
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
 from enginecast.runtime.trimming import GROUP_TOKENS, PadRows, Trimming
@@ -46,7 +48,10 @@ class Engine:
         settings: Settings = DEFAULT,
         *,
         pad_rows: PadRows = "exact",
+        max_runs: int | None = None,
     ) -> None:
+        self._process = os.getpid()
+        self._limits = Limits(max_runs)
         self._bundle = bundle
         self._settings = settings
         self._record = record
@@ -55,12 +60,13 @@ class Engine:
         self._session: Session | None = session
         self._names = tuple(output.name for output in bundle.manifest.outputs)
         self._pad_rows = pad_rows
+        self._on_gpu = "cpu" not in session.provider.lower()
         padding, self._trimming = bundle.manifest.padding, None
         if padding is not None and padding.outputs:
             self._trimming = Trimming(
                 bundle.manifest,
                 padding,
-                on_gpu="cpu" not in session.provider.lower(),
+                on_gpu=self._on_gpu,
                 group_tokens=_group_tokens(session.provider, settings),
             )
         if pad_rows == "zero":
@@ -131,6 +137,7 @@ class Engine:
         as_dlpack: bool = False,
         check_finite: bool = True,
         pad_rows: PadRows | None = None,
+        timeout: float | None = None,
     ) -> Outputs:
         """Run the engine.
 
@@ -148,6 +155,8 @@ class Engine:
             pad_rows: "exact" computes rows of padding, as eager does; "zero" leaves that work out,
                 and gives zeros, where the manifest says that no other row changes (`padding`);
                 None: as `load` was asked.
+            timeout: seconds that it may take, waiting for other runs included; None: any time.
+                Only ONNX Runtime's engines can be stopped.
 
         Returns:
             The outputs by name: numpy arrays, bfloat16 as `ml_dtypes.bfloat16`.  Their `backend`
@@ -157,9 +166,55 @@ class Engine:
             InputError: the feeds do not fit the declared inputs, there is no such output, or the
                 engine was specialised and the model would take another path.
             VerificationError: an output is not finite.
-            UsageError: the engine is closed, or zeros were asked for where they cannot be given.
+            MissingError: the outputs alone would take more memory than there is.
+            StoppedError: it was canceled, or took longer than `timeout`.
+            UsageError: the engine is closed or was loaded before a fork, zeros were asked for where
+                they cannot be given, or the engine cannot be stopped.
         """
         session = self._open()  # a local name: `close` from another thread lets this run finish
+        if timeout is not None:
+            self._require_stoppable(session, timeout)
+        with self._limits.run(timeout) as stop:
+            if not session.can_stop:
+                return self._run(session, feeds, outputs, as_dlpack, check_finite, pad_rows)
+            try:
+                with session.stopping(stop):
+                    return self._run(session, feeds, outputs, as_dlpack, check_finite, pad_rows)
+            except InputError as error:
+                if stop.reason:  # what the runtime says of a run that was stopped
+                    raise StoppedError(f"{self._record.file}: {stop.reason}") from error
+                raise
+
+    def cancel(self) -> int:
+        """Stop the runs that are under way in other threads; they raise a StoppedError.
+
+        Returns:
+            How many there were.
+
+        Raises:
+            UsageError: the engine is closed, or its runs cannot be stopped.
+        """
+        self._require_stoppable(self._open(), 1)
+        return self._limits.cancel()
+
+    def _require_stoppable(self, session: Session, timeout: float) -> None:
+        if not session.can_stop:
+            raise UsageError(
+                f"{self._record.file}: a run of {self._backend} cannot be stopped",
+                hint="Leave timeout out, or run it in a process of its own.",
+            )
+        if not 0 < timeout < threading.TIMEOUT_MAX:
+            raise UsageError(f"timeout: expected seconds, more than 0, got {timeout}")
+
+    def _run(
+        self,
+        session: Session,
+        feeds: Mapping[str, Any],
+        outputs: Sequence[str] | None,
+        as_dlpack: bool,
+        check_finite: bool,
+        pad_rows: PadRows | None,
+    ) -> Outputs:
         manifest = self._bundle.manifest
         wanted = self._wanted(outputs)
         asked = [*wanted, *(guard.output for guard in manifest.guards)]
@@ -171,6 +226,7 @@ class Engine:
             size_checks=manifest.size_checks,
             read_devices=check_finite,
         )
+        require_memory(manifest, checked, wanted, on_gpu=self._on_gpu)
         trimming = self._trims(checked, wanted, pad_rows)
         if as_dlpack:
             if trimming is not None:
@@ -180,7 +236,7 @@ class Engine:
                 _require(guard, session.to_host(values.pop(guard.output)))
             for name, value in values.items() if check_finite else ():
                 if not (lies_on_gpu(value) and can_view() and view(value).is_within(None, None)):
-                    _require_finite(name, session.to_host(value))
+                    self._require_finite(name, session.to_host(value), checked)
             return Outputs(values, self._backend)
         zero, trimming = trimming is not None, trimming or self._groups(checked, wanted)
         if trimming is None:
@@ -191,9 +247,8 @@ class Engine:
             )
         for guard in manifest.guards:
             _require(guard, found.pop(guard.output))
-        if check_finite:
-            for name, array in found.items():
-                _require_finite(name, array)
+        for name, array in found.items() if check_finite else ():
+            self._require_finite(name, array, checked)
         return Outputs(found, self._backend)
 
     def close(self) -> None:
@@ -210,7 +265,33 @@ class Engine:
         session = self._session
         if session is None:
             raise UsageError(f"{self.folder}: the engine is closed", hint="Load it again.")
+        if os.getpid() != self._process:  # threads and locks of runtimes stay behind
+            raise UsageError(
+                f"{self.folder}: the engine was loaded in another process, which was forked",
+                hint="Load it in each process.",
+            )
         return session
+
+    def _require_finite(self, name: str, array: Array, feeds: Mapping[str, Feed]) -> None:
+        """Refuse an output that is not finite, with what is known of the inputs that made it."""
+        if array.dtype.kind in "biu" or is_finite(array):
+            return
+        finite = np.isfinite(array)
+        index = tuple(int(i) for i in np.unravel_index(int((~finite).argmax()), array.shape))
+        count = int(array.size - np.count_nonzero(finite))
+        spec = next(one for one in self.outputs if one.name == name)
+        rows, of_row = "", None
+        if spec.shape and any(one.shape[:1] == spec.shape[:1] for one in self.inputs):
+            bad = np.flatnonzero(~finite.reshape(len(finite), -1).all(1)).tolist()
+            shown = ", ".join(map(str, bad[:8])) + (", ..." if len(bad) > 8 else "")
+            rows, of_row = f", in row {shown} of {spec.shape[0]}", (spec.shape[0], index[0])
+        made_by = "; ".join(_described(one, feeds[one.name], of_row) for one in self.inputs)
+        raise VerificationError(
+            f"output {name!r}: expected finite values, got {count} of {array.size} that are not, "
+            f"the first {array[index]} at {list(index)}{rows}; of the first: {made_by}",
+            hint="The engine overflows on this input; an engine of higher precision may not."
+            " check_finite=False (--allow-non-finite) lets such outputs through.",
+        )
 
     def _trims(
         self, feeds: Mapping[str, Feed], wanted: Sequence[str], pad_rows: PadRows | None
@@ -267,6 +348,18 @@ def _group_tokens(provider: str, settings: Settings) -> int:
     return GROUP_TOKENS * threads if provider == "CPUExecutionProvider" else 0
 
 
+def _described(spec: Input, feed: Feed, of_row: tuple[int | str, int] | None) -> str:
+    """An input's shape and values, of the row that is meant where it has such."""
+    if not isinstance(feed, np.ndarray):
+        return f"{spec.name} {list(feed.shape)}"
+    which, values = spec.name, feed
+    if of_row is not None and spec.shape[:1] == of_row[:1] and feed.shape[0] > 1:
+        which, values = f"{spec.name}[{of_row[1]}]", feed[of_row[1]]
+    if values.size == 0 or values.dtype == np.bool_:
+        return f"{which} {list(values.shape)}"
+    return f"{which} {list(values.shape)} in {values.min():.4g} to {values.max():.4g}"
+
+
 def _only_in_cpu_memory(wanted: str) -> UsageError:
     return UsageError(
         f"pad_rows: zeros are written in CPU memory: expected {wanted}",
@@ -282,16 +375,3 @@ def _require(guard: Guard, holds: Array) -> None:
             f"{guard.value} at {guard.place}\n    {guard.code}",
             hint="Export without --fallback specialise, or on inputs like these.",
         )
-
-
-def _require_finite(name: str, array: Array) -> None:
-    if array.dtype.kind in "biu" or is_finite(array):
-        return
-    finite = np.isfinite(array)
-    index = tuple(int(i) for i in np.unravel_index(int((~finite).argmax()), array.shape))
-    count = int(array.size - np.count_nonzero(finite))
-    raise VerificationError(
-        f"output {name!r}: expected finite values, got {count} of {array.size} that are not, "
-        f"the first {array[index]} at {list(index)}",
-        hint="The engine overflows on this input; an engine of higher precision may not.",
-    )

@@ -57,6 +57,7 @@ class _Asked:
     check: Check
     tuned: bool | Settings
     pad_rows: PadRows
+    max_runs: int | None
 
 
 def load(
@@ -73,6 +74,7 @@ def load(
     check: Check = "full",
     tuned: bool | Settings = True,
     pad_rows: PadRows = "exact",
+    max_runs: int | None = None,
 ) -> Engine:
     """Load the engine of a bundle that suits this device best, or the first one preferred.
 
@@ -100,6 +102,8 @@ def load(
         tuned: open it as `enginecast tune` found best on this machine, where it was run; False: as
             it is by default; or settings.
         pad_rows: what calls give for rows of padding: see `Engine.run`.
+        max_runs: how many calls run at once, each of which takes memory for its own values; others
+            wait.  None: any number.
 
     Raises:
         BundleError: the bundle is damaged, or holds no engine that may be loaded.
@@ -119,7 +123,9 @@ def load(
         raise UsageError(f"pad_rows: expected exact or zero, got {pad_rows!r}")
     if trust is not None and check != "full":
         raise UsageError("trust: a signature is for digests; leave check at full")
-    asked = _Asked(require, allow_code, trust, threads, cuda_graphs, check, tuned, pad_rows)
+    asked = _Asked(
+        require, allow_code, trust, threads, cuda_graphs, check, tuned, pad_rows, max_runs
+    )
     if prefer is not None:
         if providers is not None or device is not None:
             raise UsageError("prefer: its backends name the device; leave device and providers out")
@@ -184,7 +190,10 @@ def _open(
     finally:
         bundle.require_whole()  # damage is the reason to name, whatever came of it
     bundle.require_unchanged()
-    return Engine(bundle, record, opened, settings, pad_rows=asked.pad_rows), doubt
+    engine = Engine(
+        bundle, record, opened, settings, pad_rows=asked.pad_rows, max_runs=asked.max_runs
+    )
+    return engine, doubt
 
 
 def _settings(

@@ -18,13 +18,14 @@ from enginecast.compiler.memory import (
     FEWER,
     Peak,
     anonymous,
-    available,
     fewer_collections,
     keeping_freed,
     trim,
     watched,
 )
 from enginecast.compiler.steps import Steps
+from enginecast.runtime.device import machine
+from enginecast.runtime.device.machine import available
 
 SIZE = 96 << 20
 FREED = """
@@ -189,7 +190,7 @@ def test_a_container_may_have_less_than_its_host(
     if host is None:
         pytest.skip("the system does not tell")
     limit, used = tmp_path / "memory.max", tmp_path / "memory.current"
-    monkeypatch.setattr(memory, "CGROUPS", ((limit, used),))
+    monkeypatch.setattr(machine, "CGROUPS", ((limit, used),))
     limit.write_text("5000000\n")
     used.write_text("2000000\n")
     assert available() == 3_000_000

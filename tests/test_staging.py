@@ -156,7 +156,7 @@ def test_a_failing_overwrite_keeps_the_old(
 
     publish_log(tmp_path / "out", "old")
     monkeypatch.setattr(staging_module, failing, fail)
-    with pytest.raises(BundleError, match="No space left on device"):
+    with pytest.raises(MissingError, match="No space left on device"):
         publish_log(tmp_path / "out", "new", overwrite=True)
     assert names(tmp_path) == ["out"]
     assert (open_bundle(tmp_path / "out").root / "build.log").read_text() == "old"
@@ -183,7 +183,7 @@ def test_a_bundle_that_a_kill_left_aside_comes_back(
     publish_log(tmp_path / "out", "old")
     (tmp_path / ".out.old-mine").mkdir()  # of somebody else
     (tmp_path / "out").rename(tmp_path / f".out.old-{'0' * 32}")
-    monkeypatch.setattr(staging_module, "_ABANDONED_SECONDS", -1)
+    monkeypatch.setattr(staging_module, "ABANDONED_SECONDS", -1)
     with pytest.raises(BundleError, match="a bundle is there"):
         publish_log(tmp_path / "out", "new")
     assert names(tmp_path) == [".out.old-mine", "out"]
@@ -315,7 +315,7 @@ def test_write_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(BundleError, match=r"out\.bin: No space left on device"):
+    with pytest.raises(MissingError, match=r"out\.bin: No space left on device"):
         write_file(path, b"new")
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["out.bin"]

@@ -19,11 +19,10 @@ from enginecast.bench.contenders import of_engine, on_cpu
 from enginecast.bench.inputs import Given, given_inputs, one_kind
 from enginecast.bench.memory import resident
 from enginecast.bench.timing import Times, interleaved
-from enginecast.compiler.memory import available
 from enginecast.errors import BundleError, EnginecastError, UsageError, VerificationError
 from enginecast.runtime.bundle.manifest import Verdict
 from enginecast.runtime.bundle.reader import Check, open_bundle
-from enginecast.runtime.device.machine import cores
+from enginecast.runtime.device.machine import available, cores
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
 from enginecast.runtime.sessions.registry import REGISTRY, session_class

@@ -1,7 +1,9 @@
 """The command line: a thin skin over the Python API.  Results go to stdout, progress to stderr."""
 
 import json
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -43,6 +45,29 @@ CRASHED = 70
 """EX_SOFTWARE of sysexits.h.  Python's own 1 would read as a verdict."""
 
 INTERRUPTED = 130
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Ended(KeyboardInterrupt):
+    """The process was asked to end: it cleans up as after Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.signal = number
+
+
+def end_as_interrupted() -> None:
+    """Have SIGTERM and SIGHUP clean up, where nobody else handles or ignores them (nohup)."""
+
+    def end(number: int, _: object) -> None:
+        for each in ENDING:  # a second one must not cut the clean-up short
+            signal.signal(each, signal.SIG_IGN)
+        raise Ended(number)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in ENDING:
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, end)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -50,17 +75,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     warnings.showwarning = show_warning
     as_json = "--json" in arguments
+    end_as_interrupted()
     try:
         code = app(args=arguments, prog_name="enginecast", standalone_mode=False)
     except EnginecastError as error:
         code = fail(error, as_json=as_json)
     except BadCommandLine as error:
         code = fail(usage_error(error), as_json=as_json)
-    except (KeyboardInterrupt, typer.Abort):
-        code = INTERRUPTED
+    except (KeyboardInterrupt, typer.Abort) as error:
+        code = next((128 + e.signal for e in (error, error.__cause__) if isinstance(e, Ended)), 130)
     except Exception:  # whatever is left is a defect of ours
         code = crash()
-    if code == INTERRUPTED:
+    if code in (INTERRUPTED, *(128 + number for number in ENDING)):
         print("interrupted", file=sys.stderr)
     sys.exit(code or 0)
 

@@ -1,5 +1,9 @@
 """`enginecast doctor`: what this machine has, and what is missing."""
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
 from rich.console import Console
 
 from enginecast.cli.options.groups import AsJson
@@ -7,8 +11,25 @@ from enginecast.cli.terminal.output import print_json, print_table
 from enginecast.doctor.checks import CPU_FEATURES, Report
 
 
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FOLDER", help="Say instead what killed exports left beside bundles in it."
+        ),
+    ] = None,
+    clean: Annotated[
+        bool,
+        typer.Option(
+            "--clean", help="Remove it, and give bundles their names back; FOLDER or here."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Versions, providers, GPU; what is missing and how to get it."""
+    if folder is not None or clean:
+        _leftovers(folder or Path(), clean, as_json)
+        return
     from enginecast.doctor.checks import examine
 
     report = examine(tensorrt=True)
@@ -16,6 +37,39 @@ def doctor(as_json: AsJson = False) -> None:
         print_json(report.to_json())
     else:
         show(report, Console(emoji=False))
+
+
+def _leftovers(folder: Path, clean: bool, as_json: bool) -> None:
+    """What exports left behind, and what was done about it."""
+    from enginecast.runtime.bundle import leftovers
+
+    found = leftovers.find_leftovers(folder)
+    done = [clean and leftovers.clean(one) for one in found]
+    if as_json:
+        rows = [
+            {
+                "path": str(one.path),
+                "target": str(one.target),
+                "kind": one.kind,
+                "bytes": one.bytes,
+                "seconds": round(one.seconds, 1),
+                "in_use": one.in_use,
+                "action": one.action,
+                "done": is_done,
+            }
+            for one, is_done in zip(found, done, strict=True)
+        ]
+        print_json({"folder": str(folder.resolve()), "leftovers": rows})
+        return
+    console = Console(emoji=False)
+    for one, is_done in zip(found, done, strict=True):
+        what = f"{one.path}: {one.kind}, {one.bytes / 1e6:.1f} MB, {one.seconds / 60:.0f} min old"
+        past = {"remove": "removed", "restore": f"is {one.target.name} again"}
+        later = {"remove": "--clean removes it", "restore": f"--clean makes it {one.target.name}"}
+        state = "in use" if one.in_use else (past if is_done else later)[one.action]
+        console.print(f"{what}: {state}", markup=False, soft_wrap=True)
+    if not found:
+        console.print(f"{folder.resolve()}: nothing was left behind", markup=False, soft_wrap=True)
 
 
 def show(report: Report, console: Console) -> None:

@@ -1,6 +1,6 @@
 """`enginecast opt`: passes alone, with what each changed and what the comparison after it found."""
 
-import os
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,14 +122,11 @@ def _save(program: "ExportedProgram", path: Path) -> None:
     from torch.export import save
 
     from enginecast.passes.ir.edit import with_weights
+    from enginecast.runtime.bundle.staging import write_file
 
-    # torch wants the ending, and a folder can hold an unfinished file of another process.
-    unfinished = path.with_name(f".{path.stem}.tmp-{os.getpid()}.pt2")
-    try:
-        save(with_weights(program), unfinished)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    content = io.BytesIO()  # on a full disk torch ends the process
+    save(with_weights(program), content)
+    write_file(path, content.getbuffer())
 
 
 def _show(done: "Rewritten", diffs: Sequence[str] | None, ir: str | None, console: Console) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -42,6 +42,12 @@ def run(
             " where the export proved that no other row changes.",
         ),
     ] = "exact",
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Stop a run that takes longer.")
+    ] = None,
+    allow_non_finite: Annotated[
+        bool, typer.Option("--allow-non-finite", help="Write outputs with NaN and infinities, too.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Load an engine and run it; needs no torch."""
@@ -55,12 +61,13 @@ def run(
         raise UsageError(f"--pad-rows: expected exact or zero, got {pad_rows!r}")
     with load(bundle, **how.arguments(), pad_rows=pad_rows) as engine:  # type: ignore[arg-type]
         truncated = 0
+        asked: dict[str, Any] = {"timeout": timeout, "check_finite": not allow_non_finite}
         outputs: dict[str, Array]
         if inputs is not None:
-            outputs = engine.run(read_tensors(inputs))
+            outputs = engine.run(read_tensors(inputs), **asked)
         else:
             assert prompts is not None
-            outputs, truncated = _run_prompts(engine, prompts)
+            outputs, truncated = _run_prompts(engine, prompts, asked)
         provider, backend = engine.provider, engine.backend
         outcome, settings = engine.verdict.outcome, engine.settings
     write_tensors(output, outputs)
@@ -86,7 +93,9 @@ def run(
     say(console, f"{output} ({provider})")
 
 
-def _run_prompts(engine: "Engine", prompts: Path) -> "tuple[dict[str, Array], int]":
+def _run_prompts(
+    engine: "Engine", prompts: Path, asked: "dict[str, Any]"
+) -> "tuple[dict[str, Array], int]":
     """Outputs of all prompts, and the attention mask that says which rows are padding."""
     from enginecast.runtime.prompts import encode_prompts, read_prompts
 
@@ -96,7 +105,7 @@ def _run_prompts(engine: "Engine", prompts: Path) -> "tuple[dict[str, Array], in
     parts = []
     for feeds in encoded.batches:
         masks = {name: feeds[name] for name in feeds if name == "attention_mask"}
-        parts.append({**engine.run(feeds), **masks})
+        parts.append({**engine.run(feeds, **asked), **masks})
     joined = {name: _join([part[name] for part in parts]) for name in parts[0]}
     return joined, encoded.truncated
 

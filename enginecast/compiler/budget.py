@@ -12,12 +12,13 @@ import torch
 
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.widened import NARROW
-from enginecast.compiler.memory import anonymous, available
+from enginecast.compiler.memory import anonymous
 from enginecast.compiler.request import EngineConfig
 from enginecast.errors import MissingError
 from enginecast.exporters.registry import target_of
 from enginecast.passes.ir.text import DTYPES
 from enginecast.runtime.bundle.staging import require_space
+from enginecast.runtime.device.machine import available
 
 Elements = Mapping[torch.dtype, int]
 """How many elements of the weights are stored in each dtype."""

@@ -29,13 +29,6 @@ TUNED = ("MALLOC_", "GLIBC_TUNABLES")
 """Environment variables by which a user sets the same options, which then stay."""
 
 STATM = Path("/proc/self/statm")
-CGROUPS = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ),
-)
 
 
 @dataclass
@@ -174,19 +167,3 @@ def peak_resident() -> int:
     `/usr/bin/time -v` calls the maximum resident set size."""
     found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return found if sys.platform == "darwin" else found * 1024
-
-
-def available() -> int | None:
-    """Bytes that may still be taken without swapping; None where there is no /proc.
-
-    A container may have less than its host (Linux cgroups, both versions).
-    """
-    meminfo = Path("/proc/meminfo")
-    if not meminfo.exists():
-        return None
-    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-    found = int(fields["MemAvailable"].split()[0]) * 1024
-    for limit, used in CGROUPS:
-        if limit.exists() and (text := limit.read_text().strip()).isdigit():
-            found = min(found, int(text) - int(used.read_text()))
-    return found

@@ -15,7 +15,6 @@ import torch
 
 from enginecast.capture.sources.recording import Calls, Recorded, record
 from enginecast.capture.sources.source import ComponentOptions, open_source
-from enginecast.compiler.memory import available
 from enginecast.compiler.request import ExportRequest, ModelOptions
 from enginecast.compiler.session import export
 from enginecast.compiler.steps import Steps
@@ -46,6 +45,7 @@ from enginecast.pipelines.record import (
 )
 from enginecast.pipelines.run import with_engines
 from enginecast.runtime.bundle.staging import stage
+from enginecast.runtime.device.machine import available
 
 SIDE_STEP = 16
 """Pixels: pipelines take multiples of 8 or 16 at least."""

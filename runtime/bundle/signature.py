@@ -11,7 +11,6 @@ The library is imported when a signature is made or asked for (extra `signing`).
 import base64
 import json
 import os
-import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 from enginecast.errors import BundleError, MissingError, UsageError, first_line
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, SIGNATURE_NAME
 from enginecast.runtime.bundle.reader import Bundle, open_bundle
-from enginecast.runtime.bundle.staging import write_file
+from enginecast.runtime.bundle.staging import beside, write_file
 
 MAX_BYTES = 16 << 20
 _CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
@@ -59,7 +58,7 @@ def sign(path: str | os.PathLike[str], signer: Signer) -> Path:
     library = _library()
     target = bundle.root / SIGNATURE_NAME
     # Readers refuse a file that is not listed: what is unfinished stays outside.
-    temporary = bundle.root.with_name(f".{bundle.root.name}.{SIGNATURE_NAME}.{uuid.uuid4().hex}")
+    temporary = beside(bundle.root, "tmp")
     hashing = library.hashing.Config().set_ignored_paths(
         paths=[SIGNATURE_NAME], ignore_git_paths=False
     )

@@ -16,18 +16,21 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
-from enginecast.errors import BundleError, MissingError
+from enginecast.errors import BundleError, MissingError, first_line
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, FileRecord, Manifest, is_file_name
 from enginecast.runtime.bundle.manifest_json import encode
 from enginecast.runtime.bundle.reader import digest
 
-_ABANDONED_SECONDS = 60
+ABANDONED_SECONDS = 60
 """Age from which an unlocked staging folder is taken for abandoned: far more than mkdir to lock."""
+
+
+_FULL = "Free some space, or write to another disk; what was there is as it was."
 
 
 class Staging:
@@ -139,18 +142,25 @@ def stage(
     with _disk_errors(f"restoring {path}"):
         _restore(path, marker)
     _require_free(path, overwrite=overwrite, marker=marker)
-    folder, lock = _beside(path, "tmp"), None
+    folder, held = beside(path, "tmp"), None
     try:
         with _disk_errors(f"creating {folder}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             _sweep(path)
             folder.mkdir()
-            lock = _lock(folder)
-        yield Staging(folder, path, overwrite=overwrite, marker=marker)
+            held = lock(folder)
+        try:
+            yield Staging(folder, path, overwrite=overwrite, marker=marker)
+        except Exception as error:  # of whatever library writes a file
+            if not is_full(error) or isinstance(error, MissingError):
+                raise
+            raise MissingError(
+                f"writing {folder}: No space left on device ({first_line(error)})", hint=_FULL
+            ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
+        if held is not None:
+            os.close(held)
 
 
 def require_space(folder: str | os.PathLike[str], needed: int) -> None:
@@ -173,17 +183,19 @@ def require_space(folder: str | os.PathLike[str], needed: int) -> None:
         )
 
 
-def write_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o644) -> None:
+def write_file(
+    path: str | os.PathLike[str], data: bytes | memoryview, *, mode: int = 0o666
+) -> None:
     """Write one file so that it is there whole, or as it was before.
 
     Raises:
         BundleError: the disk failed.
     """
     target = Path(path).resolve()
-    temporary = _beside(target, "tmp")
+    temporary = beside(target, "tmp")
     try:
         with _disk_errors(f"writing {target}"):
-            temporary.touch(mode=mode, exist_ok=False)
+            temporary.touch(mode=mode & 0o700, exist_ok=False)
             temporary.write_bytes(data)
             _flush_file(temporary, mode)
             temporary.replace(target)
@@ -192,20 +204,36 @@ def write_file(path: str | os.PathLike[str], data: bytes, *, mode: int = 0o644) 
         temporary.unlink(missing_ok=True)
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether an error means that a disk or a quota is full; libraries say it in words."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    text = str(error)
+    return any(
+        words in text for words in ("No space left on device", "os error 28", "os error 122")
+    )
+
+
 @contextmanager
 def _disk_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
+        if is_full(error):
+            raise MissingError(
+                f"{doing}: {error.strerror}{where}",
+                hint=_FULL,
+            ) from error
         raise BundleError(f"{doing}: {error.strerror or error}{where}") from error
 
 
-def _beside(path: Path, kind: str) -> Path:
+def beside(path: Path, kind: str) -> Path:
+    """A name for what becomes `path` ("tmp"), or was it ("old"): see `leftovers`."""
     return path.with_name(f".{path.name}.{kind}-{uuid.uuid4().hex}")
 
 
-def _lock(folder: Path) -> int | None:
+def lock(folder: Path) -> int | None:
     """Lock a folder for as long as the descriptor is open; a killed process lets go of it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -219,11 +247,11 @@ def _lock(folder: Path) -> int | None:
 def _sweep(target: Path) -> None:
     """Remove the staging folders of this target that killed processes left behind."""
     for folder in target.parent.glob(f".{glob.escape(target.name)}.tmp-*"):
-        old = folder.is_dir() and time.time() - folder.stat().st_mtime > _ABANDONED_SECONDS
-        lock = _lock(folder) if old else None
-        if lock is not None:
+        old = folder.is_dir() and time.time() - folder.stat().st_mtime > ABANDONED_SECONDS
+        held = lock(folder) if old else None
+        if held is not None:
             shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
+            os.close(held)
 
 
 def _require_free(target: Path, *, overwrite: bool, marker: str) -> None:
@@ -268,8 +296,21 @@ def _seal(path: Path) -> FileRecord:
     return FileRecord(name=path.name, size=path.stat().st_size, sha256=digest(path))
 
 
-def _flush_file(path: Path, mode: int = 0o644) -> None:
-    path.chmod(mode)  # safetensors writes 0600, which no other user could read
+def _umask() -> int:
+    """What the user lets no new file have.  Only a change of it returns it, which would reach other
+    threads; Linux tells it otherwise.
+    """
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _flush_file(path: Path, mode: int = 0o666) -> None:
+    path.chmod(mode & ~_umask())  # safetensors writes 0600, which no other user could read
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 
@@ -294,7 +335,7 @@ def _swap_in(folder: Path, target: Path, *, replace: bool) -> None:
     """
     if replace and target.exists() and _exchange(folder, target):
         return  # `stage` removes what `folder` holds now
-    aside = _beside(target, "old")
+    aside = beside(target, "old")
     try:
         if replace and target.exists():
             target.rename(aside)
@@ -332,7 +373,7 @@ def _restore(target: Path, marker: str) -> None:
     killed.
     """
     for aside in target.parent.glob(f".{glob.escape(target.name)}.old-{'[0-9a-f]' * 32}"):
-        is_old = time.time() - aside.stat().st_ctime > _ABANDONED_SECONDS
+        is_old = time.time() - aside.stat().st_ctime > ABANDONED_SECONDS
         is_bundle = (aside / marker).is_file()
         if is_old and is_bundle and not os.path.lexists(target):
             aside.rename(target)

@@ -1,10 +1,17 @@
-"""The machine that this process runs on, in words."""
+"""The machine that this process runs on."""
 
 import os
 import platform
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
+CGROUPS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
 
 
 def cores() -> int:
@@ -21,3 +28,19 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor()
+
+
+def available() -> int | None:
+    """Bytes that may still be taken without swapping; None where there is no /proc.
+
+    A container may have less than its host (Linux cgroups, both versions).
+    """
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return None
+    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    found = int(fields["MemAvailable"].split()[0]) * 1024
+    for limit, used in CGROUPS:
+        if limit.exists() and (text := limit.read_text().strip()).isdigit():
+            found = min(found, int(text) - int(used.read_text()))
+    return found

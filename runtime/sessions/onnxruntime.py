@@ -2,7 +2,9 @@
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +21,7 @@ from enginecast.runtime.device.out_of_memory import lacks_memory
 from enginecast.runtime.device.versions import numbers
 from enginecast.runtime.sessions.session import Session
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
+from enginecast.runtime.sessions.stop import Stop
 from enginecast.runtime.values.arrays import BFLOAT16, ONNX_BFLOAT16, Array, from_ort, to_ort
 from enginecast.runtime.values.device_tensor import DeviceTensor, Feed
 
@@ -50,6 +53,7 @@ class OrtSession(Session):
 
     name = "onnxruntime"
     runs_code = False
+    can_stop = True
     copies_weights = True
     packages = ("onnxruntime-gpu", "onnxruntime")
     tunable = tuple(name for name in Settings.__struct_fields__ if name != "fixed_sizes")
@@ -70,6 +74,7 @@ class OrtSession(Session):
         self._file = file
         self._profile = profile
         self._executed: tuple[str, ...] | None = None
+        self._of_thread = threading.local()
         self._is_plain = provider == CPU_PROVIDER and not any(
             node.type == "tensor(bfloat16)" for node in session.get_outputs()
         )
@@ -108,6 +113,22 @@ class OrtSession(Session):
         _require_signature(record.file, "outputs", declared, session.get_outputs())
         return cls(session, providers[0], record.file, profile)
 
+    @contextmanager
+    def stopping(self, run: Stop) -> Iterator[None]:
+        options = onnxruntime.RunOptions()
+        self._of_thread.options = options
+        run.set_act(lambda: setattr(options, "terminate", True))
+        try:
+            yield
+        finally:
+            run.set_act(None)
+            self._of_thread.options = None
+
+    @property
+    def _options(self) -> onnxruntime.RunOptions | None:
+        """By which the run of this thread can be stopped."""
+        return getattr(self._of_thread, "options", None)
+
     def executed_ops(self) -> tuple[str, ...] | None:
         return self._executed
 
@@ -134,7 +155,7 @@ class OrtSession(Session):
             held = [_bind(binding, name, feed) for name, feed in feeds.items()]
             for name in outputs:
                 binding.bind_output(name, device)
-            self._session.run_with_iobinding(binding)
+            self._session.run_with_iobinding(binding, self._options)
             del held
             if self._profile is not None:
                 self._executed = _kernels(Path(self._session.end_profiling()))
@@ -153,7 +174,7 @@ class OrtSession(Session):
         ):
             return super().run_to_host(feeds, outputs)
         try:
-            found = self._session.run(outputs, feeds)
+            found = self._session.run(outputs, feeds, self._options)
         except Exception as error:  # as above
             raise self._failed(feeds, error) from error
         return dict(zip(outputs, found, strict=True))

@@ -2,12 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Self
 
 from enginecast.runtime.bundle.manifest import EngineRecord
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.versions import installed
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
+from enginecast.runtime.sessions.stop import Stop
 from enginecast.runtime.values.arrays import Array
 from enginecast.runtime.values.device_tensor import Feed
 
@@ -39,6 +41,8 @@ class Session(ABC):
     Runtime's own providers run it."""
     packages: ClassVar[tuple[str, ...]] = ()
     """The Python distributions that run it, the nearest last: a verdict keeps their versions."""
+    can_stop: ClassVar[bool] = False
+    """Whether a run under way can be stopped."""
     tunable: ClassVar[tuple[str, ...]] = ()
     """The fields of `Settings` that change how fast it is on a CPU; empty: `open` gets none."""
 
@@ -89,6 +93,10 @@ class Session(ABC):
     def run_to_host(self, feeds: Mapping[str, Feed], outputs: Sequence[str]) -> dict[str, Array]:
         """Run on checked feeds; return arrays in CPU memory."""
         return {name: self.to_host(value) for name, value in self.run(feeds, outputs).items()}
+
+    def stopping(self, run: Stop) -> AbstractContextManager[None]:
+        """Let a run that this thread begins inside be stopped by `run`; with `can_stop` alone."""
+        raise NotImplementedError
 
     def layers(self) -> tuple[str, ...]:
         """What the engine consists of, one fact a line; empty: the runtime says nothing."""

@@ -1,0 +1,108 @@
+"""What a run may take: time, memory, and how many there are at once."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod
+
+from enginecast.errors import MissingError, StoppedError, UsageError
+from enginecast.runtime.bundle.manifest import Manifest
+from enginecast.runtime.device.machine import available
+from enginecast.runtime.sessions.stop import Stop
+from enginecast.runtime.values.device_tensor import Feed
+
+LARGE = 256 << 20
+"""Bytes of outputs below which nobody asks what the machine has: that takes longer than some
+runs."""
+_BYTES = {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "float16": 2, "bfloat16": 2}
+_BYTES |= {"int32": 4, "float32": 4, "int64": 8, "float64": 8}
+
+
+class Limits:
+    """The runs of an engine that are under way.
+
+    Args:
+        most: how many may be so at once; None: any number.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        if most is not None and most < 1:
+            raise UsageError(f"max_runs: expected at least 1, got {most}")
+        self._places = None if most is None else threading.BoundedSemaphore(most)
+        self._most = most
+        self._running: set[Stop] = set()
+
+    def cancel(self) -> int:
+        """Stop all runs under way; how many there were."""
+        running = [*self._running]
+        for one in running:
+            one.stop("the run was canceled")
+        return len(running)
+
+    @contextmanager
+    def run(self, timeout: float | None) -> Iterator[Stop]:
+        """Wait for a place, and stop what takes longer than `timeout` seconds, waiting included.
+
+        Raises:
+            StoppedError: there was no place in that time.
+        """
+        stop = Stop()
+        timer = None
+        self._running.add(stop)
+        try:
+            if timeout is not None:
+                late = f"the run did not end in the {timeout:g} s that it was given"
+                timer = threading.Timer(timeout, stop.stop, [late])
+                timer.daemon = True
+                timer.start()
+            if self._places is None:
+                yield stop
+                return
+            if not self._places.acquire(timeout=timeout):
+                raise StoppedError(
+                    f"no run of {self._most} at once ended in {timeout:g} s",
+                    hint="Load the engine with a larger max_runs, or wait longer.",
+                )
+            try:
+                yield stop
+            finally:
+                self._places.release()
+        finally:
+            self._running.discard(stop)
+            if timer is not None:
+                timer.cancel()
+
+
+def require_memory(
+    manifest: Manifest, feeds: Mapping[str, Feed], wanted: Sequence[str], *, on_gpu: bool
+) -> None:
+    """Refuse sizes whose outputs alone are larger than the memory that this machine has left.
+
+    That is less than what a run takes: it refuses what cannot succeed, and some of that.
+
+    Raises:
+        MissingError: with the sizes, the bytes needed and the bytes there are.
+    """
+    if on_gpu:  # its own runtime says what it lacks
+        return
+    sizes: dict[int | str, int] = {}
+    for spec in manifest.inputs:
+        for declared, size in zip(spec.shape, feeds[spec.name].shape, strict=True):
+            sizes[declared] = size
+    needed = 0
+    for output in manifest.outputs:
+        if output.name in wanted:
+            elements = prod(
+                one if isinstance(one, int) else sizes.get(one, 1) for one in output.shape
+            )
+            needed += elements * _BYTES[output.dtype]
+    if needed < LARGE:
+        return
+    there = available()
+    if there is not None and needed > there:
+        shapes = ", ".join(f"{name} {list(feed.shape)}" for name, feed in feeds.items())
+        raise MissingError(
+            f"{shapes}: the outputs alone take {needed / 1e9:.1f} GB, and {there / 1e9:.1f} GB of"
+            " memory are free",
+            hint="Give smaller batches, or ask for fewer outputs.",
+        )
