@@ -48,26 +48,26 @@ INTERRUPTED = 130
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
-class Ended(KeyboardInterrupt):
-    """The process was asked to end: it cleans up as after Ctrl-C."""
+class Received:
+    """The signal that asked the process to end, if one did."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.signal = number
+    signal: int = signal.SIGINT
 
 
-def end_as_interrupted() -> None:
-    """Have SIGTERM and SIGHUP clean up, where nobody else handles or ignores them (nohup)."""
+def end_as_interrupted() -> Received:
+    """Have SIGTERM and SIGHUP clean up as Ctrl-C does, where nobody handles or ignores them."""
+    received = Received()
 
     def end(number: int, _: object) -> None:
-        for each in ENDING:  # a second one must not cut the clean-up short
-            signal.signal(each, signal.SIG_IGN)
-        raise Ended(number)
+        if received.signal == signal.SIGINT:  # a second one must not cut the clean-up short
+            received.signal = number
+            raise KeyboardInterrupt
 
     if threading.current_thread() is threading.main_thread():
         for number in ENDING:
             if signal.getsignal(number) == signal.SIG_DFL:
                 signal.signal(number, end)
+    return received
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -75,18 +75,19 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     warnings.showwarning = show_warning
     as_json = "--json" in arguments
-    end_as_interrupted()
+    received = end_as_interrupted()
     try:
         code = app(args=arguments, prog_name="enginecast", standalone_mode=False)
     except EnginecastError as error:
         code = fail(error, as_json=as_json)
     except BadCommandLine as error:
         code = fail(usage_error(error), as_json=as_json)
-    except (KeyboardInterrupt, typer.Abort) as error:
-        code = next((128 + e.signal for e in (error, error.__cause__) if isinstance(e, Ended)), 130)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
     except Exception:  # whatever is left is a defect of ours
         code = crash()
-    if code in (INTERRUPTED, *(128 + number for number in ENDING)):
+    if code == INTERRUPTED:  # raised above, or typer's word for it
+        code = 128 + received.signal
         print("interrupted", file=sys.stderr)
     sys.exit(code or 0)
 
