@@ -138,6 +138,7 @@ def test_a_full_disk_is_one_error_and_leaves_the_old(tmp_path: Path, error: Exce
 
 
 EXPORT = """
+import signal
 import sys
 from pathlib import Path
 from unittest.mock import patch
@@ -149,6 +150,9 @@ def publish(self, manifest):
     print("publishing", file=sys.stderr, flush=True)
     time.sleep(60)
     return original(self, manifest)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job may ignore them
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
 with patch.object(staging.Staging, "publish", publish):
     main(["export", sys.argv[1], "-o", sys.argv[2], "--no-speed", "-q", "--overwrite"])
 """
