@@ -1,6 +1,10 @@
 """All campaigns, in the order of the page."""
 
-from faults import damage, hostile
+from faults import damage, hostile, running
 from faults.campaign import Campaign
 
-CAMPAIGNS: tuple[Campaign, ...] = (*damage.CAMPAIGNS, *hostile.CAMPAIGNS)
+CAMPAIGNS: tuple[Campaign, ...] = (
+    *damage.CAMPAIGNS,
+    *hostile.CAMPAIGNS,
+    *running.CAMPAIGNS,
+)
