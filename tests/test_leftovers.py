@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import bundles
 import pytest
 
 from enginecast.cli.app import main
-from enginecast.errors import MissingError
+from enginecast.errors import BundleError, MissingError
 from enginecast.runtime.bundle.leftovers import clean, find_leftovers
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.bundle.staging import beside, stage, write_file
@@ -182,3 +183,20 @@ def test_signals_clean_up(number: int, code: int, tmp_path: Path) -> None:
     assert "interrupted" in said
     assert os.listdir(root.parent) == ["out"]
     open_bundle(root)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_failing_disk_is_one_error_and_leaves_the_old(tmp_path: Path, named: bool) -> None:
+    root = bundles.make_bundle(tmp_path / "out")
+    with pytest.raises(BundleError, match=r"writing .*\.out\.tmp-.*error"), ExitStack() as stack:
+        staging = stack.enter_context(stage(root, overwrite=True))
+        file = [str(staging.folder / "engine.onnx")] if named else []
+        raise OSError(5, "Input/output error", *file)
+    assert os.listdir(tmp_path) == ["out"]
+    open_bundle(root)
+
+
+def test_errors_of_other_files_stay_as_they_are(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError), stage(tmp_path / "out"):
+        raise PermissionError(13, "Permission denied", "/elsewhere/model.safetensors")
+    assert os.listdir(tmp_path) == []

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from enginecast.errors import BundleError, MissingError, first_line
+from enginecast.errors import BundleError, EnginecastError, MissingError, first_line
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, FileRecord, Manifest, is_file_name
 from enginecast.runtime.bundle.manifest_json import encode
 from enginecast.runtime.bundle.reader import digest
@@ -136,7 +136,8 @@ def stage(
 
     Raises:
         BundleError: the target exists (and is not a bundle, or `overwrite` is off), or cannot be
-            written.
+            written, as a whole or a file of it.
+        MissingError: the disk is full.
     """
     path = Path(target).resolve()
     with _disk_errors(f"restoring {path}"):
@@ -151,16 +152,21 @@ def stage(
             held = lock(folder)
         try:
             yield Staging(folder, path, overwrite=overwrite, marker=marker)
+        except EnginecastError:
+            raise
         except Exception as error:  # of whatever library writes a file
-            if not is_full(error) or isinstance(error, MissingError):
-                raise
-            raise MissingError(
-                f"writing {folder}: No space left on device ({first_line(error)})", hint=_FULL
-            ) from error
+            if is_full(error):
+                message = f"writing {folder}: No space left on device ({first_line(error)})"
+                raise MissingError(message, hint=_FULL) from error
+            if isinstance(error, OSError) and _is_of(error, folder):
+                where = error.filename or folder
+                raise BundleError(f"writing {where}: {error.strerror or error}") from error
+            raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if held is not None:
-            os.close(held)
+            with suppress(OSError):  # the outcome is known; there is nothing to lose any more
+                os.close(held)
 
 
 def require_space(folder: str | os.PathLike[str], needed: int) -> None:
@@ -201,7 +207,8 @@ def write_file(
             temporary.replace(target)
             flush_folder(target.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # must not hide what went wrong; `leftovers` finds it
+            temporary.unlink(missing_ok=True)
 
 
 def is_full(error: BaseException) -> bool:
@@ -212,6 +219,13 @@ def is_full(error: BaseException) -> bool:
     return any(
         words in text for words in ("No space left on device", "os error 28", "os error 122")
     )
+
+
+def _is_of(error: OSError, folder: Path) -> bool:
+    """Whether an error is of a file in a folder; those of reading and writing name no file."""
+    if error.filename is None:
+        return error.errno in (errno.EIO, errno.EFBIG, errno.EROFS, errno.ESTALE)
+    return str(error.filename).startswith(str(folder))
 
 
 @contextmanager

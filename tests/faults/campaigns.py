@@ -1,10 +1,11 @@
 """All campaigns, in the order of the page."""
 
-from faults import damage, hostile, running
+from faults import damage, hostile, publishing, running
 from faults.campaign import Campaign
 
 CAMPAIGNS: tuple[Campaign, ...] = (
     *damage.CAMPAIGNS,
     *hostile.CAMPAIGNS,
+    *publishing.CAMPAIGNS,
     *running.CAMPAIGNS,
 )
