@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -185,13 +184,17 @@ def test_signals_clean_up(number: int, code: int, tmp_path: Path) -> None:
     open_bundle(root)
 
 
+def _fail_while_staging(root: Path, *, named: bool) -> None:
+    with stage(root, overwrite=True) as staging:
+        file = [str(staging.folder / "engine.onnx")] if named else []
+        raise OSError(5, "Input/output error", *file)
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_a_failing_disk_is_one_error_and_leaves_the_old(tmp_path: Path, named: bool) -> None:
     root = bundles.make_bundle(tmp_path / "out")
-    with pytest.raises(BundleError, match=r"writing .*\.out\.tmp-.*error"), ExitStack() as stack:
-        staging = stack.enter_context(stage(root, overwrite=True))
-        file = [str(staging.folder / "engine.onnx")] if named else []
-        raise OSError(5, "Input/output error", *file)
+    with pytest.raises(BundleError, match=r"writing .*\.out\.tmp-.*error"):
+        _fail_while_staging(root, named=named)
     assert os.listdir(tmp_path) == ["out"]
     open_bundle(root)
 
