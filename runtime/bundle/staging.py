@@ -150,18 +150,8 @@ def stage(
             _sweep(path)
             folder.mkdir()
             held = lock(folder)
-        try:
+        with _write_errors(folder):
             yield Staging(folder, path, overwrite=overwrite, marker=marker)
-        except EnginecastError:
-            raise
-        except Exception as error:  # of whatever library writes a file
-            if is_full(error):
-                message = f"writing {folder}: No space left on device ({first_line(error)})"
-                raise MissingError(message, hint=_FULL) from error
-            if isinstance(error, OSError) and _is_of(error, folder):
-                where = error.filename or folder
-                raise BundleError(f"writing {where}: {error.strerror or error}") from error
-            raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if held is not None:
@@ -226,6 +216,23 @@ def _is_of(error: OSError, folder: Path) -> bool:
     if error.filename is None:
         return error.errno in (errno.EIO, errno.EFBIG, errno.EROFS, errno.ESTALE)
     return str(error.filename).startswith(str(folder))
+
+
+@contextmanager
+def _write_errors(folder: Path) -> Iterator[None]:
+    """Name the folder, or the file in it, that could not be written; leave other errors alone."""
+    try:
+        yield
+    except EnginecastError:
+        raise
+    except Exception as error:  # of whatever library writes a file
+        if is_full(error):
+            message = f"writing {folder}: No space left on device ({first_line(error)})"
+            raise MissingError(message, hint=_FULL) from error
+        if isinstance(error, OSError) and _is_of(error, folder):
+            where = error.filename or folder
+            raise BundleError(f"writing {where}: {error.strerror or error}") from error
+        raise
 
 
 @contextmanager

@@ -1,5 +1,8 @@
 """What a campaign is: faults of one kind, and what is counted of them."""
 
+import os
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -54,6 +57,7 @@ class Campaign:
         sizes: how many faults there are.
         run: injects as many, into things that it makes in the folder, from fixed seeds.
         fires: the share of faults at least that has to be seen to fire.
+        needs: a program that injects them; empty: none.
     """
 
     name: str
@@ -61,6 +65,19 @@ class Campaign:
     sizes: Sizes
     run: Callable[[int, Path], Tally]
     fires: float = 1.0
+    needs: str = ""
+
+    @property
+    def lacks(self) -> str:
+        """Why it cannot run here; empty where it can."""
+        missing = self.needs and shutil.which(self.needs) is None
+        return f"{self.needs} injects these faults, and is not installed" if missing else ""
+
+
+def environment() -> dict[str, str]:
+    """That of a child process, which finds the same modules."""
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
+    return {**os.environ, "PYTHONPATH": path}
 
 
 def require(campaign: Campaign, tally: Tally, wanted: int) -> None:

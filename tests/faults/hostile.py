@@ -21,7 +21,7 @@ from enginecast.errors import BundleError
 from enginecast.runtime.bundle.manifest_json import seal
 from enginecast.runtime.bundle.reader import digest
 from enginecast.runtime.load import load
-from faults.campaign import Campaign, Sizes, Tally
+from faults.campaign import Campaign, Sizes, Tally, environment
 from faults.damage import MUTATIONS
 
 SEED = 23
@@ -367,12 +367,11 @@ def graphs(count: int, folder: Path) -> Tally:
 def _opened(roots: list[Path]) -> dict[str, str]:
     """What a child said of each; those after a crash are given to another child."""
     said: dict[str, str] = {}
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     while left := [root for root in roots if root.name not in said]:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", OPENER],
             input="\n".join(map(str, left)),
-            env={**os.environ, "PYTHONPATH": path},
+            env=environment(),
             capture_output=True,
             text=True,
             check=False,

@@ -130,7 +130,7 @@ def manifests(count: int, folder: Path) -> Tally:
             tally.add("refused by name") if named else tally.defect(f"{what}: {error.message}")
         except EnginecastError:
             tally.add("loaded, the run refused")
-        except Exception as error:
+        except Exception as error:  # not ours: harm, which the campaign counts
             tally.defect(f"{what}: {type(error).__name__}: {str(error)[:150]}")
         else:
             if next(iter(found.values())).tobytes() == right:

@@ -14,12 +14,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 import bundles
-import pytest
 
 from enginecast.errors import EnginecastError
 from enginecast.runtime.bundle import leftovers
 from enginecast.runtime.bundle.reader import open_bundle
-from faults.campaign import Campaign, Sizes, Tally
+from faults.campaign import Campaign, Sizes, Tally, environment
 from faults.publisher import CASES, PUBLISHED, REFUSED
 
 SEED = 29
@@ -50,13 +49,12 @@ class Publisher:
         self.old = bundles.make_bundle(folder / "old", bundles.manifest(notes=("old",)))
         self.new = bundles.make_bundle(folder / "new", bundles.manifest(notes=("new",)))
         self.folder = folder / "place"
-        path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "faults.publisher", str(self.new)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env=environment(),
         )
         assert self._answer() == "ready"
 
@@ -186,8 +184,6 @@ def harm(one: Publisher, case: str, code: int) -> str:
 
 def calls(count: int, folder: Path) -> Tally:
     """Fail, or kill at, one system call of a publication."""
-    if shutil.which("strace") is None:
-        pytest.skip("strace injects these faults, and is not installed")
     tally, faults = Tally(), list[tuple[str, str, int, str]]()
     with publisher(folder) as one:
         for case in CASES:
@@ -245,6 +241,7 @@ CAMPAIGNS = (
         " holds the old bundle or the new one, whole; `doctor --clean` leaves nothing beside it.",
         Sizes(quick=40, full=1000),
         calls,
+        needs="strace",
     ),
     Campaign(
         "races",

@@ -57,6 +57,9 @@ def main() -> int:
     for campaign in CAMPAIGNS:
         if not campaign.name.startswith(wanted):
             continue
+        if campaign.lacks:
+            print(f"{campaign.name}: not run: {campaign.lacks}")
+            continue
         count = campaign.sizes.quick if options.quick else campaign.sizes.full
         row, problem = examine(campaign, count)
         wrong += bool(problem)

@@ -1,6 +1,5 @@
 """Engines under load and under wrong inputs."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -13,7 +12,7 @@ import numpy as np
 
 from enginecast.errors import EnginecastError
 from enginecast.runtime.load import load
-from faults.campaign import Campaign, Sizes, Tally
+from faults.campaign import Campaign, Sizes, Tally, environment
 
 THREADS = 64
 MEGABYTES = 8
@@ -38,7 +37,7 @@ def threads(count: int, folder: Path) -> Tally:
             for turn in range(-(-count // THREADS)):
                 try:
                     result = engine.run(feeds[number])["hidden"].tobytes()
-                except Exception as error:
+                except Exception as error:  # of whatever kind: the campaign counts it
                     differing.append(f"thread {number}, run {turn}: {error}")
                     return
                 if result != serial[number]:
@@ -91,10 +90,9 @@ def long_use(count: int, folder: Path) -> Tally:
     tally = Tally()
     loads = max(count // 101, 1)
     root = bundles.make_bundle(folder / "bundle")
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LONG, str(root), str(loads), str(count - loads)],
-        env={**os.environ, "PYTHONPATH": path},
+        env=environment(),
         capture_output=True,
         text=True,
         check=False,
@@ -156,7 +154,7 @@ def inputs(count: int, folder: Path) -> Tally:
                 if not named:
                     tally.defect(f"{what}: the error does not name it: {error.message}")
                     continue
-            except Exception as error:
+            except Exception as error:  # not ours: harm, which the campaign counts
                 tally.defect(f"{what}: {type(error).__name__}: {error}")
                 continue
             if engine.run(feeds)["hidden"].tobytes() != right:
