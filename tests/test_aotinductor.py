@@ -59,6 +59,19 @@ def test_tensors_are_taken_where_they_lie_and_not_written_to(made: Export) -> No
     assert all(torch.equal(tensors[name], torch.from_numpy(given[name])) for name in given)
 
 
+def test_files_that_are_replaced_or_deleted_do_not_disturb(copied: Path) -> None:
+    given = feeds(2, 5)
+    with enginecast.load(copied, allow_code=True) as engine:
+        wanted = engine.run(given)["last_hidden_state"]
+        for path in list(copied.iterdir()):
+            other = path.with_suffix(".other")
+            other.write_bytes(b"\xa5" * path.stat().st_size)
+            other.replace(path)
+        np.testing.assert_array_equal(engine.run(given)["last_hidden_state"], wanted)
+        shutil.rmtree(copied)
+        np.testing.assert_array_equal(engine.run(given)["last_hidden_state"], wanted)
+
+
 def feeds(batch: int, tokens: int) -> dict[str, Any]:
     drawn = np.random.default_rng(batch * tokens)
     mask = np.ones((batch, tokens), np.int64)

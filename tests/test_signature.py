@@ -15,14 +15,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
     Encoding,
-    KeySerializationEncryption,
     NoEncryption,
     PrivateFormat,
-    PublicFormat,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from signing_keys import keys
 
 from enginecast.cli.app import main
 from enginecast.errors import BundleError, MissingError, UsageError
@@ -43,20 +41,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A list of trusted bundles of the test's own."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path / "config" / "enginecast" / "trusted.json"
-
-
-def keys(folder: Path, name: str = "key", password: bytes | None = None) -> tuple[Path, Path]:
-    """A private and a public key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    how: KeySerializationEncryption = NoEncryption()
-    if password is not None:
-        how = BestAvailableEncryption(password)
-    private, public = folder / f"{name}.pem", folder / f"{name}.pub"
-    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, how))
-    public.write_bytes(
-        key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    )
-    return private, public
 
 
 def certified(folder: Path) -> tuple[Signer, Path]:

@@ -1,7 +1,6 @@
 """What a campaign is: faults of one kind, and what is counted of them."""
 
 import os
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +13,7 @@ class Sizes(NamedTuple):
     """How many faults a campaign injects."""
 
     quick: int
-    """With the tests: seconds."""
+    """With the tests: seconds; 0: not at all."""
     full: int
     """With `make faults`: what the page promises."""
 
@@ -57,7 +56,7 @@ class Campaign:
         sizes: how many faults there are.
         run: injects as many, into things that it makes in the folder, from fixed seeds.
         fires: the share of faults at least that has to be seen to fire.
-        needs: a program that injects them; empty: none.
+        lacks: says why it cannot run here; empty where it can.
     """
 
     name: str
@@ -65,13 +64,7 @@ class Campaign:
     sizes: Sizes
     run: Callable[[int, Path], Tally]
     fires: float = 1.0
-    needs: str = ""
-
-    @property
-    def lacks(self) -> str:
-        """Why it cannot run here; empty where it can."""
-        missing = self.needs and shutil.which(self.needs) is None
-        return f"{self.needs} injects these faults, and is not installed" if missing else ""
+    lacks: Callable[[], str] = str
 
 
 def environment() -> dict[str, str]:

@@ -1,12 +1,24 @@
 """All campaigns, in the order of the page."""
 
-from faults import damage, hostile, manifests, publishing, running
+from faults import (
+    cache_kills,
+    damage,
+    exporting,
+    hostile,
+    manifests,
+    publishing,
+    running,
+    signatures,
+)
 from faults.campaign import Campaign
 
 CAMPAIGNS: tuple[Campaign, ...] = (
     *damage.CAMPAIGNS,
     *hostile.CAMPAIGNS,
     *manifests.CAMPAIGNS,
+    *signatures.CAMPAIGNS,
     *publishing.CAMPAIGNS,
+    *exporting.CAMPAIGNS,
     *running.CAMPAIGNS,
+    *cache_kills.CAMPAIGNS,
 )

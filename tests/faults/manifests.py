@@ -81,7 +81,7 @@ def _places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
         yield from _places(value, (*path, key))
 
 
-def _mutate(content: Any, chooser: random.Random) -> str:
+def mutate(content: Any, chooser: random.Random) -> str:
     """Change a value in place; what was changed."""
     path = chooser.choice([*_places(content)])
     holder = content
@@ -114,7 +114,7 @@ def manifests(count: int, folder: Path) -> Tally:
         right = engine.run(feeds)["hidden"].tobytes()
     while tally.injected < count:
         content = copy.deepcopy(whole)
-        changes = [_mutate(content, chooser) for _ in range(chooser.choice((1, 1, 1, 2, 3)))]
+        changes = [mutate(content, chooser) for _ in range(chooser.choice((1, 1, 1, 2, 3)))]
         if content == whole:
             continue
         what = f"seed {SEED}, fault {tally.injected}: {'; '.join(changes)}"

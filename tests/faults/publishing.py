@@ -230,8 +230,13 @@ def races(count: int, folder: Path) -> Tally:
             elif wrong := harm(one, case, PUBLISHED):
                 tally.defect(f"race {number}, {case}: {wrong}")
             else:
-                tally.add(f"{won} published, {lost} refused")
+                tally.add(f"with {won} published and {lost} refused")
     return tally
+
+
+def _lacks() -> str:
+    missing = shutil.which("strace") is None
+    return "strace, which makes system calls fail, is not installed" if missing else ""
 
 
 CAMPAIGNS = (
@@ -241,7 +246,7 @@ CAMPAIGNS = (
         " holds the old bundle or the new one, whole; `doctor --clean` leaves nothing beside it.",
         Sizes(quick=40, full=1000),
         calls,
-        needs="strace",
+        lacks=_lacks,
     ),
     Campaign(
         "races",

@@ -57,10 +57,12 @@ def main() -> int:
     for campaign in CAMPAIGNS:
         if not campaign.name.startswith(wanted):
             continue
-        if campaign.lacks:
-            print(f"{campaign.name}: not run: {campaign.lacks}")
+        if lacks := campaign.lacks():
+            print(f"{campaign.name}: not run: {lacks}")
             continue
         count = campaign.sizes.quick if options.quick else campaign.sizes.full
+        if not count:
+            continue
         row, problem = examine(campaign, count)
         wrong += bool(problem)
         outcomes = ", ".join(f"{number} {outcome}" for outcome, number in row["outcomes"].items())

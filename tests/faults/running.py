@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from enginecast.runtime.load import load
 from faults.campaign import Campaign, Sizes, Tally, environment
 
 THREADS = 64
+SIZES = {0: "batch:1..4", 1: "sequence:2..6"}
+"""Those of the tiny engine."""
 MEGABYTES = 8
 """By how much memory may grow: far less than a leak of 100 bytes a run, or of a session a load."""
 
@@ -137,10 +140,35 @@ def wrong_feeds() -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield f"input_ids: a value {number}", "input_ids", bundles.feeds() | {"input_ids": ids}
 
 
-def inputs(count: int, folder: Path) -> Tally:
+def _exported(folder: Path, target: str) -> Path:
+    """An engine of a target, with the inputs of the tiny one."""
+    from torch import Tensor, from_numpy, nn
+
+    from enginecast.compiler.request import ExportRequest, ModelOptions
+    from enginecast.compiler.session import export
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding.from_pretrained(from_numpy(bundles.table()))
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+            return {"hidden": self.table(input_ids) * attention_mask.unsqueeze(-1).float()}
+
+    ranges = [f"{name}:{dim}={size}" for name in bundles.feeds() for dim, size in SIZES.items()]
+    example = {name: from_numpy(values) for name, values in bundles.feeds().items()}
+    options = ModelOptions(dynamic=ranges)
+    done = export(ExportRequest(Rows(), folder, target, example=example, options=options))
+    assert done.bundle is not None, done.report.verdict.reasons
+    return folder
+
+
+def inputs(count: int, folder: Path, target: str = "onnxruntime") -> Tally:
     """Feed what does not fit, and run right feeds after each."""
     tally, feeds = Tally(), bundles.feeds()
-    with load(bundles.make_bundle(folder / "bundle")) as engine:
+    place = folder / "bundle"
+    made = bundles.make_bundle(place) if target == "onnxruntime" else _exported(place, target)
+    with load(made, allow_code=True) as engine:
         right = engine.run(feeds)["hidden"].tobytes()
         for what, name, wrong in wrong_feeds():
             if tally.injected >= count:
@@ -171,6 +199,18 @@ CAMPAIGNS = (
         " is right.",
         Sizes(quick=60, full=len([*wrong_feeds()])),
         inputs,
+    ),
+    Campaign(
+        "wrong inputs, TorchScript",
+        "The same of a TorchScript engine.",
+        Sizes(quick=60, full=len([*wrong_feeds()])),
+        partial(inputs, target="torchscript"),
+    ),
+    Campaign(
+        "wrong inputs, AOTInductor",
+        "The same of an AOTInductor engine.",
+        Sizes(quick=0, full=len([*wrong_feeds()])),
+        partial(inputs, target="aotinductor"),
     ),
     Campaign(
         "threads",
