@@ -4,6 +4,8 @@ The public names load on first use, so that a server which only runs engines nev
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -32,7 +34,8 @@ class CallableFolder(ModuleType):
 
     def __call__(self, path: Any, **options: Any) -> Any:
         """Compare a bundle with eager again; see `compiler.verify_bundle`."""
-        return import_module("enginecast.compiler.verify_bundle").verify_bundle(path, **options)
+        with _extras("verify"):
+            return import_module("enginecast.compiler.verify_bundle").verify_bundle(path, **options)
 
 
 class Face(ModuleType):
@@ -52,4 +55,23 @@ def __getattr__(name: str) -> Any:
         return import_module("enginecast.verify")
     if name not in _WHERE:
         raise AttributeError(f"module 'enginecast' has no attribute {name!r}")
-    return getattr(import_module(_WHERE[name]), name)
+    with _extras(name):
+        return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+@contextmanager
+def _extras(name: str) -> Iterator[None]:
+    """Raise a MissingError where a public name needs an extra that is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        from enginecast.doctor.extras import missing_extra
+
+        lacking = missing_extra(error, f"enginecast.{name}")
+        if lacking is None:
+            raise
+        raise lacking from error

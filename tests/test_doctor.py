@@ -109,6 +109,6 @@ def test_this_machine_is_examined_and_printed(monkeypatch: pytest.MonkeyPatch) -
     out = io.StringIO()
     show(report, Console(file=out, width=60))
     text = out.getvalue()
-    assert "to add 'tensorrt': pip install 'torch-tensorrt>=" in text
+    assert "to add 'tensorrt': pip install 'enginecast[tensorrt]'" in text
     assert "problem: torch 2.1.0, >=2.11 is needed\n  pip install 'torch>=2.11'\n" in text
     assert "no problems" not in text

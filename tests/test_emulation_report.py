@@ -15,7 +15,8 @@ from test_report import report
 
 from enginecast.verify.emulate.data import Emulation, Overflow, StoredValues, WeightLoss, tightest
 from enginecast.verify.report.data import Report
-from enginecast.verify.report.report import print_report, write_report
+from enginecast.verify.report.report import write_report
+from enginecast.verify.report.tables import print_report
 
 Capture = pytest.CaptureFixture[str]
 

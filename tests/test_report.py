@@ -10,7 +10,9 @@ from rich.console import Console
 
 from enginecast.runtime.bundle.manifest import Fusion, Outcome, OutputVerdict, Verdict, Where
 from enginecast.verify.report.data import PassCheck, Report
-from enginecast.verify.report.report import print_report, shade, to_json, write_report
+from enginecast.verify.report.page import shade
+from enginecast.verify.report.report import to_json, write_report
+from enginecast.verify.report.tables import print_report
 
 
 def report(outcome: Outcome = "verified", reasons: tuple[str, ...] = ()) -> Report:

@@ -26,6 +26,7 @@ from enginecast.cli.sign import sign, trust
 from enginecast.cli.terminal.output import progress, say
 from enginecast.cli.tune import tune
 from enginecast.cli.verify import verify
+from enginecast.doctor.extras import missing_extra
 from enginecast.errors import EnginecastError, UsageError
 from enginecast.version import __version__
 
@@ -84,12 +85,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = fail(usage_error(error), as_json=as_json)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
+    except ModuleNotFoundError as error:
+        lacking = missing_extra(error, _called(arguments))
+        code = crash() if lacking is None else fail(lacking, as_json=as_json)
     except Exception:  # whatever is left is a defect of ours
         code = crash()
     if code == INTERRUPTED:  # raised above, or typer's word for it
         code = 128 + received.signal
         print("interrupted", file=sys.stderr)
     sys.exit(code or 0)
+
+
+def _called(arguments: Sequence[str]) -> str:
+    """The command of a command line, as its user calls it."""
+    known = typer.main.get_group(app).commands
+    return " ".join(["enginecast", *[word for word in arguments if word in known][:1]])
 
 
 @app.callback(invoke_without_command=True)

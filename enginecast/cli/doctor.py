@@ -79,11 +79,11 @@ def show(report: Report, console: Console) -> None:
         (p.name, p.version or "-", p.wanted, p.extra or "everything") for p in report.packages
     )
     print_table(console, ("package", "installed", "wanted", "for"), packages)
-    for package in report.packages:
-        if package.extra and not package.fits:
-            console.print(
-                f"to add '{package.extra}': {package.repair}", markup=False, soft_wrap=True
-            )
+    lacking = [one for one in report.packages if one.extra and not one.fits]
+    for extra in dict.fromkeys(one.extra for one in lacking):
+        repairs = [one.repair for one in lacking if one.extra == extra]
+        repair = repairs[0] if len(repairs) == 1 else f"pip install 'enginecast[{extra}]'"
+        console.print(f"to add '{extra}': {repair}", markup=False, soft_wrap=True)
     if report.cpu_features:
         here = report.cpu_features.items()
         features = ((name, "yes" if has else "no", CPU_FEATURES[name][1]) for name, has in here)
@@ -95,9 +95,14 @@ def show(report: Report, console: Console) -> None:
     for gpu in report.gpus:
         console.print(f"GPU: {gpu.name} ({gpu.arch}), {gpu.memory / 2**30:.0f} GiB")
     if not report.gpus:
-        console.print(
-            f"GPU: none that torch sees (torch's CUDA: {report.torch_cuda or 'CPU build'})"
+        with_torch = any(one.name == "torch" and one.version for one in report.packages)
+        build = f"torch's CUDA: {report.torch_cuda or 'CPU build'}"
+        seen = (
+            f"none that torch sees ({build})"
+            if with_torch
+            else "torch, which sees it, is not installed"
         )
+        console.print(f"GPU: {seen}")
     if report.tensorrt is not None:
         installed = [one for one in report.tensorrt.libraries if one.installed]
         versions = [f"{one.name} {one.version or 'does not import'}" for one in installed]

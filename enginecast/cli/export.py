@@ -122,7 +122,7 @@ def _target_options(tensorrt: TensorRTFlags, aotinductor: AOTInductorFlags) -> A
 
 def _show(done: "Export", steps: "Steps", console: Console) -> None:
     """Everything but the notes that were shown when they were made."""
-    from enginecast.verify.report.report import print_report
+    from enginecast.verify.report.tables import print_report
 
     fresh = tuple(note for note in done.report.notes if note not in steps.shown)
     print_report(replace(done.report, notes=fresh), console)

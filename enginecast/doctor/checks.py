@@ -194,7 +194,7 @@ def find_problems(
     problems = [
         Problem(f"{one.name} {one.version or 'is missing'}, {one.wanted} is needed", one.repair)
         for one in packages
-        if not (one.extra or one.fits or one.name == unneeded)
+        if not (one.fits or one.name == unneeded or (one.extra and one.version is None))
     ]
     if _has(found, "onnxruntime") and with_gpu_build:
         keep = found["onnxruntime-gpu" if gpus else "onnxruntime"]
@@ -229,6 +229,8 @@ def _packages() -> tuple[Package, ...]:
     for text in metadata.requires("enginecast") or []:
         requirement = _REQUIREMENT.match(text)
         if requirement is None or requirement["extra"] == _DEVELOPMENT:
+            continue
+        if requirement["name"] == "enginecast":  # an extra that includes another one
             continue
         name, extra = requirement["name"], requirement["extra"] or ""
         parts, wanted = requirement["parts"] or "", requirement["wanted"]

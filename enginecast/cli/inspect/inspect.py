@@ -30,7 +30,7 @@ from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.quantize.plan.planning import form_in_words
 from enginecast.passes.registry import build
 from enginecast.verify.emulate.data import Emulation
-from enginecast.verify.report.report import print_emulation
+from enginecast.verify.report.tables import print_emulation
 
 
 @dataclass(frozen=True)
