@@ -3,8 +3,9 @@
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import torch
 
@@ -23,29 +24,54 @@ def all_or_none(folder: Path, names: Iterable[str]) -> Iterator[None]:
 
 
 def copy_archive(
-    sources: Mapping[Path, Mapping[str, str]], target: Path, *, without: tuple[str, ...]
+    sources: Sequence[tuple[BinaryIO, Mapping[str, str]]], target: Path, *, without: tuple[str, ...]
 ) -> None:
     """Copy archives of torch's into one; the same records give the same bytes.
 
     Args:
-        sources: with the folders in each that get another name: {"old/": "new/"}; of records of
-            one name the first is taken.
+        sources: each with its folders that get another name: {"old/": "new/"}; of records of one
+            name the first is taken.
         without: endings of the names of records that hold paths of the machine that exported.
+
+    Raises:
+        OSError: the file cannot be written.
     """
-    writer = torch._C.PyTorchFileWriter(str(target))
     written: set[str] = set()
-    for source, folders in sources.items():
-        reader = torch._C.PyTorchFileReader(str(source))
-        for name in reader.get_all_records():
-            if name.endswith(without) or name in _MADE_BY_WRITER:
-                continue
-            old = next((folder for folder in folders if name.startswith(folder)), "")
-            new = folders.get(old, "") + name.removeprefix(old)
-            if new not in written:
-                written.add(new)
-                record = reader.get_record(name)
-                writer.write_record(new, record, len(record))
-    writer.write_end_of_file()
+    with target.open("wb") as file:
+        kept = _KeptErrors(file)
+        writer = torch._C.PyTorchFileWriter(cast(BinaryIO, kept))
+        for source, folders in sources:
+            reader = torch._C.PyTorchFileReader(source)
+            for name in reader.get_all_records():
+                if name.endswith(without) or name in _MADE_BY_WRITER:
+                    continue
+                old = next((folder for folder in folders if name.startswith(folder)), "")
+                new = folders.get(old, "") + name.removeprefix(old)
+                if new not in written:
+                    written.add(new)
+                    record = reader.get_record(name)
+                    writer.write_record(new, record, len(record))
+        writer.write_end_of_file()
+        if kept.error is not None:
+            raise kept.error
+
+
+class _KeptErrors:
+    """A file whose errors come after the last write: within torch's writer, whose destructor
+    writes as well, one would end the process.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.error: OSError | None = None
+        self._file = file
+
+    def write(self, data: bytes) -> int:
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
 
 
 @contextlib.contextmanager

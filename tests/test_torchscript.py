@@ -1,6 +1,7 @@
 """Script the smallest submodule that branches, trace the rest: in `capture` and `exporters`."""
 
 import copy
+import io
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from enginecast.compiler.request import ExportRequest
 from enginecast.compiler.session import ExportSession
 from enginecast.compiler.steps import Steps
 from enginecast.errors import CaptureError, LoweringError, MissingError
+from enginecast.exporters.files import copy_archive, quiet
 from enginecast.exporters.onnx.script import branches, lower_script_to_onnx
 from enginecast.exporters.target import ScriptRequest
 from enginecast.exporters.torchscript.lower import (
@@ -251,6 +253,16 @@ def lower(row: Row, folder: Path, varying: str = "batch") -> None:
     found = hybrid(row.module(), row.a(), [place_of(row)])
     dims = {"x": {0: varying} if varying else {}}
     lower_script_to_onnx(ScriptRequest(found.module, folder, row.a(), found.outputs, dims))
+
+
+@pytest.mark.parametrize("size", [10, 10_000])
+def test_a_full_disk_is_an_error_and_not_the_end_of_the_process(size: int) -> None:
+    content = io.BytesIO()
+    with quiet():
+        torch.jit.save(torch.jit.script(nn.Linear(size, 10)), content)
+    content.seek(0)
+    with pytest.raises(OSError, match="No space left"):
+        copy_archive([(content, {})], Path("/dev/full"), without=())
 
 
 @pytest.mark.parametrize("name", ["IfElse", "EarlyReturn", "Ternary", "InfClamp", "ForRangeTensor"])

@@ -73,12 +73,14 @@ def compile_package(
             "aot_inductor.metadata": dict(metadata),
             "cpp.cxx": (None, str(_wrap(compiler, Path(scratch)))),
         }
-        made = {name: Path(scratch) / f"{number}.pt2" for number, name in enumerate(programs)}
+        made = {
+            name: io.BytesIO() for name in programs
+        }  # on a full disk its writer ends the process
         try:
             with _quiet(), fresh_cache(dir=scratch), _own_headers(scratch), torch.no_grad():
                 for name, program in programs.items():
                     torch._inductor.aoti_compile_and_package(
-                        program, package_path=str(made[name]), inductor_configs=dict(settings)
+                        program, package_path=made[name], inductor_configs=dict(settings)
                     )
         except Exception as error:  # Inductor raises what its many parts raise
             raise LoweringError(
@@ -86,8 +88,10 @@ def compile_package(
                 hint="Use --target onnxruntime, or take the op out with a pass.",
             ) from error
         # Sources hold the command lines of the compiler, and with them paths of this machine.
-        folders = {made[name]: {f"{_FOLDER}{ALONE}/": f"{_FOLDER}{name}/"} for name in programs}
-        copy_archive(folders, path, without=(".cpp", ".h"))
+        sources = [(made[name], {f"{_FOLDER}{ALONE}/": f"{_FOLDER}{name}/"}) for name in programs]
+        for source, _ in sources:
+            source.seek(0)
+        copy_archive(sources, path, without=(".cpp", ".h"))
 
 
 def find_compiler() -> str:

@@ -1,7 +1,6 @@
 """Write a hybrid of script and trace as a TorchScript engine file."""
 
 import io
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,17 +22,15 @@ def write_torchscript(module: torch.jit.ScriptModule, folder: Path) -> Artifact:
         LoweringError: TorchScript cannot store the module.
     """
     path = folder / ENGINE_FILE
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        written = Path(scratch) / ENGINE_FILE  # the file's name stands in the archive
-        try:
-            with quiet():  # its deprecation is reported once, in the notes of the export
-                content = io.BytesIO()  # on a full disk torch.jit.save ends the process
-                torch.jit.save(module, content)
-        except RuntimeError as error:
-            message = f"TorchScript cannot store the model: {first_line(error)}"
-            raise LoweringError(message) from error
-        written.write_bytes(content.getbuffer())
-        copy_archive({written: {}}, path, without=(".debug_pkl",))  # which is for messages only
+    content = io.BytesIO()  # on a full disk torch.jit.save ends the process
+    try:
+        with quiet():  # its deprecation is reported once, in the notes of the export
+            torch.jit.save(module, content)
+    except RuntimeError as error:
+        message = f"TorchScript cannot store the model: {first_line(error)}"
+        raise LoweringError(message) from error
+    content.seek(0)
+    copy_archive([(content, {})], path, without=(".debug_pkl",))  # which is for messages only
     version = ".".join(torch.__version__.split(".")[:2])
     return Artifact((ENGINE_FILE,), graph_ops(module), f"torch>={version}")
 
