@@ -1,23 +1,43 @@
 """An engine, ready to run: the same face whatever runs it."""
 
+import functools
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from enginecast.errors import InputError, StoppedError, UsageError, VerificationError
-from enginecast.runtime.bundle.manifest import EngineRecord, Guard, Input, Manifest, Output, Verdict
+from enginecast.errors import (
+    EnginecastError,
+    InputError,
+    StoppedError,
+    UsageError,
+    VerificationError,
+)
+from enginecast.runtime.bundle.manifest import (
+    TOKENIZER_NAME,
+    EngineRecord,
+    Guard,
+    Input,
+    Manifest,
+    Output,
+    Verdict,
+)
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.limits import Limits, require_memory
 from enginecast.runtime.sessions.session import Session
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
+from enginecast.runtime.sessions.stop import Stop
 from enginecast.runtime.trimming import GROUP_TOKENS, PadRows, Trimming
 from enginecast.runtime.validate import check_inputs
 from enginecast.runtime.values.arrays import Array, is_finite
 from enginecast.runtime.values.device_tensor import DeviceTensor, Feed, can_view, lies_on_gpu, view
+
+if TYPE_CHECKING:  # `tokenizers` is imported with the first text
+    from enginecast.runtime.prompts import PromptEncoder
 
 
 class Outputs(dict[str, Any]):
@@ -34,10 +54,24 @@ class Outputs(dict[str, Any]):
         return Outputs, (dict(self), self.backend)
 
 
+class Encoded(Outputs):
+    """The outputs of texts; `attention_mask` among them says which rows are of tokens."""
+
+    truncated: int
+    """How many texts were cut to the longest that the model takes."""
+
+    def __init__(self, values: Mapping[str, Any], backend: str, truncated: int) -> None:
+        super().__init__(values, backend)
+        self.truncated = truncated
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Encoded, (dict(self), self.backend, self.truncated)
+
+
 class Engine:
     """An engine of a bundle, loaded.  Use it as a context manager, or call `close`.
 
-    `run` may be called from several threads at once.
+    `run` may be called from several threads at once, and awaited as `run_async`.
     """
 
     def __init__(
@@ -71,6 +105,31 @@ class Engine:
             )
         if pad_rows == "zero":
             self._require_trimming(padding.outputs if padding else ())
+        # Read now: the file may be replaced or deleted before the first text comes.
+        named = any(file.name == TOKENIZER_NAME for file in bundle.manifest.files)
+        self._tokenizer = bundle.read(TOKENIZER_NAME) if named else None
+
+    def __repr__(self) -> str:
+        """Target, precision and verdict, and the signature with its ranges."""
+        inputs = ", ".join(_shown(one, self.manifest) for one in self.inputs)
+        outputs = ", ".join(_shown(one, self.manifest) for one in self.outputs)
+        state = ", closed" if self._session is None else ""
+        record = self._record
+        return (
+            f"Engine({str(self.folder)!r}, {self._backend}, {record.quantized or record.precision},"
+            f" {record.verdict.outcome}{state}: {inputs} -> {outputs})"
+        )
+
+    def __call__(self, feeds: Mapping[str, Any] | None = None, /, **inputs: Any) -> Outputs:
+        """Run the engine on inputs by name: `engine(input_ids=ids, attention_mask=mask)`.
+
+        Raises:
+            InputError: as `run`, or an input was given twice.
+        """
+        twice = sorted((feeds or {}).keys() & inputs.keys())
+        if twice:
+            raise InputError(f"inputs: {', '.join(map(repr, twice))} was given twice")
+        return self.run({**(feeds or {}), **inputs})
 
     @property
     def folder(self) -> Path:
@@ -171,10 +230,31 @@ class Engine:
             UsageError: the engine is closed or was loaded before a fork, zeros were asked for where
                 they cannot be given, or the engine cannot be stopped.
         """
+        return self._limited(
+            feeds,
+            outputs=outputs,
+            as_dlpack=as_dlpack,
+            check_finite=check_finite,
+            pad_rows=pad_rows,
+            timeout=timeout,
+        )
+
+    def _limited(
+        self,
+        feeds: Mapping[str, Any],
+        *,
+        outputs: Sequence[str] | None = None,
+        as_dlpack: bool = False,
+        check_finite: bool = True,
+        pad_rows: PadRows | None = None,
+        timeout: float | None = None,
+        stop: Stop | None = None,
+    ) -> Outputs:
+        """`run`, which `stop` can stop."""
         session = self._open()  # a local name: `close` from another thread lets this run finish
         if timeout is not None:
             self._require_stoppable(session, timeout)
-        with self._limits.run(timeout) as stop:
+        with self._limits.run(timeout, stop) as stop:
             if not session.can_stop:
                 return self._run(session, feeds, outputs, as_dlpack, check_finite, pad_rows)
             try:
@@ -184,6 +264,77 @@ class Engine:
                 if stop.reason:  # what the runtime says of a run that was stopped
                     raise StoppedError(f"{self._record.file}: {stop.reason}") from error
                 raise
+
+    async def run_async(self, feeds: Mapping[str, Any], **options: Any) -> Outputs:
+        """Run the engine in a thread; the event loop goes on meanwhile.
+
+        A task that is canceled stops its run where the engine can be stopped, and waits for its
+        end: inputs that it reads must not change before.
+
+        Args:
+            feeds, options: as `run` takes them.
+
+        Raises:
+            EnginecastError: as `run`.
+        """
+        import asyncio  # with ssl and sockets, which most who run engines do without
+
+        stop = Stop()
+        run = functools.partial(self._limited, feeds, stop=stop, **options)
+        running = asyncio.get_running_loop().run_in_executor(None, run)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            stop.stop("the task was canceled")
+            await asyncio.wait([running])
+            with suppress(asyncio.CancelledError, EnginecastError):
+                running.result()  # so that nobody reports it as never looked at
+            raise
+
+    def encode(
+        self,
+        texts: str | Sequence[str],
+        *,
+        run: Callable[[Mapping[str, Any]], Outputs] | None = None,
+        **options: Any,
+    ) -> Encoded:
+        """Run the engine on texts, with the bundle's own tokenizer.
+
+        Args:
+            texts: any number; more than the largest batch run as several.
+            run: what runs them instead of this engine's `run`, such as that of a `Batcher`.
+            options: as `run` takes them, but for `as_dlpack`.
+
+        Returns:
+            The outputs by name [texts, ...], and `attention_mask` [texts, tokens] where the engine
+            takes one.  Texts that ran in shorter batches end in rows of zeros.
+
+        Raises:
+            InputError: the engine does not take texts, or not this many; or its outputs say
+                something of a whole batch.
+            BundleError: the tokenizer is missing or damaged.
+            EnginecastError: as `run`.
+        """
+        from enginecast.runtime.prompts import join, require_rows
+
+        if options.get("as_dlpack"):
+            raise _only_in_cpu_memory("no as_dlpack")
+        encoded = self._prompt_encoder([texts] if isinstance(texts, str) else texts)
+        if len(encoded.batches) > 1:
+            require_rows(self.manifest, len(encoded.batches))
+        parts = []
+        for feeds in encoded.batches:
+            masks = {name: feeds[name] for name in feeds if name == "attention_mask"}
+            outputs = self.run(feeds, **options) if run is None else run(feeds)
+            parts.append({**outputs, **masks})
+        joined = {name: join([part[name] for part in parts]) for name in parts[0]}
+        return Encoded(joined, self._backend, encoded.truncated)
+
+    @functools.cached_property
+    def _prompt_encoder(self) -> "PromptEncoder":
+        from enginecast.runtime.prompts import PromptEncoder
+
+        return PromptEncoder(self.folder, self.manifest, self._tokenizer)
 
     def cancel(self) -> int:
         """Stop the runs that are under way in other threads; they raise a StoppedError.
@@ -346,6 +497,15 @@ def _group_tokens(provider: str, settings: Settings) -> int:
     """Where groups of rows were measured to be faster: on ONNX Runtime's CPU provider."""
     threads = settings.threads or os.cpu_count() or 1
     return GROUP_TOKENS * threads if provider == "CPUExecutionProvider" else 0
+
+
+def _shown(spec: Input | Output, manifest: Manifest) -> str:
+    """Such as "input_ids int64 [batch 1..4, sequence 2..6]"."""
+    sizes = []
+    for size in spec.shape:
+        least_most = manifest.symbols.get(str(size))
+        sizes.append(f"{size} {least_most[0]}..{least_most[1]}" if least_most else str(size))
+    return f"{spec.name} {spec.dtype} [{', '.join(sizes)}]"
 
 
 def _described(spec: Input, feed: Feed, of_row: tuple[int | str, int] | None) -> str:

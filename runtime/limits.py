@@ -40,13 +40,16 @@ class Limits:
         return len(running)
 
     @contextmanager
-    def run(self, timeout: float | None) -> Iterator[Stop]:
+    def run(self, timeout: float | None, stop: Stop | None = None) -> Iterator[Stop]:
         """Wait for a place, and stop what takes longer than `timeout` seconds, waiting included.
+
+        Args:
+            stop: by which somebody else may stop it, too.
 
         Raises:
             StoppedError: there was no place in that time.
         """
-        stop = Stop()
+        stop = stop or Stop()
         timer = None
         self._running.add(stop)
         try:

@@ -11,10 +11,10 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from enginecast.errors import BundleError, InputError
+from enginecast.runtime.bundle.manifest import TOKENIZER_NAME as TOKENIZER_NAME
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.values.arrays import Array
 
-TOKENIZER_NAME = "tokenizer.json"
 _TEXT_KINDS = ("token_ids", "attention_mask", "token_type_ids")
 
 
@@ -55,46 +55,74 @@ def read_prompts(path: str | os.PathLike[str]) -> list[str]:
     return prompts
 
 
-def encode_prompts(folder: Path, manifest: Manifest, prompts: Sequence[str]) -> PromptBatches:
-    """Make the feeds of an engine from prompts.
+class PromptEncoder:
+    """Makes the feeds of an engine from prompts; several threads may share one.
 
     Args:
-        folder: the bundle's folder, which holds `tokenizer.json`.
+        folder: the bundle's folder, for messages.
         manifest: its manifest; `text` has the padding id and the longest prompt.
-        prompts: any number; more than the largest batch become several batches.
-
-    Returns:
-        int64 arrays [batch, sequence] for those of token ids, attention mask and token types
-        that the engine takes.
+        tokenizer: the bytes of its `tokenizer.json`; None: it has none.
 
     Raises:
-        InputError: the engine takes other inputs than text, or not this many prompts.
+        InputError: the engine takes other inputs than text.
         BundleError: the tokenizer is missing or damaged.
     """
-    if not prompts:
-        raise InputError("prompts: expected at least one, got none")
-    text = manifest.text
-    if text is None:
-        raise InputError(
-            f"{folder}: expected a bundle of a text model, but it has no tokenizer",
-            hint="Feed tensors instead: --inputs FILE.safetensors.",
+
+    def __init__(self, folder: Path, manifest: Manifest, tokenizer: bytes | None) -> None:
+        if manifest.text is None:
+            raise InputError(
+                f"{folder}: expected a bundle of a text model, but it has no tokenizer",
+                hint="Feed tensors instead: --inputs FILE.safetensors.",
+            )
+        self._manifest, self._text = manifest, manifest.text
+        self._batch, self._tokens = _limits(manifest)
+        self._step = max(
+            manifest.steps.get(str(size), 1) for spec in manifest.inputs for size in spec.shape[1:]
         )
-    batch, sequence = _limits(manifest)
-    longest = min(text.max_length, sequence[1])
-    step = max(
-        manifest.steps.get(str(size), 1) for spec in manifest.inputs for size in spec.shape[1:]
-    )
-    encodings = open_tokenizer(folder / TOKENIZER_NAME, longest).encode_batch(list(prompts))
-    batches = []
-    for chunk in _split(encodings, batch):
-        least = sequence[0]
-        arrays = pad(chunk, text.padding_id, least=least, step=step, side=text.padding_side)
-        batches.append({spec.name: arrays[spec.kind] for spec in manifest.inputs})
-    return PromptBatches(
-        batches=tuple(batches),
-        lengths=tuple(len(encoding.ids) for encoding in encodings),
-        truncated=sum(bool(encoding.overflowing) for encoding in encodings),
-    )
+        longest = min(self._text.max_length, self._tokens[1])
+        self._tokenizer = _tokenizer_of(tokenizer, folder / TOKENIZER_NAME, longest)
+
+    def __call__(self, prompts: Sequence[str]) -> PromptBatches:
+        """Make feeds of prompts.
+
+        Args:
+            prompts: any number; more than the largest batch become several batches.
+
+        Returns:
+            int64 arrays [batch, sequence] for those of token ids, attention mask and token types
+            that the engine takes.
+
+        Raises:
+            InputError: the engine does not take this many prompts, or one is not a text.
+        """
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        if not prompts:
+            raise InputError("prompts: expected at least one, got none")
+        for place, prompt in enumerate(prompts):
+            if not isinstance(prompt, str):
+                raise InputError(f"prompts[{place}]: expected a str, got {type(prompt).__name__}")
+        encodings = self._tokenizer.encode_batch(prompts)
+        batches = []
+        for chunk in _split(encodings, self._batch):
+            arrays = pad(
+                chunk,
+                self._text.padding_id,
+                least=self._tokens[0],
+                step=self._step,
+                side=self._text.padding_side,
+            )
+            batches.append({spec.name: arrays[spec.kind] for spec in self._manifest.inputs})
+        return PromptBatches(
+            batches=tuple(batches),
+            lengths=tuple(len(encoding.ids) for encoding in encodings),
+            truncated=sum(bool(encoding.overflowing) for encoding in encodings),
+        )
+
+
+def encode_prompts(folder: Path, manifest: Manifest, prompts: Sequence[str]) -> PromptBatches:
+    """Make the feeds of an engine from prompts: see `PromptEncoder`."""
+    path = folder / TOKENIZER_NAME
+    return PromptEncoder(folder, manifest, path.read_bytes() if path.is_file() else None)(prompts)
 
 
 def _limits(manifest: Manifest) -> list[tuple[int, int]]:
@@ -118,10 +146,15 @@ def open_tokenizer(path: Path, longest: int) -> Tokenizer:
     Raises:
         BundleError: the file is missing or damaged.
     """
-    if not path.is_file():
+    return _tokenizer_of(path.read_bytes() if path.is_file() else None, path, longest)
+
+
+def _tokenizer_of(data: bytes | None, path: Path, longest: int) -> Tokenizer:
+    """A tokenizer that cuts texts at `longest` tokens, and leaves padding to `pad`."""
+    if data is None:
         raise BundleError(f"{path.parent}: expected {path.name}, but there is none")
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_buffer(data)
     except Exception as error:  # the library raises plain Exception
         raise BundleError(f"{path}: not a tokenizer: {error}") from error
     tokenizer.no_padding()  # the file may ask for its own padding and truncation
@@ -140,6 +173,35 @@ def _split(encodings: list[Encoding], sizes: tuple[int, int]) -> list[list[Encod
             hint="Add prompts, or export with a smaller least batch.",
         )
     return [encodings[start:end] for start, end in pairwise(bounds)]
+
+
+def require_rows(manifest: Manifest, count: int) -> None:
+    """Refuse outputs that say something of a whole batch: several cannot be made one.
+
+    Raises:
+        InputError: names the output and its shape.
+    """
+    batch = next(spec.shape[0] for spec in manifest.inputs if spec.kind == "token_ids")
+    for output in manifest.outputs:
+        shape = ", ".join(map(str, output.shape))
+        if output.shape[:1] != (batch,):
+            raise InputError(
+                f"output {output.name!r}: expected the batch as its first dimension, got"
+                f" [{shape}], so the outputs of {count} batches cannot be joined",
+                hint="Run fewer prompts at a time, so that they make one batch.",
+            )
+
+
+def join(parts: Sequence[Array]) -> Array:
+    """Stack batches along dim 0; shorter sequences are filled up with zeros (padding rows)."""
+    if len(parts) == 1:
+        return parts[0]
+    longest = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
+    padded = []
+    for part in parts:
+        widths = [(0, most - size) for most, size in zip(longest, part.shape[1:], strict=True)]
+        padded.append(np.pad(part, [(0, 0), *widths]))
+    return np.concatenate(padded)
 
 
 def pad(

@@ -1,5 +1,6 @@
 """What a run may take: time, memory, company; and what is said of outputs that are not finite."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -15,11 +16,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from enginecast.errors import MissingError, StoppedError, UsageError, VerificationError
+from enginecast.errors import InputError, MissingError, StoppedError, UsageError, VerificationError
 from enginecast.runtime import limits
 from enginecast.runtime.bundle.manifest import Input, Output
 from enginecast.runtime.bundle.staging import stage
-from enginecast.runtime.engine import Engine
+from enginecast.runtime.engine import Engine, Outputs
 from enginecast.runtime.load import load
 
 CODE = Path(__file__).parents[1]
@@ -257,3 +258,30 @@ def test_files_that_are_replaced_or_deleted_do_not_disturb(tmp_path: Path) -> No
         root.rmdir()
         np.testing.assert_array_equal(engine.run(bundles.feeds())["hidden"], expected)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_run_is_awaited(engine: Engine) -> None:
+    async def ask() -> list[Outputs]:
+        return await asyncio.gather(*(engine.run_async(SHORT, timeout=60) for _ in range(5)))
+
+    assert [one["y"].tolist() for one in asyncio.run(ask())] == [[3]] * 5
+
+
+def test_a_task_that_is_canceled_stops_its_run(engine: Engine) -> None:
+    async def ask() -> None:
+        task = asyncio.create_task(engine.run_async(ENDLESS))
+        other = asyncio.create_task(engine.run_async(SHORT))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await other)["y"].tolist() == [3]
+
+    asyncio.run(ask())
+    assert engine.cancel() == 0
+    assert engine.run(SHORT)["y"].tolist() == [3]
+
+
+def test_an_error_of_a_run_is_awaited(engine: Engine) -> None:
+    with pytest.raises(InputError, match="'x' is missing"):
+        asyncio.run(engine.run_async({}))

@@ -11,8 +11,9 @@ import numpy as np
 import onnxruntime
 import pytest
 from bundles import CPU
+from onnx import TensorProto
 
-from enginecast.errors import BundleError, EnginecastWarning, MissingError, UsageError
+from enginecast.errors import BundleError, EnginecastWarning, InputError, MissingError, UsageError
 from enginecast.runtime.load import load
 from enginecast.runtime.sessions.onnxruntime import OrtSession
 
@@ -194,3 +195,53 @@ def test_an_open_engine_survives_the_bundles_replacement(tmp_path: Path) -> None
     before = engine.run(bundles.feeds())["hidden"]
     bundles.make_bundle(root, overwrite=True)
     np.testing.assert_array_equal(engine.run(bundles.feeds())["hidden"], before)
+
+
+def test_an_engine_is_called_and_shown(tmp_path: Path) -> None:
+    root = bundles.make_bundle(tmp_path / "out")
+    engine = load(root)
+    shown = (
+        f"Engine({str(root)!r}, onnxruntime-cpu, fp32, verified:"
+        " input_ids int64 [batch 1..4, sequence 2..6],"
+        " attention_mask int64 [batch 1..4, sequence 2..6] ->"
+        " hidden float32 [batch 1..4, sequence 2..6, 3])"
+    )
+    assert repr(engine) == shown
+    feeds = bundles.feeds()
+    wanted = engine.run(feeds)["hidden"]
+    np.testing.assert_array_equal(engine(**feeds)["hidden"], wanted)
+    np.testing.assert_array_equal(engine(feeds)["hidden"], wanted)
+    ids = feeds.pop("input_ids")
+    np.testing.assert_array_equal(engine(feeds, input_ids=ids)["hidden"], wanted)
+    with pytest.raises(InputError, match="'attention_mask' was given twice"):
+        engine(feeds, input_ids=ids, attention_mask=ids)
+    engine.close()
+    assert "verified, closed: input_ids" in repr(engine)
+
+
+def test_texts_are_encoded_with_the_tokenizer_of_the_bundle(tmp_path: Path) -> None:
+    root = bundles.make_bundle(tmp_path / "out")
+    with load(root) as engine:
+        for path in root.iterdir():
+            path.unlink()  # what is needed was read when it was loaded
+        found = engine.encode(["red fox", "", "green " * 9] * 2)
+        assert (found["hidden"].shape, found.truncated) == ((6, 5, 3), 2)
+        assert found["attention_mask"].sum(1).tolist() == [3, 1, 5] * 2
+        np.testing.assert_array_equal(engine.encode("red fox")["hidden"], found["hidden"][:1, :3])
+        with pytest.raises(InputError, match=r"prompts\[1\]: expected a str, got int"):
+            engine.encode(["red", 3])  # type: ignore[list-item]
+        with pytest.raises(InputError, match="at least one"):
+            engine.encode([])
+
+
+def test_an_engine_of_no_text_encodes_none(tmp_path: Path) -> None:
+    content = bundles.unary_manifest("float32")
+    made = bundles.make_unary_bundle(tmp_path / "out", content, "Neg", TensorProto.FLOAT)
+    with load(made) as engine, pytest.raises(InputError, match="a bundle of a text model"):
+        engine.encode("red")
+
+
+def test_the_public_names_are_listed() -> None:
+    import enginecast
+
+    assert {"attach", "compile", "load", "record", "verify"} <= {*dir(enginecast)}

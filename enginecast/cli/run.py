@@ -1,11 +1,9 @@
 """`enginecast run`: load an engine and run it.  It needs no torch."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import numpy as np
 import typer
 
 from enginecast.cli.options.groups import (
@@ -18,11 +16,9 @@ from enginecast.cli.options.groups import (
     require_folder,
 )
 from enginecast.cli.terminal.output import print_json, results, results_apart, say
-from enginecast.errors import InputError, UsageError
-from enginecast.runtime.bundle.manifest import Manifest
+from enginecast.errors import UsageError
 
 if TYPE_CHECKING:
-    from enginecast.runtime.engine import Engine
     from enginecast.runtime.values.arrays import Array
 
 
@@ -66,8 +62,11 @@ def run(
         if inputs is not None:
             outputs = engine.run(read_tensors(inputs), **asked)
         else:
+            from enginecast.runtime.prompts import read_prompts
+
             assert prompts is not None
-            outputs, truncated = _run_prompts(engine, prompts, asked)
+            encoded = engine.encode(read_prompts(prompts), **asked)
+            outputs, truncated = encoded, encoded.truncated
         provider, backend = engine.provider, engine.backend
         outcome, settings = engine.verdict.outcome, engine.settings
     write_tensors(output, outputs)
@@ -91,45 +90,3 @@ def run(
     if truncated:
         say(console, f"prompts cut to the longest that the model takes: {truncated}")
     say(console, f"{output} ({provider})")
-
-
-def _run_prompts(
-    engine: "Engine", prompts: Path, asked: "dict[str, Any]"
-) -> "tuple[dict[str, Array], int]":
-    """Outputs of all prompts, and the attention mask that says which rows are padding."""
-    from enginecast.runtime.prompts import encode_prompts, read_prompts
-
-    encoded = encode_prompts(engine.folder, engine.manifest, read_prompts(prompts))
-    if len(encoded.batches) > 1:
-        _require_batches(engine.manifest, len(encoded.batches))
-    parts = []
-    for feeds in encoded.batches:
-        masks = {name: feeds[name] for name in feeds if name == "attention_mask"}
-        parts.append({**engine.run(feeds, **asked), **masks})
-    joined = {name: _join([part[name] for part in parts]) for name in parts[0]}
-    return joined, encoded.truncated
-
-
-def _require_batches(manifest: Manifest, count: int) -> None:
-    """Refuse outputs that say something of a whole batch: several cannot be made one."""
-    batch = next(spec.shape[0] for spec in manifest.inputs if spec.kind == "token_ids")
-    for output in manifest.outputs:
-        shape = ", ".join(map(str, output.shape))
-        if output.shape[:1] != (batch,):
-            raise InputError(
-                f"output {output.name!r}: expected the batch as its first dimension, got"
-                f" [{shape}], so the outputs of {count} batches cannot be joined",
-                hint="Run fewer prompts at a time, so that they make one batch.",
-            )
-
-
-def _join(parts: "Sequence[Array]") -> "Array":
-    """Stack batches along dim 0; shorter sequences are filled up with zeros (padding rows)."""
-    if len(parts) == 1:
-        return parts[0]
-    longest = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
-    padded = []
-    for part in parts:
-        widths = [(0, most - size) for most, size in zip(longest, part.shape[1:], strict=True)]
-        padded.append(np.pad(part, [(0, 0), *widths]))
-    return np.concatenate(padded)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 MANIFEST_NAME = "manifest.json"
+TOKENIZER_NAME = "tokenizer.json"
 SIGNATURE_NAME = "model.sig"
 """The one file of a bundle that its manifest does not list: see `runtime.bundle.signature`."""
 SCHEMA_VERSION = 2

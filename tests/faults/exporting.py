@@ -86,14 +86,19 @@ def full_disks(count: int, folder: Path) -> Tally:
 
 
 def kills(count: int, folder: Path) -> Tally:
-    """Kill exports: at any moment, while files are written, and around their renames."""
+    """Kill as many exports: at any moment, while files are written, and around their renames.
+
+    Some are done before they are killed; others take their places.
+    """
     tally, chooser = Tally(), random.Random(SEED)
     quick = count < 20
     with exporter(folder) as process:
-        for number in range(count):
+        number = 0
+        while tally.fired < count and not tally.defects and number < 2 * count:
             target = TARGETS[0] if quick else TARGETS[2 if number % 10 == 9 else number % 2]
             when = ("any", "files", "manifest")[number % 3 if quick else number // 2 % 3]
             share = chooser.random()
+            number += 1
             found = export(process, target, kill=[when, share])
             wrong = harm(found, (-9,))
             if wrong:

@@ -1,0 +1,242 @@
+"""Joins the requests of many callers into batches, under a bound on how long one waits."""
+
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from enginecast.errors import EnginecastError, EnginecastWarning, StoppedError, UsageError
+from enginecast.runtime.engine import Encoded, Engine, Outputs
+from enginecast.runtime.joining import Joining, Rows
+
+
+@dataclass(eq=False)
+class _Request:
+    """What one caller waits for."""
+
+    rows: Rows
+    since: float = field(default_factory=time.monotonic)
+    future: "Future[Outputs]" = field(default_factory=Future)
+
+
+class Batcher:
+    """Runs the requests of concurrent callers together, as one batch of an engine.
+
+    Requests are served in the order in which they came: the oldest is in the next batch, with
+    those after it that fit.  Texts of different lengths run together where the export proved that
+    padding changes no other row (`manifest.padding`), others with those of their own sizes.  The
+    inputs of a request are checked before it waits, and a batch that fails runs again one request
+    at a time, so that nobody gets an error that another one caused.
+
+    The first batch of several requests is compared with single runs.  Where rows depend on those
+    beside them, a warning says so, and requests run alone from then on.
+
+    Args:
+        engine: it stays open when the batcher is closed.
+        max_batch: rows that run together at most; None: as many as the engine takes.
+        max_delay: seconds that a request waits at most for others, while a worker is free.
+        max_waiting: requests that may wait at once.
+        workers: batches that run at once.
+
+    Raises:
+        UsageError: an argument does not fit, or the engine's inputs or outputs have no batch that
+            could be joined.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_batch: int | None = None,
+        max_delay: float = 0.005,
+        max_waiting: int = 1024,
+        workers: int = 1,
+    ) -> None:
+        for name, value in (("max_waiting", max_waiting), ("workers", workers)):
+            if value < 1:
+                raise UsageError(f"{name}: expected at least 1, got {value}")
+        if not 0 <= max_delay < threading.TIMEOUT_MAX:
+            raise UsageError(f"max_delay: expected seconds, 0 or more, got {max_delay}")
+        self._engine = engine
+        self._joining = Joining(engine.manifest, engine.record.precision)
+        self._most = self._joining.most if max_batch is None else max_batch
+        if not 1 <= self._most <= self._joining.most:
+            raise UsageError(f"max_batch: expected 1..{self._joining.most}, got {max_batch}")
+        self._delay, self._max_waiting = max_delay, max_waiting
+        self._waiting: deque[_Request] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._joins: bool | None = None
+        """Whether rows were seen not to depend on one another; None: nobody looked."""
+        self._workers = [
+            threading.Thread(target=self._work, name=f"enginecast-batcher-{number}", daemon=True)
+            for number in range(workers)
+        ]
+        for worker in self._workers:
+            worker.start()
+
+    @property
+    def joins(self) -> bool | None:
+        """Whether requests run together; None: the first batch of several is still to come."""
+        return self._joins
+
+    def submit(self, feeds: Mapping[str, Any]) -> "Future[Outputs]":
+        """Queue a request.
+
+        Args:
+            feeds: numpy arrays or tensors in CPU memory by input name, as `Engine.run` takes them;
+                any number of rows.  They must not change before the result is there.
+
+        Returns:
+            What gives the outputs of these rows, or the error of this request.  Canceling it takes
+            the request out of the queue.
+
+        Raises:
+            InputError: the feeds do not fit the declared inputs.
+            StoppedError: too many requests wait already.
+            UsageError: the batcher is closed, or a tensor is on a GPU.
+        """
+        request = _Request(self._joining.rows(feeds))
+        with self._changed:
+            if self._closing:
+                raise UsageError("the batcher is closed", hint="Make another one.")
+            if len(self._waiting) >= self._max_waiting:
+                raise StoppedError(
+                    f"{len(self._waiting)} requests wait already, as many as may",
+                    hint="Try again later, or make a batcher with a larger max_waiting.",
+                )
+            self._waiting.append(request)
+            self._changed.notify_all()
+        return request.future
+
+    def run(self, feeds: Mapping[str, Any], *, timeout: float | None = None) -> Outputs:
+        """Run a request, and wait for its outputs.
+
+        Raises:
+            StoppedError: it took longer than `timeout` seconds, or too many wait already.
+            EnginecastError: as `Engine.run`.
+        """
+        future = self.submit(feeds)
+        try:
+            return future.result(timeout)
+        except TimeoutError as error:
+            future.cancel()
+            raise StoppedError(f"the request did not end in {timeout:g} s") from error
+
+    async def run_async(self, feeds: Mapping[str, Any]) -> Outputs:
+        """`run` for an event loop; a task that is canceled takes its request out of the queue.
+
+        Raises:
+            EnginecastError: as `run`.
+        """
+        import asyncio  # with ssl and sockets, which most who run engines do without
+
+        return await asyncio.wrap_future(self.submit(feeds))
+
+    def encode(self, texts: str | Sequence[str], *, timeout: float | None = None) -> Encoded:
+        """Run a request of texts; see `Engine.encode`.
+
+        Raises:
+            EnginecastError: as `Engine.encode` and `run`.
+        """
+        return self._engine.encode(texts, run=lambda feeds: self.run(feeds, timeout=timeout))
+
+    def close(self) -> None:
+        """Serve those who wait, and end the threads; twice does no harm."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for worker in self._workers:
+            if worker is not threading.current_thread():
+                worker.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        while (group := self._next()) is not None:
+            group = [one for one in group if one.future.set_running_or_notify_cancel()]
+            if len(group) < 2 or not self._together(group):
+                for one in group:
+                    self._alone(one)
+
+    def _next(self) -> list[_Request] | None:
+        """The oldest request and those that run with it; None: there will be none."""
+        with self._changed:
+            while True:
+                while not self._waiting:
+                    if self._closing:
+                        return None
+                    self._changed.wait()
+                group = self._group(self._waiting[0])
+                left = group[0].since + self._delay - time.monotonic()
+                is_full = sum(one.rows.count for one in group) >= self._most
+                if is_full or left <= 0 or self._closing or self._joins is False:
+                    for one in group:
+                        self._waiting.remove(one)
+                    return group
+                self._changed.wait(left)  # another worker may take it meanwhile
+
+    def _group(self, first: _Request) -> list[_Request]:
+        """Requests that run with the first, in the order in which they came."""
+        group, count = [first], first.rows.count
+        for one in self._waiting:
+            if one is first or one.rows.key != first.rows.key or one.future.cancelled():
+                continue
+            if self._joins is False or count + one.rows.count > self._most:
+                break
+            group.append(one)
+            count += one.rows.count
+        return group
+
+    def _alone(self, request: _Request) -> None:
+        try:
+            request.future.set_result(self._engine.run(request.rows.feeds))
+        except BaseException as error:  # the caller's to handle, whatever it is
+            request.future.set_exception(error)
+
+    def _together(self, group: Sequence[_Request]) -> bool:
+        """Run requests as one batch; False: they have to run alone."""
+        rows = [one.rows for one in group]
+        feeds = self._joining.join(rows)
+        if feeds is None:
+            return False
+        try:
+            found = self._engine.run(feeds)
+        except Exception:  # of one of them, who gets it when it runs alone
+            return False
+        parts = self._joining.part(found, rows)
+        if self._joins is None:
+            with suppress(EnginecastWarning):  # where warnings are errors; no thread may end of it
+                self._compare(group, parts)
+            if not self._joins:
+                return False
+        for one, part in zip(group, parts, strict=True):
+            one.future.set_result(Outputs(part, found.backend))
+        return True
+
+    def _compare(self, group: Sequence[_Request], parts: Sequence[Mapping[str, Any]]) -> None:
+        """Find out whether rows depend on those beside them."""
+        for one, part in zip(group, parts, strict=True):
+            try:
+                single = self._engine.run(one.rows.feeds)
+            except EnginecastError:
+                continue  # it is given again with the result
+            if difference := self._joining.difference(one.rows, single, part):
+                self._joins = False
+                warnings.warn(
+                    f"{self._engine.folder}: in a batch a row gets other outputs than alone"
+                    f" ({difference}): requests run alone",
+                    EnginecastWarning,
+                    stacklevel=2,
+                )
+                return
+        self._joins = True
