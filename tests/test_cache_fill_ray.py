@@ -2,10 +2,15 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 from cache_fixtures import short_captions, words_t5
+from cache_shards import open_folder
 from exports import cast
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'enginecast[ray]'")
 
-from ray_runs import RayRun, ray_fill
+from ray_runs import PATIENCE, RayRun, ray_fill
 
 from enginecast.cache.encoders.encoder import open_encoder
 from enginecast.cache.encoders.request import EncoderRequest
@@ -115,6 +121,102 @@ def test_killed_workers_lose_nothing_and_double_nothing(
         run.require_nothing_left()
     assert shards(cache) == shards(alone)
     require_same(cache, alone)
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A disk that one fill fits on."""
+    with open_folder() as folder:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(folder)]
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"cannot mount a small disk: {done.stderr.strip()}")
+        try:
+            yield folder
+        finally:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_in_a_worker_is_one_error_and_the_next_fill_goes_on(
+    tmp_path: Path, model: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = write(tmp_path, 4000)
+    cache = small_disk / "cache"
+    rest = model, "--texts", texts, "-o", cache, *SMALL, "--max-disk", "100MB"
+    with ray_fill(*rest) as run:
+        # It would be refused before it began: another process fills the disk meanwhile.
+        run.until(lambda: len(shards(cache)) >= 5)
+        with (small_disk / "other").open("wb", buffering=0) as other, suppress(OSError):
+            while True:
+                other.write(bytes(4096))
+        code, _, err = run.end()
+        assert code == 3, err
+        assert err.count("error: ") == 1
+        assert "the disk is full; what was committed before is safe" in err
+        assert "Traceback" not in err
+        run.require_nothing_left()
+    before = shards(cache)
+    assert len(before) >= 5
+    assert len(open_filled(cache)) > 0
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    done = cast(capsys, "cache", "fill", *rest, "--json")
+    assert done.code == 0, done.err
+    assert set(before) <= set(shards(cache))
+    assert len(open_filled(cache)) == done.json["unique"]
+
+
+CLUSTER = """
+import sys
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+node = cluster.add_node(num_cpus=1)
+print(cluster.address, flush=True)
+sys.stdin.readline()
+cluster.remove_node(node, allow_graceful=False)
+print("removed", flush=True)
+sys.stdin.readline()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_in_the_middle_of_a_fill(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = write(tmp_path, 4000)
+    alone, cache = tmp_path / "alone", tmp_path / "cache"
+    assert cast(capsys, "cache", "fill", model, "--texts", texts, "-o", alone, *SMALL).code == 0
+    folder = Path(tempfile.mkdtemp(prefix="ec-", dir="/tmp"))  # Ray's sockets want a short path
+    environment = {**os.environ, "TMPDIR": str(folder), "HOME": str(folder)}
+    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "env": environment}
+    cluster = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", CLUSTER], stdin=subprocess.PIPE, **piped
+    )
+    assert cluster.stdin is not None
+    assert cluster.stdout is not None
+    try:
+        address = cluster.stdout.readline().strip()
+        command = [sys.executable, "-m", "enginecast", "cache", "fill", model, "--texts", texts]
+        command += ["-o", cache, *SMALL, "--engine", "ray", "--ray-address", address, "--json"]
+        with subprocess.Popen(
+            [*map(str, command), "--workers", "2"], stderr=subprocess.PIPE, **piped
+        ) as fill:
+            until = time.monotonic() + PATIENCE
+            while len(shards(cache)) < 10 and fill.poll() is None:
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            assert fill.poll() is None, fill.communicate()
+            cluster.stdin.write("remove\n")
+            cluster.stdin.flush()
+            assert cluster.stdout.readline() == "removed\n"
+            out, err = fill.communicate(timeout=4 * PATIENCE)
+        assert (fill.returncode, err) == (0, "")
+        assert json.loads(out)["failed"] == []
+        require_same(cache, alone)
+    finally:
+        cluster.communicate("end\n", timeout=PATIENCE)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 ENDS = {"SIGKILL": -signal.SIGKILL, "SIGINT": 130, "SIGTERM": 128 + signal.SIGTERM}

@@ -6,7 +6,7 @@ later shard replaces the earlier.
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from enginecast.cache.store.disk import disk_error, is_there, remove_abandoned, try_lock
@@ -32,7 +32,8 @@ def claim(encodings: Encodings, chunk_name: str) -> Iterator[bool]:
     finally:
         if descriptor is not None:
             if free:
-                path.unlink(missing_ok=True)  # while it is ours: nobody else's goes
+                with suppress(OSError):  # `sweep` takes what is left
+                    path.unlink(missing_ok=True)  # while it is ours: nobody else's goes
             os.close(descriptor)
 
 
@@ -43,8 +44,12 @@ def _taken(path: Path) -> tuple[int | None, bool]:
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             locked = try_lock(descriptor)
-            if locked is False or _is_current(path, descriptor):
-                return descriptor, locked is not False
+            try:
+                if locked is False or _is_current(path, descriptor):
+                    return descriptor, locked is not False
+            except OSError:
+                os.close(descriptor)
+                raise
             os.close(descriptor)  # its owner finished and removed it before it was locked
     except OSError:  # the folder cannot be written: what fails is the commit, and says why
         return None, True

@@ -40,7 +40,8 @@ def write_once(path: Path, data: bytes) -> None:
         write_flushed(temporary, data)
         _link(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # must not hide what went wrong
+            temporary.unlink(missing_ok=True)
     flush_folder(path.parent)
 
 
@@ -79,6 +80,15 @@ def disk_error(path: Path, error: Exception) -> CacheError | MissingError:
             hint="Free some space and run the same command again.",
         )
     return CacheError(f"{path}: {os.strerror(number) if number else error}")
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Give errors of the disk the name of the file, or else that of the folder worked on."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(Path(error.filename or folder), error) from error
 
 
 def try_lock(descriptor: int) -> bool | None:
@@ -127,13 +137,22 @@ def _made(parent: Path) -> tuple[Path, int]:
             descriptor = os.open(folder, os.O_RDONLY)
         except FileNotFoundError:
             continue
-        if try_lock(descriptor) is not False and folder.exists():
+        ours = False
+        try:
+            ours = try_lock(descriptor) is not False and is_there(folder)
+        finally:
+            if not ours:
+                os.close(descriptor)
+        if ours:
             return folder, descriptor
-        os.close(descriptor)
 
 
 def remove_abandoned(path: Path, *, dry_run: bool = False) -> bool:
-    """Remove a folder or file whose owner is dead; whether it was removed, or would be."""
+    """Remove a folder or file whose owner is dead; whether it was removed, or would be.
+
+    Raises:
+        CacheError: the disk failed.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:  # somebody else removed it
@@ -142,10 +161,11 @@ def remove_abandoned(path: Path, *, dry_run: bool = False) -> bool:
         free = try_lock(descriptor)
         if free is None:
             free = time.time() - os.fstat(descriptor).st_mtime > _ABANDONED_SECONDS
-        if free and not dry_run and path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        elif free and not dry_run:
-            path.unlink(missing_ok=True)
+        with disk_errors(path):
+            if free and not dry_run and path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif free and not dry_run:
+                path.unlink(missing_ok=True)
         return free
     finally:
         os.close(descriptor)

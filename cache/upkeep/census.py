@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from enginecast.cache.store.claims import sweep
-from enginecast.cache.store.disk import bytes_in
+from enginecast.cache.store.disk import bytes_in, disk_errors
 from enginecast.cache.store.index import Index, open_index
 from enginecast.cache.store.records import read_failures, read_truncated
 from enginecast.cache.store.shard import SUFFIX
@@ -58,7 +58,8 @@ class Census:
 
 def census_of(store: Store, name: str | None = None) -> list[Census]:
     """Count what a cache holds of the encoder of a name; None: of all."""
-    return [_census(store.encodings(one)) for one in ([name] if name else store.names())]
+    with disk_errors(store.root):
+        return [_census(store.encodings(one)) for one in ([name] if name else store.names())]
 
 
 def _census(encodings: Encodings) -> Census:

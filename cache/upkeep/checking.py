@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from enginecast.cache.encoders.tokenizing import digest_of
-from enginecast.cache.store.disk import disk_error, write_once
+from enginecast.cache.store.disk import disk_error, disk_errors, write_once
 from enginecast.cache.store.index import Index, index_of
 from enginecast.cache.store.mapping import FileBytes, FileId, file_id
 from enginecast.cache.store.shard import Shard, open_shard, read_table, shard_name
@@ -113,9 +113,12 @@ def check_store(store: Store, name: str | None = None, watch: Watch | None = Non
             be read for another reason than that it is damaged.
     """
     names = store.names()
-    if name not in (None, *names) or not names:
-        store.encodings(name)  # which raises
-    return [_check_named(store, one, watch) for one in ([name] if name else names)]
+    if name in names:
+        names = [name]
+    elif name is not None or not names:
+        names = [store.encodings(name).name]  # which raises, unless it was made just now
+    with disk_errors(store.root):
+        return [_check_named(store, one, watch) for one in names]
 
 
 def _check_named(store: Store, name: str, watch: Watch | None) -> Checked:

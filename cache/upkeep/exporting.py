@@ -25,7 +25,7 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from enginecast.cache.store.disk import bytes_in, disk_error
+from enginecast.cache.store.disk import bytes_in, disk_error, disk_errors
 from enginecast.cache.store.index import Index, open_index
 from enginecast.cache.store.shard import Entry
 from enginecast.cache.store.spec import EncoderSpec
@@ -62,24 +62,25 @@ def export(
     """
     if form not in FORMATS:
         raise UsageError(f"--format {form}: expected {', '.join(FORMATS)}")
-    if os.path.lexists(output):
-        raise CacheError(
-            f"{output}: is there already; nothing is overwritten",
-            hint="Name another one, or remove it first.",
-        )
-    if not output.resolve().parent.is_dir():
-        raise UsageError(f"-o {output}: there is no folder {output.resolve().parent}")
-    index = open_index(encodings, keep=False).require_whole()
-    require_space(output.parent, _bytes(index, form))
-    report = watch or (lambda _: None)
-    entries = map(index.whole_entry, range(len(index)))
-    with _staged(output) as staged:
-        if form == "parquet":
-            write_parquet(staged, encodings, entries, report)
-        else:
-            _write_files(staged, form, entries, report)
-        size = bytes_in([staged])
-        _publish(staged, output)
+    with disk_errors(output):
+        if os.path.lexists(output):
+            raise CacheError(
+                f"{output}: is there already; nothing is overwritten",
+                hint="Name another one, or remove it first.",
+            )
+        if not output.resolve().parent.is_dir():
+            raise UsageError(f"-o {output}: there is no folder {output.resolve().parent}")
+        index = open_index(encodings, keep=False).require_whole()
+        require_space(output.parent, _bytes(index, form))
+        report = watch or (lambda _: None)
+        entries = map(index.whole_entry, range(len(index)))
+        with _staged(output) as staged:
+            if form == "parquet":
+                write_parquet(staged, encodings, entries, report)
+            else:
+                _write_files(staged, form, entries, report)
+            size = bytes_in([staged])
+            _publish(staged, output)
     return Exported(len(index), size)
 
 

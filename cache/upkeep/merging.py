@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from enginecast.cache.store.disk import bytes_in, disk_error, is_there, own_folder
+from enginecast.cache.store.disk import bytes_in, disk_error, disk_errors, is_there, own_folder
 from enginecast.cache.store.index import index_of, open_index
 from enginecast.cache.store.records import read_failures, read_truncated, record
 from enginecast.cache.store.shard import Shard
@@ -53,6 +53,10 @@ class _Addition:
     there: int
 
 
+_Held = tuple[Store, list[str]]
+"""A cache, and the encoders that it has."""
+
+
 def merge(caches: Sequence[Path], output: Path) -> list[Merged]:
     """Merge caches into one that is new or there already.
 
@@ -70,22 +74,26 @@ def merge(caches: Sequence[Path], output: Path) -> list[Merged]:
     stores = [store for store in map(open_store, caches) if store.root != output]
     if not stores:
         raise UsageError(f"{output}: expected another cache to merge into it, got none")
-    there = open_store(output) if is_there(output / MARK_NAME) else None
-    names = sorted({name for store in stores for name in store.names()})
-    _require_equal([*([there] if there else []), *stores], names)
-    additions = [_addition(there, _named(stores, name)) for name in names]
-    _require_room(output, additions)
-    target = create_store(output)
-    return [_carry_out(target, addition) for addition in additions]
+    with disk_errors(output):
+        there = open_store(output) if is_there(output / MARK_NAME) else None
+        # Listed once: on a network disk another listing may say otherwise.
+        held = [(store, store.names()) for store in stores]
+        names = sorted({name for _, found in held for name in found})
+        into = [(there, there.names())] if there else []
+        _require_equal([*into, *held], names)
+        additions = [_addition(there, _named(held, name)) for name in names]
+        _require_room(output, additions)
+        target = create_store(output)
+        return [_carry_out(target, addition) for addition in additions]
 
 
-def _named(stores: Sequence[Store], name: str) -> list[Encodings]:
-    return [store.encodings(name) for store in stores if name in store.names()]
+def _named(held: Sequence[_Held], name: str) -> list[Encodings]:
+    return [store.encodings(name) for store, names in held if name in names]
 
 
-def _require_equal(stores: Sequence[Store], names: Sequence[str]) -> None:
+def _require_equal(held: Sequence[_Held], names: Sequence[str]) -> None:
     for name in names:
-        found = _named(stores, name)
+        found = _named(held, name)
         for other in found[1:]:
             fields = differences(found[0].spec, other.spec)
             if fields:
@@ -107,7 +115,8 @@ def _all_shards(encodings: Encodings) -> list[Shard]:
                 hint=f"`enginecast cache verify {encodings.folder.parent}` takes it out.",
             )
         shards.append(one.shard)
-    gone = {*before, *(shard.path for shard in shards)} - set(encodings.shard_paths())
+    read = {shard.path for shard in shards}
+    gone = (set(before) - read) | (read - set(encodings.shard_paths()))
     if gone:
         raise CacheError(
             f"{encodings.folder}: {len(gone)} of its shards were taken out meanwhile; nothing was"

@@ -12,7 +12,7 @@ import numpy as np
 
 from enginecast.cache.encoders.tokenizing import Tokenizing
 from enginecast.cache.store.claims import sweep
-from enginecast.cache.store.disk import bytes_in, disk_error
+from enginecast.cache.store.disk import bytes_in, disk_error, disk_errors
 from enginecast.cache.store.index import Index, as_keys, index_of, open_index
 from enginecast.cache.store.mapping import file_id
 from enginecast.cache.store.shard import Shard, shard_size
@@ -77,7 +77,7 @@ def prune_store(
     names = [name] if name else store.names()
     encoders = [store.encodings(one) for one in names] or [store.encodings()]
     wanted = [None if keep is None else wanted_keys(one, keep) for one in encoders]
-    with ExitStack() as locks:
+    with disk_errors(store.root), ExitStack() as locks:
         for one in encoders:
             locks.enter_context(only_keeper(one))
         prunings = [

@@ -13,6 +13,7 @@ from cache_writer import CHUNK
 from enginecast.cache.store.claims import sweep
 from enginecast.cache.store.index import Index, open_index
 from enginecast.cache.store.shard import SUFFIX
+from enginecast.cache.store.spec import EncoderSpec
 from enginecast.cache.store.store import Encodings, open_store
 from faults.campaign import Campaign, Sizes, Tally, environment
 
@@ -28,11 +29,13 @@ def start(root: Path, chunks: int) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
 
 
-def require_right(index: Index, numbers: int) -> int:
+def require_right(
+    index: Index, numbers: int, spec: EncoderSpec = WIDE, *, doubles: bool = False
+) -> int:
     """Every entry is what its number says; how many there are."""
     assert index.errors == ()
-    assert index.doubles == 0
-    wanted = [entry(number, WIDE) for number in range(numbers)]
+    assert index.doubles == 0 or doubles
+    wanted = [entry(number, spec) for number in range(numbers)]
     there = 0
     for one in wanted:
         place = index.find(one.key)

@@ -1,6 +1,8 @@
 """What a campaign is: faults of one kind, and what is counted of them."""
 
 import os
+import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -71,6 +73,14 @@ def environment() -> dict[str, str]:
     """That of a child process, which finds the same modules."""
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     return {**os.environ, "PYTHONPATH": path}
+
+
+def lacks_own_disks() -> str:
+    """Why no process can have disks of its own here; empty where one can."""
+    if shutil.which("unshare") is None:
+        return "unshare, which gives a process disks of its own, is not installed"
+    done = subprocess.run(["unshare", "-rm", "true"], capture_output=True, text=True, check=False)
+    return f"unshare -rm: {done.stderr.strip()}" if done.returncode else ""
 
 
 def require(campaign: Campaign, tally: Tally, wanted: int) -> None:

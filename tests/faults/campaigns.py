@@ -2,6 +2,7 @@
 
 from faults import (
     cache_kills,
+    caching,
     damage,
     exporting,
     hostile,
@@ -21,4 +22,5 @@ CAMPAIGNS: tuple[Campaign, ...] = (
     *exporting.CAMPAIGNS,
     *running.CAMPAIGNS,
     *cache_kills.CAMPAIGNS,
+    *caching.CAMPAIGNS,
 )

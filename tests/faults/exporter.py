@@ -104,6 +104,15 @@ def _ended(worker: int, seconds: float) -> int | None:
     return os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
 
 
+def _until_gone(group: int) -> None:
+    """Wait for the children of a worker that was killed: they hold its locks until they end."""
+    until = time.monotonic() + 60
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < until:
+            os.killpg(group, 0)
+            time.sleep(0.002)
+
+
 def _wait_for(when: str, place: Path, worker: int) -> None:
     """Wait until an export has come to a point, or has ended."""
     pattern = {"files": ".out.tmp-*/*", "manifest": f".out.tmp-*/{MANIFEST_NAME}"}.get(when)
@@ -186,6 +195,7 @@ class Exporter:
             if code is None:
                 os.killpg(worker, signal.SIGKILL)
                 code = _ended(worker, 60)
+                _until_gone(worker)
             before = _state(place / "out", old)
             left = sorted(set(os.listdir(place)) - {"out"})
             with patch.object(leftovers, "ABANDONED_SECONDS", -1):

@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from faults.campaign import Campaign, Sizes, Tally, environment
+from faults.campaign import Campaign, Sizes, Tally, environment, lacks_own_disks
 
 SEED = 37
 POINTS = 65
@@ -110,14 +109,6 @@ def kills(count: int, folder: Path) -> Tally:
     return tally
 
 
-def _lacks() -> str:
-    """Why no process can have disks of its own here."""
-    if shutil.which("unshare") is None:
-        return "unshare, which gives a process disks of its own, is not installed"
-    done = subprocess.run(["unshare", "-rm", "true"], capture_output=True, text=True, check=False)
-    return f"unshare -rm: {done.stderr.strip()}" if done.returncode else ""
-
-
 CAMPAIGNS = (
     Campaign(
         "full disks",
@@ -126,7 +117,7 @@ CAMPAIGNS = (
         Sizes(quick=5, full=POINTS * len(TARGETS)),
         full_disks,
         fires=0.6,
-        lacks=_lacks,
+        lacks=lacks_own_disks,
     ),
     Campaign(
         "kills of exports",
@@ -135,6 +126,6 @@ CAMPAIGNS = (
         Sizes(quick=6, full=200),
         kills,
         fires=0.6,
-        lacks=_lacks,
+        lacks=lacks_own_disks,
     ),
 )
