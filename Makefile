@@ -73,7 +73,10 @@ bench: $(STAMP) ## time engines on this CPU beside peers, and write the table of
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[bench]'
 	$(BIN)/python benchmarks/peers_plot.py
 
+dist: $(STAMP) ## build the sdist and the wheel of HEAD, byte for byte the same each time, into dist/
+	$(BIN)/python release/dist.py
+
 clean: ## remove what the targets made
 	rm -rf $(VENV) demo build dist *.egg-info
 
-.PHONY: help setup demo format lint types unit test test-slow zoo control-flow adversary faults mutations golden models trt-acceptance bench clean
+.PHONY: help setup demo format lint types unit test test-slow zoo control-flow adversary faults mutations golden models trt-acceptance bench dist clean
