@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Files stay whole, so that what a file captures is captured once; a process takes up to 2 GB.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
+PIP := $(PIP_INSTALL) --quiet
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
@@ -11,9 +13,15 @@ STAMP := $(VENV)/.installed
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  \1\t/' | expand -t 16
 
-$(STAMP): pyproject.toml constraints.txt
+# Files have to have the lock's digests. pip takes a build of torch whose digest its index names before a CPU build at hand, so the
+# build is asked for first. The last step installs this project, and what the lock cannot name: other platforms and the CUDA build of
+# torch need packages of their own.
+$(STAMP): pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt --editable '.[dev]'
+	torch=$$($(PIP_INSTALL) --dry-run --ignore-installed --no-deps -c constraints.txt torch | sed -n 's/^Would install torch-//p') \
+	&& sed "s/^torch==[^ ]*/torch==$$torch/" requirements.lock > $(VENV)/requirements.lock
+	$(PIP) --no-compile --require-hashes --no-deps -r $(VENV)/requirements.lock
+	$(PIP) --no-compile -c constraints.txt --no-build-isolation --editable '.[dev]'
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # pip does it on one core; some files are not for this Python
 	touch $(STAMP)
 
@@ -70,13 +78,22 @@ trt-acceptance: $(STAMP) ## build, verify and time TensorRT engines here; ONLY=t
 bench: $(STAMP) ## time engines on this CPU beside peers, and write the table of docs/performance.md; ONLY="minilm 32x64" for some rows
 	$(BIN)/python benchmarks/peers.py --only '$(ONLY)' --minutes $(or $(MINUTES),20)
 	$(BIN)/python benchmarks/peers_page.py
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[bench]'
+	$(PIP) -c constraints.txt --no-build-isolation --editable '.[bench]'
 	$(BIN)/python benchmarks/peers_plot.py
+
+lock: $(STAMP) ## resolve constraints.txt anew and write requirements.lock with its digests; UPGRADE=1 for the newest of the rest
+	$(BIN)/python release/lock.py $(if $(UPGRADE),--upgrade)
 
 dist: $(STAMP) ## build the sdist and the wheel of HEAD, byte for byte the same each time, into dist/
 	$(BIN)/python release/dist.py
 
+sbom: $(STAMP) ## write the bill of the locked packages (CycloneDX), the same bytes each time, into dist/
+	$(BIN)/python release/sbom.py
+
+audit: $(STAMP) ## ask OSV for known vulnerabilities of the locked packages; passes, and says so, where it is not reached
+	$(BIN)/python release/audit.py
+
 clean: ## remove what the targets made
 	rm -rf $(VENV) demo build dist *.egg-info
 
-.PHONY: help setup demo format lint types unit test test-slow zoo control-flow adversary faults mutations golden models trt-acceptance bench dist clean
+.PHONY: help setup demo format lint types unit test test-slow zoo control-flow adversary faults mutations golden models trt-acceptance bench lock dist sbom audit clean

@@ -1,8 +1,9 @@
 """The project's build backend: setuptools, so that equal sources give equal bytes.
 
-What goes into an archive is copied into an empty folder first: the files of the packages that pyproject.toml lists, with fixed
-modes.  So leftovers of earlier builds (`build/`, `*.egg-info`), other files in the tree, the umask, and the folder's name reach no
-archive.  Dates are those of `SOURCE_DATE_EPOCH`, or all 1980-01-01, the first that a zip file can hold.
+What goes into an archive is copied into an empty folder first: the files of the packages that
+pyproject.toml lists, with fixed modes.  So leftovers of earlier builds (`build/`, `*.egg-info`),
+other files in the tree, the umask, and the folder's name reach no archive.  Dates are those of
+`SOURCE_DATE_EPOCH`, or all 1980-01-01, the first that a zip file can hold.
 
 An editable install is setuptools' own: it makes no archive that is published.
 """

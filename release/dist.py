@@ -1,6 +1,7 @@
 """`make dist`: the sdist of a commit, the wheel made from that sdist, and their digests, in dist/.
 
-A commit is what is built, so files that git does not know and edits that nobody committed are in no release.
+A commit is what is built: files that git does not know, and edits that nobody committed, are in no
+release.
 """
 
 from __future__ import annotations
