@@ -2,8 +2,8 @@
 
 cyclonedx-py reads licenses and links from the installed packages.  Added are the SHA-256 of each
 package's files, from the lock, and which package needs which: cyclonedx-py counts what only extras
-need that nobody asked for.  Scope `required` is what the library needs, `optional` what its extras
-and tools do.  Packages that the lock does not name are left out; one that is missing, or has
+need that nobody asked for.  Scope `required` is what running engines needs, `optional` what extras
+and tools need.  Packages that the lock does not name are left out; one that is missing, or has
 another version, is an error.  The same lock, platform and Python give the same bytes.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -110,6 +111,13 @@ def test_a_database_that_is_gone_was_not_reached(tmp_path: Path) -> None:
         code, text = audit(tmp_path, url)
         assert len(asked) > 1, "it answered the first question"
     assert (code, "was not reached" in text) == (0, True), text
+
+
+@pytest.mark.slow
+def test_a_database_that_never_answers_was_not_reached(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        code, text = audit(tmp_path, f"http://127.0.0.1:{server.getsockname()[1]}/v1/query")
+    assert (code, "was not reached (timed out)" in text) == (0, True), text
 
 
 def sbom(out: Path, *options: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
