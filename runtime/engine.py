@@ -40,6 +40,10 @@ if TYPE_CHECKING:  # `tokenizers` is imported with the first text
     from enginecast.runtime.prompts import PromptEncoder
 
 
+MOST_SMALL = 256
+"""Sizes whose memory was seen to need no second look that an engine remembers."""
+
+
 class Outputs(dict[str, Any]):
     """The outputs of a run by name, and what computed them; a dict in every other respect."""
 
@@ -86,6 +90,7 @@ class Engine:
     ) -> None:
         self._process = os.getpid()
         self._limits = Limits(max_runs)
+        self._small: set[tuple[Any, ...]] = set()
         self._bundle = bundle
         self._settings = settings
         self._record = record
@@ -377,7 +382,11 @@ class Engine:
             size_checks=manifest.size_checks,
             read_devices=check_finite,
         )
-        require_memory(manifest, checked, wanted, on_gpu=self._on_gpu)
+        sizes = (*wanted, *[feed.shape for feed in checked.values()])
+        if sizes not in self._small and require_memory(
+            manifest, checked, wanted, on_gpu=self._on_gpu
+        ):
+            self._small = {*self._small, sizes} if len(self._small) < MOST_SMALL else {sizes}
         trimming = self._trims(checked, wanted, pad_rows)
         if as_dlpack:
             if trimming is not None:

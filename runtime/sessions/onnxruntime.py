@@ -3,8 +3,7 @@
 import json
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
@@ -46,6 +45,24 @@ _PRODUCT = bytes.fromhex(
 )
 """A model: y = MatMulInteger(a, b) of uint8 [16, 64] and int8 [64, 16].  As bytes, since the onnx
 package is not needed to run an engine."""
+
+
+class _Stopping:
+    """Options of a run that can be stopped, as long as the block: for `Session.stopping`."""
+
+    __slots__ = ("_of_thread", "_run")
+
+    def __init__(self, of_thread: threading.local, run: Stop) -> None:
+        self._of_thread, self._run = of_thread, run
+
+    def __enter__(self) -> None:
+        options = onnxruntime.RunOptions()
+        self._of_thread.options = options
+        self._run.set_act(lambda: setattr(options, "terminate", True))
+
+    def __exit__(self, *exception: object) -> None:
+        self._run.set_act(None)
+        self._of_thread.options = None
 
 
 class OrtSession(Session):
@@ -113,16 +130,8 @@ class OrtSession(Session):
         _require_signature(record.file, "outputs", declared, session.get_outputs())
         return cls(session, providers[0], record.file, profile)
 
-    @contextmanager
-    def stopping(self, run: Stop) -> Iterator[None]:
-        options = onnxruntime.RunOptions()
-        self._of_thread.options = options
-        run.set_act(lambda: setattr(options, "terminate", True))
-        try:
-            yield
-        finally:
-            run.set_act(None)
-            self._of_thread.options = None
+    def stopping(self, run: Stop) -> "_Stopping":
+        return _Stopping(self._of_thread, run)
 
     @property
     def _options(self) -> onnxruntime.RunOptions | None:
