@@ -20,10 +20,13 @@ from enginecast.cli.doctor import doctor
 from enginecast.cli.export import export
 from enginecast.cli.inspect.command import inspect
 from enginecast.cli.opt import opt
+from enginecast.cli.options.common import common
 from enginecast.cli.passes import passes
 from enginecast.cli.run import run
 from enginecast.cli.sign import sign, trust
-from enginecast.cli.terminal.output import progress, say
+from enginecast.cli.terminal import output
+from enginecast.cli.terminal.help import HelpCommand, WorkOrder
+from enginecast.cli.terminal.output import say
 from enginecast.cli.tune import tune
 from enginecast.cli.verify import verify
 from enginecast.doctor.extras import missing_extra
@@ -33,7 +36,6 @@ from enginecast.version import __version__
 app = typer.Typer(
     name="enginecast",
     help="Turn PyTorch models into engines that were compared with eager.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its tables cut the names of options
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -75,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and leave with its exit code; every error becomes one message."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     warnings.showwarning = show_warning
+    output.be_quiet(False)
     as_json = "--json" in arguments
     received = end_as_interrupted()
     try:
@@ -105,7 +108,7 @@ def _called(arguments: Sequence[str]) -> str:
 @app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version.")] = False,
 ) -> None:
     if version:
         print(f"enginecast {__version__}")
@@ -116,12 +119,12 @@ def _root(
 
 
 for command in (
+    inspect,
+    export,
     verify,
     run,
     bench,
     tune,
-    export,
-    inspect,
     opt,
     bisect,
     passes,
@@ -130,13 +133,18 @@ for command in (
     doctor,
 ):
     app.command()(command)
-app.add_typer(cache_app, name="cache")
 app.add_typer(diffusers_app, name="diffusers")
+app.add_typer(cache_app, name="cache")
+for group in (app, diffusers_app, cache_app):
+    group.info.cls = WorkOrder
+    for one in group.registered_commands:
+        assert one.callback is not None
+        one.callback, one.cls = common(one.callback), HelpCommand
 
 
 def fail(error: EnginecastError, *, as_json: bool) -> int:
     """Print an error; return its exit code."""
-    console = progress()
+    console = output.errors()
     say(console, f"error: {error.message}", "bold red")
     if error.hint:
         say(console, error.hint)

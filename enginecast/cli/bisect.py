@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 def bisect(
     model: Model, passes: PassFlags, model_flags: ModelFlags, as_json: AsJson = False
 ) -> None:
-    """Name the pass, site, module and source line where accuracy is lost."""
+    """Name the pass and the line that lose accuracy.
+
+    And the site of the pass, and the module.
+    """
     if passes.pipeline is None and passes.precision is None:
         raise UsageError("give --pipeline SPEC, or --precision NAME for its preset")
     from enginecast.compiler.culprits import find_culprits, is_wrong

@@ -110,7 +110,10 @@ def export(
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Make engines of a pipeline's components, and compare the whole pipeline with eager."""
+    """Make engines of the components of a pipeline.
+
+    The whole pipeline is compared with eager.
+    """
     show_log(verbose)
     from enginecast.compiler.steps import Steps as Progress
     from enginecast.pipelines.export import PipelineRequest, export_pipeline
@@ -184,7 +187,10 @@ def run(
     allow_code: AllowCode = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a pipeline of engines; sizes and the like are those of its recording by default."""
+    """Run a pipeline of engines.
+
+    Sizes and the like are those of its recording by default.
+    """
     from enginecast.pipelines.pictures import require_frames_fit, require_output, save_pictures
     from enginecast.pipelines.record import usable_record
     from enginecast.pipelines.run import load_pipeline, require_device, run_pipeline, wish_of

@@ -30,9 +30,10 @@ def sign(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check all files of a bundle and sign them (OpenSSF model signing).
+    """Check a bundle and sign it.
 
-    The password of an encrypted key is read from ENGINECAST_KEY_PASSWORD, or asked for.
+    The signature is one of OpenSSF model signing. The password of an encrypted key is read from
+    ENGINECAST_KEY_PASSWORD, or asked for.
     """
     from enginecast.runtime.bundle import signature
 
@@ -53,7 +54,10 @@ def trust(
     remove: Annotated[bool, typer.Option("--remove", help="Trust this bundle no longer.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Trust a bundle on this machine, code in it included; without DIR, list those trusted."""
+    """Trust a bundle and its code on this machine.
+
+    Without DIR, list those that are trusted.
+    """
     from enginecast.runtime.bundle import trusted
     from enginecast.runtime.bundle.reader import open_bundle
 

@@ -45,7 +45,10 @@ def tune(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find how an engine runs fastest on this machine; `load` uses it from then on."""
+    """Find how an engine runs fastest on this machine.
+
+    What was found is used from then on, by `load`, too.
+    """
     from enginecast.bench.tune import tune_bundle
 
     console = progress(quiet)

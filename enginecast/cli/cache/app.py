@@ -5,7 +5,7 @@ What a command needs is imported when it runs.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 from msgspec import to_builtins
@@ -48,6 +48,8 @@ app = typer.Typer(
 @dataclass(frozen=True)
 class EncoderFlags:
     """How texts go into an encoder, and what is kept of it; see `EncoderRequest`."""
+
+    PANEL: ClassVar[str] = "Encoder"
 
     pipeline: Annotated[
         str | None,
@@ -158,7 +160,10 @@ def fill(
     encoder_flags: EncoderFlags,
     flags: FillFlags,
 ) -> None:
-    """Encode texts and store the outputs; goes on where an earlier fill was stopped."""
+    """Encode texts and store the outputs.
+
+    It goes on where an earlier fill was stopped.
+    """
     from enginecast.cli.cache.fill import run_fill
 
     raise typer.Exit(run_fill(encoder_flags.request(encoder), texts, cache, flags))
@@ -187,7 +192,10 @@ def info(cache: CacheDir, name: EveryName = None, as_json: AsJson = False) -> No
 @app.command()
 @results_apart()
 def verify(cache: CacheDir, name: EveryName = None, as_json: AsJson = False) -> None:
-    """Read every byte; damaged shards go to quarantine, and can be filled again."""
+    """Read every byte, and take damaged shards out.
+
+    They go to quarantine, and can be filled again.
+    """
     from enginecast.cache.store.store import open_store
     from enginecast.cache.upkeep.checking import check_store
     from enginecast.cli.cache.upkeep_page import show_checked, watched
@@ -222,7 +230,10 @@ def prune(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove leftovers, quarantined shards and doubles; join small shards."""
+    """Remove what is not needed, and join small shards.
+
+    Leftovers, quarantined shards and doubles go; with --keep all texts but those of a file.
+    """
     from enginecast.cache.fill.texts import read_texts
     from enginecast.cache.store.store import open_store
     from enginecast.cache.upkeep.pruning import prune_store
@@ -248,7 +259,10 @@ def merge(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="CACHE", help="Where to.")],
     as_json: AsJson = False,
 ) -> None:
-    """Put the entries of several caches into one, new or there already."""
+    """Put the entries of several caches into one.
+
+    The output may be new or there already.
+    """
     from enginecast.cache.upkeep.merging import merge as merge_caches
     from enginecast.cli.cache.upkeep_page import show_merged
 
@@ -273,7 +287,10 @@ def export(
     ] = "parquet",
     as_json: AsJson = False,
 ) -> None:
-    """Write the entries for other tools: one parquet file, or one file a text."""
+    """Write the entries for other tools.
+
+    One parquet file, or a folder with one file a text.
+    """
     from enginecast.cache.store.index import open_index
     from enginecast.cache.store.store import open_store
     from enginecast.cache.upkeep.exporting import export as export_entries
@@ -301,7 +318,10 @@ def compare(
     worst: Annotated[int, typer.Option(metavar="N", min=0, help="Worst texts to list.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Cosine and error between the entries of two caches, text by text."""
+    """Compare the entries of two caches, text by text.
+
+    By cosine and relative error.
+    """
     from enginecast.cache.store.index import open_index
     from enginecast.cache.store.store import open_store
     from enginecast.cache.upkeep.comparing import compare as compare_caches

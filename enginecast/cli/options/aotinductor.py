@@ -1,7 +1,7 @@
 """The options of AOTInductor, as the command line has them."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -12,9 +12,11 @@ from enginecast.exporters.aotinductor.options import AOTInductorOptions
 class AOTInductorFlags:
     """How AOTInductor compiles."""
 
+    PANEL: ClassVar[str] = "AOTInductor"
+
     regional: Annotated[
         bool,
-        typer.Option("--regional", help="AOTInductor: compile one of several equal blocks."),
+        typer.Option("--regional", help="Compile one of several equal blocks."),
     ] = False
 
     def options(self) -> AOTInductorOptions | None:

@@ -1,11 +1,12 @@
 """Groups of options that several commands share, and the request that they make."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 import typer
 
@@ -87,10 +88,16 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         if not is_dataclass(parameter.annotation):
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
             continue
-        groups[parameter.name] = parameter.annotation
+        group: Any = parameter.annotation
+        groups[parameter.name] = group
         parameters += [
-            Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
-            for f in fields(parameter.annotation)
+            Parameter(
+                f.name,
+                Parameter.KEYWORD_ONLY,
+                default=f.default,
+                annotation=_shown_in(group, f.name, f.type),
+            )
+            for f in fields(group)
         ]
 
     @wraps(command)
@@ -102,6 +109,19 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _shown_in(group: type, name: str, annotation: Any) -> Any:
+    """The annotation of a field, with the heading of the group that declares it, if it has one."""
+    owner = next(one for one in group.__mro__ if name in vars(one).get("__annotations__", {}))
+    panel = vars(owner).get("PANEL")
+    if panel is None:
+        return annotation
+    kind, *more = get_args(annotation)
+    shown = [copy(one) for one in more]
+    for one in shown:
+        one.rich_help_panel = panel
+    return Annotated[kind, *shown]
 
 
 def _max_error(text: str) -> float:
@@ -124,6 +144,8 @@ MaxError = Annotated[
 @dataclass(frozen=True)
 class LoadFlags:
     """Which engine of a bundle is opened, and how."""
+
+    PANEL: ClassVar[str] = "Loading"
 
     device: Device = None
     provider: Provider = None
@@ -158,6 +180,8 @@ class LoadFlags:
 class RunFlags(LoadFlags):
     """The same, for commands that use what `tune` chose."""
 
+    PANEL: ClassVar[str] = "Loading"
+
     untuned: Annotated[
         bool, typer.Option("--untuned", help="Leave out what `enginecast tune` chose.")
     ] = False
@@ -170,6 +194,8 @@ class RunFlags(LoadFlags):
 @dataclass(frozen=True)
 class ModelFlags:
     """What a user says of a model and its inputs."""
+
+    PANEL: ClassVar[str] = "Model and inputs"
 
     inputs: Inputs = None
     prompts: Prompts = None
@@ -226,6 +252,8 @@ class ModelFlags:
 class PassFlags:
     """What is done with a program, and for which device."""
 
+    PANEL: ClassVar[str] = "Precision and passes"
+
     precision: Precision = None
     pipeline: Annotated[
         str | None, typer.Option("--pipeline", metavar="SPEC", help="Passes instead of a preset.")
@@ -253,6 +281,8 @@ class PassFlags:
 @dataclass(frozen=True)
 class EngineFlags(PassFlags):
     """What engine is made."""
+
+    PANEL: ClassVar[str] = "Engine"
 
     target: Annotated[
         str,

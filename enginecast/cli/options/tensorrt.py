@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -19,15 +19,17 @@ _POWERS = {"k": 10, "m": 20, "g": 30}
 class NetworkFlags:
     """What TensorRT reads."""
 
+    PANEL: ClassVar[str] = "TensorRT"
+
     trt_route: Annotated[
         str | None,
-        typer.Option(metavar="onnx|torch", help="TensorRT: by ONNX, or torch_tensorrt."),
+        typer.Option(metavar="onnx|torch", help="By ONNX, or torch_tensorrt."),
     ] = None
     opt_shape: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=1x128",
-            help="TensorRT: the shape to tune an input for; repeatable.",
+            help="The shape to tune an input for; repeatable.",
         ),
     ] = None
 
@@ -45,32 +47,32 @@ class NetworkFlags:
 class TensorRTFlags(NetworkFlags):
     """What TensorRT reads, and how it builds."""
 
+    PANEL: ClassVar[str] = "TensorRT"
+
     trt_workspace: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="TensorRT: GPU memory for a layer: 4GiB."),
+        typer.Option(metavar="SIZE", help="GPU memory for a layer: 4GiB."),
     ] = None
     trt_timing_cache: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="TensorRT: folder of timing caches.")
+        Path | None, typer.Option(metavar="DIR", help="Folder of timing caches.")
     ] = None
     trt_refit: Annotated[
-        bool, typer.Option("--trt-refit", help="TensorRT: weights can be changed afterwards.")
+        bool, typer.Option("--trt-refit", help="Weights can be changed afterwards.")
     ] = False
     trt_strip_weights: Annotated[
         bool,
-        typer.Option("--trt-strip-weights", help="TensorRT: keep the weights beside the plan."),
+        typer.Option("--trt-strip-weights", help="Keep the weights beside the plan."),
     ] = False
     trt_version_compatible: Annotated[
         bool,
-        typer.Option(
-            "--trt-version-compatible", help="TensorRT: newer versions can load the plan."
-        ),
+        typer.Option("--trt-version-compatible", help="Newer versions can load the plan."),
     ] = False
     trt_hardware: Annotated[
         str | None,
-        typer.Option(metavar="|".join(HARDWARE), help="TensorRT: which other GPUs can load it."),
+        typer.Option(metavar="|".join(HARDWARE), help="Which other GPUs can load it."),
     ] = None
     trt_level: Annotated[
-        int | None, typer.Option(metavar="0..5", help="TensorRT: how long to search for kernels.")
+        int | None, typer.Option(metavar="0..5", help="How long to search for kernels.")
     ] = None
 
     def options(self) -> TensorRTOptions | None:

@@ -16,6 +16,7 @@ WIDTH = 120
 
 
 _apart: list[TextIO] = []
+_quiet = [False]
 
 
 @contextmanager
@@ -40,8 +41,18 @@ def results() -> Console:
 
 
 def progress(quiet: bool = False) -> Console:
-    """A console on standard error."""
-    return _console(sys.stderr, quiet)
+    """A console on standard error; silent after `be_quiet`."""
+    return _console(sys.stderr, quiet or _quiet[-1])
+
+
+def errors() -> Console:
+    """A console on standard error for what must not be missed: errors and warnings."""
+    return _console(sys.stderr)
+
+
+def be_quiet(quiet: bool) -> None:
+    """Whether commands keep their progress to themselves."""
+    _quiet[:] = [quiet]
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:

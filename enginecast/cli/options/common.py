@@ -1,0 +1,131 @@
+"""Options that every command has: --config, --quiet, --verbose."""
+
+import difflib
+import tomllib
+from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from enginecast.cli.options.groups import Quiet, Verbose
+from enginecast.cli.terminal.output import be_quiet, show_log
+from enginecast.errors import UsageError
+
+Content = Mapping[str, Any]
+
+
+def _read(context: typer.Context, path: Path | None) -> None:
+    """Take the values of a file for options that are not on the command line."""
+    if path is None:
+        return
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"--config {path}: {error}") from error
+    command = context.command_path.split()[1:]
+    context.default_map = _checked(context, path, _section(content, command, path))
+
+
+def _section(content: Content, command: list[str], path: Path) -> Content:
+    """The table of a command, such as [export] or [cache.fill]."""
+    found: Any = content
+    for name in command:
+        found = found.get(name, {}) if isinstance(found, dict) else found
+    if not isinstance(found, dict):
+        raise UsageError(f"--config {path}: {'.'.join(command)}: expected a table, got {found!r}")
+    loose = [name for name, value in content.items() if not isinstance(value, dict)]
+    if loose:
+        raise UsageError(
+            f"--config {path}: {loose[0]}: expected it in the table of a command",
+            hint=f"Put it below [{'.'.join(command)}].",
+        )
+    return found
+
+
+def _checked(context: typer.Context, path: Path, content: Content) -> dict[str, Any]:
+    """Values by the names of parameters."""
+    known = _names(context)
+    table = ".".join(context.command_path.split()[1:])
+    found = {}
+    for name, value in content.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3)
+            hint = f"Did you mean {' or '.join(near)}?" if near else "Names are those of --help."
+            raise UsageError(f"--config {path}: {table}.{name}: no such option", hint=hint)
+        parameter = known[name]
+        many = parameter.multiple or parameter.nargs == -1
+        wrong = isinstance(value, dict) or isinstance(value, list) != many
+        flag = getattr(parameter, "is_flag", False)
+        if many and not isinstance(value, list | dict):
+            value, wrong = [value], False
+        if wrong or isinstance(value, bool) != flag:
+            kind = "true or false" if flag else "a list" if many else "one value"
+            raise UsageError(f"--config {path}: {table}.{name}: expected {kind}, got {value!r}")
+        # As text, which is what the types of options parse.
+        found[parameter.name] = (
+            [str(one) for one in value] if many else value if flag else str(value)
+        )
+    return found
+
+
+def _names(context: typer.Context) -> dict[str, Any]:
+    """Parameters by what a user calls them: "precision", and "model" for MODEL."""
+    names = {}
+    for parameter in context.command.params:
+        if parameter.param_type_name == "argument":
+            names[str(parameter.name)] = parameter
+        for option in parameter.opts:
+            if option.startswith("--"):
+                names[option.removeprefix("--")] = parameter
+    return {name: one for name, one in names.items() if name not in ("config", "help")}
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE.toml",
+        help="Values of options, as in `[export]` `precision = 'fp16'`; the command line comes"
+        " first.",
+        is_eager=True,
+        expose_value=False,
+        callback=_read,
+    ),
+]
+
+
+def common(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that all have, and that it does not have itself."""
+    own = signature(command)
+    parameters = list(own.parameters.values())
+    annotations = dict(getattr(command, "__annotations__", {}))
+    added = [
+        (name, annotation, default)
+        for name, annotation, default in (("quiet", Quiet, False), ("verbose", Verbose, 0))
+        if name not in own.parameters
+    ]
+    for name, annotation, default in [*added, ("config", Config, None)]:
+        parameters.append(
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        )
+        annotations[name] = annotation
+
+    @wraps(command)
+    def run(*arguments: Any, **given: Any) -> Any:
+        given.pop("config", None)  # which `_read` has seen to
+        for name, _, default in added:
+            value = given.pop(name, default)
+            if name == "quiet":
+                be_quiet(bool(value))
+            else:
+                show_log(int(value))
+        return command(*arguments, **given)
+
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = annotations
+    return run
