@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from exports import cast
 from rich.console import Console
 
 from enginecast.runtime.bundle.manifest import Fusion, Outcome, OutputVerdict, Verdict, Where
@@ -171,3 +172,20 @@ def test_the_strip_goes_from_pale_to_dark() -> None:
     assert shade(0.0) == shade(1e-8) == shade(1e-12)
     assert shade(1.0) == shade(1e30)
     assert len({shade(10.0**power) for power in range(-8, 1)}) == 9
+
+
+def test_inspect_shows_why_an_engine_was_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "t5.rejected"
+    folder.mkdir()
+    write_report(folder, report("rejected", ("last_hidden_state: 9x the error of eager",)))
+    done = cast(capsys, "inspect", folder)
+    assert (done.code, done.err) == (0, "")
+    assert "t5 <small> & [bold] in bf16 for onnxruntime" in done.out
+    assert "last_hidden_state: 9x the error of eager" in done.out
+    assert f"nothing was published; {folder / 'report.html'} has all of it" in done.out
+    assert cast(capsys, "inspect", folder, "--json").json["verdict"]["outcome"] == "rejected"
+    (folder / "report.json").write_text('{"model": 3}')
+    done = cast(capsys, "inspect", folder)
+    assert (done.code, "report.json: not a report of this version" in done.err) == (2, True)

@@ -11,6 +11,8 @@ from enginecast.cli.terminal.output import print_json, progress, results, result
 from enginecast.errors import CaptureError, EnginecastError, UsageError, VerificationError
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
 
+REPORT = "report.json"
+
 if TYPE_CHECKING:
     from enginecast.compiler.request import ExportRequest
 
@@ -28,15 +30,28 @@ def inspect(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the plan of an export, or what a bundle holds."""
+    """Show the plan of an export, or what a bundle holds.
+
+    Of a DIR.rejected it shows why the engine was rejected.
+    """
     if (Path(model) / MANIFEST_NAME).is_file():
         from enginecast.cli.inspect.bundle import show_bundle
 
         show_bundle(Path(model), as_json=as_json)
         return
+    if is_rejected(Path(model)):
+        from enginecast.cli.inspect.rejected import show_rejected
+
+        show_rejected(Path(model), as_json=as_json)
+        return
     options = model_flags.options(fallback=engine.fallback)
     request = engine.request(model, options, target_options=tensorrt.options())
     _plan(request, model_flags, save_plan, as_json)
+
+
+def is_rejected(path: Path) -> bool:
+    """Whether a folder holds the reports of an engine that was rejected, and nothing to run."""
+    return (path / REPORT).is_file() and not (path / "config.json").exists()
 
 
 def _plan(
