@@ -1,5 +1,7 @@
 """Help, options that every command has, and files of options."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +162,29 @@ def test_quiet_leaves_results_and_errors(tmp_path: Path, capsys: Capture) -> Non
     assert cast(capsys, "doctor", tmp_path, "-q").out.endswith("nothing was left behind\n")
     done = cast(capsys, "inspect", tmp_path / MANIFEST_NAME, "--quiet")
     assert (done.code, done.err.startswith("error: ")) == (2, True)
+
+
+def test_the_first_line_comes_before_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "class Last:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch':\n"
+        "            sys.stderr.write('and now torch\\n')\n"
+        "            raise ModuleNotFoundError('torch', name='torch')\n"
+        "sys.meta_path.insert(0, Last())\n"
+        "from enginecast.cli.app import main\n"
+        "main()\n"
+    )
+    for words in (
+        ("export", "m:f", "-o", "out"),
+        ("inspect", "m:f"),
+        ("opt", "m:f", "--pipeline", "canonicalize"),
+        ("bisect", "m:f", "--precision", "fp16"),
+        ("diffusers", "export", "folder", "-o", "out"),
+    ):
+        run = [sys.executable, "-c", code, *words]
+        done = subprocess.run(run, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.stderr.startswith("loading torch\nand now torch\n"), (words, done.stderr)
+        done = subprocess.run([*run, "-q"], capture_output=True, text=True, check=False)
+        assert done.stderr.startswith("and now torch\n"), (words, done.stderr)

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from enginecast.cli.options.groups import AsJson, Model, ModelFlags, PassFlags, grouped
 from enginecast.cli.terminal.output import (
+    loading,
     print_json,
     print_table,
     progress,
@@ -33,6 +34,7 @@ def bisect(
     """
     if passes.pipeline is None and passes.precision is None:
         raise UsageError("give --pipeline SPEC, or --precision NAME for its preset")
+    loading()
     from enginecast.compiler.culprits import find_culprits, is_wrong
     from enginecast.compiler.engines import criteria_of
     from enginecast.compiler.prepare import prepare, reference_of

@@ -24,6 +24,7 @@ from enginecast.cli.options.groups import (
     grouped,
 )
 from enginecast.cli.terminal.output import (
+    loading,
     print_json,
     print_table,
     progress,
@@ -115,6 +116,7 @@ def export(
     The whole pipeline is compared with eager.
     """
     show_log(verbose)
+    loading()
     from enginecast.compiler.steps import Steps as Progress
     from enginecast.pipelines.export import PipelineRequest, export_pipeline
     from enginecast.pipelines.generate import PROMPTS, Wish
@@ -191,6 +193,7 @@ def run(
 
     Sizes and the like are those of its recording by default.
     """
+    loading()
     from enginecast.pipelines.pictures import require_frames_fit, require_output, save_pictures
     from enginecast.pipelines.record import usable_record
     from enginecast.pipelines.run import load_pipeline, require_device, run_pipeline, wish_of

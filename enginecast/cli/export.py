@@ -21,7 +21,14 @@ from enginecast.cli.options.groups import (
     grouped,
 )
 from enginecast.cli.options.tensorrt import TensorRTFlags
-from enginecast.cli.terminal.output import print_json, progress, results_apart, say, show_log
+from enginecast.cli.terminal.output import (
+    loading,
+    print_json,
+    progress,
+    results_apart,
+    say,
+    show_log,
+)
 from enginecast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,6 +87,7 @@ def export(
 ) -> None:
     """Make an engine, compare it with eager, publish a bundle."""
     show_log(verbose)
+    loading()
     from enginecast.bench.export import export_speed
     from enginecast.compiler import session
     from enginecast.compiler.steps import Steps

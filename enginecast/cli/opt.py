@@ -19,6 +19,7 @@ from enginecast.cli.options.groups import (
     require_folder,
 )
 from enginecast.cli.terminal.output import (
+    loading,
     print_json,
     print_table,
     progress,
@@ -69,6 +70,7 @@ def opt(
         )
     if output is not None:
         _require_pt2(output)
+    loading()
     from enginecast.compiler.prepare import prepare
     from enginecast.compiler.request import ExportRequest
     from enginecast.compiler.rewrite import run_passes

@@ -118,11 +118,10 @@ def common(command: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(command)
     def run(*arguments: Any, **given: Any) -> Any:
         given.pop("config", None)  # which `_read` has seen to
+        be_quiet(bool(given.get("quiet")))
         for name, _, default in added:
             value = given.pop(name, default)
-            if name == "quiet":
-                be_quiet(bool(value))
-            else:
+            if name == "verbose":
                 show_log(int(value))
         return command(*arguments, **given)
 

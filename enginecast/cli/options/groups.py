@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 import typer
 
+from enginecast.cli.terminal.output import loading
 from enginecast.errors import UsageError
 from enginecast.exporters.registry import DEFAULT, TARGETS
 
@@ -229,6 +230,7 @@ class ModelFlags:
 
     def options(self, **more: Any) -> "ModelOptions":
         """The same as one value, with `more` of its fields."""
+        loading()
         from enginecast.capture.sources.source import ComponentOptions
         from enginecast.compiler.request import ModelOptions
 

@@ -50,6 +50,12 @@ def errors() -> Console:
     return _console(sys.stderr)
 
 
+def loading() -> None:
+    """Report that torch is being loaded, which takes seconds, before the first line of work."""
+    if "torch" not in sys.modules:
+        say(progress(), "loading torch")
+
+
 def be_quiet(quiet: bool) -> None:
     """Whether commands keep their progress to themselves."""
     _quiet[:] = [quiet]
