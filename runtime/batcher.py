@@ -1,5 +1,6 @@
 """Joins the requests of many callers into batches, under a bound on how long one waits."""
 
+import os
 import threading
 import time
 import warnings
@@ -71,6 +72,7 @@ class Batcher:
         self._waiting: deque[_Request] = deque()
         self._changed = threading.Condition()
         self._closing = False
+        self._process = os.getpid()
         self._joins: bool | None = None
         """Whether rows were seen not to depend on one another; None: nobody looked."""
         self._workers = [
@@ -99,9 +101,14 @@ class Batcher:
         Raises:
             InputError: the feeds do not fit the declared inputs.
             StoppedError: too many requests wait already.
-            UsageError: the batcher is closed, or a tensor is on a GPU.
+            UsageError: the batcher is closed or of another process, or a tensor is on a GPU.
         """
         request = _Request(self._joining.rows(feeds))
+        if os.getpid() != self._process:  # the threads stay behind
+            raise UsageError(
+                "the batcher was made in another process, which was forked",
+                hint="Load the engine and make a batcher in each process.",
+            )
         with self._changed:
             if self._closing:
                 raise UsageError("the batcher is closed", hint="Make another one.")

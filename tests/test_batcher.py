@@ -1,6 +1,7 @@
 """Requests of many callers in one batch: outputs, order, fairness, errors, ends."""
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -251,6 +252,17 @@ def test_closing_serves_those_who_wait(engine: Engine) -> None:
     with pytest.raises(UsageError, match="the batcher is closed"):
         batcher.submit(feeds(1, 3))
     assert engine.run(feeds(1, 3))["hidden"].shape == (1, 3, bundles.WIDTH)
+
+
+def test_a_fork_is_refused_and_does_not_wait_for_ever(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Batcher(engine) as batcher:
+        batcher.run(feeds(1, 3))
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "getpid", lambda: -1)
+            with pytest.raises(UsageError, match="made in another process, which was forked"):
+                batcher.submit(feeds(1, 3))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 
 from enginecast.cli.app import main
 from enginecast.errors import BundleError, MissingError
+from enginecast.runtime.bundle import leftovers
 from enginecast.runtime.bundle.leftovers import clean, find_leftovers
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.bundle.staging import beside, stage, write_file
@@ -203,3 +204,24 @@ def test_errors_of_other_files_stay_as_they_are(tmp_path: Path) -> None:
     with pytest.raises(PermissionError), stage(tmp_path / "out"):
         raise PermissionError(13, "Permission denied", "/elsewhere/model.safetensors")
     assert os.listdir(tmp_path) == []
+
+
+def test_what_no_exporter_makes_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(leftovers, "ABANDONED_SECONDS", -1)
+    precious, place = tmp_path / "precious", tmp_path / "place"
+    precious.mkdir()
+    place.mkdir()
+    (precious / "data").write_text("x")
+    names = [f".out.{kind}-{number:032x}" for kind in ("tmp", "old") for number in range(3)]
+    for name, target in zip(
+        names, [precious, precious / "data", tmp_path / "gone"] * 2, strict=True
+    ):
+        (place / name).symlink_to(target)
+    os.mkfifo(place / f".pipe.tmp-{9:032x}")  # which would wait for a writer
+    (place / f".out.tmp-{9:031x}").mkdir()
+    before = sorted(os.listdir(place))
+    assert doctor(capsys, place, "--clean") == []
+    assert sorted(os.listdir(place)) == before
+    assert os.listdir(precious) == ["data"]

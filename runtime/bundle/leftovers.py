@@ -83,8 +83,8 @@ def clean(leftover: Leftover) -> bool:
 
 def _leftover(path: Path) -> Leftover | None:
     match = _NAME.fullmatch(path.name)
-    if match is None or path.is_symlink():
-        return None
+    if match is None or path.is_symlink() or not (path.is_dir() or path.is_file()):
+        return None  # nothing that an exporter makes; opening a pipe would wait for its writer
     try:
         files = [path, *(file for file in path.rglob("*") if file.is_file())]
         sizes = sum(file.stat().st_size for file in files if file.is_file())
