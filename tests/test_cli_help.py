@@ -188,3 +188,8 @@ def test_the_first_line_comes_before_torch(tmp_path: Path) -> None:
         assert done.stderr.startswith("loading torch\nand now torch\n"), (words, done.stderr)
         done = subprocess.run([*run, "-q"], capture_output=True, text=True, check=False)
         assert done.stderr.startswith("and now torch\n"), (words, done.stderr)
+
+
+def test_json_has_a_version(tmp_path: Path, capsys: Capture) -> None:
+    for words in (("passes",), ("doctor",), ("doctor", tmp_path), ("trust",), ("inspect", "no")):
+        assert cast(capsys, *words, "--json").json["schema_version"] == 1

@@ -1,6 +1,5 @@
 """The command line: a thin skin over the Python API.  Results go to stdout, progress to stderr."""
 
-import json
 import signal
 import sys
 import threading
@@ -153,7 +152,7 @@ def fail(error: EnginecastError, *, as_json: bool) -> int:
         bases = (base for base in type(error).__mro__ if base.__module__ == errors.__name__)
         kind = next(bases).__name__
         content = {"error": kind, "message": error.message, "hint": error.hint, **error.details}
-        print(json.dumps(content, indent=1))
+        output.print_json(content)
     return error.exit_code
 
 

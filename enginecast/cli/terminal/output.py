@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
 
@@ -15,6 +15,8 @@ WIDTH = 120
 """Columns of tables where nobody has a terminal: module paths should not wrap."""
 
 
+SCHEMA_VERSION = 1
+"""Of what `--json` prints: it grows when a name goes or changes its meaning, not when one comes."""
 _apart: list[TextIO] = []
 _quiet = [False]
 
@@ -93,6 +95,7 @@ def show_log(verbose: int) -> None:
         logging.basicConfig(stream=sys.stderr, level=level, format="%(name)s: %(message)s")
 
 
-def print_json(content: Any) -> None:
-    """One JSON object on stdout."""
-    print(json.dumps(content, indent=1, sort_keys=True), file=standard_output())
+def print_json(content: Mapping[str, Any]) -> None:
+    """One JSON object on stdout; a manifest in it keeps the version of its own schema."""
+    versioned = {"schema_version": SCHEMA_VERSION, **content}
+    print(json.dumps(versioned, indent=1, sort_keys=True), file=standard_output())
