@@ -122,6 +122,7 @@ def test_export_in_json_and_the_refusal_to_overwrite(
     again = cast(capsys, *command)
     assert again.code == 2
     assert again.json == {
+        "schema_version": 1,
         "error": "BundleError",
         "message": f"{bundle}: a bundle is there",
         "hint": "Replace it with --overwrite.",

@@ -272,7 +272,7 @@ def test_the_commands(
     monkeypatch.setenv("ENGINECAST_KEY_PASSWORD", "secret")
     assert command(capsys, "sign", root, "--key", private) == (
         0,
-        {"signature": str(root / "model.sig")},
+        {"schema_version": 1, "signature": str(root / "model.sig")},
     )
     (tmp_path / "prompts.txt").write_text("red fox\n")
     run = ["run", root, "--prompts", tmp_path / "prompts.txt", "-o", tmp_path / "o.safetensors"]
