@@ -289,8 +289,17 @@ def test_names_of_torchscript_end_in_numbers(tmp_path: Path) -> None:
 
 def test_gpu_engines_get_a_gpu(tmp_path: Path) -> None:
     record = bundles.engine(verdict=bundles.verdict(provider="CUDAExecutionProvider"))
-    (group,) = config_of(written(tmp_path, changed(engines=(record,))), "one").instance_group
+    done = written(tmp_path, changed(engines=(record,)))
+    (group,) = config_of(done, "one").instance_group
     assert group.kind == group.Kind.Value("KIND_GPU")
+    emulated = msgspec.structs.replace(bundles.verdict(), arithmetic="ort-cuda")
+    assert backend_of(changed(), bundles.engine(verdict=emulated)).on_gpu
+    assert not backend_of(changed(), record, "cpu").on_gpu
+    with pytest.raises(UsageError, match="--device: expected cpu or cuda, got gpu"):
+        choose(changed(), device="gpu")
+    plan = msgspec.structs.replace(record, target="tensorrt", file="engine.plan", weights=None)
+    with pytest.raises(UsageError, match=r"--device: engine\.plan runs on cuda alone, got cpu"):
+        choose(changed(engines=(plan,)), device="cpu")
 
 
 def test_a_target_that_exists_is_refused(bundle: Bundle, tmp_path: Path, capsys: Capture) -> None:
@@ -373,10 +382,12 @@ def test_exported_engines_compute_the_same_in_the_server(
     precision: str, exports: Exports, tmp_path: Path
 ) -> None:
     made = exports("words-clip" if precision != "int8-storage" else "t5", precision)
-    done = write_repository(open_bundle(made.folder), tmp_path / "models", name="m")
+    opened = open_bundle(made.folder)
+    done = write_repository(opened, tmp_path / "models", name="m", device="cpu")
     server = Server(done.folder)
     prompts = ["a photo of a fox", "red"]
-    with load(made.folder) as engine:
+    outcome: Any = opened.manifest.engines[0].verdict.outcome
+    with load(made.folder, require=outcome) as engine:
         wanted = engine.encode(prompts)
         found = server.infer("m_text", {"text": texts(*prompts)})
         for name, value in wanted.items():

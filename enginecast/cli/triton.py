@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from enginecast.cli.options.groups import AsJson, BundleDir, Trust
+from enginecast.cli.options.groups import AsJson, BundleDir, Device, Trust
 from enginecast.cli.terminal.output import print_json, progress, results, say
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def triton(
         str | None,
         typer.Option(metavar="NAME", help="The target whose engine is served, of several."),
     ] = None,
+    device: Device = None,
     trust: Trust = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a repository that is there.")
@@ -56,7 +57,13 @@ def triton(
     if trust is not None:
         require_signature(opened, trust)
     done = write_repository(
-        opened, output, name=name, max_batch=max_batch, engine=target, overwrite=overwrite
+        opened,
+        output,
+        name=name,
+        max_batch=max_batch,
+        engine=target,
+        device=device,
+        overwrite=overwrite,
     )
     if as_json:
         print_json(as_content(done))

@@ -33,6 +33,7 @@ class Backend:
         platform: the older way to name it, where the backend has one; empty: none.
         weights: whether the engine file refers to a file of weights beside it.
         indexed: whether it goes by numbers at the end of names: `x__0`.
+        on_gpu: whether it runs on a GPU.
         level: of graph optimization; None: the backend's own.
         parameters: of the backend.
         batch_reason: why it takes no batches; empty: it does.
@@ -44,14 +45,20 @@ class Backend:
     platform: str = ""
     weights: bool = False
     indexed: bool = False
+    on_gpu: bool = False
     level: int | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
     batch_reason: str = ""
     notes: tuple[str, ...] = ()
 
 
-def choose(manifest: Manifest, target: str | None = None) -> tuple[EngineRecord, Backend]:
+def choose(
+    manifest: Manifest, target: str | None = None, device: str | None = None
+) -> tuple[EngineRecord, Backend]:
     """The first engine of a bundle that Triton can run, or the one of a target.
+
+    Args:
+        device: "cpu" or "cuda"; None: what the engine was judged for.
 
     Raises:
         UsageError: there is none, with the reason for each.
@@ -61,7 +68,7 @@ def choose(manifest: Manifest, target: str | None = None) -> tuple[EngineRecord,
         if target is not None and record.target != target:
             continue
         try:
-            return record, backend_of(manifest, record)
+            return record, backend_of(manifest, record, device)
         except UsageError as error:
             reasons.append(error)
     if not reasons:
@@ -72,15 +79,26 @@ def choose(manifest: Manifest, target: str | None = None) -> tuple[EngineRecord,
     raise UsageError("; ".join(one.message for one in reasons), hint=reasons[0].hint)
 
 
-def backend_of(manifest: Manifest, record: EngineRecord) -> Backend:
+def backend_of(manifest: Manifest, record: EngineRecord, device: str | None = None) -> Backend:
     """The backend of an engine.
 
+    Args:
+        device: as `choose` takes it.
+
     Raises:
-        UsageError: Triton cannot run it.
+        UsageError: Triton cannot run it, or not on this device.
     """
+    if device not in (None, "cpu", "cuda"):
+        raise UsageError(f"--device: expected cpu or cuda, got {device}")
     if record.target not in _BACKENDS:
         raise UsageError(_unserved(record.target), hint=INSTEAD)
-    backend = _BACKENDS[record.target](record)
+    judged = _is_for_gpu(record)
+    on_gpu = judged if device is None else device == "cuda"
+    if on_gpu != judged and record.target not in _TAKES_ANY_DEVICE:
+        raise UsageError(
+            f"--device: {record.file} runs on {'cuda' if judged else 'cpu'} alone, got {device}"
+        )
+    backend = _BACKENDS[record.target](record, on_gpu)
     if record.target not in _TAKES_BF16:
         for kind, specs in (("input", manifest.inputs), ("output", manifest.outputs)):
             for spec in specs:
@@ -103,21 +121,20 @@ def require_servable(targets: Sequence[str]) -> None:
         raise UsageError(f"--triton: {_unserved(targets[0])}", hint=INSTEAD)
 
 
-def runs_on_gpu(record: EngineRecord) -> bool:
-    """Whether an engine was judged on a GPU, or runs nowhere else."""
-    where = record.verdict.where.provider.lower()
-    return any(word in where for word in ("cuda", "tensorrt", "gpu"))
+def _is_for_gpu(record: EngineRecord) -> bool:
+    """Whether an engine was judged on a GPU, or for one by emulation."""
+    judged = (record.verdict.where.provider, record.verdict.arithmetic, *record.providers[:1])
+    return any(word in one.lower() for one in judged for word in ("cuda", "tensorrt", "trt"))
 
 
 def _unserved(target: str) -> str:
     return f"an engine of {target}: Triton has no backend that runs it as it was verified"
 
 
-def _onnxruntime(record: EngineRecord) -> Backend:
+def _onnxruntime(record: EngineRecord, on_gpu: bool) -> Backend:
     notes: list[str] = []
     parameters: dict[str, str] = {}
     level = None
-    on_cpu = not runs_on_gpu(record)
     if record.quantized:
         # Its extended level would turn DequantizeLinear and MatMul into integer products.
         level = -1
@@ -125,12 +142,12 @@ def _onnxruntime(record: EngineRecord) -> Backend:
             "Graph optimization is limited to the basic level, so that ONNX Runtime keeps the"
             " quantization that was verified."
         )
-    if record.quantized == "int8" and on_cpu:
+    if record.quantized == "int8" and not on_gpu:
         notes.append(
             "On x86 CPUs without VNNI, products of uint8 and int8 can saturate in ONNX Runtime;"
             " enginecast sets session.x64quantprecision there, which Triton cannot."
         )
-    if record.precision == "fp16" and on_cpu:
+    if record.precision == "fp16" and not on_gpu:
         # The layout optimizers of the last level crash on some fp16 graphs; see `options_for`.
         level = level or 1
         parameters["enable_mem_arena"] = "0"
@@ -141,13 +158,14 @@ def _onnxruntime(record: EngineRecord) -> Backend:
         "model.onnx",
         "onnxruntime_onnx",
         weights=True,
+        on_gpu=on_gpu,
         level=level,
         parameters=parameters,
         notes=tuple(notes),
     )
 
 
-def _tensorrt(record: EngineRecord) -> Backend:
+def _tensorrt(record: EngineRecord, on_gpu: bool) -> Backend:
     if record.network is not None:
         raise UsageError(
             f"{record.file}: the plan has no weights: Triton cannot fill it from {record.network}",
@@ -159,25 +177,28 @@ def _tensorrt(record: EngineRecord) -> Backend:
         "tensorrt",
         "model.plan",
         "tensorrt_plan",
+        on_gpu=on_gpu,
         notes=(f"{note}{f' ({needs})' if needs else ''}.",),
     )
 
 
-def _openvino(_: EngineRecord) -> Backend:
+def _openvino(_: EngineRecord, on_gpu: bool) -> Backend:
     return Backend(
         "openvino",
         "model.onnx",
         weights=True,
+        on_gpu=on_gpu,
         batch_reason="Triton's OpenVINO backend runs batches of one fixed size only",
     )
 
 
-def _torchscript(_: EngineRecord) -> Backend:
+def _torchscript(_: EngineRecord, on_gpu: bool) -> Backend:
     return Backend(
         "pytorch",
         "model.pt",
         "pytorch_libtorch",
         indexed=True,
+        on_gpu=on_gpu,
         parameters={"DISABLE_OPTIMIZED_EXECUTION": "true"},
         notes=(
             "The PyTorch backend goes by numbers at the end of names: inputs and outputs are"
@@ -194,4 +215,5 @@ _BACKENDS = {
     "openvino": _openvino,
     "torchscript": _torchscript,
 }
+_TAKES_ANY_DEVICE = frozenset({"onnxruntime"})
 _TAKES_BF16 = frozenset({"tensorrt"})

@@ -33,7 +33,7 @@ from enginecast.runtime.bundle.onnx_file import check_onnx, weight_files
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.bundle.staging import Staging, require_space, stage
 from enginecast.runtime.prompts import PromptEncoder
-from enginecast.serving.backends import TYPES, Backend, choose, runs_on_gpu
+from enginecast.serving.backends import TYPES, Backend, choose
 from enginecast.serving.batching import Batching, batching
 from enginecast.serving.text_format import Message, Name, map_field, text_format
 
@@ -108,6 +108,7 @@ def write_repository(
     name: str | None = None,
     max_batch: int | None = None,
     engine: str | None = None,
+    device: str | None = None,
     overwrite: bool = False,
 ) -> Repository:
     """Write a model repository for Triton Inference Server.
@@ -118,6 +119,7 @@ def write_repository(
         name: of the model; None: that of the bundle's folder.
         max_batch: rows that run together; 0: requests run alone; None: as many as the engine takes.
         engine: the target whose engine it is; None: the first that Triton can run.
+        device: what it runs on, "cpu" or "cuda"; None: what the engine was judged for.
         overwrite: replace a repository that is there.
 
     Raises:
@@ -125,7 +127,7 @@ def write_repository(
         BundleError: the target exists, or the bundle is damaged.
         MissingError: the disk is full.
     """
-    plan = _plan(bundle, name, max_batch, engine)
+    plan = _plan(bundle, name, max_batch, choose(bundle.manifest, engine, device))
     record = plan.engine
     if plan.backend.file.endswith(".onnx"):
         files = weight_files(bundle, record.weights)
@@ -147,7 +149,12 @@ def write_repository(
     return Repository(folder, plan.models, record, plan.backend, plan.batching, notes)
 
 
-def _plan(bundle: Bundle, name: str | None, max_batch: int | None, target: str | None) -> _Plan:
+def _plan(
+    bundle: Bundle,
+    name: str | None,
+    max_batch: int | None,
+    chosen: tuple[EngineRecord, Backend],
+) -> _Plan:
     manifest = bundle.manifest
     called = bundle.root.name.removesuffix(".bundle") if name is None else name
     if _NAME.fullmatch(called) is None:
@@ -155,7 +162,7 @@ def _plan(bundle: Bundle, name: str | None, max_batch: int | None, target: str |
             f"--name: expected letters, digits, '_', '-' and '.', got {called!r}",
             hint="" if name else "Choose a name with --name.",
         )
-    engine, backend = choose(manifest, target)
+    engine, backend = chosen
     rows = batching(manifest, engine, max_batch, reason=backend.batch_reason)
     encoder, reason = None, ""
     if manifest.text is not None:
@@ -179,7 +186,7 @@ def _write_engine(plan: _Plan, folder: Path) -> None:
         "input": [_tensor(plan, spec) for spec in manifest.inputs],
         "output": [_tensor(plan, spec) for spec in manifest.engine_outputs],
         "instance_group": [
-            {"count": 1, "kind": Name("KIND_GPU" if runs_on_gpu(record) else "KIND_CPU")}
+            {"count": 1, "kind": Name("KIND_GPU" if backend.on_gpu else "KIND_CPU")}
         ],
     }
     if rows.preferred:
