@@ -133,8 +133,9 @@ def write_repository(
         files = weight_files(bundle, record.weights)
         check_onnx(bundle.read(record.file), record.file, files)
     with stage(target, overwrite=overwrite, marker=MARKER, what=WHAT) as staging:
-        with_weights = plan.backend.weights and record.weights is not None
-        copied = [record.file, *([record.weights] if with_weights else [])]
+        copied = [record.file]
+        if plan.backend.weights and record.weights is not None:
+            copied.append(record.weights)
         require_space(staging.folder, sum(map(bundle.size, copied)))
         notes = tuple(_notes(plan))
         _write_engine(plan, staging.folder)
