@@ -35,6 +35,7 @@ from enginecast.errors import (
     UsageError,
 )
 from enginecast.runtime import Batcher
+from enginecast.runtime.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Limits:
     batch: int | None = None
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """What is answered in place of outputs."""
 
     def __init__(self, status: int, error: str, message: str) -> None:
@@ -77,7 +78,7 @@ class Texts(BaseModel):
 class Service:
     """An engine, its batcher, and the threads in which requests wait."""
 
-    def __init__(self, engine: enginecast.runtime.engine.Engine, limits: Limits) -> None:
+    def __init__(self, engine: Engine, limits: Limits) -> None:
         self.engine, self._limits = engine, limits
         self.batcher = Batcher(
             engine, max_batch=limits.batch, max_delay=limits.delay, max_waiting=limits.requests
@@ -89,10 +90,10 @@ class Service:
         """The answer to a request, as JSON."""
         most = self._limits.texts
         if not 1 <= len(texts) <= most:
-            raise Refused(422, "InputError", f"texts: expected 1..{most}, got {len(texts)}")
+            raise RefusedError(422, "InputError", f"texts: expected 1..{most}, got {len(texts)}")
         if self.under_way >= self._limits.requests:
             message = f"{self.under_way} requests are under way, as many as may"
-            raise Refused(503, "Overloaded", message)
+            raise RefusedError(503, "Overloaded", message)
         self.under_way += 1
         try:
             running = asyncio.get_running_loop().run_in_executor(self._threads, self._answer, texts)
@@ -132,7 +133,7 @@ def as_list(value: Any) -> Any:
     return (array.astype(np.float32) if is_small_float else array).tolist()
 
 
-def make_app(engine: enginecast.runtime.engine.Engine, limits: Limits) -> FastAPI:
+def make_app(engine: Engine, limits: Limits) -> FastAPI:
     """The application of an engine, which it closes at its end."""
     service = Service(engine, limits)
 
@@ -170,8 +171,8 @@ def make_app(engine: enginecast.runtime.engine.Engine, limits: Limits) -> FastAP
 def add_errors(app: FastAPI) -> None:
     """Every error as one body; the hint of ours says what to do."""
 
-    @app.exception_handler(Refused)
-    async def refused(_: Request, error: Refused) -> Response:
+    @app.exception_handler(RefusedError)
+    async def refused(_: Request, error: RefusedError) -> Response:
         return answer(error.status, error.error, error.message)
 
     @app.exception_handler(RequestValidationError)
