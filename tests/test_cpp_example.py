@@ -51,8 +51,10 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     include, folder = headers(), tmp_path_factory.mktemp("cpp")
     options = [f"-DORT_INCLUDE_DIR={include}", f"-DORT_LIBRARY={library(folder / 'lib')}"]
     source = ROOT / "examples" / "cpp"
-    build = ["cmake", "-S", source, "-B", folder / "build", "-DCMAKE_CXX_FLAGS=-Werror", *options]
-    for command in (build, ["cmake", "--build", folder / "build"]):
+    build = str(folder / "build")
+    strict = "-DCMAKE_CXX_FLAGS=-Werror"
+    configure = ["cmake", "-S", str(source), "-B", build, strict, *options]
+    for command in (configure, ["cmake", "--build", build]):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     return folder / "build" / "run_engine"

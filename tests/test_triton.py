@@ -22,6 +22,7 @@ from enginecast.runtime.bundle.manifest import (
     Output,
     ShapeRange,
     SizeCheck,
+    Text,
 )
 from enginecast.runtime.bundle.reader import Bundle, open_bundle
 from enginecast.runtime.bundle.staging import stage
@@ -108,7 +109,7 @@ def test_the_server_computes_what_the_engine_does(bundle: Bundle, tmp_path: Path
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_texts_become_what_the_engine_makes_of_them(side: Any, tmp_path: Path) -> None:
-    text = msgspec.structs.replace(bundles.manifest().text, padding_side=side)
+    text = Text(padding_id=0, max_length=5, padding_side=side)
     done = written(tmp_path, changed(text=text, steps={"sequence": 3}))
     server = Server(done.folder)
     with load(tmp_path / "one.bundle") as engine:
