@@ -1,6 +1,7 @@
 """Model repositories for Triton: what is written, and that a server computes the same."""
 
 import json
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import bundles
 import msgspec
 import numpy as np
 import pytest
+import signing_keys
+import torch
 from exports import Exports, cast
 from onnx import TensorProto
 from triton_server import Server, TritonError, protobuf, read_config
@@ -278,14 +281,38 @@ def test_bfloat16_goes_to_tensorrt_alone() -> None:
 
 
 def test_names_of_torchscript_end_in_numbers(tmp_path: Path) -> None:
-    record = bundles.engine(target="torchscript", file="engine.onnx", weights=None)
-    done = written(tmp_path, changed(engines=(record,)))
+    table = torch.from_numpy(bundles.table())
+
+    class Masked(torch.nn.Module):
+        def forward(
+            self, input_ids: torch.Tensor, attention_mask: torch.Tensor
+        ) -> tuple[torch.Tensor]:
+            return (table[input_ids] * attention_mask[..., None],)
+
+    given = tuple(torch.from_numpy(value) for value in bundles.feeds().values())
+    record = bundles.engine(
+        target="torchscript",
+        file="model.ts.pt",
+        weights=None,
+        providers=("torch-cpu",),
+        verdict=bundles.verdict(provider="torch-cpu"),
+    )
+    with stage(tmp_path / "one.bundle") as staging:
+        bundles.write_tokenizer(staging.folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            torch.jit.trace(Masked(), given).save(str(staging.folder / "model.ts.pt"))
+        made = staging.publish(changed(engines=(record,)))
+    done = write_repository(open_bundle(made), tmp_path / "models")
     config = config_of(done, "one")
     assert (config.backend, config.default_model_filename) == ("pytorch", "model.pt")
     names = [one.name for one in (*config.input, *config.output)]
     assert names == ["input_ids__0", "attention_mask__1", "hidden__0"]
-    text = Server(done.folder).configs["one_text"]
-    assert [one.name for one in text.output] == ["hidden", "attention_mask"]
+    found = Server(done.folder).infer("one_text", {"text": texts("red fox", "blue")})
+    assert list(found) == ["hidden", "attention_mask"]
+    with load(made, allow_code=True) as engine:
+        wanted = engine.encode(["red fox", "blue"])
+    np.testing.assert_allclose(found["hidden"], wanted["hidden"], rtol=1e-6)
 
 
 def test_gpu_engines_get_a_gpu(tmp_path: Path) -> None:
@@ -341,6 +368,18 @@ def test_a_damaged_bundle_is_refused(bundle: Bundle, tmp_path: Path, capsys: Cap
     with pytest.raises(BundleError):  # changed after it was opened
         write_repository(bundle, tmp_path / "models")
     assert not (tmp_path / "models").exists()
+
+
+def test_a_bundle_that_nobody_signed_is_refused(
+    bundle: Bundle, tmp_path: Path, capsys: Capture
+) -> None:
+    private, public = signing_keys.keys(tmp_path)
+    target = tmp_path / "models"
+    wanted = ("triton", bundle.root, "-o", target, "--trust", public)
+    assert cast(capsys, *wanted).code == 2
+    assert not target.exists()
+    assert cast(capsys, "sign", bundle.root, "--key", private).code == 0
+    assert cast(capsys, *wanted).code == 0
 
 
 def test_a_file_instead_of_a_folder(tmp_path: Path, capsys: Capture) -> None:
