@@ -33,6 +33,29 @@ class PromptBatches:
     truncated: int
 
 
+@dataclass(frozen=True)
+class TextRules:
+    """How texts become feeds; `enginecast.serving` writes them down for other servers.
+
+    Args:
+        padding_id: fills up the token ids.
+        padding_side: where the padding goes.
+        longest: tokens at which a text is cut.
+        least_tokens: tokens that a row has at least.
+        step: the number of tokens is a multiple of it.
+        least_texts: texts of a batch at least.
+        most_texts: and at most.
+    """
+
+    padding_id: int
+    padding_side: Literal["right", "left"]
+    longest: int
+    least_tokens: int
+    step: int
+    least_texts: int
+    most_texts: int
+
+
 def read_prompts(path: str | os.PathLike[str]) -> list[str]:
     """Read prompts from a text file: UTF-8, one a line, an empty line is the empty prompt.
 
@@ -79,8 +102,20 @@ class PromptEncoder:
         self._step = max(
             manifest.steps.get(str(size), 1) for spec in manifest.inputs for size in spec.shape[1:]
         )
-        longest = min(self._text.max_length, self._tokens[1])
-        self._tokenizer = _tokenizer_of(tokenizer, folder / TOKENIZER_NAME, longest)
+        self._tokenizer = _tokenizer_of(tokenizer, folder / TOKENIZER_NAME, self.rules.longest)
+
+    @property
+    def rules(self) -> TextRules:
+        """What decides how texts become feeds."""
+        return TextRules(
+            padding_id=self._text.padding_id,
+            padding_side=self._text.padding_side,
+            longest=min(self._text.max_length, self._tokens[1]),
+            least_tokens=self._tokens[0],
+            step=self._step,
+            least_texts=self._batch[0],
+            most_texts=self._batch[1],
+        )
 
     def __call__(self, prompts: Sequence[str]) -> PromptBatches:
         """Make feeds of prompts.

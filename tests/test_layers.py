@@ -236,6 +236,7 @@ NAMES_TARGETS = {
     "verify/engine.py",  # a package's
     "enginecast/doctor/checks.py",
     "enginecast/doctor/tensorrt.py",
+    "enginecast/serving/backends.py",  # which backend of Triton runs a target
     "enginecast/cli/inspect/inspect.py",  # a key of its JSON
 }
 NAMES_RUNG = {

@@ -26,6 +26,7 @@ from enginecast.cli.sign import sign, trust
 from enginecast.cli.terminal import output
 from enginecast.cli.terminal.help import HelpCommand, WorkOrder
 from enginecast.cli.terminal.output import say
+from enginecast.cli.triton import triton
 from enginecast.cli.tune import tune
 from enginecast.cli.verify import verify
 from enginecast.doctor.extras import missing_extra
@@ -124,6 +125,7 @@ for command in (
     run,
     bench,
     tune,
+    triton,
     opt,
     bisect,
     passes,

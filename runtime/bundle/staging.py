@@ -39,11 +39,14 @@ class Staging:
     Made by `stage`.  Write files into `folder`, then call `publish` or `reject`, once.
     """
 
-    def __init__(self, folder: Path, target: Path, *, overwrite: bool, marker: str) -> None:
+    def __init__(
+        self, folder: Path, target: Path, *, overwrite: bool, marker: str, what: str = "bundle"
+    ) -> None:
         self.folder = folder
         self.target = target
         self._overwrite = overwrite
         self._marker = marker
+        self._what = what
 
     def publish(self, manifest: Manifest) -> Path:
         """Flush every file, list them in the manifest, and give the folder its final name.
@@ -90,7 +93,7 @@ class Staging:
         return self._confirmed(target)
 
     def _swap_in(self) -> None:
-        _require_free(self.target, overwrite=self._overwrite, marker=self._marker)
+        _require_free(self.target, overwrite=self._overwrite, marker=self._marker, what=self._what)
         _swap_in(self.folder, self.target, replace=self._overwrite)
 
     def _confirmed(self, target: Path) -> Path:
@@ -125,7 +128,11 @@ class Staging:
 
 @contextmanager
 def stage(
-    target: str | os.PathLike[str], *, overwrite: bool = False, marker: str = MANIFEST_NAME
+    target: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    marker: str = MANIFEST_NAME,
+    what: str = "bundle",
 ) -> Iterator[Staging]:
     """Open a staging folder beside `target`; whatever was not published by the end is removed.
 
@@ -133,6 +140,7 @@ def stage(
         target: the folder the bundle will be; a link is followed.
         overwrite: replace a bundle that is there, at the moment of publishing and not before.
         marker: the file by which a folder of this kind is known.
+        what: such a folder, for messages.
 
     Raises:
         BundleError: the target exists (and is not a bundle, or `overwrite` is off), or cannot be
@@ -142,7 +150,7 @@ def stage(
     path = Path(target).resolve()
     with _disk_errors(f"restoring {path}"):
         _restore(path, marker)
-    _require_free(path, overwrite=overwrite, marker=marker)
+    _require_free(path, overwrite=overwrite, marker=marker, what=what)
     folder, held = beside(path, "tmp"), None
     try:
         with _disk_errors(f"creating {folder}"):
@@ -151,12 +159,23 @@ def stage(
             folder.mkdir()
             held = lock(folder)
         with _write_errors(folder):
-            yield Staging(folder, path, overwrite=overwrite, marker=marker)
+            yield Staging(folder, path, overwrite=overwrite, marker=marker, what=what)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if held is not None:
             with suppress(OSError):  # the outcome is known; there is nothing to lose any more
                 os.close(held)
+
+
+def require_free(
+    target: str | os.PathLike[str], *, overwrite: bool, marker: str, what: str
+) -> None:
+    """Refuse a target that exists, unless it may be replaced, before work for it begins.
+
+    Raises:
+        BundleError: it is there.
+    """
+    _require_free(Path(target).resolve(), overwrite=overwrite, marker=marker, what=what)
 
 
 def require_space(folder: str | os.PathLike[str], needed: int) -> None:
@@ -275,17 +294,17 @@ def _sweep(target: Path) -> None:
             os.close(held)
 
 
-def _require_free(target: Path, *, overwrite: bool, marker: str) -> None:
+def _require_free(target: Path, *, overwrite: bool, marker: str, what: str = "bundle") -> None:
     """Refuse a target that exists, unless it is a bundle that may be replaced."""
     if not os.path.lexists(target):
         return
     if not (target / marker).is_file():
         raise BundleError(
-            f"{target}: exists and is not a bundle (it holds no {marker})",
+            f"{target}: exists and is not a {what} (it holds no {marker})",
             hint="Choose another folder; this one is never replaced.",
         )
     if not overwrite:
-        raise BundleError(f"{target}: a bundle is there", hint="Replace it with --overwrite.")
+        raise BundleError(f"{target}: a {what} is there", hint="Replace it with --overwrite.")
 
 
 def _require_reports(rejected: Path, names: Sequence[str]) -> None:
