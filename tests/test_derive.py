@@ -14,7 +14,7 @@ from enginecast.capture.inputs.derive.derive import from_facts
 from enginecast.capture.inputs.derive.known_inputs import samples_for
 from enginecast.capture.inputs.derive.model_facts import ModelFacts, documented
 from enginecast.capture.inputs.examples import example_sizes, sample
-from enginecast.capture.inputs.specs import InputSpec, from_example
+from enginecast.capture.inputs.specs import DimSpec, InputSpec, from_example
 from enginecast.capture.sources.huggingface import find_model_class, read_config
 from enginecast.capture.sources.text_config import decoder_of, parts_of, text_of
 from enginecast.errors import UsageError
@@ -170,6 +170,15 @@ def test_decoder_input_ids_are_wanted_of_pairs_alone() -> None:
         "input_ids",
         "attention_mask",
     ]
+
+
+def test_a_mask_of_another_length_says_nothing_of_the_ids() -> None:
+    """A capture that fixes sizes one input after the other tries such: an IndexError ended it."""
+    ids, mask = derived("T5EncoderModel").values()
+    assert ids.ending is not None
+    fixed = replace(mask, dims=(mask.dims[0], DimSpec.static(16)))
+    drawn = sample((ids, fixed), {"batch": 3, "sequence": 7}, 0)
+    assert (drawn["input_ids"].shape, drawn["attention_mask"].shape) == ((3, 7), (3, 16))
 
 
 @pytest.mark.parametrize(

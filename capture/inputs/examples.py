@@ -407,8 +407,11 @@ def _whole(
 
 
 def _as_text(ids: Tensor, spec: InputSpec, mask: Tensor | None) -> Tensor:
-    """Let every row end as texts of this model do, and fill the rest of it up."""
-    if mask is None or ids.ndim != 2:
+    """Let every row end as texts of this model do, and fill the rest of it up.
+
+    A mask of another shape says nothing of these ids.
+    """
+    if mask is None or ids.shape != mask.shape:
         return ids
     if spec.ending is not None:
         last = (mask * torch.arange(mask.shape[1])).amax(1, keepdim=True)
