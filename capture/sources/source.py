@@ -67,6 +67,8 @@ class Source(ABC):
     """What a user should know of the inputs, as sentences."""
     tokenizer_files: tuple[Path, ...] = ()
     """Files that a bundle needs to tokenize prompts; empty without a tokenizer."""
+    longest_text: int | None = None
+    """Tokens at which a text is cut, where that is fewer than the model takes."""
 
     def write_beside(self, folder: Path) -> None:
         """Write what a bundle holds of the model besides the engine: tokenizer files, its config.
@@ -233,6 +235,10 @@ def _open_folder(folder: Path, random_weights: int | None, component: ComponentO
         from enginecast.capture.sources.diffusion import open_component
 
         return open_component(folder, random_weights, component)
+    from enginecast.capture.sources.sentence import is_sentence_folder, open_sentence_folder
+
+    if is_sentence_folder(folder):
+        return open_sentence_folder(folder, random_weights, component)
     from enginecast.capture.sources.huggingface import open_folder
 
     return open_folder(folder, random_weights, component)

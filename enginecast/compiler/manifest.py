@@ -209,7 +209,8 @@ def _describe_text(source: Source, inputs: Sequence[InputSpec]) -> Text | None:
     ids = next((spec for spec in inputs if spec.kind == "token_ids"), None)
     if ids is None or all(f.name != "tokenizer.json" for f in source.tokenizer_files):
         return None
-    return Text(padding_id=ids.padding or 0, max_length=ids.dims[-1].maximum)
+    longest = min(ids.dims[-1].maximum, source.longest_text or ids.dims[-1].maximum)
+    return Text(padding_id=ids.padding or 0, max_length=longest)
 
 
 def _describe_engine(config: EngineConfig, artifact: Artifact) -> EngineRecord:

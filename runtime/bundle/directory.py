@@ -9,7 +9,7 @@ shows in its inode or its ctime, which nobody can set back.
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -35,9 +35,10 @@ class Directory:
         self.root = root
         self._descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # `close` is bound here: when the interpreter ends, `os` may be gone before this object.
         if (descriptor := getattr(self, "_descriptor", None)) is not None:
-            os.close(descriptor)
+            close(descriptor)
 
     def __reduce__(self) -> tuple[type["Directory"], tuple[Path]]:
         return Directory, (self.root,)  # a copy has a descriptor of its own

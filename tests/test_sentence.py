@@ -1,0 +1,282 @@
+"""Folders of sentence-transformers: pooling, projections and normalization are in the engine."""
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from exports import cast
+from models import add_tokenizer, tiny_bert
+from safetensors.torch import save_file
+from torch import Tensor
+
+from enginecast.capture.sources.sentence import EMBEDDING, SentenceSource
+from enginecast.capture.sources.source import open_source
+from enginecast.errors import SourceError
+from enginecast.runtime.load import load
+
+WIDTH = 32
+OLD = "sentence_transformers.models."
+NEW = "sentence_transformers.base.modules.some."
+
+
+def sentence_folder(folder: Path, *parts: tuple[str, Mapping[str, Any]], prefix: str = NEW) -> Path:
+    """A tiny BERT, and the modules after it, written as sentence-transformers writes them."""
+    add_tokenizer(tiny_bert(folder))
+    entries = [{"idx": 0, "name": "0", "path": "", "type": f"{prefix}Transformer"}]
+    generator = torch.Generator().manual_seed(7)
+    for index, (kind, config) in enumerate(parts, start=1):
+        path = f"{index}_{kind}"
+        (folder / path).mkdir()
+        entries.append({"idx": index, "name": str(index), "path": path, "type": prefix + kind})
+        (folder / path / "config.json").write_text(json.dumps(config))
+        if weights := weights_of(kind, config, generator):
+            save_file(weights, folder / path / "model.safetensors")
+    (folder / "modules.json").write_text(json.dumps(entries))
+    return folder
+
+
+def weights_of(
+    kind: str, config: Mapping[str, Any], generator: torch.Generator
+) -> dict[str, Tensor]:
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    if kind == "LayerNorm":
+        return {"norm.weight": drawn(config["dimension"]), "norm.bias": drawn(config["dimension"])}
+    if kind != "Dense":
+        return {}
+    found = {"linear.weight": drawn(config["out_features"], config["in_features"])}
+    if config.get("bias", True):
+        found["linear.bias"] = drawn(config["out_features"])
+    if config.get("use_residual") and config["in_features"] != config["out_features"]:
+        found["residual.weight"] = drawn(config["out_features"], config["in_features"])
+    return found
+
+
+IDS = torch.arange(15).reshape(3, 5) + 3
+MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [0, 0, 1, 1, 1]])
+
+
+def embedded(folder: Path) -> tuple[Tensor, Tensor]:
+    """The embeddings of eager, and the last hidden states that they are made of."""
+    with torch.no_grad():
+        found = open_source(str(folder)).eager()(input_ids=IDS, attention_mask=MASK)
+    return found[EMBEDDING], found["last_hidden_state"]
+
+
+def expected(mode: str, tokens: Tensor) -> Tensor:
+    """Text by text, over its own tokens alone."""
+    rows = []
+    for row, mask in zip(tokens, MASK, strict=True):
+        own = row[mask.bool()]
+        place = torch.arange(1, len(own) + 1)[:, None]
+        rows.append(
+            {
+                "cls": own[0],
+                "max": own.max(0).values,
+                "mean": own.mean(0),
+                "mean_sqrt_len_tokens": own.sum(0) / len(own) ** 0.5,
+                "weightedmean": (own * place).sum(0) / place.sum(),
+                "lasttoken": own[-1],
+            }[mode]
+        )
+    return torch.stack(rows)
+
+
+MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_pooling_reads_the_tokens_of_a_text_alone(tmp_path: Path, mode: str) -> None:
+    folder = sentence_folder(tmp_path / "m", ("Pooling", {"pooling_mode": mode}))
+    found, tokens = embedded(folder)
+    torch.testing.assert_close(found, expected(mode, tokens), rtol=1e-6, atol=1e-6)
+
+
+def test_configs_of_before_and_several_modes(tmp_path: Path) -> None:
+    flags = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}
+    folder = sentence_folder(tmp_path / "m", ("Pooling", flags), prefix=OLD)
+    found, tokens = embedded(folder)
+    both = torch.cat([expected("cls", tokens), expected("mean", tokens)], dim=1)
+    torch.testing.assert_close(found, both, rtol=1e-6, atol=1e-6)
+
+
+PROJECTED: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("Pooling", {"pooling_mode": "mean"}),
+    ("Dense", {"in_features": WIDTH, "out_features": 24, "activation_function": "torch.nn.GELU"}),
+    ("LayerNorm", {"dimension": 24}),
+    (
+        "Dense",
+        {
+            "in_features": 24,
+            "out_features": 16,
+            "bias": False,
+            "activation_function": "torch.nn.modules.linear.Identity",
+            "use_residual": True,
+        },
+    ),
+    ("Dropout", {"dropout": 0.3}),
+    ("Normalize", {}),
+)
+
+
+def test_an_engine_gives_the_embeddings_of_texts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = sentence_folder(tmp_path / "m", *PROJECTED)
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 6}')
+    bundle = tmp_path / "bundle"
+    done = cast(capsys, "export", folder, "-o", bundle, "--json", "--quiet", "--no-speed")
+    assert (done.code, done.json["outcome"]) == (0, "verified")
+
+    weights = open_source(str(folder)).weights()
+    hidden = torch.nn.functional.gelu
+    with load(bundle, threads=1) as engine:
+        assert engine.manifest.text is not None
+        assert engine.manifest.text.max_length == 6
+        assert [output.name for output in engine.outputs] == [
+            "last_hidden_state",
+            "pooler_output",
+            EMBEDDING,
+        ]
+        found = engine.encode(["red fox", "two cats sleep on a sofa and on a bed"])
+    assert found["attention_mask"].sum(1).max() == 6
+    tokens, mask = found["last_hidden_state"], found["attention_mask"][..., None]
+    pooled = torch.from_numpy((tokens * mask).sum(1) / mask.sum(1)).float()
+    x = hidden(pooled @ weights["sentence.layers.0.linear.weight"].T + bias(weights, 0))
+    norm = weights["sentence.layers.1.norm.weight"], weights["sentence.layers.1.norm.bias"]
+    x = torch.nn.functional.layer_norm(x, (24,), *norm)
+    x = (
+        x
+        @ (
+            weights["sentence.layers.2.linear.weight"]
+            + weights["sentence.layers.2.residual.weight"]
+        ).T
+    )
+    np.testing.assert_allclose(found[EMBEDDING], x / x.norm(dim=1, keepdim=True), atol=2e-6)
+
+
+def bias(weights: Mapping[str, Tensor], layer: int) -> Tensor:
+    return weights[f"sentence.layers.{layer}.linear.bias"]
+
+
+def test_a_copy_of_the_model_computes_with_its_own_head(tmp_path: Path) -> None:
+    source = open_source(str(sentence_folder(tmp_path / "m", *PROJECTED)))
+    assert isinstance(source, SentenceSource)
+    model = source.eager()
+    made = copy.deepcopy(model)
+    made.get_parameter("sentence.layers.1.norm.bias").add_(1)
+    with torch.no_grad():
+        one, other = (each(input_ids=IDS, attention_mask=MASK) for each in (model, made))
+    torch.testing.assert_close(one["last_hidden_state"], other["last_hidden_state"])
+    assert float((one[EMBEDDING] - other[EMBEDDING]).abs().max()) > 1e-3
+
+
+def test_the_fingerprint_is_of_the_head_too(tmp_path: Path) -> None:
+    pooling, dense = PROJECTED[0], PROJECTED[1]
+    source = open_source(str(sentence_folder(tmp_path / "m", pooling, dense)))
+    file = tmp_path / "m" / "2_Dense" / "model.safetensors"
+    first = source.fingerprint()
+    zeros = {"linear.weight": torch.zeros(24, WIDTH), "linear.bias": torch.zeros(24)}
+    save_file(zeros, file)
+    second = open_source(str(tmp_path / "m")).fingerprint()
+    assert {key for key in first if first[key] != second[key]} == {"modules.json"}
+    save_file({**zeros, "linear.bias": torch.full((24,), torch.nan)}, file)
+    with pytest.raises(SourceError, match=r"linear\.bias"):
+        open_source(str(tmp_path / "m")).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ((("Pooling", {"pooling_mode": "mean", "include_prompt": False}),), "prompt"),
+        ((("CNN", {}),), "CNN follows"),
+        ((("Pooling", {}), ("WordWeights", {})), "WordWeights is not known"),
+        (
+            (("Pooling", {}), ("Normalize", {"module_input_name": "token_embeddings"})),
+            "module_input_name",
+        ),
+    ],
+)
+def test_a_part_that_is_not_known_leaves_the_transformer(
+    tmp_path: Path, parts: tuple[tuple[str, dict[str, Any]], ...], said: str
+) -> None:
+    source = open_source(str(sentence_folder(tmp_path / "m", *parts)))
+    [note] = source.notes
+    assert said in note
+    assert "no sentence_embedding" in note
+    with torch.no_grad():
+        assert EMBEDDING not in source.eager()(input_ids=IDS, attention_mask=MASK)
+
+
+def test_what_encode_does_before_is_noted(tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path / "m", ("Pooling", {}))
+    (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    lower, prompt = open_source(str(folder)).notes
+    assert "lower case" in lower
+    assert "'query: '" in prompt
+
+
+@pytest.mark.parametrize(
+    ("break_it", "said"),
+    [
+        (lambda f: (f / "modules.json").write_text("{}"), "expected a list, got a dict"),
+        (lambda f: (f / "modules.json").write_text("[1]"), r"\[0\]: expected an object"),
+        (lambda f: (f / "modules.json").write_text("[]"), "Transformer as its first module"),
+        (
+            lambda f: (f / "modules.json").write_text(
+                (f / "modules.json").read_text().replace("2_Dense", "../../x")
+            ),
+            "outside the folder",
+        ),
+        (lambda f: (f / "2_Dense/model.safetensors").unlink(), "do not fit"),
+        (lambda f: (f / "2_Dense/config.json").write_text("{}"), "in_features is missing"),
+        (
+            lambda f: (f / "2_Dense/config.json").write_text(
+                '{"in_features": 32, "out_features": 4, "activation_function": "os.system"}'
+            ),
+            "expected a class of torch.nn, got 'os.system'",
+        ),
+        (
+            lambda f: (f / "1_Pooling/config.json").write_text('{"pooling_mode": "median"}'),
+            "pooling_mode: expected cls, max",
+        ),
+    ],
+)
+def test_damaged_folders_are_refused_by_file(tmp_path: Path, break_it: Any, said: str) -> None:
+    folder = sentence_folder(tmp_path / "m", *PROJECTED[:2])
+    break_it(folder)
+    with pytest.raises(SourceError, match=said):
+        open_source(str(folder)).weights()
+
+
+def test_random_weights_are_drawn_for_the_head_too(tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path / "m", *PROJECTED)
+    (folder / "model.safetensors").unlink()
+    one, two, other = (open_source(str(folder), random_weights=seed) for seed in (3, 3, 4))
+    name = "sentence.layers.0.linear.weight"
+    assert torch.equal(one.weights()[name], two.weights()[name])
+    assert not torch.equal(one.weights()[name], other.weights()[name])
+    assert torch.equal(one.eager().state_dict()[name], one.weights()[name])
+
+
+def test_an_engine_that_is_open_when_python_ends_says_nothing(tmp_path: Path) -> None:
+    """The folder of a bundle is closed by its object, after the modules it needs may be gone."""
+    code = (
+        "from pathlib import Path\n"
+        "from enginecast.runtime.bundle.directory import Directory\n"
+        f"kept = Directory(Path({str(tmp_path)!r}))\n"
+        "import enginecast.runtime.bundle.directory as module\n"
+        "module.os = None\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
