@@ -7,12 +7,12 @@ from typing import Any
 import bundles
 import onnx
 import pytest
+from faults.hostile import message, other_format
 from onnx import AttributeProto, TensorProto, helper
 
 from enginecast.errors import BundleError
 from enginecast.runtime.bundle.onnx_file import KINDS, check_onnx
 from enginecast.runtime.sessions.onnxruntime import CPU_PROVIDER, create_session
-from faults.hostile import message, other_format
 
 WIRES = {1: 1, 2: 5, 3: 0, 4: 0, 5: 0, 9: 2, 11: 2, 12: 2, 14: 0}
 """Wire type by the type of a field in a descriptor of protobuf's."""
@@ -88,9 +88,9 @@ FLOATS = b"\x10\x01"
         (_initializer(FLOATS + FLOATS + b"\x08\x02"), "field 2 of TensorProto once"),
         (_initializer(b"\x12\x01\x01"), "field 2 of TensorProto: expected wire type 0, got 2"),
         (_initializer(b"\x48\x08"), "field 9 of TensorProto: expected wire type 2, got 0"),
-        (_initializer(b"\x10\x81\x80\x80\x80\x10"), "data_type: expected a type, got 4294967297"),
-        (_initializer(b"\x70\x81\x80\x80\x80\x10"), "data_location: expected 0 or 1"),
-        (_initializer(b"\x70\x07"), "data_location: expected 0 or 1, got 7"),
+        (_initializer(b"\x10\x81\x80\x80\x80\x10"), "data_type: expected 0 to 99, got 4294967297"),
+        (_initializer(b"\x70\x81\x80\x80\x80\x10"), "data_location: expected 0 to 1"),
+        (_initializer(b"\x70\x07"), "data_location: expected 0 to 1, got 7"),
         (b"\x0a\x03abc", "field 1 of ModelProto: expected wire type 0, got 2"),
         (message(100, b"x"), "expected a field of ModelProto (ONNX IR version 13), got field 100"),
         (b"\x3b\x3c", "field 7 of ModelProto: expected wire type 2, got 3"),

@@ -368,9 +368,7 @@ def _read_tensor(walk: _Walk, message: _Field, place: str) -> _Tensor:
         if one.number == 1:
             found.sizes += _sizes(walk, one, place)
         elif one.number == 2:
-            if one.value >= 1 << 31:  # readers keep the lower 32 bits
-                raise walk.refuse(f"{place}: data_type: expected a type, got {one.value}")
-            found.kind = one.value
+            found.kind = _enum(walk, one, f"{place}: data_type")
         elif one.number == 8:
             found.name = _text(walk, one, place)
         elif one.number == 9:
@@ -381,10 +379,15 @@ def _read_tensor(walk: _Walk, message: _Field, place: str) -> _Tensor:
                 raise walk.refuse(f"{place}: {key!r}: expected each of {sorted(_KEYS)} once")
             found.entries[key] = value
         elif one.number == 14:
-            if one.value > _EXTERNAL:
-                raise walk.refuse(f"{place}: data_location: expected 0 or 1, got {one.value}")
-            found.is_external = one.value == _EXTERNAL
+            found.is_external = _enum(walk, one, f"{place}: data_location", 1) == _EXTERNAL
     return found
+
+
+def _enum(walk: _Walk, one: _Field, what: str, most: int = 99) -> int:
+    """One of a few numbers; of a larger one readers keep 32 bits, or nothing."""
+    if one.value > most:
+        raise walk.refuse(f"{what}: expected 0 to {most}, got {one.value}")
+    return one.value
 
 
 def _external(

@@ -332,6 +332,14 @@ def attacks() -> Iterator[tuple[str, Edit]]:
     for name in NAMES:
         yield f"file {name!r}", _named(name, instead=True)
         yield f"file {name!r} besides", _named(name, instead=False)
+    yield from _on_weights()
+    yield from _on_graphs()
+    for file in ("engine.onnx", "weights.safetensors", "manifest.json"):
+        for kind, make in KINDS.items():
+            yield f"{kind} for {file}", _replaced(file, make)
+
+
+def _on_weights() -> Iterator[tuple[str, Edit]]:
     whole = {"location": "weights.safetensors", "offset": "8", "length": "108"}
     for place in PLACES:
         for location in LOCATIONS:
@@ -343,6 +351,9 @@ def attacks() -> Iterator[tuple[str, Edit]]:
             yield f"{place.__name__} {sizes}", _tensor_edit(place, whole, sizes)
         unknown = whole | {"basepath": "/etc"}
         yield f"{place.__name__} {unknown}", _tensor_edit(place, unknown, (9, 3))
+
+
+def _on_graphs() -> Iterator[tuple[str, Edit]]:
     for operator, domain in (
         ("EPContext", "com.microsoft"),
         ("PythonOp", "com.microsoft"),
@@ -360,9 +371,6 @@ def attacks() -> Iterator[tuple[str, Edit]]:
         yield f"function of {domain}", _graph_edit(partial(_function_of, domain))
     yield "nested graphs", _nested
     yield "training", _graph_edit(lambda m: m.training_info.add().SetInParent())
-    for file in ("engine.onnx", "weights.safetensors", "manifest.json"):
-        for kind, make in KINDS.items():
-            yield f"{kind} for {file}", _replaced(file, make)
 
 
 def _require_control(root: Path) -> None:
