@@ -4,6 +4,7 @@ import base64
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -345,3 +346,39 @@ def test_the_commands(
     assert command(capsys, "trust")[1]["trusted"] == found["trusted"]
     assert command(capsys, "trust", digest, "--remove")[1]["trusted"] == []
     assert command(capsys, "trust", digest, "--remove")[0] == 2
+
+
+def test_a_list_in_a_folder_that_others_can_write_to_is_refused(root: Path, home: Path) -> None:
+    trusted.trust(open_bundle(root))
+    home.parent.chmod(0o777)
+    with pytest.raises(BundleError, match="expected a folder that its user alone can write to"):
+        trusted.trusted()
+
+
+def test_the_list_is_not_in_the_folder_where_one_stands(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "config")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    trusted.trust(open_bundle(root))
+    assert (tmp_path / "home" / ".config" / "enginecast" / "trusted.json").is_file()
+    monkeypatch.setenv("HOME", "home")
+    assert trusted.trusted() == ()
+    with pytest.raises(BundleError, match="expected a home folder"):
+        trusted.trust(open_bundle(root))
+
+
+def test_bundles_that_are_trusted_at_once_are_all_on_the_list(tmp_path: Path) -> None:
+    names = [f"b{number}" for number in range(6)]
+    found = [
+        open_bundle(bundles.make_bundle(tmp_path / name, bundles.manifest(notes=(name,))))
+        for name in names
+    ]
+    for _ in range(3):
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(trusted.trust, found))
+        assert {Path(one.folder).name for one in trusted.trusted()} == set(names)
+        with ThreadPoolExecutor(6) as pool:
+            assert all(pool.map(lambda one: trusted.distrust(one.sha256), found))
+        assert trusted.trusted() == ()
