@@ -84,7 +84,18 @@ TYPE = _kind("TypeProto", _texts(1, 4, 5, 6, 7, 8, 9), {})
 TENSOR_TYPE = _kind("TypeProto.Tensor", {1: _V} | _texts(2), {})
 SHAPE = _kind("TensorShapeProto", {}, _texts(1))
 DIMENSION = _kind("TensorShapeProto.Dimension", {1: _V} | _texts(2, 3), {})
-KINDS = (MODEL, GRAPH, NODE, ATTRIBUTE, FUNCTION, SPARSE, TENSOR, ENTRY, VALUE, TYPE)
+KINDS: tuple[_Kind, ...] = (
+    MODEL,
+    GRAPH,
+    NODE,
+    ATTRIBUTE,
+    FUNCTION,
+    SPARSE,
+    TENSOR,
+    ENTRY,
+    VALUE,
+    TYPE,
+)
 KINDS += (TENSOR_TYPE, SHAPE, DIMENSION)
 
 
