@@ -184,7 +184,8 @@ def test_what_is_opened_while_digests_are_computed_is_what_they_are_of(
     read."""
     good, bad = tmp_path / "good", tmp_path / "bad"
     shutil.copy(root / "weights.safetensors", good)
-    flip(shutil.copy(good, bad))
+    shutil.copy(good, bad)
+    flip(bad)
     bad.replace(root / "weights.safetensors")
     begin = Event()
 

@@ -290,10 +290,12 @@ def test_an_error_of_a_run_is_awaited(engine: Engine) -> None:
 
 
 def test_a_run_that_waits_for_its_turn_is_stopped_at_once(tmp_path: Path) -> None:
-    limits, entered = Limits(1), []
+    limits = Limits(1)
+    entered: list[Stop] = []
     with limits.run(None):
         for stops in (lambda stop: stop.stop("the task was canceled"), lambda _: limits.cancel()):
-            stop, said = Stop(), []
+            stop = Stop()
+            said: list[str] = []
 
             def wait(stop: Stop = stop, said: list[str] = said) -> None:
                 try:
