@@ -3,6 +3,8 @@
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any, NoReturn
 
 import bundles
 import pytest
+from faults.campaign import environment, lacks_own_disks
 
 from enginecast.errors import BundleError, MissingError
 from enginecast.runtime.bundle import staging as staging_module
@@ -388,3 +391,39 @@ def test_paths_that_no_folder_can_have(path: str, tmp_path: Path) -> None:
         pass
     with pytest.raises(BundleError):
         open_bundle(f"{tmp_path}/{path}")
+
+
+LAYERED = """
+import subprocess, sys
+from pathlib import Path
+from enginecast.errors import BundleError
+from enginecast.runtime.bundle.staging import stage
+import bundles
+folder = Path(sys.argv[1])
+upper = folder / "upper"
+subprocess.run(["mount", "-t", "tmpfs", "none", upper], check=True)
+for name in ("files", "work"):
+    (upper / name).mkdir()
+layers = f"lowerdir={folder}/lower,upperdir={upper}/files,workdir={upper}/work"
+subprocess.run(["mount", "-t", "overlay", "none", "-o", layers, folder / "merged"], check=True)
+try:
+    bundles.make_bundle(folder / "merged" / "out", overwrite=True)
+except BundleError as error:
+    print(error)
+print(sorted(path.name for path in (folder / "merged").iterdir()))
+"""
+
+
+@pytest.mark.skipif(bool(lacks_own_disks()), reason="no process can have disks of its own here")
+def test_a_bundle_of_a_lower_layer_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    for name in ("lower", "upper", "merged"):
+        (tmp_path / name).mkdir()
+    bundles.make_bundle(tmp_path / "lower" / "out")
+    command = ["unshare", "-rm", sys.executable, "-c", LAYERED, str(tmp_path)]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, check=False, timeout=60
+    )
+    if "unknown filesystem type" in done.stderr or "permission denied" in done.stderr:
+        pytest.skip("no overlays here")
+    assert "delete it first, or write to a volume" in done.stdout, done.stderr
+    assert done.stdout.endswith("['out']\n")

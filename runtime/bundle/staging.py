@@ -38,6 +38,11 @@ _OVERTAKEN = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
 """What a rename says when another process published, or put aside, in between."""
 _FULL = "Free some space, or write to another disk; what was there is as it was."
 
+_LAYER = (
+    "A folder in a lower layer of a container's image cannot be renamed: delete it first, or write"
+    " to a volume; what was there is as it was."
+)
+
 
 class Staging:
     """A folder to write a bundle's files into, before the bundle exists.
@@ -249,7 +254,8 @@ def _disk_errors(doing: str) -> Iterator[None]:
                 f"{doing}: {error.strerror}{where}",
                 hint=_FULL,
             ) from error
-        raise BundleError(f"{doing}: {error.strerror or error}{where}") from error
+        hint = _LAYER if error.errno == errno.EXDEV else ""
+        raise BundleError(f"{doing}: {error.strerror or error}{where}", hint=hint) from error
 
 
 def beside(path: Path, kind: str) -> Path:
