@@ -21,6 +21,9 @@ A message names the file or field, what was expected and what was got; `hint` sa
 
 from typing import Any, ClassVar
 
+LONGEST = 20_000
+"""Characters of a message: a name of a file that somebody made may have millions."""
+
 
 class EnginecastError(Exception):
     """Base of all errors of this package.
@@ -33,6 +36,7 @@ class EnginecastError(Exception):
     exit_code: ClassVar[int] = 2
 
     def __init__(self, message: str, *, hint: str = "") -> None:
+        message = shortened(message, LONGEST)
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -45,6 +49,14 @@ class EnginecastError(Exception):
 
 class EnginecastWarning(UserWarning):
     """Something about a model or an engine that its user should know."""
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """A text, without its middle where it is longer than `most` characters."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half} more characters) ... {text[-half:]}"
 
 
 def first_line(error: BaseException) -> str:

@@ -171,8 +171,12 @@ class Batcher:
     def _work(self) -> None:
         while (group := self._next()) is not None:
             group = [one for one in group if one.future.set_running_or_notify_cancel()]
-            if len(group) < 2 or not self._together(group):
-                for one in group:
+            try:
+                ran = len(group) > 1 and self._together(group)
+            except BaseException:  # a thread that ends leaves those who wait for ever
+                ran = False
+            for one in () if ran else group:
+                if not one.future.done():
                     self._alone(one)
 
     def _next(self) -> list[_Request] | None:

@@ -28,8 +28,9 @@ class Limits:
     def __init__(self, most: int | None = None) -> None:
         if most is not None and most < 1:
             raise UsageError(f"max_runs: expected at least 1, got {most}")
-        self._places = None if most is None else threading.BoundedSemaphore(most)
         self._most = most
+        self._held = 0
+        self._freed = threading.Condition()
         self._running: set[Stop] = set()
 
     def cancel(self) -> int:
@@ -49,13 +50,13 @@ class Limits:
             StoppedError: there was no place in that time.
         """
         stop = stop or Stop()
-        if timeout is None and self._places is None:
+        if timeout is None and self._most is None:
             return _Running(self._running, stop)
         return self._bounded(timeout, stop)
 
     @contextmanager
     def _bounded(self, timeout: float | None, stop: Stop) -> Iterator[Stop]:
-        timer = None
+        timer, late = None, ""
         with _Running(self._running, stop):
             try:
                 if timeout is not None:
@@ -63,21 +64,43 @@ class Limits:
                     timer = threading.Timer(timeout, stop.stop, [late])
                     timer.daemon = True
                     timer.start()
-                if self._places is None:
+                if self._most is None:
                     yield stop
                     return
-                if not self._places.acquire(timeout=timeout):
-                    raise StoppedError(
-                        f"no run of {self._most} at once ended in {timeout:g} s",
-                        hint="Load the engine with a larger max_runs, or wait longer.",
-                    )
+                self._take(self._most, timeout, stop, late)
                 try:
                     yield stop
                 finally:
-                    self._places.release()
+                    self._give()
             finally:
                 if timer is not None:
                     timer.cancel()
+
+    def _take(self, most: int, timeout: float | None, stop: Stop, late: str) -> None:
+        """Wait for a place, which ends when the run is stopped."""
+        stop.set_act(self._wake)
+        with self._freed:
+            self._freed.wait_for(lambda: self._held < most or stop.reason, timeout)
+            has_place = self._held < most and not stop.reason
+            self._held += has_place
+        stop.set_act(None)
+        if has_place:
+            return
+        if stop.reason and stop.reason != late:
+            raise StoppedError(stop.reason)
+        raise StoppedError(
+            f"no run of {most} at once ended in {timeout:g} s",
+            hint="Load the engine with a larger max_runs, or wait longer.",
+        )
+
+    def _give(self) -> None:
+        with self._freed:
+            self._held -= 1
+            self._freed.notify_all()
+
+    def _wake(self) -> None:
+        with self._freed:
+            self._freed.notify_all()
 
 
 class _Running:

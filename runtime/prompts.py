@@ -1,7 +1,8 @@
 """Prompts to token ids, with the `tokenizers` library alone: transformers would import torch."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Literal
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from enginecast.errors import BundleError, InputError
+from enginecast.errors import BundleError, EnginecastError, InputError
 from enginecast.runtime.bundle.manifest import TOKENIZER_NAME as TOKENIZER_NAME
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.runtime.values.arrays import Array
@@ -102,7 +103,8 @@ class PromptEncoder:
         self._step = max(
             manifest.steps.get(str(size), 1) for spec in manifest.inputs for size in spec.shape[1:]
         )
-        self._tokenizer = _tokenizer_of(tokenizer, folder / TOKENIZER_NAME, self.rules.longest)
+        self._path = folder / TOKENIZER_NAME
+        self._tokenizer = _tokenizer_of(tokenizer, self._path, self.rules.longest)
 
     @property
     def rules(self) -> TextRules:
@@ -136,7 +138,8 @@ class PromptEncoder:
         for place, prompt in enumerate(prompts):
             if not isinstance(prompt, str):
                 raise InputError(f"prompts[{place}]: expected a str, got {type(prompt).__name__}")
-        encodings = self._tokenizer.encode_batch(prompts)
+        with refusing(f"{self._path}: cannot tokenize"):
+            encodings = self._tokenizer.encode_batch(prompts)
         batches = []
         for chunk in _split(encodings, self._batch):
             arrays = pad(
@@ -188,13 +191,26 @@ def _tokenizer_of(data: bytes | None, path: Path, longest: int) -> Tokenizer:
     """A tokenizer that cuts texts at `longest` tokens, and leaves padding to `pad`."""
     if data is None:
         raise BundleError(f"{path.parent}: expected {path.name}, but there is none")
-    try:
+    with refusing(f"{path}: not a tokenizer"):
         tokenizer = Tokenizer.from_buffer(data)
-    except Exception as error:  # the library raises plain Exception
-        raise BundleError(f"{path}: not a tokenizer: {error}") from error
-    tokenizer.no_padding()  # the file may ask for its own padding and truncation
-    tokenizer.enable_truncation(longest)
-    return tokenizer
+        tokenizer.no_padding()  # the file may ask for its own padding and truncation
+        tokenizer.enable_truncation(longest)
+        return tokenizer
+
+
+@contextmanager
+def refusing(what: str, kind: type[EnginecastError] = BundleError) -> Iterator[None]:
+    """Raise an error of ours for what the tokenizer library raises: plain exceptions, and for some
+    files a panic of Rust, which is not even an Exception.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise kind(f"{what}: {error}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise kind(f"{what}: {error}") from error
 
 
 def _split(encodings: list[Encoding], sizes: tuple[int, int]) -> list[list[Encoding]]:

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from enginecast.errors import InputError
+from enginecast.errors import InputError, shortened
 from enginecast.runtime.bundle.manifest import SizeCheck
 
 _BINARY: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
@@ -44,7 +44,7 @@ def check_sizes(checks: Sequence[SizeCheck], sizes: Mapping[str, int]) -> None:
             found = ", ".join(f"{n} = {size}" for n, size in sizes.items() if n in check.condition)
             place = f" ({check.place})" if check.place else ""
             raise InputError(
-                f"inputs: expected sizes with {check.condition}, got {found}",
+                f"inputs: expected sizes with {shortened(check.condition)}, got {found}",
                 hint=f"With others the model's code{place} may do something else.",
             )
 
@@ -53,7 +53,9 @@ def holds(condition: str, sizes: Mapping[str, int]) -> bool:
     """Whether a condition is true of sizes; False where it cannot be read."""
     try:
         return bool(_value(ast.parse(condition, mode="eval").body, sizes))
-    except (SyntaxError, KeyError, TypeError, ValueError, ArithmeticError):
+    except (SyntaxError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError):
+        return False
+    except MemoryError:  # of Python's parser, for what is nested too deep
         return False
 
 

@@ -71,6 +71,19 @@ def write_tuned(root: Path, tuned: Tuned) -> Path:
     return path
 
 
+def forget_tuned(root: Path) -> None:
+    """Let a bundle's engines be opened as by default.
+
+    Raises:
+        BundleError: the file cannot be removed.
+    """
+    path = tuned_path(root)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise BundleError(f"{path}: {error.strerror}") from error
+
+
 def find_tuned(
     bundle: Bundle, record: EngineRecord, session: type[Session], provider: str
 ) -> Settings:
@@ -99,7 +112,7 @@ def _read(path: Path) -> Tuned:
     try:
         with path.open("rb") as file:
             tuned = msgspec.json.decode(file.read(_LARGEST), type=Tuned)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, RecursionError, msgspec.MsgspecError) as error:
         raise BundleError(f"{path}: cannot be read: {error}") from error
     if (tuned.settings.threads or 1) > tuned.machine.cores:
         raise BundleError(

@@ -26,6 +26,7 @@ from enginecast.runtime import Batcher
 from enginecast.runtime.bundle.manifest import Input, Output, Padding
 from enginecast.runtime.bundle.staging import stage
 from enginecast.runtime.engine import Engine, Outputs
+from enginecast.runtime.joining import Joining
 from enginecast.runtime.load import load
 
 PROVED = Padding(mask="attention_mask", side="any", outputs=("hidden",))
@@ -326,3 +327,19 @@ def test_texts_are_encoded_in_batches(tmp_path: Path) -> None:
 
 def test_the_public_name() -> None:
     assert enginecast.runtime.Batcher is Batcher
+
+
+@pytest.mark.parametrize("where", ["join", "part", "difference"])
+@pytest.mark.parametrize("error", [MemoryError, SystemExit])
+def test_no_error_ends_the_thread_that_others_wait_for(
+    where: str, error: type[BaseException], engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> None:
+        raise error("in the middle of a batch")
+
+    monkeypatch.setattr(Joining, where, failing)
+    with Batcher(engine, max_delay=0.1) as batcher:
+        for _ in range(2):
+            futures = [batcher.submit(feeds(1, 3)) for _ in range(3)]
+            for future in futures:
+                assert future.result(20)["hidden"].shape == (1, 3, bundles.WIDTH)

@@ -1,9 +1,12 @@
 """Opening a bundle: every kind of damage is named."""
 
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import bundles
 import pytest
@@ -172,3 +175,34 @@ def test_digest(tmp_path: Path) -> None:
     (tmp_path / "abc").write_bytes(b"abc")  # FIPS 180-2, appendix B.1
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert digest(tmp_path / "abc") == expected
+
+
+def test_what_is_opened_while_digests_are_computed_is_what_they_are_of(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bad weights are in place until the runtime has opened them, and good ones when they are
+    read."""
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    shutil.copy(root / "weights.safetensors", good)
+    shutil.copy(good, bad)
+    flip(bad)
+    bad.replace(root / "weights.safetensors")
+    begin = Event()
+
+    def late(directory: Directory, name: str) -> tuple[str, State]:
+        if name == "weights.safetensors":
+            begin.wait(10)
+        return digested(directory, name)
+
+    def swapped(*arguments: Any, **options: Any) -> Any:
+        session = opened(*arguments, **options)
+        good.replace(root / "weights.safetensors")
+        begin.set()
+        return session
+
+    digested, opened = Directory.digest, OrtSession.open
+    monkeypatch.setattr(reader, "LARGE", 1)
+    monkeypatch.setattr(Directory, "digest", late)
+    monkeypatch.setattr(OrtSession, "open", swapped)
+    with pytest.raises(BundleError, match=r"weights\.safetensors was changed while"):
+        load(root)

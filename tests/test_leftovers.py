@@ -225,3 +225,20 @@ def test_what_no_exporter_makes_is_left_alone(
     assert doctor(capsys, place, "--clean") == []
     assert sorted(os.listdir(place)) == before
     assert os.listdir(precious) == ["data"]
+
+
+def test_doctor_says_what_it_did_of_two_that_were_put_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asides = []
+    for name in ("f", "0"):
+        root = bundles.make_bundle(tmp_path / "out", bundles.manifest(notes=(name,)))
+        asides.append(root.rename(tmp_path / f".out.old-{name * 32}"))
+        time.sleep(0.02)
+    monkeypatch.setattr(leftovers, "ABANDONED_SECONDS", -1)
+    for said, action in zip(doctor(capsys, tmp_path), ("restore", "restore"), strict=True):
+        assert said["action"] == action
+    newest, oldest = doctor(capsys, tmp_path, "--clean")
+    assert (newest["path"], newest["action"], newest["done"]) == (str(asides[1]), "restore", True)
+    assert (oldest["path"], oldest["action"], oldest["done"]) == (str(asides[0]), "remove", True)
+    assert open_bundle(tmp_path / "out").manifest.notes == ("0",)

@@ -21,7 +21,9 @@ from enginecast.runtime import limits
 from enginecast.runtime.bundle.manifest import Input, Output
 from enginecast.runtime.bundle.staging import stage
 from enginecast.runtime.engine import Engine, Outputs
+from enginecast.runtime.limits import Limits
 from enginecast.runtime.load import load
+from enginecast.runtime.sessions.stop import Stop
 
 CODE = Path(__file__).parents[1]
 
@@ -285,3 +287,30 @@ def test_a_task_that_is_canceled_stops_its_run(engine: Engine) -> None:
 def test_an_error_of_a_run_is_awaited(engine: Engine) -> None:
     with pytest.raises(InputError, match="'x' is missing"):
         asyncio.run(engine.run_async({}))
+
+
+def test_a_run_that_waits_for_its_turn_is_stopped_at_once(tmp_path: Path) -> None:
+    limits = Limits(1)
+    entered: list[Stop] = []
+    with limits.run(None):
+        for stops in (lambda stop: stop.stop("the task was canceled"), lambda _: limits.cancel()):
+            stop = Stop()
+            said: list[str] = []
+
+            def wait(stop: Stop = stop, said: list[str] = said) -> None:
+                try:
+                    with limits.run(None, stop):
+                        entered.append(stop)
+                except StoppedError as error:
+                    said.append(error.message)
+
+            waiting = threading.Thread(target=wait, daemon=True)
+            waiting.start()
+            time.sleep(0.05)
+            stops(stop)
+            waiting.join(10)
+            assert len(said) == 1
+            assert "canceled" in said[0]
+    assert not entered
+    with limits.run(1):  # the place is free again
+        pass

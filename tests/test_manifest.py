@@ -193,3 +193,20 @@ def test_names_of_inputs_differ() -> None:
     inputs = bundles.manifest().inputs
     with pytest.raises(BundleError, match=r"\$\.inputs\[2\]\.name: 'input_ids' is listed twice"):
         encode(bundles.manifest(inputs=(*inputs, inputs[0])))
+
+
+@pytest.mark.parametrize("text", ["\x1b]0;title\x07", "\x9b31m", "a\rb", "\u202egnp.exe", "\x00"])
+def test_no_text_acts_on_a_terminal(text: str) -> None:
+    with pytest.raises(BundleError, match=r"\$\.notes\[1\]: expected text without control"):
+        decode(edited(notes=["fine\n\ttoo", text]))
+    model = {"name": "tiny", "fingerprint": {text: "1"}}
+    with pytest.raises(BundleError, match=r"\$\.model\.fingerprint: expected text without control"):
+        decode(edited(model=model))
+    written = encode(bundles.manifest(notes=(text,)))  # such as what a compiler said, in color
+    assert decode(written).notes == (ascii(text)[1:-1],)
+
+
+def test_what_messages_repeat_is_short() -> None:
+    where = bundles.verdict(provider="x" * 201)
+    with pytest.raises(BundleError, match=r"length <= 200.*provider"):
+        encode(bundles.manifest(engines=(bundles.engine(verdict=where),)))

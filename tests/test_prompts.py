@@ -17,7 +17,7 @@ from enginecast.errors import BundleError, InputError
 from enginecast.runtime.bundle.manifest import Input, Text
 from enginecast.runtime.bundle.tensor_files import read_tensors, write_tensors
 from enginecast.runtime.load import load
-from enginecast.runtime.prompts import encode_prompts, read_prompts
+from enginecast.runtime.prompts import PromptEncoder, encode_prompts, read_prompts
 
 PAD, END, UNKNOWN = 0, 1, 2
 
@@ -234,3 +234,25 @@ def test_missing_files_and_strange_dtypes(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "in.safetensors")
     with pytest.raises(InputError, match=r"'z': expected one of BOOL.* got F8_E4M3"):
         read_tensors(tmp_path / "in.safetensors")
+
+
+CHARSMAP = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+LETTER = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "none"}
+ENDLESS = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+MISSING = [{"SpecialToken": {"id": "</s>", "type_id": 0}}]
+TEMPLATE = {"type": "TemplateProcessing", "single": MISSING, "pair": [], "special_tokens": {}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": CHARSMAP},  # these three are panics of Rust
+        {"post_processor": TEMPLATE},
+        {"pre_tokenizer": ENDLESS},
+        {"model": LETTER},
+    ],
+)
+def test_a_hostile_tokenizer_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    content = json.loads(bundles.write_tokenizer(tmp_path).read_bytes()) | change
+    with pytest.raises(BundleError, match=r"tokenizer\.json"):
+        PromptEncoder(tmp_path, bundles.manifest(), json.dumps(content).encode())(["a" * 40 + "!"])

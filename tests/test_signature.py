@@ -4,11 +4,13 @@ import base64
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import bundles
+import model_signing.verifying
 import msgspec
 import pytest
 from cryptography import x509
@@ -24,7 +26,7 @@ from signing_keys import keys
 
 from enginecast.cli.app import main
 from enginecast.errors import BundleError, MissingError, UsageError
-from enginecast.runtime.bundle import trusted
+from enginecast.runtime.bundle import signature, trusted
 from enginecast.runtime.bundle.manifest_json import decode, encode
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.bundle.signature import Signer, sign
@@ -43,8 +45,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "config" / "enginecast" / "trusted.json"
 
 
-def certified(folder: Path) -> tuple[Signer, Path]:
-    """Who signs with a certificate, and the root that vouches for it."""
+def certified(
+    folder: Path,
+    *,
+    days: tuple[int, int] = (-1, 1),
+    purpose: x509.ObjectIdentifier = ExtendedKeyUsageOID.CODE_SIGNING,
+) -> tuple[Signer, Path]:
+    """Who signs with a certificate, and the root that vouches for it.
+
+    Args:
+        days: from which day and to which the certificate is valid; today is 0.
+        purpose: what it is for.
+    """
+    folder.mkdir(exist_ok=True)
     now, made = datetime.now(UTC), []
     root_key = key = ec.generate_private_key(ec.SECP256R1())
     for name in ("root", "leaf"):
@@ -68,13 +81,13 @@ def certified(folder: Path) -> tuple[Signer, Path]:
             .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "root")]))
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(days=1))
-            .not_valid_after(now + timedelta(days=1))
+            .not_valid_before(now + timedelta(days=-999 if is_root else days[0]))
+            .not_valid_after(now + timedelta(days=999 if is_root else days[1]))
             .add_extension(x509.BasicConstraints(is_root, None), critical=True)
             .add_extension(usage, critical=True)
         )
         if not is_root:
-            purposes = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CODE_SIGNING])
+            purposes = x509.ExtendedKeyUsage([purpose])
             builder = builder.add_extension(purposes, critical=False)
         file = folder / f"{name}.crt"
         file.write_bytes(builder.sign(root_key, hashes.SHA256()).public_bytes(Encoding.PEM))
@@ -128,6 +141,54 @@ def test_a_certificate_speaks_for_the_key(root: Path, tmp_path: Path) -> None:
     other.mkdir()
     with pytest.raises(BundleError, match=r"model\.sig: not a valid signature by .*root\.crt"):
         load(root, trust=certified(other)[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"days": (-90, -30)}, "is valid from .* to .*, and today is"),
+        ({"days": (30, 90)}, "is valid from .* to .*, and today is"),
+        ({"purpose": ExtendedKeyUsageOID.SERVER_AUTH}, "for signing code, .* is for serverAuth"),
+    ],
+)
+def test_a_certificate_has_to_be_valid_now_and_for_code(
+    root: Path,
+    tmp_path: Path,
+    options: dict[str, Any],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    signer, authority = certified(tmp_path / "ca", **options)
+    with pytest.raises(UsageError, match=rf"leaf\.crt: .*{said}"):
+        sign(root, signer)
+    monkeypatch.setattr(signature, "unfit", lambda certificate: "")  # another program signs it
+    sign(root, signer)
+    with pytest.raises(BundleError, match=rf"model\.sig: .*{said}"):
+        load(root, trust=authority)
+
+
+def test_the_signature_that_is_verified_is_the_one_that_was_read(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Swapped for another while the library reads it, and back."""
+    private, public = keys(tmp_path)
+    _, other = keys(tmp_path, "other")
+    good = sign(root, Signer(private)).read_bytes()
+    sign(root, Signer(tmp_path / "other.pem"))
+    config, verify = model_signing.verifying.Config, model_signing.verifying.Config.verify
+    bad = (root / "model.sig").read_bytes()
+
+    def swapped(self: Any, *arguments: Any) -> None:
+        (root / "model.sig").write_bytes(good)
+        try:
+            verify(self, *arguments)
+        finally:
+            (root / "model.sig").write_bytes(bad)
+
+    monkeypatch.setattr(config, "verify", swapped)
+    with pytest.raises(BundleError, match="not a valid signature"):
+        load(root, trust=public)
+    assert other.is_file()
 
 
 def test_what_is_not_signed_by_the_key_is_refused(root: Path, tmp_path: Path) -> None:
@@ -285,3 +346,39 @@ def test_the_commands(
     assert command(capsys, "trust")[1]["trusted"] == found["trusted"]
     assert command(capsys, "trust", digest, "--remove")[1]["trusted"] == []
     assert command(capsys, "trust", digest, "--remove")[0] == 2
+
+
+def test_a_list_in_a_folder_that_others_can_write_to_is_refused(root: Path, home: Path) -> None:
+    trusted.trust(open_bundle(root))
+    home.parent.chmod(0o777)
+    with pytest.raises(BundleError, match="expected a folder that its user alone can write to"):
+        trusted.trusted()
+
+
+def test_the_list_is_not_in_the_folder_where_one_stands(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "config")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    trusted.trust(open_bundle(root))
+    assert (tmp_path / "home" / ".config" / "enginecast" / "trusted.json").is_file()
+    monkeypatch.setenv("HOME", "home")
+    assert trusted.trusted() == ()
+    with pytest.raises(BundleError, match="expected a home folder"):
+        trusted.trust(open_bundle(root))
+
+
+def test_bundles_that_are_trusted_at_once_are_all_on_the_list(tmp_path: Path) -> None:
+    names = [f"b{number}" for number in range(6)]
+    found = [
+        open_bundle(bundles.make_bundle(tmp_path / name, bundles.manifest(notes=(name,))))
+        for name in names
+    ]
+    for _ in range(3):
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(trusted.trust, found))
+        assert {Path(one.folder).name for one in trusted.trusted()} == set(names)
+        with ThreadPoolExecutor(6) as pool:
+            assert all(pool.map(lambda one: trusted.distrust(one.sha256), found))
+        assert trusted.trusted() == ()

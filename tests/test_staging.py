@@ -3,13 +3,17 @@
 import os
 import shutil
 import stat
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import bundles
 import pytest
+from faults.campaign import environment, lacks_own_disks
 
 from enginecast.errors import BundleError, MissingError
 from enginecast.runtime.bundle import staging as staging_module
@@ -319,3 +323,107 @@ def test_write_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.Mo
         write_file(path, b"new")
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["out.bin"]
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_of_racing_replacements_the_last_stays_and_none_is_refused(
+    tmp_path: Path, exchanges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exchanges:
+        monkeypatch.setattr(staging_module, "_exchange", lambda one, other: False)
+    for turn in range(8):
+        target, barrier = tmp_path / f"out{turn}", Barrier(4)
+        publish_log(target, "old")
+
+        def publish(writer: int, target: Path = target, barrier: Barrier = barrier) -> None:
+            with stage(target, overwrite=True) as staging:
+                (staging.folder / "build.log").write_text(f"writer {writer}")
+                barrier.wait()
+                staging.publish(bundles.manifest(engines=()))
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(publish, range(4)))
+        open_bundle(target)
+        assert (target / "build.log").read_text().startswith("writer")
+    assert names(tmp_path) == [f"out{turn}" for turn in range(8)]
+
+
+def test_a_loser_between_the_look_and_the_rename_is_told_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    required, target = staging_module._require_free, tmp_path / "out"
+    looks = []
+
+    def late(path: Path, **options: Any) -> None:
+        required(path, **options)
+        looks.append(path)
+        if len(looks) == 2:  # when the bundle begins and when it is published
+            with monkeypatch.context() as patched:
+                patched.setattr(staging_module, "_require_free", required)
+                publish_log(target, "other")
+
+    monkeypatch.setattr(staging_module, "_require_free", late)
+    with pytest.raises(BundleError, match="a bundle is there"):
+        publish_log(target, "new")
+    assert (target / "build.log").read_text() == "other"
+
+
+def test_of_several_bundles_that_were_put_aside_the_newest_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging_module, "ABANDONED_SECONDS", -1)
+    for number in range(4):  # any order of the names is likely to be wrong once
+        asides = [tmp_path / f".out.old-{(number * 7 + one * 5) % 16:032x}" for one in range(3)]
+        for one, aside in enumerate(asides):
+            publish_log(tmp_path / "made", str(one))
+            (tmp_path / "made").rename(aside)
+            time.sleep(0.02)
+        with stage(tmp_path / "out", overwrite=True):
+            assert (tmp_path / "out" / "build.log").read_text() == "2"
+        for folder in tmp_path.iterdir():
+            shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("path", ["loop", "loop/out", "\0out", "x" * 300, "x" * 240])
+def test_paths_that_no_folder_can_have(path: str, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(BundleError), stage(f"{tmp_path}/{path}"):
+        pass
+    with pytest.raises(BundleError):
+        open_bundle(f"{tmp_path}/{path}")
+
+
+LAYERED = """
+import subprocess, sys
+from pathlib import Path
+from enginecast.errors import BundleError
+from enginecast.runtime.bundle.staging import stage
+import bundles
+folder = Path(sys.argv[1])
+upper = folder / "upper"
+subprocess.run(["mount", "-t", "tmpfs", "none", upper], check=True)
+for name in ("files", "work"):
+    (upper / name).mkdir()
+layers = f"lowerdir={folder}/lower,upperdir={upper}/files,workdir={upper}/work"
+subprocess.run(["mount", "-t", "overlay", "none", "-o", layers, folder / "merged"], check=True)
+try:
+    bundles.make_bundle(folder / "merged" / "out", overwrite=True)
+except BundleError as error:
+    print(error)
+print(sorted(path.name for path in (folder / "merged").iterdir()))
+"""
+
+
+@pytest.mark.skipif(bool(lacks_own_disks()), reason="no process can have disks of its own here")
+def test_a_bundle_of_a_lower_layer_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    for name in ("lower", "upper", "merged"):
+        (tmp_path / name).mkdir()
+    bundles.make_bundle(tmp_path / "lower" / "out")
+    command = ["unshare", "-rm", sys.executable, "-c", LAYERED, str(tmp_path)]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, check=False, timeout=60
+    )
+    if "unknown filesystem type" in done.stderr or "permission denied" in done.stderr:
+        pytest.skip("no overlays here")
+    assert "delete it first, or write to a volume" in done.stdout, done.stderr
+    assert done.stdout.endswith("['out']\n")

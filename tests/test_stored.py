@@ -27,3 +27,14 @@ def test_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
     file.write_bytes(content)
     with pytest.raises(BundleError, match=r"w\.safetensors cannot be read as safetensors"):
         stored_dtypes(file)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"[" * 100_000, b'{"a": {"dtype": "F32", "data_offsets": [0, 1e999]}}', b'{"a": 1}'],
+)
+def test_a_hostile_header_is_refused(header: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(BundleError, match="cannot be read as safetensors"):
+        stored_dtypes(file)

@@ -98,8 +98,8 @@ def test_what_is_not_faster_by_more_than_its_spread_is_not_chosen(
     clocked(monkeypatch, lambda each: (4.0,) if each == DEFAULT else (1.0, 5.0, 3.9))
     ran = cast(capsys, "tune", bundle)
     assert ran.code == 0, ran.err
-    assert "chosen: default: no other is faster; written to" in ran.out
-    assert choice(bundle) == DEFAULT
+    assert "chosen: default: no other is faster\n" in ran.out
+    assert not tuned_path(bundle).exists()
     assert max(map(len, ran.out.split("inputs:")[0].splitlines())) <= 80
 
 
@@ -136,7 +136,7 @@ def test_a_setting_that_is_wrong_is_never_chosen(
     ran = cast(capsys, "tune", bundle)
     assert ran.code == 0, ran.err
     assert "never chosen: no arena: off by 3\n" in ran.out
-    assert choice(bundle) == DEFAULT
+    assert not tuned_path(bundle).exists()
 
 
 def test_no_more_engines_are_open_than_there_is_memory_for(
@@ -237,3 +237,16 @@ def test_bad_input_is_refused_before_the_work(bundle: Path, capsys: Capture) -> 
     assert ran.code == 2
     assert f"{tuned_path(bundle)}: cannot be written there" in ran.err
     assert not list(bundle.parent.glob(".*"))
+
+
+def test_a_choice_goes_away_where_the_default_is_fastest_now(
+    bundle: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocked(monkeypatch, lambda each: (4.0,) if each == DEFAULT else (1.0,))
+    assert cast(capsys, "tune", bundle).code == 0
+    assert choice(bundle) != DEFAULT
+    clocked(monkeypatch, lambda each: (1.0,) if each == DEFAULT else (4.0,))
+    assert cast(capsys, "tune", bundle, "--dry-run").code == 0
+    assert tuned_path(bundle).exists()
+    assert cast(capsys, "tune", bundle).code == 0
+    assert not tuned_path(bundle).exists()

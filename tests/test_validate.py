@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from enginecast.errors import InputError, MissingError
-from enginecast.runtime.bundle.manifest import Input
-from enginecast.runtime.size_checks import holds
+from enginecast.runtime.bundle.manifest import Input, SizeCheck
+from enginecast.runtime.size_checks import check_sizes, holds
 from enginecast.runtime.validate import check_inputs
 from enginecast.runtime.values import device_tensor
 from enginecast.runtime.values.arrays import is_finite
@@ -222,3 +222,13 @@ def test_finite_arrays_whose_sum_is_not_are_finite(dtype: type, wrong: float | N
     if wrong is not None:
         array[2, 4, 6] = wrong
         assert not is_finite(array)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    ["-" * 5000 + "1", "-" * 200_000 + "1", "1+" * 20_000 + "1", "(" * 5000 + "1" + ")" * 5000],
+)
+def test_a_size_check_that_is_nested_too_deep_is_refused(condition: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check_sizes([SizeCheck(condition=condition)], {"batch": 2})
+    assert len(caught.value.message) < 1000

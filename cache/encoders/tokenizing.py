@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from enginecast.cache.store.spec import Clean, EncoderSpec
 from enginecast.errors import CacheError, UsageError
+from enginecast.runtime.prompts import refusing
 from enginecast.runtime.values.arrays import Array
 
 _BLOCK = 1024
@@ -71,7 +72,9 @@ class Tokenizing:
         made: list[Tokens] = []
         for start in range(0, len(texts), _BLOCK):
             block = [prepare_text(self.spec, text) for text in texts[start : start + _BLOCK]]
-            for encoding in self._tokenizer.encode_batch_fast(block):
+            with refusing("tokenizer.json: cannot tokenize", CacheError):
+                encodings = self._tokenizer.encode_batch_fast(block)
+            for encoding in encodings:
                 # What was cut off lies in further encodings, each with the tokens that all get.
                 cut_off = sum(len(part) - self._added for part in encoding.overflowing)
                 ids = np.array(encoding.ids, dtype=np.int32)
@@ -132,7 +135,5 @@ def digest_of(tokenizer: bytes) -> str:
 
 def parse_tokenizer(tokenizer: bytes) -> Tokenizer:
     """Make a tokenizer from the text of a `tokenizer.json`; a CacheError where it is none."""
-    try:
+    with refusing("tokenizer.json: not a tokenizer", CacheError):
         return Tokenizer.from_str(tokenizer.decode())
-    except Exception as error:  # the library raises plain Exception
-        raise CacheError(f"tokenizer.json: not a tokenizer: {error}") from error

@@ -27,7 +27,14 @@ from enginecast.runtime.engine import Engine
 from enginecast.runtime.load import load
 from enginecast.runtime.sessions.registry import REGISTRY, session_class
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
-from enginecast.runtime.tuned import Tuned, bundle_digest, machine_of, tuned_path, write_tuned
+from enginecast.runtime.tuned import (
+    Tuned,
+    bundle_digest,
+    forget_tuned,
+    machine_of,
+    tuned_path,
+    write_tuned,
+)
 from enginecast.verify.engine import verify_engine
 from enginecast.verify.reference import REFERENCE_NAME
 
@@ -206,7 +213,7 @@ def tune_bundle(
             rows=(search.rows[DEFAULT], *(one for one in fastest if one.settings != DEFAULT)),
             others=tuple(beside),
             chosen=row,
-            file=write_tuned(engine.folder, tuned) if write else None,
+            file=_keep(engine.folder, tuned) if write else None,
             backend=engine.backend,
             inputs=given.origin,
             shapes=given.shapes,
@@ -246,6 +253,14 @@ def _threads(most: int | None, spins: bool) -> list[Settings]:
     if spins:  # one thread waits for nobody
         found += [replace(each, spinning=False) for each in found if each.threads != 1]
     return found
+
+
+def _keep(folder: Path, tuned: Tuned) -> Path | None:
+    """Write a choice; where nothing is faster than the default, an older one goes away instead."""
+    if tuned.settings == DEFAULT:
+        forget_tuned(folder)
+        return None
+    return write_tuned(folder, tuned)
 
 
 @dataclass

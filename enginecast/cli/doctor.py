@@ -44,7 +44,11 @@ def _leftovers(folder: Path, clean: bool, as_json: bool) -> None:
     from enginecast.runtime.bundle import leftovers
 
     found = leftovers.find_leftovers(folder)
-    done = [clean and leftovers.clean(one) for one in found]
+    done: list[bool] = []
+    actions: list[str] = []  # before: what was given its name back would count as one too many
+    for one in found:
+        actions.append(one.action)
+        done.append(clean and leftovers.clean(one))
     if as_json:
         rows = [
             {
@@ -54,19 +58,19 @@ def _leftovers(folder: Path, clean: bool, as_json: bool) -> None:
                 "bytes": one.bytes,
                 "seconds": round(one.seconds, 1),
                 "in_use": one.in_use,
-                "action": one.action,
+                "action": action,
                 "done": is_done,
             }
-            for one, is_done in zip(found, done, strict=True)
+            for one, action, is_done in zip(found, actions, done, strict=True)
         ]
         print_json({"folder": str(folder.resolve()), "leftovers": rows})
         return
     console = Console(emoji=False)
-    for one, is_done in zip(found, done, strict=True):
+    for one, action, is_done in zip(found, actions, done, strict=True):
         what = f"{one.path}: {one.kind}, {one.bytes / 1e6:.1f} MB, {one.seconds / 60:.0f} min old"
         past = {"remove": "removed", "restore": f"is {one.target.name} again"}
         later = {"remove": "--clean removes it", "restore": f"--clean makes it {one.target.name}"}
-        state = "in use" if one.in_use else (past if is_done else later)[one.action]
+        state = "in use" if one.in_use else (past if is_done else later)[action]
         console.print(f"{what}: {state}", markup=False, soft_wrap=True)
     if not found:
         console.print(f"{folder.resolve()}: nothing was left behind", markup=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from enginecast.errors import BundleError
+from enginecast.errors import BundleError, shortened
 
 
 class State(NamedTuple):
@@ -99,6 +99,20 @@ class Directory:
     def state(self, name: str) -> State:
         """The state of a file, links not followed."""
         return _state(os.stat(name, dir_fd=self._descriptor, follow_symlinks=False))
+
+
+def resolved(path: str | os.PathLike[str]) -> Path:
+    """An absolute path without links.
+
+    Raises:
+        BundleError: no file can have this path.
+    """
+    try:
+        return Path(path).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # too long; links in a circle; a NUL
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        shown = shortened(os.fsdecode(path))
+        raise BundleError(f"{shown!r}: expected the path of a folder: {reason}") from error
 
 
 def changed(root: Path, name: str) -> BundleError:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from enginecast.errors import BundleError
+from enginecast.runtime.bundle.directory import resolved
 from enginecast.runtime.bundle.staging import ABANDONED_SECONDS, lock
 
 _NAME = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-[0-9a-f]{32}")
@@ -48,13 +49,15 @@ def find_leftovers(folder: str | os.PathLike[str]) -> tuple[Leftover, ...]:
     Raises:
         BundleError: it cannot be read.
     """
-    place = Path(folder).resolve()
+    place = resolved(folder)
     try:
         names = sorted(os.listdir(place))
     except OSError as error:
         raise BundleError(f"{place}: {error.strerror}") from error
     found = (_leftover(place / name) for name in names)
-    return tuple(one for one in found if one is not None)
+    left = [one for one in found if one is not None]
+    # Of several that were the same bundle, the newest gets its name back.
+    return tuple(sorted(left, key=lambda one: (one.target, one.seconds)))
 
 
 def clean(leftover: Leftover) -> bool:

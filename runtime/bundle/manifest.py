@@ -24,6 +24,8 @@ InputKind = Literal[
 Precision = Literal["fp32", "fp16", "bf16"]
 Outcome = Literal["verified", "verified-by-emulation", "rejected"]
 Count = Annotated[int, Meta(ge=0)]
+Word = Annotated[str, Meta(max_length=200)]
+"""What messages say in passing: a provider, a version, a target."""
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
@@ -167,8 +169,8 @@ class Padding(Record, frozen=True, kw_only=True):
 class Where(Record, frozen=True, kw_only=True):
     """On what a verdict was reached."""
 
-    provider: str
-    device: str
+    provider: Word
+    device: Word
     versions: dict[str, str]
 
 
@@ -206,7 +208,7 @@ class Verdict(Record, frozen=True, kw_only=True):
     errors: dict[str, float] = {}
     """Of a quantized engine, the largest relative error of a row in each case."""
     reasons: tuple[str, ...] = ()
-    arithmetic: str = ""
+    arithmetic: Word = ""
     """The profile that the program was emulated in, such as "ort-cuda"; empty: it was not."""
 
 
@@ -223,17 +225,17 @@ class ShapeRange(Record, frozen=True, kw_only=True):
 class EngineRecord(Record, frozen=True, kw_only=True):
     """One engine of a bundle."""
 
-    target: str
-    file: str
+    target: Word
+    file: Word
     precision: Precision
     verdict: Verdict
     weights: str | None = None
     opset: Count | None = None
     domains: dict[str, int] = {}
-    minimum_runtime: str = ""
+    minimum_runtime: Word = ""
     """Such as "onnxruntime>=1.28"; empty: any."""
-    providers: tuple[str, ...] = ()
-    arch: str | None = None
+    providers: tuple[Word, ...] = ()
+    arch: Word | None = None
     quantized: Literal["", "fp8", "int8"] = ""
     """What is quantized in the engine: ONNX Runtime needs options for it."""
     requires: dict[str, str] = {}
@@ -275,7 +277,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     """All that a bundle says about itself."""
 
     schema_version: int = SCHEMA_VERSION
-    enginecast: str
+    enginecast: Word
     model: Model
     inputs: tuple[Input, ...]
     symbols: dict[str, tuple[int, int]]

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from enginecast.errors import BundleError
+from enginecast.errors import BundleError, shortened
 from enginecast.runtime.bundle.manifest import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
@@ -29,6 +29,8 @@ from enginecast.runtime.bundle.manifest import (
     is_file_name,
 )
 
+_CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters that no text of a manifest needs; line breaks and tabs are not among them."""
 _DIGEST = re.compile(rb'^ "digest": "([0-9a-f]{64})",\n', re.MULTILINE)
 """The line of the digest.  A text within the manifest cannot look like it: JSON writes no line
 breaks in texts, and what is in an object within it begins with two spaces.
@@ -41,7 +43,7 @@ def encode(manifest: Manifest) -> bytes:
     Raises:
         BundleError: a value that `decode` would refuse, so that nothing unreadable is published.
     """
-    content = msgspec.to_builtins(manifest) | {"schema_version": SCHEMA_VERSION}
+    content = _printable(msgspec.to_builtins(manifest)) | {"schema_version": SCHEMA_VERSION}
     for path in _non_finite(content, "$"):
         raise BundleError(f"{MANIFEST_NAME}: {path}: expected a finite number or null")
     data = seal(content)
@@ -68,7 +70,9 @@ def decode(data: bytes) -> Manifest:
         raise BundleError(
             f"{MANIFEST_NAME}: expected at most {MAX_MANIFEST_BYTES} bytes, got {len(data)}"
         )
-    if _require_known_version(_parse(data)) > OLDEST_VERSION:
+    content = _parse(data)
+    _require_printable(content)
+    if _require_known_version(content) > OLDEST_VERSION:
         data = _without_digest(data)
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
@@ -129,6 +133,44 @@ def _require_known_version(content: Any) -> int:
     return version
 
 
+def _printable(content: Any) -> Any:
+    """The same with control characters in texts escaped, as they come in what libraries say."""
+    if isinstance(content, str):
+        return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], content)
+    if isinstance(content, dict):
+        return {_printable(key): _printable(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_printable(one) for one in content]
+    return content
+
+
+def _require_printable(content: Any) -> None:
+    try:
+        found = next(_unprintable(content, "$"), None)
+    except RecursionError as error:
+        raise BundleError(f"{MANIFEST_NAME}: {error}") from error
+    if found is not None:
+        path, text = found
+        raise BundleError(
+            f"{MANIFEST_NAME}: {path}: expected text without control characters, got"
+            f" {shortened(text)!a}"
+        )
+
+
+def _unprintable(content: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the path and text of what would act on a terminal: move, color, hide or reverse."""
+    if isinstance(content, str):
+        if _CONTROL.search(content):
+            yield path, content
+    elif isinstance(content, dict):
+        for key, value in content.items():
+            yield from _unprintable(key, path)
+            yield from _unprintable(value, f"{path}.{key}")
+    elif isinstance(content, list):
+        for index, value in enumerate(content):
+            yield from _unprintable(value, f"{path}[{index}]")
+
+
 def _non_finite(content: Any, path: str) -> Iterator[str]:
     """Yield the paths of NaN and infinities, which JSON cannot say."""
     if isinstance(content, float) and content - content != 0:
@@ -156,7 +198,8 @@ def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield f"$.steps.{symbol}", f"expected a step of a symbol in $.symbols, got {step}"
     names = {file.name for file in manifest.files}
     for index, engine in enumerate(manifest.engines):
-        for field, name in (("file", engine.file), ("weights", engine.weights)):
+        for field in ("file", "weights", "network"):
+            name = getattr(engine, field)
             if names and name is not None and name not in names:
                 yield f"$.engines[{index}].{field}", f"{name!r} is not listed in $.files"
 

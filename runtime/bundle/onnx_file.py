@@ -2,10 +2,12 @@
 
 Neither ONNX Runtime nor onnx's own checker is a gate: the checker accepts data past the end of a
 file and sizes that overflow, and both follow what the graph says about other files.  So the file
-is walked here, byte by byte as protobuf's wire format has it, without either library: only what may
-name a file, a size or code is looked at, in every graph within a graph and in every function.
+is walked here, byte by byte as protobuf's wire format has it, without either library: what may name
+a file, a size or code is looked at, in every graph within a graph and in every function.
 
-Fields are those of onnx.proto (IR version 13).
+Fields are those of onnx.proto (IR version 13).  Others are refused, and so is a field of another
+wire type or one that comes twice where one is expected: readers skip, merge or take the last of
+such, so that the walk and a runtime would see different graphs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,11 +20,15 @@ from enginecast.runtime.bundle.reader import Bundle
 
 MAX_BYTES = (2 << 30) - 1
 """What protobuf can hold."""
+SUFFIX = ".onnx"
+OTHER_FORMATS = (b"ORTM", b"TFL3")
+"""Marks of flatbuffers at byte 4, by which ONNX Runtime and OpenVINO know formats of another kind,
+whatever else the same bytes are: ONNX Runtime's own, and TensorFlow Lite."""
 MAX_DEPTH = 32
 """Graphs within graphs: a loop in a branch in a loop is 3."""
 DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
 """Whose operators ONNX Runtime brings along.  Others would need a library of their own."""
-CODE = frozenset({"EPContext", "PythonOp", "PythonOpGrad", "ATen", "ATenGrad", "TritonOp"})
+CODE = frozenset({"EPContext", "PythonOp", "PythonOpGrad", "ATen", "ATenGrad", "TritonOp", "Snpe"})
 """Operators of com.microsoft that hold or call native code."""
 
 _BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64}
@@ -32,6 +38,65 @@ _BITS |= {25: 2, 26: 2}
 _EXTERNAL = 1
 _KEYS = frozenset({"location", "offset", "length", "checksum"})
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_RESERVED = ("ai.onnx", "com.microsoft", "com.ms.")
+"""How the domains begin that are not for a model's own functions."""
+
+
+class _Kind(NamedTuple):
+    """A kind of message: its fields by tag, and whether one may come more than once."""
+
+    name: str
+    fields: Mapping[int, bool]
+
+
+def _kind(name: str, once: Mapping[int, int], many: Mapping[int, int]) -> _Kind:
+    """A kind of message: for each number the wire type; numbers that repeat may be packed, too."""
+    fields = {number << 3 | wire: False for number, wire in once.items()}
+    for number, wire in many.items():
+        fields |= {number << 3 | wire: True, number << 3 | _BYTES: True}
+    return _Kind(name, fields)
+
+
+def _texts(*numbers: int) -> dict[int, int]:
+    """Fields with a length: texts, bytes and messages."""
+    return dict.fromkeys(numbers, _BYTES)
+
+
+_V, _F = _VARINT, _FIXED32
+MODEL = _kind("ModelProto", {1: _V, 5: _V} | _texts(2, 3, 4, 6, 7), _texts(8, 14, 20, 25, 26))
+GRAPH = _kind("GraphProto", _texts(2, 10), _texts(1, 5, 11, 12, 13, 14, 15, 16))
+NODE = _kind("NodeProto", _texts(3, 4, 6, 7, 8), _texts(1, 2, 5, 9, 10))
+ATTRIBUTE = _kind(
+    "AttributeProto",
+    {2: _F, 3: _V, 20: _V} | _texts(1, 4, 5, 6, 13, 14, 21, 22),
+    {7: _F, 8: _V} | _texts(9, 10, 11, 15, 23),
+)
+FUNCTION = _kind("FunctionProto", _texts(1, 8, 10, 13), _texts(4, 5, 6, 7, 9, 11, 12, 14))
+SPARSE = _kind("SparseTensorProto", _texts(1, 2), {3: _V})
+TENSOR = _kind(
+    "TensorProto",
+    {2: _V, 14: _V} | _texts(3, 8, 9, 12),
+    {1: _V, 4: _F, 5: _V, 7: _V, 10: _FIXED64, 11: _V} | _texts(6, 13, 16),
+)
+ENTRY = _kind("StringStringEntryProto", _texts(1, 2), {})
+VALUE = _kind("ValueInfoProto", _texts(1, 2, 3), _texts(4))
+TYPE = _kind("TypeProto", _texts(1, 4, 5, 6, 7, 8, 9), {})
+TENSOR_TYPE = _kind("TypeProto.Tensor", {1: _V} | _texts(2), {})
+SHAPE = _kind("TensorShapeProto", {}, _texts(1))
+DIMENSION = _kind("TensorShapeProto.Dimension", {1: _V} | _texts(2, 3), {})
+KINDS: tuple[_Kind, ...] = (
+    MODEL,
+    GRAPH,
+    NODE,
+    ATTRIBUTE,
+    FUNCTION,
+    SPARSE,
+    TENSOR,
+    ENTRY,
+    VALUE,
+    TYPE,
+)
+KINDS += (TENSOR_TYPE, SHAPE, DIMENSION)
 
 
 class _Field(NamedTuple):
@@ -49,6 +114,7 @@ class _Node:
 
     operator: str
     domain: str
+    overload: str
     place: str
 
 
@@ -60,7 +126,7 @@ class _Walk:
     file: str
     files: Mapping[str, int]
     nodes: list[_Node] = field(default_factory=list)
-    functions: set[tuple[str, str]] = field(default_factory=set)
+    functions: set[tuple[str, str, str]] = field(default_factory=set)
 
     def refuse(self, what: str) -> BundleError:
         return BundleError(
@@ -85,10 +151,14 @@ def check_onnx(data: bytes, file: str, files: Mapping[str, int]) -> None:
         BundleError: names the file, the tensor or node, what was expected and what was got.
     """
     walk = _Walk(data, file, files)
+    if not file.endswith(SUFFIX):  # OpenVINO chooses by the name what a file is
+        raise walk.refuse(f"expected an ONNX file to be called NAME{SUFFIX}")
     if len(data) > MAX_BYTES:
         raise walk.refuse(f"expected at most {MAX_BYTES} bytes, got {len(data)}")
+    if data[4:8] in OTHER_FORMATS:
+        raise walk.refuse(f"expected ONNX, got the mark of another format, {data[4:8]!r}")
     graphs = 0
-    for one in _fields(walk, 0, len(data), "the model"):
+    for one in _fields(walk, 0, len(data), MODEL, "the model"):
         if one.number == 7:
             graphs += 1
             _graph(walk, one, "", 1)
@@ -103,7 +173,7 @@ def check_onnx(data: bytes, file: str, files: Mapping[str, int]) -> None:
 
 
 def _require_known(walk: _Walk, node: _Node) -> None:
-    if (node.domain, node.operator) in walk.functions:
+    if (node.domain, node.operator, node.overload) in walk.functions:
         return
     if node.domain not in DOMAINS:
         known = ", ".join(sorted(filter(None, DOMAINS)))
@@ -116,28 +186,49 @@ def _require_known(walk: _Walk, node: _Node) -> None:
         )
 
 
-def _fields(walk: _Walk, begin: int, end: int, what: str) -> Iterator[_Field]:
+def _fields(walk: _Walk, begin: int, end: int, kind: _Kind, what: str) -> Iterator[_Field]:
     """The fields of a message, in order."""
-    place = begin
+    place, known, seen = begin, kind.fields, 0
     while place < end:
         tag, place = _varint(walk, place, end, what)
+        repeats = known.get(tag)
+        if repeats is None:
+            raise _unknown(walk, kind, tag, place, what)
         number, wire = tag >> 3, tag & 7
-        if number == 0:
-            raise walk.refuse(f"{what}: a field without a number at byte {place}")
+        if not repeats:
+            if seen & 1 << number:
+                raise walk.refuse(
+                    f"{what}: expected field {number} of {kind.name} once, got it again at byte"
+                    f" {place}"
+                )
+            seen |= 1 << number
         if wire == _VARINT:
             value, place = _varint(walk, place, end, what)
             yield _Field(number, wire, value, place)
             continue
         if wire == _BYTES:
             length, place = _varint(walk, place, end, what)
-        elif wire in (_FIXED64, _FIXED32):
-            length = 8 if wire == _FIXED64 else 4
         else:
-            raise walk.refuse(f"{what}: unknown wire type {wire} at byte {place}")
+            length = 8 if wire == _FIXED64 else 4
         if length > end - place:
             raise walk.refuse(f"{what}: {length} bytes at byte {place}, past the end at {end}")
         yield _Field(number, wire, place, place + length)
         place += length
+
+
+def _unknown(walk: _Walk, kind: _Kind, tag: int, place: int, what: str) -> BundleError:
+    number, wire = tag >> 3, tag & 7
+    expected = sorted({one & 7 for one in kind.fields if one >> 3 == number})
+    if expected:
+        wires = " or ".join(map(str, expected))
+        return walk.refuse(
+            f"{what}: field {number} of {kind.name}: expected wire type {wires}, got {wire} at byte"
+            f" {place}"
+        )
+    return walk.refuse(
+        f"{what}: expected a field of {kind.name} (ONNX IR version 13), got field {number}, wire"
+        f" type {wire}, at byte {place}"
+    )
 
 
 def _varint(walk: _Walk, place: int, end: int, what: str) -> tuple[int, int]:
@@ -153,15 +244,11 @@ def _varint(walk: _Walk, place: int, end: int, what: str) -> tuple[int, int]:
     raise walk.refuse(f"{what}: a number that does not end at byte {place}")
 
 
-def _message(walk: _Walk, one: _Field, what: str) -> Iterator[_Field]:
-    if one.wire != _BYTES:
-        raise walk.refuse(f"{what}: expected a message, got wire type {one.wire}")
-    return _fields(walk, one.value, one.end, what)
+def _message(walk: _Walk, one: _Field, kind: _Kind, what: str) -> Iterator[_Field]:
+    return _fields(walk, one.value, one.end, kind, what)
 
 
 def _text(walk: _Walk, one: _Field, what: str) -> str:
-    if one.wire != _BYTES:
-        raise walk.refuse(f"{what}: expected a text, got wire type {one.wire}")
     try:
         return walk.data[one.value : one.end].decode()
     except UnicodeDecodeError as error:
@@ -172,7 +259,7 @@ def _graph(walk: _Walk, message: _Field, inside: str, depth: int) -> None:
     where = f"the graph{inside and f' of {inside}'}"
     if depth > MAX_DEPTH:
         raise walk.refuse(f"{where}: expected at most {MAX_DEPTH} graphs within one another")
-    for one in _message(walk, message, where):
+    for one in _message(walk, message, GRAPH, where):
         if one.number == 1:
             _node(walk, one, depth)
         elif one.number == 5:
@@ -183,23 +270,24 @@ def _graph(walk: _Walk, message: _Field, inside: str, depth: int) -> None:
             _sparse(walk, one)
 
 
-_PARAMETER = (2, 1, 2, 1)
+_PARAMETER = ((VALUE, 2), (TYPE, 1), (TENSOR_TYPE, 2), (SHAPE, 1), (DIMENSION, 0))
 """ValueInfoProto's type, its tensor_type, its shape, its dim: where a dimension's name is."""
 
 
-def _value(walk: _Walk, message: _Field, path: tuple[int, ...] = _PARAMETER) -> None:
+def _value(walk: _Walk, message: _Field, depth: int = 0) -> None:
     """An input, output or value: its names are texts, which ONNX Runtime does not look at."""
-    for one in _message(walk, message, "a value"):
-        if path and one.number == path[0] and one.wire == _BYTES:
-            _value(walk, one, path[1:])
-        elif (path == _PARAMETER and one.number == 1) or (not path and one.number == 2):
+    kind, inner = _PARAMETER[depth]
+    for one in _message(walk, message, kind, "a value"):
+        if one.number == inner:
+            _value(walk, one, depth + 1)
+        elif (kind is VALUE and one.number == 1) or (kind is DIMENSION and one.number == 2):
             _text(walk, one, "a value's name")
 
 
 def _node(walk: _Walk, message: _Field, depth: int) -> None:
-    operator = domain = name = ""
+    operator = domain = overload = name = ""
     attributes = []
-    for one in _message(walk, message, "a node"):
+    for one in _message(walk, message, NODE, "a node"):
         if one.number in (1, 2):
             _text(walk, one, "a node's inputs and outputs")
         elif one.number == 3:
@@ -210,14 +298,16 @@ def _node(walk: _Walk, message: _Field, depth: int) -> None:
             attributes.append(one)
         elif one.number == 7:
             domain = _text(walk, one, "a node's domain")
+        elif one.number == 8:
+            overload = _text(walk, one, "a node's overload")
     place = f"node {name!r} ({operator})"
-    walk.nodes.append(_Node(operator, domain, place))
+    walk.nodes.append(_Node(operator, domain, overload, place))
     for one in attributes:
         _attribute(walk, one, place, depth)
 
 
 def _attribute(walk: _Walk, message: _Field, place: str, depth: int) -> None:
-    for one in _message(walk, message, f"{place}: an attribute"):
+    for one in _message(walk, message, ATTRIBUTE, f"{place}: an attribute"):
         if one.number in (5, 10):
             _tensor(walk, one, place)
         elif one.number in (6, 11):
@@ -227,8 +317,8 @@ def _attribute(walk: _Walk, message: _Field, place: str, depth: int) -> None:
 
 
 def _function(walk: _Walk, message: _Field) -> None:
-    name = domain = ""
-    for one in _message(walk, message, "a function"):
+    name = domain = overload = ""
+    for one in _message(walk, message, FUNCTION, "a function"):
         if one.number == 1:
             name = _text(walk, one, "a function's name")
         elif one.number == 10:
@@ -237,15 +327,19 @@ def _function(walk: _Walk, message: _Field) -> None:
             _node(walk, one, 1)
         elif one.number == 11:
             _attribute(walk, one, "a function", 1)
-    if domain in DOMAINS:
+        elif one.number == 12:
+            _value(walk, one)
+        elif one.number == 13:
+            overload = _text(walk, one, "a function's overload")
+    if not domain or domain.startswith(_RESERVED):
         raise walk.refuse(
             f"function {name!r}: expected a domain of its own, got {domain or 'ai.onnx'}"
         )
-    walk.functions.add((domain, name))
+    walk.functions.add((domain, name, overload))
 
 
 def _sparse(walk: _Walk, message: _Field) -> None:
-    for one in _message(walk, message, "a sparse tensor"):
+    for one in _message(walk, message, SPARSE, "a sparse tensor"):
         if one.number in (1, 2):
             _tensor(walk, one, "a sparse tensor")
 
@@ -281,11 +375,11 @@ def _tensor(walk: _Walk, message: _Field, place: str) -> None:
 
 def _read_tensor(walk: _Walk, message: _Field, place: str) -> _Tensor:
     found = _Tensor()
-    for one in _message(walk, message, place):
+    for one in _message(walk, message, TENSOR, place):
         if one.number == 1:
             found.sizes += _sizes(walk, one, place)
         elif one.number == 2:
-            found.kind = one.value
+            found.kind = _enum(walk, one, f"{place}: data_type")
         elif one.number == 8:
             found.name = _text(walk, one, place)
         elif one.number == 9:
@@ -296,8 +390,15 @@ def _read_tensor(walk: _Walk, message: _Field, place: str) -> _Tensor:
                 raise walk.refuse(f"{place}: {key!r}: expected each of {sorted(_KEYS)} once")
             found.entries[key] = value
         elif one.number == 14:
-            found.is_external = one.value == _EXTERNAL
+            found.is_external = _enum(walk, one, f"{place}: data_location", 1) == _EXTERNAL
     return found
+
+
+def _enum(walk: _Walk, one: _Field, what: str, most: int = 99) -> int:
+    """One of a few numbers; of a larger one readers keep 32 bits, or nothing."""
+    if one.value > most:
+        raise walk.refuse(f"{what}: expected 0 to {most}, got {one.value}")
+    return one.value
 
 
 def _external(
@@ -325,8 +426,6 @@ def _external(
 def _sizes(walk: _Walk, one: _Field, place: str) -> list[int]:
     if one.wire == _VARINT:
         return [_signed(one.value)]
-    if one.wire != _BYTES:
-        raise walk.refuse(f"{place}: expected sizes, got wire type {one.wire}")
     found, at = [], one.value
     while at < one.end:
         value, at = _varint(walk, at, one.end, place)
@@ -340,7 +439,6 @@ def _signed(value: int) -> int:
 
 def _entry(walk: _Walk, message: _Field, place: str) -> tuple[str, str]:
     found = {1: "", 2: ""}
-    for one in _message(walk, message, place):
-        if one.number in found:
-            found[one.number] = _text(walk, one, place)
+    for one in _message(walk, message, ENTRY, place):
+        found[one.number] = _text(walk, one, place)
     return found[1], found[2]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from enginecast.errors import BundleError
-from enginecast.runtime.bundle.directory import Directory, State, changed
+from enginecast.runtime.bundle.directory import Directory, State, changed, resolved
 from enginecast.runtime.bundle.manifest import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
@@ -144,7 +144,7 @@ def open_bundle(
     Raises:
         BundleError: naming every file that is missing, extra, damaged, or not a plain file.
     """
-    root = Path(path).resolve()
+    root = resolved(path)
     directory = _directory(root)
     data = _read_manifest(directory)
     try:
@@ -159,6 +159,8 @@ def open_bundle(
         return Bundle(root, manifest, sha256, directory, states)
     engines = {engine.file for engine in manifest.engines}
     weights = [f for f in manifest.files if f.size >= LARGE and f.name not in engines]
+    if beside:  # what is opened meanwhile has to be what the digest is of
+        states |= _states(directory, weights)
     left = _begun(directory, weights, states) if beside and weights else None
     others = [f for f in manifest.files if left is None or f not in weights]
     if problems := _digest_problems(directory, others, states):
@@ -181,7 +183,7 @@ def _directory(root: Path) -> Directory:
     try:
         return Directory(root)
     except OSError as error:
-        if root.is_dir():
+        if os.path.isdir(root):
             raise BundleError(f"{root}: {error.strerror}") from error
         what = "is not a folder" if os.path.lexists(root) else "does not exist"
         raise BundleError(f"{root}: expected the folder of a bundle, but it {what}") from error
@@ -219,6 +221,13 @@ def _listing_problems(directory: Directory, files: tuple[FileRecord, ...]) -> It
             yield f"{file.name} has {status.st_size} bytes, expected {file.size}"
 
 
+def _states(directory: Directory, files: Sequence[FileRecord]) -> dict[str, State]:
+    try:
+        return {file.name: directory.state(file.name) for file in files}
+    except OSError as error:
+        raise changed(directory.root, str(error.filename)) from error
+
+
 def _begun(
     directory: Directory, files: Sequence[FileRecord], states: dict[str, State]
 ) -> "Future[list[str]]":
@@ -236,13 +245,15 @@ def _digest_problems(
     problems = []
     for file in files:
         try:
-            actual, states[file.name] = directory.digest(file.name)
+            actual, state = directory.digest(file.name)
         except OSError as error:
             problems.append(f"{file.name} cannot be read ({error.strerror})")
         except BundleError as error:
             problems.append(error.message)
         else:
-            if actual != file.sha256:
+            if states.setdefault(file.name, state) != state:
+                problems.append(f"{file.name} was changed while the bundle was being opened")
+            elif actual != file.sha256:
                 problems.append(f"{file.name} has sha256 {actual}, expected {file.sha256}")
     return problems
 

@@ -11,12 +11,20 @@ The library is imported when a signature is made or asked for (extra `signing`).
 import base64
 import json
 import os
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from enginecast.errors import BundleError, MissingError, UsageError, first_line
+from enginecast.errors import (
+    BundleError,
+    EnginecastError,
+    MissingError,
+    UsageError,
+    first_line,
+)
+from enginecast.runtime.bundle.certificates import require_fit, unfit
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, SIGNATURE_NAME
 from enginecast.runtime.bundle.reader import Bundle, open_bundle
 from enginecast.runtime.bundle.staging import beside, write_file
@@ -99,14 +107,20 @@ def require_signature(bundle: Bundle, trust: str | os.PathLike[str]) -> None:
     listed = _listed(data)
     config.set_hashing_config(_Computed(library, bundle))
     try:
-        with bundle.opened_signature() as file:
-            config.verify(bundle.root, file)
+        with tempfile.NamedTemporaryFile(prefix="enginecast-", suffix=".sig") as file:
+            file.write(data)  # the bytes that were read, whatever becomes of the bundle's file
+            file.flush()
+            config.verify(bundle.root, Path(file.name))
+        if _CERTIFICATE in _pem(Path(trust)):
+            require_fit(data, Path(trust), place, BundleError)
+    except EnginecastError:
+        raise
     except Exception as error:  # the library's, cryptography's, protobuf's: they have no base
         raise BundleError(
             f"{place}: not a valid signature by {trust}: {first_line(error)}",
             hint="Take the bundle from whom you trust; nothing of it was loaded.",
         ) from error
-    if _read(bundle) != data or listed != _digests(bundle):
+    if listed != _digests(bundle):
         raise BundleError(f"{place}: signed for other files than those of the bundle")
 
 
@@ -177,11 +191,18 @@ def _signing(library: Any, signer: Signer) -> Any:
     try:
         if signer.certificate is None:
             return config.use_elliptic_key_signer(private_key=signer.key, password=signer.password)
+        from cryptography import x509
+
+        certificate = x509.load_pem_x509_certificate(_pem(signer.certificate))
+        if problem := unfit(certificate):
+            raise UsageError(f"{signer.certificate}: {problem}")
         return config.use_certificate_signer(
             private_key=signer.key,
             signing_certificate=signer.certificate,
             certificate_chain=signer.chain,
         )
+    except EnginecastError:
+        raise
     except Exception as error:  # cryptography's, which have no base
         raise UsageError(
             f"{signer.key}: cannot sign with it: {first_line(error)}",

@@ -15,13 +15,15 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from enginecast.errors import BundleError, EnginecastError, MissingError, first_line
+from enginecast.runtime.bundle.directory import resolved
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME, FileRecord, Manifest, is_file_name
 from enginecast.runtime.bundle.manifest_json import encode
 from enginecast.runtime.bundle.reader import digest
@@ -30,7 +32,16 @@ ABANDONED_SECONDS = 60
 """Age from which an unlocked staging folder is taken for abandoned: far more than mkdir to lock."""
 
 
+_ATTEMPTS = 100
+"""How often a rename is tried when other processes rename the same folders meanwhile."""
+_OVERTAKEN = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
+"""What a rename says when another process published, or put aside, in between."""
 _FULL = "Free some space, or write to another disk; what was there is as it was."
+
+_LAYER = (
+    "A folder in a lower layer of a container's image cannot be renamed: delete it first, or write"
+    " to a volume; what was there is as it was."
+)
 
 
 class Staging:
@@ -67,7 +78,7 @@ class Staging:
             path.write_bytes(encode(msgspec.structs.replace(manifest, files=files)))
             _flush_file(path)
             flush_folder(self.folder)
-            self._swap_in()
+            self._swap_in(self.target, replace=self._overwrite)
         return self._confirmed(self.target)
 
     def publish_folders(self, *, rejected: bool = False) -> Path:
@@ -85,16 +96,14 @@ class Staging:
                 for name in names:
                     _flush_file(Path(folder, name))
                 flush_folder(Path(folder))
-            if rejected:
-                _require_free(target, overwrite=True, marker=self._marker)
-                _swap_in(self.folder, target, replace=True)
-            else:
-                self._swap_in()
+            self._swap_in(target, replace=rejected or self._overwrite)
         return self._confirmed(target)
 
-    def _swap_in(self) -> None:
-        _require_free(self.target, overwrite=self._overwrite, marker=self._marker, what=self._what)
-        _swap_in(self.folder, self.target, replace=self._overwrite)
+    def _swap_in(self, target: Path, *, replace: bool) -> None:
+        require = partial(
+            _require_free, target, overwrite=replace, marker=self._marker, what=self._what
+        )
+        _swap_in(self.folder, target, require, replace=replace)
 
     def _confirmed(self, target: Path) -> Path:
         with _disk_errors(f"{target} is published, but the disk did not confirm it"):
@@ -115,13 +124,14 @@ class Staging:
         """
         rejected = self.target.with_name(f"{self.target.name}.rejected")
         with _disk_errors(f"writing {rejected}"):
-            _require_reports(rejected, names)
+            require = partial(_require_reports, rejected, names)
+            require()
             for path in _regular_files(self.folder):
                 if path.name in names:
                     _flush_file(path)
                 else:
                     path.unlink()
-            _swap_in(self.folder, rejected, replace=True)
+            _swap_in(self.folder, rejected, require, replace=True)
             flush_folder(rejected.parent)
         return rejected
 
@@ -147,7 +157,7 @@ def stage(
             written, as a whole or a file of it.
         MissingError: the disk is full.
     """
-    path = Path(target).resolve()
+    path = resolved(target)
     with _disk_errors(f"restoring {path}"):
         _restore(path, marker)
     _require_free(path, overwrite=overwrite, marker=marker, what=what)
@@ -188,7 +198,7 @@ def require_space(folder: str | os.PathLike[str], needed: int) -> None:
     Raises:
         MissingError: with the bytes needed and free.
     """
-    path = Path(folder).resolve()
+    path = resolved(folder)
     existing = next(place for place in (path, *path.parents) if place.exists())
     free = shutil.disk_usage(existing).free
     if free < needed:
@@ -206,7 +216,7 @@ def write_file(
     Raises:
         BundleError: the disk failed.
     """
-    target = Path(path).resolve()
+    target = resolved(path)
     temporary = beside(target, "tmp")
     try:
         with _disk_errors(f"writing {target}"):
@@ -265,7 +275,8 @@ def _disk_errors(doing: str) -> Iterator[None]:
                 f"{doing}: {error.strerror}{where}",
                 hint=_FULL,
             ) from error
-        raise BundleError(f"{doing}: {error.strerror or error}{where}") from error
+        hint = _LAYER if error.errno == errno.EXDEV else ""
+        raise BundleError(f"{doing}: {error.strerror or error}{where}", hint=hint) from error
 
 
 def beside(path: Path, kind: str) -> Path:
@@ -368,23 +379,40 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _swap_in(folder: Path, target: Path, *, replace: bool) -> None:
+def _swap_in(folder: Path, target: Path, require: Callable[[], None], *, replace: bool) -> None:
     """Rename `folder` to `target`; what was there goes away after, or comes back when that fails.
 
     Without `replace` the rename itself refuses a target that another process published in between.
+    With it, of several processes that replace the same bundle the last one stays.
+
+    Args:
+        require: refuses what must not be replaced, each time before that is tried.
     """
-    if replace and target.exists() and _exchange(folder, target):
-        return  # `stage` removes what `folder` holds now
-    aside = beside(target, "old")
+    asides: list[Path] = []
     try:
-        if replace and target.exists():
-            target.rename(aside)
-        folder.rename(target)
+        for attempt in range(1, _ATTEMPTS + 1):
+            require()
+            try:
+                if replace and target.exists():
+                    if _exchange(folder, target):
+                        return  # `stage` removes what `folder` holds now
+                    aside = beside(target, "old")
+                    target.rename(aside)
+                    asides.append(aside)
+                folder.rename(target)
+            except OSError as error:
+                if error.errno not in _OVERTAKEN or not folder.exists():
+                    raise
+                if attempt == _ATTEMPTS:
+                    require()  # often says it better
+                    raise
+            else:
+                return
     finally:
-        if aside.exists() and target.exists():
+        if asides and not target.exists():
+            asides.pop().rename(target)
+        for aside in asides:
             shutil.rmtree(aside)
-        elif aside.exists():
-            aside.rename(target)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -412,7 +440,8 @@ def _restore(target: Path, marker: str) -> None:
     """Give a bundle its name back that a process was replacing, without `_exchange`, when it was
     killed.
     """
-    for aside in target.parent.glob(f".{glob.escape(target.name)}.old-{'[0-9a-f]' * 32}"):
+    found = target.parent.glob(f".{glob.escape(target.name)}.old-{'[0-9a-f]' * 32}")
+    for aside in sorted(found, key=lambda one: -one.stat().st_ctime_ns):  # the newest, of several
         is_old = time.time() - aside.stat().st_ctime > ABANDONED_SECONDS
         is_bundle = (aside / marker).is_file()
         if is_old and is_bundle and not os.path.lexists(target):

@@ -102,5 +102,13 @@ def _tensors(file: Path) -> list[tuple[str, int]]:
             (str(entry["dtype"]), int(entry["data_offsets"][1]) - int(entry["data_offsets"][0]))
             for entry in header.values()
         ]
-    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        KeyError,
+        OSError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise BundleError(f"{file.name} cannot be read as safetensors: {error}") from error

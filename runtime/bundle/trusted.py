@@ -5,8 +5,11 @@ the digests of all files, so one digest stands for every byte of a bundle; whoev
 another bundle, which is not trusted.
 """
 
+import fcntl
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -34,8 +37,19 @@ class _Store(Record, frozen=True, kw_only=True):
 
 
 def store_path() -> Path:
-    """Where the list is."""
-    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    """Where the list is.
+
+    Raises:
+        BundleError: the user has no home.
+    """
+    home = os.environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(home):  # as its specification has it; another folder, another list
+        home = os.path.expanduser("~/.config")
+    if not os.path.isabs(home):
+        raise BundleError(
+            "trusted.json: expected a home folder for it, but this user has none",
+            hint="Set HOME or XDG_CONFIG_HOME.",
+        )
     return Path(home) / "enginecast" / "trusted.json"
 
 
@@ -45,25 +59,34 @@ def trusted() -> tuple[Trusted, ...]:
     Raises:
         BundleError: the list is damaged, or others than its user can write to it.
     """
-    path = store_path()
+    try:
+        path = store_path()
+    except BundleError:  # without a home there is no list
+        return ()
     try:
         with path.open("rb") as file:
-            status = os.fstat(file.fileno())
+            status, folder = os.fstat(file.fileno()), path.parent.stat()
             data = file.read(_LARGEST)
     except (FileNotFoundError, NotADirectoryError):
         return ()
     except OSError as error:
         raise BundleError(f"{path}: {error.strerror}") from error
-    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise BundleError(
-            f"{path}: expected a file that its user alone can write to, got mode"
-            f" {stat.S_IMODE(status.st_mode):o} and owner {status.st_uid}",
-            hint=f"chmod 600 {path}, once you have seen that nobody changed it.",
-        )
+    _require_own(path, status, "file", "600")
+    _require_own(path.parent, folder, "folder", "700")
     try:
         return msgspec.json.decode(data, type=_Store).bundles
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BundleError(f"{path}: {error}") from error
+
+
+def _require_own(path: Path, status: os.stat_result, kind: str, mode: str) -> None:
+    """Refuse what others can write to: who can write to a folder can put another file there."""
+    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise BundleError(
+            f"{path}: expected a {kind} that its user alone can write to, got mode"
+            f" {stat.S_IMODE(status.st_mode):o} and owner {status.st_uid}",
+            hint=f"chmod {mode} {path}, once you have seen that nobody changed it.",
+        )
 
 
 def is_trusted(bundle: Bundle) -> bool:
@@ -77,24 +100,39 @@ def trust(bundle: Bundle) -> None:
     Raises:
         BundleError: the list is damaged, or the disk failed.
     """
-    others = [one for one in trusted() if one.sha256 != bundle.sha256]
-    _write((*others, Trusted(sha256=bundle.sha256, folder=str(bundle.root))))
+    with _alone():
+        others = [one for one in trusted() if one.sha256 != bundle.sha256]
+        _write((*others, Trusted(sha256=bundle.sha256, folder=str(bundle.root))))
 
 
 def distrust(sha256: str) -> bool:
     """Take a bundle off the list; whether it was on it."""
-    before = trusted()
-    after = tuple(one for one in before if one.sha256 != sha256)
-    if len(after) != len(before):
-        _write(after)
+    with _alone():
+        before = trusted()
+        after = tuple(one for one in before if one.sha256 != sha256)
+        if len(after) != len(before):
+            _write(after)
     return len(after) != len(before)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Let nobody else change the list meanwhile: what they put on it would be lost."""
+    folder = store_path().parent
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise BundleError(f"{folder}: {error.strerror}") from error
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write(bundles: tuple[Trusted, ...]) -> None:
     path = store_path()
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise BundleError(f"{path.parent}: {error.strerror}") from error
     data = msgspec.json.format(msgspec.json.encode(_Store(bundles=bundles)), indent=1)
     write_file(path, data + b"\n", mode=0o600)

@@ -29,6 +29,7 @@ CUDA_PROVIDER = "CUDAExecutionProvider"
 
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """See onnxruntime_session_options_config_keys.h."""
+_FORMAT = "session.load_model_format"
 _KERNEL_SUFFIX = "_kernel_time"
 _FATAL = 4  # the log level above error: ONNX Runtime raises its errors as well as printing them
 _TYPES = {"float32": "float", "float64": "double"}  # other names are those of numpy
@@ -298,6 +299,7 @@ def create_session(
     """
     options = options or onnxruntime.SessionOptions()
     options.log_severity_level = _FATAL
+    options.add_session_config_entry(_FORMAT, "ONNX")  # what `check_onnx` walked, and nothing else
     if threads is not None:
         options.intra_op_num_threads = threads
     path = Path(path)

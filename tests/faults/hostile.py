@@ -167,27 +167,107 @@ def _code(operator: str, domain: str, model: onnx.ModelProto) -> None:
     model.opset_import.append(helper.make_opsetid(domain, 1))
 
 
+def _function_of(domain: str, model: onnx.ModelProto) -> None:
+    opset = helper.make_opsetid("", 20)
+    model.functions.append(helper.make_function(domain, "Conv", [], [], [], [opset]))
+
+
 def _nested(root: Path) -> None:
     """Graphs in graphs, as bytes: protobuf's own library refuses to write that many."""
     graph = b""
     for _ in range(60):
-        loop = _message(1, _message(4, b"Loop") + _message(5, _message(6, graph)))
+        loop = message(1, message(4, b"Loop") + message(5, message(6, graph)))
         graph = loop
     path = root / "engine.onnx"
-    path.write_bytes(path.read_bytes() + _message(7, graph))  # protobuf merges both
+    path.write_bytes(path.read_bytes() + message(7, graph))  # protobuf merges both
     resealed(root)
 
 
-def _message(number: int, content: bytes) -> bytes:
+def message(number: int, content: bytes) -> bytes:
     """A field with bytes in it."""
-    length, size = bytearray(), len(content)
-    while size > 0x7F:
-        length.append(size & 0x7F | 0x80)
-        size >>= 7
-    return bytes([number << 3 | 2, *length, size]) + content
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    written = bytearray()
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*written, value])
+
+
+def other_format(graph: bytes) -> bytes:
+    """The same graph with the mark of ONNX Runtime's own format, which stands at byte 4.
+
+    The first four bytes say where such a file begins: a whole other graph would fit there, behind
+    168 MB, which was loaded in place of the one that was walked.
+    """
+    return b"\x12\x86\x80\x00ORTM\0\0" + graph
+
+
+def _prefixed(prefix: bytes) -> Callable[[bytes], bytes]:
+    return lambda graph: prefix + graph
+
+
+_TENSOR = TensorProto(data_type=1, dims=[9, 3], raw_data=bytes(108)).SerializeToString()
+_MORE = TensorProto(dims=[1 << 40]).SerializeToString()
+BYTES: Mapping[str, Callable[[bytes], bytes]] = {
+    "another format": other_format,
+    "TensorFlow Lite": _prefixed(b"\x12\x86\x80\x00TFL3\0\0"),
+    "a graph of TensorFlow": _prefixed(message(1, message(2, b"ReadFile"))),
+    "an unknown field": _prefixed(message(99, b"?")),
+    "a group": _prefixed(b"\x0b\x0c"),
+    "two names": _prefixed(message(6, b"one") + message(6, b"two")),
+    **{
+        f"a tensor {what}": _prefixed(message(7, message(5, content)))
+        for what, content in {
+            "of two types": b"\x10\x01\x10\x07",
+            "of a type of 33 bits": b"\x10\x81\x80\x80\x80\x10",
+            "with a type as bytes": b"\x12\x01\x01",
+            "in an unknown place": b"\x70\x07",
+            "that is external by 33 bits": b"\x70\x81\x80\x80\x80\x10",
+            "with data as a number": b"\x48\x08",
+            "with two data": message(9, bytes(4)) + message(9, bytes(8)),
+        }.items()
+    },
+    **{
+        f"{what} that is merged": _prefixed(message(7, message(1, message(5, content))))
+        for what, content in {
+            "a tensor": message(5, _TENSOR) + message(5, _MORE),
+            "a graph": message(6, b"") + message(6, b""),
+            "a sparse tensor": message(22, message(1, _TENSOR)) + message(22, message(1, _MORE)),
+            "a sparse tensor's values": message(22, message(1, _TENSOR) + message(1, _MORE)),
+        }.items()
+    },
+}
+"""Files that readers of protobuf skip, merge or cut parts of, or that are of two formats."""
 
 
 Edit = Callable[[Path], None]
+
+
+def _bytes_edit(change: Callable[[bytes], bytes]) -> Edit:
+    def edit(root: Path) -> None:
+        path = root / "engine.onnx"
+        path.write_bytes(change(path.read_bytes()))
+        resealed(root)
+
+    return edit
+
+
+def _engine_called(name: str) -> Edit:
+    """A graph by a name that readers take for another format."""
+
+    def edit(root: Path) -> None:
+        (root / "engine.onnx").rename(root / name)
+        content = json.loads((root / "manifest.json").read_bytes())
+        files = [
+            one | ({"name": name} if one["name"] == "engine.onnx" else {})
+            for one in content["files"]
+        ]
+        resealed(root, files=files, engines=[content["engines"][0] | {"file": name}])
+
+    return edit
 
 
 def _graph_edit(change: Callable[[onnx.ModelProto], None]) -> Edit:
@@ -252,6 +332,14 @@ def attacks() -> Iterator[tuple[str, Edit]]:
     for name in NAMES:
         yield f"file {name!r}", _named(name, instead=True)
         yield f"file {name!r} besides", _named(name, instead=False)
+    yield from _on_weights()
+    yield from _on_graphs()
+    for file in ("engine.onnx", "weights.safetensors", "manifest.json"):
+        for kind, make in KINDS.items():
+            yield f"{kind} for {file}", _replaced(file, make)
+
+
+def _on_weights() -> Iterator[tuple[str, Edit]]:
     whole = {"location": "weights.safetensors", "offset": "8", "length": "108"}
     for place in PLACES:
         for location in LOCATIONS:
@@ -263,6 +351,9 @@ def attacks() -> Iterator[tuple[str, Edit]]:
             yield f"{place.__name__} {sizes}", _tensor_edit(place, whole, sizes)
         unknown = whole | {"basepath": "/etc"}
         yield f"{place.__name__} {unknown}", _tensor_edit(place, unknown, (9, 3))
+
+
+def _on_graphs() -> Iterator[tuple[str, Edit]]:
     for operator, domain in (
         ("EPContext", "com.microsoft"),
         ("PythonOp", "com.microsoft"),
@@ -272,11 +363,14 @@ def attacks() -> Iterator[tuple[str, Edit]]:
         ("TRT_EngineOp", "trt"),
     ):
         yield f"{domain}::{operator}", _graph_edit(partial(_code, operator, domain))
+    for name in ("engine.pb", "engine.xml", "engine.tflite", "engine.ort"):
+        yield f"engine called {name}", _engine_called(name)
+    for what, change in BYTES.items():
+        yield what, _bytes_edit(change)
+    for domain in ("com.microsoft.nchwc", "com.ms.internal.nhwc", "ai.onnx.training"):
+        yield f"function of {domain}", _graph_edit(partial(_function_of, domain))
     yield "nested graphs", _nested
     yield "training", _graph_edit(lambda m: m.training_info.add().SetInParent())
-    for file in ("engine.onnx", "weights.safetensors", "manifest.json"):
-        for kind, make in KINDS.items():
-            yield f"{kind} for {file}", _replaced(file, make)
 
 
 def _require_control(root: Path) -> None:
