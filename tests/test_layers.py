@@ -1,4 +1,4 @@
-"""The rules that docs/design.md sets for the folders, checked on the sources."""
+"""The rules that docs/how-it-works/design.md sets for the folders, checked on the sources."""
 
 import ast
 import os
