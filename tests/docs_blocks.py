@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`]*)$")
-NOT_RUN = re.compile(r"^\s*<!-- not run: (?P<reason>.+) -->\s*$")
+NOT_RUN = re.compile(r"^\s*<!-- not run(?: here)?: (?P<reason>.+) -->\s*$")
 NUMBER = re.compile(r"\d[\d,]*(\.\d+)?(e[+-]?\d+)?")
 DATA = {"text", "json", "toml", "yaml", "cpp", "cmake", "protobuf", "diff"}
 """Languages of blocks that nothing runs."""

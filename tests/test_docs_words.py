@@ -10,13 +10,13 @@ NEVER = (
     r"\bis told\b|\bcannot be had\b|\bno plain \w+|\bpassed over\b|\bheld against\b|\bis no model\b"
 )
 BRITISH = (
-    r"(behavi|col|fav|hon|lab|neighb)our(s|ed|ing|ite)?|cent(re|red|res)|(analys|organis|recognis|optimis|"
+    r"(behavi|col|fav|hon|lab|neighb)our(s|ed|ing|ite)?|cent(re|red|res)|analys(e|ed|ing)|(organis|recognis|optimis|"
     r"initialis|normalis|quantis|serialis|summaris|minimis|maximis|canonicalis|legalis|specialis)"
     r"(e|ed|es|ing|ation)|catalogue|licence|grey|travell(ed|ing)|modell(ed|ing)|labell(ed|ing)|"
-    r"cancell(ed|ing)|artefact(s)?|whilst"
+    r"cancelling|artefact(s)?|whilst"
 )
 WORDS = re.compile(rf"{NEVER}|\b(?:{BRITISH})\b", re.IGNORECASE)
-ALLOWED = {"specialise"}
+ALLOWED = {"specialise", "specialised"}
 """A rung of the ladder, and so a value of `--fallback`."""
 FOLDERS = ("enginecast", "capture", "passes", "exporters", "verify", "runtime", "cache", "docs")
 FILES = [
