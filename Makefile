@@ -81,6 +81,12 @@ bench: $(STAMP) ## time engines on this CPU beside peers, and write the table of
 	$(PIP) -c constraints.txt --no-build-isolation --editable '.[bench]'
 	$(BIN)/python benchmarks/peers_plot.py
 
+docs: $(STAMP) ## build the documentation into site/, with warnings as errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-serve: $(STAMP) ## show the documentation at http://127.0.0.1:8000 while it is written
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
 lock: $(STAMP) ## resolve constraints.txt anew and write requirements.lock with its digests; UPGRADE=1 for the newest of the rest
 	$(BIN)/python release/lock.py $(if $(UPGRADE),--upgrade)
 
@@ -94,6 +100,6 @@ audit: $(STAMP) ## ask OSV for known vulnerabilities of the locked packages; pas
 	$(BIN)/python release/audit.py
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) demo build dist *.egg-info
+	rm -rf $(VENV) demo build dist site *.egg-info
 
-.PHONY: help setup demo format lint types unit test test-slow zoo control-flow adversary faults mutations golden models trt-acceptance bench lock dist sbom audit clean
+.PHONY: help setup demo docs docs-serve format lint types unit test test-slow zoo control-flow adversary faults mutations golden models trt-acceptance bench lock dist sbom audit clean

@@ -6,6 +6,7 @@ to come again: numbers may differ, and `...` stands for any lines. A command may
 `$ echo $?` follows it.
 """
 
+import ast
 import os
 import re
 import subprocess
@@ -37,7 +38,8 @@ class Block:
 
     @property
     def place(self) -> str:
-        return f"{self.page.relative_to(ROOT) if self.page.is_relative_to(ROOT) else self.page}:{self.line}"
+        page = self.page.relative_to(ROOT) if self.page.is_relative_to(ROOT) else self.page
+        return f"{page}:{self.line}"
 
 
 class PageError(AssertionError):
@@ -83,7 +85,7 @@ def check(block: Block) -> None:
     if block.language == "text" and re.search(r"^(\$ |pip |make )", block.text, re.MULTILINE):
         raise PageError(f"{block.place}: commands in a block of text")
     if block.language == "python":
-        flags = __import__("ast").PyCF_ALLOW_TOP_LEVEL_AWAIT
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         compile(block.text, block.place, "exec", flags=flags)
 
 
@@ -102,7 +104,7 @@ def run(block: Block, folder: Path) -> bool:
         (folder / block.title).write_text(block.text + "\n", encoding="utf-8")
     elif block.language == "python":
         (folder / "block.py").write_text(block.text + "\n", encoding="utf-8")
-        shell(block, f"python block.py", folder)
+        shell(block, "python block.py", folder)
     elif block.language == "sh":
         shell(block, f"set -e\n{block.text}", folder)
     else:

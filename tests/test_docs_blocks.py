@@ -41,7 +41,8 @@ def page_of(folder: Path, text: str) -> Path:
 def test_commands_run_in_order_and_in_one_folder(tmp_path: Path) -> None:
     text = (
         '```sh\necho "a 12"> a.txt\n```\n```console\n$ cat a.txt\na 7\n$ false\n$ echo $?\n1\n```\n'
-        '```python title="own.py"\nvalue = 3\n```\n```python\nimport own\nassert own.value == 3\n```\n'
+        '```python title="own.py"\nvalue = 3\n```\n'
+        "```python\nimport own\nassert own.value == 3\n```\n"
         "<!-- not run: needs a GPU -->\n```sh\nfalse\n```\n"
     )
     assert run_page(page_of(tmp_path, text), tmp_path) == 4
@@ -67,6 +68,6 @@ def test_what_does_not_run_is_named(text: str, message: str, tmp_path: Path) -> 
     "text", ["```\nenginecast doctor\n```", "```text\n$ true\n```", "```bash\ntrue\n```"]
 )
 def test_a_block_cannot_hide_its_commands(text: str, tmp_path: Path) -> None:
+    [block] = blocks(page_of(tmp_path, text))
     with pytest.raises(PageError):
-        for block in blocks(page_of(tmp_path, text)):
-            check(block)
+        check(block)
