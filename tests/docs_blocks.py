@@ -141,7 +141,8 @@ def converse(block: Block, folder: Path) -> None:
     script = "".join(
         f'{command}\ncode=$?; echo "{END} $code"; (exit $code)\n' for command, _ in asked
     )
-    answers = shell(block, script + "true", folder).split(f"{END} ")
+    spoken = shell(block, script + "true", folder).replace(f"{folder}/", "")
+    answers = spoken.split(f"{END} ")
     printed = answers[0]
     for number, ((command, wanted), rest) in enumerate(zip(asked, answers[1:], strict=True)):
         code, _, after = rest.partition("\n")

@@ -45,7 +45,8 @@ def command_page() -> str:
     root = typer.main.get_group(app)
     context = root.make_context("enginecast", [], resilient_parsing=True)
     lines = [HEAD, "| command | what it does |", "|---|---|"]
-    found = list(commands(root, context, ""))
+    order = {name: place for place, name in enumerate(EXAMPLES)}
+    found = sorted(commands(root, context, ""), key=lambda one: order.get(one[0], len(order)))
     for path, command, _ in found:
         anchor = path.replace(" ", "-")
         lines.append(f"| [`{path}`](#{anchor}) | {summary(command)} |")
@@ -55,7 +56,7 @@ def command_page() -> str:
 
 
 def commands(group: Any, context: Any, before: str) -> Iterator[tuple[str, Any, Any]]:
-    """Every command by its path, such as "cache fill", in the order of work."""
+    """Every command by its path, such as "cache fill"."""
     for name in group.list_commands(context):
         command = group.commands[name]
         inner = type(context)(command, info_name=name, parent=context)

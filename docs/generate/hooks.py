@@ -1,6 +1,7 @@
 """What mkdocs asks while it builds the site: pages made from the code, and links out of docs/."""
 
 import re
+from html import escape
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 from typing import Any
@@ -22,6 +23,9 @@ OUTSIDE = {name: f"project/{name.lower()}" for name in ("CHANGELOG.md", "CONTRIB
     "SECURITY.md": "project/security.md"
 }
 """Pages of the repository's root that are pages of the site, too."""
+
+CODE_IN_TABLE = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
+"""Code with an escaped bar, which GitHub shows as a bar and Python's Markdown as it stands."""
 
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s:]+)\)")
 
@@ -57,4 +61,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         link = relpath(place, str(PurePosixPath(here).parent))
         return f"[{text}]({link}{'#' if anchor else ''}{anchor})"
 
-    return LINK.sub(led, markdown)
+    return CODE_IN_TABLE.sub(barred, LINK.sub(led, markdown))
+
+
+def barred(found: re.Match[str]) -> str:
+    """Code whose bars do not end a cell."""
+    return "<code>" + escape(found[1]).replace("\\|", "&#124;") + "</code>"

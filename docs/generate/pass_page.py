@@ -1,5 +1,6 @@
 """The page of passes, from the registry."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
@@ -44,8 +45,9 @@ def pass_page() -> str:
 
 
 def first(name: str) -> str:
-    """What it does, in a line."""
-    return (pass_class(name).__doc__ or "").strip().splitlines()[0].replace("|", "\\|")
+    """What it does, in a sentence."""
+    paragraph = " ".join((pass_class(name).__doc__ or "").split("\n\n")[0].split())
+    return re.split(r"(?<=\.) ", paragraph)[0].replace("|", "\\|")
 
 
 def section(name: str) -> Iterator[str]:

@@ -56,7 +56,7 @@ def kind(name: str, value: dict[str, Any]) -> str:
     if "anyOf" in value:
         return " or ".join(kind(name, one) for one in value["anyOf"])
     if "enum" in value:
-        return ", ".join(f"`{one}`" for one in value["enum"])
+        return ", ".join(f"`{json.dumps(one)}`" for one in value["enum"])
     if value.get("type") == "array":
         items = value.get("items", value.get("prefixItems"))
         inner = [items] if isinstance(items, dict) else items or []
