@@ -2,8 +2,8 @@
 
 A block is run unless `<!-- not run: REASON -->` stands on the line before it. Python with
 `title="FILE.py"` becomes that file. A `console` block has `$ commands` with their output, which has
-to come again: numbers may differ, the folder is left out, and `...` stands for any lines. A command may fail only where
-`$ echo $?` follows it.
+to come again: numbers may differ, the folder is left out, and `...` stands for any lines. A command
+may fail only where `$ echo $?` follows it.
 """
 
 import ast
