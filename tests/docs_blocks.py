@@ -1,7 +1,7 @@
 """The code blocks of a page: read from Markdown, and run in a folder of their own.
 
-A block is run unless `<!-- not run: REASON -->` stands on the line before it. Python with
-`title="FILE.py"` becomes that file. A `console` block has `$ commands` with their output, which has
+A block is run unless `<!-- not run: REASON -->` stands on the line before it. One with
+`title="FILE"` becomes that file. A `console` block has `$ commands` with their output, which has
 to come again: numbers may differ, the folder is left out, and `...` stands for any lines. A command
 may fail only where `$ echo $?` follows it.
 """
@@ -98,7 +98,7 @@ def run_page(page: Path, folder: Path) -> int:
 
 def run(block: Block, folder: Path) -> bool:
     """Run one block, or write its file; False: it is not to be run."""
-    if block.reason or block.language in DATA:
+    if block.reason or (block.language in DATA and not block.title):
         return False
     if block.title:
         (folder / block.title).write_text(block.text + "\n", encoding="utf-8")
