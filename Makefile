@@ -50,36 +50,42 @@ test: lint ## format, lint, types, tests: what CI runs
 test-slow: $(STAMP) ## run the slow tests too
 	$(BIN)/python -m pytest $(PARALLEL) -m "slow or not slow"
 
-zoo: $(STAMP) ## export every architecture of transformers in small: docs/zoo.md; ONLY=bert,t5 for some
+zoo: $(STAMP) ## export every architecture of transformers in small: docs/results/zoo.md; ONLY=bert,t5 for some
 	$(BIN)/python tests/zoo/run.py --only '$(ONLY)'
 
-control-flow: $(STAMP) ## export models with control flow: docs/control-flow.md; ONLY=db,IfElse for some
+control-flow: $(STAMP) ## export models with control flow: docs/results/control-flow.md; ONLY=db,IfElse for some
 	$(BIN)/python tests/flow/run.py --only '$(ONLY)'
 
 golden: $(STAMP) ## rewrite the golden IR diffs; read `git diff tests/golden` before committing
 	GOLDEN=accept $(BIN)/python -m pytest tests -q -k golden
 
-models: $(STAMP) ## test every family and rewrite docs/models.md from what was found
-	FAMILY_ROWS=docs/models.json $(BIN)/python -m pytest tests/test_families.py -q -m "slow or not slow"
+models: $(STAMP) ## test every family and rewrite docs/results/models.md from what was found
+	FAMILY_ROWS=docs/results/models.json $(BIN)/python -m pytest tests/test_families.py -q -m "slow or not slow"
 	$(BIN)/python tests/models_page.py
 
 adversary: $(STAMP) ## export modules that try to mislead, and count what is wrong; ONLY=writes,edges for some
 	$(BIN)/python tests/adversary/run.py --only '$(ONLY)'
 
-mutations: $(STAMP) ## put random faults into engines, and count those that a verification finds: docs/verification.md
+mutations: $(STAMP) ## put random faults into engines, and count those that a verification finds: docs/results/mutations.md
 	$(BIN)/python tests/mutation_score.py
 
-faults: $(STAMP) ## fail system calls, kill, damage, race and load on purpose: docs/reliability.md; ONLY="kills" for some
+faults: $(STAMP) ## fail system calls, kill, damage, race and load on purpose: docs/how-it-works/reliability.md; ONLY="kills" for some
 	$(BIN)/python tests/faults/run.py --only '$(ONLY)'
 
 trt-acceptance: $(STAMP) ## build, verify and time TensorRT engines here; ONLY=t5,vit PRECISION=fp16 QUICK=1
 	$(BIN)/python benchmarks/trt_acceptance.py --only '$(ONLY)' --precision '$(PRECISION)' $(if $(QUICK),--quick)
 
-bench: $(STAMP) ## time engines on this CPU beside peers, and write the table of docs/performance.md; ONLY="minilm 32x64" for some rows
+bench: $(STAMP) ## time engines on this CPU beside peers, and write the table of docs/results/speed.md; ONLY="minilm 32x64" for some rows
 	$(BIN)/python benchmarks/peers.py --only '$(ONLY)' --minutes $(or $(MINUTES),20)
 	$(BIN)/python benchmarks/peers_page.py
 	$(PIP) -c constraints.txt --no-build-isolation --editable '.[bench]'
 	$(BIN)/python benchmarks/peers_plot.py
+
+docs: $(STAMP) ## build the documentation into site/, with warnings as errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-serve: $(STAMP) ## show the documentation at http://127.0.0.1:8000 while it is written
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
 lock: $(STAMP) ## resolve constraints.txt anew and write requirements.lock with its digests; UPGRADE=1 for the newest of the rest
 	$(BIN)/python release/lock.py $(if $(UPGRADE),--upgrade)
@@ -94,6 +100,6 @@ audit: $(STAMP) ## ask OSV for known vulnerabilities of the locked packages; pas
 	$(BIN)/python release/audit.py
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) demo build dist *.egg-info
+	rm -rf $(VENV) demo build dist site *.egg-info
 
-.PHONY: help setup demo format lint types unit test test-slow zoo control-flow adversary faults mutations golden models trt-acceptance bench lock dist sbom audit clean
+.PHONY: help setup demo docs docs-serve format lint types unit test test-slow zoo control-flow adversary faults mutations golden models trt-acceptance bench lock dist sbom audit clean

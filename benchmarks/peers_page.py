@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md that `benchmarks/peers.py` gives, written from its JSON."""
+"""The tables of docs/results/speed.md that `benchmarks/peers.py` gives, written from its JSON."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "docs" / "results" / "speed.md"
 TABLES = ("peers", "openvino", "vision")
 """Names of results; each has its place on the page."""
 

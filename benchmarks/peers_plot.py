@@ -1,4 +1,4 @@
-"""Draw docs/peers.png from benchmarks/results/peers.json; matplotlib is in the extra `bench`.
+"""Draw docs/results/peers.png from benchmarks/results/peers.json; needs the extra `bench`.
 
 A panel for each row: speed over eager, with the range of the middle eight tenths of the rounds.
 """
@@ -32,7 +32,7 @@ def main() -> None:
         panel.set_title(case, fontsize=10)
         panel.tick_params(labelsize=8)
     panels[-1, 0].set_xlabel("times as fast as eager fp32, one thread")
-    figure.savefig(ROOT / "docs" / "peers.png", dpi=110, metadata={"Software": None})
+    figure.savefig(ROOT / "docs" / "results" / "peers.png", dpi=110, metadata={"Software": None})
 
 
 if __name__ == "__main__":

@@ -277,7 +277,8 @@ class Engine:
         end: inputs that it reads must not change before.
 
         Args:
-            feeds, options: as `run` takes them.
+            feeds: as `run` takes them.
+            **options: as `run` takes them.
 
         Raises:
             EnginecastError: as `run`.

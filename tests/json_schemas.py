@@ -12,7 +12,7 @@ import msgspec
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.verify.report.data import Report
 
-FOLDER = Path(__file__).parents[1] / "docs" / "schemas"
+FOLDER = Path(__file__).parents[1] / "docs" / "reference" / "schemas"
 TYPES: dict[str, type] = {"manifest.schema.json": Manifest, "report.schema.json": Report}
 TITLES = {
     "manifest.schema.json": "manifest.json of an enginecast bundle",

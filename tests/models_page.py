@@ -1,4 +1,4 @@
-"""docs/models.md from the results of tests/test_families.py, which docs/models.json keeps.
+"""docs/results/models.md from docs/results/models.json: what tests/test_families.py found.
 
 `make models` runs the tests, which write the results, and then this file, which writes the page.
 """
@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parent.parent / "docs"
-ROWS = DOCS / "models.json"
-PAGE = DOCS / "models.md"
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
+ROWS = RESULTS / "models.json"
+PAGE = RESULTS / "models.md"
 
 HEAD = """\
 # Models

@@ -2,7 +2,7 @@
 
     python tests/mutation_score.py [--families t5,vit] [--precisions fp32,fp16] [--faults 40]
 
-The rows are kept in docs/mutations.json; the table of docs/verification.md is written from them.
+The rows are kept in docs/results/mutations.json; docs/results/mutations.md has them as a table.
 """
 
 import argparse
@@ -33,8 +33,8 @@ from enginecast.runtime.load import load
 from enginecast.verify.reference import REFERENCE_NAME, read_reference
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "docs" / "mutations.json"
-PAGE = ROOT / "docs" / "verification.md"
+RESULTS = ROOT / "docs" / "results" / "mutations.json"
+PAGE = ROOT / "docs" / "results" / "mutations.md"
 BEGIN, END = "<!-- begin: written by make mutations -->", "<!-- end -->"
 FAMILIES = ("t5", "bert", "llama", "vit", "family-unet")
 PRECISIONS = ("fp32", "fp16", "int8")

@@ -115,7 +115,7 @@ def test_an_unknown_architecture_lists_the_known_ones(spec: str) -> None:
 
 
 def test_the_table_of_the_docs_is_that_of_the_file() -> None:
-    page = (ROOT / "docs" / "quantization.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-it-works" / "quantization.md").read_text(encoding="utf-8")
     for line in table_lines():
         assert line in page.splitlines(), line
 

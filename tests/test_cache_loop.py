@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, T5EncoderModel
 from enginecast.cache import CachedEncoder, require_frozen
 from enginecast.errors import CacheMissError
 
-PAGE = Path(__file__).parent.parent / "docs" / "cache.md"
+PAGE = Path(__file__).parent.parent / "docs" / "how-to" / "embedding-cache.md"
 
 
 def block(name: str) -> str:

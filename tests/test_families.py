@@ -1,6 +1,6 @@
 """Each family that users export: derived inputs, fp32 engine, other shapes, and one thing changed.
 
-With `FAMILY_ROWS=FILE` the results are written there, for docs/models.md (`make models`).
+With `FAMILY_ROWS=FILE` the results are written there, for docs/results/models.md (`make models`).
 """
 
 import contextlib
@@ -41,7 +41,7 @@ Rows = dict[str, dict[str, object]]
 
 @pytest.fixture(scope="module")
 def rows() -> Iterator[Rows]:
-    """What docs/models.md says of each family, as the tests find it."""
+    """What docs/results/models.md says of each family, as the tests find it."""
     found: Rows = {family.name: {} for family in FAMILIES}
     yield found
     target = os.environ.get("FAMILY_ROWS")

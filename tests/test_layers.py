@@ -1,4 +1,4 @@
-"""The rules that docs/design.md sets for the folders, checked on the sources."""
+"""The rules that docs/how-it-works/design.md sets for the folders, checked on the sources."""
 
 import ast
 import os
@@ -20,7 +20,17 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGE_DIRS: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
 LEAVES = {FACE / "errors.py", FACE / "plugins.py", FACE / "version.py"}
 FOLDERS = sorted({folder.split("/")[0] for folder in PACKAGE_DIRS.values()} - {"enginecast"})
-NOT_PACKAGED = {"tests", "benchmarks", "examples", "docs", "release", "build", "dist", "demo"}
+NOT_PACKAGED = {
+    "tests",
+    "benchmarks",
+    "examples",
+    "docs",
+    "release",
+    "build",
+    "dist",
+    "demo",
+    "site",
+}
 
 MAY_IMPORT = {
     unit: imports.split()

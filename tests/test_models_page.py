@@ -1,4 +1,4 @@
-"""docs/models.md is what the tests found, for every family."""
+"""docs/results/models.md is what the tests found, for every family."""
 
 import json
 

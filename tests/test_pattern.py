@@ -147,10 +147,10 @@ def test_predicates_have_reasons_and_other_arguments_are_theirs() -> None:
 
 
 def test_the_pass_in_the_docs_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (DOCS / "passes.md").read_text("utf-8")
+    text = (DOCS / "extend" / "write-a-pass.md").read_text("utf-8")
     [code] = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     namespace: dict[str, Any] = {"__name__": __name__}
-    exec(compile(code, "passes.md", "exec"), namespace)
+    exec(compile(code, "write-a-pass.md", "exec"), namespace)
     cls: type[Pass] = namespace["FuseSilu"]
     monkeypatch.setattr(registry, "pass_class", lambda name: cls)
     before = program_of(lambda x: (x * x.sigmoid(), x.sigmoid().sin()), torch.randn(2, 5))

@@ -1,4 +1,4 @@
-"""The table of peers in docs/performance.md is that of the measured results."""
+"""The table of peers in docs/results/speed.md is that of the measured results."""
 
 import importlib.util
 import json

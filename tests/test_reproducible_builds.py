@@ -16,7 +16,16 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 NOT_COPIED = shutil.ignore_patterns(
-    ".*", "__pycache__", "build", "dist", "demo", "*.egg-info", "tests", "benchmarks", "docs"
+    ".*",
+    "__pycache__",
+    "build",
+    "dist",
+    "demo",
+    "*.egg-info",
+    "tests",
+    "benchmarks",
+    "docs",
+    "site",
 )
 
 pytestmark = pytest.mark.slow

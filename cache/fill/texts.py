@@ -111,7 +111,7 @@ def _read(path: Path, column: str | None, into: Texts) -> None:
 
 
 def _read_folder(folder: Path, column: str | None, into: Texts) -> None:
-    """The data files of a folder, in the order of their names; hidden ones are passed over."""
+    """The data files of a folder, in the order of their names; hidden ones are skipped."""
     files = [
         file
         for file in sorted(folder.rglob("*"))
@@ -168,7 +168,7 @@ def _read_plain(path: Path, column: str | None, into: Texts) -> None:
 
 
 def _read_json_lines(path: Path, column: str | None, into: Texts) -> None:
-    """Each line is an object with the column, or each a string; blank lines are passed over."""
+    """Each line is an object with the column, or each a string; blank lines are skipped."""
     into.begin(path)
     decode = msgspec.json.Decoder().decode
     bare: bool | None = None

@@ -1,6 +1,6 @@
 """What went wrong with texts, kept beside the entries as JSON lines.
 
-Several writers may add lines at once.  A line that a killed writer left unfinished is passed over:
+Several writers may add lines at once.  A line that a killed writer left unfinished is skipped:
 its text is not stored either, so that the next fill comes upon it again.
 """
 

@@ -69,9 +69,9 @@ def verify_bundle(
     Args:
         model: MODEL to compare with; None: the reference that is stored in the bundle.
         random_weights: seed, for a MODEL that is a config alone.
-        inputs, dynamic, values: as for an export, with a MODEL; else they are as in the manifest.
 
-    The other arguments are those of `load`.
+    `inputs`, `dynamic` and `values` are as for an export, and go with a MODEL.  The
+    other arguments are those of `load`.
 
     Raises:
         BundleError: the bundle is damaged, or has no reference and no model was given.

@@ -112,7 +112,8 @@ def attach(
         pipe: a pipeline of diffusers.
         engines: a folder with a folder for each component; or bundles by component, and by method
             where one has two: {"unet": "unet.bundle", "vae.decode": "decoder.bundle"}.
-        prefer, allow_code, threads, check: as for `enginecast.load`.
+
+    `prefer`, `allow_code`, `threads` and `check` are those of `enginecast.load`.
 
     Returns:
         The components that were replaced; `put_back()` puts them back.

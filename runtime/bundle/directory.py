@@ -60,7 +60,7 @@ class Directory:
 
         Raises:
             OSError: there is none, or it is a link.
-            BundleError: it is no plain file.
+            BundleError: it is not a regular file.
         """
         # Nobody waits for a pipe's other end.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

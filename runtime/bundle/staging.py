@@ -114,7 +114,7 @@ class Staging:
         """Keep only the named report files, as `TARGET.rejected`, in place of an older one.
 
         Args:
-            names: the report files; those that were not written are passed over.
+            names: the report files; those that were not written are skipped.
 
         Returns:
             The folder of the reports.

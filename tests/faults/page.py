@@ -1,4 +1,4 @@
-"""The table of docs/reliability.md, from tests/faults/results.json."""
+"""The table of docs/how-it-works/reliability.md, from tests/faults/results.json."""
 
 import json
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).with_name("results.json")
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-it-works" / "reliability.md"
 BEGIN = "<!-- made by `make faults`: begin -->\n"
 END = "<!-- end -->\n"
 

@@ -1,4 +1,4 @@
-"""The command: run campaigns in full, and write what they counted to docs/reliability.md.
+"""The command: run campaigns in full, and write their counts to docs/how-it-works/reliability.md.
 
     python tests/faults/run.py [--only "damaged files,kills"] [--quick]
 

@@ -1,4 +1,4 @@
-"""The results, and the tables that docs/control-flow.md gets from them, between its markers."""
+"""The results, and the tables between the markers of docs/results/control-flow.md."""
 
 import json
 from collections import Counter
@@ -11,7 +11,7 @@ from typing import Any
 from flow.examine import Row
 
 RESULTS = Path(__file__).with_name("results.json")
-PAGE = Path(__file__).parent.parent.parent / "docs" / "control-flow.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "results" / "control-flow.md"
 BEGIN, END = "<!-- begin: written by make control-flow -->", "<!-- end -->"
 LIBRARIES = ("torch", "transformers", "onnxruntime")
 OUTCOMES = ("verified", "refused", "rejected", "crashed", "timed out", "silently wrong")

@@ -3,7 +3,7 @@
     python tests/flow/run.py [--only db,IfElse]
 
 `--only` takes groups (db, fixtures, models, mixtures) and names.  The results are kept in
-tests/flow/results.json, and the tables of docs/control-flow.md are written from them.
+tests/flow/results.json, and the tables of docs/results/control-flow.md are written from them.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""docs/control-flow.md is what was found, for every case that there is."""
+"""docs/results/control-flow.md is what was found, for every case that there is."""
 
 import pytest
 

@@ -2,7 +2,7 @@
 
     python tests/zoo/run.py [--only bert,t5] [--jobs 2] [--keep DIR]
 
-A full run writes tests/zoo/results.json and docs/zoo.md; a partial one updates their rows.
+A full run writes tests/zoo/results.json and docs/results/zoo.md; a partial one updates their rows.
 """
 
 import argparse
@@ -181,7 +181,7 @@ def main() -> None:
             if not arguments.eager:
                 merge([row], RESULTS)
     if not arguments.eager:
-        write_table(RESULTS, ROOT / "docs" / "zoo.md")
+        write_table(RESULTS, ROOT / "docs" / "results" / "zoo.md")
 
 
 if __name__ == "__main__":

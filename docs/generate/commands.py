@@ -1,0 +1,137 @@
+"""The page of the command line, from the commands themselves."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from enginecast.cli.app import app
+from enginecast.cli.terminal.help import EXAMPLES
+
+HEAD = """# Command line
+
+Made from the commands, as `--help` shows them. Results go to stdout; progress and logs go to stderr,
+and so does what a model's own code prints. With `--json` stdout holds one JSON object, which has a
+`schema_version`. [Exit codes](exit-codes.md) say how a command ended.
+
+`MODEL` is one of these:
+
+- a Hugging Face folder (`config.json` and safetensors), or one with `config.json` alone and
+  `--random-weights SEED`; a folder of T5, mT5 or UMT5 gives its encoder
+- the folder of a component of a diffusion pipeline ([how-to](../how-to/diffusion.md))
+- `package.module:factory`: the factory returns a module, or `(module, example)`
+- a `.pt2` program, with `--allow-code`, because loading one can run code
+
+`--config FILE.toml` gives options by their names here; the command line comes first:
+
+```toml
+[export]
+model = "./t5-base"
+output = "t5.bundle"
+precision = "fp16"
+dynamic = ["input_ids:0=1..16", "input_ids:1=1..128"]
+
+[cache.fill]
+texts = "captions.txt"
+```
+
+An unknown key is an error that names the nearest options. Paths are relative to the current folder.
+`enginecast --install-completion` completes commands and options in your shell.
+"""
+
+
+def command_page() -> str:
+    """The page."""
+    root = typer.main.get_group(app)
+    context = root.make_context("enginecast", [], resilient_parsing=True)
+    lines = [HEAD, "| command | what it does |", "|---|---|"]
+    order = {name: place for place, name in enumerate(EXAMPLES)}
+    found = sorted(commands(root, context, ""), key=lambda one: order.get(one[0], len(order)))
+    for path, command, _ in found:
+        anchor = path.replace(" ", "-")
+        lines.append(f"| [`{path}`](#{anchor}) | {summary(command)} |")
+    for path, command, inner in found:
+        lines += ["", *section(path, command, inner)]
+    return "\n".join(lines) + "\n"
+
+
+def commands(group: Any, context: Any, before: str) -> Iterator[tuple[str, Any, Any]]:
+    """Every command by its path, such as "cache fill"."""
+    for name in group.list_commands(context):
+        command = group.commands[name]
+        inner = type(context)(command, info_name=name, parent=context)
+        path = f"{before} {name}".strip()
+        if hasattr(command, "commands"):
+            yield from commands(command, inner, path)
+        else:
+            yield path, command, inner
+
+
+def summary(command: Any) -> str:
+    """The first line of a command's help."""
+    return str(command.help or "").strip().splitlines()[0]
+
+
+def section(path: str, command: Any, context: Any) -> Iterator[str]:
+    """One command: usage, what it does, its options by group, examples."""
+    yield f"## {path}"
+    yield ""
+    yield str(command.help or "").strip()
+    yield ""
+    pieces = " ".join(command.collect_usage_pieces(context))
+    yield f"```text\nenginecast {path} {pieces}\n```"
+    groups: dict[str, list[Any]] = {"Arguments": [], "Options": []}
+    for parameter in command.get_params(context):
+        if parameter.get_help_record(context) is not None:
+            groups.setdefault(group_of(parameter), []).append(parameter)
+    for name, parameters in groups.items():
+        if parameters:
+            yield f"\n**{name}**\n"
+            yield "| | | default |"
+            yield "|---|---|---|"
+            for parameter in parameters:
+                yield row(parameter, context)
+    if path in EXAMPLES:
+        yield "\n**Examples**\n"
+        yield "```text"
+        for example in EXAMPLES[path]:
+            yield f"enginecast {example}"
+        yield "```"
+
+
+def group_of(parameter: Any) -> str:
+    """The heading under which `--help` shows it."""
+    if parameter.param_type_name == "argument":
+        return "Arguments"
+    return getattr(parameter, "rich_help_panel", None) or "Options"
+
+
+def row(parameter: Any, context: Any) -> str:
+    """One line of a table: spelling, help, default."""
+    if parameter.param_type_name == "argument":
+        spelled = parameter.metavar or parameter.name.upper()
+    else:
+        spelled = parameter.get_help_record(context)[0]
+    text = (getattr(parameter, "help", None) or "").replace("|", "\\|").replace("<", "&lt;")
+    return f"| {code(spelled)} | {text} | {default(parameter)} |"
+
+
+def takes_value(parameter: Any) -> bool:
+    """Whether a value follows its name."""
+    return not (getattr(parameter, "is_flag", False) or getattr(parameter, "count", False))
+
+
+def default(parameter: Any) -> str:
+    """What holds when it is not given; empty: nothing, or off."""
+    if parameter.required:
+        return "required"
+    value = parameter.default
+    if value is None or value is False or value == () or callable(value):
+        return ""
+    shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return code(shown) if takes_value(parameter) and shown else ""
+
+
+def code(text: str) -> str:
+    """Text as code within a table."""
+    return "`" + text.replace("|", "\\|") + "`"

@@ -1,0 +1,67 @@
+"""The page of passes, from the registry."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from enginecast.passes.ir.options import describe, option_fields
+from enginecast.passes.presets import QUANTIZED, preset
+from enginecast.passes.registry import known_passes, pass_class
+
+PRECISIONS = ("fp32", "fp16", "bf16", "mixed", *QUANTIZED)
+HEAD = """# Passes
+
+A pipeline is text: `'unify-dtype{to=bf16 keep=lm_head},canonicalize,fuse-rms-norm'`. Quote it in a shell. The
+manifest holds it, and the same text makes the same engine again. What each pass does to a program, and when it
+leaves it alone, is in [how it works](../how-it-works/passes.md).
+
+A pass *promises* how far it may change numbers, and every run is checked against the promise: `exact` outputs keep
+every bit; `reordered` may move roundings; `precision` changes the dtype that is computed in.
+
+| pass | promise | what it does |
+|---|---|---|
+"""
+
+
+def pass_page() -> str:
+    """The page."""
+    known = sorted(known_passes())
+    lines = [
+        f"| [`{name}`](#{name}) | {pass_class(name).promise} | {first(name)} |" for name in known
+    ]
+    lines += [
+        "",
+        "## Presets",
+        "",
+        "For ONNX Runtime on a CPU; other targets and devices have their own.",
+        "",
+    ]
+    lines += ["| `--precision` | pipeline |", "|---|---|"]
+    lines += [f"| `{name}` | `{preset(name)}` |" for name in PRECISIONS]
+    for name in known:
+        lines += section(name)
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def first(name: str) -> str:
+    """What it does, in a sentence."""
+    paragraph = " ".join((pass_class(name).__doc__ or "").split("\n\n")[0].split())
+    return re.split(r"(?<=\.) ", paragraph)[0].replace("|", "\\|")
+
+
+def section(name: str) -> Iterator[str]:
+    """Order, options and defaults of a pass."""
+    found: Any = pass_class(name)
+    yield f"\n## {name}\n"
+    yield first(name).replace("\\|", "|")
+    if found.after:
+        yield f"\nComes after {', '.join(f'`{one}`' for one in sorted(found.after))}.\n"
+    defaults = {field.name: field.default for field in fields(found)}
+    options = option_fields(found)
+    if options:
+        yield "\n| option | value | default |"
+        yield "|---|---|---|"
+        for option, (annotation, _) in options.items():
+            value = describe(annotation).replace("|", "\\|")
+            yield f"| `{option}` | `{value}` | `{defaults[option]!r}` |"

@@ -1,0 +1,73 @@
+"""Every code block of the README and the site runs, or says why it does not."""
+
+from pathlib import Path
+
+import pytest
+from docs_blocks import ROOT, Block, PageError, blocks, check, pages, run_page
+
+BLOCKS = [block for page in pages() for block in blocks(page)]
+QUICK = ROOT / "docs" / "extend" / "write-a-pass.md"
+RUNNABLE = sorted(
+    {
+        block.page
+        for block in BLOCKS
+        if not block.reason and block.language in ("sh", "console", "python")
+    }
+)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
+def test_a_block_says_what_it_is(block: Block) -> None:
+    check(block)
+
+
+def test_the_quick_page_runs(tmp_path: Path) -> None:
+    assert run_page(QUICK, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("page", [p for p in RUNNABLE if p != QUICK], ids=lambda page: page.stem)
+def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    assert run_page(page, tmp_path)
+
+
+def page_of(folder: Path, text: str) -> Path:
+    page = folder / "page.md"
+    page.write_text(text, encoding="utf-8")
+    return page
+
+
+def test_commands_run_in_order_and_in_one_folder(tmp_path: Path) -> None:
+    text = (
+        '```sh\necho "a 12"> a.txt\n```\n```console\n$ cat a.txt\na 7\n$ false\n$ echo $?\n1\n```\n'
+        '```python title="own.py"\nvalue = 3\n```\n'
+        "```python\nimport own\nassert own.value == 3\n```\n"
+        "<!-- not run: needs a GPU -->\n```sh\nfalse\n```\n"
+    )
+    assert run_page(page_of(tmp_path, text), tmp_path) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("```sh\nfalse\ntrue\n```", "exit code 1"),
+        ("```console\n$ false\n```", "exit code 1 of false"),
+        ("```console\n$ echo one; echo two\none\nthree\n```", "expected\none\nthree"),
+        ("```console\n$ printf 'a\\nb\\n'\nb\n```", "expected\nb"),
+        ("```python\nassert False\n```", "AssertionError"),
+    ],
+)
+def test_what_does_not_run_is_named(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(PageError, match=r"page\.md:\d+: ") as caught:
+        run_page(page_of(tmp_path, text), tmp_path)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["```\nenginecast doctor\n```", "```text\n$ true\n```", "```bash\ntrue\n```"]
+)
+def test_a_block_cannot_hide_its_commands(text: str, tmp_path: Path) -> None:
+    [block] = blocks(page_of(tmp_path, text))
+    with pytest.raises(PageError):
+        check(block)
