@@ -331,10 +331,14 @@ def test_a_pass_that_breaks_its_promise_publishes_nothing(
     bundle, rejected = tmp_path / "bundle", tmp_path / "bundle.rejected"
     command = ("export", exports.model("plain"), "-o", bundle, "--pipeline", "perturb")
     done = cast(capsys, *command)
-    assert (done.code, done.out) == (1, "")
-    assert "rejected: " in done.err
-    assert "perturb" in done.err
-    assert f"nothing was published; the report is in {rejected}" in done.err
+    assert done.code == 1
+    assert "rejected: " in done.out
+    assert "perturb" in done.out
+    assert f"nothing was published; the report is in {rejected}" in done.out
+    quiet = cast(capsys, *command, "--quiet")
+    assert (quiet.code, quiet.err) == (1, "")
+    assert quiet.out.startswith("rejected: pass 'perturb' promises 'exact'")
+    assert "worst place" not in quiet.out
     assert [path.name for path in tmp_path.iterdir()] == ["bundle.rejected"]
     assert {path.name for path in rejected.iterdir()} == set(REPORTS) - {PLAN_NAME}
     reported = cast(capsys, *command, "--json")

@@ -74,7 +74,7 @@ Provider = Annotated[
 Threads = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Threads within one operator.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors alone.")]
 Verbose = Annotated[
     int, typer.Option("--verbose", "-v", count=True, help="Show the log.", show_default=False)
 ]
