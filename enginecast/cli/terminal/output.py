@@ -64,7 +64,7 @@ def be_quiet(quiet: bool) -> None:
 
 def say(console: Console, text: str, style: str | None = None) -> None:
     """Print lines as they are, however long: who reads a log wants sentences in one piece."""
-    console.print(text, style=style, soft_wrap=True)
+    console.print(text, style=style, soft_wrap=True, markup=False, highlight=False)
 
 
 def _console(file: TextIO, quiet: bool = False) -> Console:
