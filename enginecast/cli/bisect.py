@@ -43,6 +43,7 @@ def bisect(
     from enginecast.passes.registry import build
     from enginecast.verify.bisect.culprit import Bisection
 
+    model = model_flags.found(model)
     request = passes.request(model, model_flags.options())
     config, console = request.resolve(), progress()
     pipeline, steps = build(config.pipeline), Steps(console)

@@ -93,7 +93,7 @@ def export(
     from enginecast.compiler.steps import Steps
 
     request = engine.request(
-        model,
+        model_flags.found(model),
         model_flags.options(
             thorough=thorough,
             fallback=engine.fallback,

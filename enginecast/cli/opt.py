@@ -80,6 +80,7 @@ def opt(
     from enginecast.passes.registry import build
 
     lowering = ""
+    model = model_flags.found(model)
     if target is not None:
         config = ExportRequest(
             model, target=target, precision=precision, pipeline=pipeline, device=device, arch=arch
