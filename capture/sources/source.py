@@ -235,6 +235,11 @@ def open_source(
 
 
 def _open_folder(folder: Path, random_weights: int | None, component: ComponentOptions) -> Source:
+    if not any(folder.iterdir()):
+        raise SourceError(
+            f"{folder}: expected a model, but the folder is empty",
+            hint="Give a Hugging Face folder: config.json, safetensors, a tokenizer.",
+        )
     if _is_of_diffusers(folder):
         from enginecast.capture.sources.diffusion import open_component
 

@@ -72,7 +72,7 @@ Provider = Annotated[
     typer.Option(metavar="NAME", help="ONNX Runtime execution provider; repeatable."),
 ]
 Threads = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Threads within one operator.")
+    int | None, typer.Option(metavar="N", min=1, max=4096, help="Threads within one operator.")
 ]
 Download = Annotated[
     bool,
