@@ -123,3 +123,13 @@ def test_python_names_say_it(name: str, bundle: Path) -> None:
     code, out, err = run(bundle, rest=rest)
     assert code == 0, err
     assert "pip install 'enginecast[export]'" in out
+
+
+def test_the_project_says_which_versions_it_is_for() -> None:
+    minors = [text.rpartition(" ")[2] for text in PROJECT["classifiers"] if ":: 3." in text]
+    assert minors[0] == PROJECT["requires-python"].removeprefix(">=")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for requirement in map(Requirement, PROJECT["optional-dependencies"]["export"]):
+        if requirement.name in ("torch", "transformers"):
+            least = str(requirement.specifier).removeprefix(">=")
+            assert f"| {requirement.name} | {least} and newer |" in readme
