@@ -299,6 +299,7 @@ class Estimated(CacheFillCounts):
     tokens: int
     tokens_per_text: TokensOfText
     bytes: int
+    disk_bytes: int
     shards: int
     seconds: float
 
