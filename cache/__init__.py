@@ -42,3 +42,7 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'enginecast.cache' has no attribute {name!r}")
     return getattr(import_module(f"enginecast.cache.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

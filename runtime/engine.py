@@ -143,14 +143,17 @@ class Engine:
 
     @property
     def manifest(self) -> Manifest:
+        """What the bundle says of itself: model, signature, engines, verdicts."""
         return self._bundle.manifest
 
     @property
     def inputs(self) -> tuple[Input, ...]:
+        """Names, dtypes, shapes and ranges of what `run` takes."""
         return self.manifest.inputs
 
     @property
     def outputs(self) -> tuple[Output, ...]:
+        """Names, dtypes and shapes of what `run` returns."""
         return self.manifest.outputs
 
     @property
@@ -160,6 +163,7 @@ class Engine:
 
     @property
     def verdict(self) -> Verdict:
+        """How the engine compared with eager."""
         return self._record.verdict
 
     @property
@@ -541,7 +545,7 @@ def _require(guard: Guard, holds: Array) -> None:
     """Refuse what the engine computed for inputs with which the model takes another path."""
     if not holds.all():
         raise InputError(
-            f"these inputs take another path than the engine, which was specialised: expected "
+            f"these inputs take another path than the engine, which was specialized: expected "
             f"{guard.value} at {guard.place}\n    {guard.code}",
             hint="Export without --fallback specialise, or on inputs like these.",
         )

@@ -30,6 +30,9 @@ from enginecast.runtime.tuned import find_tuned
 
 Level = Literal["verified", "verified-by-emulation"]
 
+MOST_THREADS = 4096
+"""Within one operator: more than any machine has cores."""
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -115,8 +118,8 @@ def load(
             preferred backend does not run here: why, and what is tried instead; or the engine was
             tuned on another machine or for another bundle, and runs as by default (once).
     """
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads: expected at least 1, got {threads}")
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise UsageError(f"threads: expected 1..{MOST_THREADS}, got {threads}")
     if require not in (None, "verified", "verified-by-emulation"):
         raise UsageError(f"require: expected verified or verified-by-emulation, got {require!r}")
     if pad_rows not in ("exact", "zero"):

@@ -14,6 +14,7 @@ import torch
 from cache_fixtures import words_clip, words_t5
 from family_models import FAMILIES
 from filelock import FileLock
+from json_schemas import hold
 from models import add_tokenizer, tiny_bert, tiny_llama, tiny_t5, tiny_vit
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
@@ -41,12 +42,15 @@ class Ran:
     code: int
     out: str
     err: str
+    words: tuple[str, ...] = ()
+    """The command line."""
 
     @property
     def json(self) -> Any:
-        """The one JSON object on stdout; fails when there is anything else."""
+        """The one JSON object on stdout; fails when there is more, or not what its schema says."""
         found = json.loads(self.out)
         assert isinstance(found, dict)
+        hold(self.words, found)
         return found
 
 
@@ -58,7 +62,7 @@ def cast(capsys: pytest.CaptureFixture[str], *arguments: object) -> Ran:
     captured = capsys.readouterr()
     code = stop.value.code
     assert isinstance(code, int)
-    return Ran(code, captured.out, captured.err)
+    return Ran(code, captured.out, captured.err, tuple(map(str, arguments)))
 
 
 def make(model: str, output: Path, precision: str) -> Export:

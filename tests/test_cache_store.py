@@ -219,9 +219,9 @@ def test_encoders_are_asked_for_by_name(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_cache_is_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(CacheError, match="there is no such folder"):
+    with pytest.raises(CacheError, match="but it does not exist"):
         open_store(tmp_path / "missing")
-    with pytest.raises(CacheError, match=r"there is no cache\.json in it"):
+    with pytest.raises(CacheError, match=r"it has no cache\.json"):
         open_store(tmp_path)
     (tmp_path / "photo.png").touch()
     with pytest.raises(CacheError, match=r"or an empty folder, got one with photo\.png"):

@@ -239,6 +239,20 @@ def test_a_shard_that_cannot_be_read_is_reported_and_filled_again(
     assert len(open_shard(path, there(tmp_path / "cache").spec)) == 61
 
 
+def test_a_dry_run_says_what_max_disk_has_to_allow(
+    bundle: str, captions: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    cache = tmp_path / "cache"
+    asked = fill(capsys, bundle, captions, cache, "--dry-run", "--json").json["disk_bytes"]
+    shown = fill(capsys, bundle, captions, cache, "--dry-run").out
+    assert f"--max-disk {asked}B\n" in shown
+    refused = fill(capsys, bundle, captions, cache, "--max-disk", f"{asked - 1}B")
+    assert (refused.code, f"allow more ({asked}B)" in refused.err) == (3, True)
+    assert not cache.exists()
+    assert fill(capsys, bundle, captions, cache, "--max-disk", f"{asked}B").code == 0
+    assert sum(file.stat().st_size for file in cache.rglob("*") if file.is_file()) <= asked
+
+
 BAD = [
     (("--shard-size", "12"), 2, "--shard-size 12: expected a size such as 256MB"),
     (("--shard-size", "0MB"), 2, "--shard-size 0MB: expected a size"),

@@ -177,8 +177,8 @@ def test_why_a_line_was_not_rewritten(folder: Path, capsys: Capture) -> None:
 def test_unverified_branches(folder: Path, capsys: Capture) -> None:
     ran = cast(capsys, "export", "flow_cli:secret", "-o", "bundle")
     assert ran.code == 1
-    assert f"{place('secret')}: `x[0, 0] == 0.123456` was always False" in ran.err
-    assert "--allow-unverified-branches" in ran.err
+    assert f"{place('secret')}: `x[0, 0] == 0.123456` was always False" in ran.out
+    assert "--allow-unverified-branches" in ran.out
     assert left(folder) == ["bundle.rejected"]
     ran = cast(
         capsys, "export", "flow_cli:secret", "-o", "bundle", "--allow-unverified-branches", "-q"

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import bundles
 import numpy as np
 import pytest
 from exports import Exports, cast, reseal
@@ -331,10 +332,14 @@ def test_a_pass_that_breaks_its_promise_publishes_nothing(
     bundle, rejected = tmp_path / "bundle", tmp_path / "bundle.rejected"
     command = ("export", exports.model("plain"), "-o", bundle, "--pipeline", "perturb")
     done = cast(capsys, *command)
-    assert (done.code, done.out) == (1, "")
-    assert "rejected: " in done.err
-    assert "perturb" in done.err
-    assert f"nothing was published; the report is in {rejected}" in done.err
+    assert done.code == 1
+    assert "rejected: " in done.out
+    assert "perturb" in done.out
+    assert f"nothing was published; the report is in {rejected}" in done.out
+    quiet = cast(capsys, *command, "--quiet")
+    assert (quiet.code, quiet.err) == (1, "")
+    assert quiet.out.startswith("rejected: pass 'perturb' promises 'exact'")
+    assert "worst place" not in quiet.out
     assert [path.name for path in tmp_path.iterdir()] == ["bundle.rejected"]
     assert {path.name for path in rejected.iterdir()} == set(REPORTS) - {PLAN_NAME}
     reported = cast(capsys, *command, "--json")
@@ -375,3 +380,40 @@ def test_text_is_printed_as_it_is(capsys: Capture, monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     done = cast(capsys, "inspect", "models:factory")  # ":factory:" is an emoji to rich
     assert "models:factory: models has no attribute" in done.err
+
+
+def test_folders_and_files_in_the_place_of_others(tmp_path: Path, capsys: Capture) -> None:
+    file, empty = tmp_path / "file.txt", tmp_path / "empty"
+    file.write_text("a text\n")
+    empty.mkdir()
+    out = tmp_path / "out.safetensors"
+    for words, message in (
+        (("run", file, "--prompts", file, "-o", out), "file.txt: expected the folder of a bundle"),
+        (("run", empty, "--prompts", file, "-o", out), "empty: expected a bundle, but it has no"),
+        (("verify", tmp_path / "no"), "no: expected the folder of a bundle, but it does not exist"),
+        (("inspect", empty), "empty: expected a model, but the folder is empty"),
+        (("export", file, "-o", tmp_path / "b"), "not a model: a file of unknown kind"),
+        (("cache", "info", file), "expected an embedding cache, but it is not a folder"),
+        (("cache", "info", empty), "expected an embedding cache, but it has no cache.json"),
+        (("doctor", file), "Not a directory"),
+        (("doctor", "--config", empty), "Is a directory"),
+    ):
+        assert message in refused(capsys, 2, *words), words
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("threads", ["0", "-1", "99999999999999", "two"])
+def test_nonsense_for_threads(threads: str, tmp_path: Path, capsys: Capture) -> None:
+    bundle = bundles.make_bundle(tmp_path / "bundle")
+    assert "--threads" in refused(capsys, 2, "verify", bundle, "--threads", threads)
+
+
+@pytest.mark.parametrize("version", [0, 99, -1])
+def test_bundles_of_other_versions(version: int, tmp_path: Path, capsys: Capture) -> None:
+    bundle = bundles.make_bundle(tmp_path / "bundle")
+    path = bundle / "manifest.json"
+    content = json.loads(path.read_text()) | {"schema_version": version}
+    path.write_text(json.dumps(content))
+    for command in ("verify", "inspect", "bench"):
+        message = f"bundle schema {version}, this build reads 1 to 2"
+        assert message in refused(capsys, 2, command, bundle)

@@ -20,6 +20,8 @@ ORDER = (
     " doctor"
 )
 
+GROUPS = {"cache": "fill info verify prune merge export compare", "diffusers": "export run"}
+
 
 def commands() -> dict[str, Any]:
     """Every command by its path, such as "cache fill"."""
@@ -39,6 +41,9 @@ def test_commands_come_in_the_order_of_work(capsys: Capture) -> None:
     shown = cast(capsys, "--help").out.partition("Commands:")[2].splitlines()
     assert [line.split()[0] for line in shown if line] == ORDER.split()
     assert cast(capsys, "-V").out.startswith("enginecast ")
+    for group, order in GROUPS.items():
+        shown = cast(capsys, group, "--help").out.partition("Commands:")[2].splitlines()
+        assert [line.split()[0] for line in shown if line] == order.split()
 
 
 @pytest.mark.parametrize("name", COMMANDS)

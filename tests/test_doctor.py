@@ -96,6 +96,7 @@ def test_cpu_features(tmp_path: Path) -> None:
 
 def test_this_machine_is_examined_and_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, dict[str, str]] = {"ray": {}, "torch": {"torch": "2.1.0"}}
+    given |= {"tensorrt-cu13": {}, "torch-tensorrt": {}}  # whatever else is installed
     monkeypatch.setattr(doctor, "installed", lambda name: given.get(name, installed(name)))
     report = examine()
     assert "CPUExecutionProvider" in report.providers

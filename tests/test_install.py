@@ -103,6 +103,28 @@ def test_what_needs_an_extra_says_how_to_install_it(words: tuple[str, ...]) -> N
     assert f"error: enginecast {words[0]} needs " in err
 
 
+def test_parts_of_commands_that_need_an_extra(bundle: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    key.write_text("-----BEGIN PRIVATE KEY-----\n-----END PRIVATE KEY-----\n")
+    parquet = tmp_path / "texts.parquet"
+    parquet.write_bytes(b"PAR1")
+    texts = tmp_path / "texts.txt"
+    texts.write_text("a text\n")
+    made(tmp_path / "cache").commit(entries(range(2)))
+    new = ("-o", tmp_path / "new")
+    for extra, words in (
+        ("export", ("bench", bundle, "--against", "eager", "--model", "m:make")),
+        ("export", ("verify", bundle, "--model", "m:make")),
+        ("signing", ("sign", bundle, "--key", key)),
+        ("ray", ("cache", "fill", bundle, "--texts", texts, "--engine", "ray", *new)),
+        ("cache", ("cache", "fill", bundle, "--texts", parquet, *new)),
+        ("cache", ("cache", "export", tmp_path / "cache", "-o", tmp_path / "out.parquet")),
+    ):
+        code, out, err = run(*words)
+        assert (code, out) == (3, ""), (words, err)
+        assert f"pip install 'enginecast[{extra}]'" in err, (words, err)
+
+
 def test_json_says_it_too() -> None:
     code, out, _ = run("passes", "--json")
     content = json.loads(out)
@@ -123,3 +145,13 @@ def test_python_names_say_it(name: str, bundle: Path) -> None:
     code, out, err = run(bundle, rest=rest)
     assert code == 0, err
     assert "pip install 'enginecast[export]'" in out
+
+
+def test_the_project_says_which_versions_it_is_for() -> None:
+    minors = [text.rpartition(" ")[2] for text in PROJECT["classifiers"] if ":: 3." in text]
+    assert minors[0] == PROJECT["requires-python"].removeprefix(">=")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for requirement in map(Requirement, PROJECT["optional-dependencies"]["export"]):
+        if requirement.name in ("torch", "transformers"):
+            least = str(requirement.specifier).removeprefix(">=")
+            assert f"| {requirement.name} | {least} and newer |" in readme

@@ -229,7 +229,7 @@ def other_text(folder: Path) -> None:
         (pickled, (), "is a pickle: loading it can run code"),
         (other_text, (), "the eager StableDiffusionPipeline fails: RuntimeError: "),
         (None, ("--variant", "fp16"), "no component has weights of the variant 'fp16'"),
-        (None, ("--component", "prior=fp16"), "is no component of the pipeline"),
+        (None, ("--component", "prior=fp16"), "is not a component of the pipeline"),
         (None, ("--component", "scheduler=fp16"), "has no weights"),
         (None, ("--component", "unet"), "expected NAME=VALUE"),
         (None, ("--component", "unet=fp3"), "fp3"),

@@ -252,7 +252,7 @@ def test_a_trace_that_bakes_a_branch_is_rejected(
     arguments = ("export", "branching_model:closed", "-o", "closed.bundle")
     done = cast(capsys, *arguments, "--target", "torchscript")
     assert done.code == 1
-    assert "rejected" in done.err
+    assert "rejected" in done.out
     assert not Path("closed.bundle").exists()
     assert Path("closed.bundle.rejected/report.json").is_file()
 

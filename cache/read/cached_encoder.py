@@ -67,6 +67,7 @@ class CachedEncoder(nn.Module):
 
     @property
     def spec(self) -> EncoderSpec:
+        """What went into the encoder, and what was kept of it."""
         return self.cache.spec
 
     @property
@@ -76,6 +77,7 @@ class CachedEncoder(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """Where outputs are given."""
         return self._places[0].device
 
     @property
@@ -160,6 +162,7 @@ class CachedEncoder(nn.Module):
         return self
 
     def save_pretrained(self, *places: Any, **options: Any) -> NoReturn:
+        """Refused: there are no weights to save."""
         _refuse("save_pretrained", "it has no weights; the cache's folder is what to keep")
 
     def extra_repr(self) -> str:

@@ -55,14 +55,17 @@ class EmbeddingCache:
 
     @property
     def path(self) -> Path:
+        """The folder of this encoder in the cache."""
         return self.encodings.folder
 
     @property
     def spec(self) -> EncoderSpec:
+        """What went into the encoder, and what was kept of it."""
         return self.encodings.spec
 
     @property
     def about(self) -> About:
+        """The encoder, its config and its verdict, which change no entry."""
         return self.encodings.about
 
     def __len__(self) -> int:
@@ -181,6 +184,7 @@ class EmbeddingCache:
         return self.index.shards[location.shard].ids(location.text)
 
     def text_at(self, location: Location) -> str:
+        """The text of an entry."""
         return self.index.shards[location.shard].text(location.text)
 
     def _key(self, location: Location) -> bytes:

@@ -207,7 +207,10 @@ def open_store(path: str | os.PathLike[str]) -> Store:
     root = _root(path)
     mark = root / MARK_NAME
     if not is_there(mark):
-        what = f"there is no {MARK_NAME} in it" if root.is_dir() else "there is no such folder"
+        if root.is_dir():
+            what = f"it has no {MARK_NAME}"
+        else:
+            what = "it is not a folder" if root.exists() else "it does not exist"
         raise CacheError(
             f"{root}: expected an embedding cache, but {what}",
             hint="`enginecast cache fill ENCODER --texts FILE -o CACHE` makes one.",

@@ -30,6 +30,7 @@ from enginecast.capture.sources.checkpoint import (
 )
 from enginecast.capture.sources.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.sources.finite import require_finite
+from enginecast.capture.sources.hub import model_name
 from enginecast.capture.sources.huggingface import CONFIG_FILE, require_weights, write_config
 from enginecast.capture.sources.source import ComponentOptions, Source, elements_of
 from enginecast.capture.sources.widened import fill_widened
@@ -55,7 +56,7 @@ class ComponentSource(Source):
         seed: int | None,
         options: ComponentOptions,
     ) -> None:
-        self.name = folder.resolve().name
+        self.name = model_name(folder)
         self.folder = folder
         self.model_class = model_class
         self.settings = settings

@@ -39,6 +39,7 @@ from enginecast.capture.sources.checkpoint import (
 )
 from enginecast.capture.sources.empty import buffers_to_meta, parameters_on_meta
 from enginecast.capture.sources.finite import Lost, require_finite
+from enginecast.capture.sources.hub import model_name
 from enginecast.capture.sources.source import DEFAULTS, ComponentOptions, Source, elements_of
 from enginecast.capture.sources.text_config import parts_of
 from enginecast.capture.sources.text_encoders import TEXT_ENCODERS
@@ -67,7 +68,7 @@ class HuggingFaceSource(Source):
         seed: int | None,
         names: WeightNames = NAMES,
     ) -> None:
-        self.name = folder.resolve().name
+        self.name = model_name(folder)
         self.names = names
         self.folder = folder
         self.config: PreTrainedConfig = config

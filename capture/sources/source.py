@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from transformers import PreTrainedConfig
 
 from enginecast.capture.sources.calls import Call
+from enginecast.capture.sources.hub import download_line, is_hub_name
 from enginecast.capture.sources.recording import Recorded, require_one
 from enginecast.errors import SourceError, UsageError
 
@@ -223,6 +224,11 @@ def open_source(
         from enginecast.capture.sources.factory import open_factory
 
         return open_factory(model)
+    if is_hub_name(model):
+        raise SourceError(
+            f"{model!r} is not a model here: no such folder",
+            hint=f"From the Hugging Face hub: --download, or {download_line(model)}",
+        )
     raise SourceError(
         f"{model!r} is not a model: "
         + ("a file of unknown kind" if path.exists() else "no such file or folder"),
@@ -231,6 +237,11 @@ def open_source(
 
 
 def _open_folder(folder: Path, random_weights: int | None, component: ComponentOptions) -> Source:
+    if not any(folder.iterdir()):
+        raise SourceError(
+            f"{folder}: expected a model, but the folder is empty",
+            hint="Give a Hugging Face folder: config.json, safetensors, a tokenizer.",
+        )
     if _is_of_diffusers(folder):
         from enginecast.capture.sources.diffusion import open_component
 

@@ -5,19 +5,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+FILES = ("manifest", "report")
+"""What an export writes."""
 FOLDER = Path(__file__).parents[1] / "reference" / "schemas"
 HEAD = """# JSON schemas
 
 `manifest.json` and `report.json` of a bundle have JSON Schemas, which the tests hold real files to:
 [manifest.schema.json](schemas/manifest.schema.json), [report.schema.json](schemas/report.schema.json).
-What `--json` prints has a `schema_version`; it grows when a name goes away or changes its meaning.
+What `--json` prints has a `schema_version`; it grows when a name goes away or changes its meaning. Each command has a schema of its own:
 """
 
 
 def schema_page() -> str:
     """The page."""
-    lines = [HEAD]
-    for name in ("manifest", "report"):
+    others = sorted(
+        {path.name for path in FOLDER.iterdir()} - {f"{name}.schema.json" for name in FILES}
+    )
+    lines = [
+        HEAD,
+        *(f"- [{name.removesuffix('.schema.json')}](schemas/{name})" for name in others),
+        "",
+    ]
+    for name in FILES:
         schema = json.loads((FOLDER / f"{name}.schema.json").read_text(encoding="utf-8"))
         lines += [f"## {name}.json", ""]
         for title, part in parts(name, schema):

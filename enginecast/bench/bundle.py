@@ -215,7 +215,9 @@ def _check(model: str | None, against: Sequence[str]) -> None:
         try:
             import torch  # noqa: F401  # before memory is measured: it is no part of an engine
         except ImportError as error:
-            raise MissingError("--against needs torch", hint="pip install torch") from error
+            raise MissingError(
+                "--against needs torch", hint="pip install 'enginecast[export]'"
+            ) from error
 
 
 def _is_gpu(

@@ -18,13 +18,13 @@ from enginecast.cli.options.groups import (
 )
 from enginecast.cli.terminal.output import (
     print_json,
-    print_table,
     progress,
     results,
     results_apart,
     say,
 )
 from enginecast.runtime.sessions.settings import Settings
+from enginecast.verify.report.layout import print_table
 
 if TYPE_CHECKING:
     from enginecast.bench.bundle import Bench, Row

@@ -11,13 +11,13 @@ from enginecast.cli.options.groups import AsJson, Model, ModelFlags, PassFlags, 
 from enginecast.cli.terminal.output import (
     loading,
     print_json,
-    print_table,
     progress,
     results,
     results_apart,
     say,
 )
 from enginecast.errors import UsageError, VerificationError
+from enginecast.verify.report.layout import print_table
 
 if TYPE_CHECKING:
     from enginecast.verify.bisect.culprit import Bisection
@@ -43,6 +43,7 @@ def bisect(
     from enginecast.passes.registry import build
     from enginecast.verify.bisect.culprit import Bisection
 
+    model = model_flags.found(model)
     request = passes.request(model, model_flags.options())
     config, console = request.resolve(), progress()
     pipeline, steps = build(config.pipeline), Steps(console)

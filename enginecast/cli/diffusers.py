@@ -26,7 +26,6 @@ from enginecast.cli.options.groups import (
 from enginecast.cli.terminal.output import (
     loading,
     print_json,
-    print_table,
     progress,
     results,
     results_apart,
@@ -35,6 +34,7 @@ from enginecast.cli.terminal.output import (
 )
 from enginecast.errors import UsageError
 from enginecast.exporters.registry import DEFAULT
+from enginecast.verify.report.layout import print_table
 
 if TYPE_CHECKING:
     from enginecast.pipelines.export import PipelineExport

@@ -7,8 +7,9 @@ import typer
 from rich.console import Console
 
 from enginecast.cli.options.groups import AsJson
-from enginecast.cli.terminal.output import print_json, print_table
+from enginecast.cli.terminal.output import print_json, results, say
 from enginecast.doctor.checks import CPU_FEATURES, Report
+from enginecast.verify.report.layout import print_table
 
 
 def doctor(
@@ -36,7 +37,7 @@ def doctor(
     if as_json:
         print_json(report.to_json())
     else:
-        show(report, Console(emoji=False))
+        show(report, results())
 
 
 def _leftovers(folder: Path, clean: bool, as_json: bool) -> None:
@@ -65,20 +66,20 @@ def _leftovers(folder: Path, clean: bool, as_json: bool) -> None:
         ]
         print_json({"folder": str(folder.resolve()), "leftovers": rows})
         return
-    console = Console(emoji=False)
+    console = results()
     for one, action, is_done in zip(found, actions, done, strict=True):
         what = f"{one.path}: {one.kind}, {one.bytes / 1e6:.1f} MB, {one.seconds / 60:.0f} min old"
         past = {"remove": "removed", "restore": f"is {one.target.name} again"}
         later = {"remove": "--clean removes it", "restore": f"--clean makes it {one.target.name}"}
         state = "in use" if one.in_use else (past if is_done else later)[action]
-        console.print(f"{what}: {state}", markup=False, soft_wrap=True)
+        say(console, f"{what}: {state}")
     if not found:
-        console.print(f"{folder.resolve()}: nothing was left behind", markup=False, soft_wrap=True)
+        say(console, f"{folder.resolve()}: nothing was left behind")
 
 
 def show(report: Report, console: Console) -> None:
     """Print the report for people."""
-    console.print(f"enginecast {report.enginecast} on Python {report.python}, {report.platform}")
+    say(console, f"enginecast {report.enginecast} on Python {report.python}, {report.platform}")
     packages = (
         (p.name, p.version or "-", p.wanted, p.extra or "everything") for p in report.packages
     )
@@ -87,17 +88,17 @@ def show(report: Report, console: Console) -> None:
     for extra in dict.fromkeys(one.extra for one in lacking):
         repairs = [one.repair for one in lacking if one.extra == extra]
         repair = repairs[0] if len(repairs) == 1 else f"pip install 'enginecast[{extra}]'"
-        console.print(f"to add '{extra}': {repair}", markup=False, soft_wrap=True)
+        say(console, f"to add '{extra}': {repair}")
     if report.cpu_features:
         here = report.cpu_features.items()
         features = ((name, "yes" if has else "no", CPU_FEATURES[name][1]) for name, has in here)
         print_table(console, ("CPU feature", "here", "gives"), features)
-    console.print(f"ONNX Runtime providers: {', '.join(report.providers) or 'none'}")
+    say(console, f"ONNX Runtime providers: {', '.join(report.providers) or 'none'}")
     if report.torchscript is not None:
         state = "there, deprecated by PyTorch since 2.11" if report.torchscript else "dropped"
-        console.print(f"TorchScript in torch: {state}")
+        say(console, f"TorchScript in torch: {state}")
     for gpu in report.gpus:
-        console.print(f"GPU: {gpu.name} ({gpu.arch}), {gpu.memory / 2**30:.0f} GiB")
+        say(console, f"GPU: {gpu.name} ({gpu.arch}), {gpu.memory / 2**30:.0f} GiB")
     if not report.gpus:
         with_torch = any(one.name == "torch" and one.version for one in report.packages)
         build = f"torch's CUDA: {report.torch_cuda or 'CPU build'}"
@@ -106,14 +107,14 @@ def show(report: Report, console: Console) -> None:
             if with_torch
             else "torch, which sees it, is not installed"
         )
-        console.print(f"GPU: {seen}")
+        say(console, f"GPU: {seen}")
     if report.tensorrt is not None:
         installed = [one for one in report.tensorrt.libraries if one.installed]
         versions = [f"{one.name} {one.version or 'does not import'}" for one in installed]
-        console.print(f"TensorRT: {', '.join(versions) or 'not installed'}")
-        console.print(f"NVIDIA driver: {report.tensorrt.driver or 'none'}")
+        say(console, f"TensorRT: {', '.join(versions) or 'not installed'}")
+        say(console, f"NVIDIA driver: {report.tensorrt.driver or 'none'}")
     for problem in report.problems:
-        console.print(f"[bold red]problem[/]: {problem.what}")
-        console.print(f"  {problem.repair}", markup=False, soft_wrap=True)
+        say(console, f"problem: {problem.what}", "bold red")
+        say(console, f"  {problem.repair}")
     if not report.problems:
-        console.print("[bold green]no problems[/]")
+        say(console, "no problems", "bold green")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
 
 from enginecast.cli.options.aotinductor import AOTInductorFlags
 from enginecast.cli.options.groups import (
@@ -25,6 +24,7 @@ from enginecast.cli.terminal.output import (
     loading,
     print_json,
     progress,
+    results,
     results_apart,
     say,
     show_log,
@@ -105,7 +105,7 @@ def export(
     from enginecast.compiler.steps import Steps
 
     request = engine.request(
-        model,
+        model_flags.found(model),
         model_flags.options(
             thorough=thorough,
             fallback=engine.fallback,
@@ -128,9 +128,9 @@ def export(
         served = {} if repository is None else {"triton": as_content(repository)}
         print_json({**_as_json(done, steps), "speed": speed, **served})
     else:
-        _show(done, steps, console)
-        if done.speed is not None:
-            say(console, f"{done.speed} (`enginecast bench` says more)")
+        _show(done, steps, quiet)
+        if done.speed is not None and not quiet:
+            say(results(), f"{done.speed} (`enginecast bench` says more)")
         if repository is not None:
             show(repository)
     raise typer.Exit(0 if done.bundle is not None else 1)
@@ -164,16 +164,20 @@ def _target_options(tensorrt: TensorRTFlags, aotinductor: AOTInductorFlags) -> A
     return given[0] if given else None
 
 
-def _show(done: "Export", steps: "Steps", console: Console) -> None:
-    """Everything but the notes that were shown when they were made."""
-    from enginecast.verify.report.tables import print_report
+def _show(done: "Export", steps: "Steps", quiet: bool) -> None:
+    """Everything but the notes that were shown when they were made; of quiet the verdict alone."""
+    from enginecast.verify.report.tables import print_report, print_verdict
 
-    fresh = tuple(note for note in done.report.notes if note not in steps.shown)
-    print_report(replace(done.report, notes=fresh), console)
+    console, report = results(), done.report
+    if quiet:
+        print_verdict(report.verdict, report.floor_dtype, console, tables=False)
+    else:
+        fresh = tuple(note for note in report.notes if note not in steps.shown)
+        print_report(replace(report, notes=fresh), console)
     if done.bundle is not None:
         say(console, f"{done.folder}: {done.nodes} nodes, {done.size / 2**20:.1f} MiB")
         return
-    if any(reason.startswith("unverified branch") for reason in done.report.verdict.reasons):
+    if any(reason.startswith("unverified branch") for reason in report.verdict.reasons):
         say(console, GIVE_INPUTS)
     say(console, f"nothing was published; the report is in {done.folder}")
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from enginecast.cli.options.groups import (
     Arch,
@@ -21,13 +20,14 @@ from enginecast.cli.options.groups import (
 from enginecast.cli.terminal.output import (
     loading,
     print_json,
-    print_table,
     progress,
+    results,
     results_apart,
     say,
     standard_output,
 )
 from enginecast.errors import UsageError
+from enginecast.verify.report.layout import print_table
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -80,6 +80,7 @@ def opt(
     from enginecast.passes.registry import build
 
     lowering = ""
+    model = model_flags.found(model)
     if target is not None:
         config = ExportRequest(
             model, target=target, precision=precision, pipeline=pipeline, device=device, arch=arch
@@ -103,7 +104,7 @@ def opt(
     if as_json:
         print_json(_as_json(done, diffs, ir, output if saved else None))
     else:
-        _show(done, diffs, ir, console)
+        _show(done, diffs, ir)
     for failure in failures:
         say(console, f"error: {failure}", "bold red")
     if failures:
@@ -131,10 +132,11 @@ def _save(program: "ExportedProgram", path: Path) -> None:
     write_file(path, content.getbuffer())
 
 
-def _show(done: "Rewritten", diffs: Sequence[str] | None, ir: str | None, console: Console) -> None:
-    """Tables where progress goes; texts, which may be piped on, on standard output."""
+def _show(done: "Rewritten", diffs: Sequence[str] | None, ir: str | None) -> None:
+    """Print tables; where progress goes if texts go to standard output, to be piped on."""
     from enginecast.verify.metrics import times
 
+    console = results() if diffs is None and ir is None else progress()
     rows = []
     for run, check in zip(done.runs, done.checks, strict=True):
         ratio = "equal" if check.worst_error == 0 else times(check.worst_ratio)

@@ -4,8 +4,9 @@ from dataclasses import fields
 from typing import Any
 
 from enginecast.cli.options.groups import AsJson
-from enginecast.cli.terminal.output import print_json, print_table, results
+from enginecast.cli.terminal.output import print_json, results
 from enginecast.passes.registry import known_passes, pass_class
+from enginecast.verify.report.layout import print_table
 
 
 def passes(as_json: AsJson = False) -> None:
@@ -19,7 +20,7 @@ def passes(as_json: AsJson = False) -> None:
         rows.append(
             {
                 "name": name,
-                "summary": (found.__doc__ or "").strip().splitlines()[0],
+                "summary": _summary(found.__doc__ or ""),
                 "promise": found.promise,
                 "after": sorted(found.after),
                 "options": {
@@ -38,3 +39,9 @@ def passes(as_json: AsJson = False) -> None:
             (row["name"], row["summary"], row["promise"], "\n".join(row["after"]), options)
         )
     print_table(results(), ("pass", "what it does", "promise", "after", "options"), shown)
+
+
+def _summary(text: str) -> str:
+    """The first sentence of a docstring."""
+    paragraph = " ".join(text.strip().partition("\n\n")[0].split())
+    return f"{paragraph.partition('. ')[0].rstrip('.:')}."

@@ -17,12 +17,12 @@ from enginecast.cli.options.groups import (
 )
 from enginecast.cli.terminal.output import (
     print_json,
-    print_table,
     progress,
     results,
     results_apart,
     say,
 )
+from enginecast.verify.report.layout import print_table
 
 if TYPE_CHECKING:
     from enginecast.bench.tune import Row, Tuning
@@ -68,7 +68,7 @@ def tune(
     out = results()
     columns = ["ms", "CPU ms", "speed", "quartiles", "error", "setting"]
     rows = (*found.rows, *found.others)
-    print_table(out, columns, map(_cells, rows), whole=5)
+    print_table(out, columns, map(_cells, rows), whole=5, title=5)
     for row in rows:
         if row.rejected:
             say(out, f"never chosen: {row.label}: {row.rejected}")

@@ -282,7 +282,7 @@ def along_guards(
         (kept if paths == [taken] else left).append(case)
     if not kept:
         raise CaptureError(
-            "no verification input takes the path of the specialised program",
+            "no verification input takes the path of the specialized program",
             hint="Give inputs that do: --inputs FILE.safetensors.",
         )
     if left:

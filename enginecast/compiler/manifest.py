@@ -137,7 +137,7 @@ def _describe_padding(model: Prepared) -> Padding | None:
     if model.mask_input is None:
         return None
     if model.captured.guards:
-        reason = "the engine was specialised"
+        reason = "the engine was specialized"
         return Padding(
             mask=model.mask_input, side="none", reasons=dict.fromkeys(model.model_outputs, reason)
         )

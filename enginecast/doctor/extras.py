@@ -6,6 +6,7 @@ EXTRAS = {
     "torch": "export",
     "sympy": "export",
     "transformers": "export",
+    "huggingface_hub": "export",
     "onnx": "export",
     "onnxscript": "export",
     "onnx_ir": "export",

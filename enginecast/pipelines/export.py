@@ -160,7 +160,9 @@ def _require_names(folder: PipelineFolder, request: PipelineRequest) -> None:
     named = [("--component", name) for name in request.precisions]
     for option, name in (*named, *(("--eager", name) for name in request.eager)):
         if name not in folder.models:
-            what = "has no weights" if name in folder.parts else "is no component of the pipeline"
+            what = (
+                "has no weights" if name in folder.parts else "is not a component of the pipeline"
+            )
             raise UsageError(
                 f"{option} {name}: it {what}",
                 hint=f"Components with weights: {', '.join(folder.models)}.",

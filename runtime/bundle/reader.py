@@ -196,7 +196,7 @@ def _read_manifest(directory: Directory) -> bytes:
         if isinstance(error, PermissionError):
             raise BundleError(f"{directory.root / MANIFEST_NAME}: {error.strerror}") from error
         raise BundleError(
-            f"{directory.root}: expected a bundle, but {MANIFEST_NAME} is missing",
+            f"{directory.root}: expected a bundle, but it has no {MANIFEST_NAME}",
             hint="`enginecast export MODEL -o DIR` makes a bundle.",
         ) from error
 

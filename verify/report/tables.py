@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from enginecast.runtime.bundle.manifest import Fusion, OutputVerdict, Verdict
 from enginecast.verify.emulate.data import Emulation, StoredValues, WeightLoss, tightest
 from enginecast.verify.metrics import BEYOND, times
 from enginecast.verify.report.data import PassCheck, Report
+from enginecast.verify.report.layout import print_table
 from enginecast.verify.verdict import verdict_line
 
 SHOWN = 3
@@ -52,9 +52,10 @@ def print_report(report: Report, console: Console) -> None:
         _print_line(line, console)
 
 
-def print_verdict(verdict: Verdict, dtype: str, console: Console) -> None:
-    """Print how every output was judged, then the verdict and its reasons."""
-    _print_table(outputs_table(verdict.outputs, dtype), console)
+def print_verdict(verdict: Verdict, dtype: str, console: Console, *, tables: bool = True) -> None:
+    """Print how every output was judged (in a table), then the verdict and its reasons."""
+    if tables:
+        _print_table(outputs_table(verdict.outputs, dtype), console)
     is_rejected = verdict.outcome == "rejected"
     _print_line(verdict_line(verdict, dtype), console, "bold red" if is_rejected else "bold green")
     for reason in verdict.reasons[1:] if is_rejected else verdict.reasons:
@@ -69,17 +70,13 @@ def print_emulation(emulation: Emulation, console: Console) -> None:
 
 
 def _print_line(line: str, console: Console, style: str | None = None) -> None:
-    console.print(line, style=style, markup=False, highlight=False)
+    console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_table(table: ReportTable, console: Console) -> None:
     shown = [column for column in table.columns if not column.page_only]
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for index, column in enumerate(shown):
-        made.add_column(column.title, justify="left", no_wrap=index == 0, overflow="fold")
-    for row in table.rows:
-        made.add_row(*(column.cell(row) for column in shown))
-    console.print(made)
+    rows = [[column.cell(row) for column in shown] for row in table.rows]
+    print_table(console, [column.title for column in shown], rows)
 
 
 def _of(name: str, form: str = "{}") -> Callable[[Any], str]:

@@ -74,13 +74,15 @@ def run_fill(request: EncoderRequest, given: Path, cache: Path, options: FillFla
             too_long="truncate" if options.too_long == "truncate" else "error",
             least_chunks=_CHUNKS_EACH * options.workers if options.workers else 1,
         )
-        _require_room(where, schedule, most, len(encoder.tokenizer))
+        added = _added(where, schedule, len(encoder.tokenizer))
+        disk = bytes_in([where.folder.parent]) + added
+        _require_room(where, schedule, most, disk, added)
         if options.dry_run:
             seconds = _estimate(encoder, schedule, options.batch_tokens)
             if options.as_json:
-                print_json(estimate_json(where, schedule, seconds))
+                print_json(estimate_json(where, schedule, disk, seconds))
             else:
-                show_estimate(where, schedule, seconds)
+                show_estimate(where, schedule, disk, seconds)
             return 0
         store = create_store(cache)
         where = store.add(name, encoder.spec, encoder.about, encoder.tokenizer)
@@ -169,31 +171,37 @@ def _index(where: Encodings) -> Index:
     return index
 
 
-def _require_room(
-    where: Encodings, schedule: FillSchedule, most: int | None, tokenizer: int
-) -> None:
-    """Refuse before work what the disk or `--max-disk` (`most`) does not hold.
+def _added(where: Encodings, schedule: FillSchedule, tokenizer: int) -> int:
+    """Bytes that a fill adds to a cache at most: entries, index, records.
 
     A new encoder brings its tokenizer along, which has `tokenizer` bytes.
     """
     if not schedule.to_do:
-        return
-    root = where.folder.parent
+        return 0
     beside = _RECORDS + _INDEXED * schedule.unique + (0 if where.folder.exists() else tokenizer)
     beside += sum(_RECORDED + len(one.text.encode()) for one in schedule.cut)
-    added = schedule.bytes + beside
+    return schedule.bytes + beside
+
+
+def _require_room(
+    where: Encodings, schedule: FillSchedule, most: int | None, disk: int, added: int
+) -> None:
+    """Refuse before work what the disk or `--max-disk` (`most`) does not hold: `disk` bytes in all,
+    `added` of them new.
+    """
+    if not schedule.to_do:
+        return
+    root = where.folder.parent
     require_space(root, added)
-    if most is None:
+    if most is None or disk <= most:
         return
-    now = bytes_in([root])
-    if now + added <= most:
-        return
+    now, beside = disk - added, added - schedule.bytes
     fitting = max(0, int((most - now - beside) / schedule.bytes * schedule.to_do))
     raise MissingError(
         f"{root}: expected at most {decimal(most)} (--max-disk), got {decimal(now)} that are"
         f" there and {decimal(added)} that {schedule.to_do:,} texts add",
-        hint=f"About {fitting:,} of the texts would fit.  Give fewer, allow more, or store less of"
-        " each (--store-dtype bfloat16).",
+        hint=f"About {fitting:,} of the texts would fit.  Give fewer, allow more ({disk}B), or"
+        " store less of each (--store-dtype bfloat16).",
     )
 
 
@@ -316,7 +324,7 @@ def filled_json(where: Encodings, filled: Filled) -> dict[str, Any]:
     }
 
 
-def show_estimate(where: Encodings, schedule: FillSchedule, seconds: float) -> None:
+def show_estimate(where: Encodings, schedule: FillSchedule, disk: int, seconds: float) -> None:
     """What a fill would take."""
     console = results()
     say(console, f"{where.folder.parent}: {where.name}; nothing was written")
@@ -328,13 +336,16 @@ def show_estimate(where: Encodings, schedule: FillSchedule, seconds: float) -> N
         "to encode": f"{schedule.to_do:,} with {schedule.tokens:,} tokens",
         "tokens a text": f"{lengths}, half of them up to {schedule.median:g}",
         "cut": f"{len(schedule.cut):,} that are too long" if schedule.cut else "none is too long",
-        "disk": f"{schedule.bytes:,} bytes ({decimal(schedule.bytes)}) in {shards}",
+        "entries": f"{schedule.bytes:,} bytes ({decimal(schedule.bytes)}) in {shards}",
+        "disk": f"up to {disk:,} bytes ({decimal(disk)}): --max-disk {disk}B",
         "time": f"about {_duration(seconds)} on this machine",
     }
     say_lines(console, lines.items())
 
 
-def estimate_json(where: Encodings, schedule: FillSchedule, seconds: float) -> dict[str, Any]:
+def estimate_json(
+    where: Encodings, schedule: FillSchedule, disk: int, seconds: float
+) -> dict[str, Any]:
     """The same for `--json`."""
     return {
         **_counts(where, schedule),
@@ -347,6 +358,7 @@ def estimate_json(where: Encodings, schedule: FillSchedule, seconds: float) -> d
             "most": schedule.longest,
         },
         "bytes": schedule.bytes,
+        "disk_bytes": disk,  # of the whole cache afterwards, at most: what --max-disk has to allow
         "shards": len(schedule.chunks),
         "seconds": round(seconds, 3),
     }

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import msgspec
 
-from enginecast.cli.terminal.output import print_json, print_table, results, say
+from enginecast.cli.terminal.output import print_json, results, say
 from enginecast.runtime.bundle.manifest import EngineRecord, Fusion, Manifest, Padding
 from enginecast.runtime.bundle.reader import open_bundle
 from enginecast.runtime.bundle.tensor_files import stored_dtypes
 from enginecast.runtime.sessions.registry import REGISTRY, session_class
+from enginecast.verify.report.layout import print_table
 from enginecast.verify.verdict import verdict_line
 
 

@@ -45,6 +45,7 @@ def inspect(
         show_rejected(Path(model), as_json=as_json)
         return
     options = model_flags.options(fallback=engine.fallback)
+    model = model_flags.found(model)
     request = engine.request(model, options, target_options=tensorrt.options())
     _plan(request, model_flags, save_plan, as_json)
 

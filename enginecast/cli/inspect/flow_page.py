@@ -16,10 +16,11 @@ from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.python.quiet import quiet_torch
 from enginecast.capture.refusals.refusal import explain
 from enginecast.capture.sources.source import Source
-from enginecast.cli.terminal.output import print_table, say
+from enginecast.cli.terminal.output import say
 from enginecast.compiler.cases import SEED
 from enginecast.compiler.prepare import Prepared
 from enginecast.errors import CaptureError, EnginecastError
+from enginecast.verify.report.layout import print_table
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from enginecast.cli.inspect.dtypes import INDEX, Dtypes, dtypes_of, print_census
 from enginecast.cli.inspect.flow_page import flow_of, print_flow
 from enginecast.cli.inspect.precision import Advice, advise, emulated, print_advice
 from enginecast.cli.inspect.tensorrt import NetworkCheck, check_network
-from enginecast.cli.terminal.output import print_table, say
+from enginecast.cli.terminal.output import say
 from enginecast.compiler.fusion_contract import expect_fusions
 from enginecast.compiler.manifest import dtype_name
 from enginecast.compiler.prepare import Prepared
@@ -30,6 +30,7 @@ from enginecast.passes.ir.text import dtype_text
 from enginecast.passes.quantize.plan.planning import form_in_words
 from enginecast.passes.registry import build
 from enginecast.verify.emulate.data import Emulation
+from enginecast.verify.report.layout import print_table
 from enginecast.verify.report.tables import print_emulation
 
 

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from enginecast.capture.inputs.examples import Case
-from enginecast.cli.terminal.output import print_table, say
+from enginecast.cli.terminal.output import say
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig
 from enginecast.errors import PassError
@@ -39,6 +39,7 @@ from enginecast.verify.emulate.emulate import emulate
 from enginecast.verify.emulate.profiles import get_profile
 from enginecast.verify.floor import LARGEST_FLOOR
 from enginecast.verify.metrics import compare, masked_outputs, output_names, pool_output
+from enginecast.verify.report.layout import print_table
 
 PRECISIONS = ("fp16", "mixed", "bf16", "fp32")
 """The cheapest first; of those that are as cheap the one that loses less."""

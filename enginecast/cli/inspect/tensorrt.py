@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from torch.export import ExportedProgram
 
-from enginecast.cli.terminal.output import print_table, say
+from enginecast.cli.terminal.output import say
 from enginecast.compiler.engines import lowering_request
 from enginecast.compiler.prepare import Prepared
 from enginecast.compiler.request import EngineConfig
@@ -30,6 +30,7 @@ from enginecast.passes.registry import build
 from enginecast.runtime.bundle.manifest import ShapeRange
 from enginecast.runtime.device.versions import short_version
 from enginecast.runtime.sessions.tensorrt.library import import_tensorrt, newest_version
+from enginecast.verify.report.layout import print_table
 
 NOT_RUN = "not yet run on real TensorRT by us"
 

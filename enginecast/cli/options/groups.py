@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 import typer
 
-from enginecast.cli.terminal.output import loading
+from enginecast.cli.terminal.output import loading, progress, say
 from enginecast.errors import UsageError
 from enginecast.exporters.registry import DEFAULT, TARGETS
 
@@ -72,9 +72,13 @@ Provider = Annotated[
     typer.Option(metavar="NAME", help="ONNX Runtime execution provider; repeatable."),
 ]
 Threads = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Threads within one operator.")
+    int | None, typer.Option(metavar="N", min=1, max=4096, help="Threads within one operator.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables.")]
+Download = Annotated[
+    bool,
+    typer.Option("--download", help="Download MODEL from the Hugging Face hub: OWNER/NAME."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors alone.")]
 Verbose = Annotated[
     int, typer.Option("--verbose", "-v", count=True, help="Show the log.", show_default=False)
 ]
@@ -221,6 +225,11 @@ class ModelFlags:
     width: Width = None
     frames: Frames = None
     allow_code: AllowCode = False
+    download: Download = False
+
+    def found(self, model: str) -> str:
+        """A MODEL argument, or the folder that its files were downloaded to."""
+        return fetched(model) if self.download else model
 
     def source(self, model: str) -> "Source":
         """Open a MODEL argument."""
@@ -305,6 +314,17 @@ class EngineFlags(PassFlags):
             metavar="NAME", help="How far a capture may go: none, rewrite, specialise, torchscript."
         ),
     ] = "torchscript"
+
+
+def fetched(model: str) -> str:
+    """The folder of a model of the Hugging Face hub; what is not such a name stays as it is."""
+    loading()
+    from enginecast.capture.sources.hub import fetch, is_hub_name
+
+    if not is_hub_name(model):
+        return model
+    say(progress(), f"downloading {model}")
+    return str(fetch(model))
 
 
 def require_folder(output: Path) -> None:

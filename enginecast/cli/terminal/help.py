@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 
 EXAMPLES: Mapping[str, tuple[str, str]] = {
     "inspect": (
-        "inspect google/t5 --precision fp16",
+        "inspect intfloat/e5-small-v2 --download --precision fp16",
         "inspect t5.bundle",
     ),
     "export": (
@@ -120,5 +120,7 @@ class WorkOrder(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names, as `--help` and completion show them."""
-        wanted = [word for name in EXAMPLES for word in name.split()]
+        path = ctx.command_path.split()[1:]
+        named = [name.split() for name in EXAMPLES]
+        wanted = [words[len(path)] for words in named if words[: len(path)] == path]
         return sorted(self.commands, key=wanted.index)

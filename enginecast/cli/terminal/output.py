@@ -4,12 +4,11 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.table import Table
 
 WIDTH = 120
 """Columns of tables where nobody has a terminal: module paths should not wrap."""
@@ -65,19 +64,7 @@ def be_quiet(quiet: bool) -> None:
 
 def say(console: Console, text: str, style: str | None = None) -> None:
     """Print lines as they are, however long: who reads a log wants sentences in one piece."""
-    console.print(text, style=style, soft_wrap=True)
-
-
-def print_table(
-    console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]], *, whole: int = 1
-) -> None:
-    """Print a table without frames, whose first columns (`whole` of them) are never broken."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for index, column in enumerate(columns):
-        shown.add_column(column, no_wrap=index < whole, overflow="fold")
-    for row in rows:
-        shown.add_row(*row)
-    console.print(shown)
+    console.print(text, style=style, soft_wrap=True, markup=False, highlight=False)
 
 
 def _console(file: TextIO, quiet: bool = False) -> Console:

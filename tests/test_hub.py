@@ -1,0 +1,160 @@
+"""Models from the Hugging Face hub, of which a small stand-in listens on 127.0.0.1."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exports import cast
+from models import add_tokenizer, tiny_bert
+
+from enginecast.capture.sources.hub import FILES, is_hub_name, model_name
+from enginecast.capture.sources.source import open_source
+from enginecast.errors import SourceError
+from enginecast.runtime.bundle.reader import open_bundle
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+NAME = "maker/tiny-bert"
+
+
+class Hub(ThreadingHTTPServer):
+    """Serves one repository as the hub does."""
+
+    files: dict[str, bytes]
+    asked: list[str]
+
+
+class Answers(BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_HEAD(self) -> None:
+        self.do_GET(body=False)
+
+    def do_GET(self, body: bool = True) -> None:
+        path = self.path.partition("?")[0]
+        files = self.server.files
+        if path.startswith(f"/api/models/{NAME}/tree/"):
+            listed = [
+                {"type": "file", "path": name, "size": len(data), "oid": _oid(data)}
+                for name, data in files.items()
+            ]
+            self._send(200, json.dumps(listed).encode(), body)
+        elif path.startswith(f"/api/models/{NAME}"):
+            siblings = [{"rfilename": name} for name in files]
+            about = {"id": NAME, "sha": SHA, "siblings": siblings, "private": False}
+            self._send(200, json.dumps(about).encode(), body)
+        elif path.startswith(f"/{NAME}/resolve/") and (name := path.split("/", 5)[5]) in files:
+            self.server.asked += [name] if body else []
+            self._send(200, files[name], body, ETag=f'"{_oid(files[name])}"')
+        else:
+            self._send(404, b"{}", body, **{"X-Error-Code": "RepoNotFound"})
+
+    def _send(self, code: int, data: bytes, body: bool, **headers: str) -> None:
+        self.send_response(code)
+        for name, value in {"X-Repo-Commit": SHA, "Content-Length": len(data), **headers}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Keep the log to itself."""
+
+
+def _oid(data: bytes) -> str:
+    return hashlib.sha1(data, usedforsecurity=False).hexdigest()
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    folder = tmp_path / "files"
+    tiny_bert(folder)
+    add_tokenizer(folder)
+    with Hub(("127.0.0.1", 0), Answers) as found:
+        found.files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        found.files |= {"modeling.py": b"raise SystemExit", "pytorch_model.bin": b"pickle"}
+        found.asked = []
+        thread = threading.Thread(target=found.serve_forever, daemon=True)
+        thread.start()
+        yield found
+        found.shutdown()
+        thread.join()
+
+
+def run(tmp_path: Path, endpoint: str, *words: object) -> "subprocess.CompletedProcess[str]":
+    """Run a command with its own cache of the hub, which is read when the library is imported."""
+    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+    settings |= {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
+    return subprocess.run(
+        [sys.executable, "-m", "enginecast", *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | settings,
+    )
+
+
+def test_a_model_is_downloaded_and_exported(hub: Hub, tmp_path: Path) -> None:
+    endpoint = f"http://127.0.0.1:{hub.server_port}"
+    bundle = tmp_path / "bundle"
+    done = run(tmp_path, endpoint, "export", NAME, "-o", bundle, "--download", "--no-speed")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(f"loading torch\ndownloading {NAME}\n")
+    assert "verified: " in done.stdout
+    assert open_bundle(bundle).manifest.model.name == "tiny-bert"
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(hub.asked)
+    assert not {"modeling.py", "pytorch_model.bin"} & set(hub.asked)
+
+
+def test_what_the_hub_does_not_have_is_bad_input(hub: Hub, tmp_path: Path) -> None:
+    endpoint = f"http://127.0.0.1:{hub.server_port}"
+    done = run(tmp_path, endpoint, "inspect", "maker/other", "--download")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"error: maker/other: {endpoint}: no such model, or a private one\n" in done.stderr
+    del hub.files["model.safetensors"]
+    done = run(tmp_path, endpoint, "inspect", NAME, "--download")
+    assert done.returncode == 2
+    assert "has its config, and no weights as safetensors" in done.stderr
+
+
+def test_a_hub_that_is_not_there_lacks(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as gone:
+        endpoint = f"http://127.0.0.1:{gone.server_port}"
+    done = run(tmp_path, endpoint, "opt", NAME, "--pipeline", "canonicalize", "--download")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert f"error: {NAME}: {endpoint} cannot be reached: " in done.stderr
+    assert f"\nWhere it can: hf download {NAME} --local-dir tiny-bert\n" in done.stderr
+    assert done.stderr.count("error: ") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_without_download_the_line_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    done = cast(capsys, "export", "google/t5-v1_1-small", "-o", "out", "--json")
+    assert done.code == 2
+    assert "hf download google/t5-v1_1-small --local-dir t5-v1_1-small" in done.json["hint"]
+    with pytest.raises(SourceError, match="not a model here"):
+        open_source(NAME)
+
+
+@pytest.mark.parametrize(
+    "model", ["./t5", "/models/t5", "t5", "a/b/c", "package.module:make", "a/b.pt2", "a/..", "-a/b"]
+)
+def test_what_is_not_a_name(model: str) -> None:
+    assert not is_hub_name(model)
+
+
+def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_hub_name(NAME)
+    (tmp_path / NAME).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert not is_hub_name(NAME)  # a folder here comes first
+    assert model_name(tmp_path / NAME) == "tiny-bert"
+    assert model_name(tmp_path / "models--maker--tiny-bert" / "snapshots" / SHA) == "tiny-bert"
+    assert not any(pattern.endswith((".py", ".bin", "*")) for pattern in FILES)
