@@ -23,12 +23,14 @@ class PassCheck:
     """Module path, or "output 'NAME'": the first failing place, or the one with the largest error
     in floors."""
     worst_source: str
-    worst_error: float
-    worst_ratio: float
-    """Error over floor; 0 for a value that is bit-equal."""
-    modules: Mapping[str, float] = field(default_factory=dict)
+    worst_error: float | None
+    """None: values there are infinite or NaN, since this pass or one before it, and finite in
+    fp64."""
+    worst_ratio: float | None
+    """Error over floor; 0 for a value that is bit-equal; None as above."""
+    modules: Mapping[str, float | None] = field(default_factory=dict)
     """Module path -> relative L2 error against fp64 after the pass; for "exact" the change from
-    before."""
+    before; None as above."""
     moved: tuple[str, ...] = ()
     """Modules whose last value is another one since this pass."""
     failure: str = ""
