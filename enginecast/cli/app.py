@@ -77,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     warnings.showwarning = show_warning
     output.be_quiet(False)
+    output.remember_command(arguments)
     as_json = "--json" in arguments
     received = end_as_interrupted()
     try:

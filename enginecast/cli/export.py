@@ -22,6 +22,7 @@ from enginecast.cli.options.groups import (
 )
 from enginecast.cli.options.tensorrt import TensorRTFlags
 from enginecast.cli.terminal.output import (
+    command_line,
     loading,
     print_json,
     progress,
@@ -88,7 +89,7 @@ def export(
     """Make an engine, compare it with eager, publish a bundle."""
     show_log(verbose)
     loading()
-    from enginecast.bench.export import export_speed
+    from enginecast.bench.export import export_timing
     from enginecast.compiler import session
     from enginecast.compiler.steps import Steps
 
@@ -105,10 +106,11 @@ def export(
         threads=threads,
         overwrite=overwrite,
         drop_guilty=drop_guilty,
+        command=command_line(),
     )
     console = progress(quiet)
     steps = Steps(console)
-    measure = None if no_speed else partial(export_speed, threads=threads)
+    measure = None if no_speed else partial(export_timing, threads=threads)
     done = session.export(request, steps, measure)
     if as_json:
         speed = None if done.speed is None else done.speed.to_json()
