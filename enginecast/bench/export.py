@@ -1,4 +1,4 @@
-"""How fast an engine that is about to be published is here, and where its time goes: a few calls."""
+"""How fast an engine is here before it is published, and where its time goes: a few calls."""
 
 import time
 from collections.abc import Mapping

@@ -21,6 +21,7 @@ from enginecast.cli.inspect.command import inspect
 from enginecast.cli.opt import opt
 from enginecast.cli.options.common import common
 from enginecast.cli.passes import passes
+from enginecast.cli.report import report
 from enginecast.cli.run import run
 from enginecast.cli.sign import sign, trust
 from enginecast.cli.terminal import output
@@ -122,6 +123,7 @@ for command in (
     inspect,
     export,
     verify,
+    report,
     run,
     bench,
     tune,

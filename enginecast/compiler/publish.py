@@ -142,7 +142,7 @@ class Timing:
 
 
 Measure = Callable[[Candidate, Bundle, float], Timing]
-"""Times the engines of a bundle that is about to be published, after an export of so many seconds."""
+"""Times the engines of a bundle before it is published, after an export of so many seconds."""
 
 
 @dataclass(frozen=True)

@@ -125,10 +125,13 @@ def _with_diff(details: PassDetails, before: str, after: str) -> PassDetails:
 
 def _with_drawings(details: PassDetails, before: _Text, after: _Text) -> PassDetails:
     kinds: dict[str, dict[str, None]] = {}
-    for module in _changed_modules(before, after):
-        kinds.setdefault(re.sub(r"\b\d+\b", "*", module), {})[module] = None
-    # The kind that is changed most often says most of the pass; the model itself says least.
-    ranked = sorted(kinds, key=lambda kind: (kind == "", -len(kinds[kind])))
+    weight: Counter[str] = Counter()
+    for module, is_alone in _changed(before, after):
+        kind = re.sub(r"\b\d+\b", "*", module)
+        kinds.setdefault(kind, {})[module] = None
+        weight[kind] += NODES if is_alone else 1
+    # The kind with the most ops that came or went says most of the pass; the model itself least.
+    ranked = sorted(kinds, key=lambda kind: (kind == "", -weight[kind]))
     drawings = []
     for kind in ranked[:DRAWINGS]:
         module = next(iter(kinds[kind]))
@@ -139,15 +142,15 @@ def _with_drawings(details: PassDetails, before: _Text, after: _Text) -> PassDet
     return replace(details, drawings=tuple(drawings), drawings_left_out=left_out)
 
 
-def _changed_modules(before: _Text, after: _Text) -> Iterator[str]:
-    """Modules of the ops that one side has alone, or writes differently; in order of execution."""
-    found = {
-        op.module: None
-        for one, other in ((before, after), (after, before))
-        for op in one.nodes.values()
-        if op.kind == "call_function" and _state(op.name, one, other, "new") != "same"
-    }
-    yield from found
+def _changed(before: _Text, after: _Text) -> Iterator[tuple[str, bool]]:
+    """The module of each op that one side has alone, or writes differently, and whether it is
+    alone.
+    """
+    for one, other in ((before, after), (after, before)):
+        for op in one.nodes.values():
+            state = _state(op.name, one, other, "new")
+            if op.kind == "call_function" and state != "same":
+                yield op.module, state == "new"
 
 
 def _state(name: str, here: _Text, there: _Text, alone: str) -> str:
@@ -188,7 +191,7 @@ def _graph(kept: Sequence[str], here: _Text, there: _Text, alone: str) -> tuple[
         each
         for name in kept
         for each in here.nodes[name].inputs
-        if each not in inside and not _is_weight(each, here)
+        if each not in inside and not _is_weight(each, here) and not _is_size(each, here)
     )
     places = {name: index for index, name in enumerate((*outside, *kept))}
     made = []
@@ -212,6 +215,11 @@ def _graph(kept: Sequence[str], here: _Text, there: _Text, alone: str) -> tuple[
 def _is_weight(name: str, text: _Text) -> bool:
     line = text.lines.get(name, "")
     return any(word in line for word in _WEIGHTS)
+
+
+def _is_size(name: str, text: _Text) -> bool:
+    """A number of a shape, which many ops read and no drawing needs."""
+    return _value(text.lines.get(name, "")) == "sym"
 
 
 def _weight(name: str, text: _Text) -> str:

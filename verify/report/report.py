@@ -1,11 +1,13 @@
-"""Writes a report: `report.json`, and one static `report.html`."""
+"""Writes a report, `report.json` and one static `report.html`, and reads it again."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from enginecast.verify.report.data import Report
+from enginecast.errors import BundleError
+from enginecast.verify.report.data import SCHEMA_VERSION, Report
 from enginecast.verify.report.page import page_of
 
 JSON_NAME = "report.json"
@@ -18,6 +20,41 @@ def write_report(folder: Path, report: Report) -> tuple[Path, Path]:
     as_json.write_text(to_json(report), encoding="utf-8")
     as_html.write_text(page_of(report), encoding="utf-8")
     return as_json, as_html
+
+
+def read_report(folder: Path) -> Report:
+    """The report in the folder of a bundle, or of an engine that was rejected.
+
+    Raises:
+        BundleError: there is none, it cannot be read, or a newer version wrote it.
+    """
+    file = folder / JSON_NAME
+    if not folder.is_dir():
+        found = "a file" if folder.exists() else "nothing"
+        raise BundleError(
+            f"{folder}: expected the folder of a bundle or of a rejected engine, got {found}"
+        )
+    try:
+        data = file.read_bytes()
+        version = msgspec.json.decode(data, type=_Version).schema_version
+        if version > SCHEMA_VERSION:
+            raise BundleError(
+                f"{file}: schema_version is {version}, and this version reads up to"
+                f" {SCHEMA_VERSION}",
+                hint="A newer enginecast wrote it; read it with that.",
+            )
+        return msgspec.json.decode(data, type=Report)
+    except OSError as error:
+        raise BundleError(
+            f"{file}: {error.strerror}", hint="An export writes it; `cp` of a bundle keeps it."
+        ) from error
+    except msgspec.MsgspecError as error:
+        raise BundleError(f"{file}: not a report of this version: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Version:
+    schema_version: int = 1
 
 
 def to_json(report: Report) -> str:
