@@ -15,7 +15,10 @@ from enginecast.cli.terminal.help import EXAMPLES
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
 
 Capture = pytest.CaptureFixture[str]
-ORDER = "inspect export verify report run bench tune opt bisect passes diffusers cache sign trust doctor"
+ORDER = (
+    "inspect export verify report run bench tune opt bisect passes diffusers cache sign trust"
+    " doctor"
+)
 
 
 def commands() -> dict[str, Any]:

@@ -25,6 +25,8 @@ from enginecast.verify.verdict import verdict_line
 
 ROWS = 600
 """Most rows of a table; the rest is in report.json."""
+LONG, BEGINNING = 110, 72
+"""Characters of a cell that is folded, and what is shown of it."""
 SMALL = 14
 """Nodes of a drawing that fits a screen."""
 LOG = "build.log has all of it"
@@ -88,7 +90,8 @@ def _facts(report: Report) -> Iterator[Html]:
         rewritten = sum(check.rewritten for check in report.passes)
         yield fact("passes", f"{len(report.passes)}", f"{rewritten:,} places rewritten")
     where = report.verdict.where
-    yield fact("judged on", where.provider or "no engine", where.device)
+    provider = where.provider.removesuffix("ExecutionProvider") or "no engine"
+    yield fact("judged on", provider, where.device)
 
 
 def _sections(report: Report) -> Iterator[tuple[str, Html | None]]:
@@ -111,8 +114,8 @@ def _sections(report: Report) -> Iterator[tuple[str, Html | None]]:
 def _about_strip() -> Html:
     return tag(
         "p",
-        "Relative L2 error of what leaves each module, in order of execution, on a logarithmic axis;"
-        " the last state of the program first. Point at a bar for its module.",
+        "Relative L2 error of what leaves each module, in order of execution, on a logarithmic"
+        " axis; the last state of the program first. Point at a bar for its module.",
         class_="quiet",
     )
 
@@ -126,8 +129,10 @@ def table_of(table: ReportTable) -> Html | None:
     for row in table.rows[:ROWS]:
         cells = [tag("td", tag("code", first.cell(row)))]
         for column in others:
-            kind = "bad" if column.is_bad(row) else "wide" if column.is_wide else None
-            cells.append(tag("td", column.cell(row), class_=kind, data_value=column.value(row)))
+            kinds = ["bad"] * column.is_bad(row) + ["wide"] * column.is_wide
+            kind = " ".join(kinds) or None
+            text = _folded(column.cell(row)) if column.is_wide else column.cell(row)
+            cells.append(tag("td", text, class_=kind, data_value=column.value(row)))
         rows.append(tag("tr", *cells))
     head = tag("tr", *(tag("th", column.title, scope="col") for column in table.columns))
     left = len(table.rows) - ROWS
@@ -137,6 +142,13 @@ def table_of(table: ReportTable) -> Html | None:
             tag("p", f"{left} more rows are in report.json", class_="quiet") if left > 0 else None,
         )
     )
+
+
+def _folded(text: str) -> Child:
+    """A cell whose text would make its row tall shows how it begins."""
+    if len(text) <= LONG:
+        return text
+    return tag("details", tag("summary", f"{text[:BEGINNING].rstrip()}…"), text)
 
 
 def scrolling(child: Html) -> Html:

@@ -70,7 +70,7 @@ def draw_plan(plan: Plan) -> Html:
         "svg",
         tag("text", "weights: before, after", x=BYTES[0], y=14),
         tag("text", f"error of the layer, 1e{low} to 1e{high}", x=ERROR[0], y=14),
-        tag("text", f"times faster, to {gains:.1f}", x=GAIN[0], y=14),
+        tag("text", f"times faster: 1, {gains:.1f}", x=GAIN[0], y=14),
         *(
             tag("line", x1=x, x2=x, y1=22, y2=height - 4, class_="grid")
             for x in (ERROR[0], ERROR[0] + ERROR[1], GAIN[0] + GAIN[1] / gains)
@@ -136,5 +136,8 @@ def _row(row: _Row, y: int, most: int, decades: tuple[int, int], gains: float) -
 
 
 def _cut(text: str) -> str:
-    """The end of a name says most."""
-    return text if len(text) <= NAME else f"…{text[1 - NAME :]}"
+    """The end of a name says most, and whole parts of it are read best."""
+    parts = text.split(".")
+    while len(parts) > 1 and len(".".join(parts)) > NAME:
+        parts = parts[1:]
+    return ".".join(parts)[-NAME:]

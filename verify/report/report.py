@@ -58,6 +58,9 @@ class _Version:
 
 
 def to_json(report: Report) -> str:
-    """All of a report; the same text for the same report."""
+    """All of a report; the same text for the same report.
+
+    Modules and steps keep their order, which is that of execution.
+    """
     content = msgspec.to_builtins(report)
-    return json.dumps(content, sort_keys=True, indent=1, allow_nan=False) + "\n"
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"

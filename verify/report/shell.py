@@ -59,8 +59,9 @@ table { border-collapse: collapse; width: 100%; font-size: .875rem; overflow-wra
 th, td { text-align: left; vertical-align: top; padding: .3rem .9rem .3rem 0;
   border-bottom: 1px solid var(--line); }
 th { font-weight: 600; white-space: nowrap; color: var(--quiet); }
-td { font-variant-numeric: tabular-nums; white-space: pre-line; }
-td:first-child { overflow-wrap: anywhere; min-width: 10rem; } td.wide { min-width: 14rem; }
+td { font-variant-numeric: tabular-nums; white-space: nowrap; }
+td:first-child { overflow-wrap: anywhere; white-space: normal; min-width: 10rem; } td.wide {
+  min-width: 15rem; white-space: pre-line; overflow-wrap: anywhere; }
 td.bar { min-width: 6rem; } td.bar i { display: block; height: .7rem; margin-top: .35rem;
   border-radius: 2px; background: var(--accent); min-width: 1px; }
 th button { font: inherit; color: inherit; background: none; border: 0; padding: 0;
@@ -72,7 +73,9 @@ th[aria-sort=descending] button::after { content: "↓"; opacity: 1; }
 .lost-text { color: var(--lost); font-weight: 600; }
 details { border: 1px solid var(--line); border-radius: 6px; margin: .4rem 0; padding: 0 .75rem; }
 details[open] { padding-bottom: .75rem; } details details { background: var(--card); }
-summary { cursor: pointer; padding: .4rem 0; } summary span { color: var(--quiet); }
+td details, td details[open] { border: 0; margin: 0; padding: 0; background: none; }
+td summary { padding: 0; } summary { cursor: pointer; padding: .4rem 0; } summary span {
+  color: var(--quiet); }
 .legend { font-size: .8rem; color: var(--quiet); display: flex; flex-wrap: wrap; gap: .25rem 1.1rem;
   max-width: none; } .entry { white-space: nowrap; max-width: 100%; }
 .ramp i { display: inline-block; width: .8rem; height: .7rem; vertical-align: -.05rem; }
@@ -97,7 +100,8 @@ summary { cursor: pointer; padding: .4rem 0; } summary span { color: var(--quiet
   color: var(--quiet); font-variant-numeric: tabular-nums; }
 .blocks { display: flex; padding-left: 3rem; font-size: .72rem; color: var(--quiet); }
 .blocks span { flex-basis: 0 !important; min-width: 0; overflow: hidden; white-space: nowrap;
-  border-left: 1px solid var(--line); padding-left: 2px; min-height: 1.1rem; }
+  min-height: 1.1rem; }
+.blocks .label { border-left: 1px solid var(--quiet); padding-left: 2px; }
 pre { margin: .5rem 0; overflow-x: auto; background: var(--card); border-radius: 6px;
   padding: .5rem 0; max-height: 32rem; }
 pre span { display: block; padding: 0 .75rem; width: max-content; min-width: 100%; }

@@ -32,6 +32,9 @@ _STOPS = (
     (1.0, (186, 56, 28)),
 )
 
+NARROW = 0.06
+"""Part of the width from which on a name fits below its bars."""
+
 Errors = Mapping[str, float | None]
 
 
@@ -112,9 +115,8 @@ def draw_strip(report: Report) -> Html | None:
     folded = None
     if len(drawn) > SHOWN:
         more = len(drawn) - SHOWN
-        folded = tag(
-            "details", tag("summary", f"{more} earlier passes"), *drawn[SHOWN:], class_="more"
-        )
+        title = tag("summary", f"{more} earlier {'pass' if more == 1 else 'passes'}")
+        folded = tag("details", title, *drawn[SHOWN:])
     lost = any(error is None for row in rows for error in row.errors.values())
     return join(
         (
@@ -275,20 +277,24 @@ def block_of(module: str) -> str:
 
 
 def _labels(bars: Sequence[Bar]) -> Iterator[Html]:
-    runs = [
-        (block, len(list(same))) for block, same in groupby(bars, lambda b: block_of(b.modules[0]))
-    ]
-    numbered = [block for block, _ in runs if block.rpartition(".")[2].isdigit()]
+    """A label under the longest run of bars of each block: fused ops may stand between others."""
+    blocks = [block_of(bar.modules[0]) for bar in bars]
+    runs = [(block, len(list(same))) for block, same in groupby(blocks)]
+    longest: dict[str, int] = {}
+    for index, (block, count) in enumerate(runs):
+        if block not in longest or count > runs[longest[block]][1]:
+            longest[block] = index
+    numbered = [block for block in longest if block.rpartition(".")[2].isdigit()]
     step = math.ceil(len(numbered) / LABELS) or 1
-    first = True
-    for block, count in runs:
+    for index, (block, count) in enumerate(runs):
         parent, _, last = block.rpartition(".")
-        is_number = last.isdigit()
-        text = last or block or "model"
-        if is_number:
-            text = f"{parent.rpartition('.')[2]} {last}" if first and count > 8 else last
-            first = False
-            text = text if int(last) % step == 0 else ""
-        elif count / len(bars) < 0.06:
+        text = last or "model"
+        if longest[block] != index:
             text = ""
-        yield tag("span", text, style=f"flex:{count}", title=block or "the model itself")
+        elif block in numbered:
+            text = f"{parent.rpartition('.')[2]} {last}" if block == numbered[0] else last
+            text = text if int(last) % step == 0 else ""
+        elif count / len(bars) < NARROW:
+            text = ""
+        kind = "label" if text else None
+        yield tag("span", text, style=f"flex:{count}", title=block or "the model", class_=kind)

@@ -14,7 +14,7 @@ from enginecast.verify.report.data import PassCheck, PlannedLayer, Report
 from enginecast.verify.verdict import verdict_line
 
 SHOWN = 3
-"""Modules in the table on a terminal; the report has all."""
+"""Modules in the table on a terminal, and that are named in a cell; report.json has all."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,11 @@ def passes_table(passes: Sequence[PassCheck]) -> ReportTable:
             _error,
             is_bad=lambda row: bool(row.failure) or row.worst_error is None,
         ),
-        Column("worst place", lambda row: f"{row.worst_place} {row.worst_source}".strip()),
+        Column(
+            "worst place",
+            lambda row: f"{row.worst_place} {row.worst_source}".strip(),
+            is_wide=True,
+        ),
         Column("found", _found, page_only=True, is_wide=True),
     )
     return ReportTable(passes, columns)
@@ -147,14 +151,17 @@ def _error(check: PassCheck) -> str:
 
 
 def _found(check: PassCheck) -> str:
-    moved = f"other values now leave {', '.join(check.moved)}" if check.moved else ""
+    named = ", ".join(check.moved[:SHOWN])
+    more = len(check.moved) - SHOWN
+    named = f"{named} and {more} more" if more > 0 else named
+    moved = f"other values now leave {named}" if check.moved else ""
     return "\n".join(filter(None, (check.failure, moved)))
 
 
 def fusions_table(fusions: Sequence[Fusion]) -> ReportTable:
     names = ("kind", "expected", "program", "engine", "runtime")
     columns = [Column("fusion" if name == "kind" else name, _of(name)) for name in names]
-    missing = Column("missing", lambda row: "\n".join(row.missing))
+    missing = Column("missing", lambda row: "\n".join(row.missing), is_wide=True)
     return ReportTable(fusions, (*columns, missing))
 
 
