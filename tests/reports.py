@@ -124,7 +124,7 @@ def full(blocks: int = 6, passes: int = 5) -> Report:
         ),
         diff="\n".join(["@@ -1 +1 @@", "-%a: f32[s0, s1] = aten.mul", "+%b: f32[s0]" + "x" * 200]),
         diff_left_out=4000,
-        drawings=(Drawing("encoder.block.0", graph, graph[:5], blocks, 7),) * 3,
+        drawings=(Drawing("encoder.block.0", graph, graph[:5], blocks, 7),) * 2,
     )
     checks = [
         PassCheck(

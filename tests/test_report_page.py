@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from browser import PROGRAM, Browser, browser
 from exports import Exports
 from reports import full, report
 
+from enginecast.compiler.shown import shown_plan
+from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
 from enginecast.verify.report.comparison import Side, compare
 from enginecast.verify.report.comparison_page import comparison_page_of
 from enginecast.verify.report.page import page_of
@@ -145,13 +148,11 @@ def test_a_large_model_makes_no_large_page() -> None:
     assert " to encoder.block." in page  # neighbors share a bar
 
 
-def test_a_real_export_has_all_of_it(exports: Exports) -> None:
-    made = exports("t5", "int8").report
+def test_a_real_export_says_where_it_comes_from_and_what_its_passes_did(exports: Exports) -> None:
+    made = exports("t5", "bf16").report
     assert made.origin is not None
     assert set(made.origin.fingerprint) >= {"weights", "config"}
-    assert made.plan is not None
-    quantized = [layer for layer in made.plan.layers if layer.choice != "keep"]
-    assert all(layer.bytes < layer.bytes_before for layer in quantized)
+    assert (made.size > 0, made.nodes > 0) == (True, True)
     for check in made.passes:
         assert check.details is not None
         sites = sum(group.count for group in check.details.sites) + check.details.sites_left_out
@@ -163,6 +164,35 @@ def test_a_real_export_has_all_of_it(exports: Exports) -> None:
     assert [n.op for n in drawing.after if n.state == "new"] == ["rms_norm"]
     assert {n.op for n in drawing.before if n.state == "gone"} >= {"pow", "rsqrt", "mean"}
     assert "+%" in fused.diff
-    page = page_of(made)
-    assert "<h2" in page
-    assert len(page) < LARGE
+    assert len(page_of(made)) < LARGE
+
+
+@pytest.mark.slow
+def test_a_real_plan_is_shown_layer_by_layer(exports: Exports) -> None:
+    made = exports("t5", "int8").report
+    assert made.plan is not None
+    quantized = [layer for layer in made.plan.layers if layer.choice != "keep"]
+    assert quantized
+    assert all(layer.bytes < layer.bytes_before for layer in quantized)
+    assert 'id="quantization"' in page_of(made)
+
+
+def test_a_plan_has_the_bytes_of_weights_and_scales() -> None:
+    layer = LayerPlan(
+        module="wi",
+        source="m.py:1",
+        kind="linear",
+        weight="wi.weight",
+        shape=(64, 256),
+        choice="storage",
+        bits=4,
+        weights="block",
+        block=32,
+        error=0.01,
+    )
+    kept = msgspec.structs.replace(layer, module="wo", choice="keep")
+    plan = QuantizationPlan(format="int8", arch="cpu", max_error=0.1, layers=(layer, kept))
+    stored, whole = shown_plan(plan, "fp32").layers
+    assert (stored.bytes_before, stored.bytes) == (64 * 256 * 4, 64 * 256 // 2 + 64 * 8 * 4)
+    assert (whole.bytes, whole.scaling) == (64 * 256 * 4, "")
+    assert shown_plan(plan, "fp16").layers[1].bytes == 64 * 256 * 2

@@ -11,6 +11,9 @@ from enginecast.cli.terminal.output import print_json, print_table, results, res
 from enginecast.errors import UsageError
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
 
+SHOWN = 24
+"""Lines of a table on a terminal."""
+
 if TYPE_CHECKING:
     from enginecast.verify.report.comparison import Comparison, Side
 
@@ -109,10 +112,12 @@ def _print(found: "Comparison", output: Path | None) -> None:
             continue
         columns = (heading, found.one.path, found.other.path, "change")
         rows = [
-            (line.name, line.one, line.other, line.change + " worse" * line.is_worse)
-            for line in different
+            (line.name, line.one, line.other, f"{line.change}{' worse' * line.is_worse}".strip())
+            for line in different[:SHOWN]
         ]
         print_table(console, columns, rows)
+        if len(different) > SHOWN:
+            say(console, f"{len(different) - SHOWN} more differ; -o FILE.html and --json have them")
         if same:
             say(console, f"{same} more are equal")
     if output is not None:

@@ -21,7 +21,7 @@ GROUPS, PLACES = 40, 24
 """Most groups of sites of a pass, and places that are named of each."""
 DIFF_LINES, LINE = 160, 240
 """Most lines of a difference, and characters of one."""
-DRAWINGS, NODES = 3, 36
+DRAWINGS, NODES = 2, 36
 """Most modules of a pass that are drawn, and nodes on each side."""
 LARGEST = 12_000
 """Lines of a program from which on no difference is made: it would take longer than the pass."""

@@ -1,16 +1,15 @@
 """Two reports side by side: one precision beside another, or a version beside the next."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from enginecast.runtime.bundle.manifest import Manifest
 from enginecast.verify.metrics import times
-from enginecast.verify.report.data import PlannedLayer, Report
+from enginecast.verify.report.data import Plan, PlannedLayer, Report
 from enginecast.verify.report.tables import size
 from enginecast.verify.verdict import verdict_line
-
-MEBIBYTE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -140,14 +139,13 @@ def _warnings(one: Side, other: Side) -> Iterator[str]:
             f"errors are in units of different floors: eager {one.report.floor_dtype} and eager"
             f" {other.report.floor_dtype}; the relative L2 errors compare"
         )
-    if _shapes(one.report) != _shapes(other.report):
+    shapes = [
+        None if p is None else dict(p.shapes) for p in (one.report.profile, other.report.profile)
+    ]
+    if None not in shapes and shapes[0] != shapes[1]:
         yield "the engines were timed at different shapes"
     if one.report.verdict.where.device != other.report.verdict.where.device:
         yield "the engines were judged on different devices"
-
-
-def _shapes(report: Report) -> object:
-    return None if report.profile is None else dict(report.profile.shapes)
 
 
 def _identity(one: Side, other: Side) -> Iterator[Line]:
@@ -214,8 +212,10 @@ def _outputs(one: Report, other: Report) -> Iterator[Line]:
             texts = ["-" if each is None else "there" for each in pair]
             yield Line(name, texts[0], texts[1])
             continue
+        # What a precision costs is no fault: beside another one, units of its floor are judged.
+        alike = one.floor_dtype == other.floor_dtype
         for field_name, title, form, judged in (
-            ("error", "relative L2", "{:.2e}", True),
+            ("error", "relative L2", "{:.2e}", alike),
             ("ratio", "error over eager's", "", True),
             ("floor", "eager's own error", "{:.2e}", False),
             ("cosine", "least cosine", "{:.7f}", False),
@@ -226,7 +226,9 @@ def _outputs(one: Report, other: Report) -> Iterator[Line]:
                 continue
             show = form.format if form else times
             line = _number(f"{name}: {title}", a, b, show, judged=judged)
-            is_lost = judged and b is None
+            is_lost = field_name in ("error", "ratio") and b is None
+            if field_name in ("cosine", "sqnr_db"):
+                line = Line(line.name, line.one, line.other)
             yield Line(
                 line.name, line.one, line.other, line.change, line.is_worse or is_lost, (a, b)
             )
@@ -269,7 +271,6 @@ def _plan(one: Report, other: Report) -> Iterator[Line]:
     plans = (one.plan, other.plan)
     if plans == (None, None):
         return
-    layers = [{} if p is None else {x.module or x.kind: x for x in p.layers} for p in plans]
     for name in ("bytes", "predicted_error", "max_error"):
         values = []
         for plan in plans:
@@ -281,10 +282,20 @@ def _plan(one: Report, other: Report) -> Iterator[Line]:
                 values.append(getattr(plan, name))
         show = (lambda n: size(int(n))) if name == "bytes" else "{:.2e}".format
         yield _number(name.replace("_", " "), values[0], values[1], show)
+    counts = ["-" if plan is None else _counts(plan) for plan in plans]
+    yield Line("layers", *counts)
+    if None in plans:
+        return
+    layers = [{x.module or x.kind: x for x in plan.layers} for plan in plans if plan is not None]
     for module in dict.fromkeys([*layers[0], *layers[1]]):
         left, right = (_layer(side.get(module)) for side in layers)
         if left != right:
             yield Line(module, left, right)
+
+
+def _counts(plan: Plan) -> str:
+    found = Counter(layer.choice for layer in plan.layers)
+    return ", ".join(f"{count} {choice}" for choice, count in sorted(found.items()))
 
 
 def _layer(layer: PlannedLayer | None) -> str:

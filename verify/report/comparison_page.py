@@ -1,10 +1,16 @@
 """The page of a comparison."""
 
+from collections.abc import Sequence
+
 from enginecast.verify.report.comparison import Comparison, Line, Side
+from enginecast.verify.report.data import Report
 from enginecast.verify.report.html import Html, join, tag
 from enginecast.verify.report.page import scrolling
 from enginecast.verify.report.shell import document
 from enginecast.verify.report.strip import draw_strip
+
+LONG = 44
+"""Characters from which on a cell may break."""
 
 
 def comparison_page_of(found: Comparison) -> str:
@@ -13,12 +19,14 @@ def comparison_page_of(found: Comparison) -> str:
         tag("section", tag("h2", heading), _table(lines, found))
         for heading, lines in found.groups.items()
     ]
-    strips = tag("div", *(_strip(side) for side in (found.one, found.other)), class_="sides")
+    sides = (found.one, found.other)
+    reports = [side.report for side in sides]
+    strips = tag("div", *(_strip(side, reports) for side in sides), class_="sides")
     return document(
         f"{found.one.path} and {found.other.path}",
         tag("h1", f"{found.one.path} → {found.other.path}", tag("small", _about(found))),
-        *(tag("p", line, class_="verdict rejected") for line in found.warnings),
-        tag("div", *(_verdict(side, found) for side in (found.one, found.other)), class_="sides"),
+        *(tag("p", line, class_="verdict note") for line in found.warnings),
+        tag("div", *(_verdict(side, found) for side in sides), class_="sides"),
         tag("section", tag("h2", "Error by module"), strips),
         *tables,
     )
@@ -41,8 +49,8 @@ def _verdict(side: Side, found: Comparison) -> Html:
     )
 
 
-def _strip(side: Side) -> Html:
-    strip = draw_strip(side.report)
+def _strip(side: Side, reports: Sequence[Report]) -> Html:
+    strip = draw_strip(side.report, reports)
     shown = strip if strip is not None else tag("p", "No pass changed a value.", class_="quiet")
     return tag("div", tag("h3", side.path), shown)
 
@@ -52,13 +60,8 @@ def _table(lines: tuple[Line, ...], found: Comparison) -> Html:
         tag(
             "tr",
             tag("td", tag("code", line.name)),
-            tag("td", line.one, data_value=_number(line.values[0])),
-            tag(
-                "td",
-                line.other,
-                class_="bad" if line.is_worse else None,
-                data_value=_number(line.values[1]),
-            ),
+            _cell(line.one, line.values[0]),
+            _cell(line.other, line.values[1], is_bad=line.is_worse),
             tag("td", line.change or ("differs" if line.differs else "")),
         )
         for line in lines
@@ -72,6 +75,11 @@ def _table(lines: tuple[Line, ...], found: Comparison) -> Html:
             tag("p", f"{same} of {len(lines)} are equal", class_="quiet"),
         )
     )
+
+
+def _cell(text: str, value: object, *, is_bad: bool = False) -> Html:
+    kinds = ["bad"] * is_bad + ["wide"] * (len(text) > LONG)
+    return tag("td", text, class_=" ".join(kinds) or None, data_value=_number(value))
 
 
 def _number(value: object) -> float | None:

@@ -28,6 +28,8 @@ class _Box:
     height: float
     node: GraphNode | None = None
     layer: int = 0
+    place: int = 0
+    """In its layer, from the left."""
     x: float = 0.0
     """Of the middle."""
     y: float = 0.0
@@ -111,22 +113,25 @@ def _layers(boxes: Sequence[_Box], edges: Sequence[Sequence[_Box]]) -> list[list
 
 def _order(layers: list[list[_Box]]) -> None:
     """Sort each layer by where its neighbors stand, down and up again."""
+    for layer in layers:
+        _number(layer)
     for sweep in range(SWEEPS):
         is_down = sweep % 2 == 0
         for layer in layers if is_down else reversed(layers):
-            layer.sort(key=_wanted_places(layers, layer, is_down=is_down).__getitem__)
+            wanted = {box: _mean_place(box, is_down=is_down) for box in layer}
+            layer.sort(key=wanted.__getitem__)
+            _number(layer)
 
 
-def _wanted_places(
-    layers: Sequence[Sequence[_Box]], layer: Sequence[_Box], *, is_down: bool
-) -> dict[_Box, float]:
-    """For each box of a layer the mean place of what it reads, or of what reads it."""
-    places = {box: float(index) for one in layers for index, box in enumerate(one)}
-    near = {box: box.above if is_down else box.below for box in layer}
-    return {
-        box: sum(places[n] for n in around) / len(around) if around else places[box]
-        for box, around in near.items()
-    }
+def _number(layer: Sequence[_Box]) -> None:
+    for index, box in enumerate(layer):
+        box.place = index
+
+
+def _mean_place(box: _Box, *, is_down: bool) -> float:
+    """Of what a box reads, or of what reads it; its own without any."""
+    near = box.above if is_down else box.below
+    return sum(each.place for each in near) / len(near) if near else float(box.place)
 
 
 def _place(layers: list[list[_Box]]) -> None:

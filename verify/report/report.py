@@ -46,7 +46,8 @@ def read_report(folder: Path) -> Report:
         return msgspec.json.decode(data, type=Report)
     except OSError as error:
         raise BundleError(
-            f"{file}: {error.strerror}", hint="An export writes it; `cp` of a bundle keeps it."
+            f"{file}: {error.strerror}",
+            hint="Expected a bundle, or DIR.rejected: an export writes a report into both.",
         ) from error
     except msgspec.MsgspecError as error:
         raise BundleError(f"{file}: not a report of this version: {error}") from error

@@ -47,6 +47,8 @@ nav { font-size: .875rem; margin: 1rem 0 0; display: flex; flex-wrap: wrap; gap:
 .verdict { padding: .75rem 1rem; border-left: 5px solid var(--good); background: var(--good-back);
   border-radius: 0 6px 6px 0; margin: 0; max-width: none; }
 .verdict.rejected { border-color: var(--bad); background: var(--bad-back); }
+.verdict.note { border-color: var(--edited-line); background: var(--edited); }
+.verdict.note + * { margin-top: 1rem; }
 .verdict b { font-size: 1.05rem; } .verdict ul { margin: .4rem 0 0; padding-left: 1.1rem; }
 .verdict li { margin: .2rem 0; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: .5rem;

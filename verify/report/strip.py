@@ -14,10 +14,10 @@ from enginecast.verify.metrics import BEYOND
 from enginecast.verify.report.data import PassCheck, Report
 from enginecast.verify.report.html import Html, join, tag
 
-BARS = 480
+BARS = 400
 """Most bars of a row; of more modules, neighbors share one."""
-SHOWN = 4
-"""Rows that are shown; the others fold open."""
+SHOWN, ROWS = 4, 12
+"""Rows that are shown, and with those that fold open."""
 LEAST, MOST = -16, 4
 """Powers of ten that the axis may reach."""
 LABELS = 26
@@ -102,21 +102,26 @@ def _note(check: PassCheck) -> str:
     return f"worst {check.worst_error:.1e} at {check.worst_place}"
 
 
-def draw_strip(report: Report) -> Html | None:
-    """The figure; None where no pass changed anything."""
+def draw_strip(report: Report, beside: Sequence[Report] = ()) -> Html | None:
+    """The figure; None where no pass changed anything.
+
+    Args:
+        beside: reports whose figures get the same axis.
+    """
     rows = rows_of(report)
     if not rows:
         return None
-    floor = max((o.floor for o in report.verdict.outputs if o.floor), default=None)
-    axis = _axis(rows, floor)
+    floor = _floor(report)
+    axis = _axis([report, *beside])
     # The last state of the program is what was judged.
     order = list(reversed(rows))
-    drawn = [_row(row, axis, floor) for row in order]
+    drawn = [_row(row, axis, floor) for row in order[:ROWS]]
     folded = None
-    if len(drawn) > SHOWN:
-        more = len(drawn) - SHOWN
+    if len(order) > SHOWN:
+        more, left = len(drawn) - SHOWN, len(order) - len(drawn)
         title = tag("summary", f"{more} earlier {'pass' if more == 1 else 'passes'}")
-        folded = tag("details", title, *drawn[SHOWN:])
+        rest = tag("p", f"{left} more are in report.json", class_="quiet") if left else None
+        folded = tag("details", title, *drawn[SHOWN:], rest)
     lost = any(error is None for row in rows for error in row.errors.values())
     return join(
         (
@@ -131,9 +136,14 @@ def _has_beyond(rows: Sequence[Row]) -> bool:
     return any(e is not None and e >= BEYOND for row in rows for e in row.errors.values())
 
 
-def _axis(rows: Sequence[Row], floor: float | None) -> Axis:
+def _floor(report: Report) -> float | None:
+    return max((o.floor for o in report.verdict.outputs if o.floor), default=None)
+
+
+def _axis(reports: Sequence[Report]) -> Axis:
+    rows = [row for report in reports for row in rows_of(report)]
     sizes = [e for row in rows for e in row.errors.values() if e is not None and 0 < e < BEYOND]
-    sizes += [floor] if floor else []
+    sizes += [floor for report in reports if (floor := _floor(report))]
     if not sizes:
         return Axis(-8, 0)
     low = max(LEAST, math.floor(math.log10(min(sizes))))
