@@ -207,12 +207,12 @@ def _lower(
             runs = run_pipeline(passes, lowered, prepared.context, (changes,))
             checks = together.all_of(lowered, runs)
             if not any(check.failure for check in checks):
-                checks = _detailed(checks, changes)
-                return _lowered(prepared, lowered, runs, checks, config, reference, steps)
+                detailed = _detailed(checks, changes)
+                return _lowered(prepared, lowered, runs, detailed, config, reference, steps)
             lowered, changes = structural_copy(program), before[1].fork()
         runs = run_pipeline(passes, lowered, prepared.context, (observer, changes))
-    checks = _detailed(observer.checks, changes)
-    return _lowered(prepared, lowered, runs, checks, config, reference, steps)
+    detailed = _detailed(observer.checks, changes)
+    return _lowered(prepared, lowered, runs, detailed, config, reference, steps)
 
 
 def _lowered(

@@ -11,6 +11,9 @@ from enginecast.verify.report.data import Plan, PlannedLayer, Report
 from enginecast.verify.report.tables import size
 from enginecast.verify.verdict import verdict_line
 
+WORSE = 1.2
+"""How many times as large an error has to be, for others move from run to run."""
+
 
 @dataclass(frozen=True)
 class Side:
@@ -167,14 +170,14 @@ def _identity(one: Side, other: Side) -> Iterator[Line]:
 
 
 def _figures(one: Side, other: Side) -> Iterator[Line]:
-    yield _number("size", one.size or None, other.size or None, lambda n: size(int(n)))
+    yield _number("size", (one.size or None, other.size or None), lambda n: size(int(n)))
     nodes = [side.report.nodes or None for side in (one, other)]
-    yield _number("nodes", *nodes, lambda n: f"{n:,.0f}")
+    yield _number("nodes", nodes, lambda n: f"{n:,.0f}")
     yield Line("speed", one.report.speed or "-", other.report.speed or "-")
     spent = [_total(side.report) for side in (one, other)]
-    yield _number("time in nodes", *spent, lambda us: f"{us / 1000:.2f} ms")
-    spent = [sum(side.report.seconds.values()) or None for side in (one, other)]
-    yield _number("export", *spent, lambda s: f"{s:.1f} s")
+    yield _number("time in nodes", spent, lambda us: f"{us / 1000:.2f} ms")
+    steps = [sum(side.report.seconds.values()) or None for side in (one, other)]
+    yield _number("export", steps, lambda s: f"{s:.1f} s")
 
 
 def _total(report: Report) -> float | None:
@@ -185,8 +188,7 @@ def _total(report: Report) -> float | None:
 
 def _number(
     name: str,
-    one: float | None,
-    other: float | None,
+    pair: Sequence[float | None],
     shown: Callable[[float], str],
     *,
     judged: bool = False,
@@ -194,14 +196,16 @@ def _number(
     """A line of numbers of which less is better.
 
     Args:
+        pair: of the one, and of the other.
         judged: whether more is marked as worse.
     """
-    texts = ["-" if each is None else shown(each) for each in (one, other)]
+    one, other = pair
+    left, right = ("-" if each is None else shown(each) for each in pair)
     change = ""
     if one and other and one != other:
         change = f"{other / one:.2f}x" if 0.01 < other / one < 100 else f"{other / one:.1e}x"
-    worse = judged and one is not None and other is not None and other > one * 1.2
-    return Line(name, texts[0], texts[1], change, worse, (one, other))
+    worse = judged and one is not None and other is not None and other > one * WORSE
+    return Line(name, left, right, change, worse, (one, other))
 
 
 def _outputs(one: Report, other: Report) -> Iterator[Line]:
@@ -225,7 +229,7 @@ def _outputs(one: Report, other: Report) -> Iterator[Line]:
             if a is None and b is None:
                 continue
             show = form.format if form else times
-            line = _number(f"{name}: {title}", a, b, show, judged=judged)
+            line = _number(f"{name}: {title}", (a, b), show, judged=judged)
             is_lost = field_name in ("error", "ratio") and b is None
             if field_name in ("cosine", "sqnr_db"):
                 line = Line(line.name, line.one, line.other)
@@ -271,19 +275,13 @@ def _plan(one: Report, other: Report) -> Iterator[Line]:
     plans = (one.plan, other.plan)
     if plans == (None, None):
         return
-    for name in ("bytes", "predicted_error", "max_error"):
-        values = []
-        for plan in plans:
-            if plan is None:
-                values.append(None)
-            elif name == "bytes":
-                values.append(float(sum(layer.bytes for layer in plan.layers)))
-            else:
-                values.append(getattr(plan, name))
-        show = (lambda n: size(int(n))) if name == "bytes" else "{:.2e}".format
-        yield _number(name.replace("_", " "), values[0], values[1], show)
-    counts = ["-" if plan is None else _counts(plan) for plan in plans]
-    yield Line("layers", *counts)
+    stored = [None if p is None else float(sum(x.bytes for x in p.layers)) for p in plans]
+    yield _number("bytes", stored, lambda n: size(int(n)))
+    for name in ("predicted_error", "max_error"):
+        values: list[float | None] = [None if p is None else getattr(p, name) for p in plans]
+        yield _number(name.replace("_", " "), values, "{:.2e}".format)
+    before, after = ("-" if plan is None else _counts(plan) for plan in plans)
+    yield Line("layers", before, after)
     if None in plans:
         return
     layers = [{x.module or x.kind: x for x in plan.layers} for plan in plans if plan is not None]
@@ -314,13 +312,13 @@ def _ops(one: Report, other: Report) -> Iterator[Line]:
             found[layer.op] = found.get(layer.op, 0.0) + layer.microseconds
     names = {*sums[0], *sums[1]}
     for op in sorted(names, key=lambda op: -max(s.get(op, 0.0) for s in sums)):
-        yield _number(op, *(s.get(op) for s in sums), lambda us: f"{us:,.0f} µs")
+        yield _number(op, [s.get(op) for s in sums], lambda us: f"{us:,.0f} µs")
 
 
 def _steps(one: Report, other: Report) -> Iterator[Line]:
     for step in dict.fromkeys([*one.seconds, *other.seconds]):
         values = [report.seconds.get(step) for report in (one, other)]
-        yield _number(step, *values, lambda s: f"{s:.2f} s")
+        yield _number(step, values, lambda s: f"{s:.2f} s")
 
 
 def _versions(one: Report, other: Report) -> Iterator[Line]:
@@ -328,4 +326,4 @@ def _versions(one: Report, other: Report) -> Iterator[Line]:
     for side, report in zip(where, (one, other), strict=True):
         if report.origin is not None:
             side |= {"python": report.origin.python, "platform": report.origin.platform}
-    yield from _side_by_side(*where)
+    yield from _side_by_side(where[0], where[1])
