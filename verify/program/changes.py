@@ -161,7 +161,7 @@ def _state(name: str, here: _Text, there: _Text, alone: str) -> str:
 
 def _drawn(here: _Text, there: _Text, module: str, alone: str) -> tuple[tuple[GraphNode, ...], int]:
     """The ops of a module with what they read, and of other modules what changed beside them."""
-    own = [op for op in here.nodes.values() if op.kind == "call_function" and op.module == module]
+    own = [op for op in here.nodes.values() if op.module == module and _is_drawn(op, here)]
     near = {name for op in own for name in (*op.inputs, *op.users)}
     beside = [
         op
@@ -178,6 +178,11 @@ def _drawn(here: _Text, there: _Text, module: str, alone: str) -> tuple[tuple[Gr
     kept = [name for name in here.nodes if name in chosen][:NODES]
     left_out = len({op.name for op in (*own, *beside)}) - len(kept)
     return _graph(kept, here, there, alone), left_out
+
+
+def _is_drawn(op: _Op, text: _Text) -> bool:
+    """Whether an op computes something: assertions give no value."""
+    return op.kind == "call_function" and bool(op.users or _value(text.lines.get(op.name, "")))
 
 
 def _is_alone(op: _Op, here: _Text, there: _Text) -> bool:

@@ -181,7 +181,7 @@ class Origin:
     date: str
     """UTC, as ISO 8601; that of SOURCE_DATE_EPOCH where it is set."""
     command: str
-    """The command line; empty: it was made from Python."""
+    """The command line; empty: it was made from Python, or as part of a pipeline."""
     python: str
     platform: str
     fingerprint: Mapping[str, str]

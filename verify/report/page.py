@@ -77,7 +77,8 @@ def _facts(report: Report) -> Iterator[Html]:
     if ratios:
         worst = None if None in ratios else max(r for r in ratios if r is not None)
         text = "not finite" if worst is None else times(worst)
-        yield fact("error", text, f"of eager {report.floor_dtype}'s own")
+        note = "" if worst is None else f"of eager {report.floor_dtype}'s own"
+        yield fact("error", text, note)
     if report.size:
         yield fact("engine", size(report.size), f"{report.nodes:,} nodes")
     if report.speed:
@@ -421,7 +422,11 @@ def _origin(report: Report) -> Html:
     facts: list[tuple[str, Child]] = []
     if report.origin is not None:
         made = report.origin
-        command = tag("code", made.command) if made.command else "enginecast.compile, from Python"
+        command = (
+            tag("code", made.command)
+            if made.command
+            else "none: made from Python, or as part of a pipeline"
+        )
         facts += [("enginecast", made.enginecast), ("date", made.date), ("command", command)]
         facts += [("machine", f"Python {made.python} on {made.platform}")]
         facts += [

@@ -89,7 +89,7 @@ td summary { padding: 0; } summary { cursor: pointer; padding: .4rem 0; } summar
 .key.gone { border-color: var(--gone-line); background: var(--gone); }
 .key.edited { border-color: var(--edited-line); background: var(--edited); }
 .key.floor { height: 0; border-top: 2px dashed var(--ink); vertical-align: .2rem; }
-.strip { margin: .9rem 0 1.2rem; } .strip figcaption { font-size: .875rem; margin-bottom: .3rem; }
+.strip { margin: .9rem 0 1.2rem; } .strip figcaption { font-size: .875rem; margin-bottom: .55rem; }
 .plot { position: relative; padding-left: 3rem; } .plot svg { display: block; width: 100%;
   height: 5.5rem; background: var(--card); }
 .plot .lost { fill: var(--lost); } .plot .beyond { fill: #7a1f0e; } .plot .none {
@@ -154,6 +154,7 @@ const compare = (one, other) => {
   return typeof one === "number" ? -1 : 1;
 };
 for (const head of document.querySelectorAll("table thead th")) {
+  if (head.textContent === "") continue;
   const button = document.createElement("button");
   button.type = "button";
   button.append(...head.childNodes);

@@ -130,12 +130,17 @@ def passes_table(passes: Sequence[PassCheck]) -> ReportTable:
         ),
         Column(
             "worst place",
-            lambda row: f"{row.worst_place} {row.worst_source}".strip(),
+            _worst_place,
             is_wide=True,
         ),
         Column("found", _found, page_only=True, is_wide=True),
     )
     return ReportTable(passes, columns)
+
+
+def _worst_place(check: PassCheck) -> str:
+    """Where the worst error is; empty where all is equal."""
+    return "" if check.worst_error == 0 else f"{check.worst_place} {check.worst_source}".strip()
 
 
 def _error(check: PassCheck) -> str:
