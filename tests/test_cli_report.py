@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,6 +84,21 @@ def test_two_precisions_of_one_model_are_compared(
     assert found["same_model"] is True
     sizes = {line["name"]: line for line in found["groups"]["Engine"]}["size"]
     assert sizes["other"] < sizes["one"]
+
+
+def test_no_report_needs_torch(tmp_path: Path) -> None:
+    folders = [written(tmp_path / name, full()) for name in ("a", "b")]
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'onnx', 'jinja2'): sys.modules[name] = None\n"
+        "from enginecast.cli.app import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    command = [sys.executable, "-c", code, "report", *map(str, folders)]
+    page = tmp_path / "page.html"
+    done = subprocess.run([*command, "-o", str(page)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert page.exists()
 
 
 def test_what_became_worse_is_named() -> None:

@@ -11,7 +11,8 @@ from browser import PROGRAM, Browser, browser
 from exports import Exports
 from reports import full, report
 
-from enginecast.compiler.shown import shown_plan
+from enginecast.compiler.shown import origin_of, shown_plan
+from enginecast.doctor.checks import examine
 from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
 from enginecast.verify.report.comparison import Side, compare
 from enginecast.verify.report.comparison_page import comparison_page_of
@@ -175,6 +176,16 @@ def test_a_real_plan_is_shown_layer_by_layer(exports: Exports) -> None:
     assert quantized
     assert all(layer.bytes < layer.bytes_before for layer in quantized)
     assert 'id="quantization"' in page_of(made)
+
+
+def test_the_date_is_that_of_the_source_where_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = examine()
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    made = origin_of(machine, "enginecast export m -o d", {"weights": "ab"})
+    assert made.date == "2023-11-14T22:13:20+00:00"
+    assert made.packages["numpy"]
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "soon")
+    assert origin_of(machine, "", {}).date > made.date
 
 
 def test_a_plan_has_the_bytes_of_weights_and_scales() -> None:

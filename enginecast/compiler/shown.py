@@ -26,6 +26,7 @@ def origin_of(machine: Machine, command: str, fingerprint: Mapping[str, str]) ->
         python=machine.python,
         platform=machine.platform,
         fingerprint=dict(fingerprint),
+        packages={one.name: one.version for one in machine.packages if one.version is not None},
     )
 
 

@@ -325,5 +325,6 @@ def _versions(one: Report, other: Report) -> Iterator[Line]:
     where = [dict(report.verdict.where.versions) for report in (one, other)]
     for side, report in zip(where, (one, other), strict=True):
         if report.origin is not None:
+            side |= dict(report.origin.packages)
             side |= {"python": report.origin.python, "platform": report.origin.platform}
     yield from _side_by_side(where[0], where[1])

@@ -186,6 +186,8 @@ class Origin:
     platform: str
     fingerprint: Mapping[str, str]
     """sha256 of the model's parts."""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Versions of what was installed there, by name."""
 
 
 @dataclass(frozen=True)

@@ -418,7 +418,8 @@ def _steps(seconds: Mapping[str, float], memory: Mapping[str, int]) -> Html | No
 
 def _origin(report: Report) -> Html:
     where = report.verdict.where
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(where.versions.items()))
+    found = dict(where.versions) | dict(report.origin.packages if report.origin else {})
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(found.items()))
     facts: list[tuple[str, Child]] = []
     if report.origin is not None:
         made = report.origin
