@@ -91,6 +91,9 @@ class Artifact:
     """What machine code asks of the machine that runs it; see `runtime.device.fitness`."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the engine's `EngineRecord`, by name."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """The module that each node was made for, by the node's name; empty: the engine has no such
+    names."""
 
     @property
     def nodes(self) -> int:

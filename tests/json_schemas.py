@@ -126,6 +126,7 @@ def _pipeline() -> Schema:
 
 
 SWITCH: Schema = {"type": "boolean"}
+VERSION: Schema = {"const": SCHEMA_VERSION}
 OUTPUTS: dict[str, Callable[[], Schema]] = {
     "error": lambda: _of(json_types.Error),
     "inspect-model": _inspected,
@@ -149,6 +150,10 @@ OUTPUTS: dict[str, Callable[[], Schema]] = {
     "cache-merge": lambda: _listed(Merged),
     "cache-export": lambda: _with(_of(Exported), output=TEXT, name=TEXT, format=TEXT),
     "cache-compare": _comparison,
+    "report-bundle": lambda: _with(
+        _of(Report), page=TEXT, report_schema_version={"type": "integer"}, schema_version=VERSION
+    ),
+    "report-comparison": lambda: _of(json_types.Compared),
     "triton": lambda: _of(json_types.Triton),
     "sign": lambda: _of(json_types.Signed),
     "trust": lambda: _of(json_types.Trust),
@@ -214,6 +219,8 @@ def name_of(words: Sequence[str], content: Schema) -> str:
         return "cache-fill-dry-run"
     if command == "doctor" and "folder" in content:
         return "doctor-folder"
+    if command == "report":
+        return "report-comparison" if "groups" in content else "report-bundle"
     if command == "inspect":
         kinds = {"files": "bundle", "floor_dtype": "rejected"}
         return f"inspect-{next((kind for key, kind in kinds.items() if key in content), 'model')}"

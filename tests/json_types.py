@@ -108,6 +108,23 @@ class Bisect(Bisected):
     seconds: dict[str, float]
 
 
+class ComparedLine(TypedDict):
+    name: str
+    one: Any
+    other: Any
+    differs: bool
+    worse: bool
+
+
+class Compared(TypedDict):
+    one: str
+    other: str
+    same_model: bool | None
+    warnings: list[str]
+    groups: dict[str, list[ComparedLine]]
+    page: NotRequired[str]
+
+
 class Triton(TypedDict):
     repository: str
     models: list[str]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -115,8 +116,20 @@ def test_export_in_json_and_the_refusal_to_overwrite(
     assert done.json["rejected"] is None
     assert done.json["speed"]["eager"] > 0
     assert done.json["speed"]["shapes"] == {"features": [3, 7, 12], "keep": [3, 7]}
-    [speed] = re.findall(r"Speed: (.*?x eager on this machine .*)\.</p>", page(bundle))
-    assert json.loads((bundle / "report.json").read_text())["speed"] == speed
+    report = json.loads((bundle / "report.json").read_text())
+    assert re.fullmatch(r"[\d.]+x eager on this machine .*", report["speed"])
+    assert f"<dd>{report['speed']}</dd>" in page(bundle)
+    assert report["origin"]["command"] == shlex.join(
+        ["enginecast", *map(str, command), "--arch", "sm90", "--threads", "1"]
+    )
+    profile = report["profile"]
+    assert (profile["provider"], profile["shapes"]) == (
+        "CPUExecutionProvider",
+        {"features": [3, 7, 12], "keep": [3, 7]},
+    )
+    timed = {(layer["module"], layer["op"]) for layer in profile["layers"]}
+    assert timed >= {("norm", "LayerNormalization")}
+    assert all(layer["microseconds"] >= 0 for layer in profile["layers"])
     assert json.loads((bundle / "manifest.json").read_text())["engines"][0]["arch"] == "sm90"
     before = {path.name: path.read_bytes() for path in bundle.iterdir()}
 
@@ -134,6 +147,7 @@ def test_export_in_json_and_the_refusal_to_overwrite(
     assert replaced.code == 0
     assert replaced.json["speed"] is None
     assert "x eager" not in page(bundle)
+    assert json.loads((bundle / "report.json").read_text())["profile"] is None
     assert json.loads((bundle / "manifest.json").read_text())["pipeline"] == "canonicalize"
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from exports import Exports, cast
 from models import add_tokenizer
+from reports import report
 from rich.console import Console
 from test_emulate import Wrapped
-from test_report import report
 
 from enginecast.verify.emulate.data import Emulation, Overflow, StoredValues, WeightLoss, tightest
 from enginecast.verify.report.data import Report

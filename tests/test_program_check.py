@@ -31,6 +31,7 @@ from enginecast.passes.unify_dtype import UnifyDtype
 from enginecast.verify.boundaries import Snapshot
 from enginecast.verify.emulate.emulate import true_dtype_check
 from enginecast.verify.emulate.profiles import get_profile
+from enginecast.verify.metrics import BEYOND
 from enginecast.verify.program.observer import Observer
 from enginecast.verify.reference import Reference
 from enginecast.verify.verdict import judge
@@ -90,7 +91,9 @@ def test_an_exact_pass_that_changes_one_bit_fails_where_it_does() -> None:
 def test_reordered_roundings_pass_and_are_not_an_exact_pass() -> None:
     observer, _ = observe([Reordered(sum_in_another_order)])
     assert observer.checks[0].failure == ""
-    assert 0.0 < observer.checks[0].worst_ratio <= 3.0
+    worst = observer.checks[0].worst_ratio
+    assert worst is not None
+    assert 0.0 < worst <= 3.0
     assert "bit-equal" in failure_of([Exact(sum_in_another_order)])
 
 
@@ -117,7 +120,7 @@ def test_passes_are_checked_together_as_they_are_one_by_one(edit: Edit) -> None:
     checks = observer.all_of(exported, runs)
     assert [check.promise for check in checks] == ["reordered", "exact"]
     assert all(bool(check.failure) == (edit is change_epsilon) for check in checks)
-    assert all(check.worst_error > 0 for check in checks)
+    assert all(check.worst_error for check in checks)
 
 
 def test_only_the_guilty_pass_is_blamed() -> None:
@@ -197,6 +200,21 @@ def test_fp16_that_overflows_is_rejected_with_the_module() -> None:
     assert verdict.outcome == "rejected"
     failure = failure_of([UnifyDtype(to="fp16")], module=encoder(scale=scale), reference=reference)
     assert re.search(r"at blocks.0.norm .*not finite .values leave", failure)
+
+
+def test_what_is_lost_stays_lost_and_is_never_equal() -> None:
+    passes = [UnifyDtype(to="fp16"), Exact(lambda program: None), Reordered(sum_in_another_order)]
+    reference = low_reference("fp16", scale=3e5)
+    observer, _ = observe(passes, module=encoder(scale=3e5), reference=reference)
+    broken, *later = observer.checks
+    assert broken.failure
+    assert [check.failure for check in later] == ["", ""]  # the first pass alone is to blame
+    for check in observer.checks:
+        lost = [place for place, error in check.modules.items() if error is None]
+        assert check.worst_place == lost[0] == "blocks.0.norm"
+        assert (check.worst_error, check.worst_ratio) == (None, None)
+        # Beyond measure is another thing: no error is a number that stands for NaN.
+        assert all(error is None or error < BEYOND for error in check.modules.values())
 
 
 def test_values_in_pad_rows_do_not_matter() -> None:

@@ -1,6 +1,7 @@
-"""How an engine that is about to be published compares with eager here: a few calls."""
+"""How fast an engine is here before it is published, and where its time goes: a few calls."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,20 +9,25 @@ import torch
 
 from enginecast.bench.contenders import EngineContender, peer
 from enginecast.bench.timing import FEWEST, WARM_UPS, Times, interleaved
-from enginecast.compiler.publish import Candidate
+from enginecast.compiler.publish import Candidate, Timing
 from enginecast.errors import EnginecastError
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.torch_threads import torch_threads
 from enginecast.runtime.engine import Engine
 from enginecast.runtime.sessions.registry import session_class
+from enginecast.runtime.sessions.session import NodeTimes
+from enginecast.runtime.values.arrays import Array
 from enginecast.verify.engine import feeds_of
+from enginecast.verify.report.data import LayerTime, Profile
 
 SHARE = 0.1
 """Part of the export's time that it may take."""
 MOST = 1.0
 """Seconds that it may take."""
 LARGEST = 1 << 30
-"""Bytes of an engine for which eager is not opened once more."""
+"""Bytes of an engine for which neither eager nor the engine is opened once more."""
+PROFILED_RUNS = 4
+"""Runs that have to fit into the time for nodes to be timed; the profiler slows them a little."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +54,11 @@ class ExportSpeed:
         }
 
 
-def export_speed(
+def export_timing(
     candidate: Candidate, bundle: Bundle, seconds: float, threads: int | None
-) -> ExportSpeed | None:
-    """Time the first engine and eager in turns; None where it does not run here, or takes too long.
+) -> Timing:
+    """Time the first engine and eager in turns, and each node of the engine; nothing of that where
+    it does not run here, is large, or takes too long.
 
     Args:
         bundle: the engine's, about to be published.
@@ -60,25 +67,64 @@ def export_speed(
     """
     config = candidate.config
     if not config.runs_here or config.device != "cpu":
-        return None
+        return Timing()
     room = min(MOST, SHARE * seconds)
     record = bundle.manifest.engines[0]
     if sum(bundle.path(name).stat().st_size for name in candidate.artifacts[0].files) > LARGEST:
-        return None
+        return Timing()
+    session = session_class(record.target)
     try:
-        opened = session_class(record.target).open(bundle, record, config.providers, threads)
+        opened = session.open(bundle, record, config.providers, threads)
         with Engine(bundle, record, opened) as engine, torch_threads(threads):
-            feeds = [feeds_of(engine, candidate.reference.cases[0])]
-            model = candidate.model
-            given = model.source, model.wanted, feeds
-            eager = peer("eager", *given, device="cpu", dtype=torch.float32, threads=threads)
+            feeds = feeds_of(engine, candidate.reference.cases[0])
             start = time.perf_counter()
-            eager.call()
-            if (time.perf_counter() - start) * (FEWEST + WARM_UPS) > room:
-                return None
-            calls = {"eager": eager.call, "engine": EngineContender(engine, feeds).call}
-            found = interleaved(calls, rounds=2 * FEWEST, seconds=room)
+            engine.run(feeds)
+            once = time.perf_counter() - start
+            speed = _beside_eager(candidate, engine, feeds, room, threads)
+        if once * PROFILED_RUNS > room:
+            return Timing(speed)
+        times = session.node_times(bundle, record, config.providers, threads, feeds, room / 4)
     except EnginecastError:  # it is published all the same
+        return Timing()
+    if times is None:
+        return Timing(speed)
+    return Timing(speed, _profile(times, candidate, engine.provider, feeds))
+
+
+def _beside_eager(
+    candidate: Candidate,
+    engine: Engine,
+    feeds: Mapping[str, Array],
+    room: float,
+    threads: int | None,
+) -> ExportSpeed | None:
+    model = candidate.model
+    given = model.source, model.wanted, [feeds]
+    eager = peer("eager", *given, device="cpu", dtype=torch.float32, threads=threads)
+    start = time.perf_counter()
+    eager.call()
+    if (time.perf_counter() - start) * (FEWEST + WARM_UPS) > room:
         return None
-    shapes = {name: array.shape for name, array in feeds[0].items()}
-    return ExportSpeed(found["engine"].over(found["eager"]), shapes)
+    calls = {"eager": eager.call, "engine": EngineContender(engine, [feeds]).call}
+    found = interleaved(calls, rounds=2 * FEWEST, seconds=room)
+    return ExportSpeed(found["engine"].over(found["eager"]), _shapes(feeds))
+
+
+def _profile(
+    times: NodeTimes, candidate: Candidate, provider: str, feeds: Mapping[str, Array]
+) -> Profile:
+    """The times of nodes by the modules that they were made for."""
+    modules = candidate.artifacts[0].modules
+    found: dict[tuple[str, str], list[float]] = {}
+    for name, op, spent in times.nodes:
+        # ONNX Runtime calls what it fuses by the first of the nodes: "node_linear/MatMulAddFusion".
+        module = modules.get(name, modules.get(name.partition("/")[0], ""))
+        found.setdefault((module, op), []).append(spent)
+    layers = tuple(
+        LayerTime(module, op, len(spent), sum(spent)) for (module, op), spent in found.items()
+    )
+    return Profile(provider, times.runs, _shapes(feeds), layers)
+
+
+def _shapes(feeds: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in feeds.items()}

@@ -21,6 +21,7 @@ from enginecast.cli.inspect.command import inspect
 from enginecast.cli.opt import opt
 from enginecast.cli.options.common import common
 from enginecast.cli.passes import passes
+from enginecast.cli.report import report
 from enginecast.cli.run import run
 from enginecast.cli.sign import sign, trust
 from enginecast.cli.terminal import output
@@ -78,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     warnings.showwarning = show_warning
     output.be_quiet(False)
+    output.remember_command(arguments)
     as_json = "--json" in arguments
     received = end_as_interrupted()
     try:
@@ -122,6 +124,7 @@ for command in (
     inspect,
     export,
     verify,
+    report,
     run,
     bench,
     tune,

@@ -21,6 +21,7 @@ from enginecast.cli.options.groups import (
 )
 from enginecast.cli.options.tensorrt import TensorRTFlags
 from enginecast.cli.terminal.output import (
+    command_line,
     loading,
     print_json,
     progress,
@@ -100,7 +101,7 @@ def export(
     if triton is not None:
         _require_repository(triton, [engine.target, *(also or ())], overwrite)
     loading()
-    from enginecast.bench.export import export_speed
+    from enginecast.bench.export import export_timing
     from enginecast.compiler import session
     from enginecast.compiler.steps import Steps
 
@@ -117,10 +118,11 @@ def export(
         threads=threads,
         overwrite=overwrite,
         drop_guilty=drop_guilty,
+        command=command_line(),
     )
     console = progress(quiet)
     steps = Steps(console)
-    measure = None if no_speed else partial(export_speed, threads=threads)
+    measure = None if no_speed else partial(export_timing, threads=threads)
     done = session.export(request, steps, measure)
     repository = None if triton is None else _repository(done, triton, overwrite)
     if as_json:

@@ -139,7 +139,8 @@ def _show(done: "Rewritten", diffs: Sequence[str] | None, ir: str | None) -> Non
     console = results() if diffs is None and ir is None else progress()
     rows = []
     for run, check in zip(done.runs, done.checks, strict=True):
-        ratio = "equal" if check.worst_error == 0 else times(check.worst_ratio)
+        found = "not finite" if check.worst_ratio is None else times(check.worst_ratio)
+        ratio = "equal" if check.worst_error == 0 else found
         left, spent = len(run.sites) - run.rewritten, f"{run.seconds * 1e3:.0f}"
         name, place = run.pass_.name, f"{check.worst_place} {check.worst_source}".strip()
         rows.append((name, str(run.rewritten), str(left), spent, place, ratio))

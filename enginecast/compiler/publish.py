@@ -17,7 +17,9 @@ from enginecast.compiler.manifest import PLAN_NAME
 from enginecast.compiler.prepare import OpenedModel
 from enginecast.compiler.request import EngineConfig, ExportRequest
 from enginecast.compiler.rewrite import Rewritten
+from enginecast.compiler.shown import origin_of, shown_plan
 from enginecast.compiler.steps import Steps
+from enginecast.doctor.checks import Report as Machine
 from enginecast.doctor.checks import examine
 from enginecast.exporters.target import Artifact
 from enginecast.passes.ir.pipeline import PassRun
@@ -28,7 +30,7 @@ from enginecast.runtime.bundle.reader import Bundle, open_bundle
 from enginecast.runtime.bundle.staging import Staging
 from enginecast.verify.bisect.culprit import Bisection
 from enginecast.verify.reference import REFERENCE_NAME, Reference, write_reference
-from enginecast.verify.report.data import Report
+from enginecast.verify.report.data import SCHEMA_VERSION, Origin, PassCheck, Profile, Report
 from enginecast.verify.report.report import HTML_NAME, JSON_NAME, write_report
 from enginecast.version import __version__
 
@@ -80,10 +82,21 @@ class Candidate:
         return msgspec.structs.replace(first, outcome="rejected", reasons=reasons)
 
     def report(
-        self, steps: Steps, left_out: tuple[str, ...] = (), speed: "Speed | None" = None
+        self,
+        steps: Steps,
+        origin: Origin,
+        left_out: tuple[str, ...] = (),
+        timing: "Timing | None" = None,
+        size: int = 0,
     ) -> Report:
-        """What people and programs read of it."""
+        """What people and programs read of it.
+
+        Args:
+            size: bytes of the first engine.
+        """
         rewritten = self.rewritten
+        plan = None if rewritten is None else plan_of(rewritten.program)
+        speed = None if timing is None else timing.speed
         emulated = None if rewritten is None else rewritten.emulated
         return Report(
             model=self.model.source.name,
@@ -102,6 +115,12 @@ class Candidate:
             layers=self.runs[0].layers,
             others=self.others,
             speed="" if speed is None else str(speed),
+            schema_version=SCHEMA_VERSION,
+            origin=origin,
+            plan=None if plan is None else shown_plan(plan, self.config.precision),
+            profile=None if timing is None else timing.profile,
+            size=size,
+            nodes=self.artifacts[0].nodes if self.artifacts else 0,
         )
 
 
@@ -112,9 +131,18 @@ class Speed(Protocol):
         """What programs read of it."""
 
 
-Measure = Callable[[Candidate, Bundle, float], Speed | None]
-"""Times the engines of a bundle that is about to be published, after an export of so many seconds;
-None: they were not timed."""
+@dataclass(frozen=True)
+class Timing:
+    """What was timed of the first engine."""
+
+    speed: Speed | None = None
+    """Beside eager; None: that was not timed."""
+    profile: Profile | None = None
+    """By layer; None: its runtime does not time layers, or it was not timed."""
+
+
+Measure = Callable[[Candidate, Bundle, float], Timing]
+"""Times the engines of a bundle before it is published, after an export of so many seconds."""
 
 
 @dataclass(frozen=True)
@@ -155,22 +183,25 @@ def publish(
     measure: Measure | None = None,
 ) -> Export:
     """Publish the bundle, or reject it: then only reports remain, beside where it would be."""
+    machine = examine()
+    origin = origin_of(machine, request.command, candidate.model.source.fingerprint())
     if candidate.verdict.outcome == "rejected" or candidate.manifest is None:
-        report = candidate.report(steps)
-        _write_reports(candidate, report, request, staging.folder, steps)
+        report = candidate.report(steps, origin)
+        _write_reports(candidate, report, request, staging.folder, steps, machine)
         return Export(candidate, report, None, staging.reject(REPORTS))
     files = [name for artifact in candidate.artifacts for name in artifact.files]
-    speed = None
+    sizes = {name: (staging.folder / name).stat().st_size for name in files}
+    timing = Timing()
     if measure is not None:
         with steps("speed"):
             made = unsealed(staging.folder, candidate.manifest, files)
-            speed = measure(candidate, made, sum(steps.seconds.values()))
+            timing = measure(candidate, made, sum(steps.seconds.values()))
     with steps("publish"):
         left_out = write_reference(staging.folder / REFERENCE_NAME, candidate.reference)
-        report = candidate.report(steps, left_out, speed)
-        _write_reports(candidate, report, request, staging.folder, steps)
+        first = sum(sizes[name] for name in candidate.artifacts[0].files)
+        report = candidate.report(steps, origin, left_out, timing, first)
+        _write_reports(candidate, report, request, staging.folder, steps, machine)
         candidate.model.source.write_beside(staging.folder)
-        size = sum((staging.folder / name).stat().st_size for name in files)
         engines = tuple(
             msgspec.structs.replace(engine, verdict=run.verdict)
             for engine, run in zip(candidate.manifest.engines, candidate.runs, strict=True)
@@ -183,7 +214,8 @@ def publish(
             padding=_without(candidate.manifest.padding, leaks),
         )
         folder = staging.publish(manifest)
-        return Export(candidate, report, open_bundle(folder, check="size"), folder, size, speed)
+        bundle = open_bundle(folder, check="size")
+        return Export(candidate, report, bundle, folder, sum(sizes.values()), timing.speed)
 
 
 def _without(padding: Padding | None, leaks: Mapping[str, str]) -> Padding | None:
@@ -200,7 +232,12 @@ def _without(padding: Padding | None, leaks: Mapping[str, str]) -> Padding | Non
 
 
 def _write_reports(
-    candidate: Candidate, report: Report, request: ExportRequest, folder: Path, steps: Steps
+    candidate: Candidate,
+    report: Report,
+    request: ExportRequest,
+    folder: Path,
+    steps: Steps,
+    machine: Machine,
 ) -> None:
     write_report(folder, report)
     model, rewritten = candidate.model, candidate.rewritten
@@ -213,7 +250,7 @@ def _write_reports(
     asked |= asdict(candidate.config) | asdict(request.options)
     sections: list[Section] = [
         ("request", request_lines(asked)),
-        ("machine", _machine_lines()),
+        ("machine", _machine_lines(machine)),
         ("model", request_lines(model.source.fingerprint())),
         ("capture", [*map(str, candidate.rungs), *(f"note: {note}" for note in report.notes)]),
         ("inputs", _input_lines(model.inputs, model.cases)),
@@ -241,9 +278,8 @@ def request_lines(request: Mapping[str, Any]) -> list[str]:
     return [f"{name}: {value}" for name, value in request.items() if value not in (None, "", ())]
 
 
-def _machine_lines() -> list[str]:
+def _machine_lines(found: Machine) -> list[str]:
     """Versions, providers and GPUs, as `enginecast doctor` finds them."""
-    found = examine()
     return [
         f"python {found.python} on {found.platform}",
         *(f"{one.name} {one.version}" for one in found.packages if one.version is not None),
@@ -274,7 +310,7 @@ def _pass_lines(runs: Sequence[PassRun], report: Report) -> list[str]:
     for run, check in zip(runs, report.passes, strict=True):
         lines.append(
             f"{check.name}: {check.rewritten} rewritten, {check.left_alone} left,"
-            f" {check.seconds:.2f} s; {check.worst_error:.3g} at"
+            f" {check.seconds:.2f} s; {_error(check)} at"
             f" {check.worst_place or 'no module'} ({check.check_seconds:.2f} s to check)"
         )
         lines += [
@@ -282,6 +318,10 @@ def _pass_lines(runs: Sequence[PassRun], report: Report) -> list[str]:
             for site in run.sites
         ]
     return lines
+
+
+def _error(check: PassCheck) -> str:
+    return "not finite" if check.worst_error is None else f"{check.worst_error:.3g}"
 
 
 def _verdict_lines(report: Report) -> list[str]:

@@ -185,6 +185,8 @@ class ExportRequest:
     """Threads within one operator, when the engine is verified."""
     overwrite: bool = False
     """Replace a bundle that is there."""
+    command: str = ""
+    """The command line, for the report; empty: asked from Python."""
     drop_guilty: bool = False
     """Leave out the sites with which a pass breaks its promise, and go on."""
 

@@ -3,7 +3,7 @@ each engine those that lower the program.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.export import ExportedProgram
 
@@ -23,6 +23,7 @@ from enginecast.verify.eager import range_culprit
 from enginecast.verify.emulate.data import overflow_sentence
 from enginecast.verify.emulate.emulate import TrueDtypeRun, true_dtype_check
 from enginecast.verify.emulate.profiles import get_profile
+from enginecast.verify.program.changes import Changes
 from enginecast.verify.program.observer import Observer
 from enginecast.verify.program.quantized_floor import PlannedFloor
 from enginecast.verify.reference import Reference
@@ -157,15 +158,17 @@ def rewrite(
     """
     planned, observer = _observers(prepared, passes, reference)
     program = structural_copy(prepared.captured.program)
+    changes = Changes(program)
+    watch = (planned, observer, changes)
     with steps("passes"):
-        runs = run_pipeline(passes, program, prepared.context, (planned, observer), leave)
+        runs = run_pipeline(passes, program, prepared.context, watch, leave)
     reference = planned.reference
     _log_runs(runs, steps)
     broken = any(check.failure for check in observer.checks)
     lowered: tuple[LoweredProgram, ...] = ()
     if engines and not broken and not reference.floor.defects:
         lowered = tuple(
-            _lower(prepared, program, config, observer.fork(), reference, steps)
+            _lower(prepared, program, config, (observer, changes), reference, steps)
             for config in engines
         )
         emulated = lowered[0].emulated
@@ -175,16 +178,21 @@ def rewrite(
     cause = ""
     if reference.floor.dtype == "fp16" and (broken or (emulated and emulated.problems)):
         cause = _range_cause(prepared, runs, emulated)
-    return Rewritten(
-        program, tuple(runs), tuple(observer.checks), emulated, reference, lowered, cause
-    )
+    checks = _detailed(observer.checks, changes)
+    return Rewritten(program, tuple(runs), checks, emulated, reference, lowered, cause)
+
+
+def _detailed(checks: Sequence[PassCheck], changes: Changes) -> tuple[PassCheck, ...]:
+    """What was found of each pass, with what it did."""
+    pairs = zip(checks, changes.found, strict=True)
+    return tuple(replace(check, details=details) for check, details in pairs)
 
 
 def _lower(
     prepared: Prepared,
     program: ExportedProgram,
     config: EngineConfig,
-    observer: Observer,
+    before: tuple[Observer, Changes],
     reference: Reference,
     steps: Steps,
 ) -> LoweredProgram:
@@ -192,16 +200,19 @@ def _lower(
     takes seconds, they are compared together, and one by one where that fails.
     """
     passes, lowered = build(config.lowering), structural_copy(program)
+    observer, changes = before[0].fork(), before[1].fork()
     with steps("lowering passes"):
         if any(case.singles for case in prepared.cases):
             together = observer.fork()
-            runs = run_pipeline(passes, lowered, prepared.context)
+            runs = run_pipeline(passes, lowered, prepared.context, (changes,))
             checks = together.all_of(lowered, runs)
             if not any(check.failure for check in checks):
-                return _lowered(prepared, lowered, runs, checks, config, reference, steps)
-            lowered = structural_copy(program)
-        runs = run_pipeline(passes, lowered, prepared.context, (observer,))
-    return _lowered(prepared, lowered, runs, observer.checks, config, reference, steps)
+                detailed = _detailed(checks, changes)
+                return _lowered(prepared, lowered, runs, detailed, config, reference, steps)
+            lowered, changes = structural_copy(program), before[1].fork()
+        runs = run_pipeline(passes, lowered, prepared.context, (observer, changes))
+    detailed = _detailed(observer.checks, changes)
+    return _lowered(prepared, lowered, runs, detailed, config, reference, steps)
 
 
 def _lowered(

@@ -10,7 +10,6 @@ EXTRAS = {
     "onnx": "export",
     "onnxscript": "export",
     "onnx_ir": "export",
-    "jinja2": "export",
     "diffusers": "diffusers",
     "accelerate": "diffusers",
     "pyarrow": "cache",

@@ -17,7 +17,7 @@ from enginecast.exporters.files import all_or_none
 from enginecast.exporters.onnx.convert import convert, quiet
 from enginecast.exporters.onnx.empty import count_axes_from_the_start, keep_transposes_of_nothing
 from enginecast.exporters.onnx.kernel_gaps import fill_kernel_gaps
-from enginecast.exporters.onnx.metadata import plain_metadata, without_lines
+from enginecast.exporters.onnx.metadata import MODULE, plain_metadata, without_lines
 from enginecast.exporters.onnx.ort_pads import keep_pads_of_max_pools
 from enginecast.exporters.onnx.readers import Reader
 from enginecast.exporters.onnx.simplify import simplify
@@ -186,6 +186,11 @@ def describe(model: ir.Model, files: tuple[str, ...]) -> Artifact:
         opset=model.opset_imports[""],
         domains=dict(sorted(model.opset_imports.items())),
         quantized=_quantized(model),
+        modules={
+            node.name: node.metadata_props.get(MODULE, "")
+            for node in model.graph.all_nodes()
+            if node.name
+        },
     )
 
 

@@ -3,9 +3,11 @@
 import json
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any, Self
 
 import numpy as np
@@ -18,7 +20,7 @@ from enginecast.runtime.bundle.onnx_file import check_onnx, weight_files
 from enginecast.runtime.bundle.reader import Bundle
 from enginecast.runtime.device.out_of_memory import lacks_memory
 from enginecast.runtime.device.versions import numbers
-from enginecast.runtime.sessions.session import Session
+from enginecast.runtime.sessions.session import NodeTimes, Session
 from enginecast.runtime.sessions.settings import DEFAULT, Settings
 from enginecast.runtime.sessions.stop import Stop
 from enginecast.runtime.values.arrays import BFLOAT16, ONNX_BFLOAT16, Array, from_ort, to_ort
@@ -31,6 +33,8 @@ _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """See onnxruntime_session_options_config_keys.h."""
 _FORMAT = "session.load_model_format"
 _KERNEL_SUFFIX = "_kernel_time"
+_RUNS = 5
+"""Most runs whose nodes are timed."""
 _FATAL = 4  # the log level above error: ONNX Runtime raises its errors as well as printing them
 _TYPES = {"float32": "float", "float64": "double"}  # other names are those of numpy
 _DEVICES = {CUDA_PROVIDER: "cuda", "TensorrtExecutionProvider": "cuda"}
@@ -130,6 +134,31 @@ class OrtSession(Session):
         _require_signature(record.file, "inputs", bundle.manifest.inputs, session.get_inputs())
         _require_signature(record.file, "outputs", declared, session.get_outputs())
         return cls(session, providers[0], record.file, profile)
+
+    @classmethod
+    def node_times(
+        cls,
+        bundle: Bundle,
+        record: EngineRecord,
+        providers: Sequence[str],
+        threads: int | None,
+        feeds: Mapping[str, Feed],
+        seconds: float,
+    ) -> NodeTimes | None:
+        options = options_for(record.precision, providers[0], record.quantized)
+        options.add_session_config_entry(_WEIGHTS_FOLDER, str(bundle.folder))
+        content = bundle.read(record.file)
+        check_onnx(content, record.file, weight_files(bundle, record.weights))
+        with _profiled(options):
+            session = create_session(record.file, providers, threads, options, content=content)
+            opened = cls(session, providers[0], record.file)
+            outputs = [node.name for node in session.get_outputs()]
+            opened.run(feeds, outputs)  # warms up
+            start, runs = time.perf_counter(), 0
+            while not runs or (runs < _RUNS and time.perf_counter() - start < seconds):
+                opened.run(feeds, outputs)
+                runs += 1
+            return _node_times(Path(session.end_profiling()), runs)
 
     def stopping(self, run: Stop) -> "_Stopping":
         return _Stopping(self._of_thread, run)
@@ -415,3 +444,18 @@ def _kernels(profile: Path) -> tuple[str, ...]:
         for event in json.loads(profile.read_bytes())
         if event.get("cat") == "Node" and event["name"].endswith(_KERNEL_SUFFIX)
     )
+
+
+def _node_times(profile: Path, runs: int) -> NodeTimes:
+    """The time of each node over the last runs; what ran before them warmed up."""
+    spent: dict[tuple[str, str], list[float]] = {}
+    for event in json.loads(profile.read_bytes()):
+        if event.get("cat") == "Node" and event["name"].endswith(_KERNEL_SUFFIX):
+            node = event["name"].removesuffix(_KERNEL_SUFFIX), event["args"]["op_name"]
+            spent.setdefault(node, []).append(float(event["dur"]))
+    nodes = []
+    for (name, op), every in spent.items():
+        turns = max(1, len(every) // (runs + 1))  # of a loop's body, in each run
+        each = [sum(every[i : i + turns]) for i in range(0, len(every), turns)]
+        nodes.append((name, op, median(each[1:] or each)))
+    return NodeTimes(runs, tuple(nodes))

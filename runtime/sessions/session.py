@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from enginecast.runtime.bundle.manifest import EngineRecord
@@ -18,6 +19,16 @@ PROVIDERS = {
     "cuda": ("CUDAExecutionProvider", "CPUExecutionProvider"),
 }
 """ONNX Runtime's execution providers by device, the wanted one first."""
+
+
+@dataclass(frozen=True)
+class NodeTimes:
+    """How long the nodes of an engine took, as its runtime's profiler has it."""
+
+    runs: int
+    nodes: tuple[tuple[str, str, float], ...]
+    """Name, op without its domain, and microseconds in one run: the median over the runs.  In the
+    order in which they ran first; the nodes are those that the runtime's own optimizer left."""
 
 
 class Session(ABC):
@@ -110,6 +121,27 @@ class Session(ABC):
         """The types of the ops that the first run executed, in order, without their domains; a
         loop's body once per turn.  None: the session was not opened with `counts_ops`, or its
         runtime does not say.
+        """
+        return None
+
+    @classmethod
+    def node_times(
+        cls,
+        bundle: Bundle,
+        record: EngineRecord,
+        providers: Sequence[str],
+        threads: int | None,
+        feeds: Mapping[str, Feed],
+        seconds: float,
+    ) -> NodeTimes | None:
+        """Open an engine once more and time each node of it.
+
+        Args:
+            feeds: checked inputs.
+            seconds: that the runs may take, about.
+
+        Returns:
+            None: its runtime does not time nodes.
         """
         return None
 

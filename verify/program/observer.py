@@ -195,6 +195,8 @@ class Check:
     """The measure of it; 0 for "exact"."""
     problem: str = ""
     """Why it fails, in words; empty when it does not."""
+    is_finite: bool = True
+    """Whether every value is finite that is finite in fp64: else `error` is that of the others."""
 
     @property
     def ratio(self) -> float:
@@ -230,7 +232,7 @@ class Rules:
             inner = [check for check in inner if check.place not in moved]
             moved = (*_gone(runs), *moved)
         failing = [check for check in (*inner, *outputs) if check.problem]
-        worst = failing[0] if failing else max((*inner, *outputs), key=lambda c: c.ratio)
+        worst = failing[0] if failing else max((*inner, *outputs), key=_badness)
         return PassCheck(
             name=pass_.name,
             promise=pass_.promise,
@@ -240,9 +242,9 @@ class Rules:
             check_seconds=seconds,
             worst_place=worst.place,
             worst_source=worst.source,
-            worst_error=worst.error,
-            worst_ratio=worst.ratio,
-            modules={check.place: check.error for check in inner},
+            worst_error=worst.error if worst.is_finite else None,
+            worst_ratio=worst.ratio if worst.is_finite else None,
+            modules={check.place: check.error if check.is_finite else None for check in inner},
             moved=moved,
             failure=_failure(pass_, failing) if failing else "",
         )
@@ -256,16 +258,17 @@ class Rules:
             return _lost(place, "", after.nonfinite, _first_lost(runs))
         if promise == "exact":
             same = all(_bit_equal(a, b) for a, b in pairs)
-            return _exact(place, "", change.relative, same)
-        if promise == "precision":
-            floor = BEYOND
-            if self.floor is not None:
-                floor = self.floor.of(name)
-            return self._judged(place, "", after.relative, floor)
-        before = pool(self._measure(name, run, run.before) for run in runs)
-        least = ROUNDING * _roundoff(runs[0].after.outputs[name].dtype)
-        kernels = 0.0 if self.floor is None else self.floor.of(name, kernels=True)
-        return self._judged(place, "", after.relative, max(before.relative, least, kernels))
+            check = _exact(place, "", change.relative, same)
+        elif promise == "precision":
+            floor = BEYOND if self.floor is None else self.floor.of(name)
+            check = self._judged(place, "", after.relative, floor)
+        else:
+            before = pool(self._measure(name, run, run.before) for run in runs)
+            least = ROUNDING * _roundoff(runs[0].after.outputs[name].dtype)
+            kernels = 0.0 if self.floor is None else self.floor.of(name, kernels=True)
+            floor = max(before.relative, least, kernels)
+            check = self._judged(place, "", after.relative, floor)
+        return replace(check, is_finite=not after.nonfinite)
 
     def _measure(self, name: str, run: CaseRuns, found: Snapshot) -> Metrics:
         wanted = as_array(run.reference.outputs[name])
@@ -287,6 +290,11 @@ class Rules:
             culprit = self.floor.culprit if self.floor is not None else ""
             detail = culprit or f"the largest finite one is {last.max_abs:.3g}"
             return _lost(module, last.source, lost, detail)
+        check = self._boundary_check(promise, module, found)
+        return replace(check, is_finite=all(each.is_finite for each in found))
+
+    def _boundary_check(self, promise: Promise, module: str, found: Sequence["_Compared"]) -> Check:
+        last = found[0].after
         if promise == "exact":
             change = _mean([each.change for each in found])
             return _exact(module, last.source, change, all(each.same for each in found))
@@ -341,6 +349,11 @@ class _Compared:
     @property
     def same(self) -> bool:
         return self.after.digest == self.before.digest and self.after.dtype == self.before.dtype
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether what is finite in fp64 is finite here, too; before the pass or since."""
+        return self.after.nonfinite <= self.reference.nonfinite
 
     @property
     def lost(self) -> int:
@@ -405,7 +418,8 @@ def _exact(place: str, source: str, change: float, same: bool) -> Check:
 
 
 def _lost(place: str, source: str, count: int, detail: str) -> Check:
-    return Check(place, source, BEYOND, 0.0, f"{count} values are not finite ({detail})")
+    problem = f"{count} values are not finite ({detail})"
+    return Check(place, source, BEYOND, 0.0, problem, is_finite=False)
 
 
 def _first_lost(runs: Sequence[CaseRuns]) -> str:
@@ -419,6 +433,11 @@ def _first_lost(runs: Sequence[CaseRuns]) -> str:
                     f"where the largest finite value is {place.after.max_abs:.3g}"
                 )
     return "at no module boundary before it"
+
+
+def _badness(check: Check) -> tuple[bool, float]:
+    """By which the worst place of a pass is found; of several that are not finite the first."""
+    return not check.is_finite, check.ratio if check.is_finite else 0.0
 
 
 def _roundoff(dtype: torch.dtype) -> float:

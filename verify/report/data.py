@@ -1,10 +1,81 @@
-"""What a report is made of: plain data, filled by the driver, printed and written by `report`."""
+"""What a report is made of: plain data, filled by the driver, printed and written by `report`.
+
+What grows with the model is capped where it is collected, and says how much was left out; the build
+log has all of it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from enginecast.runtime.bundle.manifest import Fusion, Verdict
 from enginecast.verify.emulate.data import Emulation
+
+SCHEMA_VERSION = 2
+"""Of `report.json`; version 1 had neither this number nor what it brought."""
+
+
+@dataclass(frozen=True)
+class SiteGroup:
+    """The sites of a pass that ended in the same way."""
+
+    reason: str
+    """Why they were left alone; empty: they were rewritten."""
+    note: str
+    count: int
+    places: tuple[str, ...]
+    """Module and source of the first of them."""
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """One op of a program, as it is drawn."""
+
+    name: str
+    """Of the FX node."""
+    op: str
+    """"rms_norm"; "input" for a value that comes from elsewhere."""
+    value: str
+    """"f32[s0, 64]"."""
+    inputs: tuple[int, ...]
+    """Places of the nodes that it reads; weights are none."""
+    weights: tuple[str, ...]
+    """What it reads of the model."""
+    module: str
+    source: str
+    state: Literal["same", "edited", "new", "gone"]
+    """Beside the other side of the pass."""
+    is_read_elsewhere: bool
+    """Whether nodes that are not drawn read it."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A part of a program on both sides of a pass."""
+
+    module: str
+    before: tuple[GraphNode, ...]
+    after: tuple[GraphNode, ...]
+    similar: int
+    """Modules of the same kind that the pass changed, this one included."""
+    left_out: int
+    """Nodes of the module that are not drawn."""
+
+
+@dataclass(frozen=True)
+class PassDetails:
+    """Where a pass looked, and what it made of the program."""
+
+    sites: tuple[SiteGroup, ...] = ()
+    sites_left_out: int = 0
+    """In groups that are not here."""
+    diff: str = ""
+    """Of the program's text, its first lines."""
+    diff_left_out: int = 0
+    """Lines."""
+    drawings: tuple[Drawing, ...] = ()
+    drawings_left_out: int = 0
+    """Kinds of modules that it changed, too."""
 
 
 @dataclass(frozen=True)
@@ -23,16 +94,100 @@ class PassCheck:
     """Module path, or "output 'NAME'": the first failing place, or the one with the largest error
     in floors."""
     worst_source: str
-    worst_error: float
-    worst_ratio: float
-    """Error over floor; 0 for a value that is bit-equal."""
-    modules: Mapping[str, float] = field(default_factory=dict)
+    worst_error: float | None
+    """None: values there are infinite or NaN, since this pass or one before it, and finite in
+    fp64."""
+    worst_ratio: float | None
+    """Error over floor; 0 for a value that is bit-equal; None as above."""
+    modules: Mapping[str, float | None] = field(default_factory=dict)
     """Module path -> relative L2 error against fp64 after the pass; for "exact" the change from
-    before."""
+    before; None as above."""
     moved: tuple[str, ...] = ()
     """Modules whose last value is another one since this pass."""
     failure: str = ""
     """Why the pass broke its promise; empty when it did not."""
+    details: PassDetails | None = None
+
+
+@dataclass(frozen=True)
+class PlannedLayer:
+    """What a quantization plan decided for one layer."""
+
+    module: str
+    kind: str
+    shape: tuple[int, ...]
+    """Of the weight."""
+    choice: str
+    bits: int
+    scaling: str
+    """What shares one scale in the weight."""
+    activations: str
+    """What shares one scale in what the layer reads; empty: that is not quantized."""
+    bytes_before: int
+    """Of the weight as the engine would hold it without the plan."""
+    bytes: int
+    """With the plan, scales included."""
+    error: float | None
+    """Relative L2 error of the layer's output."""
+    end_to_end: float | None
+    """Of the worst row of an output with this layer alone quantized."""
+    gain: float | None
+    """Time as it is over time as chosen."""
+    gain_from: str
+    """"measured", "model" or empty."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A quantization plan, as it is shown."""
+
+    format: str
+    arch: str
+    max_error: float
+    predicted_error: float | None
+    layers: tuple[PlannedLayer, ...]
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """The ops of one kind in one module of an engine, as its runtime timed them."""
+
+    module: str
+    """Empty: of no module, or the model itself."""
+    op: str
+    nodes: int
+    microseconds: float
+    """Of all of them in one run: the median over the runs."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where the time of an engine goes."""
+
+    provider: str
+    runs: int
+    shapes: Mapping[str, tuple[int, ...]]
+    """Of the inputs."""
+    layers: tuple[LayerTime, ...]
+    """In the order in which they ran first."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What made the report, when and of what."""
+
+    enginecast: str
+    date: str
+    """UTC, as ISO 8601; that of SOURCE_DATE_EPOCH where it is set."""
+    command: str
+    """The command line; empty: it was made from Python, or as part of a pipeline."""
+    python: str
+    platform: str
+    fingerprint: Mapping[str, str]
+    """sha256 of the model's parts."""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Versions of what was installed there, by name."""
 
 
 @dataclass(frozen=True)
@@ -62,3 +217,13 @@ class Report:
     """Verdicts on further engines in the bundle, by target."""
     speed: str = ""
     """How fast the engine was beside eager where it was made; empty: it was not timed."""
+    schema_version: int = 1
+    """Of this file; `SCHEMA_VERSION` in what is written now."""
+    origin: Origin | None = None
+    plan: Plan | None = None
+    profile: Profile | None = None
+    """None: the engine was not profiled."""
+    size: int = 0
+    """Bytes of the first engine and its weights."""
+    nodes: int = 0
+    """Of the first engine."""

@@ -1,11 +1,13 @@
-"""Writes a report: `report.json`, and one static `report.html`."""
+"""Writes a report, `report.json` and one static `report.html`, and reads it again."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from enginecast.verify.report.data import Report
+from enginecast.errors import BundleError
+from enginecast.verify.report.data import SCHEMA_VERSION, Report
 from enginecast.verify.report.page import page_of
 
 JSON_NAME = "report.json"
@@ -20,7 +22,46 @@ def write_report(folder: Path, report: Report) -> tuple[Path, Path]:
     return as_json, as_html
 
 
+def read_report(folder: Path) -> Report:
+    """The report in the folder of a bundle, or of an engine that was rejected.
+
+    Raises:
+        BundleError: there is none, it cannot be read, or a newer version wrote it.
+    """
+    file = folder / JSON_NAME
+    if not folder.is_dir():
+        found = "a file" if folder.exists() else "nothing"
+        raise BundleError(
+            f"{folder}: expected the folder of a bundle or of a rejected engine, got {found}"
+        )
+    try:
+        data = file.read_bytes()
+        version = msgspec.json.decode(data, type=_Version).schema_version
+        if version > SCHEMA_VERSION:
+            raise BundleError(
+                f"{file}: schema_version is {version}, and this version reads up to"
+                f" {SCHEMA_VERSION}",
+                hint="A newer enginecast wrote it; read it with that.",
+            )
+        return msgspec.json.decode(data, type=Report)
+    except OSError as error:
+        raise BundleError(
+            f"{file}: {error.strerror}",
+            hint="Expected a bundle, or DIR.rejected: an export writes a report into both.",
+        ) from error
+    except msgspec.MsgspecError as error:
+        raise BundleError(f"{file}: not a report of this version: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Version:
+    schema_version: int = 1
+
+
 def to_json(report: Report) -> str:
-    """All of a report; the same text for the same report."""
+    """All of a report; the same text for the same report.
+
+    Modules and steps keep their order, which is that of execution.
+    """
     content = msgspec.to_builtins(report)
-    return json.dumps(content, sort_keys=True, indent=1, allow_nan=False) + "\n"
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"

@@ -9,12 +9,12 @@ from rich.console import Console
 from enginecast.runtime.bundle.manifest import Fusion, OutputVerdict, Verdict
 from enginecast.verify.emulate.data import Emulation, StoredValues, WeightLoss, tightest
 from enginecast.verify.metrics import BEYOND, times
-from enginecast.verify.report.data import PassCheck, Report
+from enginecast.verify.report.data import PassCheck, PlannedLayer, Report
 from enginecast.verify.report.layout import print_table
 from enginecast.verify.verdict import verdict_line
 
 SHOWN = 3
-"""Modules in the table on a terminal; the report has all."""
+"""Modules in the table on a terminal, and that are named in a cell; report.json has all."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,10 @@ class Column:
     """Where there is room."""
     is_bad: Callable[[Any], bool] = lambda row: False
     """Whether the page marks the cell."""
+    is_wide: bool = False
+    """Whether it holds sentences."""
+    value: Callable[[Any], float | None] = lambda row: None
+    """What the page sorts by; None: by the text."""
 
 
 @dataclass(frozen=True)
@@ -116,31 +120,50 @@ def passes_table(passes: Sequence[PassCheck]) -> ReportTable:
         Column("done", _of("rewritten")),
         Column("left", _of("left_alone")),
         Column("seconds", _of("seconds", "{:.2f}"), page_only=True),
-        Column("error", _error, is_bad=lambda row: bool(row.failure)),
-        Column("worst place", lambda row: f"{row.worst_place} {row.worst_source}".strip()),
-        Column("found", _found, page_only=True),
+        Column(
+            "error",
+            _error,
+            is_bad=lambda row: bool(row.failure) or row.worst_error is None,
+        ),
+        Column(
+            "worst place",
+            _worst_place,
+            is_wide=True,
+        ),
+        Column("found", _found, page_only=True, is_wide=True),
     )
     return ReportTable(passes, columns)
 
 
+def _worst_place(check: PassCheck) -> str:
+    """Where the worst error is; empty where all is equal."""
+    return "" if check.worst_error == 0 else f"{check.worst_place} {check.worst_source}".strip()
+
+
 def _error(check: PassCheck) -> str:
     """The worst error of a pass as people read it."""
-    if check.worst_error >= BEYOND:
+    error = check.worst_error
+    if error is None:
         text = "not finite"
+    elif error >= BEYOND:  # of something that is zero in fp64; of NaN in reports of version 1
+        text = "beyond measure"
     else:
-        text = "equal" if check.worst_error == 0 else f"{check.worst_error:.2e}"
+        text = "equal" if error == 0 else f"{error:.2e}"
     return f"{text} BROKEN" if check.failure else text
 
 
 def _found(check: PassCheck) -> str:
-    moved = f"other values now leave {', '.join(check.moved)}" if check.moved else ""
+    named = ", ".join(check.moved[:SHOWN])
+    more = len(check.moved) - SHOWN
+    named = f"{named} and {more} more" if more > 0 else named
+    moved = f"other values now leave {named}" if check.moved else ""
     return "\n".join(filter(None, (check.failure, moved)))
 
 
 def fusions_table(fusions: Sequence[Fusion]) -> ReportTable:
     names = ("kind", "expected", "program", "engine", "runtime")
     columns = [Column("fusion" if name == "kind" else name, _of(name)) for name in names]
-    missing = Column("missing", lambda row: "\n".join(row.missing))
+    missing = Column("missing", lambda row: "\n".join(row.missing), is_wide=True)
     return ReportTable(fusions, (*columns, missing))
 
 
@@ -168,3 +191,37 @@ def weights_table(weights: Sequence[WeightLoss]) -> ReportTable:
         Column("energy lost", _of("energy_lost", "{:.2e}")),
     )
     return ReportTable(weights, columns)
+
+
+def plan_table(layers: Sequence[PlannedLayer]) -> ReportTable:
+    columns = (
+        Column("layer", lambda row: row.module or row.kind),
+        Column("choice", _choice),
+        Column("shape", lambda row: " x ".join(map(str, row.shape))),
+        Column("before", lambda row: size(row.bytes_before), value=lambda row: row.bytes_before),
+        Column("after", lambda row: size(row.bytes), value=lambda row: row.bytes),
+        Column("error", _of("error", "{:.2e}")),
+        Column("end to end", _of("end_to_end", "{:.2e}")),
+        Column("gain", _gain, value=lambda row: row.gain),
+        Column("why", _of("reason"), is_wide=True),
+    )
+    return ReportTable(layers, columns)
+
+
+def _choice(layer: PlannedLayer) -> str:
+    if layer.choice == "keep":
+        return "keep"
+    bits = f", {layer.bits} bits" if layer.bits != 8 else ""
+    return f"{layer.choice}{bits}, a scale a {layer.scaling}"
+
+
+def _gain(layer: PlannedLayer) -> str:
+    return "-" if layer.gain is None else f"{layer.gain:.2f}x {layer.gain_from}".strip()
+
+
+def size(count: int) -> str:
+    """Bytes as people read them, in powers of 1024."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if count >= 1 << power:
+            return f"{count / (1 << power):.1f} {unit}"
+    return f"{count} B"

@@ -5,8 +5,7 @@ from pathlib import Path
 import msgspec
 
 from enginecast.cli.terminal.output import print_json, results, say
-from enginecast.errors import BundleError
-from enginecast.verify.report.data import Report
+from enginecast.verify.report.report import HTML_NAME, JSON_NAME, read_report
 from enginecast.verify.report.tables import print_report
 
 
@@ -16,13 +15,7 @@ def show_rejected(path: Path, *, as_json: bool) -> None:
     Raises:
         BundleError: the report cannot be read.
     """
-    file = path / "report.json"
-    try:
-        report = msgspec.json.decode(file.read_bytes(), type=Report)
-    except OSError as error:
-        raise BundleError(f"{file}: {error.strerror}") from error
-    except msgspec.MsgspecError as error:
-        raise BundleError(f"{file}: not a report of this version: {error}") from error
+    report = read_report(path)
     if as_json:
         print_json(msgspec.to_builtins(report))
         return
@@ -30,5 +23,8 @@ def show_rejected(path: Path, *, as_json: bool) -> None:
     say(console, f"{report.model} in {report.precision} for {report.target}")
     say(console, f"pipeline {report.pipeline or 'none'}")
     print_report(report, console)
-    page = path / "report.html"
-    say(console, f"nothing was published; {page if page.exists() else file} has all of it")
+    page = path / HTML_NAME
+    say(
+        console,
+        f"nothing was published; {page if page.exists() else path / JSON_NAME} has all of it",
+    )

@@ -21,6 +21,10 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "verify t5.bundle",
         "verify t5.bundle --model ./t5-base --json",
     ),
+    "report": (
+        "report t5.bundle",
+        "report fp32.bundle fp16.bundle -o comparison.html",
+    ),
     "run": (
         "run t5.bundle --prompts prompts.txt -o embeddings.safetensors",
         "run my.bundle --inputs x.safetensors -o y.safetensors --timeout 5",

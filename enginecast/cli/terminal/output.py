@@ -3,8 +3,9 @@
 import json
 import logging
 import os
+import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any, TextIO
 
@@ -18,6 +19,7 @@ SCHEMA_VERSION = 1
 """Of what `--json` prints: it grows when a name goes or changes its meaning, not when one comes."""
 _apart: list[TextIO] = []
 _quiet = [False]
+_command = [""]
 
 
 @contextmanager
@@ -55,6 +57,16 @@ def loading() -> None:
     """Report that torch is being loaded, which takes seconds, before the first line of work."""
     if "torch" not in sys.modules:
         say(progress(), "loading torch")
+
+
+def remember_command(arguments: Sequence[str]) -> None:
+    """Keep the command line, for what says how it was made."""
+    _command[:] = [shlex.join(["enginecast", *arguments])]
+
+
+def command_line() -> str:
+    """As it would be typed again."""
+    return _command[-1]
 
 
 def be_quiet(quiet: bool) -> None:

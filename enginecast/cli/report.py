@@ -1,0 +1,126 @@
+"""`enginecast report`: the report of a bundle, or two side by side.  It needs no torch."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from enginecast.cli.options.groups import AsJson, grouped, require_folder
+from enginecast.cli.terminal.output import print_json, results, results_apart, say
+from enginecast.errors import UsageError
+from enginecast.runtime.bundle.manifest import MANIFEST_NAME
+from enginecast.verify.report.layout import print_table
+
+SHOWN = 24
+"""Lines of a table on a terminal."""
+
+if TYPE_CHECKING:
+    from enginecast.verify.report.comparison import Comparison, Side
+
+
+@grouped
+@results_apart()
+def report(
+    bundle: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A bundle, or the reports of a rejected engine.")
+    ],
+    other: Annotated[
+        Path | None, typer.Argument(metavar="OTHER", help="A second one, to compare with.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE.html", help="Write the page here."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the report of a bundle, or compare two."""
+    from enginecast.verify.report.comparison import compare
+    from enginecast.verify.report.comparison_page import comparison_page_of
+    from enginecast.verify.report.page import page_of
+
+    if output is not None:
+        _require_page(output)
+    one = _side(bundle)
+    if other is None:
+        if output is not None:
+            output.write_text(page_of(one.report), encoding="utf-8")
+        _show(one, output, as_json=as_json)
+        return
+    found = compare(one, _side(other))
+    if output is not None:
+        output.write_text(comparison_page_of(found), encoding="utf-8")
+    if as_json:
+        page = {} if output is None else {"page": str(output)}
+        print_json({**found.to_json(), **page})
+    else:
+        _print(found, output)
+
+
+def _require_page(output: Path) -> None:
+    """Refuse a page that cannot be written, or that would break a bundle.
+
+    Raises:
+        UsageError: says why.
+    """
+    require_folder(output)
+    if (output.parent / MANIFEST_NAME).is_file():
+        raise UsageError(
+            f"-o {output}: {output.parent} is a bundle, whose files are sealed by their digests",
+            hint="Write the page beside it.",
+        )
+
+
+def _side(path: Path) -> "Side":
+    """Raises:
+    BundleError: the folder holds no report that can be read, or a bundle of another version.
+    """
+    from enginecast.runtime.bundle.reader import open_bundle
+    from enginecast.verify.report.comparison import Side
+    from enginecast.verify.report.report import read_report
+
+    sealed = (path / MANIFEST_NAME).is_file()
+    manifest = open_bundle(path, check="size").manifest if sealed else None
+    return Side(str(path), read_report(path), manifest)
+
+
+def _show(side: "Side", output: Path | None, *, as_json: bool) -> None:
+    from enginecast.verify.report.report import HTML_NAME
+    from enginecast.verify.report.tables import print_report
+
+    page = output if output is not None else Path(side.path) / HTML_NAME
+    if as_json:
+        content = msgspec.to_builtins(side.report)
+        content["report_schema_version"] = content.pop("schema_version")
+        print_json({**content, "page": str(page)})
+        return
+    console = results()
+    shown = side.report
+    say(console, f"{shown.model} in {shown.precision} for {shown.target}")
+    print_report(shown, console)
+    where = f"{page}" if page.exists() else f"{side.path} holds no page; `-o FILE.html` writes one"
+    say(console, where)
+
+
+def _print(found: "Comparison", output: Path | None) -> None:
+    console = results()
+    for warning in found.warnings:
+        say(console, f"note: {warning}", "bold")
+    for heading, lines in found.groups.items():
+        different = [line for line in lines if line.differs]
+        same = len(lines) - len(different)
+        if not different:
+            say(console, f"{heading}: all {same} are equal")
+            continue
+        columns = (heading, found.one.path, found.other.path, "change")
+        rows = [
+            (line.name, line.one, line.other, f"{line.change}{' worse' * line.is_worse}".strip())
+            for line in different[:SHOWN]
+        ]
+        print_table(console, columns, rows)
+        if len(different) > SHOWN:
+            say(console, f"{len(different) - SHOWN} more differ; -o FILE.html and --json have them")
+        if same:
+            say(console, f"{same} more are equal")
+    if output is not None:
+        say(console, str(output))

@@ -1,0 +1,76 @@
+"""What a report shows besides the verdict: where it comes from, and the quantization plan."""
+
+import math
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from enginecast.doctor.checks import Report as Machine
+from enginecast.passes.ir.quantization_plan import LayerPlan, QuantizationPlan
+from enginecast.verify.report.data import Origin, Plan, PlannedLayer
+from enginecast.version import __version__
+
+EPOCH = "SOURCE_DATE_EPOCH"
+"""Environment variable: the date of what is built, in seconds (reproducible-builds.org)."""
+SCALE_BYTES = 4
+
+
+def origin_of(machine: Machine, command: str, fingerprint: Mapping[str, str]) -> Origin:
+    """Where a report that is written now comes from."""
+    epoch = os.environ.get(EPOCH, "")
+    now = datetime.fromtimestamp(int(epoch), UTC) if epoch.isdecimal() else datetime.now(UTC)
+    return Origin(
+        enginecast=__version__,
+        date=now.isoformat(timespec="seconds"),
+        command=command,
+        python=machine.python,
+        platform=machine.platform,
+        fingerprint=dict(fingerprint),
+        packages={one.name: one.version for one in machine.packages if one.version is not None},
+    )
+
+
+def shown_plan(plan: QuantizationPlan, precision: str) -> Plan:
+    """A plan with the bytes of each layer.
+
+    Args:
+        precision: what the engine computes in, and holds what is not quantized in.
+    """
+    width = 4 if precision == "fp32" else 2
+    return Plan(
+        format=plan.format,
+        arch=plan.arch,
+        max_error=plan.max_error,
+        predicted_error=plan.predicted_error,
+        layers=tuple(_shown_layer(layer, width) for layer in plan.layers),
+    )
+
+
+def _shown_layer(layer: LayerPlan, width: int) -> PlannedLayer:
+    before = math.prod(layer.shape) * width
+    is_kept = layer.choice == "keep"
+    return PlannedLayer(
+        module=layer.module,
+        kind=layer.kind,
+        shape=layer.shape,
+        choice=layer.choice,
+        bits=layer.bits,
+        scaling="" if is_kept else layer.weights,
+        activations="" if is_kept else layer.activations or "",
+        bytes_before=before,
+        bytes=before if is_kept else _quantized_bytes(layer),
+        error=layer.error,
+        end_to_end=layer.end_to_end,
+        gain=layer.gain,
+        gain_from=layer.gain_from,
+        reason=layer.reason,
+    )
+
+
+def _quantized_bytes(layer: LayerPlan) -> int:
+    """Of a weight and its scales."""
+    rows, count = layer.shape[0], math.prod(layer.shape)
+    scales = {"tensor": 1, "row": rows}.get(layer.weights, 0)
+    if layer.weights == "block":
+        scales = rows * math.ceil(count / rows / max(layer.block, 1))
+    return math.ceil(count * layer.bits / 8) + scales * SCALE_BYTES
