@@ -347,10 +347,9 @@ def _provider(record: EngineRecord, provider: str) -> str:
 
 def backends() -> dict[str, Backend]:
     """All that can be preferred, by name."""
-    sessions = map(session_class, REGISTRY.known())
     return {
         name: Backend(name, session, device)
-        for session in sessions
+        for session in REGISTRY.sorted_out(Session)[0].values()
         for name, device in session.backends().items()
     }
 

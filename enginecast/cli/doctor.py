@@ -1,5 +1,7 @@
 """`enginecast doctor`: what this machine has, and what is missing."""
 
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +10,7 @@ from rich.console import Console
 
 from enginecast.cli.options.groups import AsJson
 from enginecast.cli.terminal.output import print_json, print_table
-from enginecast.doctor.checks import CPU_FEATURES, Report
+from enginecast.doctor.checks import CPU_FEATURES, Problem, Report
 
 
 def doctor(
@@ -33,10 +35,27 @@ def doctor(
     from enginecast.doctor.checks import examine
 
     report = examine(tensorrt=True)
+    report = replace(report, problems=(*report.problems, *_broken_plugins()))
     if as_json:
         print_json(report.to_json())
     else:
         show(report, Console(emoji=False))
+
+
+def _broken_plugins() -> list[Problem]:
+    """The entry points of other packages that are left out; sessions alone where torch is not."""
+    from enginecast.runtime.sessions.registry import REGISTRY as SESSIONS
+    from enginecast.runtime.sessions.session import Session
+
+    broken = [f"session {one}" for one in SESSIONS.sorted_out(Session)[1]]
+    if find_spec("torch") is not None:
+        from enginecast.exporters.registry import REGISTRY as TARGETS
+        from enginecast.exporters.target import Target
+        from enginecast.passes.registry import all_passes
+
+        broken += [f"target {one}" for one in TARGETS.sorted_out(Target)[1]]
+        broken += [f"pass {one}" for one in all_passes()[1]]
+    return [Problem(one, "Repair or uninstall that package.") for one in broken]
 
 
 def _leftovers(folder: Path, clean: bool, as_json: bool) -> None:

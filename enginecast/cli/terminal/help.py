@@ -42,6 +42,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "bisect my_package.models:make --pipeline my-pass",
     ),
     "passes": ("passes", "passes --json"),
+    "passes new": ("passes new fuse-silu", "passes new fuse-silu -o plugins/silu"),
     "diffusers export": (
         "diffusers export ./stable-diffusion -o sd.engines",
         "diffusers export ./flux -o flux.engines --precision bf16",
