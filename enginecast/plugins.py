@@ -5,13 +5,14 @@ is broken breaks what uses it by name and nothing else.
 """
 
 import difflib
+import linecache
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
+from importlib import import_module, invalidate_caches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TypeVar
@@ -203,6 +204,16 @@ def own_files(module: str) -> tuple[Path, ...]:
     ]
     found = (getattr(sys.modules[name], "__file__", None) for name in names)
     return tuple(Path(file) for file in found if file and file.endswith(".py"))
+
+
+def forget(module: str) -> None:
+    """Have the package of `module`, or of ours that module alone, imported anew on its next use."""
+    top = _top(module)
+    for name in list(sys.modules):
+        if name == module if top == OURS else _top(name) == top:
+            del sys.modules[name]
+    invalidate_caches()
+    linecache.checkcache()
 
 
 def _own_frames(module: str, error: BaseException) -> Iterator[traceback.FrameSummary]:

@@ -193,6 +193,7 @@ def test_data_beside_the_code_is_packaged() -> None:
         if list((ROOT / folder).glob("*.json"))
     }
     beside["enginecast.cli.passes"] = ["template/*.template"]
+    beside["enginecast.reduce"] = ["reproduce.py.template"]
     assert beside == {name: files for name, files in data.items() if name != "enginecast"}
 
 

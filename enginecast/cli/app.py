@@ -25,7 +25,6 @@ from enginecast.cli.run import run
 from enginecast.cli.sign import sign, trust
 from enginecast.cli.terminal import output
 from enginecast.cli.terminal.help import HelpCommand, WorkOrder
-from enginecast.cli.terminal.output import say
 from enginecast.cli.tune import tune
 from enginecast.cli.verify import verify
 from enginecast.doctor.extras import missing_extra
@@ -149,12 +148,7 @@ for group in (app, diffusers_app, cache_app, passes_app):
 
 def fail(error: EnginecastError, *, as_json: bool) -> int:
     """Print an error; return its exit code."""
-    console = output.errors()
-    say(console, f"error: {error.message}", "bold red")
-    if isinstance(error, DefectError) and error.trace:
-        say(console, error.trace.rstrip())
-    if error.hint:
-        say(console, error.hint)
+    output.show_error(error)
     if as_json:
         # Of the tree at the top of errors.py, which is what a script can know.
         bases = (base for base in type(error).__mro__ if base.__module__ == errors.__name__)

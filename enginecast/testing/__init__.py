@@ -7,8 +7,8 @@
     compare(outcome)                                  # with eager and fp64, as an export does
     check_mutations(outcome)                          # and that comparison is able to fail
 
-Enters: helpers that the tests of this repository and of other packages share. Nothing that is not a
-test imports it.
+Enters: helpers that the tests of this repository and of other packages share. Besides tests,
+`enginecast.reduce` alone imports it, whose scripts are tests.
 """
 
 from enginecast.testing.captured import Captured as Captured

@@ -1,6 +1,6 @@
 """Capture a module, once for all tests of a file: passes run on copies."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,23 +42,27 @@ class Function(nn.Module):
 def capture(
     module: nn.Module | Callable[..., Any],
     *inputs: Tensor,
-    dynamic: Mapping[int, Any] | None = None,
+    dynamic: Mapping[int, Any] | Sequence[Mapping[int, Any]] | None = None,
 ) -> Captured:
     """Capture a module, or a function of tensors.
 
     Args:
         inputs: an example of its arguments, in order.
-        dynamic: the dimensions of every input that vary: {0: torch.export.Dim("batch", max=8)}.
+        dynamic: the dimensions of every input that vary: {0: torch.export.Dim("batch", max=8)};
+            or a sequence with those of each input.
     """
     whole = module if isinstance(module, nn.Module) else Function(module)
     return Captured(whole, trace(whole, *inputs, dynamic=dynamic), inputs)
 
 
 def trace(
-    module: nn.Module, *inputs: Tensor, dynamic: Mapping[int, Any] | None = None
+    module: nn.Module,
+    *inputs: Tensor,
+    dynamic: Mapping[int, Any] | Sequence[Mapping[int, Any]] | None = None,
 ) -> ExportedProgram:
     """The program of a module alone, functionalized; see `capture`."""
-    shapes: Any = tuple(dynamic for _ in inputs) if dynamic else None
+    each = [dynamic] * len(inputs) if isinstance(dynamic, Mapping) else dynamic
+    shapes: Any = tuple(map(dict, each)) if each else None
     if shapes and isinstance(module, Function):
         shapes = (shapes,)  # its inputs are one variadic argument
     with torch.no_grad():

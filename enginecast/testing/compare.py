@@ -12,7 +12,9 @@ from torch.utils import _pytree as pytree
 
 from enginecast.capture.inputs.examples import Case
 from enginecast.compiler.request import computed_dtype
+from enginecast.errors import PassDefectError
 from enginecast.passes.ir.interpret import output_names
+from enginecast.plugins import defect_of
 from enginecast.testing.captured import Captured
 from enginecast.testing.outcome import Outcome
 from enginecast.verify.eager import capture_failures, make_reference, reference_program
@@ -68,14 +70,32 @@ class Comparison:
         return found
 
     def look(self, outcome: Outcome) -> PassCheck:
-        """What the comparison finds; its `failure` is empty when the promise was kept."""
+        """What the comparison finds; its `failure` is empty when the promise was kept.
+
+        Raises:
+            PassDefectError: what the passes left does not run.
+        """
         dtype = computed_dtype([run.pass_ for run in outcome.runs])
         observer = self._observer.fork()
         observer.judge_by(self._reference(dtype))
         loosest = max(outcome.runs, key=lambda run: PROMISES.index(run.pass_.promise))
-        check = observer.look(loosest.pass_, outcome.program, loosest).check
+        try:
+            check = observer.look(loosest.pass_, outcome.program, loosest).check
+        except Exception as error:  # the program does not run
+            what = f"looking at the program after pass '{loosest.pass_.name}'"
+            module = type(loosest.pass_).__module__
+            raise defect_of(module, what, error, PassDefectError) from error
         rewritten = sum(run.rewritten for run in outcome.runs)
         return replace(check, rewritten=rewritten)
+
+    def run_eager(self, dtype: str = "fp32") -> None:
+        """Run eager and fp64 now, and not with the first outcome.
+
+        Raises:
+            AssertionError: the captured program is not the module.
+        """
+        self._observer.fork()
+        self._reference(dtype)
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
