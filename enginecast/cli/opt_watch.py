@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from enginecast.cli.terminal.output import say, show_error
+from enginecast.cli.terminal.output import say, show_error, standard_output
 from enginecast.cli.terminal.watch import watch
 from enginecast.compiler.prepare import Prepared, reference_of
 from enginecast.compiler.request import computed_dtype
@@ -46,7 +46,7 @@ class Watched:
         own = {module for module in self._modules if module.partition(".")[0] == OURS}
         if own != self._modules:  # who has a package of their own changes that, and not ours
             self._modules -= own
-        self._files = {file for module in self._modules for file in own_files(module)}
+        self.files = {file for module in self._modules for file in own_files(module)}
         self._rounds = 0
 
     def run(self) -> Iterable[Path]:
@@ -60,10 +60,10 @@ class Watched:
             self._round()
         except EnginecastError as error:
             show_error(error)
-        self._files |= {file for module in self._modules for file in own_files(module)}
-        names = ", ".join(sorted(file.name for file in self._files))
+        self.files |= {file for module in self._modules for file in own_files(module)}
+        names = ", ".join(sorted(file.name for file in self.files))
         say(self._console, f"watching {names}; Ctrl-C ends")
-        return self._files
+        return self.files
 
     def _round(self) -> None:
         from enginecast.cli.opt import show
@@ -86,7 +86,7 @@ class Watched:
             self._references[dtype],
         )
         show(done, list(map(diff_ir, texts, texts[1:])), None, self._console)
-        sys.stdout.flush()
+        standard_output().flush()
         for check in done.checks:
             if check.failure:
                 say(self._console, f"error: {check.failure}", "bold red")
@@ -99,7 +99,7 @@ def watch_passes(
     watched = Watched(prepared, specs, steps, console)
     writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:  # bytecode is known by whole seconds and sizes: two quick edits look alike
-        watch(watched.run)
+        watch(watched.run, watched.files)
     finally:
         sys.dont_write_bytecode = writes
     say(console, "no longer watching")

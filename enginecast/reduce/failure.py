@@ -41,7 +41,8 @@ class Failure:
 
 
 def examine(specimen: Specimen, passes: Sequence[Pass]) -> Failure | None:
-    """How the passes fail on a specimen; None: they do not.
+    """How the passes fail on a specimen; None: they do not.  The last is blamed for a broken promise:
+    a caller tries those before it first.
 
     Raises:
         UnfitError: that cannot be said.
@@ -62,7 +63,7 @@ def examine(specimen: Specimen, passes: Sequence[Pass]) -> Failure | None:
         return None
     lost = check.worst_error >= BEYOND
     kind = "not finite" if lost else "broken promise"
-    return Failure(check.name, kind, "", f"pass {check.failure}", check.worst_ratio)
+    return Failure(passes[-1].name, kind, "", f"pass {check.failure}", check.worst_ratio)
 
 
 def _raised(error: EnginecastError, passes: Sequence[Pass]) -> Failure:

@@ -78,7 +78,7 @@ class Comparison:
         dtype = computed_dtype([run.pass_ for run in outcome.runs])
         observer = self._observer.fork()
         observer.judge_by(self._reference(dtype))
-        loosest = max(outcome.runs, key=lambda run: PROMISES.index(run.pass_.promise))
+        loosest = max(reversed(outcome.runs), key=lambda run: PROMISES.index(run.pass_.promise))
         try:
             check = observer.look(loosest.pass_, outcome.program, loosest).check
         except Exception as error:  # the program does not run

@@ -9,13 +9,18 @@ POLL = 0.2
 Stamps = Mapping[Path, tuple[int, int] | None]
 
 
-def watch(run: Callable[[], Iterable[Path]], poll: float = POLL) -> None:
+def watch(
+    run: Callable[[], Iterable[Path]], known: Iterable[Path] = (), poll: float = POLL
+) -> None:
     """Call `run` now, and again after each change of a file that it returns; Ctrl-C ends it.
 
     A file that is gone for a moment, as while an editor saves it, is waited for.
+
+    Args:
+        known: files whose changes during the first call count, too.
     """
     try:
-        files: set[Path] = set()
+        files = set(known)
         while True:
             before = stamps(files)
             files |= set(run())
