@@ -347,9 +347,10 @@ def _provider(record: EngineRecord, provider: str) -> str:
 
 def backends() -> dict[str, Backend]:
     """All that can be preferred, by name."""
+    sessions, _ = REGISTRY.sorted_out(Session)  # type: ignore[type-abstract]
     return {
         name: Backend(name, session, device)
-        for session in REGISTRY.sorted_out(Session)[0].values()
+        for session in sessions.values()
         for name, device in session.backends().items()
     }
 

@@ -65,6 +65,7 @@ def wrong(file: Path, kind: str) -> str:
     return message
 
 
+@pytest.mark.slow
 def test_a_broken_promise_becomes_a_script_that_fails_until_the_pass_is_right(
     plugin: Path, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -84,7 +85,7 @@ def test_a_broken_promise_becomes_a_script_that_fails_until_the_pass_is_right(
     assert run_script(out).returncode == 0
 
 
-@pytest.mark.parametrize("kind", ["raises", "lint", "finite", "sizes"])
+@pytest.mark.parametrize("kind", list(FAULTS))
 def test_every_kind_of_failure_is_reduced(kind: str, plugin: Path) -> None:
     message = wrong(plugin, kind)
 

@@ -39,7 +39,8 @@ class Small(nn.Module):
         hidden = self.up(x)
         hidden = hidden * 0.5 * (1.0 + torch.erf(hidden * 0.7071067811865476))
         scale = torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + 1e-6)
-        return self.weight * (hidden * scale)
+        found: Tensor = self.weight * (hidden * scale)
+        return found
 
 
 @pytest.fixture(scope="module")

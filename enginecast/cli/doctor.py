@@ -47,7 +47,8 @@ def _broken_plugins() -> list[Problem]:
     from enginecast.runtime.sessions.registry import REGISTRY as SESSIONS
     from enginecast.runtime.sessions.session import Session
 
-    broken = [f"session {one}" for one in SESSIONS.sorted_out(Session)[1]]
+    _, left_out = SESSIONS.sorted_out(Session)  # type: ignore[type-abstract]
+    broken = [f"session {one}" for one in left_out]
     if find_spec("torch") is not None:
         from enginecast.exporters.registry import REGISTRY as TARGETS
         from enginecast.exporters.target import Target

@@ -41,8 +41,9 @@ class Failure:
 
 
 def examine(specimen: Specimen, passes: Sequence[Pass]) -> Failure | None:
-    """How the passes fail on a specimen; None: they do not.  The last is blamed for a broken promise:
-    a caller tries those before it first.
+    """How the passes fail on a specimen; None: they do not.
+
+    The last is blamed for a broken promise: a caller tries those before it first.
 
     Raises:
         UnfitError: that cannot be said.

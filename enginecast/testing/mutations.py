@@ -7,6 +7,7 @@ swapped, a number that is another one.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 from torch.export import ExportedProgram
@@ -113,11 +114,11 @@ def _faults(node: Node) -> Iterator[tuple[str, Callable[[Node], None]]]:
             other = argument + OFF * max(abs(argument), 1.0)
             yield (
                 f"argument {place} is {other:.4g}, not {argument:.4g}",
-                lambda one, place=place, other=other: one.update_arg(place, other),
+                partial(_put, place=place, value=other),
             )
     tensors = [place for place, argument in enumerate(node.args) if isinstance(argument, Node)]
     if len(tensors) > 1 and node.target not in COMMUTE and _alike(node, *tensors[:2]):
-        yield "its operands are swapped", lambda one: _swap(one, *tensors[:2])
+        yield "its operands are swapped", partial(_swap, left=tensors[0], right=tensors[1])
 
 
 def _alike(node: Node, left: int, right: int) -> bool:
@@ -140,6 +141,10 @@ def _distort(node: Node) -> None:
             node.graph, aten.add.Tensor, (node, size), {"alpha": OFF}, like=node, replaces=True
         )
     node.replace_all_uses_with(off, delete_user_cb=lambda user: user not in (size, off))
+
+
+def _put(node: Node, place: int, value: float) -> None:
+    node.update_arg(place, value)
 
 
 def _swap(node: Node, left: int, right: int) -> None:
