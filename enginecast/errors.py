@@ -6,6 +6,7 @@
     ├── CaptureError               2   torch.export refused the model
     ├── SpecError                  2   the text of a pipeline
     ├── PassError                  2   a pass that cannot run on this program
+    │   └── PassDefectError       70   a pass that raised, or left a program that is not valid
     ├── LoweringError              2   the target cannot express this program
     ├── BundleError                2   a bundle on disk: missing, damaged, in the way
     ├── InputError                 2   what was fed to an engine
@@ -14,6 +15,8 @@
     │   └── CacheVersionError      2   an embedding cache that another version wrote
     ├── StoppedError               3   a run that was canceled, or took longer than it may
     ├── VerificationError          1   the result does not agree with eager
+    ├── DefectError               70   a defect of a package that adds passes or targets
+    │   └── PassDefectError       70   (above)
     └── MissingError               3   a package, GPU, provider, disk or memory that is lacking here
 
 A message names the file or field, what was expected and what was got; `hint` says what to do next.
@@ -82,6 +85,22 @@ class SpecError(EnginecastError):
 
 class PassError(EnginecastError):
     """A pass cannot run on this program, or broke it."""
+
+
+class DefectError(EnginecastError):
+    """A package that adds passes or targets has a defect; the message names its file and line.
+
+    `details` has the package, and the file and line where they are known.
+    """
+
+    exit_code = 70
+    """EX_SOFTWARE of sysexits.h."""
+    trace: str = ""
+    """The lines of that package that led there, as in a traceback; empty: none is known."""
+
+
+class PassDefectError(DefectError, PassError):
+    """A pass raised what it should not, or left a program that is not valid."""
 
 
 class LoweringError(EnginecastError):

@@ -24,7 +24,8 @@ def target_of(name: str) -> "Target":
     """The target of this name.
 
     Raises:
-        UsageError: there is none, or it cannot be loaded or is not a target.
+        UsageError: there is none.
+        DefectError: it cannot be loaded or is not a target.
     """
     from enginecast.exporters.target import Target  # here, so that listing does not import torch
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from enginecast.errors import SpecError
 from enginecast.passes.ir.spec import Located, parse_located
-from enginecast.plugins import Registry
+from enginecast.plugins import Broken, Registry
 
 if TYPE_CHECKING:
     from enginecast.passes.ir.base import Pass
@@ -52,11 +52,7 @@ REGISTRY = Registry("pass", "enginecast.passes", PASSES, SpecError)
 
 
 def known_passes() -> dict[str, str]:
-    """Name -> "module:Class" of every pass, ours first; imports none of them.
-
-    Raises:
-        SpecError: an installed package names a pass that exists already.
-    """
+    """Name -> "module:Class" of every pass, ours first; imports none of them."""
     return REGISTRY.known()
 
 
@@ -64,11 +60,21 @@ def pass_class(name: str) -> type["Pass"]:
     """The class of a pass.
 
     Raises:
-        SpecError: no pass has this name, or its class cannot be loaded or is not such a pass.
+        SpecError: no pass has this name.
+        DefectError: its class cannot be loaded or is not such a pass.
     """
     from enginecast.passes.ir.base import Pass  # here, so that listing names does not import torch
 
     return REGISTRY.load(name, Pass)  # type: ignore[type-abstract]
+
+
+def all_passes() -> tuple[dict[str, type["Pass"]], tuple[Broken, ...]]:
+    """Every pass by name, and the entry points of other packages that name no usable one; imports
+    them all.
+    """
+    from enginecast.passes.ir.base import Pass
+
+    return REGISTRY.sorted_out(Pass)  # type: ignore[type-abstract]
 
 
 def build(text: str) -> tuple["Pass", ...]:
@@ -77,6 +83,7 @@ def build(text: str) -> tuple["Pass", ...]:
     Raises:
         SpecError: the text is not in the grammar, names an unknown pass or option, or has a pass
             before another that must come earlier.
+        DefectError: a pass of another package cannot be loaded.
     """
     from enginecast.passes.ir.options import pass_from_spec  # here: it imports torch
 

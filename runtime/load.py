@@ -350,10 +350,10 @@ def _provider(record: EngineRecord, provider: str) -> str:
 
 def backends() -> dict[str, Backend]:
     """All that can be preferred, by name."""
-    sessions = map(session_class, REGISTRY.known())
+    sessions, _ = REGISTRY.sorted_out(Session)  # type: ignore[type-abstract]
     return {
         name: Backend(name, session, device)
-        for session in sessions
+        for session in sessions.values()
         for name, device in session.backends().items()
     }
 

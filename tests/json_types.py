@@ -273,16 +273,38 @@ class Opt(TypedDict):
     ir: NotRequired[str]
 
 
+class Reduced(TypedDict):
+    """Of `opt --reduce`."""
+
+    script: str
+    failure: str
+    nodes: int
+    left: int
+    trials: int
+    finished: bool
+    shown: str
+    # "pass" is a word of Python: the schema adds it.
+
+
 class PassInfo(TypedDict):
     name: str
+    package: str
     summary: str
     promise: str
     after: list[str]
     options: dict[str, str]
 
 
+class BrokenPass(TypedDict):
+    name: str
+    where: str
+    package: str
+    reason: str
+
+
 class Passes(TypedDict):
     passes: list[PassInfo]
+    broken: list[BrokenPass]
 
 
 class DiffusersRun(TypedDict):

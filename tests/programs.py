@@ -1,7 +1,7 @@
 """Capture modules, run pipelines on copies, look at the result: shared by the tests of passes."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import models
@@ -9,37 +9,29 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-import enginecast.ops  # noqa: F401 - registers our ops
-from enginecast.capture.tracing.functionalize import functionalize
 from enginecast.passes.ir.base import PassContext, Site
-from enginecast.passes.ir.edit import structural_copy, weight_specs, weight_tensor
-from enginecast.passes.ir.pipeline import run_pipeline
-from enginecast.passes.ir.text import diff_ir, print_ir
-from enginecast.passes.registry import build
+from enginecast.passes.ir.edit import weight_specs, weight_tensor
+from enginecast.testing import Function as Function
+from enginecast.testing import count as count
+from enginecast.testing import diff as ir_diff  # noqa: F401 - for other tests
+from enginecast.testing import notes as notes
+from enginecast.testing import outputs as outputs
+from enginecast.testing import reasons as reasons
+from enginecast.testing import relative_error as relative_error
+from enginecast.testing import run_on
+from enginecast.testing import same_bits as same_bits
+from enginecast.testing import targets as targets
+from enginecast.testing import trace as captured
 
 LOW = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 TOKENS = {0: Dim("batch", min=1, max=8), 1: Dim("sequence", min=2, max=32)}
-
-
-def captured(
-    module: nn.Module, *inputs: Tensor, dynamic: dict[int, Any] | None = None
-) -> ExportedProgram:
-    """The program of a module, functionalized; `dynamic` gives the dynamic dims of every input."""
-    shapes: Any = tuple(dynamic for _ in inputs) if dynamic else None
-    if shapes and isinstance(module, Function):
-        shapes = (shapes,)  # its inputs are one variadic argument
-    with torch.no_grad():
-        program = torch.export.export(module.eval(), inputs, dynamic_shapes=shapes, strict=False)
-    functionalize(program)
-    return program
 
 
 def rewritten(
     program: ExportedProgram, pipeline: str, context: PassContext | None = None
 ) -> tuple[ExportedProgram, list[Site]]:
     """A copy of the program after a pipeline, and the sites of the pipeline's last pass."""
-    copy = structural_copy(program)
-    runs = run_pipeline(build(pipeline), copy, context or PassContext())
+    copy, runs = run_on(program, pipeline, context or PassContext())
     return copy, list(runs[-1].sites)
 
 
@@ -50,59 +42,6 @@ def calibrated(program: ExportedProgram, *inputs: Tensor, **options: Any) -> Pas
     return PassContext(calibration=(case,), **options)
 
 
-def outputs(program: ExportedProgram, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """What a program returns, as a flat tuple."""
-    with torch.no_grad():
-        found = program.module(check_guards=False)(*inputs)
-    return tuple(t for t in torch.utils._pytree.tree_leaves(found) if isinstance(t, Tensor))
-
-
-def same_bits(left: ExportedProgram, right: ExportedProgram, *inputs: Tensor) -> bool:
-    """Whether two programs return equal tensors of equal dtypes; each gets inputs of its own."""
-    pairs = zip(
-        outputs(left, *(t.clone() for t in inputs)),
-        outputs(right, *(t.clone() for t in inputs)),
-        strict=True,
-    )
-    return all(a.dtype == b.dtype and _bits_equal(a, b) for a, b in pairs)
-
-
-def _bits_equal(left: Tensor, right: Tensor) -> bool:
-    if not left.is_floating_point():
-        return torch.equal(left, right)
-    signs = torch.equal(left.signbit(), right.signbit())
-    return signs and torch.equal(left.nan_to_num(), right.nan_to_num())
-
-
-def targets(program: ExportedProgram) -> list[str]:
-    """The ops of a program in order: `add.Tensor`."""
-    return [
-        str(node.target).removeprefix("aten.")
-        for node in program.graph.nodes
-        if node.op == "call_function"
-    ]
-
-
-def count(program: ExportedProgram, *names: str) -> int:
-    """How many nodes call one of these ops; a name without overload stands for all of them."""
-    return sum(t in names or t.partition(".")[0] in names for t in targets(program))
-
-
-def reasons(sites: Sequence[Site]) -> list[str]:
-    """Why sites were left alone."""
-    return [site.reason for site in sites if not site.rewritten]
-
-
-def notes(sites: Sequence[Site]) -> list[str]:
-    """What rewritten sites say."""
-    return [site.note for site in sites if site.rewritten]
-
-
-def ir_diff(before: ExportedProgram, after: ExportedProgram) -> str:
-    """What a pass changed, as text for a golden file."""
-    return diff_ir(print_ir(before), print_ir(after))
-
-
 def reloaded(program: ExportedProgram) -> ExportedProgram:
     """The program after a round trip through a file, validated."""
     program.validate()
@@ -110,23 +49,6 @@ def reloaded(program: ExportedProgram) -> ExportedProgram:
     torch.export.save(program, file)
     file.seek(0)
     return torch.export.load(file)
-
-
-def relative_error(found: Tensor, reference: Tensor) -> float:
-    """Root mean square of the error over that of the reference."""
-    difference = (found.double() - reference.double()).square().mean().sqrt()
-    return float(difference / reference.double().square().mean().sqrt())
-
-
-class Function(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs)
 
 
 def program_of(function: Callable[..., Any], *inputs: Tensor) -> ExportedProgram:

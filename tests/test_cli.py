@@ -29,7 +29,7 @@ def process(*arguments: object) -> Ran:
         "class Refuse:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name.split('.')[0] in ('torch', 'transformers'):\n"
-        "            raise ModuleNotFoundError(name)\n"
+        "            raise ModuleNotFoundError(name, name=name)\n"
         "sys.meta_path.insert(0, Refuse())\n"
         "from enginecast.cli.app import main\n"
         "main()\n"

@@ -62,7 +62,7 @@ def test_every_command_has_two_examples_that_it_takes(name: str, capsys: Capture
 
 
 def test_no_summary_is_cut(capsys: Capture) -> None:
-    for group in ((), ("cache",), ("diffusers",)):
+    for group in ((), ("cache",), ("diffusers",), ("passes",)):
         shown = cast(capsys, *group, "--help").out.partition("Commands:")[2]
         assert shown
         assert "..." not in shown

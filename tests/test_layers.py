@@ -202,6 +202,8 @@ def test_data_beside_the_code_is_packaged() -> None:
         for package, folder in PACKAGE_DIRS.items()
         if list((ROOT / folder).glob("*.json"))
     }
+    beside["enginecast.cli.passes"] = ["template/*.template"]
+    beside["enginecast.reduce"] = ["reproduce.py.template"]
     assert beside == {name: files for name, files in data.items() if name != "enginecast"}
 
 

@@ -76,7 +76,7 @@ def test_noise_is_refused_with_its_place(tmp_path: Path, draw: Callable[[Tensor]
     program = captured(Net(Function(lambda x: x + draw(x.sigmoid()) * 0)), torch.randn(3, 16))
     message = refusal(program, tmp_path)
     assert f"draws no random numbers for aten.{draw.__name__}.default (module 'inner'" in message
-    assert "programs.py:" in message
+    assert "captured.py:" in message
 
 
 def test_writing_into_a_copy_of_a_weight_is_fine(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Pipelines: their order, the checks after every pass, sites, errors that name the pass."""
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from enginecast.errors import PassError, SpecError, VerificationError
+from enginecast.errors import PassDefectError, PassError, SpecError, VerificationError
 from enginecast.passes import registry
 from enginecast.passes.ir.base import Pass, PassContext, Site, SiteKey
 from enginecast.passes.ir.pipeline import PassRun, run_pipeline
@@ -220,9 +221,14 @@ def test_program_that_does_not_lint_names_the_pass(program: ExportedProgram) -> 
 
 
 def test_bug_in_a_pass_names_the_pass_and_its_error(program: ExportedProgram) -> None:
-    with pytest.raises(PassError, match=r"^pass 'crash': KeyError: 'missing'$") as caught:
+    place = r"^pass 'crash': KeyError: 'missing' at \S*test_pipeline\.py:\d+$"
+    with pytest.raises(PassDefectError) as caught:
         run_pipeline([Crash()], program, PassContext())
+    assert re.match(place, caught.value.message)
     assert isinstance(caught.value.__cause__, KeyError)
+    assert caught.value.exit_code == 70
+    assert "not of enginecast" in caught.value.hint
+    assert 'sites["missing"]' in caught.value.trace
 
 
 def test_refusal_of_a_pass_keeps_its_hint(program: ExportedProgram) -> None:

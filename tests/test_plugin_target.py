@@ -1,6 +1,7 @@
 """A target of another package: examples/plugin_target, as if it were installed."""
 
 import shutil
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from exports import Exports, cast
 from safetensors.numpy import load_file
 
-from enginecast.errors import MissingError, UsageError
+from enginecast.errors import DefectError, EnginecastWarning
 from enginecast.exporters.registry import TARGETS, target_of
 from enginecast.runtime.load import backends, load
 from enginecast.runtime.sessions.registry import SESSIONS, session_class
@@ -127,7 +128,6 @@ def test_a_bundle_of_a_target_that_is_not_installed(
 @pytest.mark.parametrize(
     ("name", "where", "message"),
     [
-        ("onnxruntime", "other:Theirs", "two targets are called 'onnxruntime': enginecast.exporte"),
         ("pt2", "no_such_module_here:Pt2", "target 'pt2' cannot be loaded from no_such_module_"),
         ("pt2", "enginecast.errors:Pt2", "target 'pt2' cannot be loaded from enginecast.errors:"),
         ("pt2", "enginecast.errors:UsageError", "is not a subclass of enginecast.exporters.target"),
@@ -138,11 +138,11 @@ def test_a_target_that_is_not_usable(
     install: Install, tmp_path: Path, capsys: Capture, name: str, where: str, message: str
 ) -> None:
     install({"enginecast.targets": {name: where}})
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(DefectError) as caught:
         target_of(name)
     assert message in caught.value.message
     done = cast(capsys, "export", "model", "-o", tmp_path / "out", "--target", name)
-    assert done.code == 2
+    assert done.code == 70
     assert len([line for line in done.err.splitlines() if line.startswith("error:")]) == 1
     assert message in done.err
     assert cast(capsys, "export", "--help").code == 0
@@ -151,7 +151,6 @@ def test_a_target_that_is_not_usable(
 @pytest.mark.parametrize(
     ("name", "where", "message"),
     [
-        ("tensorrt", "other:Theirs", "two sessions are called 'tensorrt': enginecast.runtime"),
         ("pt2", "no_such_module_here:Pt2", "session 'pt2' cannot be loaded from no_such_module_"),
         ("pt2", "enginecast.errors:UsageError", "is not a subclass of enginecast.runtime.sessions"),
         ("pt2", SESSIONS["torchscript"], "calls itself 'torchscript'"),
@@ -161,6 +160,45 @@ def test_a_session_that_is_not_usable(
     install: Install, name: str, where: str, message: str
 ) -> None:
     install({"enginecast.sessions": {name: where}})
-    with pytest.raises(MissingError) as caught:
+    with pytest.raises(DefectError) as caught:
         session_class(name)
     assert message in caught.value.message
+    assert "onnxruntime-cpu" in backends()
+    assert name not in backends()
+
+
+def test_names_of_ours_stay_ours_and_doctor_names_who_wants_them(
+    install: Install, capsys: Capture
+) -> None:
+    install(
+        {
+            "enginecast.targets": {"onnxruntime": "other:Theirs"},
+            "enginecast.sessions": {"tensorrt": "other:Theirs", "pt2": "no_such_module_here:X"},
+        }
+    )
+    with pytest.warns(EnginecastWarning, match="two targets are called 'onnxruntime'"):
+        assert target_of("onnxruntime").name == "onnxruntime"
+    problems = [one["what"] for one in cast(capsys, "doctor", "--json").json["problems"]]
+    told = [one for one in problems if "of enginecast-pt2 0.1.0 is left out" in one]
+    assert [one.partition(" of ")[0] for one in told] == [
+        "session 'pt2'",
+        "session 'tensorrt'",
+        "target 'onnxruntime'",
+    ]
+
+
+@pytest.mark.usefixtures("plugin")
+def test_an_exception_of_a_target_is_its_package_s(
+    exports: Exports, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("enginecast_pt2")]:
+        monkeypatch.delitem(sys.modules, name)
+    file = tmp_path / "site" / "enginecast_pt2" / "target.py"
+    text = file.read_text("utf-8")
+    (where,) = [line for line in text.splitlines() if line.startswith("    def lower(")]
+    file.write_text(text.replace(where, f"{where}\n        1 / 0", 1), "utf-8")
+    done = cast(capsys, "export", exports.model("plain"), "-o", tmp_path / "out", "--target", "pt2")
+    assert done.code == 70
+    assert "enginecast-pt2 0.1.0 failed: ZeroDivisionError" in done.err
+    assert f"{file}:" in done.err
+    assert "defect of enginecast-pt2 0.1.0, not of enginecast" in done.err

@@ -4,13 +4,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
+from exports import cast
 
 from enginecast import plugins
-from enginecast.errors import SpecError
+from enginecast.errors import DefectError, EnginecastWarning, SpecError
 from enginecast.passes import registry
-from enginecast.passes.registry import PASSES, known_passes, pass_class
+from enginecast.passes.registry import PASSES, all_passes, build, known_passes, pass_class
 
 Install = Callable[..., None]
 
@@ -89,28 +91,111 @@ def test_third_party_pass_is_found(install: Install) -> None:
 @pytest.mark.parametrize("name", ["canonicalize", "fuse_gelu"])
 def test_third_party_pass_may_not_take_our_name(install: Install, name: str) -> None:
     install(**{name: "other.package:Theirs"})
-    with pytest.raises(SpecError, match=r"other\.package:Theirs") as caught:
-        known_passes()
-    assert PASSES[name.replace("_", "-")] in caught.value.message
+    ours = name.replace("_", "-")
+    assert known_passes()[ours] == PASSES[ours]
+    with pytest.warns(EnginecastWarning, match=rf"two passes are called '{ours}'.*other\.package"):
+        assert pass_class(ours).__module__.startswith("enginecast.")
+    _, [broken] = all_passes()
+    assert (broken.name, broken.where) == (ours, "other.package:Theirs")
 
 
 def test_two_third_parties_may_not_share_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [EntryPoint("x", value, registry.REGISTRY.group) for value in ("b:X", "a:X")]
     monkeypatch.setattr(plugins, "entry_points", lambda group: entries)
-    with pytest.raises(SpecError, match="two passes are called 'x': a:X and b:X"):
-        known_passes()
+    assert "x" not in known_passes()
+    with pytest.raises(DefectError, match="two passes are called 'x': a:X and b:X"):
+        pass_class("x")
+    assert [one.where for one in all_passes()[1]] == ["a:X", "b:X"]
 
 
-@pytest.mark.parametrize(
-    ("where", "message"),
-    [
-        ("no_such_module_here:X", "cannot be loaded"),
-        ("enginecast.errors:NoSuchClass", "cannot be loaded"),
-        ("enginecast.errors:SpecError", "is not a subclass"),
-        ("enginecast.passes.ir.base:Pass", "calls itself"),
-    ],
-)
+BROKEN = [
+    ("no_such_module_here:X", "cannot be loaded"),
+    ("enginecast.errors:NoSuchClass", "cannot be loaded"),
+    ("enginecast.errors:SpecError", "is not a subclass"),
+    ("enginecast.passes.ir.base:Pass", "calls itself"),
+]
+
+
+@pytest.mark.parametrize(("where", "message"), BROKEN)
 def test_entry_point_that_is_not_a_pass(install: Install, where: str, message: str) -> None:
     install(broken=where)
-    with pytest.raises(SpecError, match=message):
+    with pytest.raises(DefectError, match=message) as caught:
         pass_class("broken")
+    assert caught.value.exit_code == 70
+
+
+@pytest.mark.parametrize(("where", "message"), BROKEN)
+def test_a_broken_entry_point_breaks_nothing_else(
+    install: Install, where: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(broken=where)
+    done = cast(capsys, "passes", "--json")
+    assert done.code == 0
+    [broken] = done.json["broken"]
+    assert broken["name"] == "broken"
+    assert message in broken["reason"]
+    assert len(done.json["passes"]) == len(PASSES)
+    assert [pass_.name for pass_ in build("canonicalize")] == ["canonicalize"]
+
+
+def test_the_table_names_broken_entry_points_on_stderr(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(broken="no_such_module_here:X")
+    done = cast(capsys, "passes")
+    assert done.code == 0
+    assert "fuse-gelu" in done.out
+    assert "warning: pass 'broken' of a package without a name is left out: " in done.err
+
+
+CRASHING = '''
+from dataclasses import dataclass
+from typing import ClassVar
+
+from enginecast.passes.ir.base import Pass
+
+
+@dataclass(frozen=True)
+class Crashing(Pass):
+    """Raises."""
+
+    name: ClassVar[str] = "crashing"
+
+    def run(self, program, context):
+        return [{}["missing"]]
+'''
+
+
+def test_a_package_whose_import_fails_is_blamed_with_the_line(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {"bad_import": "import os\n\nos.no_such\n", "bad_syntax": "def (\n"}.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        install(broken=f"{name}:X")
+        with pytest.raises(DefectError) as caught:
+            pass_class("broken")
+        assert f"{name}.py:{3 if name == 'bad_import' else 1}" in caught.value.message
+
+
+def test_an_exception_of_a_plugin_is_not_bad_input(
+    install: Install,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "crashing_pass.py").write_text(CRASHING, encoding="utf-8")
+    (tmp_path / "crashed_model.py").write_text(
+        "import torch\n\n\ndef make():\n"
+        "    return torch.nn.Linear(4, 4), {'input': torch.randn(2, 4)}\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    install(crashing="crashing_pass:Crashing")
+    done = cast(capsys, "opt", "crashed_model:make", "--pipeline", "crashing", "--json")
+    assert done.code == 70
+    assert f"pass 'crashing': KeyError: 'missing' at {tmp_path / 'crashing_pass.py'}:15" in done.err
+    assert 'return [{}["missing"]]' in done.err
+    assert "not of enginecast" in done.err
+    assert done.json["error"] == "PassDefectError"
+    assert (done.json["line"], done.json["package"]) == (15, "a package without a name")

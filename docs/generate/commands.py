@@ -61,10 +61,11 @@ def commands(group: Any, context: Any, before: str) -> Iterator[tuple[str, Any, 
         command = group.commands[name]
         inner = type(context)(command, info_name=name, parent=context)
         path = f"{before} {name}".strip()
-        if hasattr(command, "commands"):
-            yield from commands(command, inner, path)
-        else:
+        inner_commands = getattr(command, "commands", {})
+        if not inner_commands or command.invoke_without_command:
             yield path, command, inner
+        if inner_commands:
+            yield from commands(command, inner, path)
 
 
 def summary(command: Any) -> str:

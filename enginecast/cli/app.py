@@ -20,18 +20,18 @@ from enginecast.cli.export import export
 from enginecast.cli.inspect.command import inspect
 from enginecast.cli.opt import opt
 from enginecast.cli.options.common import common
-from enginecast.cli.passes import passes
+from enginecast.cli.passes.app import app as passes_app
 from enginecast.cli.report import report
 from enginecast.cli.run import run
 from enginecast.cli.sign import sign, trust
 from enginecast.cli.terminal import output
 from enginecast.cli.terminal.help import HelpCommand, WorkOrder
-from enginecast.cli.terminal.output import say
 from enginecast.cli.triton import triton
 from enginecast.cli.tune import tune
 from enginecast.cli.verify import verify
 from enginecast.doctor.extras import missing_extra
-from enginecast.errors import EnginecastError, UsageError
+from enginecast.errors import DefectError, EnginecastError, UsageError
+from enginecast.plugins import plugin_defect
 from enginecast.version import __version__
 
 app = typer.Typer(
@@ -45,8 +45,8 @@ app = typer.Typer(
 BadCommandLine: type[Exception] = typer.BadParameter.__mro__[2]
 """ClickException: newer versions of typer carry their own copy of click's."""
 
-CRASHED = 70
-"""EX_SOFTWARE of sysexits.h.  Python's own 1 would read as a verdict."""
+CRASHED = DefectError.exit_code
+"""Python's own 1 would read as a verdict."""
 
 INTERRUPTED = 130
 ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -91,10 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except ModuleNotFoundError as error:
-        lacking = missing_extra(error, _called(arguments))
+        lacking = missing_extra(error, _called(arguments)) or plugin_defect(error)
         code = crash() if lacking is None else fail(lacking, as_json=as_json)
-    except Exception:  # whatever is left is a defect of ours
-        code = crash()
+    except Exception as error:  # whatever is left is a defect of a plugin, or else of ours
+        defect = plugin_defect(error)
+        code = crash() if defect is None else fail(defect, as_json=as_json)
     if code == INTERRUPTED:  # raised above, or typer's word for it
         code = 128 + received.signal
         print("interrupted", file=sys.stderr)
@@ -131,7 +132,6 @@ for command in (
     triton,
     opt,
     bisect,
-    passes,
     sign,
     trust,
     doctor,
@@ -139,7 +139,12 @@ for command in (
     app.command()(command)
 app.add_typer(diffusers_app, name="diffusers")
 app.add_typer(cache_app, name="cache")
-for group in (app, diffusers_app, cache_app):
+app.add_typer(passes_app, name="passes")
+assert passes_app.registered_callback is not None
+listing = passes_app.registered_callback
+assert listing.callback is not None
+listing.callback = common(listing.callback)
+for group in (app, diffusers_app, cache_app, passes_app):
     group.info.cls = WorkOrder
     for one in group.registered_commands:
         assert one.callback is not None
@@ -148,10 +153,7 @@ for group in (app, diffusers_app, cache_app):
 
 def fail(error: EnginecastError, *, as_json: bool) -> int:
     """Print an error; return its exit code."""
-    console = output.errors()
-    say(console, f"error: {error.message}", "bold red")
-    if error.hint:
-        say(console, error.hint)
+    output.show_error(error)
     if as_json:
         # Of the tree at the top of errors.py, which is what a script can know.
         bases = (base for base in type(error).__mro__ if base.__module__ == errors.__name__)

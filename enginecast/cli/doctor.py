@@ -1,5 +1,6 @@
 """`enginecast doctor`: what this machine has, and what is missing."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,8 @@ from rich.console import Console
 
 from enginecast.cli.options.groups import AsJson
 from enginecast.cli.terminal.output import print_json, results, say
-from enginecast.doctor.checks import CPU_FEATURES, Report
+from enginecast.doctor.checks import CPU_FEATURES, Problem, Report
+from enginecast.doctor.extras import missing_extra
 from enginecast.verify.report.layout import print_table
 
 
@@ -34,10 +36,31 @@ def doctor(
     from enginecast.doctor.checks import examine
 
     report = examine(tensorrt=True)
+    report = replace(report, problems=(*report.problems, *_broken_plugins()))
     if as_json:
         print_json(report.to_json())
     else:
         show(report, results())
+
+
+def _broken_plugins() -> list[Problem]:
+    """The entry points of other packages that are left out; sessions alone where torch is not."""
+    from enginecast.runtime.sessions.registry import REGISTRY as SESSIONS
+    from enginecast.runtime.sessions.session import Session
+
+    _, left_out = SESSIONS.sorted_out(Session)  # type: ignore[type-abstract]
+    broken = [f"session {one}" for one in left_out]
+    try:
+        from enginecast.exporters.registry import REGISTRY as TARGETS
+        from enginecast.exporters.target import Target
+        from enginecast.passes.registry import all_passes
+
+        broken += [f"target {one}" for one in TARGETS.sorted_out(Target)[1]]
+        broken += [f"pass {one}" for one in all_passes()[1]]
+    except ModuleNotFoundError as error:
+        if missing_extra(error, "") is None:
+            raise
+    return [Problem(one, "Repair or uninstall that package.") for one in broken]
 
 
 def _leftovers(folder: Path, clean: bool, as_json: bool) -> None:

@@ -3,9 +3,10 @@
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from rich.console import Console
 
 from enginecast.cli.options.groups import (
     Arch,
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from enginecast.passes.ir.base import Pass
     from enginecast.passes.ir.pipeline import PassRun
 
+REDUCED = "reduced"
+"""Where --reduce writes, unless -o says it."""
+SECONDS = 120.0
+"""How long it takes at most, unless --seconds says it."""
 SITE = ("node", "module", "source", "reason", "note")
 """What `--json` says of a site."""
 CHECK = ["name", "rewritten", "seconds", "failure", "worst_place", "worst_error", "worst_ratio"]
@@ -57,19 +62,34 @@ def opt(
     arch: Arch = None,
     print_ir: Annotated[bool, typer.Option("--print-ir", help="Print the program.")] = False,
     print_diff: Annotated[bool, typer.Option("--print-diff", help="Print each change.")] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Again, with the IR diff, whenever a pass's file changes."),
+    ] = False,
+    reduce: Annotated[
+        bool,
+        typer.Option(
+            "--reduce", help="Shrink a program on which a pass fails; write a script that shows it."
+        ),
+    ] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option(metavar="N", min=1, help=f"Time that --reduce may take; {SECONDS:.0f}."),
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="OUT.pt2", help="Save the program.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="OUT",
+            help=f"Save the program, as .pt2; with --reduce the script's folder, {REDUCED}.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run passes alone, with a check after each."""
-    if target is None and (pipeline is None or precision or device or arch):
-        raise UsageError(
-            "expected --pipeline SPEC alone, or --target NAME with what an export for it takes:"
-            " --pipeline or --precision, --device, --arch"
-        )
-    if output is not None:
-        _require_pt2(output)
+    _check_modes(watch, reduce, seconds, as_json, output, print_ir or print_diff)
+    _check_choice(target, pipeline, precision, device, arch)
     loading()
     from enginecast.compiler.prepare import prepare
     from enginecast.compiler.request import ExportRequest
@@ -89,6 +109,15 @@ def opt(
     passes, after, console = build(pipeline or ""), build(lowering), progress()
     steps = Steps(console)
     prepared = prepare(model_flags.source(model), model_flags.options(), steps)
+    if watch:
+        from enginecast.cli.opt_watch import watch_passes
+
+        return watch_passes(prepared, (pipeline or "", lowering), steps, console)
+    if reduce:
+        from enginecast.cli.opt_reduce import reduce_program
+
+        where, limit = output or Path(REDUCED), seconds or SECONDS
+        return reduce_program(prepared, (*passes, *after), where, limit, as_json)
     texts = [text_of(prepared.captured.program)]
 
     def keep_text(_pass: "Pass", program: "ExportedProgram", _run: "PassRun") -> None:
@@ -98,20 +127,58 @@ def opt(
     diffs = list(map(diff_ir, texts, texts[1:])) if print_diff else None
     ir = texts[-1] if print_ir else None
     failures = [check.failure for check in done.checks if check.failure]
-    saved = output is not None and not failures
-    if output is not None and saved:
-        _save(done.program, output)
+    saved = _save(done.program, output) if output is not None and not failures else None
     if as_json:
-        print_json(_as_json(done, diffs, ir, output if saved else None))
+        print_json(_as_json(done, diffs, ir, saved))
     else:
-        _show(done, diffs, ir)
+        show(done, diffs, ir)
+    _end(failures, output, console)
+
+
+def _end(failures: Sequence[str], output: Path | None, console: Console) -> NoReturn:
+    """Report what failed and what was saved; leave with the exit code."""
     for failure in failures:
         say(console, f"error: {failure}", "bold red")
     if failures:
-        say(console, "`enginecast bisect` with this pipeline names the sites that do harm.")
+        say(console, "`enginecast bisect` with this pipeline names the sites that do harm,")
+        say(console, "and `enginecast opt --reduce` shrinks the program to what shows it.")
     if output is not None:
-        say(console, f"{output}: saved" if saved else f"{output}: not written")
+        say(console, f"{output}: not written" if failures else f"{output}: saved")
     raise typer.Exit(1 if failures else 0)
+
+
+def _check_modes(
+    watch: bool,
+    reduce: bool,
+    seconds: float | None,
+    as_json: bool,
+    output: Path | None,
+    prints: bool,
+) -> None:
+    """Refuse options that do not go together, and a folder that is in the way."""
+    if watch and (reduce or as_json or output is not None):
+        other = "--reduce" if reduce else "--json" if as_json else "-o"
+        raise UsageError(f"--watch runs until Ctrl-C, and {other} does not go with it")
+    if reduce and prints:
+        raise UsageError("--reduce prints no program: leave --print-ir and --print-diff out")
+    if seconds is not None and not reduce:
+        raise UsageError("--seconds is the time of --reduce, and --reduce is not there")
+    if output is not None and not reduce:
+        _require_pt2(output)
+    folder = output or Path(REDUCED)
+    if reduce and (folder.exists() or folder.is_symlink()):
+        raise UsageError(f"{folder}: exists already", hint="Remove it, or name another with -o.")
+    if reduce and not folder.parent.is_dir():
+        raise UsageError(f"{folder}: there is no folder {folder.parent}")
+
+
+def _check_choice(target: str | None, pipeline: str | None, *others: str | None) -> None:
+    """Refuse what does not say which passes to run."""
+    if target is None and (pipeline is None or any(others)):
+        raise UsageError(
+            "expected --pipeline SPEC alone, or --target NAME with what an export for it takes:"
+            " --pipeline or --precision, --device, --arch"
+        )
 
 
 def _require_pt2(output: Path) -> None:
@@ -120,8 +187,8 @@ def _require_pt2(output: Path) -> None:
         raise UsageError(f"-o {output}: expected a name that ends in .pt2")
 
 
-def _save(program: "ExportedProgram", path: Path) -> None:
-    """Write a `.pt2` file, whole or not at all."""
+def _save(program: "ExportedProgram", path: Path) -> Path:
+    """Write a `.pt2` file, whole or not at all; return its path."""
     from torch.export import save
 
     from enginecast.passes.ir.edit import with_weights
@@ -130,9 +197,10 @@ def _save(program: "ExportedProgram", path: Path) -> None:
     content = io.BytesIO()  # on a full disk torch ends the process
     save(with_weights(program), content)
     write_file(path, content.getbuffer())
+    return path
 
 
-def _show(done: "Rewritten", diffs: Sequence[str] | None, ir: str | None) -> None:
+def show(done: "Rewritten", diffs: Sequence[str] | None, ir: str | None) -> None:
     """Print tables; where progress goes if texts go to standard output, to be piped on."""
     from enginecast.verify.metrics import times
 

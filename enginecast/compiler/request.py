@@ -258,7 +258,7 @@ class ExportRequest:
         """Refuse options of another target, and engines that do not go together."""
         options = self.target_options
         if options is not None and not (target.options and isinstance(options, target.options)):
-            for owner in map(target_of, TARGETS.known()):
+            for owner in TARGETS.sorted_out(Target)[0].values():
                 if owner.options is type(options):
                     raise UsageError(
                         f"--target {target.name} takes no options of --target {owner.name}",

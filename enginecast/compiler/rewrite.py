@@ -255,15 +255,18 @@ def run_passes(
     steps: Steps,
     lowering: Sequence[Pass] = (),
     watch: Sequence[Watcher] = (),
+    reference: Reference | None = None,
 ) -> Rewritten:
     """Passes alone, for pass development: run them on a copy of the captured program, a lowering
     last, and compare after each, whatever the ones before it broke.
 
     Args:
         watch: called after each pass, besides what compares.
+        reference: of what these passes compute in; None: it is made.
     """
-    with steps("reference"):
-        reference = reference_of(prepared, computed_dtype(passes))
+    if reference is None:
+        with steps("reference"):
+            reference = reference_of(prepared, computed_dtype(passes))
     program = structural_copy(prepared.captured.program)
     planned, observer = _observers(prepared, passes, reference)
     with steps("passes"):

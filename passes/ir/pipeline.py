@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 
-from enginecast.errors import EnginecastError, PassError
+from enginecast.errors import EnginecastError, PassDefectError, PassError
 from enginecast.passes.ir.base import Pass, PassContext, Site, SiteKey
 from enginecast.passes.ir.block_view import run_pass
 from enginecast.passes.ir.blocks import all_nodes
@@ -19,6 +19,7 @@ from enginecast.passes.ir.sites import number
 from enginecast.passes.ir.source import source_line
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.passes.ir.varying_sizes import fixed_sizes
+from enginecast.plugins import defect_of
 
 
 @dataclass(frozen=True)
@@ -57,22 +58,23 @@ def run_pipeline(
             empty: none.  Two passes may call different places by one key.
 
     Raises:
-        PassError: an op writes in place; or a pass or an observer failed, or the program is not
-            valid after a pass: names the pass and those before it.  Errors of this package keep
-            their type.  Or what a pass ensures no longer holds at the end.
+        PassError: an op writes in place; or what a pass ensures no longer holds at the end.  Errors
+            of this package that a pass raises keep their type.
+        PassDefectError: a pass or an observer failed, or the program is not valid after a pass:
+            names the pass and those before it, and the line of the pass.
     """
     _require_values(program)
     runs: list[PassRun] = []
     for pass_, skip in zip(passes, leave or [frozenset()] * len(passes), strict=True):
         before = [run.pass_.name for run in runs]
         own = replace(context, skip=context.skip | skip)
-        with _blame(f"pass '{pass_.name}'", before):
+        with _blame(pass_, f"pass '{pass_.name}'", before):
             runs.append(_run_one(pass_, program, own))
         for observer in observe:
-            with _blame(f"looking at the program after pass '{pass_.name}'", before):
+            with _blame(pass_, f"looking at the program after pass '{pass_.name}'", before):
                 observer(pass_, program, runs[-1])
-    with _blame("the pipeline", [run.pass_.name for run in runs]):
-        for pass_ in passes:
+    for pass_ in passes:
+        with _blame(pass_, "the pipeline", [run.pass_.name for run in runs]):
             pass_.ensures(program)
     program.graph_module.recompile()  # of the code that fx has, once: until here nobody runs it
     return runs
@@ -120,7 +122,7 @@ def _unwritten_weights(program: ExportedProgram) -> Iterator[None]:
     would agree.
 
     Raises:
-        PassError: names the weight.
+        PassDefectError: names the weight.
     """
     weights = {**program.state_dict, **program.constants}
     tensors = {name: found for name, found in weights.items() if isinstance(found, Tensor)}
@@ -129,7 +131,7 @@ def _unwritten_weights(program: ExportedProgram) -> Iterator[None]:
     for name, tensor in tensors.items():
         version, samples = _state_of(tensor)
         if version != before[name][0] or not torch.equal(samples, before[name][1]):
-            raise PassError(
+            raise PassDefectError(
                 f"it writes to the weight '{name}', which other programs share",
                 hint="Leave a new tensor in its place: enginecast.passes.ir.edit.add_weight.",
             )
@@ -141,13 +143,13 @@ def _varying_sizes(program: ExportedProgram) -> Iterator[None]:
     program that shares the symbol.
 
     Raises:
-        PassError: names the size.
+        PassDefectError: names the size.
     """
     before = fixed_sizes(program)
     yield
     for symbol, size in fixed_sizes(program).items() - before.items():
         low, high = program.range_constraints[symbol].lower, program.range_constraints[symbol].upper
-        raise PassError(
+        raise PassDefectError(
             f"it fixes a size of {low} to {high} at {size}",
             hint="Compute fake values by enginecast.passes.ir.edit.insert, which reads no size.",
         )
@@ -168,7 +170,7 @@ def _state_of(tensor: Tensor) -> tuple[int, Tensor]:
 
 
 @contextmanager
-def _blame(what: str, before: Sequence[str]) -> Iterator[None]:
+def _blame(pass_: Pass, what: str, before: Sequence[str]) -> Iterator[None]:
     """Say in any error which pass it comes from and which passes had run before."""
     place = f"{what} (after {', '.join(before)})" if before else what
     try:
@@ -179,4 +181,4 @@ def _blame(what: str, before: Sequence[str]) -> Iterator[None]:
         error.args = (error.message,)
         raise
     except Exception as error:  # a pass may come from another package, and raise anything
-        raise PassError(f"{place}: {type(error).__name__}: {error}") from error
+        raise defect_of(type(pass_).__module__, place, error, PassDefectError) from error

@@ -18,6 +18,7 @@ def session_class(target: str) -> type[Session]:
     """What opens the engines of a target.
 
     Raises:
-        MissingError: nothing that is installed does, or it cannot be loaded.
+        MissingError: nothing that is installed does.
+        DefectError: what does cannot be loaded, or is not a session.
     """
     return REGISTRY.load(target, Session)  # type: ignore[type-abstract]

@@ -50,6 +50,7 @@ EXAMPLES: Mapping[str, tuple[str, str]] = {
         "bisect my_package.models:make --pipeline my-pass",
     ),
     "passes": ("passes", "passes --json"),
+    "passes new": ("passes new fuse-silu", "passes new fuse-silu -o plugins/silu"),
     "diffusers export": (
         "diffusers export ./stable-diffusion -o sd.engines",
         "diffusers export ./flux -o flux.engines --precision bf16",
@@ -126,5 +127,6 @@ class WorkOrder(TyperGroup):
         """The names, as `--help` and completion show them."""
         path = ctx.command_path.split()[1:]
         named = [name.split() for name in EXAMPLES]
-        wanted = [words[len(path)] for words in named if words[: len(path)] == path]
+        inner = [words for words in named if words[: len(path)] == path and words != path]
+        wanted = [words[len(path)] for words in inner]
         return sorted(self.commands, key=wanted.index)

@@ -11,6 +11,8 @@ from typing import Any, TextIO
 
 from rich.console import Console
 
+from enginecast.errors import DefectError, EnginecastError
+
 WIDTH = 120
 """Columns of tables where nobody has a terminal: module paths should not wrap."""
 
@@ -77,6 +79,16 @@ def be_quiet(quiet: bool) -> None:
 def say(console: Console, text: str, style: str | None = None) -> None:
     """Print lines as they are, however long: who reads a log wants sentences in one piece."""
     console.print(text, style=style, soft_wrap=True, markup=False, highlight=False)
+
+
+def show_error(error: EnginecastError) -> None:
+    """Print an error, the lines of a package that has a defect, and the way out."""
+    console = errors()
+    say(console, f"error: {error.message}", "bold red")
+    if isinstance(error, DefectError) and error.trace:
+        say(console, error.trace.rstrip())
+    if error.hint:
+        say(console, error.hint)
 
 
 def _console(file: TextIO, quiet: bool = False) -> Console:

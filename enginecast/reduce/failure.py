@@ -1,0 +1,75 @@
+"""What is wrong with a pass on a program, so that it is known again on a smaller one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from enginecast.compiler.request import computed_dtype
+from enginecast.errors import EnginecastError
+from enginecast.passes.ir.base import Pass
+from enginecast.reduce.specimen import Specimen
+from enginecast.testing import Comparison, Outcome, run_passes
+from enginecast.verify.metrics import BEYOND
+
+KEPT = 0.1
+"""Of the error over its floor, what must be left of a broken promise: rounding breaks some, too."""
+MOST = 100.0
+"""Times its floor, past which any error is large."""
+
+
+class UnfitError(Exception):
+    """A specimen that cannot be judged: it is not captured, or eager does not run it."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How passes fail.  Equal failures are failures of one kind."""
+
+    pass_name: str
+    kind: str
+    """The type of the exception, or "broken promise", or "not finite"."""
+    where: str = ""
+    """FILE:LINE of the pass, for an exception."""
+    message: str = field(default="", compare=False)
+    ratio: float = field(default=0.0, compare=False)
+    """The error over its floor, for a broken promise."""
+
+    def is_like(self, other: "Failure | None") -> bool:
+        """Whether another is of this kind, and not by rounding alone."""
+        if other is None or other != self:
+            return False
+        return other.ratio >= min(self.ratio, MOST) * KEPT
+
+
+def examine(specimen: Specimen, passes: Sequence[Pass]) -> Failure | None:
+    """How the passes fail on a specimen; None: they do not.
+
+    The last is blamed for a broken promise: a caller tries those before it first.
+
+    Raises:
+        UnfitError: that cannot be said.
+    """
+    try:
+        captured = specimen.capture()
+        comparison = Comparison(captured)
+        comparison.run_eager(computed_dtype(passes))
+    except Exception as error:  # of torch.export, of an op that does not take what is left
+        raise UnfitError(str(error)) from error
+    outcome: Outcome | None = None
+    try:
+        outcome = run_passes(captured, passes)
+        check = comparison.look(outcome)
+    except EnginecastError as error:
+        return _raised(error, passes)
+    if not check.failure:
+        return None
+    lost = check.worst_error >= BEYOND
+    kind = "not finite" if lost else "broken promise"
+    return Failure(passes[-1].name, kind, "", f"pass {check.failure}", check.worst_ratio)
+
+
+def _raised(error: EnginecastError, passes: Sequence[Pass]) -> Failure:
+    cause = error.__cause__ or error
+    named = [one.name for one in passes if f"pass '{one.name}'" in error.message]
+    where = f"{error.details['file']}:{error.details['line']}" if "file" in error.details else ""
+    name = named[0] if named else passes[-1].name
+    return Failure(name, type(cause).__name__, where, error.message)

@@ -1,0 +1,156 @@
+"""`enginecast.testing`: what a pass author asserts is able to fail."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from enginecast.passes.fuse_gelu import FuseGelu
+from enginecast.passes.fuse_rms_norm import FuseRmsNorm
+from enginecast.passes.ir.base import GraphPass, Pass, PassContext, ProgramView, Promise, Site
+from enginecast.passes.ir.edit import aten
+from enginecast.passes.ir.sites import SiteLog
+from enginecast.testing import (
+    Captured,
+    Comparison,
+    Outcome,
+    capture,
+    check_golden,
+    check_mutations,
+    compare,
+    mutants,
+    run_passes,
+)
+
+
+class Small(nn.Module):
+    """A gelu that is written out, and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+        self.weight = nn.Parameter(1 + 0.1 * torch.randn(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.up(x)
+        hidden = hidden * 0.5 * (1.0 + torch.erf(hidden * 0.7071067811865476))
+        scale = torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + 1e-6)
+        found: Tensor = self.weight * (hidden * scale)
+        return found
+
+
+@pytest.fixture(scope="module")
+def captured() -> Captured:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return capture(Small(), torch.randn(3, 8), dynamic={0: Dim("batch", min=1, max=8)})
+
+
+@dataclass(frozen=True)
+class Nudge(GraphPass):
+    """Multiply by another number than the model does."""
+
+    name: ClassVar[str] = "nudge"
+    promise: ClassVar[Promise] = "exact"
+
+    to: float = 0.5
+
+    def run(self, program: ProgramView, context: PassContext) -> list[Site]:
+        log = SiteLog(context)
+        for node in program.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
+            if 0.5 in node.args:
+                node.update_arg(1, self.to)
+                log.done(node)
+        return log.sites
+
+
+@pytest.mark.parametrize("pass_", [FuseGelu(), FuseRmsNorm()])
+def test_our_passes_keep_their_promise_and_every_fault_is_noticed(
+    captured: Captured, pass_: Pass
+) -> None:
+    outcome = run_passes(captured, pass_)
+    assert len(outcome.rewritten) == 1
+    check = compare(outcome, [torch.randn(5, 8) * 4])
+    assert (check.name, check.rewritten) == (pass_.name, 1)
+    assert len(check_mutations(outcome).noticed) >= 2
+
+
+def test_specs_passes_and_several_of_them_are_run(captured: Captured) -> None:
+    by_spec = run_passes(captured, "canonicalize,fuse-gelu")
+    assert [run.pass_.name for run in by_spec.runs] == ["canonicalize", "fuse-gelu"]
+    assert by_spec.diff == run_passes(captured, by_spec.runs[0].pass_).diff or by_spec.rewritten
+    assert run_passes(captured, [FuseGelu(), FuseRmsNorm()]).rewritten
+
+
+@pytest.mark.parametrize("to", ["fp16", "bf16"])
+def test_precision_is_compared_with_eager_in_that_precision(captured: Captured, to: str) -> None:
+    outcome = run_passes(captured, f"unify-dtype{{to={to}}},canonicalize")
+    assert compare(outcome).worst_ratio <= 3
+
+
+def test_a_broken_promise_fails(captured: Captured) -> None:
+    compare(run_passes(captured, Nudge()))
+    with pytest.raises(AssertionError, match=r"nudge.*bit-equal"):
+        compare(run_passes(captured, Nudge(to=0.5000001)))
+
+
+def test_a_capture_that_is_not_the_module_fails(captured: Captured) -> None:
+    other = Captured(Small(), captured.program, captured.inputs)
+    with pytest.raises(AssertionError, match="the captured program is not the model"):
+        compare(run_passes(other, FuseGelu()))
+
+
+def test_a_comparison_that_cannot_fail_is_found_out(captured: Captured) -> None:
+    outcome = run_passes(captured, FuseGelu())
+    with pytest.raises(AssertionError, match=r"does not notice that gelu.*its result is off by 1%"):
+        check_mutations(outcome, lambda found: None)
+
+
+def test_a_pass_that_changes_nothing_has_no_mutants(captured: Captured) -> None:
+    with pytest.raises(AssertionError, match="changed nothing"):
+        check_mutations(run_passes(captured, Nudge()))
+
+
+def test_mutants_distort_swap_and_change_numbers(captured: Captured) -> None:
+    outcome = run_passes(captured, Nudge(to=0.25))
+    faults = [mutant.fault for mutant in mutants(outcome)]
+    assert any("off by" in fault for fault in faults)
+    assert any("argument 1 is 0.26, not 0.25" in fault for fault in faults)
+
+    @dataclass(frozen=True)
+    class Subtract(Nudge):
+        def run(self, program: ProgramView, context: PassContext) -> list[Site]:
+            for node in program.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
+                node.target = aten.sub.Tensor
+            return []
+
+    function = capture(lambda x, y: x * y, torch.randn(2, 3), torch.randn(2, 3))
+    swapped = [mutant.fault for mutant in mutants(run_passes(function, Subtract()))]
+    assert any("operands are swapped" in fault for fault in swapped)
+
+
+def test_eager_runs_once_for_several_outcomes(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison = Comparison(captured)
+    comparison.check(run_passes(captured, FuseGelu()))
+    monkeypatch.setattr(captured.module, "forward", None)
+    comparison.check(run_passes(captured, FuseRmsNorm()))
+
+
+def test_golden_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captured: Captured) -> None:
+    outcome: Outcome = run_passes(captured, FuseGelu())
+    file = tmp_path / "golden" / "gelu.diff"
+    with pytest.raises(AssertionError, match="GOLDEN=accept"):
+        check_golden(file, outcome.diff)
+    monkeypatch.setenv("GOLDEN", "accept")
+    check_golden(file, outcome.diff)
+    monkeypatch.delenv("GOLDEN")
+    check_golden(file, outcome.diff)
+    assert ".py:" not in file.read_text("utf-8")
+    with pytest.raises(AssertionError, match="differs"):
+        check_golden(file, outcome.diff + "more\n")
