@@ -9,11 +9,13 @@ import typer
 from enginecast.cli.options.groups import (
     AsJson,
     BundleDir,
+    Download,
     Inputs,
     Prompts,
     Quiet,
     RandomWeights,
     RunFlags,
+    fetched,
     grouped,
 )
 from enginecast.cli.terminal.output import (
@@ -47,6 +49,7 @@ def bench(
         ),
     ] = "",
     random_weights: RandomWeights = None,
+    download: Download = False,
     inputs: Inputs = None,
     prompts: Prompts = None,
     rounds: Annotated[int, typer.Option(metavar="N", min=3, help="Samples of each, at most.")] = 15,
@@ -62,7 +65,7 @@ def bench(
     console = progress(quiet)
     found = bench_bundle(
         bundle,
-        model=model,
+        model=fetched(model) if download and model else model,
         against=[name.strip() for name in against.split(",") if name.strip()],
         inputs=inputs,
         prompts=prompts,

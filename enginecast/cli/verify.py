@@ -8,11 +8,13 @@ import typer
 from enginecast.cli.options.groups import (
     AsJson,
     BundleDir,
+    Download,
     Dynamic,
     Inputs,
     RandomWeights,
     RunFlags,
     Values,
+    fetched,
     grouped,
 )
 from enginecast.cli.terminal.output import print_json, results, results_apart, say
@@ -30,6 +32,7 @@ def verify(
         ),
     ] = None,
     random_weights: RandomWeights = None,
+    download: Download = False,
     inputs: Inputs = None,
     dynamic: Dynamic = None,
     values: Values = None,
@@ -41,7 +44,7 @@ def verify(
 
     check = verify_bundle(
         bundle,
-        model=model,
+        model=fetched(model) if download and model else model,
         random_weights=random_weights,
         inputs=inputs,
         dynamic=dynamic or (),

@@ -14,12 +14,14 @@ from enginecast.cli.options.groups import (
     AllowCode,
     AsJson,
     Device,
+    Download,
     Outputs,
     Provider,
     Quiet,
     RandomWeights,
     Threads,
     Trust,
+    fetched,
     grouped,
 )
 from enginecast.cli.terminal.output import print_json, results, results_apart, say
@@ -96,11 +98,13 @@ class EncoderFlags:
     threads: Threads = None
     allow_code: AllowCode = False
     trust: Trust = None
+    download: Download = False
 
     def request(self, model: str) -> "EncoderRequest":
         from enginecast.cache.encoders.request import EncoderRequest
 
         given = dict(vars(self))
+        model = fetched(model) if given.pop("download") else model
         names = tuple(name for names in self.outputs or () for name in names.split(","))
         providers = tuple(given.pop("provider") or ()) or None
         return EncoderRequest(model, **{**given, "outputs": names, "providers": providers})
