@@ -215,7 +215,7 @@ def _part_failures(measured: Comparison, floor: Floor, name: str) -> Iterator[st
         if part is not None and part.excess > 1:
             yield (
                 f"output {name!r}, case {case!r}: {part.place} has a relative error of"
-                f" {part.error:.2g}, the limit is {part.allowed:.2g}: from the error of {floor.owner}"
+                f" {part.error:.2g}, limit {part.allowed:.2g} from the error of {floor.owner}"
                 " there"
             )
 
