@@ -90,5 +90,5 @@ def run(
     for name, shape in shapes.items():
         say(console, f"{name} {outputs[name].dtype} {shape}")
     if truncated:
-        say(console, f"prompts cut to the longest that the model takes: {truncated}")
+        say(console, f"prompts truncated to the longest the model takes: {truncated}")
     say(console, f"{output} ({provider})")
