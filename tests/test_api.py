@@ -53,7 +53,7 @@ def test_the_three_verbs(tmp_path: Path) -> None:
     check = enginecast.verify(bundle.root)
     assert check.verdict.outcome == "verified"
     assert check.against == "the stored reference"
-    with pytest.raises(BundleError, match="a bundle is there"):
+    with pytest.raises(BundleError, match="a bundle already exists"):
         enginecast.compile(module, bundle.root, example=example())
     again = enginecast.compile(module, bundle.root, example=example(), overwrite=True)
     assert again.manifest.outputs == bundle.manifest.outputs

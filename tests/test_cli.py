@@ -138,7 +138,7 @@ def test_export_in_json_and_the_refusal_to_overwrite(
     assert again.json == {
         "schema_version": 1,
         "error": "BundleError",
-        "message": f"{bundle}: a bundle is there",
+        "message": f"{bundle}: a bundle already exists",
         "hint": "Replace it with --overwrite.",
     }
     assert {path.name: path.read_bytes() for path in bundle.iterdir()} == before

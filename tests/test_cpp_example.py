@@ -21,6 +21,7 @@ STANDARD = (
     Path("/usr/local/include"),
 )
 """Where packages put the headers."""
+JSON = ("/usr/include", "/usr/local/include")
 
 
 def headers() -> Path:
@@ -48,6 +49,10 @@ def library(folder: Path) -> Path:
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("cmake") is None or shutil.which("c++") is None:
         pytest.skip("needs cmake and a C++ compiler")
+    if "nlohmann_json_DIR" not in os.environ and not any(
+        (Path(folder) / "nlohmann" / "json.hpp").is_file() for folder in JSON
+    ):
+        pytest.skip("needs nlohmann-json3-dev, or nlohmann_json_DIR")
     include, folder = headers(), tmp_path_factory.mktemp("cpp")
     options = [f"-DORT_INCLUDE_DIR={include}", f"-DORT_LIBRARY={library(folder / 'lib')}"]
     source = ROOT / "examples" / "cpp"

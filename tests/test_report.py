@@ -24,7 +24,7 @@ def printed(shown: Report) -> str:
 
 def test_the_terminal_shows_verdict_passes_and_fusions() -> None:
     text = printed(report())
-    assert "verified: 1.1x the error eager bf16 itself has" in text
+    assert "verified: 1.1x the error of eager bf16" in text
     assert "cosine at least 0.999980 for every token of all 64 prompts" in text
     assert "error / eager bf16's" in text
     line = next(line for line in text.splitlines() if line.startswith("last_hidden_state"))

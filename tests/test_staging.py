@@ -96,7 +96,7 @@ def test_what_a_bundle_cannot_hold_is_not_published(tmp_path: Path, kind: str) -
 
 def test_existing_bundle_is_refused_before_any_work(tmp_path: Path) -> None:
     publish_log(tmp_path / "out", "old")
-    with pytest.raises(BundleError, match="a bundle is there") as caught, stage(tmp_path / "out"):
+    with pytest.raises(BundleError, match="a bundle already exists") as caught, stage(tmp_path / "out"):
         pytest.fail("the work began")
     assert "--overwrite" in caught.value.hint
     assert (tmp_path / "out" / "build.log").read_text() == "old"
@@ -188,7 +188,7 @@ def test_a_bundle_that_a_kill_left_aside_comes_back(
     (tmp_path / ".out.old-mine").mkdir()  # of somebody else
     (tmp_path / "out").rename(tmp_path / f".out.old-{'0' * 32}")
     monkeypatch.setattr(staging_module, "ABANDONED_SECONDS", -1)
-    with pytest.raises(BundleError, match="a bundle is there"):
+    with pytest.raises(BundleError, match="a bundle already exists"):
         publish_log(tmp_path / "out", "new")
     assert names(tmp_path) == [".out.old-mine", "out"]
     assert (open_bundle(tmp_path / "out").root / "build.log").read_text() == "old"
@@ -363,7 +363,7 @@ def test_a_loser_between_the_look_and_the_rename_is_told_what_is_there(
                 publish_log(target, "other")
 
     monkeypatch.setattr(staging_module, "_require_free", late)
-    with pytest.raises(BundleError, match="a bundle is there"):
+    with pytest.raises(BundleError, match="a bundle already exists"):
         publish_log(target, "new")
     assert (target / "build.log").read_text() == "other"
 

@@ -39,14 +39,14 @@ def test_an_engine_as_good_as_eager_is_verified() -> None:
     floor = Floor("bf16", off_by(5e-3))
     verdict = judge(off_by(5.5e-3, -1.0), floor, where=WHERE, engine_ran=True)
     assert (verdict.outcome, verdict.engine, verdict.reasons) == ("verified", "ran", ())
-    assert verdict_line(verdict, "bf16") == "verified: 1.1x the error eager bf16 itself has"
+    assert verdict_line(verdict, "bf16") == "verified: 1.1x the error of eager bf16"
     assert verdict.cases == ("short", "long")
     assert verdict.outputs[0].ratio == pytest.approx(1.1, abs=0.05)
 
 
 def test_more_than_the_limit_is_rejected_in_floor_units() -> None:
     verdict = judge(off_by(2e-2), Floor("bf16", off_by(5e-3)), where=WHERE, engine_ran=True)
-    assert "'y' has 4.0x the error eager bf16 itself has" in rejected(verdict)
+    assert "'y' has 4.0x the error of eager bf16" in rejected(verdict)
 
 
 def test_one_wrong_row_is_rejected_though_the_pooled_error_is_small() -> None:
@@ -89,7 +89,7 @@ def test_an_fp16_floor_that_lost_range_is_not_a_tolerance() -> None:
     culprit = "values leave fp16's range at block.3 (max 1.4e+05 > 65504)"
     floor = Floor("fp16", off_by(0.047), wider=off_by(8e-3), culprit=culprit)
     reason = rejected(judge(off_by(1e-3), floor, where=WHERE, engine_ran=True))
-    assert "eager fp16 itself is 47x worse than fp16's precision allows" in reason
+    assert "eager fp16 is 47x worse than fp16's precision allows" in reason
     assert culprit in reason
 
 
@@ -109,7 +109,7 @@ def test_values_below_fp16_are_named_as_the_cause() -> None:
 def test_a_floor_that_is_not_finite_or_useless_rejects() -> None:
     broken = {case: {"y": measure(np.full_like(w, np.nan), w)} for case, w in REFERENCE.items()}
     verdict = judge(off_by(1e-3), Floor("bf16", broken), where=WHERE, engine_ran=True)
-    assert "eager bf16 itself gives values that are not finite" in rejected(verdict)
+    assert "eager bf16 gives values that are not finite" in rejected(verdict)
     verdict = judge(off_by(1e-3), Floor("bf16", off_by(0.4)), where=WHERE, engine_ran=True)
     assert "off by 0.4, and past 0.25" in rejected(verdict)
 

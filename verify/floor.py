@@ -142,8 +142,8 @@ class Floor:
 
     @property
     def owner(self) -> str:
-        """Whose error it is, to go before "has"."""
-        own = "fp16 in bf16's range" if self.estimated else f"eager {self.dtype} itself"
+        """Whose error it is."""
+        own = "fp16 in bf16's range" if self.estimated else f"eager {self.dtype}"
         return f"{own} with the plan's {self.rounding} rounding" if self.rounding else own
 
     @property

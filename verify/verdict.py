@@ -1,8 +1,8 @@
 """Judges an engine: its error may be a few times the error that eager itself has in the same dtype,
 and no more.
 
-The tolerance is the noise floor times a limit, so a verdict reads "1.1x the error eager bf16 itself
-has" and there is no constant to argue about.
+The tolerance is the noise floor times a limit, so a verdict reads "1.1x the error of eager bf16"
+and there is no constant to argue about.
 """
 
 import math
@@ -32,7 +32,7 @@ LARGEST_ROW = 0.9
 TOO_GOOD = 0.01
 """An engine that computes in eager's dtype does not lose less than this part of what eager loses:
 then the floor is that of another model."""
-KERNELS = ", or its kernels may have,"
+KERNELS = ", or of its kernels"
 """What a floor is, besides eager's error, where the kernels of a backend count."""
 FEW_VALUES = 4
 """Cases of fewer integers are judged with the others alone."""
@@ -127,7 +127,7 @@ def _errors_by_case(comparison: Comparison | None) -> dict[str, float]:
 
 
 def verdict_line(verdict: Verdict, dtype: str) -> str:
-    """One sentence for people: "verified: 1.1x the error eager bf16 itself has".
+    """One sentence for people: "verified: 1.1x the error of eager bf16".
 
     Args:
         dtype: of the floor that the verdict was reached with.
@@ -135,7 +135,7 @@ def verdict_line(verdict: Verdict, dtype: str) -> str:
     if verdict.outcome == "rejected":
         return f"rejected: {verdict.reasons[0]}"
     worst = max((o.ratio or 0.0 for o in verdict.outputs), default=0.0)
-    text = f"{verdict.outcome}: {times(worst)} the error eager {dtype} itself has"
+    text = f"{verdict.outcome}: {times(worst)} the error of eager {dtype}"
     text += KERNELS if any(output.kernels for output in verdict.outputs) else ""
     text += _prompts(verdict.outputs)
     return text if verdict.engine == "ran" else f"{text}; the engine has not run on its target"
@@ -167,19 +167,19 @@ def _judge_output(measured: Comparison, floor: Floor, name: str, same_dtype: boo
         failures.append(_nonfinite(name, measured))
     elif excess > limit:
         failures.append(
-            f"output {name!r} has {times(excess)} the error {floor.owner} has"
+            f"output {name!r} has {times(excess)} the error of {floor.owner}"
             f"{KERNELS if floor.kernels else ''} (relative L2 {pooled.relative:.2g},"
             f" floor {used:.2g}, limit {times(limit)})"
         )
     elif floor.max_error is not None and pooled.worst_row > floor.max_error:
         failures.append(
-            f"output {name!r} has a row with a relative L2 error of {pooled.worst_row:.2g}, and the"
+            f"output {name!r} has a row with a relative L2 error of {pooled.worst_row:.2g}, but the"
             f" plan allows {floor.max_error:.2g} (--max-error)"
         )
     elif same_dtype and excess < TOO_GOOD and used > LARGE * UNIT_ROUNDOFF[floor.dtype]:
         failures.append(
-            f"output {name!r} has {times(excess)} the error {floor.owner} has (relative L2"
-            f" {pooled.relative:.2g}, floor {used:.2g}): the floor is not that of this model"
+            f"output {name!r} has {times(excess)} the error of {floor.owner} (relative L2"
+            f" {pooled.relative:.2g}, floor {used:.2g}): the noise floor does not fit this model"
         )
     failures += _row_failures(measured, floor, name)
     if not failures:
@@ -193,8 +193,8 @@ def _wrong_values(measured: Comparison, floor: Floor, name: str, kernels: bool) 
     wrong, allowed = pooled.wrong or 0, LIMIT * floor.of(name, kernels=kernels)
     if wrong > allowed * pooled.rows:
         yield (
-            f"output {name!r}: {wrong} of {pooled.rows} values are not those of the reference"
-            f" ({floor.owner} has {eager.wrong} otherwise, {allowed * pooled.rows:.0f} may be)"
+            f"output {name!r}: {wrong} of {pooled.rows} values differ from the reference"
+            f" ({floor.owner}: {eager.wrong}, limit: {allowed * pooled.rows:.0f})"
         )
         return
     for case, outputs in measured.items():
@@ -203,8 +203,8 @@ def _wrong_values(measured: Comparison, floor: Floor, name: str, kernels: bool) 
             continue
         if found.relative > most_wrong(own.relative):
             yield (
-                f"output {name!r}, case {case!r}: {found.wrong} of {found.rows} values are not"
-                f" those of the reference ({floor.owner} has {own.wrong} otherwise)"
+                f"output {name!r}, case {case!r}: {found.wrong} of {found.rows} values differ"
+                f" from the reference ({floor.owner}: {own.wrong})"
             )
 
 
@@ -215,8 +215,8 @@ def _part_failures(measured: Comparison, floor: Floor, name: str) -> Iterator[st
         if part is not None and part.excess > 1:
             yield (
                 f"output {name!r}, case {case!r}: {part.place} has a relative error of"
-                f" {part.error:.2g}, and by what {floor.owner} loses there {part.allowed:.2g} is"
-                " the limit"
+                f" {part.error:.2g}, limit {part.allowed:.2g} from the error of {floor.owner}"
+                " there"
             )
 
 
@@ -242,7 +242,7 @@ def _row_failures(measured: Comparison, floor: Floor, name: str) -> Iterator[str
             yield (
                 f"output {name!r}, case {case!r}: its worst row{at} has "
                 f"{times(ratio(worst, used))} "
-                f"the error {floor.owner} has in its worst row "
+                f"the error of {floor.owner} in its worst row "
                 f"(relative {worst:.2g}, floor {used:.2g}, limit {allowed:.2g})"
             )
 

@@ -68,7 +68,7 @@ def given_prompts(path: Path) -> list[str]:
         return read_prompts(path)
     except InputError as error:
         raise UsageError(
-            f"--prompts {error.message}", hint="Write one prompt a line, in UTF-8."
+            f"--prompts {error.message}", hint="Write one prompt per line, in UTF-8."
         ) from error
 
 

@@ -257,7 +257,7 @@ def missing_requirement(error: BaseException, who: str) -> EnginecastError | Non
         if any(phrase in text for phrase in _NO_CUDA) and not torch.cuda.is_available():
             return MissingError(
                 f"{who} needs a CUDA GPU, and this machine has none: {link}",
-                hint="Build the model on the CPU; what the engine runs on is said with --device.",
+                hint="Build the model on the CPU; --device sets what the engine runs on.",
             )
         if isinstance(link, ModuleNotFoundError) and link.name:
             return MissingError(

@@ -64,7 +64,7 @@ def find_weight_files(folder: Path, names: WeightNames = NAMES) -> tuple[Path, .
     if names.variant and others:
         raise SourceError(
             f"{folder} has no variant {names.variant!r} ({single}); it has {', '.join(others[:3])}",
-            hint="Leave --variant out, or name one of those that are there.",
+            hint="Omit --variant, or use one that exists.",
         )
     for file in sorted(folder.iterdir()):
         if file.suffix in PICKLES:
@@ -208,7 +208,7 @@ def _weight_map(index: Path) -> dict[str, str]:
         if not (index.parent / shard).is_file():
             raise SourceError(
                 f"{index.parent / shard} is missing: {index.name} lists it for {name}",
-                hint="Copy or download the shard beside the index.",
+                hint="Put the shard next to the index.",
             )
     return weight_map
 

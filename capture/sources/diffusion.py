@@ -257,7 +257,7 @@ def _no_component(folder: Path) -> SourceError:
             hint=f"Give one of its components: {', '.join(str(folder / part) for part in parts)}.",
         )
     return SourceError(
-        f"{folder} is a scheduler, which has no weights", hint="It stays in Python beside engines."
+        f"{folder} is a scheduler, which has no weights", hint="Schedulers stay in Python."
     )
 
 

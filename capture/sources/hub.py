@@ -42,7 +42,7 @@ def fetch(name: str) -> Path:
         what = "its owner has to grant access" if gated else "no such model, or a private one"
         raise SourceError(
             f"{name}: {_hub()}: {what}",
-            hint="Check the name; `hf auth login` or HF_TOKEN says who asks.",
+            hint="Check the name; private models need `hf auth login` or HF_TOKEN.",
         ) from error
     except errors.HFValidationError as error:
         raise SourceError(f"{name}: not a name of the hub's: {error}") from error
@@ -56,7 +56,7 @@ def fetch(name: str) -> Path:
     if not any(folder.rglob("*.safetensors")) and any(folder.rglob("config.json")):
         raise SourceError(
             f"{name}: {_hub()} has its config, and no weights as safetensors",
-            hint="https://huggingface.co/spaces/safetensors/convert makes them.",
+            hint="Convert it at https://huggingface.co/spaces/safetensors/convert.",
         )
     return folder
 

@@ -220,7 +220,7 @@ def open_folder(
     if sizes:
         raise UsageError(
             f"--{sizes[0]} does not fit {folder}: it is for a component of diffusers",
-            hint="The sizes of this model's inputs are set by --dynamic.",
+            hint="Set this model's input sizes with --dynamic.",
         )
     config = read_config(folder)
     names = WeightNames.of("model", component.variant)

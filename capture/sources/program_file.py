@@ -97,7 +97,7 @@ def open_program_file(path: Path, *, allow_code: bool) -> ProgramSource:
     if not allow_code:
         raise UsageError(
             f"{path} is {kind}: loading it can run code",
-            hint="Give --allow-code if you trust where the file comes from.",
+            hint="Give --allow-code if you trust the source of the file.",
         )
     if kind != "an exported program":
         raise SourceError(

@@ -86,7 +86,7 @@ def require_torchscript() -> None:
         raise MissingError(
             f"torch {torch.__version__} has no torch.jit.{missing[0]}: PyTorch has dropped"
             " TorchScript",
-            hint="Use torch 2.11 to 2.13, or leave TorchScript out: --fallback specialise.",
+            hint="Use torch 2.11 to 2.13, or avoid TorchScript: --fallback specialise.",
         )
 
 

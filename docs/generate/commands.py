@@ -10,19 +10,19 @@ from enginecast.cli.terminal.help import EXAMPLES
 
 HEAD = """# Command line
 
-Made from the commands, as `--help` shows them. Results go to stdout; progress and logs go to stderr,
-and so does what a model's own code prints. With `--json` stdout holds one JSON object, which has a
-`schema_version`. [Exit codes](exit-codes.md) say how a command ended.
+Every command and option, as in `--help`. Results go to stdout; progress, logs and anything the model's
+code prints go to stderr. With `--json`, stdout is one JSON object with a `schema_version`.
+See [exit codes](exit-codes.md), too.
 
 `MODEL` is one of these:
 
-- a Hugging Face folder (`config.json` and safetensors), or one with `config.json` alone and
-  `--random-weights SEED`; a folder of T5, mT5 or UMT5 gives its encoder
-- the folder of a component of a diffusion pipeline ([how-to](../how-to/diffusion.md))
+- a Hugging Face or sentence-transformers folder (`config.json` and safetensors), or one with only
+  `config.json` and `--random-weights SEED`; from T5, mT5 or UMT5, the encoder is exported
+- a component's folder in a diffusion pipeline ([how-to](../how-to/diffusion.md))
 - `package.module:factory`: the factory returns a module, or `(module, example)`
-- a `.pt2` program, with `--allow-code`, because loading one can run code
+- a `.pt2` program; needs `--allow-code`, because loading one can run code
 
-`--config FILE.toml` gives options by their names here; the command line comes first:
+`--config FILE.toml` sets options by name; the command line overrides it:
 
 ```toml
 [export]
@@ -35,8 +35,8 @@ dynamic = ["input_ids:0=1..16", "input_ids:1=1..128"]
 texts = "captions.txt"
 ```
 
-An unknown key is an error that names the nearest options. Paths are relative to the current folder.
-`enginecast --install-completion` completes commands and options in your shell.
+An unknown key is an error that suggests similar options. Paths are relative to the current folder.
+`enginecast --install-completion` sets up shell completion.
 """
 
 

@@ -11,15 +11,15 @@ HEAD = f"""# Errors and exit codes
 | exit code | meaning |
 |---|---|
 | 0 | done; verified, or verified by emulation |
-| 1 | the result does not agree with eager: nothing was published, the report is in `DIR.rejected`; or a check found damage or a culprit |
+| 1 | the result does not match eager: nothing was published, and the report is in `DIR.rejected`; or a check found damage or a culprit |
 | 2 | bad input or usage |
-| 3 | this machine lacks a package, a GPU or a provider, or has too little disk or memory; a run was stopped |
-| {CRASHED} | a defect of enginecast; the traceback is on stderr |
-| {INTERRUPTED}, 143, 129 | ended by Ctrl-C, SIGTERM or SIGHUP; what was begun is removed |
+| 3 | this machine lacks a package, GPU, provider, disk space or memory; or a run was stopped |
+| {CRASHED} | a bug in enginecast; the traceback is on stderr |
+| {INTERRUPTED}, 143, 129 | stopped by Ctrl-C, SIGTERM or SIGHUP; partial files are removed |
 
-With `--json` an error is one JSON object on stdout, and the exit code is the same.
+With `--json`, an error is one JSON object on stdout; the exit code is the same.
 
-An error names the file or field, what was expected and what was found; its `hint` says what to do. All errors
+An error names the file or field, the expected and the actual value; its `hint` says what to do. All errors
 are in `enginecast.errors` and derive from `EnginecastError`:
 
 | class | exit code | raised when |

@@ -13,11 +13,11 @@ PRECISIONS = ("fp32", "fp16", "bf16", "mixed", *QUANTIZED)
 HEAD = """# Passes
 
 A pipeline is text: `'unify-dtype{to=bf16 keep=lm_head},canonicalize,fuse-rms-norm'`. Quote it in a shell. The
-manifest holds it, and the same text makes the same engine again. What each pass does to a program, and when it
-leaves it alone, is in [how it works](../how-it-works/passes.md).
+manifest stores it; the same text makes the same engine again. [How it works](../how-it-works/passes.md) explains what each
+pass rewrites, and when it does not.
 
-A pass *promises* how far it may change numbers, and every run is checked against the promise: `exact` outputs keep
-every bit; `reordered` may move roundings; `precision` changes the dtype that is computed in.
+A pass *promises* how much it may change numbers, and every run is checked against the promise: `exact` keeps
+every bit of the outputs; `reordered` may change rounding; `precision` changes the compute dtype.
 
 | pass | promise | what it does |
 |---|---|---|

@@ -10,9 +10,9 @@ FILES = ("manifest", "report")
 FOLDER = Path(__file__).parents[1] / "reference" / "schemas"
 HEAD = """# JSON schemas
 
-`manifest.json` and `report.json` of a bundle have JSON Schemas, which the tests hold real files to:
+`manifest.json` and `report.json` of a bundle have JSON Schemas; the tests validate real files against them:
 [manifest.schema.json](schemas/manifest.schema.json), [report.schema.json](schemas/report.schema.json).
-What `--json` prints has a `schema_version`; it grows when a name goes away or changes its meaning. Each command has a schema of its own:
+The output of `--json` has a `schema_version`, which increases when a field is removed or changes meaning. Each command has its own schema:
 """
 
 

@@ -52,7 +52,7 @@ def given_inputs(engine: Engine, inputs: Path | None, prompts: Path | None) -> G
         return Given([read_tensors(inputs)], str(inputs), reference)
     if prompts is not None:
         encoded = encode_prompts(engine.folder, engine.manifest, read_prompts(prompts))
-        cut = f"prompts cut to the longest that the model takes: {encoded.truncated}"
+        cut = f"prompts truncated to the longest the model takes: {encoded.truncated}"
         notes = (cut,) if encoded.truncated else ()
         return Given(encoded.batches, str(prompts), reference, notes=notes)
     if reference is None or not reference.cases:

@@ -36,7 +36,7 @@ from enginecast.version import __version__
 
 app = typer.Typer(
     name="enginecast",
-    help="Turn PyTorch models into engines that were compared with eager.",
+    help="Turn PyTorch models into engines checked against eager PyTorch.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its tables cut the names of options
     context_settings={"help_option_names": ["-h", "--help"]},

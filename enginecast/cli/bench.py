@@ -39,27 +39,27 @@ def bench(
     how: RunFlags,
     model: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="That the bundle was made from, for --against."),
+        typer.Option(metavar="MODEL", help="Model the bundle was made from, for --against."),
     ] = None,
     against: Annotated[
         str,
         typer.Option(
             metavar="NAME,...",
-            help="Timed beside it: eager, compile, onnx; ratios are of the first.",
+            help="Also time: eager, compile, onnx.",
         ),
     ] = "",
     random_weights: RandomWeights = None,
     download: Download = False,
     inputs: Inputs = None,
     prompts: Prompts = None,
-    rounds: Annotated[int, typer.Option(metavar="N", min=3, help="Samples of each, at most.")] = 15,
+    rounds: Annotated[int, typer.Option(metavar="N", min=3, help="Most samples of each.")] = 15,
     seconds: Annotated[
-        float, typer.Option(metavar="S", min=0.0, help="That all samples may take, about.")
+        float, typer.Option(metavar="S", min=0.0, help="Rough time limit for all samples.")
     ] = 60.0,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Time an engine, and other ways to run its model, in turns."""
+    """Time an engine against other ways to run its model."""
     from enginecast.bench.bundle import bench_bundle
 
     console = progress(quiet)

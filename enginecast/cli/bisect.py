@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 def bisect(
     model: Model, passes: PassFlags, model_flags: ModelFlags, as_json: AsJson = False
 ) -> None:
-    """Name the pass and the line that lose accuracy.
+    """Find the pass and source line that lose accuracy.
 
-    And the site of the pass, and the module.
+    Also names the site of the pass and the module.
     """
     if passes.pipeline is None and passes.precision is None:
         raise UsageError("give --pipeline SPEC, or --precision NAME for its preset")

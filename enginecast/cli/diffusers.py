@@ -41,26 +41,26 @@ if TYPE_CHECKING:
     from enginecast.pipelines.record import CheckOutcome
 
 app = typer.Typer(
-    help="Make engines of a whole diffusion pipeline, and run it.",
+    help="Export a whole diffusion pipeline, and run it.",
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
 )
 
-Steps = Annotated[int | None, typer.Option("--steps", metavar="N", help="Steps of the denoiser.")]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Of the noise.")]
+Steps = Annotated[int | None, typer.Option("--steps", metavar="N", help="Denoising steps.")]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of the noise.")]
 Guidance = Annotated[
-    float | None, typer.Option("--guidance-scale", metavar="X", help="How far the prompt guides.")
+    float | None, typer.Option("--guidance-scale", metavar="X", help="Guidance scale.")
 ]
 Negative = Annotated[
-    str | None, typer.Option("--negative-prompt", metavar="TEXT", help="What not to make.")
+    str | None, typer.Option("--negative-prompt", metavar="TEXT", help="What to avoid.")
 ]
 More = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Another argument of the pipeline, such as max_sequence_length=128; repeatable.",
+        help="Another pipeline argument, such as max_sequence_length=128; repeatable.",
     ),
 ]
 
@@ -69,23 +69,25 @@ More = Annotated[
 @grouped
 @results_apart()
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A pipeline of diffusers.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder of a diffusers pipeline.")
+    ],
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="DIR", help="New folder of engines.")
     ],
     precision: Precision = None,
     component: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=PRECISION", help="Another precision of one; repeatable."),
+        typer.Option(metavar="NAME=PRECISION", help="Precision of one component; repeatable."),
     ] = None,
     max_error: MaxError = None,
     eager: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A component that stays as it is; repeatable."),
+        typer.Option(metavar="NAME", help="Leave this component in eager PyTorch; repeatable."),
     ] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option(metavar="PROMPT", help="Of the run that is recorded; repeatable."),
+        typer.Option(metavar="PROMPT", help="Prompt of the recorded run; repeatable."),
     ] = None,
     negative_prompt: Negative = None,
     steps: Steps = 4,
@@ -105,15 +107,15 @@ def export(
     arch: Arch = None,
     threads: Threads = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a folder of engines that is there.")
+        bool, typer.Option("--overwrite", help="Replace an existing folder of engines.")
     ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Make engines of the components of a pipeline.
+    """Export the components of a pipeline.
 
-    The whole pipeline is compared with eager.
+    Compares the whole pipeline with eager.
     """
     show_log(verbose)
     loading()
@@ -168,10 +170,10 @@ def run(
             "-o",
             "--output",
             metavar="FILE",
-            help="An image; of a video .gif, .mp4, or a new folder of frames.",
+            help="Image file; for video .gif, .mp4 or a new folder of frames.",
         ),
     ],
-    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What to make.")],
+    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="Prompt.")],
     negative_prompt: Negative = None,
     steps: Steps = None,
     guidance_scale: Guidance = None,
@@ -191,7 +193,7 @@ def run(
 ) -> None:
     """Run a pipeline of engines.
 
-    Sizes and the like are those of its recording by default.
+    Sizes and other arguments default to those of the recording.
     """
     loading()
     from enginecast.pipelines.pictures import require_frames_fit, require_output, save_pictures

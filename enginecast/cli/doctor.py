@@ -18,18 +18,16 @@ def doctor(
     folder: Annotated[
         Path | None,
         typer.Argument(
-            metavar="FOLDER", help="Say instead what killed exports left beside bundles in it."
+            metavar="FOLDER", help="List leftovers of killed exports in this folder instead."
         ),
     ] = None,
     clean: Annotated[
         bool,
-        typer.Option(
-            "--clean", help="Remove it, and give bundles their names back; FOLDER or here."
-        ),
+        typer.Option("--clean", help="Remove leftovers and restore bundles, in FOLDER or here."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Versions, providers, GPU; what is missing and how to get it."""
+    """Show versions, providers, GPU, and how to get what is missing."""
     if folder is not None or clean:
         _leftovers(folder or Path(), clean, as_json)
         return

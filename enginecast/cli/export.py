@@ -58,15 +58,13 @@ def export(
     model_flags: ModelFlags,
     also: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="A second engine in the bundle: onnxruntime or openvino."
-        ),
+        typer.Option(metavar="NAME", help="Add a second engine: onnxruntime or openvino."),
     ] = None,
     allow_unverified_branches: Annotated[
         bool,
         typer.Option(
             "--allow-unverified-branches",
-            help="Publish although no input was found for some path of a branch.",
+            help="Publish even if no input reaches some path of a branch.",
         ),
     ] = False,
     triton: Annotated[
@@ -79,24 +77,24 @@ def export(
     ] = None,
     threads: Threads = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a bundle that is there.")
+        bool, typer.Option("--overwrite", help="Replace an existing bundle.")
     ] = False,
     drop_guilty: Annotated[
         bool,
-        typer.Option("--drop-guilty", help="Leave out the sites that break a pass's promise."),
+        typer.Option("--drop-guilty", help="Skip rewrites that lose too much accuracy."),
     ] = False,
     thorough: Annotated[
         bool,
-        typer.Option("--thorough", help="Verify on the longest texts, whatever the model's size."),
+        typer.Option("--thorough", help="Verify on the longest texts even if the model is large."),
     ] = False,
     no_speed: Annotated[
-        bool, typer.Option("--no-speed", help="Do not time the engine beside eager.")
+        bool, typer.Option("--no-speed", help="Skip timing the engine against eager.")
     ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Make an engine, compare it with eager, publish a bundle."""
+    """Export an engine, compare it with eager, publish a bundle."""
     show_log(verbose)
     if triton is not None:
         _require_repository(triton, [engine.target, *(also or ())], overwrite)

@@ -55,26 +55,26 @@ def opt(
     pipeline: Annotated[str | None, typer.Option(metavar="SPEC", help="Passes to run.")] = None,
     target: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Run its preset and its lowering passes, too."),
+        typer.Option(metavar="NAME", help="Also run this target's preset and lowering passes."),
     ] = None,
     precision: Precision = None,
     device: Device = None,
     arch: Arch = None,
     print_ir: Annotated[bool, typer.Option("--print-ir", help="Print the program.")] = False,
-    print_diff: Annotated[bool, typer.Option("--print-diff", help="Print each change.")] = False,
+    print_diff: Annotated[
+        bool, typer.Option("--print-diff", help="Print the IR diff of each pass.")
+    ] = False,
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Again, with the IR diff, whenever a pass's file changes."),
+        typer.Option("--watch", help="Run again whenever a pass's file changes."),
     ] = False,
     reduce: Annotated[
         bool,
-        typer.Option(
-            "--reduce", help="Shrink a program on which a pass fails; write a script that shows it."
-        ),
+        typer.Option("--reduce", help="Shrink a program on which a pass fails to a small script."),
     ] = False,
     seconds: Annotated[
         float | None,
-        typer.Option(metavar="N", min=1, help=f"Time that --reduce may take; {SECONDS:.0f}."),
+        typer.Option(metavar="N", min=1, help=f"Time limit of --reduce; default {SECONDS:.0f}."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -82,12 +82,12 @@ def opt(
             "-o",
             "--output",
             metavar="OUT",
-            help=f"Save the program, as .pt2; with --reduce the script's folder, {REDUCED}.",
+            help=f"Save the program as .pt2; with --reduce, the script's folder ({REDUCED}).",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run passes alone, with a check after each."""
+    """Run passes without an export, with a check after each."""
     _check_modes(watch, reduce, seconds, as_json, output, print_ir or print_diff)
     _check_choice(target, pipeline, precision, device, arch)
     loading()

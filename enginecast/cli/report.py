@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 @results_apart()
 def report(
     bundle: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A bundle, or the reports of a rejected engine.")
+        Path, typer.Argument(metavar="DIR", help="A bundle, or the folder of a rejected one.")
     ],
     other: Annotated[
-        Path | None, typer.Argument(metavar="OTHER", help="A second one, to compare with.")
+        Path | None, typer.Argument(metavar="OTHER", help="A second one to compare with.")
     ] = None,
     output: Annotated[
         Path | None,

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 @results_apart()
 def run(
     bundle: BundleDir,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="safetensors.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Output file (safetensors).")
+    ],
     how: RunFlags,
     inputs: Inputs = None,
     prompts: Prompts = None,
@@ -34,15 +36,15 @@ def run(
         str,
         typer.Option(
             metavar="exact|zero",
-            help="Rows of padding as eager gives them; or zeros, which saves the work on them,"
-            " where the export proved that no other row changes.",
+            help="Compute padding rows as eager does; or return zeros and skip the work, where"
+            " that changes no other row.",
         ),
     ] = "exact",
     timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Stop a run that takes longer.")
     ] = None,
     allow_non_finite: Annotated[
-        bool, typer.Option("--allow-non-finite", help="Write outputs with NaN and infinities, too.")
+        bool, typer.Option("--allow-non-finite", help="Allow NaN and infinity in outputs.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -88,5 +90,5 @@ def run(
     for name, shape in shapes.items():
         say(console, f"{name} {outputs[name].dtype} {shape}")
     if truncated:
-        say(console, f"prompts cut to the longest that the model takes: {truncated}")
+        say(console, f"prompts truncated to the longest the model takes: {truncated}")
     say(console, f"{output} ({provider})")

@@ -16,7 +16,7 @@ PASSWORD = "ENGINECAST_KEY_PASSWORD"
 def sign(
     bundle: BundleDir,
     key: Annotated[
-        Path, typer.Option("--key", metavar="FILE", help="Private key: elliptic curve, PEM.")
+        Path, typer.Option("--key", metavar="FILE", help="Private key (elliptic curve, PEM).")
     ],
     certificate: Annotated[
         Path | None,
@@ -32,7 +32,7 @@ def sign(
 ) -> None:
     """Check a bundle and sign it.
 
-    The signature is one of OpenSSF model signing. The password of an encrypted key is read from
+    Uses OpenSSF model signing. The password of an encrypted key is read from
     ENGINECAST_KEY_PASSWORD, or asked for.
     """
     from enginecast.runtime.bundle import signature
@@ -49,14 +49,14 @@ def sign(
 
 def trust(
     bundle: Annotated[
-        str | None, typer.Argument(metavar="DIR", help="A bundle; with --remove also a digest.")
+        str | None, typer.Argument(metavar="DIR", help="A bundle; with --remove, also a digest.")
     ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Trust this bundle no longer.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Stop trusting this bundle.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Trust a bundle and its code on this machine.
 
-    Without DIR, list those that are trusted.
+    Without DIR, list trusted bundles.
     """
     from enginecast.runtime.bundle import trusted
     from enginecast.runtime.bundle.reader import open_bundle

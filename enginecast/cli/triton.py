@@ -17,8 +17,7 @@ MaxBatch = Annotated[
         "--max-batch",
         metavar="N",
         min=0,
-        help="Rows that run together at most; 0: requests run alone. Default: as many as the"
-        " engine takes.",
+        help="Largest batch; 0: requests run alone. Default: as many as the engine takes.",
         show_default=False,
     ),
 ]
@@ -30,24 +29,24 @@ def triton(
         Path, typer.Option("-o", "--output", metavar="REPO", help="New model repository.")
     ],
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of the model; else that of the bundle.")
+        str | None, typer.Option(metavar="NAME", help="Name of the model; default: the bundle's.")
     ] = None,
     max_batch: MaxBatch = None,
     target: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The target whose engine is served, of several."),
+        typer.Option(metavar="NAME", help="Which engine to serve, if the bundle has several."),
     ] = None,
     device: Device = None,
     trust: Trust = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a repository that is there.")
+        bool, typer.Option("--overwrite", help="Replace an existing repository.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a model repository for Triton Inference Server.
 
-    The engine with its weights, and for a text model the tokenizer, and both as one model.
-    README.md in it says which checks Triton does not make.
+    It holds the engine, and for a text model the tokenizer and an ensemble of both. Its README.md
+    lists the checks that Triton does not make.
     """
     from enginecast.runtime.bundle.reader import open_bundle
     from enginecast.runtime.bundle.signature import require_signature

@@ -36,18 +36,20 @@ def tune(
     inputs: Inputs = None,
     prompts: Prompts = None,
     rounds: Annotated[
-        int, typer.Option(metavar="N", min=3, help="Samples in the last heat, at most.")
+        int, typer.Option(metavar="N", min=3, help="Most samples in the final round.")
     ] = 15,
     seconds: Annotated[
-        float, typer.Option(metavar="S", min=0.0, help="That all samples may take, about.")
+        float, typer.Option(metavar="S", min=0.0, help="Rough time limit for all samples.")
     ] = 60.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure, and write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Measure only; write nothing.")
+    ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find how an engine runs fastest on this machine.
+    """Find the fastest settings for an engine on this machine.
 
-    What was found is used from then on, by `load`, too.
+    Later runs use them, and so does `load`.
     """
     from enginecast.bench.tune import tune_bundle
 

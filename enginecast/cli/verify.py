@@ -28,7 +28,7 @@ def verify(
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL", help="Compare with this model, not with the stored reference."
+            metavar="MODEL", help="Compare with this model instead of the stored reference."
         ),
     ] = None,
     random_weights: RandomWeights = None,

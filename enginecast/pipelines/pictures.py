@@ -37,7 +37,7 @@ def require_output(path: Path) -> None:
             hint="pip install imageio imageio-ffmpeg, or give a .gif or a folder for frames.",
         )
     if path.is_dir() and (path.suffix or any(path.iterdir())):
-        raise UsageError(f"-o {path}: expected a name that is free, got a folder that is there")
+        raise UsageError(f"-o {path}: expected a new name, got an existing folder")
 
 
 def require_frames_fit(path: Path, pipe: Any, frames: int | None) -> None:

@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json.hpp>
 #include <onnxruntime_cxx_api.h>
 
-#include "json.hpp"
 #include "safetensors.hpp"
 
 namespace {
@@ -96,15 +96,15 @@ double relative_error(const std::vector<double>& found, const std::vector<double
 }
 
 // The file of the ONNX Runtime engine in a manifest.
-std::string engine_file(const json::Value& manifest) {
-  for (const json::Value& engine : manifest.at("engines").items)
-    if (engine.at("target").text == "onnxruntime") return engine.at("file").text;
+std::string engine_file(const nlohmann::json& manifest) {
+  for (const auto& engine : manifest.at("engines"))
+    if (engine.at("target") == "onnxruntime") return engine.at("file");
   throw std::runtime_error("manifest.json: the bundle has no engine of onnxruntime");
 }
 
-std::vector<std::string> names(const json::Value& specs) {
+std::vector<std::string> names(const nlohmann::json& specs) {
   std::vector<std::string> found;
-  for (const json::Value& spec : specs.items) found.push_back(spec.at("name").text);
+  for (const auto& spec : specs) found.push_back(spec.at("name"));
   return found;
 }
 
@@ -127,7 +127,7 @@ std::set<std::string> cases(const Tensors& reference) {
 class Engine {
  public:
   explicit Engine(const std::string& bundle)
-      : manifest_(json::parse(safetensors::read_text(bundle + "/manifest.json"))),
+      : manifest_(nlohmann::json::parse(safetensors::read_text(bundle + "/manifest.json"))),
         inputs_(names(manifest_.at("inputs"))),
         outputs_(names(manifest_.at("outputs"))),
         env_(ORT_LOGGING_LEVEL_ERROR, "enginecast") {
@@ -161,7 +161,7 @@ class Engine {
   }
 
  private:
-  json::Value manifest_;
+  nlohmann::json manifest_;
   std::vector<std::string> inputs_, outputs_;
   Ort::Env env_;
   Ort::Session session_{nullptr};

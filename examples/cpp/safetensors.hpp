@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "json.hpp"
+#include <nlohmann/json.hpp>
 
 namespace safetensors {
 
@@ -32,19 +32,15 @@ inline std::map<std::string, Tensor> read(const std::string& path) {
   if (data.size() < sizeof length) throw std::runtime_error(path + ": too short");
   std::memcpy(&length, data.data(), sizeof length);  // little-endian, as this code assumes
   if (length > data.size() - sizeof length) throw std::runtime_error(path + ": the header is cut");
-  const json::Value header = json::parse(data.substr(sizeof length, length));
+  const auto header = nlohmann::json::parse(data.substr(sizeof length, length));
   const std::size_t begin = sizeof length + length;
   std::map<std::string, Tensor> found;
-  for (const auto& [name, field] : header.fields) {
+  for (const auto& [name, field] : header.items()) {
     if (name == "__metadata__") continue;
-    Tensor tensor;
-    tensor.dtype = field.at("dtype").text;
-    for (const json::Value& size : field.at("shape").items)
-      tensor.shape.push_back(static_cast<std::int64_t>(size.number));
-    const auto& offsets = field.at("data_offsets").items;
+    Tensor tensor{field.at("dtype"), field.at("shape"), {}};
+    const std::vector<std::uint64_t> offsets = field.at("data_offsets");
     if (offsets.size() != 2) throw std::runtime_error(path + ": " + name + ": expected two offsets");
-    const auto first = static_cast<std::size_t>(offsets[0].number);
-    const auto last = static_cast<std::size_t>(offsets[1].number);
+    const auto first = offsets[0], last = offsets[1];
     if (first > last || last > data.size() - begin)
       throw std::runtime_error(path + ": " + name + " lies outside the file");
     tensor.bytes.assign(data.data() + begin + first, data.data() + begin + last);

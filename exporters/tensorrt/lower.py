@@ -167,7 +167,7 @@ def tensorrt_onnx(order: LoweringRequest) -> ir.Model:
         raise LoweringError(
             f"TensorRT's parser has no {foreign.domain}::{foreign.op_type} (module"
             f" '{known.get(MODULE, '')}', {known.get(LINE, 'no source line')})",
-            hint="Only ops of ONNX's own can be in an engine for it.",
+            hint="A TensorRT engine can use only standard ONNX ops.",
         )
     for domain in [name for name in model.opset_imports if name]:
         del model.opset_imports[domain]
@@ -219,7 +219,7 @@ def _refused(trt: Any, parser: Any, model: ir.Model) -> LoweringError:
         said.append(f"and {count - _SHOWN} more")
     return LoweringError(
         f"TensorRT {trt.__version__} does not take this network: {'; '.join(said)}",
-        hint="--target onnxruntime does without TensorRT.",
+        hint="--target onnxruntime does not need TensorRT.",
     )
 
 

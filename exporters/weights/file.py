@@ -43,7 +43,7 @@ def check_dtypes(weights: Iterable[LazyWeight]) -> None:
             raise LoweringError(
                 f"the weight {weight.name} is {str(weight.dtype).removeprefix('torch.')}, expected"
                 " a float, an integer or bool",
-                hint="A complex weight has to be stored as its real and imaginary part.",
+                hint="Store a complex weight as its real and imaginary parts.",
             )
 
 

@@ -130,7 +130,7 @@ class _Walk:
 
     def refuse(self, what: str) -> BundleError:
         return BundleError(
-            f"{self.file}: {what}", hint="Take bundles from whom you trust, or export again."
+            f"{self.file}: {what}", hint="Use bundles from sources you trust, or export again."
         )
 
 

@@ -118,7 +118,7 @@ def require_signature(bundle: Bundle, trust: str | os.PathLike[str]) -> None:
     except Exception as error:  # the library's, cryptography's, protobuf's: they have no base
         raise BundleError(
             f"{place}: not a valid signature by {trust}: {first_line(error)}",
-            hint="Take the bundle from whom you trust; nothing of it was loaded.",
+            hint="Nothing was loaded; get the bundle from a source you trust.",
         ) from error
     if listed != _digests(bundle):
         raise BundleError(f"{place}: signed for other files than those of the bundle")

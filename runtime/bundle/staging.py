@@ -315,7 +315,7 @@ def _require_free(target: Path, *, overwrite: bool, marker: str, what: str = "bu
             hint="Choose another folder; this one is never replaced.",
         )
     if not overwrite:
-        raise BundleError(f"{target}: a {what} is there", hint="Replace it with --overwrite.")
+        raise BundleError(f"{target}: a {what} already exists", hint="Replace it with --overwrite.")
 
 
 def _require_reports(rejected: Path, names: Sequence[str]) -> None:

@@ -379,7 +379,7 @@ def _require_providers(providers: Sequence[str]) -> None:
         if provider not in available:
             raise MissingError(
                 f"{provider}: not in this ONNX Runtime, which has {', '.join(available)}",
-                hint="pip install 'enginecast[cuda]' brings the CUDA and TensorRT providers.",
+                hint="pip install 'enginecast[cuda]' adds the CUDA and TensorRT providers.",
             )
 
 

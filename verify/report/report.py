@@ -41,7 +41,7 @@ def read_report(folder: Path) -> Report:
             raise BundleError(
                 f"{file}: schema_version is {version}, and this version reads up to"
                 f" {SCHEMA_VERSION}",
-                hint="A newer enginecast wrote it; read it with that.",
+                hint="A newer enginecast wrote it; use that version.",
             )
         return msgspec.json.decode(data, type=Report)
     except OSError as error:

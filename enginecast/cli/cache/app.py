@@ -35,12 +35,12 @@ EveryName = Annotated[
     str | None, typer.Option(metavar="NAME", help="Only this encoder of the cache.")
 ]
 OneName = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Encoder, where the cache has several.")
+    str | None, typer.Option(metavar="NAME", help="Which encoder, if the cache has several.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; write nothing.")]
 
 app = typer.Typer(
-    help="Precompute text-encoder outputs, and look after them.",
+    help="Precompute and manage text-encoder outputs.",
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
@@ -56,41 +56,43 @@ class EncoderFlags:
     pipeline: Annotated[
         str | None,
         typer.Option(
-            "--for", metavar="PIPELINE[:PART]", help="As a pipeline uses it: flux:text_encoder_2."
+            "--for", metavar="PIPELINE[:PART]", help="Options for a pipeline: flux:text_encoder_2."
         ),
     ] = None
     tokenizer: Annotated[
         str | None, typer.Option(metavar="PATH", help="Tokenizer folder, or tokenizer.json.")
     ] = None
     template: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Each text goes in place of {}.")
+        str | None, typer.Option(metavar="TEXT", help="Template; {} is replaced by each text.")
     ] = None
     clean: Annotated[
-        str | None, typer.Option(metavar="HOW", help="none, strip, lower-strip, whitespace.")
+        str | None,
+        typer.Option(metavar="HOW", help="Clean texts: none, strip, lower-strip, whitespace."),
     ] = None
     max_length: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Longest text, in tokens.")
+        int | None, typer.Option(metavar="N", min=1, help="Maximum tokens per text.")
     ] = None
     mask: Annotated[
         bool | None,
-        typer.Option("--mask/--no-mask", help="Whether the encoder gets a padding mask."),
+        typer.Option("--mask/--no-mask", help="Give the encoder a padding mask, or not."),
     ] = None
     keep_all: Annotated[
-        bool | None, typer.Option("--keep-all/--trim", help="Keep the rows of padding.")
+        bool | None, typer.Option("--keep-all/--trim", help="Keep or drop padding rows.")
     ] = None
     extra_rows: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Rows of padding kept behind the text.")
+        int | None, typer.Option(metavar="N", min=0, help="Padding rows to keep after the text.")
     ] = None
     skip_rows: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Rows dropped in front.")
+        int | None, typer.Option(metavar="N", min=0, help="Rows to drop at the start.")
     ] = None
     outputs: Outputs = None
     precision: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of an eager model: fp32, bf16, fp16.")
+        str | None,
+        typer.Option(metavar="NAME", help="Precision of an eager model: fp32, bf16, fp16."),
     ] = None
     store_dtype: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="float32, bfloat16, float16; default: as given."),
+        typer.Option(metavar="NAME", help="Store as float32, bfloat16 or float16; default: as is."),
     ] = None
     random_weights: RandomWeights = None
     device: Device = None
@@ -116,32 +118,33 @@ class FillFlags:
 
     column: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Column; else the one of caption, text, prompt."),
+        typer.Option(metavar="NAME", help="Text column; default: caption, text or prompt."),
     ] = None
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What the cache calls this encoder.")
+        str | None, typer.Option(metavar="NAME", help="Name of this encoder in the cache.")
     ] = None
     too_long: Annotated[
-        str, typer.Option(metavar="error|truncate", help="What to do with longer texts.")
+        str, typer.Option(metavar="error|truncate", help="How to handle texts that are too long.")
     ] = "error"
     batch_tokens: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Tokens in a batch, padding included.")
+        int, typer.Option(metavar="N", min=1, help="Tokens per batch, including padding.")
     ] = 16384
-    shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Bytes in a shard, about: 256MB.")
-    ] = "256MB"
+    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Approximate shard size.")] = (
+        "256MB"
+    )
     max_disk: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Refuse to let the cache grow beyond this.")
+        str | None, typer.Option(metavar="SIZE", help="Size limit of the cache.")
     ] = None
     dry_run: DryRun = False
-    engine: Annotated[str, typer.Option(metavar="local|ray", help="Where the work is done.")] = (
-        "local"
-    )
+    engine: Annotated[str, typer.Option(metavar="local|ray", help="Where to run.")] = "local"
     workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Encoders at work at once (ray).")
+        int | None, typer.Option(metavar="N", min=1, help="Number of workers (ray).")
     ] = None
     ray_address: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="A running cluster; default: a local one.")
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Address of a running cluster; default: start a local one."
+        ),
     ] = None
     as_json: AsJson = False
     quiet: Quiet = False
@@ -152,7 +155,8 @@ class FillFlags:
 @results_apart()
 def fill(
     encoder: Annotated[
-        str, typer.Argument(metavar="ENCODER", help="A bundle, or a Hugging Face folder (eager).")
+        str,
+        typer.Argument(metavar="ENCODER", help="A bundle, or a Hugging Face folder (runs eager)."),
     ],
     texts: Annotated[
         Path,
@@ -160,13 +164,15 @@ def fill(
             metavar="FILE", help=".txt, .jsonl, .csv, .parquet, or a Hugging Face dataset's folder."
         ),
     ],
-    cache: Annotated[Path, typer.Option("-o", "--output", metavar="CACHE", help="The cache.")],
+    cache: Annotated[
+        Path, typer.Option("-o", "--output", metavar="CACHE", help="New or existing cache.")
+    ],
     encoder_flags: EncoderFlags,
     flags: FillFlags,
 ) -> None:
     """Encode texts and store the outputs.
 
-    It goes on where an earlier fill was stopped.
+    Resumes a fill that was stopped.
     """
     from enginecast.cli.cache.fill import run_fill
 
@@ -176,7 +182,7 @@ def fill(
 @app.command()
 @results_apart()
 def info(cache: CacheDir, name: EveryName = None, as_json: AsJson = False) -> None:
-    """What a cache holds: encoders, texts, sizes, what failed."""
+    """Show encoders, texts, sizes and failures of a cache."""
     from enginecast.cache.store.store import open_store
     from enginecast.cache.upkeep.census import census_of
     from enginecast.cli.cache.upkeep_page import census_json, show_census
@@ -196,9 +202,9 @@ def info(cache: CacheDir, name: EveryName = None, as_json: AsJson = False) -> No
 @app.command()
 @results_apart()
 def verify(cache: CacheDir, name: EveryName = None, as_json: AsJson = False) -> None:
-    """Read every byte, and take damaged shards out.
+    """Read every byte, and quarantine damaged shards.
 
-    They go to quarantine, and can be filled again.
+    The next fill encodes what was lost.
     """
     from enginecast.cache.store.store import open_store
     from enginecast.cache.upkeep.checking import check_store
@@ -226,7 +232,7 @@ def prune(
     cache: CacheDir,
     name: EveryName = None,
     keep: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep only these texts, and the empty one.")
+        Path | None, typer.Option(metavar="FILE", help="Keep only these texts and the empty one.")
     ] = None,
     column: Annotated[
         str | None, typer.Option(metavar="NAME", help="Column of the texts to keep.")
@@ -236,7 +242,7 @@ def prune(
 ) -> None:
     """Remove what is not needed, and join small shards.
 
-    Leftovers, quarantined shards and doubles go; with --keep all texts but those of a file.
+    Removes leftovers, quarantined shards and duplicates; with --keep, all texts not in a file.
     """
     from enginecast.cache.fill.texts import read_texts
     from enginecast.cache.store.store import open_store
@@ -260,12 +266,14 @@ def prune(
 @results_apart()
 def merge(
     caches: Annotated[list[Path], typer.Argument(metavar="CACHE...", help="Caches to read.")],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="CACHE", help="Where to.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="CACHE", help="New or existing cache.")
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """Put the entries of several caches into one.
+    """Merge the entries of several caches into one.
 
-    The output may be new or there already.
+    The output may already exist.
     """
     from enginecast.cache.upkeep.merging import merge as merge_caches
     from enginecast.cli.cache.upkeep_page import show_merged
@@ -291,9 +299,9 @@ def export(
     ] = "parquet",
     as_json: AsJson = False,
 ) -> None:
-    """Write the entries for other tools.
+    """Export the entries for other tools.
 
-    One parquet file, or a folder with one file a text.
+    Writes one parquet file, or a folder with one file per text.
     """
     from enginecast.cache.store.index import open_index
     from enginecast.cache.store.store import open_store
@@ -317,14 +325,16 @@ def compare(
     second: Annotated[Path, typer.Argument(metavar="B", help="A cache to compare with it.")],
     name: Annotated[
         str | None,
-        typer.Option(metavar="NAME[,NAME]", help="Encoder; two: of A and of B."),
+        typer.Option(metavar="NAME[,NAME]", help="Encoder; or one for A and one for B."),
     ] = None,
-    worst: Annotated[int, typer.Option(metavar="N", min=0, help="Worst texts to list.")] = 10,
+    worst: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Number of worst texts to list.")
+    ] = 10,
     as_json: AsJson = False,
 ) -> None:
     """Compare the entries of two caches, text by text.
 
-    By cosine and relative error.
+    Shows cosine and relative error.
     """
     from enginecast.cache.store.index import open_index
     from enginecast.cache.store.store import open_store

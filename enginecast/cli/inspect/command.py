@@ -26,13 +26,13 @@ def inspect(
     model_flags: ModelFlags,
     save_plan: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the quantization plan, to be edited and reused."),
+        typer.Option(metavar="FILE", help="Write the quantization plan to edit and reuse."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the plan of an export, or what a bundle holds.
 
-    Of a DIR.rejected it shows why the engine was rejected.
+    For a DIR.rejected, shows why the engine was rejected.
     """
     if (Path(model) / MANIFEST_NAME).is_file():
         from enginecast.cli.inspect.bundle import show_bundle

@@ -16,7 +16,7 @@ class AOTInductorFlags:
 
     regional: Annotated[
         bool,
-        typer.Option("--regional", help="Compile one of several equal blocks."),
+        typer.Option("--regional", help="Compile equal blocks once."),
     ] = False
 
     def options(self) -> AOTInductorOptions | None:

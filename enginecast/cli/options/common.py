@@ -90,8 +90,8 @@ Config = Annotated[
     typer.Option(
         "--config",
         metavar="FILE.toml",
-        help="Values of options, as in `[export]` `precision = 'fp16'`; the command line comes"
-        " first.",
+        help="Read options from this file, as in `[export]` `precision = 'fp16'`; the command"
+        " line wins.",
         is_eager=True,
         expose_value=False,
         callback=_read,

@@ -18,46 +18,50 @@ if TYPE_CHECKING:  # these need torch, and `--help` does not
     from enginecast.capture.sources.source import Source
     from enginecast.compiler.request import ExportRequest, ModelOptions
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder, pkg.mod:factory, or .pt2.")]
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Model folder, pkg.mod:factory, or .pt2.")
+]
 BundleDir = Annotated[Path, typer.Argument(metavar="DIR", help="A bundle.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 AllowCode = Annotated[
-    bool, typer.Option("--allow-code", help="Load files whose loading can run code.")
+    bool, typer.Option("--allow-code", help="Allow files that can run code when loaded.")
 ]
 Trust = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Load only what was signed with this public key or certificate (PEM)."
+        metavar="FILE", help="Load only bundles signed by this public key or certificate (PEM)."
     ),
 ]
 RandomWeights = Annotated[
     int | None,
-    typer.Option(metavar="SEED", help="Random weights, for a folder with a config alone."),
+    typer.Option(metavar="SEED", help="Use random weights, for a folder with only a config."),
 ]
-Inputs = Annotated[Path | None, typer.Option(metavar="FILE", help="Inputs as safetensors.")]
-Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="Prompts, one a line.")]
+Inputs = Annotated[Path | None, typer.Option(metavar="FILE", help="Inputs (safetensors).")]
+Prompts = Annotated[Path | None, typer.Option(metavar="FILE", help="Prompts, one per line.")]
 Dynamic = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME:DIM=MIN..MAX[/STEP]",
-        help="Sizes of a dimension; NAME:DIM=SYMBOL[:MIN..MAX] ties dimensions; repeatable.",
+        help="Range of a dimension; NAME:DIM=SYMBOL[:MIN..MAX] ties dimensions; repeatable.",
     ),
 ]
 Values = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=MIN..MAX", help="Values of an integer input; repeatable."),
+    typer.Option(metavar="NAME=MIN..MAX", help="Range of an integer input; repeatable."),
 ]
 Outputs = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME,...", help="Outputs to keep, in order; repeatable."),
 ]
 Height = Annotated[
-    int | None, typer.Option(metavar="PIXELS", help="Of a diffusion pipeline's images.")
+    int | None, typer.Option(metavar="PIXELS", help="Height of a diffusion pipeline's images.")
 ]
 Width = Annotated[
-    int | None, typer.Option(metavar="PIXELS", help="Of a diffusion pipeline's images.")
+    int | None, typer.Option(metavar="PIXELS", help="Width of a diffusion pipeline's images.")
 ]
-Frames = Annotated[int | None, typer.Option(metavar="N", help="Of a diffusion pipeline's videos.")]
+Frames = Annotated[
+    int | None, typer.Option(metavar="N", help="Frames of a diffusion pipeline's videos.")
+]
 Precision = Annotated[
     str | None,
     typer.Option(
@@ -66,19 +70,19 @@ Precision = Annotated[
         " fp8-storage (weights only).",
     ),
 ]
-Device = Annotated[str | None, typer.Option(metavar="cpu|cuda", help="What the engine runs on.")]
+Device = Annotated[str | None, typer.Option(metavar="cpu|cuda", help="Device the engine runs on.")]
 Provider = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="ONNX Runtime execution provider; repeatable."),
 ]
 Threads = Annotated[
-    int | None, typer.Option(metavar="N", min=1, max=4096, help="Threads within one operator.")
+    int | None, typer.Option(metavar="N", min=1, max=4096, help="Threads per operator.")
 ]
 Download = Annotated[
     bool,
-    typer.Option("--download", help="Download MODEL from the Hugging Face hub: OWNER/NAME."),
+    typer.Option("--download", help="Download MODEL (OWNER/NAME) from the Hugging Face Hub."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors alone.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")]
 Verbose = Annotated[
     int, typer.Option("--verbose", "-v", count=True, help="Show the log.", show_default=False)
 ]
@@ -140,8 +144,8 @@ MaxError = Annotated[
     typer.Option(
         metavar="X",
         parser=_max_error,
-        help="Largest relative error of a row of an output that quantization may cause, or its"
-        " least cosine: 0.02, cos=0.997.",
+        help="Error limit for quantization, per output row: relative (0.02) or least cosine"
+        " (cos=0.997).",
     ),
 ]
 
@@ -158,7 +162,7 @@ class LoadFlags:
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Engines to try in this order, such as onnxruntime-cpu; repeatable.",
+            help="Engine to prefer, such as onnxruntime-cpu; repeatable, in order.",
         ),
     ] = None
     threads: Threads = None
@@ -168,8 +172,7 @@ class LoadFlags:
         bool,
         typer.Option(
             "--trust-digests",
-            help="Compare the sizes of weights, not their digests: faster, and damage goes"
-            " unnoticed.",
+            help="Check only the sizes of weights, not their digests: faster, but misses damage.",
         ),
     ] = False
 
@@ -188,7 +191,7 @@ class RunFlags(LoadFlags):
     PANEL: ClassVar[str] = "Loading"
 
     untuned: Annotated[
-        bool, typer.Option("--untuned", help="Leave out what `enginecast tune` chose.")
+        bool, typer.Option("--untuned", help="Ignore what `enginecast tune` chose.")
     ] = False
 
     def arguments(self) -> dict[str, Any]:
@@ -210,7 +213,7 @@ class ModelFlags:
     hidden_state: Annotated[
         list[str] | None,
         typer.Option(
-            "--hidden-state", metavar="INDEX", help="A hidden state as an output; repeatable."
+            "--hidden-state", metavar="INDEX", help="Add a hidden state as an output; repeatable."
         ),
     ] = None
     random_weights: RandomWeights = None
@@ -219,7 +222,7 @@ class ModelFlags:
     ] = ""
     entry: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Of an autoencoder of diffusers: decode or encode."),
+        typer.Option(metavar="NAME", help="Part of a diffusers autoencoder: decode or encode."),
     ] = ""
     height: Height = None
     width: Width = None

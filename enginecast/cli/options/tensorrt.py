@@ -23,13 +23,13 @@ class NetworkFlags:
 
     trt_route: Annotated[
         str | None,
-        typer.Option(metavar="onnx|torch", help="By ONNX, or torch_tensorrt."),
+        typer.Option(metavar="onnx|torch", help="Go through ONNX or torch_tensorrt."),
     ] = None
     opt_shape: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=1x128",
-            help="The shape to tune an input for; repeatable.",
+            help="Shape to tune an input for; repeatable.",
         ),
     ] = None
 
@@ -51,28 +51,28 @@ class TensorRTFlags(NetworkFlags):
 
     trt_workspace: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="GPU memory for a layer: 4GiB."),
+        typer.Option(metavar="SIZE", help="GPU memory per layer, such as 4GiB."),
     ] = None
     trt_timing_cache: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of timing caches.")
+        Path | None, typer.Option(metavar="DIR", help="Folder for timing caches.")
     ] = None
     trt_refit: Annotated[
-        bool, typer.Option("--trt-refit", help="Weights can be changed afterwards.")
+        bool, typer.Option("--trt-refit", help="Let weights be changed later.")
     ] = False
     trt_strip_weights: Annotated[
         bool,
-        typer.Option("--trt-strip-weights", help="Keep the weights beside the plan."),
+        typer.Option("--trt-strip-weights", help="Store the weights outside the plan."),
     ] = False
     trt_version_compatible: Annotated[
         bool,
-        typer.Option("--trt-version-compatible", help="Newer versions can load the plan."),
+        typer.Option("--trt-version-compatible", help="Let newer TensorRT versions load the plan."),
     ] = False
     trt_hardware: Annotated[
         str | None,
-        typer.Option(metavar="|".join(HARDWARE), help="Which other GPUs can load it."),
+        typer.Option(metavar="|".join(HARDWARE), help="Other GPUs that can load the plan."),
     ] = None
     trt_level: Annotated[
-        int | None, typer.Option(metavar="0..5", help="How long to search for kernels.")
+        int | None, typer.Option(metavar="0..5", help="How hard to search for kernels.")
     ] = None
 
     def options(self) -> TensorRTOptions | None:

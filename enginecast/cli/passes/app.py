@@ -11,7 +11,7 @@ app = typer.Typer()
 
 @app.callback(invoke_without_command=True)
 def passes(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the passes; `passes new` begins one of your own."""
+    """List the passes; `passes new` starts your own."""
     if context.invoked_subcommand is None:
         listed(as_json)
 

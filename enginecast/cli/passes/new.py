@@ -36,10 +36,12 @@ TAKEN = frozenset(
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the pass: fuse-silu.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the pass, such as fuse-silu.")
+    ],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="DIR", help="Where the package goes; NAME."),
+        typer.Option("-o", "--output", metavar="DIR", help="New package folder; default: NAME."),
     ] = None,
 ) -> None:
     """Write a package with a pass of your own and its tests."""
