@@ -436,9 +436,9 @@ def test_nothing_is_staged_inside_a_bundle(tmp_path: Path) -> None:
     before = sorted(made.rglob("*"))
     (tmp_path / "link").symlink_to(made)
     for target in (made / "sub", made / "a" / "b", tmp_path / "link" / "sub"):
-        with pytest.raises(BundleError, match="is a bundle, whose files are sealed"):
-            with stage(target):
-                pass
+        sealed = pytest.raises(BundleError, match="is a bundle, whose files are sealed")
+        with sealed, stage(target):
+            pass
     assert sorted(made.rglob("*")) == before
     (tmp_path / "manifest.json").write_text('{"name": "a web page"}')
     with stage(tmp_path / "two.bundle"):
