@@ -125,8 +125,8 @@ class Registry:
         module, _, attribute = where.partition(":")
         try:
             found = getattr(import_module(module), attribute)
-        except Exception as error:  # what a package runs on import may raise anything
-            if name in self.own:
+        except BaseException as error:  # what a package runs on import may raise anything
+            if name in self.own or not is_foreign(error):
                 raise  # of ours, an extra is missing, or we have a defect
             what = f"{self.kind} '{name}' cannot be loaded from {where}"
             raise defect_of(module, what, error) from error
@@ -147,8 +147,22 @@ class Registry:
         return _installed(entry_points, self.group, tuple(sys.path))
 
 
+def is_foreign(error: BaseException) -> bool:
+    """Whether the code of others may have meant to raise it: sys.exit and all else but Ctrl-C."""
+    return not isinstance(error, (KeyboardInterrupt, GeneratorExit))
+
+
+def text_of(error: BaseException) -> str:
+    """Type and message of an exception, whose own code may fail at giving it."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception:
+        return f"{name}, whose message cannot be printed"
+
+
 def defect_of(
-    module: str, what: str, error: Exception, kind: type[DefectError] = DefectError
+    module: str, what: str, error: BaseException, kind: type[DefectError] = DefectError
 ) -> DefectError:
     """An exception that nobody expected, as a defect of the package that has `module`.
 
@@ -160,7 +174,7 @@ def defect_of(
     """
     frames = list(_own_frames(module, error))
     place = f" at {_short(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
-    made = kind(f"{what}: {type(error).__name__}: {error}{place}", hint=_blamed(module))
+    made = kind(f"{what}: {text_of(error)}{place}", hint=_blamed(module))
     made.trace = "".join(traceback.format_list(frames))
     made.details = {"package": package_of(module)}
     if frames:
@@ -168,7 +182,7 @@ def defect_of(
     return made
 
 
-def plugin_defect(error: Exception) -> DefectError | None:
+def plugin_defect(error: BaseException) -> DefectError | None:
     """An exception that a target or session of another package led to; None: none did."""
     tops = {
         _top(entry.value.partition(":")[0])

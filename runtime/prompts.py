@@ -138,6 +138,8 @@ class PromptEncoder:
         for place, prompt in enumerate(prompts):
             if not isinstance(prompt, str):
                 raise InputError(f"prompts[{place}]: expected a str, got {type(prompt).__name__}")
+            if any("\ud800" <= character <= "\udfff" for character in prompt):
+                raise InputError(f"prompts[{place}]: expected text, got half a surrogate pair")
         with refusing(f"{self._path}: cannot tokenize"):
             encodings = self._tokenizer.encode_batch(prompts)
         batches = []

@@ -141,6 +141,8 @@ def test_a_file_gives_options_and_the_command_line_comes_first(config: Path) -> 
         ("[export]\ndynamic = {x = 1}", "export.dynamic: expected a list, got {'x': 1}"),
         ("export = 3", "export: expected a table, got 3"),
         ("[export", "Expected ']'"),
+        (f"[export]\nthreads = {'9' * 5000}", "Exceeds the limit"),
+        ("x = " + "[" * 100_000, "--config"),
         ("[export]\nthreads = 0", "--threads"),
     ],
 )

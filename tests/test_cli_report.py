@@ -175,3 +175,64 @@ def test_bad_input_is_refused_with_the_place(
     manifest.write_text(json.dumps({**content, "schema_version": 99}))
     done = cast(capsys, "report", bundle)
     assert (done.code, "bundle schema 99" in done.err) == (2, True), done.err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff",
+        b'{"model": "\xff"}',
+        b'{"a":' * 100_000,
+        b"[" * 100_000,
+    ],
+)
+def test_a_file_that_is_no_json_is_refused(tmp_path: Path, capsys: Capture, content: bytes) -> None:
+    (tmp_path / "report.json").write_bytes(content)
+    done = cast(capsys, "report", tmp_path)
+    assert done.code == 2
+    assert done.err.startswith(f"error: {tmp_path / 'report.json'}: not a report of this version")
+
+
+def edited(folder: Path, **fields: object) -> Path:
+    """A report whose first output has other fields, as nobody wrote them."""
+    file = written(folder, full()) / "report.json"
+    content = json.loads(file.read_text())
+    content["verdict"]["outputs"][0] |= fields
+    file.write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("fields", [{"cosine": 1e308}, {"limit": None, "error": 1.0}])
+def test_values_that_no_export_writes_are_blamed_on_the_file(
+    tmp_path: Path, capsys: Capture, fields: dict[str, object]
+) -> None:
+    folder = edited(tmp_path / "one", **fields)
+    done = cast(capsys, "report", folder, "-o", tmp_path / "page.html")
+    assert done.code == 2
+    assert f"{folder / 'report.json'}: values that do not fit together" in done.err
+
+
+def test_names_give_no_commands_to_a_terminal(tmp_path: Path, capsys: Capture) -> None:
+    folder = edited(tmp_path / "one", name="\x1b[2Jhidden")
+    content = replace(read_report(folder), model="tiny\x1b]0;owned\x07")
+    (folder / "report.html").unlink()
+    write_report(folder, content)
+    done = cast(capsys, "report", folder)
+    assert done.code == 0
+    assert "\x1b" not in done.out + done.err
+    assert "\\x1b[2Jhidden" in done.out
+    assert "tiny\\x1b]0;owned\\x07" in done.out
+
+
+def test_a_report_that_was_edited_in_its_bundle_is_refused(
+    tmp_path: Path, capsys: Capture, exports: Exports
+) -> None:
+    folder = tmp_path / "edited.bundle"
+    shutil.copytree(exports("t5", "bf16").folder, folder)
+    file = folder / "report.json"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace('"verified-by-emulation"', '"verified-by-EMULATION"'))
+    assert len(file.read_text(encoding="utf-8")) == len(text)  # what a check of sizes lets pass
+    done = cast(capsys, "report", folder)
+    assert done.code == 2
+    assert "report.json has another sha256" in done.err

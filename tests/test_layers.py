@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 FACE = ROOT / "enginecast"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGE_DIRS: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
-LEAVES = {FACE / "errors.py", FACE / "plugins.py", FACE / "version.py"}
+LEAVES = {FACE / f"{name}.py" for name in ("errors", "plugins", "printable", "version")}
 FOLDERS = sorted({folder.split("/")[0] for folder in PACKAGE_DIRS.values()} - {"enginecast"})
 NOT_PACKAGED = {
     "tests",
@@ -99,7 +99,7 @@ def git_files(*options: str) -> list[str]:
 def imported_units(path: Path) -> Iterator[tuple[int, str]]:
     """(line, unit of the table) of every import of ours, lazy and type-only ones included."""
     for line, name in imports(path):
-        if under(name, "enginecast.errors", "enginecast.plugins", "enginecast.version"):
+        if under(name, *(f"enginecast.{leaf.stem}" for leaf in LEAVES)):
             yield line, "errors"
         elif under(name, "enginecast"):
             package = max((known for known in PACKAGE_DIRS if under(name, known)), key=len)

@@ -161,6 +161,23 @@ def test_the_time_is_kept(plugin: Path) -> None:
     assert (found.finished, found.trials, len(found.specimen.calls)) == (False, 0, 3)
 
 
+def test_a_value_that_is_not_finite_is_reduced(plugin: Path) -> None:
+    """Its error is no number, which a comparison of numbers took for a defect of ours."""
+    assert RIGHT in SOURCE
+    wrong_source = SOURCE.replace(RIGHT, '(node.args[0], float("nan"))')
+    plugin.write_text(wrong_source, encoding="utf-8")
+    found = reduced(Twice(), torch.randn(3, 4))
+    assert found is not None
+    assert found.failure.kind == "not finite"
+    assert len(found.specimen.calls) == 1
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(x)
+        return torch.tanh(h + h)
+
+
 def test_nothing_fails(plugin: Path, tmp_path: Path, capsys: Capture) -> None:
     options = ("--pipeline", "double", "--reduce", "-o", tmp_path / "out")
     done = cast(capsys, "opt", "double_model:make", *options)

@@ -1,5 +1,6 @@
 """Our passes, third parties' passes, and names that clash."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -7,11 +8,14 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+import torch
 from exports import cast
 
 from enginecast import plugins
-from enginecast.errors import DefectError, EnginecastWarning, SpecError
+from enginecast.errors import DefectError, EnginecastWarning, PassDefectError, SpecError
 from enginecast.passes import registry
+from enginecast.passes.ir.base import PassContext
+from enginecast.passes.ir.pipeline import run_pipeline
 from enginecast.passes.registry import PASSES, all_passes, build, known_passes, pass_class
 
 Install = Callable[..., None]
@@ -176,6 +180,69 @@ def test_a_package_whose_import_fails_is_blamed_with_the_line(
         with pytest.raises(DefectError) as caught:
             pass_class("broken")
         assert f"{name}.py:{3 if name == 'bad_import' else 1}" in caught.value.message
+
+
+UNUSUAL = {
+    "import sys; sys.exit(0)": "SystemExit: 0",
+    "import asyncio; raise asyncio.CancelledError('x')": "CancelledError: x",
+    "class E(Exception):\n    def __str__(self): return 1 / 0\nraise E": "E, whose message cannot",
+    "def f(): f()\nf()": "RecursionError",
+}
+
+
+@pytest.mark.parametrize(("code", "said"), UNUSUAL.items())
+def test_a_package_may_end_in_any_way(
+    install: Install,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    code: str,
+    said: str,
+) -> None:
+    """sys.exit(0) left with exit code 0, and nothing was exported."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = f"unusual_{abs(hash(code))}"
+    (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+    install(broken=f"{name}:X")
+    listed = cast(capsys, "passes", "--json")
+    assert listed.code == 0
+    assert said in listed.json["broken"][0]["reason"]
+    body = "\n".join(f"        {line}" for line in code.splitlines())
+    (tmp_path / f"{name}_run.py").write_text(
+        CRASHING.replace('        return [{}["missing"]]', body), encoding="utf-8"
+    )
+    install(crashing=f"{name}_run:Crashing")
+    crashing = pass_class("crashing")
+    program = torch.export.export(torch.nn.Linear(4, 4), (torch.randn(2, 4),))
+    with pytest.raises(PassDefectError, match=re.escape(said)):
+        run_pipeline([crashing()], program, PassContext())
+
+
+def test_options_of_unknown_types_are_a_defect_of_their_package(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = CRASHING.replace("    def run", '    size: "Missing" = 3\n\n    def run')
+    (tmp_path / "odd_options.py").write_text(text, encoding="utf-8")
+    install(crashing="odd_options:Crashing")
+    with pytest.raises(DefectError, match="types of its options: NameError: name 'Missing'"):
+        build("crashing")
+
+
+def test_a_model_that_ends_python_is_bad_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ending_model.py").write_text(
+        "import sys\nimport torch\n\n\nclass Ending(torch.nn.Module):\n"
+        "    def forward(self, x):\n        sys.exit(0)\n\n\n"
+        "def make():\n    return Ending(), {'x': torch.randn(2, 4)}\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    done = cast(capsys, "export", "ending_model:make", "-o", tmp_path / "b", "--json")
+    assert done.code == 2
+    assert f"{tmp_path / 'ending_model.py'}:7: the model's code ended Python" in done.err
+    assert done.json["error"] == "SourceError"
 
 
 def test_an_exception_of_a_plugin_is_not_bad_input(

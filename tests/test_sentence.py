@@ -13,7 +13,7 @@ import pytest
 import torch
 from exports import cast
 from models import add_tokenizer, tiny_bert
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from enginecast.capture.sources.sentence import EMBEDDING, SentenceSource
@@ -244,7 +244,42 @@ def test_what_encode_does_before_is_noted(tmp_path: Path) -> None:
             lambda f: (f / "2_Dense/config.json").write_text(
                 '{"in_features": 32, "out_features": 4, "activation_function": "os.system"}'
             ),
-            "expected a class of torch.nn, got 'os.system'",
+            "activation of torch.nn, got 'os.system'",
+        ),
+        *(
+            (
+                lambda f, key=key, value=value: change(f / "2_Dense/config.json", **{key: value}),
+                rf"2_Dense/config\.json: {key}: expected",
+            )
+            for key, value in [
+                ("activation_function", 3),
+                ("activation_function", "torch.nn.Linear"),
+                ("activation_function", "torch.nn.Module"),
+                ("in_features", "32"),
+                ("in_features", -32),
+                ("in_features", 10**30),
+                ("bias", "no"),
+                ("use_residual", 1),
+            ]
+        ),
+        *(
+            (
+                lambda f, value=value: change(f / "1_Pooling/config.json", pooling_mode=value),
+                "pooling_mode: expected cls, max",
+            )
+            for value in (3, [], [["mean"]])
+        ),
+        (
+            lambda f: (f / "modules.json").write_text(
+                (f / "modules.json").read_text().replace("2_Dense", "\\u0000")
+            ),
+            "is not a path",
+        ),
+        (
+            lambda f: (f / "config_sentence_transformers.json").write_text(
+                '{"prompts": ["a"], "default_prompt_name": "q"}'
+            ),
+            "expected prompts by their names",
         ),
         (
             lambda f: (f / "1_Pooling/config.json").write_text('{"pooling_mode": "median"}'),
@@ -257,6 +292,71 @@ def test_damaged_folders_are_refused_by_file(tmp_path: Path, break_it: Any, said
     break_it(folder)
     with pytest.raises(SourceError, match=said):
         open_source(str(folder)).weights()
+
+
+def change(file: Path, **fields: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+def test_modules_of_other_packages_are_not_taken_for_those_of_the_same_name(
+    tmp_path: Path,
+) -> None:
+    folder = sentence_folder(tmp_path / "m", ("Pooling", {}), ("Normalize", {}))
+    file = folder / "modules.json"
+    file.write_text(file.read_text().replace(f"{NEW}Normalize", "own_code.Normalize"))
+    source = open_source(str(folder))
+    assert not isinstance(source, SentenceSource)
+    assert "own_code.Normalize is not known" in source.notes[0]
+    file.write_text(file.read_text().replace(f"{NEW}Transformer", "own_code.Transformer"))
+    with pytest.raises(SourceError, match=r"got own_code\.Transformer"):
+        open_source(str(folder))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}},
+        {"module_output_name": "scores"},
+        {"config_args": {"num_hidden_layers": 1}},
+    ],
+)
+def test_settings_of_the_transformer_that_are_not_known(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    folder = sentence_folder(tmp_path / "m", ("Pooling", {}))
+    file = folder / "sentence_bert_config.json"
+    file.write_text(json.dumps(settings))
+    source = open_source(str(folder))
+    assert not isinstance(source, SentenceSource)
+    assert f"Transformer with {next(iter(settings))} is not known" in source.notes[0]
+    file.write_text('{"transformer_task": "feature-extraction", "model_args": {"dtype": "auto"}}')
+    assert isinstance(open_source(str(folder)), SentenceSource)
+
+
+def test_the_transformer_is_loaded_without_its_head(tmp_path: Path) -> None:
+    """all-mpnet-base-v2 names MPNetForMaskedLM, whose outputs are logits."""
+    folder = sentence_folder(tmp_path / "m", ("Pooling", {"pooling_mode": "mean"}))
+    wanted, _ = embedded(folder)
+    change(folder / "config.json", architectures=["BertForMaskedLM"], return_dict=False)
+    torch.testing.assert_close(embedded(folder)[0], wanted, rtol=0, atol=0)
+    weights = load_file(folder / "model.safetensors")
+    without = {name: one for name, one in weights.items() if "pooler" not in name}
+    assert len(without) < len(weights)
+    save_file(without, folder / "model.safetensors", metadata={"format": "pt"})
+    torch.testing.assert_close(embedded(folder)[0], wanted, rtol=0, atol=0)
+
+
+def test_a_projection_of_another_width_is_refused(tmp_path: Path) -> None:
+    config = {"in_features": 16, "out_features": 8}
+    folder = sentence_folder(tmp_path / "m", ("Pooling", {}), ("Dense", config))
+    with pytest.raises(SourceError, match="its config says 16 features, and it gets 32"):
+        embedded(folder)
+
+
+def test_settings_of_before_cut_texts_too(tmp_path: Path) -> None:
+    folder = sentence_folder(tmp_path / "m", ("Pooling", {}))
+    (folder / "sentence_xlm-roberta_config.json").write_text('{"max_seq_length": 7}')
+    assert open_source(str(folder)).longest_text == 7
 
 
 def test_random_weights_are_drawn_for_the_head_too(tmp_path: Path) -> None:

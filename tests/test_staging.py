@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import bundles
 import pytest
+from exports import cast
 from faults.campaign import environment, lacks_own_disks
 
 from enginecast.errors import BundleError, MissingError
@@ -427,3 +428,30 @@ def test_a_bundle_of_a_lower_layer_is_refused_with_the_way_out(tmp_path: Path) -
         pytest.skip("no overlays here")
     assert "delete it first, or write to a volume" in done.stdout, done.stderr
     assert done.stdout.endswith("['out']\n")
+
+
+def test_nothing_is_staged_inside_a_bundle(tmp_path: Path) -> None:
+    """It would be a file that the manifest does not list: the bundle could not be loaded again."""
+    made = bundles.make_bundle(tmp_path / "one.bundle")
+    before = sorted(made.rglob("*"))
+    (tmp_path / "link").symlink_to(made)
+    for target in (made / "sub", made / "a" / "b", tmp_path / "link" / "sub"):
+        sealed = pytest.raises(BundleError, match="is a bundle, whose files are sealed")
+        with sealed, stage(target):
+            pass
+    assert sorted(made.rglob("*")) == before
+    (tmp_path / "manifest.json").write_text('{"name": "a web page"}')
+    with stage(tmp_path / "two.bundle"):
+        pass
+
+
+def test_no_command_writes_a_file_into_a_bundle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = bundles.make_bundle(tmp_path / "one.bundle")
+    link = tmp_path / "page.html"
+    link.symlink_to(made / "page.html")
+    for output in (link, made / "x.html"):
+        done = cast(capsys, "report", made, "-o", output)
+        assert (done.code, output.exists()) == (2, False)
+        assert "is a bundle, whose files are sealed" in done.err

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from enginecast.testing import (
     compare,
     mutants,
     run_passes,
+    same_bits,
 )
 
 
@@ -90,6 +91,19 @@ def test_specs_passes_and_several_of_them_are_run(captured: Captured) -> None:
 def test_precision_is_compared_with_eager_in_that_precision(captured: Captured, to: str) -> None:
     outcome = run_passes(captured, f"unify-dtype{{to={to}}},canonicalize")
     assert compare(outcome).worst_ratio <= 3
+
+
+@pytest.mark.parametrize("other", [0.0, -0.0, -torch.nan, torch.inf, torch.finfo().max])
+def test_what_is_not_a_number_is_equal_to_itself_alone(other: float) -> None:
+    x = torch.tensor([1.0, torch.nan])
+
+    def program(value: float) -> Any:
+        return capture(lambda x: torch.where(x.isnan(), value, x), x).program
+
+    assert same_bits(program(torch.nan), program(torch.nan), x)
+    equal = other != other  # which NaN it is says nothing
+    assert same_bits(program(torch.nan), program(other), x) == equal
+    assert not same_bits(program(torch.inf), program(torch.finfo().max), x)
 
 
 def test_a_broken_promise_fails(captured: Captured) -> None:

@@ -50,6 +50,8 @@ DROPPED = ("decoder.", "lm_head.")
 """What a checkpoint of theirs holds besides the encoder."""
 
 CONFIG_FILE = "config.json"
+POOLER = "pooler."
+POOLING_OPTION = "add_pooling_layer"
 logger = logging.getLogger(__name__)
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -67,12 +69,15 @@ class HuggingFaceSource(Source):
         config: PreTrainedConfig,
         seed: int | None,
         names: WeightNames = NAMES,
+        *,
+        bare: bool = False,
     ) -> None:
         self.name = model_name(folder)
         self.names = names
         self.folder = folder
         self.config: PreTrainedConfig = config
         self.seed = seed
+        self._bare = bare
         self.model_class: type[PreTrainedModel] = find_model_class(config, folder)
         files = (folder / name for name in TOKENIZER_FILES)
         self.tokenizer_files = tuple(file for file in files if file.is_file())
@@ -187,7 +192,12 @@ class HuggingFaceSource(Source):
     def _options(self) -> dict[str, Any]:
         has_sdpa = getattr(self.model_class, "_supports_sdpa", False)
         # "" is the model itself: a part that has no sdpa, such as a ResNet backbone, takes its own.
-        return {"attn_implementation": {"": "sdpa"} if has_sdpa else "eager"}
+        found = {"attn_implementation": {"": "sdpa"} if has_sdpa else "eager"}
+        if not self._bare or self.in_memory or any(POOLER in name for name in self._tensors):
+            return found
+        # Checkpoints of masked language models have none, and nobody reads its output.
+        has_pooler = POOLING_OPTION in inspect.signature(self.model_class.__init__).parameters
+        return {**found, POOLING_OPTION: False} if has_pooler else found
 
     def _fresh_config(self) -> PreTrainedConfig:
         """A copy: transformers writes the dtype and attention of each load into the config."""
@@ -208,9 +218,17 @@ class HuggingFaceSource(Source):
 
 
 def open_folder(
-    folder: Path, random_weights: int | None, component: ComponentOptions = DEFAULTS
+    folder: Path,
+    random_weights: int | None,
+    component: ComponentOptions = DEFAULTS,
+    *,
+    bare: bool = False,
 ) -> HuggingFaceSource:
     """Open a Hugging Face folder.
+
+    Args:
+        bare: the model without the head that config.json may name, as AutoModel loads it, and
+            without a pooler that was not saved; it returns its outputs by name.
 
     Raises:
         SourceError: config.json or the weights cannot be used.
@@ -223,9 +241,11 @@ def open_folder(
             hint="Set this model's input sizes with --dynamic.",
         )
     config = read_config(folder)
+    if bare:
+        config.architectures, config.return_dict = None, True
     names = WeightNames.of("model", component.variant)
     require_weights(folder, names, random_weights)
-    return HuggingFaceSource(folder, config, random_weights, names)
+    return HuggingFaceSource(folder, config, random_weights, names, bare=bare)
 
 
 def write_config(config: Mapping[str, Any], folder: Path) -> None:

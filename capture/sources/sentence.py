@@ -22,21 +22,38 @@ from torch import Tensor, nn
 from enginecast.capture.sources.checkpoint import read_json, read_weights, sha256_of_weights
 from enginecast.capture.sources.empty import parameters_on_meta
 from enginecast.capture.sources.finite import require_finite
-from enginecast.capture.sources.huggingface import HuggingFaceSource, open_folder
+from enginecast.capture.sources.huggingface import (
+    CONFIG_FILE,
+    HuggingFaceSource,
+    open_folder,
+)
 from enginecast.capture.sources.source import DEFAULTS, ComponentOptions, Source, elements_of
 from enginecast.errors import SourceError
 
 MODULES_FILE = "modules.json"
-TRANSFORMER_FILE = "sentence_bert_config.json"
+PACKAGE = "sentence_transformers."
+"""Modules of other packages are code that their authors wrote, whatever they are called."""
+TRANSFORMER_FILES = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""How the transformer's settings were called over the years; the first that exists counts."""
 PROMPTS_FILE = "config_sentence_transformers.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 UNLIMITED = 10**9
 """What transformers writes for no limit is far above."""
 EMBEDDING = "sentence_embedding"
+HIDDEN = "last_hidden_state"
+LARGEST = 2**31 - 1
+"""Features of a layer at most."""
 HEAD = "sentence"
 """Name of the submodule that the parts after the transformer become."""
 _TINY = 1e-9
 """What sentence-transformers divides by where a text has no tokens."""
+
+
+class _FieldError(Exception):
+    """A field of a config that cannot be used; says which."""
 
 
 class _UnknownPartError(Exception):
@@ -134,10 +151,11 @@ class Dense(nn.Module):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
-        width, out = config["in_features"], config["out_features"]
-        self.linear = nn.Linear(width, out, bias=config.get("bias", True))
+        width, out = _size(config, "in_features"), _size(config, "out_features")
+        self.width = width
+        self.linear = nn.Linear(width, out, bias=_flag(config, "bias", default=True))
         self.activation = _activation(config.get("activation_function", "torch.nn.Tanh"))
-        self.use_residual = bool(config.get("use_residual"))
+        self.use_residual = _flag(config, "use_residual", default=False)
         if self.use_residual and width != out:
             self.residual = nn.Linear(width, out, bias=False)
 
@@ -151,7 +169,8 @@ class Dense(nn.Module):
 class LayerNorm(nn.Module):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(config["dimension"])
+        self.width = _size(config, "dimension")
+        self.norm = nn.LayerNorm(self.width)
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.norm(x)
@@ -181,7 +200,15 @@ class Head(nn.Module):
         """
         if mask is None:
             mask = torch.ones(tokens.shape[:2], dtype=torch.int64, device=tokens.device)
-        found: Tensor = self.layers(self.pooling(tokens, mask))
+        found: Tensor = self.pooling(tokens, mask)
+        for place, layer in enumerate(self.layers):
+            width = getattr(layer, "width", found.shape[-1])
+            if width != found.shape[-1]:
+                raise SourceError(
+                    f"{MODULES_FILE}: {type(layer).__name__} {place} after pooling: its config says"
+                    f" {width} features, and it gets {found.shape[-1]}"
+                )
+            found = layer(found)
         return found
 
 
@@ -190,7 +217,7 @@ class _Part:
     """An entry of `modules.json`."""
 
     kind: str
-    """Name of its class, without the package: "Pooling"."""
+    """Name of its class: "Pooling" for one of sentence-transformers, else with its package."""
     folder: Path
     config: Mapping[str, Any]
 
@@ -218,10 +245,16 @@ def open_sentence_folder(
             f"{folder / MODULES_FILE}: expected a Transformer as its first module, got {first}",
             hint="Write a factory that builds the model, and give package.module:factory.",
         )
-    model = open_folder(parts[0].folder, random_weights, component)
+    settings = _settings(parts[0].folder)
+    unknown_settings = _unknown_settings(settings)
+    model = open_folder(
+        parts[0].folder, random_weights, component, bare="transformer_task" not in unknown_settings
+    )
     model.name = folder.resolve().name
     try:
-        return SentenceSource(folder, model, parts[1:])
+        if unknown_settings:
+            raise _UnknownPartError(f"Transformer with {', '.join(unknown_settings)} is not known")
+        return SentenceSource(folder, model, parts[1:], settings)
     except _UnknownPartError as unknown:
         model.notes = (
             *model.notes,
@@ -244,13 +277,16 @@ def _parts(folder: Path) -> list[_Part]:
         kind, path = (entry.get(key) if isinstance(entry, dict) else None for key in KEYS)
         if not isinstance(kind, str) or not isinstance(path, str):
             raise SourceError(f"{file}: [{place}]: expected an object with type and path")
+        if "\0" in path:
+            raise SourceError(f"{file}: [{place}].path: {path!r} is not a path")
         own = (folder / path).resolve()
         if not own.is_relative_to(folder.resolve()):
             raise SourceError(f"{file}: [{place}].path: {path!r} is outside the folder")
         is_first = place == 0
-        has_config = not is_first and (own / "config.json").is_file()
-        config = read_json(own / "config.json") if has_config else {}
-        found.append(_Part(kind.rpartition(".")[2], folder / path, config))
+        has_config = not is_first and (own / CONFIG_FILE).is_file()
+        config = read_json(own / CONFIG_FILE) if has_config else {}
+        name = kind.rpartition(".")[2] if kind.startswith(PACKAGE) else kind
+        found.append(_Part(name, folder / path, config))
     return found
 
 
@@ -260,7 +296,13 @@ KEYS = ("type", "path")
 class SentenceSource(Source):
     """The transformer of a folder, and after it pooling, projections and normalization."""
 
-    def __init__(self, folder: Path, model: HuggingFaceSource, parts: Sequence[_Part]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: HuggingFaceSource,
+        parts: Sequence[_Part],
+        settings: Mapping[str, Any],
+    ) -> None:
         self.folder, self._model = folder, model
         self._parts = [part for part in parts if part.kind != "Dropout"]
         _require_known(self._parts)
@@ -270,7 +312,6 @@ class SentenceSource(Source):
         self.tokenizer_files = model.tokenizer_files
         with parameters_on_meta():
             self._stored = Head(self._parts).state_dict()  # on meta: names and shapes
-        settings = _settings(model.folder)
         self.longest_text = _longest(model.folder, settings)
         self.notes = (*model.notes, *_notes(folder, settings))
 
@@ -374,35 +415,95 @@ def _made(part: _Part) -> nn.Module:
         if part.kind == "Dense":
             return Dense(part.config)
         return LayerNorm(part.config) if part.kind == "LayerNorm" else Normalize()
-    except KeyError as error:
-        raise SourceError(f"{part.folder / 'config.json'}: {error.args[0]} is missing") from error
+    except _FieldError as error:
+        raise SourceError(f"{part.folder / CONFIG_FILE}: {error}") from error
 
 
 def _modes(part: _Part) -> tuple[str, ...]:
     given = part.config.get("pooling_mode")
     if given is None:
         given = [mode for flag, mode in FLAGS.items() if part.config.get(flag)] or ["mean"]
-    modes = (given,) if isinstance(given, str) else tuple(given)
-    for mode in modes:
-        if mode not in POOLING:
-            raise SourceError(
-                f"{part.folder / 'config.json'}: pooling_mode: expected {', '.join(POOLING)},"
-                f" got {mode!r}"
-            )
-    return modes
+    modes = given if isinstance(given, list) else [given]
+    if not modes or any(not isinstance(mode, str) or mode not in POOLING for mode in modes):
+        raise SourceError(
+            f"{part.folder / CONFIG_FILE}: pooling_mode: expected {', '.join(POOLING)},"
+            f" got {given!r}"
+        )
+    return tuple(modes)
 
 
-def _activation(name: str) -> nn.Module:
-    """An activation of torch by its full name; classes of other packages would be code to run."""
-    found = getattr(nn, name.rpartition(".")[2], None) if name.startswith("torch.nn.") else None
+def _size(config: Mapping[str, Any], key: str) -> int:
+    """A number of features: at least one, and few enough for a tensor.
+
+    Raises:
+        _FieldError: it is missing, or not one.
+    """
+    if key not in config:
+        raise _FieldError(f"{key} is missing")
+    found = config[key]
+    if type(found) is not int or not 0 < found <= LARGEST:
+        raise _FieldError(f"{key}: expected a number of features, got {found!r}")
+    return found
+
+
+def _flag(config: Mapping[str, Any], key: str, *, default: bool) -> bool:
+    found = config.get(key, default)
+    if not isinstance(found, bool):
+        raise _FieldError(f"{key}: expected true or false, got {found!r}")
+    return found
+
+
+def _activation(name: Any) -> nn.Module:
+    """An activation of torch by its full name; classes of other packages would be code to run.
+
+    Raises:
+        _FieldError: it is not one.
+    """
+    wrong = _FieldError(f"activation_function: expected an activation of torch.nn, got {name!r}")
+    if not isinstance(name, str) or not name.startswith("torch.nn."):
+        raise wrong
+    found = getattr(nn, name.rpartition(".")[2], None)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise SourceError(f"activation_function: expected a class of torch.nn, got {name!r}")
-    return found()
+        raise wrong
+    try:
+        made = found()
+        fits = made(torch.ones(1, 2, device="cpu")).shape == (1, 2)
+    except Exception as error:  # nn.Linear, nn.Module: they need arguments, or compute nothing
+        raise wrong from error
+    if not fits:
+        raise wrong
+    return made
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    file = folder / TRANSFORMER_FILE
-    return read_json(file) if file.is_file() else {}
+    """Those of the transformer: how texts are cut, and which class it is."""
+    files = (folder / name for name in TRANSFORMER_FILES)
+    return next((read_json(file) for file in files if file.is_file()), {})
+
+
+def _unknown_settings(settings: Mapping[str, Any]) -> list[str]:
+    """Settings by which the transformer gives something else than its last hidden states."""
+    found = []
+    if settings.get("transformer_task", TASK) != TASK:
+        found.append("transformer_task")
+    text = {"method": "forward", "method_output_name": "last_hidden_state"}
+    modalities = settings.get("modality_config", {"text": text})
+    if not isinstance(modalities, dict) or modalities.get("text") != text:
+        found.append("modality_config")
+    if settings.get("module_output_name", "token_embeddings") != "token_embeddings":
+        found.append("module_output_name")
+    for key in ("model_args", "model_kwargs", "config_args", "config_kwargs"):
+        given = settings.get(key) or {}
+        if not isinstance(given, dict) or not HARMLESS.issuperset(given):
+            found.append(key)
+    return found
+
+
+TASK = "feature-extraction"
+HARMLESS = frozenset(
+    {"add_pooling_layer", "attn_implementation", "dtype", "torch_dtype", "trust_remote_code"}
+)
+"""Arguments of the transformer that do not change what it computes."""
 
 
 def _longest(folder: Path, settings: Mapping[str, Any]) -> int | None:
@@ -410,18 +511,23 @@ def _longest(folder: Path, settings: Mapping[str, Any]) -> int | None:
     file = folder / TOKENIZER_CONFIG
     tokenizer = read_json(file) if file.is_file() else {}
     given = settings.get("max_seq_length") or tokenizer.get("model_max_length")
-    return given if isinstance(given, int) and 0 < given < UNLIMITED else None
+    return given if type(given) is int and 0 < given < UNLIMITED else None
 
 
 def _notes(folder: Path, settings: Mapping[str, Any]) -> list[str]:
     """What `SentenceTransformer.encode` does to texts before they are tokenized."""
     found = []
     if settings.get("do_lower_case"):
-        found.append(f"{TRANSFORMER_FILE}: give the engine texts in lower case")
+        found.append("do_lower_case: give the engine texts in lower case")
     prompts = read_json(folder / PROMPTS_FILE) if (folder / PROMPTS_FILE).is_file() else {}
     name = prompts.get("default_prompt_name")
     if name is not None:
-        text = (prompts.get("prompts") or {}).get(name, "")
+        texts = prompts.get("prompts") or {}
+        if not isinstance(texts, dict) or not isinstance(name, str):
+            raise SourceError(
+                f"{folder / PROMPTS_FILE}: expected prompts by their names, and the name of one"
+            )
+        text = texts.get(name, "")
         found.append(f"{PROMPTS_FILE}: put its default prompt {text!r} before every text")
     return found
 
@@ -438,8 +544,13 @@ def _with_head(model: nn.Module, head: nn.Module) -> nn.Module:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any]:
         given = signature.bind(self, *args, **kwargs).arguments
         result = dict(plain.forward(self, *args, **kwargs))
+        if HIDDEN not in result:
+            raise SourceError(
+                f"{MODULES_FILE}: pooling needs {HIDDEN}, and {plain.__name__} gives"
+                f" {', '.join(result)}"
+            )
         mask = given.get("attention_mask")
-        return {**result, EMBEDDING: self.get_submodule(HEAD)(result["last_hidden_state"], mask)}
+        return {**result, EMBEDDING: self.get_submodule(HEAD)(result[HIDDEN], mask)}
 
     forward.__signature__ = signature  # type: ignore[attr-defined]
     names = {"forward": forward, "__module__": plain.__module__, "__doc__": plain.__doc__}

@@ -30,7 +30,7 @@ from enginecast.cli.triton import triton
 from enginecast.cli.tune import tune
 from enginecast.cli.verify import verify
 from enginecast.doctor.extras import missing_extra
-from enginecast.errors import DefectError, EnginecastError, UsageError
+from enginecast.errors import DefectError, EnginecastError, SourceError, UsageError
 from enginecast.plugins import plugin_defect
 from enginecast.version import __version__
 
@@ -94,6 +94,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         lacking = missing_extra(error, _called(arguments)) or plugin_defect(error)
         code = crash() if lacking is None else fail(lacking, as_json=as_json)
     except Exception as error:  # whatever is left is a defect of a plugin, or else of ours
+        defect = plugin_defect(error)
+        code = crash() if defect is None else fail(defect, as_json=as_json)
+    except SystemExit as error:  # nothing was done, whatever code it names
+        code = fail(plugin_defect(error) or left(error), as_json=as_json)
+    except BaseException as error:  # such as asyncio.CancelledError
         defect = plugin_defect(error)
         code = crash() if defect is None else fail(defect, as_json=as_json)
     if code == INTERRUPTED:  # raised above, or typer's word for it
@@ -161,6 +166,15 @@ def fail(error: EnginecastError, *, as_json: bool) -> int:
         content = {"error": kind, "message": error.message, "hint": error.hint, **error.details}
         output.print_json(content)
     return error.exit_code
+
+
+def left(error: SystemExit) -> SourceError:
+    """A model's code that ends Python."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return SourceError(
+        f"{last.filename}:{last.lineno}: the model's code ended Python: SystemExit: {error}",
+        hint="It must not call sys.exit.",
+    )
 
 
 def crash() -> int:

@@ -1,5 +1,7 @@
 """`enginecast report`: the report of a bundle, or two side by side.  It needs no torch."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +10,7 @@ import typer
 
 from enginecast.cli.options.groups import AsJson, grouped, require_folder
 from enginecast.cli.terminal.output import print_json, results, results_apart, say
-from enginecast.errors import UsageError
+from enginecast.errors import BundleError, UsageError, first_line
 from enginecast.runtime.bundle.manifest import MANIFEST_NAME
 from enginecast.verify.report.layout import print_table
 
@@ -16,6 +18,7 @@ SHOWN = 24
 """Lines of a table on a terminal."""
 
 if TYPE_CHECKING:
+    from enginecast.runtime.bundle.reader import Bundle
     from enginecast.verify.report.comparison import Comparison, Side
 
 
@@ -40,16 +43,20 @@ def report(
     from enginecast.verify.report.page import page_of
 
     if output is not None:
-        _require_page(output)
+        require_folder(output)
     one = _side(bundle)
     if other is None:
-        if output is not None:
-            output.write_text(page_of(one.report), encoding="utf-8")
-        _show(one, output, as_json=as_json)
+        with _drawing(bundle):
+            if output is not None:
+                _write(output, page_of(one.report))
+            _show(one, output, as_json=as_json)
         return
-    found = compare(one, _side(other))
+    second = _side(other)
+    with _drawing(bundle, other):
+        found = compare(one, second)
+        page_of_both = comparison_page_of(found)
     if output is not None:
-        output.write_text(comparison_page_of(found), encoding="utf-8")
+        _write(output, page_of_both)
     if as_json:
         page = {} if output is None else {"page": str(output)}
         print_json({**found.to_json(), **page})
@@ -57,18 +64,30 @@ def report(
         _print(found, output)
 
 
-def _require_page(output: Path) -> None:
-    """Refuse a page that cannot be written, or that would break a bundle.
+@contextmanager
+def _drawing(*folders: Path) -> Iterator[None]:
+    """Blame the file for values that no export writes: it is text that anybody can edit.
 
     Raises:
-        UsageError: says why.
+        BundleError: they cannot be drawn.
     """
-    require_folder(output)
-    if (output.parent / MANIFEST_NAME).is_file():
-        raise UsageError(
-            f"-o {output}: {output.parent} is a bundle, whose files are sealed by their digests",
-            hint="Write the page beside it.",
-        )
+    from enginecast.verify.report.report import JSON_NAME
+
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        files = " or ".join(str(folder / JSON_NAME) for folder in folders)
+        raise BundleError(
+            f"{files}: values that do not fit together: {first_line(error)}",
+            hint="If nobody edited it, this is a defect of enginecast; please report it.",
+        ) from error
+
+
+def _write(output: Path, page: str) -> None:
+    try:
+        output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"-o {output}: {error.strerror}") from error
 
 
 def _side(path: Path) -> "Side":
@@ -79,9 +98,22 @@ def _side(path: Path) -> "Side":
     from enginecast.verify.report.comparison import Side
     from enginecast.verify.report.report import read_report
 
-    sealed = (path / MANIFEST_NAME).is_file()
-    manifest = open_bundle(path, check="size").manifest if sealed else None
-    return Side(str(path), read_report(path), manifest)
+    if not (path / MANIFEST_NAME).is_file():
+        return Side(str(path), read_report(path), None)
+    bundle = open_bundle(path, check="size")
+    return Side(str(path), read_report(path, _checked(bundle)), bundle.manifest)
+
+
+def _checked(bundle: "Bundle") -> bytes | None:
+    """The report of a bundle, compared with its digest; None: the manifest lists none.
+
+    Raises:
+        BundleError: it was changed.
+    """
+    from enginecast.verify.report.report import JSON_NAME
+
+    is_listed = any(one.name == JSON_NAME for one in bundle.manifest.files)
+    return bundle.read(JSON_NAME) if is_listed else None
 
 
 def _show(side: "Side", output: Path | None, *, as_json: bool) -> None:

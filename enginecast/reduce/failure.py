@@ -62,9 +62,10 @@ def examine(specimen: Specimen, passes: Sequence[Pass]) -> Failure | None:
         return _raised(error, passes)
     if not check.failure:
         return None
-    lost = check.worst_error >= BEYOND
+    lost = check.worst_error is None or check.worst_error >= BEYOND
     kind = "not finite" if lost else "broken promise"
-    return Failure(passes[-1].name, kind, "", f"pass {check.failure}", check.worst_ratio)
+    ratio = MOST if check.worst_ratio is None else check.worst_ratio
+    return Failure(passes[-1].name, kind, "", f"pass {check.failure}", ratio)
 
 
 def _raised(error: EnginecastError, passes: Sequence[Pass]) -> Failure:

@@ -25,6 +25,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 
 import enginecast
 from enginecast.errors import (
@@ -57,6 +58,10 @@ class Limits:
     seconds: float = 10.0
     delay: float = 0.005
     batch: int | None = None
+
+
+DIGITS = 18
+"""Of a Content-Length that Python reads as a number."""
 
 
 class RefusedError(Exception):
@@ -158,8 +163,8 @@ def make_app(engine: Engine, limits: Limits) -> FastAPI:
         length = request.headers.get("content-length")
         if request.method == "POST" and (length is None or not length.isdecimal()):
             return answer(411, "InputError", "expected a body with Content-Length")
-        if length is not None and int(length) > limits.body:
-            message = f"the body has {length} bytes, at most {limits.body} are read"
+        if length is not None and (len(length) > DIGITS or int(length) > limits.body):
+            message = f"the body has {length[:DIGITS]} bytes, at most {limits.body} are read"
             return answer(413, "InputError", message)
         response: Response = await call_next(request)
         return response
@@ -180,6 +185,10 @@ def add_errors(app: FastAPI) -> None:
         found = error.errors()[0]
         place = ".".join(str(part) for part in found["loc"])
         return answer(422, "InputError", f"{place}: {found['msg']}")
+
+    @app.exception_handler(HTTPException)  # no such path or method, a body that is no JSON
+    async def plain(_: Request, error: HTTPException) -> Response:
+        return answer(error.status_code, "InputError", str(error.detail))
 
     @app.exception_handler(EnginecastError)
     async def ours(_: Request, error: EnginecastError) -> Response:

@@ -10,9 +10,10 @@ import difflib
 import types
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from enginecast.errors import SpecError
+from enginecast.errors import PassDefectError, SpecError
 from enginecast.passes.ir.base import Pass
 from enginecast.passes.ir.spec import Located, PassSpec, TextPosition, Value
+from enginecast.plugins import defect_of
 
 P = TypeVar("P", bound=Pass)
 
@@ -26,7 +27,11 @@ _SCALARS: dict[type, str] = {
 
 def option_fields(cls: type[Pass]) -> dict[str, tuple[Any, dataclasses.Field[Any]]]:
     """Name -> (annotation, field) of everything that may stand in a spec of this pass."""
-    hints = get_type_hints(cls)
+    try:
+        hints = get_type_hints(cls)
+    except Exception as error:  # an annotation is code
+        what = f"pass '{cls.name}': the types of its options"
+        raise defect_of(cls.__module__, what, error, PassDefectError) from error
     return {
         field.name: (hints[field.name], field) for field in dataclasses.fields(cls) if field.init
     }

@@ -19,7 +19,7 @@ from enginecast.passes.ir.sites import number
 from enginecast.passes.ir.source import source_line
 from enginecast.passes.ir.traits import Trait, has
 from enginecast.passes.ir.varying_sizes import fixed_sizes
-from enginecast.plugins import defect_of
+from enginecast.plugins import defect_of, is_foreign
 
 
 @dataclass(frozen=True)
@@ -180,5 +180,7 @@ def _blame(pass_: Pass, what: str, before: Sequence[str]) -> Iterator[None]:
         error.message = f"{place}: {error.message}"
         error.args = (error.message,)
         raise
-    except Exception as error:  # a pass may come from another package, and raise anything
+    except BaseException as error:  # a pass may come from another package, and raise anything
+        if not is_foreign(error):
+            raise
         raise defect_of(type(pass_).__module__, place, error, PassDefectError) from error

@@ -161,6 +161,11 @@ def stage(
     with _disk_errors(f"restoring {path}"):
         _restore(path, marker)
     _require_free(path, overwrite=overwrite, marker=marker, what=what)
+    if (around := bundle_around(path)) is not None:
+        raise BundleError(
+            f"{target}: {around} is a bundle, whose files are sealed by their digests",
+            hint="Write beside it.",
+        )
     folder, held = beside(path, "tmp"), None
     try:
         with _disk_errors(f"creating {folder}"):
@@ -175,6 +180,28 @@ def stage(
         if held is not None:
             with suppress(OSError):  # the outcome is known; there is nothing to lose any more
                 os.close(held)
+
+
+class _Marks(msgspec.Struct):
+    """By which our manifest is known: others write a manifest.json, too."""
+
+    schema_version: int
+    engines: list[msgspec.Raw]
+
+
+def bundle_around(path: Path) -> Path | None:
+    """The bundle that a file or folder would be inside of, which would break it; None: it is free.
+
+    Args:
+        path: it may be a link, or not exist.
+    """
+    for folder in path.resolve().parents:
+        try:
+            msgspec.json.decode((folder / MANIFEST_NAME).read_bytes(), type=_Marks)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            continue
+        return folder
+    return None
 
 
 def require_free(

@@ -7,6 +7,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
+from enginecast.printable import printable
+
 GAP = 2
 """Blanks between columns."""
 
@@ -27,7 +29,7 @@ def print_table(
     Args:
         title: the column that becomes the heading of a row.
     """
-    cells = [tuple(row) for row in rows]
+    cells = [tuple(map(printable, row)) for row in rows]
     by_column = [(column, *(row[index] for row in cells)) for index, column in enumerate(columns)]
     least = [
         max(_least(cell, whole=i < whole) for cell in by_column[i]) for i in range(len(columns))

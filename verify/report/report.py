@@ -22,8 +22,11 @@ def write_report(folder: Path, report: Report) -> tuple[Path, Path]:
     return as_json, as_html
 
 
-def read_report(folder: Path) -> Report:
+def read_report(folder: Path, data: bytes | None = None) -> Report:
     """The report in the folder of a bundle, or of an engine that was rejected.
+
+    Args:
+        data: what its file holds, where it was read and checked already.
 
     Raises:
         BundleError: there is none, it cannot be read, or a newer version wrote it.
@@ -35,7 +38,7 @@ def read_report(folder: Path) -> Report:
             f"{folder}: expected the folder of a bundle or of a rejected engine, got {found}"
         )
     try:
-        data = file.read_bytes()
+        data = file.read_bytes() if data is None else data
         version = msgspec.json.decode(data, type=_Version).schema_version
         if version > SCHEMA_VERSION:
             raise BundleError(
@@ -49,7 +52,7 @@ def read_report(folder: Path) -> Report:
             f"{file}: {error.strerror}",
             hint="Expected a bundle, or DIR.rejected: an export writes a report into both.",
         ) from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BundleError(f"{file}: not a report of this version: {error}") from error
 
 

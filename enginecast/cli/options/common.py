@@ -12,7 +12,7 @@ import typer
 
 from enginecast.cli.options.groups import Quiet, Verbose
 from enginecast.cli.terminal.output import be_quiet, show_log
-from enginecast.errors import UsageError
+from enginecast.errors import UsageError, first_line
 
 Content = Mapping[str, Any]
 
@@ -25,8 +25,8 @@ def _read(context: typer.Context, path: Path | None) -> None:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"--config {path}: {error}") from error
+    except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, a number of 5000 digits
+        raise UsageError(f"--config {path}: {first_line(error)}") from error
     command = context.command_path.split()[1:]
     context.default_map = _checked(context, path, _section(content, command, path))
 

@@ -331,8 +331,19 @@ def fetched(model: str) -> str:
 
 
 def require_folder(output: Path) -> None:
-    """Refuse a file that could not be written, before the work and not after it."""
+    """Refuse a file that could not be written or would break a bundle, before the work.
+
+    Raises:
+        UsageError: says why.
+    """
+    from enginecast.runtime.bundle.staging import bundle_around
+
     if not output.parent.is_dir():
         raise UsageError(f"-o {output}: there is no folder {output.parent}")
     if output.is_dir():
         raise UsageError(f"-o {output}: expected the name of a file, got a folder")
+    if (around := bundle_around(output)) is not None:
+        raise UsageError(
+            f"-o {output}: {around} is a bundle, whose files are sealed by their digests",
+            hint="Write the file beside it.",
+        )

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from rich.console import Console
 
 from enginecast.errors import DefectError, EnginecastError
+from enginecast.printable import printable
 
 WIDTH = 120
 """Columns of tables where nobody has a terminal: module paths should not wrap."""
@@ -78,7 +79,7 @@ def be_quiet(quiet: bool) -> None:
 
 def say(console: Console, text: str, style: str | None = None) -> None:
     """Print lines as they are, however long: who reads a log wants sentences in one piece."""
-    console.print(text, style=style, soft_wrap=True, markup=False, highlight=False)
+    console.print(printable(text), style=style, soft_wrap=True, markup=False, highlight=False)
 
 
 def show_error(error: EnginecastError) -> None:
