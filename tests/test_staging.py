@@ -97,7 +97,10 @@ def test_what_a_bundle_cannot_hold_is_not_published(tmp_path: Path, kind: str) -
 
 def test_existing_bundle_is_refused_before_any_work(tmp_path: Path) -> None:
     publish_log(tmp_path / "out", "old")
-    with pytest.raises(BundleError, match="a bundle already exists") as caught, stage(tmp_path / "out"):
+    with (
+        pytest.raises(BundleError, match="a bundle already exists") as caught,
+        stage(tmp_path / "out"),
+    ):
         pytest.fail("the work began")
     assert "--overwrite" in caught.value.hint
     assert (tmp_path / "out" / "build.log").read_text() == "old"

@@ -101,7 +101,7 @@ def export(
         str, typer.Option(metavar="NAME", help="Variant of the weight files, such as fp16.")
     ] = "",
     target: Annotated[
-        str, typer.Option(metavar="NAME", help="What runs the engines, as for `export`.")
+        str, typer.Option(metavar="NAME", help="Runtime for the engines, as for `export`.")
     ] = DEFAULT,
     device: Device = None,
     arch: Arch = None,

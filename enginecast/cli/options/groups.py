@@ -270,15 +270,16 @@ class PassFlags:
 
     precision: Precision = None
     pipeline: Annotated[
-        str | None, typer.Option("--pipeline", metavar="SPEC", help="Passes instead of a preset.")
+        str | None,
+        typer.Option("--pipeline", metavar="SPEC", help="Use these passes instead of a preset."),
     ] = None
     skip_modules_pattern: Annotated[
         list[str] | None,
-        typer.Option(metavar="RE", help="Modules that stay as they are; repeatable."),
+        typer.Option(metavar="RE", help="Modules to leave unchanged (regex); repeatable."),
     ] = None
     skip_modules_classes: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Classes that stay as they are; repeatable."),
+        typer.Option(metavar="NAME", help="Module classes to leave unchanged; repeatable."),
     ] = None
     device: Device = None
 
@@ -302,19 +303,20 @@ class EngineFlags(PassFlags):
         str,
         typer.Option(
             metavar="NAME",
-            help=f"What runs the engine: {', '.join(TARGETS)}, or what another package adds.",
+            help=f"Runtime for the engine: {', '.join(TARGETS)}, or a plugin's.",
         ),
     ] = DEFAULT
     arch: Arch = None
     max_error: MaxError = None
     plan: Annotated[
         Path | None,
-        typer.Option("--plan", metavar="FILE", help="Carry out this quantization plan (JSON)."),
+        typer.Option("--plan", metavar="FILE", help="Use this quantization plan (JSON)."),
     ] = None
     fallback: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="How far a capture may go: none, rewrite, specialise, torchscript."
+            metavar="NAME",
+            help="How far to go if torch.export refuses: none, rewrite, specialise, torchscript.",
         ),
     ] = "torchscript"
 
