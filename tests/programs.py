@@ -13,16 +13,15 @@ from enginecast.passes.ir.base import PassContext, Site
 from enginecast.passes.ir.edit import weight_specs, weight_tensor
 from enginecast.testing import Function as Function
 from enginecast.testing import count as count
-from enginecast.testing import diff as ir_diff  # noqa: F401 - for other tests
+from enginecast.testing import diff, run_on, trace
 from enginecast.testing import notes as notes
 from enginecast.testing import outputs as outputs
 from enginecast.testing import reasons as reasons
 from enginecast.testing import relative_error as relative_error
-from enginecast.testing import run_on
 from enginecast.testing import same_bits as same_bits
 from enginecast.testing import targets as targets
-from enginecast.testing import trace as captured
 
+captured, ir_diff = trace, diff
 LOW = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 TOKENS = {0: Dim("batch", min=1, max=8), 1: Dim("sequence", min=2, max=32)}
 

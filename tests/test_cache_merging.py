@@ -194,7 +194,7 @@ def test_wrong_caches_are_refused(tmp_path: Path) -> None:
     fill(tmp_path / "a", MADE)
     with pytest.raises(UsageError, match="expected another cache"):
         merge([tmp_path / "a"], tmp_path / "a")
-    with pytest.raises(CacheError, match="no such folder"):
+    with pytest.raises(CacheError, match="expected an embedding cache, but it does not exist"):
         merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()

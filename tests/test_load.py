@@ -144,7 +144,7 @@ def test_the_number_of_threads_is_passed_on(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"device": "tpu"}, "device: expected cpu or cuda, got 'tpu'"),
-        ({"threads": 0}, "threads: expected at least 1, got 0"),
+        ({"threads": 0}, "threads: expected 1..4096, got 0"),
         ({"providers": []}, "providers: expected a list"),
         ({"providers": CPU}, "providers: expected a list"),
         ({"require": "rejected"}, "require: expected verified or"),
