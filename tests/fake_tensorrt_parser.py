@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 from fake_tensorrt_base import Recorded, require_ready
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 
 
 class ParserError(Recorded):
