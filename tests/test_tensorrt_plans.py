@@ -189,7 +189,9 @@ def test_weights_that_are_missing_are_named(tmp_path: Path, fake: FakeTensorRT) 
 
 def test_a_network_that_cannot_be_read(tmp_path: Path, fake: FakeTensorRT) -> None:
     broken = {**small.network_files(), "network.onnx": b"\xff no model"}
-    with pytest.raises(BundleError, match=r"network\.onnx: the model: expected a field of ModelProto"):
+    with pytest.raises(
+        BundleError, match=r"network\.onnx: the model: expected a field of ModelProto"
+    ):
         opened(tmp_path, {"engine.plan": small.stripped_plan(fake), **broken}, **STRIPPED)
 
 
