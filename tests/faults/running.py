@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,13 @@ CAMPAIGNS = (
         "The same of an AOTInductor engine.",
         Sizes(quick=0, full=len([*wrong_feeds()])),
         partial(inputs, target="aotinductor"),
+    ),
+    Campaign(
+        "wrong inputs, OpenVINO",
+        "The same of an OpenVINO engine.",
+        Sizes(quick=0, full=len([*wrong_feeds()])),
+        partial(inputs, target="openvino"),
+        lacks=lambda: "" if find_spec("openvino") else "OpenVINO is not installed",
     ),
     Campaign(
         "threads",
