@@ -341,7 +341,7 @@ def test_a_target_that_exists_is_refused(bundle: Bundle, tmp_path: Path, capsys:
     assert cast(capsys, "triton", bundle.root, "-o", target).code == 0
     ran = cast(capsys, "triton", bundle.root, "-o", target, "--name", "b")
     assert ran.code == 2
-    assert f"{target}: a Triton repository is there\nReplace it with --overwrite." in ran.err
+    assert f"{target}: a Triton repository already exists\nReplace it with --overwrite." in ran.err
     assert (target / "tiny").is_dir()
     ran = cast(capsys, "triton", bundle.root, "-o", target, "--name", "b", "--overwrite", "--json")
     assert ran.json["models"] == ["b", "b_tokenizer", "b_text"]

@@ -13,6 +13,7 @@ import fcntl
 import glob
 import os
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -334,15 +335,40 @@ def _sweep(target: Path) -> None:
 
 def _require_free(target: Path, *, overwrite: bool, marker: str, what: str = "bundle") -> None:
     """Refuse a target that exists, unless it is a bundle that may be replaced."""
-    if not os.path.lexists(target):
+    holds = _holds(target, marker)
+    if holds is None:
         return
-    if not (target / marker).is_file():
+    if not holds:
         raise BundleError(
             f"{target}: exists and is not a {what} (it holds no {marker})",
             hint="Choose another folder; this one is never replaced.",
         )
     if not overwrite:
         raise BundleError(f"{target}: a {what} already exists", hint="Replace it with --overwrite.")
+
+
+def _holds(target: Path, marker: str) -> bool | None:
+    """Whether what has a name holds the marker; None: nothing has the name.
+
+    Another process may be replacing the bundle. What was opened is therefore looked at again when
+    it has lost its name meanwhile: its marker may already be deleted.
+    """
+    while os.path.lexists(target):
+        try:
+            descriptor = os.open(target, getattr(os, "O_PATH", os.O_RDONLY) | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if target.is_symlink():
+                return False
+            continue
+        try:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                return stat.S_ISREG(os.stat(marker, dir_fd=descriptor).st_mode)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), target.stat()):
+                    return False
+        finally:
+            os.close(descriptor)
+    return None
 
 
 def _require_reports(rejected: Path, names: Sequence[str]) -> None:
@@ -435,11 +461,28 @@ def _swap_in(folder: Path, target: Path, require: Callable[[], None], *, replace
                     raise
             else:
                 return
+    except BaseException:
+        _put_back(asides, target)
+        raise
     finally:
-        if asides and not target.exists():
-            asides.pop().rename(target)
         for aside in asides:
             shutil.rmtree(aside)
+
+
+def _put_back(asides: list[Path], target: Path) -> None:
+    """Give the newest of several bundles its name back; the others stay in the list, to be removed.
+
+    It stays in the list, too, where another process has published meanwhile, and beside the target
+    where the disk fails: `doctor --clean` restores it.
+    """
+    if not asides or target.exists():
+        return
+    try:
+        asides[-1].rename(target)
+    except OSError as error:
+        if error.errno in _OVERTAKEN:
+            return
+    asides.pop()
 
 
 def _exchange(one: Path, other: Path) -> bool:
