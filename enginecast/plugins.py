@@ -157,7 +157,7 @@ def text_of(error: BaseException) -> str:
     name = type(error).__name__
     try:
         return f"{name}: {error}"
-    except Exception:
+    except Exception:  # `__str__` is code of a plugin
         return f"{name}, whose message cannot be printed"
 
 

@@ -207,7 +207,7 @@ def refusing(what: str, kind: type[EnginecastError] = BundleError) -> Iterator[N
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # the library has no class of its own
         raise kind(f"{what}: {error}") from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":

@@ -352,6 +352,43 @@ def test_of_racing_replacements_the_last_stays_and_none_is_refused(
     assert names(tmp_path) == [f"out{turn}" for turn in range(8)]
 
 
+def test_what_another_puts_aside_is_not_replaced_by_the_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bundle was published, and another process puts it aside for its own: 8 of 480 races."""
+    monkeypatch.setattr(staging_module, "_exchange", lambda one, other: False)
+    target, rename = tmp_path / "out", Path.rename
+
+    def overtaken(path: Path, to: Path) -> Path:
+        made = rename(path, to)
+        return made if to != target else rename(target, tmp_path / "elsewhere")
+
+    publish_log(target, "old")
+    monkeypatch.setattr(Path, "rename", overtaken)
+    publish_log(target, "new", overwrite=True)
+    assert names(tmp_path) == ["elsewhere"]
+    assert (tmp_path / "elsewhere" / "build.log").read_text() == "new"
+
+
+def test_a_folder_that_is_replaced_while_it_is_looked_at_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, stat_of, turns = tmp_path / "out", os.stat, []
+
+    def late(path: Any, **options: Any) -> os.stat_result:
+        if "dir_fd" in options and not turns:
+            turns.append(path)  # another process moved it away, and deleted it
+            shutil.rmtree(target)
+            publish_log(target, "other")
+        return stat_of(path, **options)
+
+    publish_log(target, "old")
+    monkeypatch.setattr(os, "stat", late)
+    with pytest.raises(BundleError, match="a bundle already exists"):
+        publish_log(target, "new")
+    assert turns
+
+
 def test_a_loser_between_the_look_and_the_rename_is_told_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

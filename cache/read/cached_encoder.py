@@ -162,7 +162,7 @@ class CachedEncoder(nn.Module):
         return self
 
     def save_pretrained(self, *places: Any, **options: Any) -> NoReturn:
-        """Refused: there are no weights to save."""
+        """Refuse: a cache has outputs, not weights."""
         _refuse("save_pretrained", "it has no weights; the cache's folder is what to keep")
 
     def extra_repr(self) -> str:

@@ -13,7 +13,7 @@ _SNAPSHOT = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 
 
 def is_hub_name(model: str) -> bool:
-    """Whether a MODEL that is no file here looks as "google/t5-v1_1-small" does."""
+    """Whether MODEL is not a file here and looks like "google/t5-v1_1-small"."""
     found = NAME.fullmatch(model) is not None and not model.endswith(".pt2")
     return found and ".." not in model and not Path(model).exists()
 

@@ -60,7 +60,7 @@ class Specimen:
         return self._pruned(graph)
 
     def cut(self, names: Iterable[str], values: Mapping[str, Any]) -> "Specimen | None":
-        """Without some nodes: what others read of them is an input.  None: that is no tensor."""
+        """Without some nodes; None: what others read of them is not a tensor, so not an input."""
         graph, nodes = self._copied()
         gone, inputs = set(names), list(self.inputs)
         first = next(iter(graph.nodes))

@@ -186,7 +186,7 @@ def add_errors(app: FastAPI) -> None:
         place = ".".join(str(part) for part in found["loc"])
         return answer(422, "InputError", f"{place}: {found['msg']}")
 
-    @app.exception_handler(HTTPException)  # no such path or method, a body that is no JSON
+    @app.exception_handler(HTTPException)  # no such path or method, a body that is not JSON
     async def plain(_: Request, error: HTTPException) -> Response:
         return answer(error.status_code, "InputError", str(error.detail))
 
