@@ -373,7 +373,8 @@ def test_what_another_puts_aside_is_not_replaced_by_the_old(
 def test_a_folder_that_is_replaced_while_it_is_looked_at_is_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, stat_of, turns = tmp_path / "out", os.stat, []
+    target, stat_of = tmp_path / "out", os.stat
+    turns: list[Any] = []
 
     def late(path: Any, **options: Any) -> os.stat_result:
         if "dir_fd" in options and not turns:
