@@ -15,6 +15,7 @@ from enginecast.capture.python.recompile import (
     SourceUnavailable,
     first_line,
     innermost,
+    recompiled,
     source_of,
     swapped,
 )
@@ -62,7 +63,7 @@ class Derived(Base):
 
     @noted
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        assert __class__ is Derived  # type: ignore[name-defined]
+        assert __class__ is Derived  # type: ignore[name-defined, no-any-return]
         return super().forward(value) + self.__secret
 
 
@@ -74,6 +75,65 @@ def closure(step: int, other: int) -> Callable[[int], int]:
 
 
 imported_elsewhere = plain
+
+
+def recursive(value: int) -> int:
+    """Names itself, as code does that logs which function was called."""
+    assert callable(recursive)
+    return 1 if value == 0 else value + len(recursive.__name__)
+
+
+def nested_recursive() -> Callable[[int], int]:
+    def down(value: int) -> int:
+        return 0 if value == 0 else down(value - 1) + 1
+
+    return down
+
+
+def without_wraps(function: Callable[[int], int]) -> Callable[[int], int]:
+    """A decorator that keeps the function in its closure alone."""
+
+    def inner(value: int) -> int:
+        return function(value) + 1
+
+    return inner
+
+
+class Holder:
+    __secret = 7
+
+    def value(self) -> int:
+        return 1
+
+    @classmethod
+    def names_itself(cls) -> bool:
+        return cls is Holder and isinstance(cls(), Holder)
+
+
+class Nesting(Holder):
+    __own = 3
+
+    def made(self, step: int) -> Callable[[], int]:
+        def inner() -> int:
+            here: Any = __class__  # type: ignore[name-defined]
+            return self.__own + super(Nesting, self).value() + int(here.__own) + step
+
+        return inner
+
+    def with_super(self) -> Callable[[Any], int]:
+        def inner(this: Any) -> int:
+            return super().value() + int(this.__own)
+
+        return inner
+
+
+def local_class(step: int) -> Any:
+    class Local(Holder):
+        def value(self) -> int:
+            assert isinstance(self, Local)
+            return super().value() + step
+
+    return Local()
 
 
 def test_function_runs_other_code_and_keeps_its_defaults() -> None:
@@ -108,6 +168,48 @@ def test_closure_keeps_its_values_although_the_new_code_ignores_them() -> None:
     with swapped({source.function: source.definition}):
         assert stepped(1) == 11
     assert stepped(1) == 30
+
+
+@pytest.mark.parametrize(
+    ("function", "call", "found", "then"),
+    [
+        (recursive, lambda: recursive(2), 22, 11),
+        (made := nested_recursive(), lambda: made(2), 6, 2),
+        (bound := Nesting().made(4), lambda: bound(), 22, 11),
+        (with_super := Nesting().with_super(), lambda: with_super(Nesting()), 8, 4),
+        (local := local_class(5).value, lambda: local(), 12, 6),
+        (Holder.names_itself, lambda: Holder.names_itself(), 2, 1),
+        (wrapper := without_wraps(plain), lambda: wrapper(1), 8, 4),
+    ],
+    ids=["itself", "nested", "in method", "super", "local class", "class method", "no wraps"],
+)
+def test_code_keeps_what_its_names_mean(
+    function: Callable[..., Any], call: Callable[[], int], found: int, then: int
+) -> None:
+    with swapped(doubled(function)):
+        assert call() == found
+    assert call() == then
+
+
+def test_annotations_that_are_never_evaluated_stay_so(tmp_path: Any, monkeypatch: Any) -> None:
+    text = "from __future__ import annotations\n\n\ndef outer(x):\n"
+    text += "    def inner(y: Nowhere) -> Nowhere:\n        return y\n\n    return inner(x)\n"
+    (tmp_path / "postponed.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    import postponed  # type: ignore[import-not-found]
+
+    with swapped(doubled(postponed.outer)):
+        assert postponed.outer(3) == 12  # of both returns
+
+
+def test_new_code_with_other_free_variables_is_refused() -> None:
+    source = source_of(closure(1, 2))
+    code = source.function.__code__.replace(co_freevars=("step", "other"))
+    bound = FunctionType(code, {}, closure=source.function.__closure__)
+    with pytest.raises(
+        SourceUnavailable, match=r"has the free variables .*step.*other.*the new code"
+    ):
+        recompiled(bound, source.definition)
 
 
 def test_swaps_nest_and_are_undone_after_errors() -> None:

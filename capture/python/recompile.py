@@ -6,11 +6,14 @@ new code. The new code keeps the file and the line numbers of the nodes it was m
 why stack traces and `node.meta["stack_trace"]` still name the user's lines.
 """
 
+import __future__
+
 import ast
 import copy
 import functools
 import inspect
 import linecache
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +26,12 @@ FACTORY = "_enginecast_factory"
 OWN = "_ec_"
 """How the names of functions begin that new code defines for itself: traces show them under the
 name of the function they stand in, and torch.export keeps only frames called `forward`."""
+
+
+_FUTURES = functools.reduce(
+    operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+)
+"""Flags of code that was compiled with `from __future__ import ...`."""
 
 
 class SourceUnavailable(CaptureError):  # noqa: N818, a fact about a function and no fault of it
@@ -121,24 +130,44 @@ def recompiled(function: FunctionType, definition: ast.FunctionDef) -> CodeType:
     """The code of `definition`, such that it can be set as `function.__code__`.
 
     Nothing is executed: the definition is compiled inside a function that has the free variables
-    as arguments, and inside a class where the function is a method (names such as `self.__x`
-    depend on it), and its code is taken out of the result.
+    as arguments, and inside the class that it stands in (names such as `self.__x` depend on it, in
+    functions inside methods too), and its code is taken out of the result.
+
+    Raises:
+        SourceUnavailable: the new code has other free variables, so that it cannot replace the old.
     """
     old = function.__code__
     bare = _bare(definition, old.co_freevars)
-    owner = function.__qualname__.split(".")[-2:-1]
+    owner = _class_around(old.co_qualname)
     body: list[ast.stmt] = [bare]
-    if owner and owner[0].isidentifier():
-        body = [ast.ClassDef(name=owner[0], bases=[], keywords=[], body=body, decorator_list=[])]
-        if owner[0] not in old.co_freevars:  # or its name would mean this class, not the real one
-            body.insert(0, ast.Global(names=owner))
+    if owner:
+        body = [ast.ClassDef(name=owner, bases=[], keywords=[], body=body, decorator_list=[])]
+    # What is defined here is a local name of the factory: code that names the function or its class
+    # means the global one, unless the old code closed over it.
+    defined = owner or definition.name
+    if defined not in old.co_freevars:
+        body.insert(0, ast.Global(names=[defined]))
     given = arguments(old.co_freevars)
     factory = ast.FunctionDef(name=FACTORY, args=given, body=body, decorator_list=[])
     module = ast.Module(body=[ast.copy_location(factory, definition)], type_ignores=[])
     ast.fix_missing_locations(module)
-    whole = compile(module, old.co_filename, "exec", dont_inherit=True)
-    code = _within(whole, [FACTORY, *(owner if body[-1] is not bare else []), definition.name])
+    futures = old.co_flags & _FUTURES
+    whole = compile(module, old.co_filename, "exec", flags=futures, dont_inherit=True)
+    code = _within(whole, [FACTORY, *filter(None, [owner]), definition.name])
+    if code.co_freevars != old.co_freevars:
+        raise SourceUnavailable(
+            f"{old.co_filename}:{old.co_firstlineno} {old.co_qualname} cannot run other code: it "
+            f"has the free variables {list(old.co_freevars)}, the new code {list(code.co_freevars)}"
+        )
     return _renamed(code, old).replace(co_firstlineno=old.co_firstlineno)
+
+
+def _class_around(qualified_name: str) -> str:
+    """The innermost class that a function is defined in, in a method too; empty: in none."""
+    parts = qualified_name.split(".")
+    names = zip(parts, [*parts[1:-1], ""], strict=False)
+    classes = [name for name, after in names if name.isidentifier() and after != "<locals>"]
+    return next(iter(classes[-1:]), "") if len(parts) > 1 else ""
 
 
 def arguments(names: Iterable[str]) -> ast.arguments:
