@@ -24,6 +24,7 @@ from enginecast.exporters.onnx import (  # noqa: F401 - they add to STABLE
     scatters,
     size_arithmetic,
 )
+from enginecast.exporters.onnx.boxes import box_rules, refuse_unsaid
 from enginecast.exporters.onnx.decompose import decompose
 from enginecast.exporters.onnx.readers import Reader
 from enginecast.exporters.onnx.stable import STABLE
@@ -59,6 +60,7 @@ def convert(program: ExportedProgram, *, opset: int, reader: Reader) -> ir.Model
             source line.
     """
     _refuse_noise(program)
+    refuse_unsaid(program)
     try:
         if len(_fake_modes(program)) == 1:  # of what passes traced are others; torch wants one
             with contextlib.suppress(torch.onnx.errors.OnnxExporterError):
@@ -121,7 +123,11 @@ def _convert(program: ExportedProgram, opset: int, reader: Reader) -> ir.Model:
             program,
             dynamo=True,
             opset_version=opset,
-            custom_translation_table={**translation_table(reader=reader), **STABLE},
+            custom_translation_table={
+                **translation_table(reader=reader),
+                **box_rules(),
+                **STABLE,
+            },
             optimize=False,
             verbose=False,
         )

@@ -1,4 +1,9 @@
-"""Compute in fp32 what ONNX's own ops do not take in bf16 (TopK, Einsum, OneHot, Compress, ...),
+"""What kernels lack: newer versions of ops, and dtypes.
+
+A model that pools regions says an older opset, where all of it means the same there: ONNX Runtime
+(1.31) has no kernels of RoiAlign and MaxRoiPool beyond opset 21.
+
+Compute in fp32 what ONNX's own ops do not take in bf16 (TopK, Einsum, OneHot, Compress, ...),
 and what ONNX Runtime has no fp16 kernel for: a scatter that adds or multiplies.
 
 y: bf16 = Einsum(a, b)        a': f32 = Cast(a);  b': f32 = Cast(b)
@@ -11,7 +16,46 @@ from functools import cache
 import onnx
 import onnx_ir as ir
 
+from enginecast.errors import LoweringError
+
 _BF16 = "tensor(bfloat16)"
+_NEWEST = {"RoiAlign": 21, "MaxRoiPool": 21}
+"""The opset beyond which ONNX Runtime (1.31) has no kernel of an op."""
+
+
+def say_older_opset(model: ir.Model) -> None:
+    """Set the opset to one in which every op has a kernel, in place.
+
+    Raises:
+        LoweringError: another op of the model is not the same there; names both.
+    """
+    nodes = [node for node in model.graph.all_nodes() if not node.domain]
+    old = [node.op_type for node in nodes if node.op_type in _NEWEST]
+    if not old:
+        return
+    opset, now = min(_NEWEST[op] for op in old), model.opset_imports[""]
+    for node in nodes:
+        if not _is_same(node.op_type, opset, now, frozenset(node.attributes)):
+            raise LoweringError(
+                f"ONNX Runtime has {old[0]} up to opset {opset} of ONNX, and {node.op_type} of this"
+                f" program needs opset {now}"
+            )
+    model.opset_imports[""] = opset
+
+
+@cache
+def _is_same(op: str, opset: int, now: int, given: frozenset[str]) -> bool:
+    """Whether an op with these attributes means the same in an older opset: newer versions of it
+    only take more dtypes.
+    """
+    try:
+        older, newer = (onnx.defs.get_schema(op, version) for version in (opset, now))
+    except onnx.defs.SchemaError:  # it is younger
+        return False
+    known = {name: str(found.default_value) for name, found in older.attributes.items()}
+    defaults = {name: str(newer.attributes[name].default_value) for name in known}
+    sizes = [(len(schema.inputs), len(schema.outputs)) for schema in (older, newer)]
+    return given <= known.keys() and known == defaults and sizes[0] == sizes[1]
 
 
 def fill_kernel_gaps(model: ir.Model) -> None:

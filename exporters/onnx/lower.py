@@ -16,7 +16,7 @@ from enginecast.errors import LoweringError
 from enginecast.exporters.files import all_or_none
 from enginecast.exporters.onnx.convert import convert, quiet
 from enginecast.exporters.onnx.empty import count_axes_from_the_start, keep_transposes_of_nothing
-from enginecast.exporters.onnx.kernel_gaps import fill_kernel_gaps
+from enginecast.exporters.onnx.kernel_gaps import fill_kernel_gaps, say_older_opset
 from enginecast.exporters.onnx.metadata import MODULE, plain_metadata, without_lines
 from enginecast.exporters.onnx.ort_pads import keep_pads_of_max_pools
 from enginecast.exporters.onnx.readers import Reader
@@ -92,6 +92,7 @@ def onnx_model(request: LoweringRequest, reader: Reader) -> ir.Model:
         simplify(model)
     count_axes_from_the_start(model)
     keep_transposes_of_nothing(model)
+    say_older_opset(model)
     fill_kernel_gaps(model)
     keep_pads_of_max_pools(model)
     _name_values(model, input_names(program), outputs, request.symbols)
