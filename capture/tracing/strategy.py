@@ -13,6 +13,7 @@ from enginecast.capture.control_flow.detect.findings import summarize
 from enginecast.capture.control_flow.detect.recorder import Read
 from enginecast.capture.python.locations import SourceLocation, Spot
 from enginecast.capture.refusals.refusal import Refusal
+from enginecast.capture.tracing.data_sizes import sizes_from_none
 from enginecast.capture.tracing.equivalents import with_equivalents
 from enginecast.capture.tracing.flex_attention import flex_attention_spelled_out
 from enginecast.capture.tracing.oracle import Guard
@@ -68,6 +69,7 @@ class TracingStrategy:
         stack = ExitStack()
         stack.enter_context(with_equivalents(module))
         stack.enter_context(flex_attention_spelled_out())
+        stack.enter_context(sizes_from_none())
         for manager in self.around:
             stack.enter_context(manager(module))
         return stack

@@ -132,13 +132,26 @@ def functions_at(module: nn.Module, places: Collection[SourceLocation]) -> tuple
     """The functions that hold `places`; where they are inside each other, the innermost."""
     files = {real_path(file) for file, _ in places}
     found = [f for f in reachable(module, files) if _file(f) in files]
+    lines = [place.resolved for place in places]
+    if any(not _holders(found, file, line) for file, line in lines):  # others call it
+        found = [f for f in reachable(module, files, _packages(files)) if _file(f) in files]
     chosen: dict[FunctionType, None] = {}
-    for file, line in (place.resolved for place in places):
-        holders = [f for f in found if _file(f) == file and holds(f.__code__, line)]
+    for file, line in lines:
+        holders = _holders(found, file, line)
         if holders:
             first = max(holder.__code__.co_firstlineno for holder in holders)
             chosen |= dict.fromkeys(h for h in holders if h.__code__.co_firstlineno == first)
     return tuple(chosen)
+
+
+def _holders(found: Collection[FunctionType], file: str, line: int) -> list[FunctionType]:
+    return [f for f in found if _file(f) == file and holds(f.__code__, line)]
+
+
+def _packages(files: Collection[str]) -> set[str]:
+    """The names of the packages that some files are of."""
+    modules = [(name, getattr(m, "__file__", None)) for name, m in list(sys.modules.items())]
+    return {name.split(".")[0] for name, file in modules if file and real_path(file) in files}
 
 
 def user_functions(module: nn.Module) -> tuple[FunctionType, ...]:
@@ -159,10 +172,13 @@ def _file(function: FunctionType) -> str:
     return real_path(function.__code__.co_filename)
 
 
-def reachable(module: nn.Module, files: Collection[str]) -> tuple[FunctionType, ...]:
+def reachable(
+    module: nn.Module, files: Collection[str], packages: Collection[str] = ()
+) -> tuple[FunctionType, ...]:
     """Functions that the forward methods may call, by the names in their code.
 
-    Inside installed packages only functions of `files`, without links, are followed.
+    Inside installed packages only functions of `files`, without links, and of `packages` are
+    followed.
     """
     waiting: list[Any] = []
     for owner in module.modules():
@@ -175,7 +191,9 @@ def reachable(module: nn.Module, files: Collection[str]) -> tuple[FunctionType, 
         if function is None or function in seen:
             continue
         seen.add(function)
-        if _is_users(function) or _file(function) in files or function.__name__ == "forward":
+        is_followed = (function.__module__ or "").split(".")[0] in packages
+        is_followed = is_followed or _file(function) in files or function.__name__ == "forward"
+        if is_followed or _is_users(function):
             found.append(function)
             waiting += _called(function, classes)
         waiting += _held(function)
