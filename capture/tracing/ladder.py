@@ -11,6 +11,7 @@ failed.
 Nothing below `export` is tried for a model that `export` takes in all its sizes.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -44,6 +45,10 @@ LEADS_TO_STRICT = frozenset(
     {"other-tensors", "scripted-part", "unsupported-python", "operator", "model-error"}
 )
 """Kinds with which Dynamo may help: it follows the code of a subclass, or of what was scripted."""
+MOST_REWRITES = 8
+"""How often code is rewritten for one more place; each costs a trace."""
+LONGEST_SEARCH = 120.0
+"""Seconds after which no further place is rewritten."""
 REWRITES = ("rewrite", "specialise", "torchscript")
 """Fallbacks that allow to rewrite."""
 
@@ -82,19 +87,19 @@ class Ladder:
         """
         rungs: list[Rung] = []
         runs: list[list[Read]] = []
-        first: CaptureError | None = None
-        for strategy in self._strategies(rungs, runs):
+        errors: list[CaptureError] = []
+        for strategy in self._strategies(rungs, runs, errors):
             try:
                 traced = self.attempt(strategy)
             except CaptureError as error:
                 if not rungs and not _leads_on(error):
                     return self._strict(error)
-                first = first or error
+                errors.append(error)
                 rungs.append(_refused(strategy, error))
             else:
                 rungs.append(Rung(strategy.name, "taken", strategy.effect))
                 return self._widened(LadderResult(traced, strategy, tuple(rungs)))
-        assert first is not None  # the first strategy was refused
+        first = errors[0]
         if isinstance(first, RefusedError):
             raise RefusedError(first.refusal, rungs, runs) from first.__cause__
         raise first
@@ -112,7 +117,7 @@ class Ladder:
         return LadderResult(traced, strategy, rungs)
 
     def _strategies(
-        self, rungs: Sequence[Rung], runs: list[list[Read]]
+        self, rungs: list[Rung], runs: list[list[Read]], errors: Sequence[CaptureError]
     ) -> Iterator[TracingStrategy]:
         """The rungs, each made when the one before has failed; the model is run after the first."""
         yield TracingStrategy("export")
@@ -125,7 +130,8 @@ class Ladder:
         yield TracingStrategy("strict", is_strict=True)
         if self.fallback in REWRITES:
             reads = {read.place for run in runs for read in run if read.decides != "weights"}
-            yield _rewritten(reads | {_split(rung.place) for rung in rungs if rung.place}, baked)
+            places = reads | {_split(rung.place) for rung in rungs if rung.place}
+            yield from _rewrites(places, baked, rungs, errors)
         if self.fallback == "specialise" and runs:
             yield _specialised(runs[0])
 
@@ -210,6 +216,40 @@ def _rewritten(places: Collection[SourceLocation], baked: TracingStrategy) -> Tr
     around = (*baked.around, active)
     return TracingStrategy(
         "rewrite", baked.effect, around, branches=branches, settled=settled, why=why
+    )
+
+
+def _rewrites(
+    places: Collection[SourceLocation],
+    baked: TracingStrategy,
+    rungs: list[Rung],
+    errors: Sequence[CaptureError],
+) -> Iterator[TracingStrategy]:
+    """Rewrites the functions that hold `places`, and then, one after another, those that hold the
+    places to which only rewritten code comes.
+
+    The search is bounded: the rung says so where it ends early.
+    """
+    until = time.monotonic() + LONGEST_SEARCH
+    known = set(places)
+    for count in range(1, MOST_REWRITES + 1):
+        yield _rewritten(known, baked)
+        refused = rungs[-1]
+        further = {_split(refused.place)} - known if refused.place else set()
+        if not further or not _leads_on(errors[-1]):
+            return
+        if count == MOST_REWRITES or time.monotonic() > until:
+            rungs[-1] = replace(refused, reason=f"{refused.reason} ({_stopped(count)})")
+            return
+        rungs.pop()
+        known |= further
+
+
+def _stopped(count: int) -> str:
+    times = "time" if count == 1 else "times"
+    return (
+        f"rewritten {count} {times}, each for a place that the one before came to; the search ends"
+        f" after {MOST_REWRITES} or {LONGEST_SEARCH:.0f} s, and what lies behind was not looked at"
     )
 
 

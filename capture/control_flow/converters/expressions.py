@@ -13,7 +13,7 @@ from enginecast.capture.python.recompile import OWN, arguments
 
 GLUE = f"{OWN}glue"
 Placed = TypeVar("Placed", bound=ast.AST)
-CASTS = ("int", "float", "bool")
+CASTS = ("int", "float", "bool", "len")
 STATIC_CALLS = ("isinstance", "hasattr", "callable", "issubclass")
 FORBIDDEN = (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await)
 

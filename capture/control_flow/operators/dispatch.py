@@ -253,6 +253,13 @@ def bool_(value: Any) -> Any:
     return as_predicate(value) if is_open(value) else bool(value)
 
 
+def len_(value: Any) -> Any:
+    """`len(value)`; of a tensor whose rows data or a dynamic size decides, that size."""
+    if isinstance(value, Tensor) and value.dim() and isinstance(value.shape[0], SymInt):
+        return value.shape[0]
+    return len(value)
+
+
 def item(value: Any) -> Any:
     """`value.item()` in a predicate; of an open tensor, the tensor itself."""
     return scalar(value) if isinstance(value, Tensor) and is_open(value) else value.item()
