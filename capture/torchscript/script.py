@@ -25,6 +25,7 @@ from enginecast.capture.python.locations import (
     holds,
     is_model_code,
     noting_calls,
+    origin_of,
     real_path,
 )
 from enginecast.capture.python.quiet import quiet_torch
@@ -35,6 +36,8 @@ from enginecast.errors import CaptureError, EnginecastError, MissingError
 
 DEPRECATION = "TorchScript is deprecated by PyTorch since 2.11"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_WRAPPER = "_script_if_tracing.<locals>.wrapper"
+"""What `torch.jit.script_if_tracing` puts around a function."""
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 """Have no forward, so that there is nothing to script."""
 
@@ -185,7 +188,11 @@ class _Scripting:
             return {}
         model = self.outer.model
         missed: dict[SourceLocation, str] = {}
-        for place, paths in owners(model, every, lambda: self.outer(*self.arguments)).items():
+        compiled = compiled_by_trace(every, lambda: self.outer(*self.arguments))
+        left = [place for place in every if place not in compiled]
+        if not left:
+            return {}
+        for place, paths in owners(model, left, lambda: self.outer(*self.arguments)).items():
             for path in paths or ("",):
                 reason = self._script(path)
                 if reason and place in places:
@@ -352,6 +359,36 @@ def own_copy(module: nn.Module) -> nn.Module:
                     widened[id(stored)] = made
                     tensors[name] = made
     return copy
+
+
+def compiled_by_trace(
+    places: Collection[SourceLocation], run: Callable[[], object]
+) -> frozenset[SourceLocation]:
+    """The places that a trace scripts by itself: they stand in functions which
+    `torch.jit.script_if_tracing` decorates, or in those that these call.
+
+    Runs the model once.  A place that is also come to on another way is not among them.
+    """
+    wanted = {place: place.resolved for place in places}
+    files = {resolved.file for resolved in wanted.values()}
+    inside: set[SourceLocation] = set()
+    outside: set[SourceLocation] = set()
+
+    def note(frame: FrameType) -> None:
+        file = real_path(frame.f_code.co_filename)
+        for place, resolved in wanted.items() if file in files else ():
+            if resolved.file == file and holds(frame.f_code, resolved.line):
+                (inside if _is_compiled(frame) else outside).add(place)
+
+    with noting_calls(note):
+        run()
+    return frozenset(inside - outside)
+
+
+def _is_compiled(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_qualname != _WRAPPER:
+        frame = frame.f_back
+    return frame is not None and origin_of(frame.f_code.co_filename) == "torch"
 
 
 def owners(

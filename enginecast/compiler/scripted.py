@@ -310,16 +310,23 @@ class ScriptEngines:
         """The first engine that agrees with eager; else the last one that does not."""
         dtype = DTYPES[self.config.precision]
         tried: list[Hybrid] = []
+        engine: Candidate | None = None
         for optional in self._optional(tried):
-            with self.steps("script and trace"):
-                made = hybrid(
-                    self.model.source.eager(dtype).to(self.config.device),
-                    self._example,
-                    self.places,
-                    wanted=self.model.wanted,
-                    dtype=dtype,
-                    optional=optional,
-                )
+            try:
+                with self.steps("script and trace"):
+                    made = hybrid(
+                        self.model.source.eager(dtype).to(self.config.device),
+                        self._example,
+                        self.places,
+                        wanted=self.model.wanted,
+                        dtype=dtype,
+                        optional=optional,
+                    )
+            except CaptureError as error:
+                if engine is None:
+                    raise
+                self.steps.log(f"with more that is scripted: {error.message}")
+                break  # what there is says more: it was compared with eager
             for line in (*made.notes, *(f"the tracer warns: {s}" for s in made.suspects)):
                 self.steps.log(line)
             tried.append(made)
@@ -327,6 +334,7 @@ class ScriptEngines:
             if engine.verdict.outcome != "rejected":
                 is_asked = self.config.target == engine.config.target
                 return engine if is_asked else self._or_onnx(engine, made)
+        assert engine is not None  # the first attempt made one, or raised
         return engine
 
     @cached_property
