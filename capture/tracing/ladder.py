@@ -28,7 +28,14 @@ from enginecast.capture.refusals.refusal import Refusal
 from enginecast.capture.sources.source import Source
 from enginecast.capture.tracing.oracle import answering, baked_places, guarding, guards_of
 from enginecast.capture.tracing.shapes import FrozenDimensionError
-from enginecast.capture.tracing.strategy import Fallback, RefusedError, Rung, TracingStrategy
+from enginecast.capture.tracing.size_numbers import following_numbers, numbers_of
+from enginecast.capture.tracing.strategy import (
+    Around,
+    Fallback,
+    RefusedError,
+    Rung,
+    TracingStrategy,
+)
 from enginecast.capture.tracing.trace import Traced
 from enginecast.errors import CaptureError
 
@@ -124,7 +131,7 @@ class Ladder:
         module = self.source.eager()
         with quiet_torch():
             runs += record(module, self.cases())
-        baked = _baked(runs)
+        baked = _baked(runs, module)
         if baked.around:
             yield baked
         yield TracingStrategy("strict", is_strict=True)
@@ -175,14 +182,21 @@ def _split(place: str) -> SourceLocation:
     return SourceLocation(file, int(line)).resolved
 
 
-def _baked(runs: Sequence[Sequence[Read]]) -> TracingStrategy:
-    """Answers what depends on weights alone; does nothing where there is no such read."""
+def _baked(runs: Sequence[Sequence[Read]], module: nn.Module) -> TracingStrategy:
+    """Answers what depends on weights alone, and follows numbers that buffers hold through what is
+    computed from them and from sizes; does nothing where there is neither.
+    """
     places = baked_places(runs)
-    if not places:
-        return TracingStrategy("bake")
-    effect = f"depends on weights alone: {'; '.join(map(str, places))}"
-    around = (partial(answering, reads=runs[0], places=places),)
-    return TracingStrategy("bake", effect, around, answered=places)
+    numbers = numbers_of(module)
+    effects: list[str] = []
+    around: list[Around] = []
+    if places:
+        effects.append(f"depends on weights alone: {'; '.join(map(str, places))}")
+        around.append(partial(answering, reads=runs[0], places=places))
+    if numbers:
+        effects.append(f"whole numbers in buffers are known: {', '.join(numbers)}")
+        around.append(partial(following_numbers, known=numbers))
+    return TracingStrategy("bake", "; ".join(effects), tuple(around), answered=places)
 
 
 def _rewritten(places: Collection[SourceLocation], baked: TracingStrategy) -> TracingStrategy:
