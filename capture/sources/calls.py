@@ -30,6 +30,27 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class Fixed:
+    """A tensor that is the same in every call, made anew for each: code that reads its values finds
+    none that depend on an input.
+    """
+
+    values: Any
+    """Nested tuples of numbers."""
+    dtype: torch.dtype = torch.int64
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Fixed":
+        return cls(_tuples(tensor.tolist()), tensor.dtype)
+
+    def tensor(self) -> Tensor:
+        return torch.tensor(self.values, dtype=self.dtype)
+
+    def __str__(self) -> str:
+        return str(self.tensor().tolist())
+
+
+@dataclass(frozen=True)
 class Call:
     """A call of a model, without its tensors."""
 
@@ -53,6 +74,11 @@ class Call:
             if all(not isinstance(leaf, Slot) for _, leaf in _leaves(value))
             and any(leaf is not None for _, leaf in _leaves(value))
         }
+
+    @property
+    def fixed(self) -> dict[str, Fixed]:
+        """The tensors that are the same in every call, by argument."""
+        return {n: value for n, value in self.arguments.items() if isinstance(value, Fixed)}
 
     @property
     def is_plain(self) -> bool:
@@ -111,13 +137,15 @@ def left_out(value: Any) -> bool:
 
 
 def leaves_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What is not a container, by path, without None; numbers that are not finite as text."""
+    """What is not a container, by path, without None; as text what JSON has no number for."""
     given = {name: value for name, value in arguments.items() if not left_out(value)}
-    return {
-        ".".join(path): str(leaf) if isinstance(leaf, float) and not math.isfinite(leaf) else leaf
-        for path, leaf in _leaves(given)
-        if leaf is not None
-    }
+    return {".".join(path): _written(leaf) for path, leaf in _leaves(given) if leaf is not None}
+
+
+def _written(leaf: Any) -> Any:
+    """A leaf as JSON has it: text where that has no such number, and for a fixed tensor."""
+    is_infinite = isinstance(leaf, float) and not math.isfinite(leaf)
+    return str(leaf) if is_infinite or isinstance(leaf, Fixed) else leaf
 
 
 def call_of_names(paths: Sequence[str], constants: Mapping[str, Any], entry: str) -> Call:
@@ -178,7 +206,7 @@ def _items(value: Any) -> dict[str, Any] | None:
     """What a container holds, by name; None for anything else."""
     if isinstance(value, Mapping):
         return {str(key): item for key, item in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, (type, Slot)):
+    if dataclasses.is_dataclass(value) and not isinstance(value, (type, Slot, Fixed)):
         return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
     if isinstance(value, (tuple, list)):
         return {str(index): item for index, item in enumerate(value)}
@@ -209,10 +237,16 @@ def _slotted(value: Any, path: tuple[str, ...]) -> Any:
 def _filled(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, Slot):
         return tensors[value.name]
+    if isinstance(value, Fixed):
+        return value.tensor()
     items = _items(value)
     return (
         value if items is None else _rebuilt(value, [_filled(i, tensors) for i in items.values()])
     )
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _as_tuple(value: Any) -> Any:

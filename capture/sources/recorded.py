@@ -1,4 +1,4 @@
-"""A folder's model whose inputs are those of recorded calls."""
+"""A model that is called in another way than by its `forward`: as recorded, or with constants."""
 
 import inspect
 from collections.abc import Mapping
@@ -7,30 +7,25 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from enginecast.capture.sources.calls import taking
+from enginecast.capture.sources.calls import Call, taking
 from enginecast.capture.sources.recording import Recorded
 from enginecast.capture.sources.source import Source
 from enginecast.errors import UsageError
 
 
-class RecordedSource(Source):
-    """The model of another source, called as it was recorded."""
+class CalledSource(Source):
+    """The model of another source, which takes the inputs of a call."""
 
-    def __init__(self, model: Source, recorded: Recorded) -> None:
-        found = model.model_class
-        if found is not None and found.__name__ != recorded.model_class:
-            raise UsageError(
-                f"the recording is of {recorded.name}, a {recorded.model_class}, and the model is"
-                f" a {found.__name__}"
-            )
+    def __init__(self, model: Source, call: Call) -> None:
         self._model = model
-        self._example = recorded.example
         self.name = model.name
         self.config = model.config
         self.model_class = model.model_class
-        self.call = None if recorded.call.is_plain else recorded.call
-        self.recorded = recorded.by_name
-        self.notes = (*model.notes, *recorded.notes)
+        self.trained = model.trained
+        self.call = None if call.is_plain else call
+        self.notes = model.notes
+        self.tokenizer_files = model.tokenizer_files
+        self.longest_text = model.longest_text
 
     def write_beside(self, folder: Path) -> None:
         self._model.write_beside(folder)
@@ -62,6 +57,28 @@ class RecordedSource(Source):
     @property
     def forward_signature(self) -> inspect.Signature:
         return self._model.forward_signature if self.call is None else self.call.signature
+
+    @property
+    def tokenized(self) -> tuple[str, ...]:
+        return self._model.tokenized
+
+
+class RecordedSource(CalledSource):
+    """A folder's model whose inputs are those of recorded calls."""
+
+    def __init__(self, model: Source, recorded: Recorded) -> None:
+        found = model.model_class
+        if found is not None and found.__name__ != recorded.model_class:
+            raise UsageError(
+                f"the recording is of {recorded.name}, a {recorded.model_class}, and the model is"
+                f" a {found.__name__}"
+            )
+        super().__init__(model, recorded.call)
+        self._example = recorded.example
+        self.recorded = recorded.by_name
+        self.notes = (*model.notes, *recorded.notes)
+        # What was recorded are tensors.
+        self.tokenizer_files, self.longest_text = (), None
 
     def example(self) -> dict[str, Tensor]:
         return dict(self._example)

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode, handle_torch_function
 
 from enginecast.capture.control_flow.detect.recorder import READERS, Read, place_of_reader
 from enginecast.capture.python.locations import SourceLocation
@@ -53,7 +54,7 @@ def answering(
 
     @functools.wraps(forward)  # torch.export asks for its signature
     def answered(*args: Any, **kwargs: Any) -> Any:
-        with _Answers([read for read in reads if read.place in places]):
+        with _Answers([read for read in reads if read.place in places]), _asked_for_lists():
             return forward(*args, **kwargs)
 
     with replaced(module, "forward", answered):
@@ -75,12 +76,26 @@ def guarding(module: nn.Module, reads: Sequence[Read]) -> Iterator[None]:
 
     @functools.wraps(forward)
     def guarded(*args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        with _Answers(reads) as answers:
+        with _Answers(reads) as answers, _asked_for_lists():
             outputs: dict[str, Tensor] = forward(*args, **kwargs)
         checks = [check for read, check in answers.checks if read.decides != "weights"]
         return {**outputs, **{f"{GUARD}.{n}": check for n, check in enumerate(checks)}}
 
     with replaced(module, "forward", guarded):
+        yield
+
+
+@contextmanager
+def _asked_for_lists() -> Iterator[None]:
+    """Let fake tensors ask modes before they read `tolist`, as they do for all else: by themselves
+    they go through their items one by one, which a size that only values decide does not allow.
+    """
+    plain = FakeTensor.tolist
+
+    def tolist(tensor: FakeTensor) -> Any:
+        return handle_torch_function(plain, (tensor,), tensor)
+
+    with replaced(FakeTensor, "tolist", tolist):
         yield
 
 

@@ -19,6 +19,7 @@ from enginecast.capture.control_flow.detect.detect import overlooked
 from enginecast.capture.control_flow.detect.recorder import Read, record
 from enginecast.capture.inputs.derive.derive import check_required, derive
 from enginecast.capture.inputs.derive.diffusion import bound
+from enginecast.capture.inputs.derive.image_sizes import with_sizes
 from enginecast.capture.inputs.examples import Case, edge_inputs, example_sizes, is_heavy, sample
 from enginecast.capture.inputs.given import (
     apply_dynamic,
@@ -202,21 +203,21 @@ def open_model(
     options: ModelOptions,
     example: Mapping[str, Any] | Recorded | None = None,
 ) -> Source:
-    """Open a MODEL, with the call of its class where that is known.
+    """Open a MODEL, with the call of its class where that is known, and sizes of images in it.
 
     Raises:
         SourceError: the model cannot be read.
         UsageError: an option does not fit the kind of model.
     """
-    return bound(
-        open_source(
-            model,
-            random_weights=options.random_weights,
-            allow_code=options.allow_code,
-            example=example,
-            component=options.component,
-        )
+    source = open_source(
+        model,
+        random_weights=options.random_weights,
+        allow_code=options.allow_code,
+        example=example,
+        component=options.component,
     )
+    given = {} if options.inputs is None else read_inputs(options.inputs)
+    return with_sizes(bound(source), given)
 
 
 def given_plan(config: EngineConfig, source: Source) -> QuantizationPlan | None:
@@ -594,7 +595,8 @@ def input_specs(
 
 
 def _given_inputs(source: Source, file: Path) -> tuple[tuple[InputSpec, ...], dict[str, Tensor]]:
-    given = read_inputs(file)
+    fixed = source.call.fixed if source.call is not None else {}
+    given = {name: tensor for name, tensor in read_inputs(file).items() if name not in fixed}
     for name, tensor in given.items():
         if not tensor.numel():
             raise UsageError(

@@ -100,7 +100,10 @@ def value_digest(values: Sequence[Any], *, broadcast: bool = False) -> str:
         if isinstance(value, Tensor):
             tensor = _collapsed(value) if broadcast else value
             digest.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
-            digest.update(tensor.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+            flat = (
+                tensor.contiguous().cpu().as_strided([tensor.numel()], [1])
+            )  # one item may have any stride
+            digest.update(flat.view(torch.uint8).numpy().tobytes())
         else:
             digest.update(f"{type(value).__name__} {value!r} ".encode())
     return digest.hexdigest()

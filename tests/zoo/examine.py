@@ -4,25 +4,30 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from enginecast.capture.inputs.derive.derive import derive
 from enginecast.capture.inputs.examples import example_sizes, sample
 from enginecast.capture.inputs.specs import InputSpec
 from enginecast.capture.outputs.flatten import name_result
-from enginecast.capture.sources.source import Source, open_source
+from enginecast.capture.sources.source import Source
 from enginecast.cli.app import main
+from enginecast.compiler.prepare import input_specs, open_model
+from enginecast.compiler.request import ModelOptions
 from enginecast.errors import CaptureError, EnginecastError
 from enginecast.runtime.load import load
+from zoo.given import GIVEN, given_inputs
 from zoo.judge import judge
 from zoo.tiny import NotBuiltError, build, save
 
+INPUTS = "inputs.safetensors"
 Outcome = Literal[
     "verified",
     "refused",
@@ -139,9 +144,10 @@ def _first_that_runs(row: Row, folder: Path) -> tuple[Source, tuple[InputSpec, .
         place = folder / f"model-{index}"
         try:
             save(model, place)
-            source = open_source(str(place))
-            specs = derive(source)
-            _run_eager(source.eager(), specs)
+            options = _options(model, folder)
+            source = open_model(str(place), options)
+            specs, given = input_specs(source, options.inputs, options.dynamic)
+            _run_eager(source.eager(), specs, given)
         except Exception as error:  # whatever the model's code raises
             reasons.append(f"{type(error).__name__}: {error}")
             if isinstance(error, EnginecastError) or len(reasons) > 2:
@@ -152,8 +158,19 @@ def _first_that_runs(row: Row, folder: Path) -> tuple[Source, tuple[InputSpec, .
     raise NotRunError(reasons[0])
 
 
-def _run_eager(module: nn.Module, specs: tuple[InputSpec, ...]) -> None:
-    inputs = sample(specs, example_sizes(specs), 0)
+def _options(model: PreTrainedModel, folder: Path) -> ModelOptions:
+    """The inputs that are given for a type, in the file that the export reads, too."""
+    if model.config.model_type not in GIVEN:
+        return ModelOptions()
+    file = folder / INPUTS
+    save_file(given_inputs(model.config.model_type, model.config), file)
+    return ModelOptions(inputs=file)
+
+
+def _run_eager(
+    module: nn.Module, specs: tuple[InputSpec, ...], given: Mapping[str, Tensor]
+) -> None:
+    inputs = dict(given) or sample(specs, example_sizes(specs), 0)
     with torch.no_grad():
         first, second = (_named(module(**inputs)) for _ in range(2))
     for name, tensor in first.items():
@@ -172,6 +189,8 @@ def _export(folder: Path) -> tuple[int, dict[str, Any]]:
     """Run the command; exit code, and what it printed as JSON."""
     arguments = ["export", str(folder / "model"), "-o", str(folder / "bundle"), "--json"]
     arguments += ["--threads", "1"]
+    if (folder / INPUTS).is_file():
+        arguments += ["--inputs", str(folder / INPUTS)]
     code = 0
     with (folder / "out.json").open("w", encoding="utf-8") as out, contextlib.redirect_stdout(out):
         try:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from enginecast.capture.inputs.derive.diffusion import component_inputs
 from enginecast.capture.inputs.derive.known_inputs import (
     AUDIO_INPUTS,
+    PATCH_INPUTS,
     SERIES_INPUTS,
     TEXT_INPUTS,
     VISION_INPUTS,
@@ -16,7 +17,13 @@ from enginecast.capture.sources.diffusion import ComponentSource
 from enginecast.capture.sources.source import Source
 from enginecast.errors import UsageError
 
-INPUTS: Mapping[str, Derive] = {**TEXT_INPUTS, **VISION_INPUTS, **AUDIO_INPUTS, **SERIES_INPUTS}
+INPUTS: Mapping[str, Derive] = {
+    **TEXT_INPUTS,
+    **VISION_INPUTS,
+    **PATCH_INPUTS,
+    **AUDIO_INPUTS,
+    **SERIES_INPUTS,
+}
 """For each argument that can be derived, how; None where the config lacks what describes it."""
 
 MODALITIES = (*VISION_INPUTS, *AUDIO_INPUTS, *SERIES_INPUTS, "input_ids")
@@ -109,7 +116,7 @@ def _wanted(facts: ModelFacts) -> tuple[str, ...]:
     tokenizer gives."""
     known = [name for name in MODALITIES if name in facts.arguments]
     main = [*(facts.main or facts.required or known[:1])]
-    wanted = {*facts.required, *main}
+    wanted = {*facts.required, *main} - facts.fixed.keys()
     if not _placeholders(facts):
         wanted |= {name for name in known if _is_own_tower(facts, name)}
     wanted |= {

@@ -7,7 +7,7 @@ from itertools import chain
 import torch
 from transformers import PreTrainedConfig
 
-from enginecast.capture.inputs.derive.model_facts import ModelFacts, numbers_of
+from enginecast.capture.inputs.derive.model_facts import GRIDS, ModelFacts, numbers_of
 from enginecast.capture.inputs.specs import (
     BATCH,
     BOXES,
@@ -52,6 +52,9 @@ of two leave two pixels of the smallest; of one, torch.export makes a constant."
 
 PACKED = ("grid_thw", "image_grid_thw", "spatial_shapes", "pixel_position_ids", "target_sizes")
 """Arguments of models that take images cut into patches, whose number each image decides."""
+
+PATCHES = 16
+"""Rows and columns of patches where the config gives no size."""
 
 MEL_BINS = ("num_mel_bins", "n_mels", "input_feat_size")
 FEATURES = ("input_feat_per_channel", "feature_projection_input_dim")
@@ -157,7 +160,11 @@ TEXT_INPUTS = {
 
 
 def pixel_values(facts: ModelFacts) -> InputSpec | None:
-    """`pixel_values` [batch, channels, height, width]; [batch, frames, ...] of a video model."""
+    """`pixel_values` [batch, channels, height, width]; [batch, frames, ...] of a video model; of a
+    model that takes a grid, the patches of its images.
+    """
+    if facts.fixed:
+        return patches("pixel_values")(facts)
     if any(name in facts.arguments for name in PACKED):
         return None
     frames = number_of(_vision(facts), *FRAME_COUNTS)
@@ -179,6 +186,36 @@ def pixel_mask(facts: ModelFacts) -> InputSpec | None:
         return None
     first, _, height, width = pixels.dims
     return InputSpec("pixel_mask", "tensor", torch.int64, (first, height, width), 1, 1)
+
+
+def patches(name: str) -> Derive:
+    """`name` [patches, channels * frames * height * width of one], as a known grid has them."""
+
+    def derive(facts: ModelFacts) -> InputSpec | None:
+        grid = next((facts.fixed[name].values for name in GRIDS if name in facts.fixed), ())
+        side = facts.number("patch_size")
+        if not grid or side is None:
+            return None
+        channels = number_of(_vision(facts), *CHANNELS) or facts.number(*CHANNELS) or 3
+        width = channels * (facts.number("temporal_patch_size") or 1) * side**2
+        count = sum(math.prod(image) for image in grid)
+        dims = (DimSpec.static(count), DimSpec.static(width))
+        return InputSpec(name, "tensor", torch.float32, dims)
+
+    return derive
+
+
+def grid_of(facts: ModelFacts) -> tuple[int, int, int] | None:
+    """Frames, rows and columns of the patches of an image of the size in the config; where it has
+    none, of 16 x 16 patches.  Patches that are merged come in whole groups.
+    """
+    patch = facts.number("patch_size")
+    if patch is None:
+        return None
+    merged = facts.number("spatial_merge_size") or 1
+    height, width = _sides(_vision(facts)) or (PATCHES * patch, PATCHES * patch)
+    rows, columns = (max(side // patch // merged, 1) * merged for side in (height, width))
+    return 1, rows, columns
 
 
 def _pixels(facts: ModelFacts, name: str, frames: tuple[int, ...]) -> InputSpec:
@@ -226,6 +263,8 @@ VISION_INPUTS = {
     "pixel_values_videos": pixel_values_videos,
     "pixel_mask": pixel_mask,
 }
+PATCH_INPUTS = {"hidden_states": patches("hidden_states")}
+"""Of models that take images cut into patches under a name that means other things elsewhere."""
 
 
 def input_features(facts: ModelFacts) -> InputSpec | None:

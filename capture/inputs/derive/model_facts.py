@@ -2,12 +2,14 @@
 
 import inspect
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from torch import nn
 from transformers import PreTrainedConfig
 
+from enginecast.capture.sources.calls import Fixed
 from enginecast.capture.sources.source import Source
 from enginecast.capture.sources.text_config import number_of, parts_of
 
@@ -15,6 +17,9 @@ DOCUMENTED = re.compile(
     r"^\s*(?P<name>\w+) \(`(?:torch\.)?(?P<type>\w+)`(?: of shape `(?P<shape>\([^`]*\))`)?", re.M
 )
 """An argument as transformers documents it: "pixel_values (`torch.Tensor` of shape `(..)`"."""
+
+GRIDS = ("grid_thw", "image_grid_thw")
+"""[images, 3]: frames, rows and columns of patches, by image."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class ModelFacts:
     """What the class documents: "LongTensor of shape (batch_size, 4)", by argument."""
     tokenized: tuple[str, ...] = ()
     """What the model's tokenizer gives."""
+    fixed: Mapping[str, Fixed] = field(default_factory=dict)
+    """Tensors that are a part of the model."""
 
     @cached_property
     def parts(self) -> tuple[PreTrainedConfig, ...]:
@@ -58,6 +65,7 @@ def facts_of(source: Source, config: PreTrainedConfig) -> ModelFacts:
         tuple(name for name in names if name in arguments),
         documented(source.model_class),
         source.tokenized,
+        {} if source.call is None else source.call.fixed,
     )
 
 
