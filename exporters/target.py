@@ -123,7 +123,8 @@ class Target:
     fusions: ClassVar[str] = FUSIONS
     """The passes of its presets that make one op of several, as text."""
     products: ClassVar[str | None] = None
-    """What plan-fp8 calls it (`target=`): which native fp8 products there are on a GPU."""
+    """What plan-fp8 calls it (`target=`): which native fp8 products there are on a GPU,
+    and whether there are int8 convolutions on a CPU."""
     copies: ClassVar[int] = 1
     """Times that the weights are on disk at once while an engine is built."""
     holds_weights: ClassVar[bool] = False

@@ -12,6 +12,14 @@ Biases stay as they are.  Weights are expressions, quantized while the engine is
     %s: f32[128, 1] = enginecast.dynamic_scale(%w, fp8, True)
     %q: fp8[128, 64] = enginecast.quantize(%w, %s, fp8)
 
+A convolution in int8 reads and gives unsigned integers, whose scale and zero come from the
+calibration inputs; a rectifier behind it is a limit of what it gives.  Values that are held so stay
+so up to the next convolution, through pools, views and sums, and are floats for anything else:
+
+    %q: u8[2, 64, 9, 9] = enginecast.quantize_affine(%x, %xs, 117, u8)
+    %c: u8[2, 64, 9, 9] = enginecast.quantized_conv(%q, %xs, 117, %w, %ws, %b, ..., %ys, 0, 0.0, None)
+    %relu: f32[2, 64, 9, 9] = enginecast.dequantize_affine(%c, %ys, 0, f32)
+
 A scale that a backend holds in fp16 or bf16 is rounded up to that dtype: rounded down, the largest
 value of a row would no longer fit.  What linears read is quantized once for all that read one
 value, or views of one (x and x.view(-1, 64)):
@@ -24,8 +32,8 @@ value, or views of one (x and x.view(-1, 64)):
 import math
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -36,6 +44,7 @@ from torch.fx import Node
 
 from enginecast.errors import PassError
 from enginecast.ops.quantize import LIMITS, SMALLEST_SCALE
+from enginecast.ops.quantized_conv import LARGEST
 from enginecast.passes.ir.base import PassContext, Promise, Site
 from enginecast.passes.ir.edit import (
     SCALE,
@@ -61,9 +70,20 @@ from enginecast.passes.ir.quantization_plan import (
     plan_of,
 )
 from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.source import module_path
 from enginecast.passes.precision.cast_borders import mark_border
-from enginecast.passes.quantize.measure.quantizable import Layer, find_layers, products_as_linears
-from enginecast.passes.quantize.measure.simulate import activation_ranges
+from enginecast.passes.quantize.measure.quantizable import (
+    Layer,
+    find_layers,
+    geometry_of,
+    integer_values,
+    is_product_of_integers,
+    origin_in_order,
+    products_as_linears,
+    spans_wanted,
+    tail_of,
+)
+from enginecast.passes.quantize.measure.simulate import Span, activation_spans
 from enginecast.passes.quantize.plan.check import check_plan
 from enginecast.passes.quantize.plan.options import BEFORE, QuantizingPass
 from enginecast.passes.quantize.plan.planning import make_plan
@@ -109,11 +129,13 @@ class QuantizeLayers(QuantizingPass):
         _check_known(program, plan, layers)
         log = SiteLog(context)
         chosen = self._chosen(program, plan, layers, log)
-        chosen, ranges = _static_ranges(program, context, chosen, log)
-        writer = _Writer(program, self.dtype(plan.arch), self.scale_dtype, chosen, ranges)
+        chosen, spans = _static_spans(program, context, chosen, log)
+        writer = _Writer(program, self.dtype(plan.arch), self.scale_dtype, chosen, spans)
         for layer, found in chosen:
-            writer.rewrite(layer, found)
             log.done(layer.node, _described(found))
+            if not is_product_of_integers(found):
+                writer.rewrite(layer, found)
+        writer.integers()
         erase_dead(program.graph)
         drop_unused_weights(program)
         done = program.graph_module.meta.get(DONE, frozenset())
@@ -159,21 +181,27 @@ class QuantizeLayers(QuantizingPass):
         return self.native_refusal(layer, plan, arch)
 
 
-def _static_ranges(
+def _static_spans(
     program: ExportedProgram, context: PassContext, chosen: Sequence[Chosen], log: SiteLog
-) -> tuple[list[Chosen], Mapping[Node, float]]:
-    """Largest magnitudes of what layers with static scales read, and the layers without those where
-    there is none.
+) -> tuple[list[Chosen], Mapping[Node, Span]]:
+    """Least and largest elements of what layers with static scales read, and of convolutions what
+    they give; and the layers without those where one of them is not finite.
     """
-    static = {layer.node: _origin(layer) for layer, found in chosen if _is_static(found)}
-    ranges = activation_ranges(program, context, set(static.values()))
+    static = {layer.node: found for layer, found in chosen if _is_static(found)}
+    linears = {layer.node: _origin(layer) for layer, found in chosen
+               if _is_static(found) and layer.kind == "linear"}
+    whole = set(spans_wanted(program.graph, static))
+    spans = activation_spans(program, context, set(linears.values()), whole)
     left = []
     for layer, found in chosen:
-        if layer.node in static and not math.isfinite(ranges[static[layer.node]]):
+        values = [linears[layer.node]] if layer.node in linears else []
+        if is_product_of_integers(found):
+            values = [origin_in_order(first_input(layer.node)), tail_of(layer.node).node]
+        if not all(math.isfinite(end) for value in values for end in spans[value]):
             log.refused(layer.node, "what it reads is not finite on the calibration inputs")
         else:
             left.append((layer, found))
-    return left, ranges
+    return left, spans
 
 
 def _is_static(plan: LayerPlan) -> bool:
@@ -185,7 +213,7 @@ class _Writer:
 
     Args:
         dtype: of quantized values.
-        ranges: max |x| of each origin whose scale is static.
+        spans: least and largest elements of each value whose scale is static.
     """
 
     def __init__(
@@ -194,18 +222,28 @@ class _Writer:
         dtype: torch.dtype,
         scale_dtype: ScaleDtype,
         chosen: Sequence[Chosen],
-        ranges: Mapping[Node, float],
+        spans: Mapping[Node, Span],
     ) -> None:
         self._program = program
         self._dtype = dtype
         self._scale_dtype = scale_dtype
-        self._ranges = ranges
+        self._spans = spans
         self._weights: dict[tuple[object, ...], tuple[Node, Node]] = {}
         self._shared: dict[_Shared, tuple[Node, Node, Node]] = {}
         self._read: dict[_Shared, set[Node]] = defaultdict(set)
+        self._integers = _Integers(program, chosen, spans, self._conv_scale)
         for layer, plan in chosen:
+            if is_product_of_integers(plan):
+                continue
             if plan.activations in ("tensor", "row"):
                 self._read[_shared(layer, plan)].add(first_input(layer.node))
+
+    def integers(self) -> None:
+        """Rewrite the convolutions in int8, all at once."""
+        self._integers.rewrite()
+
+    def _conv_scale(self, layer: Layer, plan: LayerPlan) -> Node:
+        return self._rounded_up(self._weight_scale(behind_casts(layer.weight), layer, plan), layer)
 
     def rewrite(self, layer: Layer, plan: LayerPlan) -> None:
         """Change the node of a layer; it stays the same node, with its name."""
@@ -252,7 +290,7 @@ class _Writer:
         compute dtype before would be a second rounding.
         """
         weight = behind_casts(layer.weight)
-        key = (weight, plan.weights, plan.block, plan.bits, layer.kind == "conv")
+        key = (weight, plan.weights, plan.block, plan.bits, layer.kind)
         if key not in self._weights:
             with self._program.graph.inserting_before(layer.node):
                 scale = self._rounded_up(self._weight_scale(weight, layer, plan), layer)
@@ -271,7 +309,7 @@ class _Writer:
             if plan.bits == 4:
                 scale = self._insert(layer, aten.mul.Scalar, scale, 127 / 7)
             return self._insert(layer, aten.squeeze.dim, scale, -1)
-        if plan.weights == "tensor" or layer.kind != "conv":
+        if plan.weights == "tensor" or not layer.kind.startswith("conv"):
             return self._insert(layer, scale_of, weight, self._dtype, plan.weights == "row")
         rows = self._insert(layer, aten.flatten.using_ints, weight, 1)
         scale = self._insert(layer, scale_of, rows, self._dtype, True)
@@ -306,7 +344,10 @@ class _Writer:
         origin, scaling, static = shared
         read = self._read[shared]
         source = origin if len(read) > 1 else next(iter(read))
-        known = self._static_scale(self._ranges[origin], layer) if static else None
+        known = None
+        if static:
+            low, high = self._spans[origin]
+            known = self._static_scale(max(-low, high), layer)
         with self._program.graph.inserting_before(_after(source)):
             scale = known or self._insert(
                 layer, own.dynamic_scale.default, source, self._dtype, scaling == "row"
@@ -324,6 +365,126 @@ class _Writer:
         node = insert(self._program.graph, target, args, like=layer.node)
         node.meta.pop(SCALE, None)  # a scale carries the power of two, if there is one
         return node
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A value in unsigned integers."""
+
+    values: Node
+    scale: Node
+    zero: int
+
+    @property
+    def arguments(self) -> tuple[Node, Node, int]:
+        return self.values, self.scale, self.zero
+
+
+class _Integers:
+    """Rewrites convolutions in int8, and the sums between them.
+
+    Args:
+        chosen: the convolutions among them are rewritten.
+        spans: of every value in `spans_wanted`.
+        weight_scale: gives the scale of a layer's weight, as a weight expression.
+    """
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        chosen: Sequence[Chosen],
+        spans: Mapping[Node, Span],
+        weight_scale: Callable[[Layer, LayerPlan], Node],
+    ) -> None:
+        self._program = program
+        self._spans = spans
+        self._weight_scale = weight_scale
+        convs = [(layer, plan) for layer, plan in chosen if is_product_of_integers(plan)]
+        self._convs = {layer.node: (layer, plan) for layer, plan in convs}
+        plans = {layer.node: plan for layer, plan in convs}
+        self._values = integer_values(program.graph, plans)
+        self._held: dict[Node, _Held] = {}
+        self._grids: dict[Node, tuple[Node, int]] = {}
+
+    def rewrite(self) -> None:
+        """In graph order: what is read in integers is held in them before."""
+        for tail, node in self._values.items():
+            limits = tail_of(node)
+            with self._program.graph.inserting_before(node):
+                if node in self._convs:
+                    target, args = own.quantized_conv.default, self._conv(*self._convs[node])
+                else:
+                    sides = [self._read(side) for side in node.args if isinstance(side, Node)]
+                    args = (*sides[0].arguments, *sides[1].arguments)
+                    target = own.quantized_add.default
+                scale, zero = self._grid(tail)
+                args = (*args, scale, zero, limits.low, limits.high)
+                held = _Held(insert(self._program.graph, target, args, like=node), scale, zero)
+            # Whatever else reads the value reads the integers as floats.
+            _change(tail, own.dequantize_affine.default, (*held.arguments, dtype_of(tail)))
+            self._held[tail] = held
+
+    def _conv(self, layer: Layer, plan: LayerPlan) -> tuple[Any, ...]:
+        node = layer.node
+        read = self._read(first_input(node))
+        geometry = geometry_of(node)
+        sizes = (geometry.stride, geometry.padding, geometry.dilation)
+        weight = behind_casts(layer.weight)
+        scale = self._weight_scale(layer, plan)
+        bias = node.args[2] if len(node.args) > 2 else None
+        if isinstance(bias, Node):
+            scale, bias = self._bias(bias, read.scale, scale)
+        values = self._add(node, own.quantize.default, weight, scale, torch.int8)
+        return (*read.arguments, values, scale, bias, *map(list, sizes), geometry.groups)
+
+    def _bias(self, bias: Node, x_scale: Node, scale: Node) -> tuple[Node, Node]:
+        """The scale of a weight, raised where the bias would not fit into int32 beside it, and the
+        bias.
+        """
+        size = self._add(bias, aten.abs.default, bias)
+        least = self._add(bias, aten.div.Tensor, size, x_scale)
+        least = self._add(bias, aten.mul.Scalar, least, 1 / LIMITS[torch.int32])
+        least = self._add(bias, aten.reshape.default, least, list(shape_of(scale)))
+        scale = self._add(bias, aten.maximum.default, scale, least)
+        flat = self._add(bias, aten.reshape.default, scale, [-1])
+        of_sums = self._add(bias, aten.mul.Tensor, flat, x_scale)
+        return scale, self._add(bias, own.quantize.default, bias, of_sums, torch.int32)
+
+    def _read(self, source: Node) -> _Held:
+        """A value in integers: those that it is taken from, or its own."""
+        if source in self._held:
+            return self._held[source]
+        origin = origin_in_order(source)
+        with self._program.graph.inserting_before(_after(source)):
+            if origin in self._held:
+                before = self._read(first_input(source))
+                args = (before.values, *source.args[1:])
+                moved = insert(
+                    self._program.graph, source.target, args, dict(source.kwargs), like=source  # type: ignore[arg-type]
+                )
+                found = replace(before, values=moved)
+            else:
+                scale, zero = self._grid(origin)
+                quantize = own.quantize_affine.default
+                values = self._add(source, quantize, source, scale, zero, torch.uint8)
+                found = _Held(values, scale, zero)
+        self._held[source] = found
+        return found
+
+    def _grid(self, node: Node) -> tuple[Node, int]:
+        """The scale of a value, and what stands for 0."""
+        if node not in self._grids:
+            low, high = self._spans[node]
+            low, high = min(low, 0.0), max(high, 0.0)
+            scale = torch.tensor(max((high - low) / LARGEST, SMALLEST_SCALE), dtype=torch.float32)
+            zero = min(max(round(-low / float(scale)), 0), LARGEST)
+            name = free_name(self._program, f"{module_path(node) or 'model'}.value_scale")
+            kind = InputKind.CONSTANT_TENSOR
+            self._grids[node] = add_weight(self._program, name, scale, kind), zero
+        return self._grids[node]
+
+    def _add(self, like: Node, target: Any, *args: object) -> Node:
+        return insert(self._program.graph, target, args, like=like)
 
 
 _Shared = tuple[Node, Scaling | None, bool]

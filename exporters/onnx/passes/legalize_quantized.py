@@ -3,6 +3,7 @@
     quantized_linear, int8     integer_linear of a transposed weight; on the CPU of unsigned values
     quantized_linear, fp8      dequantized values in a matmul, or fp8_gemm where that is asked for
     blockwise_linear           packed_linear
+    quantized_conv             the scale of its weight as one dimension
     dequantized weight         dequantize_axis, transposed before and not after
     embedding of fp8           embedding of bytes, then a table of what the 256 of them stand for
 
@@ -374,9 +375,17 @@ def _blockwise_linear(rewriting: _Rewriting, node: Node, *args: Any) -> None:
     rewriting.replace(node, rewriting.cast(result, dtype, node))
 
 
+def _quantized_conv(rewriting: _Rewriting, node: Node, *args: Any) -> None:
+    flat = _flat(rewriting, args[4], node)
+    if len(shape_of(flat)) == 0:  # one channel
+        flat = rewriting.add(aten.reshape.default, flat, [1], like=node)
+    node.update_arg(4, flat)
+
+
 _RULES: dict[Any, Callable[..., None]] = {
     ours.quantize.default: _quantize,
     ours.dequantize.default: _dequantize,
     ours.quantized_linear.default: _quantized_linear,
     ours.blockwise_linear.default: _blockwise_linear,
+    ours.quantized_conv.default: _quantized_conv,
 }

@@ -1,33 +1,50 @@
 """The layers of a program that a plan may quantize: ops that read a weight of their own."""
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from enginecast.passes.ir.edit import (
     arguments,
     aten,
+    first_input,
     insert,
+    same_shape,
     shape_of,
     value,
     weight_expressions,
     weight_specs,
 )
 from enginecast.passes.ir.match import is_call
-from enginecast.passes.ir.quantization_plan import Kind
+from enginecast.passes.ir.quantization_plan import Kind, LayerPlan
 from enginecast.passes.ir.source import module_path, source_line
+from enginecast.passes.ir.traits import Trait, has
 
 _KINDS: dict[object, tuple[Kind, int]] = {
     aten.linear.default: ("linear", 1),
     aten.embedding.default: ("embedding", 0),
     aten.conv1d.default: ("conv", 1),
+    aten.conv1d.padding: ("conv", 1),
     aten.conv2d.default: ("conv", 1),
+    aten.conv2d.padding: ("conv", 1),
     aten.conv3d.default: ("conv", 1),
+    aten.conv3d.padding: ("conv", 1),
+    aten.conv_transpose1d.default: ("conv-transpose", 1),
+    aten.conv_transpose2d.input: ("conv-transpose", 1),
+    aten.conv_transpose3d.input: ("conv-transpose", 1),
 }
 """Op -> what it is, and which argument is its weight."""
+_IN_ORDER = (
+    *(aten.max_pool2d.default, aten.max_pool3d.default),
+    *(aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec),
+)
+"""Ops that give elements of the first argument, picked by their order or place alone, and have
+kernels of unsigned integers."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +60,8 @@ class Layer:
     module: str
     source: str
     ordinal: int
+    constants: frozenset[Node] = frozenset()
+    """Those of what it reads, beside its weight, that are weights, too."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,7 +93,8 @@ def find_layers(program: ExportedProgram) -> list[Layer]:
         ordinal = counts[module, source]
         counts[module, source] += 1
         name = str(specs[leaf.name].target)
-        found.append(Layer(node, kind, weight, name, module, source, ordinal))
+        constants = frozenset(weights.intersection(node.all_input_nodes))
+        found.append(Layer(node, kind, weight, name, module, source, ordinal, constants))
     return found
 
 
@@ -122,3 +142,119 @@ def _factors(node: Node, weights: set[Node]) -> tuple[Node, ...] | None:
         return None
     fits = fits and weight in weights and x not in weights and len(shape_of(weight)) == 2
     return found if fits else None
+
+
+@dataclass(frozen=True)
+class ConvGeometry:
+    """How a convolution walks over what it reads."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    """Before each size, then behind each."""
+    dilation: tuple[int, ...]
+    groups: int
+
+
+def geometry_of(node: Node) -> ConvGeometry:
+    """Of a convolution, its defaults and the names of paddings written out."""
+    kernel = shape_of(arguments(node)[1])[2:]
+    given: tuple[Any, ...] = (*node.args[3:], *(None,) * 4)
+    stride, padding, dilation, groups = given[:4]
+    stride, dilation = (_each(found or 1, len(kernel)) for found in (stride, dilation))
+    if isinstance(padding, str):
+        whole = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)]
+        pads = (*(size // 2 for size in whole), *(size - size // 2 for size in whole))
+    else:
+        pads = _each(padding or 0, len(kernel)) * 2
+    return ConvGeometry(stride, pads, dilation, groups or 1)
+
+
+def _each(given: Any, count: int) -> tuple[int, ...]:
+    sizes = tuple(given) if isinstance(given, list | tuple) else (given,)
+    return sizes * count if len(sizes) == 1 else sizes
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What a layer gives, behind a clamp that it alone feeds."""
+
+    node: Node
+    low: float | None = None
+    high: float | None = None
+
+    def clamped(self, tensor: Tensor) -> Tensor:
+        """What is left of a value that the layer gives."""
+        if self.low is None and self.high is None:
+            return tensor
+        return tensor.clamp(self.low, self.high)
+
+
+def tail_of(node: Node) -> Tail:
+    """The rectifier or clamp behind a node that nothing else reads; else the node itself."""
+    users = list(node.users)
+    if len(users) != 1:
+        return Tail(node)
+    (user,) = users
+    if is_call(user, aten.relu.default, aten.relu_.default):
+        return Tail(user, 0.0)
+    if is_call(user, aten.relu6.default):
+        return Tail(user, 0.0, 6.0)
+    limits = (*user.args[1:3], None, None)[:2]
+    if is_call(user, aten.hardtanh.default, aten.clamp.default, aten.clamp_min.default):
+        if is_call(user, aten.hardtanh.default):
+            limits = (*user.args[1:3], *(-1.0, 1.0)[len(user.args) - 1 :])
+        low, high = (limit if isinstance(limit, int | float) else None for limit in limits)
+        fits = user.args[0] is node and not user.kwargs and not any(isinstance(n, Node) for n in limits)
+        return Tail(user, *(None if n is None else float(n) for n in (low, high))) if fits else Tail(node)
+    return Tail(node)
+
+
+def origin_in_order(node: Node) -> Node:
+    """The value that the elements of a node are taken from, by ops that commute with rounding."""
+    while True:
+        moves = has(node, Trait.MOVES) or is_call(node, *_IN_ORDER)
+        if not moves or not node.args or not isinstance(source := node.args[0], Node):
+            return node
+        if not isinstance(value(source), Tensor) or not isinstance(value(node), Tensor):
+            return node
+        node = source
+
+
+def is_product_of_integers(plan: LayerPlan) -> bool:
+    """Whether a layer is a convolution of unsigned values, which gives some, too."""
+    return plan.kind == "conv" and plan.choice == "w8a8-static"
+
+
+def integer_values(graph: Graph, plans: Mapping[Node, LayerPlan]) -> dict[Node, Node]:
+    """What is held in unsigned integers wherever it is read: the tail of each convolution in int8,
+    and that of a sum of two such values which such a convolution reads.
+
+    Returns:
+        Tail -> the convolution or sum, in graph order.
+    """
+    convs = {node for node, plan in plans.items() if is_product_of_integers(plan)}
+    read = {origin_in_order(first_input(node)) for node in convs}
+    found: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node in convs:
+            found[tail_of(node).node] = node
+        elif is_call(node, aten.add.Tensor) and not node.kwargs and len(node.args) == 2:
+            tail = tail_of(node).node
+            if tail in read and all(_is_held(side, node, found) for side in node.args):
+                found[tail] = node
+    return found
+
+
+def _is_held(side: object, node: Node, held: Mapping[Node, Node]) -> bool:
+    if not isinstance(side, Node) or origin_in_order(side) not in held:
+        return False
+    return same_shape(shape_of(side), shape_of(node))
+
+
+def spans_wanted(graph: Graph, plans: Mapping[Node, LayerPlan]) -> Iterator[Node]:
+    """The values whose least and largest elements decide the scales of convolutions in int8."""
+    for node, plan in plans.items():
+        if is_product_of_integers(plan):
+            yield origin_in_order(first_input(node))
+            yield tail_of(node).node
+    yield from integer_values(graph, plans)

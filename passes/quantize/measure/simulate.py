@@ -19,7 +19,14 @@ from enginecast.passes.ir.edit import first_input
 from enginecast.passes.ir.interpret import Run, interpret_cases, named
 from enginecast.passes.ir.quantization_plan import Format, LayerPlan, QuantizationPlan, Scaling
 from enginecast.passes.quantize.measure.calibration import masks_of, valid_rows
-from enginecast.passes.quantize.measure.quantizable import find_layers
+from enginecast.passes.quantize.measure.quantizable import (
+    find_layers,
+    integer_values,
+    is_product_of_integers,
+    origin_in_order,
+    spans_wanted,
+    tail_of,
+)
 
 FLOOR = 2.0**-40
 """Of a scale: a row of zeros has one, too."""
@@ -119,6 +126,20 @@ def fake_linear(
     return found.to(x.dtype)
 
 
+Span = tuple[float, float]
+"""The least and the largest element of a value."""
+UNSIGNED = 255
+
+
+def fake_unsigned(x: Tensor, span: Span) -> Tensor:
+    """x on the 256 steps over a span, which are widened to hold 0 as one of them; fp32."""
+    low, high = min(span[0], 0.0), max(span[1], 0.0)
+    step = torch.tensor(max((high - low) / UNSIGNED, FLOOR))  # fp32
+    below = int((-low / step).round().clamp(0, UNSIGNED))
+    steps = (x.float() / step).round().clamp(-below, UNSIGNED - below)
+    return steps * step
+
+
 def simulate(
     program: ExportedProgram,
     plan: QuantizationPlan,
@@ -151,9 +172,13 @@ def simulate(
 class Rounding:
     """Computes layers with rounded values; keeps the rounded weights of the last layer."""
 
-    def __init__(self, plan: QuantizationPlan, largest: Mapping[Node, float]) -> None:
+    def __init__(self, plan: QuantizationPlan, spans: Mapping[Node, Span]) -> None:
+        """
+        Args:
+            spans: of `static_spans`.
+        """
         self._plan = plan
-        self._largest = largest
+        self._spans = spans
         self._last: Node | None = None
         self._weights: dict[LayerPlan, Tensor] = {}
 
@@ -166,7 +191,7 @@ class Rounding:
         if layer.kind == "linear":
             largest = None
             if layer.choice == "w8a8-static":
-                largest = torch.tensor(self._largest[first_input(node)])
+                largest = torch.tensor(_largest(self._spans[first_input(node)]))
             grid = grid_of(self._plan.format, self._plan.arch, 8)
             bias = values[2] if len(values) > 2 else None
             weight = self._weight(node, layer, values[1])
@@ -174,8 +199,17 @@ class Rounding:
         place = 0 if layer.kind == "embedding" else 1
         weight = self._weight(node, layer, values[place]).to(values[place].dtype)
         assert callable(node.target)
+        if is_product_of_integers(layer):
+            read = fake_unsigned(values[0], self._spans[origin_in_order(first_input(node))])
+            values = (read.to(values[0].dtype), *values[1:])
         found: Tensor = node.target(*values[:place], weight, *values[place + 1 :], **node.kwargs)
+        if is_product_of_integers(layer):
+            found = self.held(found, tail_of(node).node)
         return found
+
+    def held(self, found: Tensor, node: Node) -> Tensor:
+        """A value as the unsigned integers that hold it say it."""
+        return fake_unsigned(found, self._spans[node]).to(found.dtype)
 
     def _weight(self, node: Node, layer: LayerPlan, weight: Tensor) -> Tensor:
         """The same for all cases of a run, which come one after the other."""
@@ -198,28 +232,50 @@ class Simulation(Run):
         decisions = plan.by_site()
         found = ((layer.node, decisions.get(layer.key)) for layer in find_layers(program))
         self._layers = {node: d for node, d in found if d is not None and d.choice != "keep"}
-        ranges = static_ranges(program, context, self._layers.items())
-        self._rounding = Rounding(plan, ranges)
+        spans = static_spans(program, context, self._layers.items())
+        self._rounding = Rounding(plan, spans)
+        held = integer_values(program.graph, self._layers)
+        self._sums = {tail for tail, node in held.items() if node not in self._layers}
 
     def evaluate(self, node: Node, case: int) -> Any:
         layer = self._layers.get(node)
         if layer is None:
-            return super().evaluate(node, case)
+            found = super().evaluate(node, case)
+            return self._rounding.held(found, node) if node in self._sums else found
         values, _ = self.fetch_args_kwargs_from_env(node)
         return self._rounding.output(node, layer, values)
 
 
-def static_ranges(
+def static_spans(
     program: ExportedProgram, context: PassContext, layers: Iterable[tuple[Node, LayerPlan]]
-) -> dict[Node, float]:
-    """The largest magnitude of what each layer with a static scale reads, all else exact."""
-    read = {first_input(node) for node, layer in layers if layer.choice == "w8a8-static"}
-    return activation_ranges(program, context, read)
+) -> dict[Node, Span]:
+    """The least and largest elements that the static scales of layers are made for, all else
+    exact.
+    """
+    static = {node: layer for node, layer in layers if layer.choice == "w8a8-static"}
+    read = {first_input(node) for node, layer in static.items() if layer.kind == "linear"}
+    whole = set(spans_wanted(program.graph, static))
+    return activation_spans(program, context, read, whole)
+
+
+def _largest(span: Span) -> float:
+    return max(-span[0], span[1])
 
 
 def activation_ranges(
     program: ExportedProgram, context: PassContext, nodes: Set[Node]
 ) -> dict[Node, float]:
+    """For each node max |x| of `activation_spans`; infinite or NaN where a value is."""
+    spans = activation_spans(program, context, nodes)
+    return {node: _largest(span) for node, span in spans.items()}
+
+
+def activation_spans(
+    program: ExportedProgram,
+    context: PassContext,
+    nodes: Set[Node],
+    whole: Set[Node] = frozenset(),
+) -> dict[Node, Span]:
     """Run the program over the calibration inputs.
 
     What stands in the rows that a mask leaves out is not a measure: a model may compute anything
@@ -228,34 +284,41 @@ def activation_ranges(
     Args:
         context: with `calibration`; `mask_input` names the mask among it, [B, S].
         nodes: values [B, S, ...] have the mask's rows; others count whole.
+        whole: values that have channels where a mask has tokens; they count whole.
 
     Returns:
-        For each node max |x|, over all cases; infinite or NaN where a value is.
+        For each node its least and largest element, over all cases; infinite or NaN where a value
+        is.
 
     Raises:
         PassError: no calibration inputs were given.
     """
-    if not nodes:
+    if not nodes and not whole:
         return {}
     if not context.calibration:
         raise PassError(
             "static scales of activations need calibration inputs, got none",
             hint="Give inputs or prompts, or plan dynamic scales.",
         )
-    found: dict[Node, Tensor] = {}
+    found: dict[Node, tuple[Tensor, Tensor]] = {}
     masks = masks_of(context)
+    wanted = nodes | whole
 
     def keep(case: int, node: Node, tensor: Tensor) -> None:
-        if node not in nodes:
+        if node not in wanted:
             return
-        valid = valid_rows(tensor, masks[case])
+        valid = valid_rows(tensor, None if node in whole else masks[case])
         if valid.numel():
-            largest = valid.abs().amax().float()
-            found[node] = torch.maximum(found.get(node, largest), largest)  # hands NaN on
+            low, high = (end.float() for end in valid.aminmax())
+            known = found.get(node, (low, high))
+            # Both hand NaN on.
+            found[node] = torch.minimum(known[0], low), torch.maximum(known[1], high)
 
     for case, inputs in enumerate(context.calibration):
-        for node in nodes:
+        for node in wanted:
             if node.op == "placeholder" and node.name in inputs:
                 keep(case, node, inputs[node.name])
     interpret_cases(program, context.calibration, watch=keep)
-    return {node: float(found.get(node, torch.zeros(()))) for node in nodes}
+    nothing = (torch.zeros(()), torch.zeros(()))
+    ends = {node: found.get(node, nothing) for node in wanted}
+    return {node: (float(low), float(high)) for node, (low, high) in ends.items()}

@@ -87,6 +87,11 @@ def _faults(layer: LayerPlan, found: Layer, plan: QuantizationPlan) -> Iterator[
     if layer.choice == "storage":
         if layer.activations is not None:
             yield "activations", f"{layer.activations!r} with storage, which rounds weights alone"
+    elif layer.kind == "conv" and plan.format == "int8":
+        if (layer.choice, layer.weights, layer.activations) != ("w8a8-static", "row", "tensor"):
+            yield "choice", f"{layer.choice!r} {layer.weights}/{layer.activations} of a convolution: w8a8-static row/tensor, storage or keep"
+        if plan.arch != CPU:
+            yield "choice", f"{layer.choice!r} of a convolution: it is multiplied in int8 on a CPU alone"
     elif layer.kind != "linear":
         yield "choice", f"{layer.choice!r} of a layer that is not a linear: storage or keep"
     elif layer.activations is None:
@@ -114,7 +119,7 @@ def _block_faults(layer: LayerPlan) -> Iterator[tuple[str, str]]:
         yield "activations", "blocks are for weight and activations alike"
     if blocks != (layer.block > 0):
         yield "block", f"{layer.block} with weights {layer.weights!r}"
-    if layer.block and (layer.kind == "conv" or layer.shape[-1] % layer.block):
+    if layer.block and (layer.kind.startswith("conv") or layer.shape[-1] % layer.block):
         yield "block", f"{layer.block} does not divide K={layer.shape[-1]} of a {layer.kind}"
     if layer.block and (layer.block < 16 or layer.block & (layer.block - 1)):
         yield "block", f"{layer.block}: a power of two, 16 at least"
