@@ -31,6 +31,7 @@ from enginecast.passes.ir.edit import (
 )
 from enginecast.passes.ir.match import is_call
 from enginecast.passes.ir.sites import SiteLog
+from enginecast.passes.ir.source import LAYER, layer_stack
 
 _CONVS = (
     *(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default),
@@ -78,7 +79,7 @@ def _refusal(norm: Node, weights: set[Node]) -> str:
         return "it has no statistics"
     if len({dtype_of(found) for found in read if found is not None}) > 1:
         return "the weights have several dtypes"
-    if len(shape_of(conv)) != len(shape_of(conv.args[1])):
+    if len(shape_of(conv)) != len(shape_of(arguments(conv)[1])):
         return "the convolution reads no batch"  # the norm takes channels for the batch
     return ""
 
@@ -99,5 +100,6 @@ def _fold(program: ProgramView, norm: Node, weights: set[Node]) -> None:
         shift = add(aten.neg.default, mean) if bias is None else add(aten.sub.Tensor, bias, mean)
         shift = add(aten.mul.Tensor, shift, factor)
         shift = shift if beta is None else add(aten.add.Tensor, shift, beta)
+    norm.meta[LAYER] = dict(layer_stack(conv))
     norm.target, norm.kwargs = conv.target, {}
     norm.args = (conv.args[0], folded, shift, *sizes)

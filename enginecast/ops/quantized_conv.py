@@ -31,9 +31,7 @@ def _rounded(scaled: Tensor, zero: int, dtype: torch.dtype) -> Tensor:
     return (scaled.round() + zero).clamp(0, LARGEST).to(dtype)
 
 
-@operator(
-    Trait.FULL_RANGE, fake=lambda x, scale, zero, dtype: torch.empty_like(x, dtype=dtype)
-)
+@operator(Trait.FULL_RANGE, fake=lambda x, scale, zero, dtype: torch.empty_like(x, dtype=dtype))
 def quantize_affine(x: Tensor, scale: Tensor, zero: int, dtype: torch.dtype) -> Tensor:
     """x / scale, rounded to nearest, ties to even, plus `zero`, within 0..255.
 
@@ -49,14 +47,13 @@ def quantize_affine(x: Tensor, scale: Tensor, zero: int, dtype: torch.dtype) -> 
     return _rounded(x.float() / scale, zero, dtype)
 
 
-@operator(
-    Trait.UNFOLDABLE, fake=lambda q, scale, zero, dtype: torch.empty_like(q, dtype=dtype)
-)
+@operator(Trait.UNFOLDABLE, fake=lambda q, scale, zero, dtype: torch.empty_like(q, dtype=dtype))
 def dequantize_affine(q: Tensor, scale: Tensor, zero: int, dtype: torch.dtype) -> Tensor:
     """(q - zero) * scale, computed in fp32 and rounded to `dtype`.
 
     Args:
-        q: what `quantize_affine` gave, with the same `scale` and `zero`.
+        q: what `quantize_affine` or `quantized_conv` gave, with the same `scale` and `zero`.
+        scale: fp32, [], or one for each channel, [N, 1, ...].
 
     Returns:
         Shape of q, `dtype`.
@@ -84,7 +81,7 @@ def _convolved(
         pairs = list(zip(before, after, strict=True))[::-1]
         x = functional.pad(x, [size for pair in pairs for size in pair])
         before = [0] * dims
-    return _CONVS[dims](x, weight, None, stride, before, dilation, groups)  # type: ignore[operator]
+    return _CONVS[dims](x, weight, None, stride, before, dilation, groups)
 
 
 @operator(Trait.HEAVY | Trait.UNFOLDABLE, fake=_conv_fake)
@@ -116,7 +113,7 @@ def quantized_conv(
         weight_scale: fp32, [N, 1, ...].
         bias: [N], int32, whose scale is that of x times that of the weight.
         padding: before each size, then behind each.
-        y_scale: fp32, [].
+        y_scale: fp32, [], or one for each channel, [N, 1, ...].
         y_zero: what stands for 0 in the result.
         low: the result, as a float, is held above it before it is rounded; None: it is not.
         high: the same, below it.
@@ -134,9 +131,7 @@ def quantized_conv(
     return _rounded(found / y_scale, y_zero, x.dtype)
 
 
-@operator(
-    Trait.UNFOLDABLE, fake=lambda left, *rest: torch.empty_like(left + rest[2])
-)
+@operator(Trait.UNFOLDABLE, fake=lambda left, *rest: torch.empty_like(left + rest[2]))
 def quantized_add(
     left: Tensor,
     left_scale: Tensor,

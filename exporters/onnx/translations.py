@@ -353,7 +353,13 @@ def _quantize_affine(x: Any, scale: Any, zero: int, dtype: int) -> Any:
 
 @_translation(own.dequantize_affine.default, readers=["onnxruntime-cpu"])
 def _dequantize_affine(q: Any, scale: Any, zero: int, dtype: int) -> Any:
-    found = op.DequantizeLinear(q, scale, scalar(zero, ir.DataType.UINT8))
+    if len(scale.shape):
+        channels = scale.shape[0]
+        zeros = onnx.helper.make_tensor("zeros", int(q.dtype), [channels], [zero] * channels)
+        scales = op.Reshape(scale, op.Constant(value_ints=[-1]))
+        found = op.DequantizeLinear(q, scales, op.Constant(value=zeros), axis=1)
+    else:
+        found = op.DequantizeLinear(q, scale, scalar(zero, ir.DataType.UINT8))
     return _as(found, ir.DataType(dtype))
 
 

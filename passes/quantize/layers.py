@@ -17,7 +17,7 @@ calibration inputs; a rectifier behind it is a limit of what it gives.  Values t
 so up to the next convolution, through pools, views and sums, and are floats for anything else:
 
     %q: u8[2, 64, 9, 9] = enginecast.quantize_affine(%x, %xs, 117, u8)
-    %c: u8[2, 64, 9, 9] = enginecast.quantized_conv(%q, %xs, 117, %w, %ws, %b, ..., %ys, 0, 0.0, None)
+    %c: u8[2, 64, 9, 9] = enginecast.quantized_conv(%q, %xs, 117, %w, %ws, %b, ..., %ys, 0, 0.0)
     %relu: f32[2, 64, 9, 9] = enginecast.dequantize_affine(%c, %ys, 0, f32)
 
 A scale that a backend holds in fp16 or bf16 is rounded up to that dtype: rounded down, the largest
@@ -29,7 +29,6 @@ value, or views of one (x and x.view(-1, 64)):
     %xq: fp8[2, 7, 64] = enginecast.quantize(%norm, %xs, fp8)          that a backend can fuse them
 """
 
-import math
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +42,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from enginecast.errors import PassError
-from enginecast.ops.quantize import LIMITS, SMALLEST_SCALE
+from enginecast.ops.quantize import LIMITS, SMALLEST_SCALE, ZERO
 from enginecast.ops.quantized_conv import LARGEST
 from enginecast.passes.ir.base import PassContext, Promise, Site
 from enginecast.passes.ir.edit import (
@@ -188,16 +187,19 @@ def _static_spans(
     they give; and the layers without those where one of them is not finite.
     """
     static = {layer.node: found for layer, found in chosen if _is_static(found)}
-    linears = {layer.node: _origin(layer) for layer, found in chosen
-               if _is_static(found) and layer.kind == "linear"}
-    whole = set(spans_wanted(program.graph, static))
+    linears = {
+        layer.node: _origin(layer)
+        for layer, found in chosen
+        if _is_static(found) and layer.kind == "linear"
+    }
+    whole = spans_wanted(program.graph, static)
     spans = activation_spans(program, context, set(linears.values()), whole)
     left = []
     for layer, found in chosen:
         values = [linears[layer.node]] if layer.node in linears else []
         if is_product_of_integers(found):
             values = [origin_in_order(first_input(layer.node)), tail_of(layer.node).node]
-        if not all(math.isfinite(end) for value in values for end in spans[value]):
+        if not all(spans[value].is_finite for value in values):
             log.refused(layer.node, "what it reads is not finite on the calibration inputs")
         else:
             left.append((layer, found))
@@ -346,8 +348,7 @@ class _Writer:
         source = origin if len(read) > 1 else next(iter(read))
         known = None
         if static:
-            low, high = self._spans[origin]
-            known = self._static_scale(max(-low, high), layer)
+            known = self._static_scale(self._spans[origin].largest, layer)
         with self._program.graph.inserting_before(_after(source)):
             scale = known or self._insert(
                 layer, own.dynamic_scale.default, source, self._dtype, scaling == "row"
@@ -408,7 +409,8 @@ class _Integers:
 
     def rewrite(self) -> None:
         """In graph order: what is read in integers is held in them before."""
-        for tail, node in self._values.items():
+        for tail, value in self._values.items():
+            node = value.made_by
             limits = tail_of(node)
             with self._program.graph.inserting_before(node):
                 if node in self._convs:
@@ -459,9 +461,9 @@ class _Integers:
             if origin in self._held:
                 before = self._read(first_input(source))
                 args = (before.values, *source.args[1:])
-                moved = insert(
-                    self._program.graph, source.target, args, dict(source.kwargs), like=source  # type: ignore[arg-type]
-                )
+                assert callable(source.target)
+                kwargs = dict(source.kwargs)
+                moved = insert(self._program.graph, source.target, args, kwargs, like=source)
                 found = replace(before, values=moved)
             else:
                 scale, zero = self._grid(origin)
@@ -474,17 +476,25 @@ class _Integers:
     def _grid(self, node: Node) -> tuple[Node, int]:
         """The scale of a value, and what stands for 0."""
         if node not in self._grids:
-            low, high = self._spans[node]
-            low, high = min(low, 0.0), max(high, 0.0)
-            scale = torch.tensor(max((high - low) / LARGEST, SMALLEST_SCALE), dtype=torch.float32)
-            zero = min(max(round(-low / float(scale)), 0), LARGEST)
+            scale, zero = _grid_of(self._spans[node], len(shape_of(node)))
             name = free_name(self._program, f"{module_path(node) or 'model'}.value_scale")
-            kind = InputKind.CONSTANT_TENSOR
-            self._grids[node] = add_weight(self._program, name, scale, kind), zero
+            constant = InputKind.CONSTANT_TENSOR
+            self._grids[node] = add_weight(self._program, name, scale, constant), zero
         return self._grids[node]
 
     def _add(self, like: Node, target: Any, *args: object) -> Node:
         return insert(self._program.graph, target, args, like=like)
+
+
+def _grid_of(span: Span, dims: int) -> tuple[Tensor, int]:
+    """The scale of what reaches over a span, fp32, [] or [N, 1, ...], and what stands for 0."""
+    low, high = min(span.low, 0.0), max(span.high, 0.0)
+    if span.channels is not None:
+        zero = ZERO if low < 0 else 0
+        scales = (span.channels / (LARGEST - zero)).clamp(min=SMALLEST_SCALE)
+        return scales.reshape(-1, *[1] * (dims - 2)), zero
+    scale = torch.tensor(max((high - low) / LARGEST, SMALLEST_SCALE), dtype=torch.float32)
+    return scale, min(max(round(-low / float(scale)), 0), LARGEST)
 
 
 _Shared = tuple[Node, Scaling | None, bool]

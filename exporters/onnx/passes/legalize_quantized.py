@@ -3,7 +3,7 @@
     quantized_linear, int8     integer_linear of a transposed weight; on the CPU of unsigned values
     quantized_linear, fp8      dequantized values in a matmul, or fp8_gemm where that is asked for
     blockwise_linear           packed_linear
-    quantized_conv             the scale of its weight as one dimension
+    quantized_conv             one scale for all that it gives
     dequantized weight         dequantize_axis, transposed before and not after
     embedding of fp8           embedding of bytes, then a table of what the 256 of them stand for
 
@@ -376,10 +376,23 @@ def _blockwise_linear(rewriting: _Rewriting, node: Node, *args: Any) -> None:
 
 
 def _quantized_conv(rewriting: _Rewriting, node: Node, *args: Any) -> None:
-    flat = _flat(rewriting, args[4], node)
-    if len(shape_of(flat)) == 0:  # one channel
-        flat = rewriting.add(aten.reshape.default, flat, [1], like=node)
-    node.update_arg(4, flat)
+    """A scale for each channel of what is given becomes a part of the weight's: QLinearConv has one
+    for all, and only ever uses their quotient.
+    """
+    scale, y_scale = args[4], args[10]
+    scale = rewriting.add(aten.reshape.default, scale, [-1], like=node)
+    if shape_of(y_scale):
+        y_scale = rewriting.add(aten.reshape.default, y_scale, [-1], like=node)
+        scale = rewriting.add(aten.div.Tensor, scale, y_scale, like=node)
+        key = ("one",)
+        if key not in rewriting.made:
+            kind = InputKind.CONSTANT_TENSOR
+            name = free_name(rewriting.program, "one")
+            rewriting.made[key] = add_weight(rewriting.program, name, torch.ones(()), kind)
+        node.update_arg(10, rewriting.made[key])
+        # It is within them: what it was measured to reach, it was measured behind them.
+        node.args = (*node.args[:12], None, None)
+    node.update_arg(4, scale)
 
 
 _RULES: dict[Any, Callable[..., None]] = {

@@ -1,7 +1,7 @@
 """The layers of a program that a plan may quantize: ops that read a weight of their own."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from enginecast.passes.ir.edit import (
 )
 from enginecast.passes.ir.match import is_call
 from enginecast.passes.ir.quantization_plan import Kind, LayerPlan
-from enginecast.passes.ir.source import module_path, source_line
+from enginecast.passes.ir.source import layer_path, source_line
 from enginecast.passes.ir.traits import Trait, has
 
 _KINDS: dict[object, tuple[Kind, int]] = {
@@ -89,7 +89,7 @@ def find_layers(program: ExportedProgram) -> list[Layer]:
         if not isinstance(weight, Node) or weight not in weights or node in weights:
             continue
         leaf = _first_leaf(weight)
-        module, source = module_path(node), source_line(node)
+        module, source = layer_path(node), source_line(node)
         ordinal = counts[module, source]
         counts[module, source] += 1
         name = str(specs[leaf.name].target)
@@ -162,7 +162,9 @@ def geometry_of(node: Node) -> ConvGeometry:
     stride, padding, dilation, groups = given[:4]
     stride, dilation = (_each(found or 1, len(kernel)) for found in (stride, dilation))
     if isinstance(padding, str):
-        whole = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)]
+        whole = [
+            d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, kernel, strict=True)
+        ]
         pads = (*(size // 2 for size in whole), *(size - size // 2 for size in whole))
     else:
         pads = _each(padding or 0, len(kernel)) * 2
@@ -204,8 +206,16 @@ def tail_of(node: Node) -> Tail:
         if is_call(user, aten.hardtanh.default):
             limits = (*user.args[1:3], *(-1.0, 1.0)[len(user.args) - 1 :])
         low, high = (limit if isinstance(limit, int | float) else None for limit in limits)
-        fits = user.args[0] is node and not user.kwargs and not any(isinstance(n, Node) for n in limits)
-        return Tail(user, *(None if n is None else float(n) for n in (low, high))) if fits else Tail(node)
+        fits = (
+            user.args[0] is node
+            and not user.kwargs
+            and not any(isinstance(n, Node) for n in limits)
+        )
+        return (
+            Tail(user, *(None if n is None else float(n) for n in (low, high)))
+            if fits
+            else Tail(node)
+        )
     return Tail(node)
 
 
@@ -225,12 +235,22 @@ def is_product_of_integers(plan: LayerPlan) -> bool:
     return plan.kind == "conv" and plan.choice == "w8a8-static"
 
 
-def integer_values(graph: Graph, plans: Mapping[Node, LayerPlan]) -> dict[Node, Node]:
-    """What is held in unsigned integers wherever it is read: the tail of each convolution in int8,
-    and that of a sum of two such values which such a convolution reads.
+@dataclass(frozen=True)
+class IntegerValue:
+    """A value that is held in unsigned integers wherever it is read."""
+
+    made_by: Node
+    """The convolution or sum."""
+    by_channel: bool
+    """Whether each channel has a scale of its own: what reads the value, reads floats."""
+
+
+def integer_values(graph: Graph, plans: Mapping[Node, LayerPlan]) -> dict[Node, IntegerValue]:
+    """The tail of each convolution in int8, and that of a sum of two such values which such a
+    convolution reads.
 
     Returns:
-        Tail -> the convolution or sum, in graph order.
+        By tail, in graph order.
     """
     convs = {node for node, plan in plans.items() if is_product_of_integers(plan)}
     read = {origin_in_order(first_input(node)) for node in convs}
@@ -242,7 +262,12 @@ def integer_values(graph: Graph, plans: Mapping[Node, LayerPlan]) -> dict[Node, 
             tail = tail_of(node).node
             if tail in read and all(_is_held(side, node, found) for side in node.args):
                 found[tail] = node
-    return found
+    sums = (node for node in found.values() if node not in convs)
+    read |= {origin_in_order(side) for node in sums for side in node.all_input_nodes}
+    return {
+        tail: IntegerValue(node, tail not in read and tail_of(node).low in (None, 0.0))
+        for tail, node in found.items()
+    }
 
 
 def _is_held(side: object, node: Node, held: Mapping[Node, Node]) -> bool:
@@ -251,10 +276,10 @@ def _is_held(side: object, node: Node, held: Mapping[Node, Node]) -> bool:
     return same_shape(shape_of(side), shape_of(node))
 
 
-def spans_wanted(graph: Graph, plans: Mapping[Node, LayerPlan]) -> Iterator[Node]:
-    """The values whose least and largest elements decide the scales of convolutions in int8."""
-    for node, plan in plans.items():
-        if is_product_of_integers(plan):
-            yield origin_in_order(first_input(node))
-            yield tail_of(node).node
-    yield from integer_values(graph, plans)
+def spans_wanted(graph: Graph, plans: Mapping[Node, LayerPlan]) -> dict[Node, bool]:
+    """The values whose least and largest elements decide the scales of convolutions in int8; and
+    whether they are wanted of each channel.
+    """
+    read = (node for node, plan in plans.items() if is_product_of_integers(plan))
+    found = {origin_in_order(first_input(node)): False for node in read}
+    return found | {tail: held.by_channel for tail, held in integer_values(graph, plans).items()}

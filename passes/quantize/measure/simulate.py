@@ -3,8 +3,10 @@
 The layers of a plan compute with rounded values, all else as it is.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -126,14 +128,39 @@ def fake_linear(
     return found.to(x.dtype)
 
 
-Span = tuple[float, float]
-"""The least and the largest element of a value."""
 UNSIGNED = 255
 
 
+@dataclass(frozen=True)
+class Span:
+    """How far the elements of a value reach."""
+
+    low: float
+    high: float
+    channels: Tensor | None = None
+    """The largest magnitude in each, [N], where each has a scale of its own."""
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude; infinite or NaN where a value is."""
+        return max(-self.low, self.high)
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+
 def fake_unsigned(x: Tensor, span: Span) -> Tensor:
-    """x on the 256 steps over a span, which are widened to hold 0 as one of them; fp32."""
-    low, high = min(span[0], 0.0), max(span[1], 0.0)
+    """x on the 256 steps over a span, which are widened to hold 0 as one of them; fp32.
+
+    With a scale for each channel 0 is the lowest step or the one in the middle.
+    """
+    low, high = min(span.low, 0.0), max(span.high, 0.0)
+    if span.channels is not None:
+        below = 0 if low == 0 else UNSIGNED // 2 + 1
+        size = span.channels.float().reshape(-1, *[1] * (x.dim() - 2))
+        step = (size / (UNSIGNED - below)).clamp(min=FLOOR)
+        return (x.float() / step).round().clamp(-below, UNSIGNED - below) * step
     step = torch.tensor(max((high - low) / UNSIGNED, FLOOR))  # fp32
     below = int((-low / step).round().clamp(0, UNSIGNED))
     steps = (x.float() / step).round().clamp(-below, UNSIGNED - below)
@@ -191,7 +218,7 @@ class Rounding:
         if layer.kind == "linear":
             largest = None
             if layer.choice == "w8a8-static":
-                largest = torch.tensor(_largest(self._spans[first_input(node)]))
+                largest = torch.tensor(self._spans[first_input(node)].largest)
             grid = grid_of(self._plan.format, self._plan.arch, 8)
             bias = values[2] if len(values) > 2 else None
             weight = self._weight(node, layer, values[1])
@@ -235,7 +262,7 @@ class Simulation(Run):
         spans = static_spans(program, context, self._layers.items())
         self._rounding = Rounding(plan, spans)
         held = integer_values(program.graph, self._layers)
-        self._sums = {tail for tail, node in held.items() if node not in self._layers}
+        self._sums = {tail for tail, one in held.items() if one.made_by not in self._layers}
 
     def evaluate(self, node: Node, case: int) -> Any:
         layer = self._layers.get(node)
@@ -254,12 +281,7 @@ def static_spans(
     """
     static = {node: layer for node, layer in layers if layer.choice == "w8a8-static"}
     read = {first_input(node) for node, layer in static.items() if layer.kind == "linear"}
-    whole = set(spans_wanted(program.graph, static))
-    return activation_spans(program, context, read, whole)
-
-
-def _largest(span: Span) -> float:
-    return max(-span[0], span[1])
+    return activation_spans(program, context, read, spans_wanted(program.graph, static))
 
 
 def activation_ranges(
@@ -267,14 +289,14 @@ def activation_ranges(
 ) -> dict[Node, float]:
     """For each node max |x| of `activation_spans`; infinite or NaN where a value is."""
     spans = activation_spans(program, context, nodes)
-    return {node: _largest(span) for node, span in spans.items()}
+    return {node: span.largest for node, span in spans.items()}
 
 
 def activation_spans(
     program: ExportedProgram,
     context: PassContext,
     nodes: Set[Node],
-    whole: Set[Node] = frozenset(),
+    whole: Mapping[Node, bool] = MappingProxyType({}),
 ) -> dict[Node, Span]:
     """Run the program over the calibration inputs.
 
@@ -284,7 +306,8 @@ def activation_spans(
     Args:
         context: with `calibration`; `mask_input` names the mask among it, [B, S].
         nodes: values [B, S, ...] have the mask's rows; others count whole.
-        whole: values that have channels where a mask has tokens; they count whole.
+        whole: values that have channels where a mask has tokens; they count whole.  Of those with
+            True the magnitude in each channel is looked for, too.
 
     Returns:
         For each node its least and largest element, over all cases; infinite or NaN where a value
@@ -301,8 +324,9 @@ def activation_spans(
             hint="Give inputs or prompts, or plan dynamic scales.",
         )
     found: dict[Node, tuple[Tensor, Tensor]] = {}
+    channels: dict[Node, Tensor] = {}
     masks = masks_of(context)
-    wanted = nodes | whole
+    wanted = nodes | whole.keys()
 
     def keep(case: int, node: Node, tensor: Tensor) -> None:
         if node not in wanted:
@@ -313,6 +337,9 @@ def activation_spans(
             known = found.get(node, (low, high))
             # Both hand NaN on.
             found[node] = torch.minimum(known[0], low), torch.maximum(known[1], high)
+            if whole.get(node):
+                sizes = tensor.abs().transpose(0, 1).flatten(1).amax(1).float()
+                channels[node] = torch.maximum(channels.get(node, sizes), sizes)
 
     for case, inputs in enumerate(context.calibration):
         for node in wanted:
@@ -321,4 +348,7 @@ def activation_spans(
     interpret_cases(program, context.calibration, watch=keep)
     nothing = (torch.zeros(()), torch.zeros(()))
     ends = {node: found.get(node, nothing) for node in wanted}
-    return {node: (float(low), float(high)) for node, (low, high) in ends.items()}
+    return {
+        node: Span(float(low), float(high), channels.get(node))
+        for node, (low, high) in ends.items()
+    }

@@ -88,10 +88,7 @@ def _faults(layer: LayerPlan, found: Layer, plan: QuantizationPlan) -> Iterator[
         if layer.activations is not None:
             yield "activations", f"{layer.activations!r} with storage, which rounds weights alone"
     elif layer.kind == "conv" and plan.format == "int8":
-        if (layer.choice, layer.weights, layer.activations) != ("w8a8-static", "row", "tensor"):
-            yield "choice", f"{layer.choice!r} {layer.weights}/{layer.activations} of a convolution: w8a8-static row/tensor, storage or keep"
-        if plan.arch != CPU:
-            yield "choice", f"{layer.choice!r} of a convolution: it is multiplied in int8 on a CPU alone"
+        yield from _conv_faults(layer, plan)
     elif layer.kind != "linear":
         yield "choice", f"{layer.choice!r} of a layer that is not a linear: storage or keep"
     elif layer.activations is None:
@@ -100,6 +97,15 @@ def _faults(layer: LayerPlan, found: Layer, plan: QuantizationPlan) -> Iterator[
     yield from _block_faults(layer)
     if plan.format == "fp8":
         yield from _native_faults(layer, plan.arch)
+
+
+def _conv_faults(layer: LayerPlan, plan: QuantizationPlan) -> Iterator[tuple[str, str]]:
+    form = (layer.choice, layer.weights, layer.activations)
+    if form != ("w8a8-static", "row", "tensor"):
+        wanted = "w8a8-static by row and tensor, storage or keep"
+        yield "choice", f"{layer.choice!r} of a convolution: {wanted}"
+    if plan.arch != CPU:
+        yield "choice", f"{layer.choice!r} of a convolution, which has int8 on a CPU alone"
 
 
 def _format_faults(layer: LayerPlan, plan: QuantizationPlan) -> Iterator[tuple[str, str]]:
