@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from enginecast.passes.ir.quantization_plan import Format
-from enginecast.passes.quantize.plan.options import Target
 from enginecast.passes.quantize.plan.planning import PlanPass
 
 
@@ -16,4 +15,4 @@ class PlanInt8(PlanPass):
     format: ClassVar[Format] = "int8"
 
     bits: Literal[4, 8] = 8
-    target: Target = "aotinductor"
+    integers: bool = False

@@ -1,7 +1,7 @@
 """Convolutions of quantized values, and what stands between them.
 
     %q: u8[1, 64, 56, 56] = enginecast.quantize_affine(%x, %xs, 113, u8)
-    %y: u8[1, 64, 56, 56] = enginecast.quantized_conv(%q, %xs, 113, %w8, %ws, %b32, ..., %ys, 0, ...)
+    %y: u8[1, 64, 56, 56] = enginecast.quantized_conv(%q, %xs, 113, %w8, %ws, %b, ..., %ys, 0, ...)
     %z: f32[1, 64, 56, 56] = enginecast.dequantize_affine(%y, %ys, 0, f32)
 
 Values are unsigned, with a scale and a number that stands for 0, both known beforehand: what a

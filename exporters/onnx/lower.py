@@ -39,6 +39,7 @@ _FP8 = frozenset({ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2})
 _INTEGER_OPS = frozenset(
     {
         "QLinearConv",
+        "DynamicQuantizeLSTM",
         "MatMulInteger",
         "MatMulIntegerToFloat",
         "MatMulNBits",

@@ -113,6 +113,15 @@ _quantized_sum = _op(
     required=8,
     outputs="C:T",
 )
+_dynamic_lstm = _op(
+    "DynamicQuantizeLSTM",
+    "X:T W:T2 R:T2 B:T sequence_lens:T1 initial_h:T initial_c:T P:T W_scale:T W_zero_point:T2"
+    " R_scale:T R_zero_point:T2",
+    {"T": ["tensor(float)"], "T1": ["tensor(int32)"], "T2": _INT8},
+    {"hidden_size": _INT, "direction": OpSchema.AttrType.STRING},
+    required=3,
+    outputs="Y:T Y_h:T Y_c:T",
+)
 _nbits = _op(
     "MatMulNBits",
     "A:T1 B:T2 scales:T1 zero_points:T3 g_idx:T4 bias:T1",
@@ -418,6 +427,32 @@ def _quantized_add(
     return _limited(found, y_scale, y_zero, low, high)
 
 
+@_translation(own.quantized_lstm.default, readers=["onnxruntime-cpu"])
+def _quantized_lstm(
+    x: Any,
+    hidden: Any,
+    cell: Any,
+    weight: Any,
+    weight_scale: Any,
+    recurrence: Any,
+    recurrence_scale: Any,
+    bias: Any,
+) -> tuple[Any, Any, Any]:
+    directions, size, gates = recurrence.shape
+    zeros = onnx.helper.make_tensor(
+        "zeros", int(ir.DataType.INT8), [directions, gates], [0] * (directions * gates)
+    )
+    zero = op.Constant(value=zeros)
+    found, last, memory = _dynamic_lstm(
+        *(x, weight, recurrence, bias, None, hidden, cell, None),
+        *(weight_scale, zero, recurrence_scale, zero),
+        hidden_size=size,
+        direction="bidirectional" if directions == 2 else "forward",
+    )
+    rows = op.Transpose(found, perm=[0, 2, 1, 3])
+    return op.Reshape(rows, op.Constant(value_ints=[0, 0, directions * size])), last, memory
+
+
 def _limited(values: Any, scale: Any, zero: int, low: float | None, high: float | None) -> Any:
     """Unsigned values of what is within two limits: the steps at which these lie.  A limit of 0
     that the lowest step stands for is there already.
@@ -538,11 +573,11 @@ for _rules in TRANSLATIONS.values():
     _rules.refuse(*_OF_WEIGHTS, reason="it computes weights, while the file is written")
 _OF_CONVS = (
     *(own.quantize_affine.default, own.dequantize_affine.default),
-    *(own.quantized_conv.default, own.quantized_add.default),
+    *(own.quantized_conv.default, own.quantized_add.default, own.quantized_lstm.default),
 )
 for _reader in READERS:
     if _reader != "onnxruntime-cpu":
-        TRANSLATIONS[_reader].refuse(*_OF_CONVS, reason="convolutions in int8 are for the CPU")
+        TRANSLATIONS[_reader].refuse(*_OF_CONVS, reason="ONNX Runtime has it on the CPU alone")
 for _reader in _PLAIN:
     TRANSLATIONS[_reader].refuse(*_OF_ONNXRUNTIME, reason="a form for ONNX Runtime")
 TRANSLATIONS["onnxruntime-cpu"].refuse(own.fp8_gemm.default, reason="only CUDA has GemmFloat8")

@@ -20,6 +20,10 @@ so up to the next convolution, through pools, views and sums, and are floats for
     %c: u8[2, 64, 9, 9] = enginecast.quantized_conv(%q, %xs, 117, %w, %ws, %b, ..., %ys, 0, 0.0)
     %relu: f32[2, 64, 9, 9] = enginecast.dequantize_affine(%c, %ys, 0, f32)
 
+An LSTM reads floats and rounds them itself, at each step anew:
+
+    %r = enginecast.quantized_lstm(%x, %h, %c, %w, %ws, %u, %us, %b)
+
 A scale that a backend holds in fp16 or bf16 is rounded up to that dtype: rounded down, the largest
 value of a row would no longer fit.  What linears read is quantized once for all that read one
 value, or views of one (x and x.view(-1, 64)):
@@ -48,6 +52,7 @@ from enginecast.passes.ir.base import PassContext, Promise, Site
 from enginecast.passes.ir.edit import (
     SCALE,
     add_weight,
+    arguments,
     aten,
     drop_unused_weights,
     dtype_of,
@@ -55,6 +60,7 @@ from enginecast.passes.ir.edit import (
     first_input,
     free_name,
     insert,
+    insert_item,
     same_size,
     shape_of,
     weight_value,
@@ -79,6 +85,7 @@ from enginecast.passes.quantize.measure.quantizable import (
     is_product_of_integers,
     origin_in_order,
     products_as_linears,
+    recurrence_of,
     spans_wanted,
     tail_of,
 )
@@ -249,8 +256,11 @@ class _Writer:
 
     def rewrite(self, layer: Layer, plan: LayerPlan) -> None:
         """Change the node of a layer; it stays the same node, with its name."""
-        values, scale = self._weight(layer, plan)
         node = layer.node
+        if layer.kind in ("lstm", "gru", "rnn"):
+            self._recur(layer, plan)
+            return
+        values, scale = self._weight(layer, plan)
         bias = node.args[2] if len(node.args) > 2 else None
         if layer.kind == "embedding":
             self._pick(layer, plan, values, scale)
@@ -282,6 +292,88 @@ class _Writer:
             scale = self._insert(layer, aten.unsqueeze.default, scale, -1)
             rows = self._insert(layer, own.dequantize.default, blocks, scale, dtype)
         _change(layer.node, aten.flatten.using_ints, (rows, -2))
+
+    def _recur(self, layer: Layer, plan: LayerPlan) -> None:
+        node = layer.node
+        with self._program.graph.inserting_before(node):
+            if plan.choice != "storage":
+                self._lstm(layer)
+                return
+            stored = []
+            for weight in arguments(node)[2]:
+                if len(shape_of(weight)) != 2:
+                    stored.append(weight)
+                    continue
+                values, scale = self._matrix(layer, weight)
+                dtype = dtype_of(weight)
+                stored.append(self._insert(layer, own.dequantize.default, values, scale, dtype))
+            node.update_arg(2, stored)
+
+    def _matrix(self, layer: Layer, weight: Node) -> tuple[Node, Node]:
+        """A weight [N, K] by rows, and its scales [N, 1]."""
+        whole = behind_casts(weight)
+        scale = self._insert(layer, own.dynamic_scale.default, whole, self._dtype, True)
+        scale = self._rounded_up(scale, layer)
+        return self._insert(layer, own.quantize.default, whole, scale, self._dtype), scale
+
+    def _lstm(self, layer: Layer) -> None:
+        """A product of integers for each layer of it."""
+        node = layer.node
+        found = recurrence_of(node, arguments(node)[2])
+        rows = first_input(node)
+        if found.batch_first:
+            rows = self._insert(layer, aten.transpose.int, rows, 0, 1)
+        start = arguments(node)[1]
+        ends: list[list[Node]] = []
+        for at, directions in enumerate(found.steps):
+            count = len(directions)
+            states = [
+                self._insert(layer, aten.slice.Tensor, first, 0, at * count, (at + 1) * count)
+                for first in start
+            ]
+            weights = self._gates(layer, [each[0] for each in directions])
+            kept = self._gates(layer, [each[1] for each in directions])
+            biases = [self._in_order(layer, bias) for each in directions for bias in each[2:]]
+            bias = None
+            if biases:
+                flat = self._insert(layer, aten.cat.default, biases)
+                bias = self._insert(layer, aten.reshape.default, flat, [count, -1])
+            op = own.quantized_lstm.default
+            result = self._insert(layer, op, rows, *states, *weights, *kept, bias)
+            items = [
+                insert_item(self._program.graph, result, place, like=node) for place in range(3)
+            ]
+            rows, ends = items[0], [*ends, items[1:]]
+        if found.batch_first:
+            rows = self._insert(layer, aten.transpose.int, rows, 0, 1)
+        last = [
+            self._insert(layer, aten.cat.default, list(some)) for some in zip(*ends, strict=True)
+        ]
+        results = [rows, *last]
+        for item in list(node.users):
+            item.replace_all_uses_with(results[arguments(item)[1]])
+
+    def _gates(self, layer: Layer, matrices: Sequence[Node]) -> tuple[Node, Node]:
+        """The matrices of all directions as [D, K, 4H], and their scales [D, 4H]."""
+        values, scales = [], []
+        for matrix in matrices:
+            quantized, scale = self._matrix(layer, matrix)
+            turned = self._insert(layer, aten.t.default, self._in_order(layer, quantized))
+            values.append(self._insert(layer, aten.unsqueeze.default, turned, 0))
+            flat = self._insert(layer, aten.reshape.default, self._in_order(layer, scale), [1, -1])
+            scales.append(flat)
+        whole = (self._insert(layer, aten.cat.default, found) for found in (values, scales))
+        first, second = whole
+        return first, second
+
+    def _in_order(self, layer: Layer, gates: Node) -> Node:
+        """Rows of torch's gates (input, forget, cell, output) in ONNX's order."""
+        size = shape_of(gates)[0] // 4
+        parts = [
+            self._insert(layer, aten.slice.Tensor, gates, 0, at * size, (at + 1) * size)
+            for at in (0, 3, 1, 2)
+        ]
+        return self._insert(layer, aten.cat.default, parts)
 
     def _weight(self, layer: Layer, plan: LayerPlan) -> tuple[Node, Node]:
         """Values and scale of a layer's weight, as expressions that stand before the layer; layers

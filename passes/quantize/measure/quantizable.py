@@ -1,7 +1,7 @@
 """The layers of a program that a plan may quantize: ops that read a weight of their own."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,12 @@ _KINDS: dict[object, tuple[Kind, int]] = {
     aten.conv_transpose3d.input: ("conv-transpose", 1),
 }
 """Op -> what it is, and which argument is its weight."""
+_RECURRENCES: dict[object, Kind] = {
+    aten.lstm.input: "lstm",
+    aten.gru.input: "gru",
+    aten.rnn_tanh.input: "rnn",
+    aten.rnn_relu.input: "rnn",
+}
 _IN_ORDER = (
     *(aten.max_pool2d.default, aten.max_pool3d.default),
     *(aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec),
@@ -82,11 +88,10 @@ def find_layers(program: ExportedProgram) -> list[Layer]:
     counts: Counter[tuple[str, str]] = Counter()
     found = []
     for node in program.graph.nodes:
-        if node.op != "call_function" or node.target not in _KINDS:
+        kind, weight = _weight_of(node)
+        if kind is None or not isinstance(weight, Node) or weight not in weights or node in weights:
             continue
-        kind, place = _KINDS[node.target]
-        weight = node.args[place]
-        if not isinstance(weight, Node) or weight not in weights or node in weights:
+        if kind in _RECURRENCES.values() and not weights.issuperset(arguments(node)[2]):
             continue
         leaf = _first_leaf(weight)
         module, source = layer_path(node), source_line(node)
@@ -96,6 +101,45 @@ def find_layers(program: ExportedProgram) -> list[Layer]:
         constants = frozenset(weights.intersection(node.all_input_nodes))
         found.append(Layer(node, kind, weight, name, module, source, ordinal, constants))
     return found
+
+
+def _weight_of(node: Node) -> tuple[Kind | None, object]:
+    """What a layer is, and the first weight that it reads; None where it is none."""
+    if node.op != "call_function":
+        return None, None
+    if node.target in _RECURRENCES:
+        return _RECURRENCES[node.target], arguments(node)[2][0]
+    kind, place = _KINDS.get(node.target, (None, 0))
+    return kind, node.args[place] if kind else None
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """What an LSTM, GRU or RNN is made of."""
+
+    steps: tuple[tuple[tuple[Any, ...], ...], ...]
+    """Layer -> direction -> its weights: of the input, of the state, and perhaps biases of both."""
+    has_biases: bool
+    batch_first: bool
+    has_projection: bool
+
+
+def recurrence_of(node: Node, weights: Sequence[Any]) -> Recurrence:
+    """Split the arguments of a recurrence.
+
+    Args:
+        weights: its weights in their order: nodes, or their values.
+    """
+    has_biases, layers, _, _, both_ways, batch_first = node.args[3:9]
+    assert isinstance(layers, int)
+    directions = 2 if both_ways else 1
+    count = len(weights) // (layers * directions)
+    each = [tuple(weights[at : at + count]) for at in range(0, len(weights), count)]
+    steps = tuple(
+        tuple(each[at : at + directions]) for at in range(0, layers * directions, directions)
+    )
+    whole = 4 if has_biases else 2
+    return Recurrence(steps, bool(has_biases), bool(batch_first), count > whole)
 
 
 def _first_leaf(weight: Node) -> Node:

@@ -22,10 +22,12 @@ from enginecast.passes.ir.interpret import Run, interpret_cases, named
 from enginecast.passes.ir.quantization_plan import Format, LayerPlan, QuantizationPlan, Scaling
 from enginecast.passes.quantize.measure.calibration import masks_of, valid_rows
 from enginecast.passes.quantize.measure.quantizable import (
+    Recurrence,
     find_layers,
     integer_values,
     is_product_of_integers,
     origin_in_order,
+    recurrence_of,
     spans_wanted,
     tail_of,
 )
@@ -167,6 +169,48 @@ def fake_unsigned(x: Tensor, span: Span) -> Tensor:
     return steps * step
 
 
+def fake_lstm(
+    x: Tensor, start: Sequence[Tensor], recurrence: Recurrence
+) -> tuple[Tensor, Tensor, Tensor]:
+    """An LSTM in int8: x and, at each step, the state are rounded with one scale for all rows.
+
+    Args:
+        x: [S, B, I], or [B, S, I] with batches first.
+        start: state and cell, [layers * directions, B, H] both.
+        recurrence: with rounded weights.
+
+    Returns:
+        As the LSTM of torch.
+    """
+    rows = x.transpose(0, 1) if recurrence.batch_first else x
+    states: list[Tensor] = []
+    cells: list[Tensor] = []
+    for layer in recurrence.steps:
+        read, found = _fake_whole(rows), []
+        for backward, weights in enumerate(layer):
+            places = range(len(rows))
+            state, cell = (first[len(states)] for first in start)
+            outputs = [state] * len(rows)
+            for place in reversed(places) if backward else places:
+                whole = functional.linear(read[place], weights[0], *weights[2:3])
+                whole = whole + functional.linear(_fake_whole(state), weights[1], *weights[3:4])
+                enters, forgets, new, leaves = whole.chunk(4, -1)
+                cell = forgets.sigmoid() * cell + enters.sigmoid() * new.tanh()
+                state = leaves.sigmoid() * cell.tanh()
+                outputs[place] = state
+            found.append(torch.stack(outputs))
+            states.append(state)
+            cells.append(cell)
+        rows = torch.cat(found, -1)
+    last = rows.transpose(0, 1) if recurrence.batch_first else rows
+    return last, torch.stack(states), torch.stack(cells)
+
+
+def _fake_whole(x: Tensor) -> Tensor:
+    low, high = x.aminmax()
+    return fake_unsigned(x, Span(float(low), float(high)))
+
+
 def simulate(
     program: ExportedProgram,
     plan: QuantizationPlan,
@@ -209,8 +253,8 @@ class Rounding:
         self._last: Node | None = None
         self._weights: dict[LayerPlan, Tensor] = {}
 
-    def output(self, node: Node, layer: LayerPlan, values: Sequence[Any]) -> Tensor:
-        """What a layer gives.
+    def output(self, node: Node, layer: LayerPlan, values: Sequence[Any]) -> Any:
+        """What a layer gives: a tensor, or of a recurrence what it returns.
 
         Args:
             values: the arguments of the node.
@@ -223,6 +267,8 @@ class Rounding:
             bias = values[2] if len(values) > 2 else None
             weight = self._weight(node, layer, values[1])
             return fake_linear(values[0], weight, bias, layer, grid, largest)
+        if layer.kind in ("lstm", "gru", "rnn"):
+            return self._recurrence(node, layer, values)
         place = 0 if layer.kind == "embedding" else 1
         weight = self._weight(node, layer, values[place]).to(values[place].dtype)
         assert callable(node.target)
@@ -233,6 +279,17 @@ class Rounding:
         if is_product_of_integers(layer):
             found = self.held(found, tail_of(node).node)
         return found
+
+    def _recurrence(self, node: Node, layer: LayerPlan, values: Sequence[Any]) -> Any:
+        grid = grid_of(self._plan.format, self._plan.arch, layer.bits)
+        weights = [
+            fake_weight(weight, layer, grid) if weight.dim() == 2 else weight
+            for weight in values[2]
+        ]
+        if layer.choice == "w8a8-dynamic":
+            return fake_lstm(values[0], values[1], recurrence_of(node, weights))
+        assert callable(node.target)
+        return node.target(*values[:2], weights, *values[3:])
 
     def held(self, found: Tensor, node: Node) -> Tensor:
         """A value as the unsigned integers that hold it say it."""

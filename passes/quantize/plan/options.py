@@ -26,8 +26,9 @@ class PlanOptions:
     arch: str = "cpu"
     """A row of the architecture matrix: "sm90", "cpu"."""
     target: Target = "aotinductor"
-    """What will run it: decides which native fp8 products there are, and whether there are
-    convolutions in int8."""
+    """What will run it: decides which native fp8 products there are."""
+    integers: bool = False
+    """Whether what runs it on a CPU multiplies convolutions and LSTMs in int8, too."""
     bits: Literal[4, 8] = 8
     """Of a stored weight; 4 for int8 storage only."""
     max_error: float | None = None

@@ -178,19 +178,21 @@ class _Isolated(Run):
             return exact
         values, _ = self.fetch_args_kwargs_from_env(node)
         # A convolution has channels where the mask has tokens.
+        first = exact if isinstance(exact, Tensor) else exact[0]  # of a recurrence
         is_conv = forms[0].kind.startswith("conv")
-        mask = None if is_conv else self._masks[case]
+        mask = self._masks[case] if forms[0].kind in ("linear", "embedding") else None
         tail = tail_of(node) if is_conv else Tail(node)
-        wanted = valid_rows(tail.clamped(exact), mask)
+        wanted = valid_rows(tail.clamped(first), mask)
         if not bool(wanted.isfinite().all()):
             place = f"{module_path(node) or 'the model itself'} {source_line(node)}".strip()
             raise PassError(
                 f"values at {place} are not finite before anything is quantized",
                 hint="Look for calibration inputs that the model cannot take.",
             )
-        if is_conv:
+        if forms[0].kind not in ("linear", "embedding"):
             known = self.readings.get(node, Reading())
-            positions = exact.numel() // exact.shape[1 - len(forms[0].shape)]
+            channels = 1 - len(forms[0].shape) if is_conv else -1
+            positions = first.numel() // first.shape[channels]
             self.readings[node] = replace(known, rows=max(known.rows, positions))
         if forms[0].kind == "linear":
             rows = valid_rows(values[0], mask)
@@ -200,7 +202,8 @@ class _Isolated(Run):
                 values, mask = (rows, *values[1:]), None
         sums = self.sums.setdefault(node, [ErrorSum() for _ in forms])
         for form, total in zip(forms, sums, strict=True):
-            rounded = tail.clamped(self._rounding.output(node, form, values))
+            rounded = self._rounding.output(node, form, values)
+            rounded = tail.clamped(rounded if isinstance(rounded, Tensor) else rounded[0])
             total.add(valid_rows(rounded, mask), wanted)
         return exact
 
